@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distsim.text.alike import but_for_numbers, first_difference
+from distsim.text.alike import but_for_numbers, first_difference, others_differ
 from distsim.text.ranks import some_ranks
 
 __all__ = ["DistsimError", "Failure", "NotSimulated", "RankFailure", "UsageError"]
@@ -65,15 +65,14 @@ class RankFailure(DistsimError):
 
 def _told_once(alike: Sequence[Failure]) -> str:
     """The first of *alike* whole, and of the last where it begins to differ."""
-    first, last, more = alike[0], alike[-1], len(alike) - 1
+    first, last, num = alike[0], alike[-1], len(alike) - 1
     text = first.traceback.rstrip()
-    if not more:
+    if not num:
         return f"{some_ranks(first.ranks)}:\n{text}"
     everyone = [rank for failure in alike for rank in failure.ranks]
-    others = "one more that differs" if more == 1 else f"{more} more that differ"
-    of = "of" if more == 1 else "the last of"
+    of = "of" if num == 1 else "the last of"
     said = first_difference(first.traceback, last.traceback)
     return (
         f"{some_ranks(everyone)}, alike but for numbers; of {some_ranks(first.ranks)}:\n{text}\n"
-        f"... and {others} in numbers, {of} {some_ranks(last.ranks)}:\n{said}"
+        f"... and {others_differ(num)}, {of} {some_ranks(last.ranks)}:\n{said}"
     )

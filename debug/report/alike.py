@@ -9,7 +9,7 @@ from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.debug.report.stack_tree import blank_addresses
 from distsim.debug.words.phrases import some_ranks_text
-from distsim.text.alike import but_for_numbers, first_difference
+from distsim.text.alike import but_for_numbers, first_difference, others_differ
 
 __all__ = ["and_others", "told_once"]
 
@@ -34,10 +34,9 @@ def and_others(first: Diagnosis, others: Sequence[Diagnosis], evidence: Evidence
     """The line for those that are not told in full as *first* is; *rest* is what has them."""
     ranks = sorted({rank for d in others for rank in d.culprits})
     last = max(others, key=lambda d: max(d.culprits))
-    more = "one more that differs" if len(others) == 1 else f"{len(others)} more that differ"
     who = "" if len(others) == 1 else f", {some_ranks_text(ranks)} (all of them: {rest})"
     said = first_difference(_said(first, evidence) or "", _said(last, evidence) or "")
-    return f"... and {more} in numbers{who}; {some_ranks_text(last.culprits)}: {said}"
+    return f"... and {others_differ(len(others))}{who}; {some_ranks_text(last.culprits)}: {said}"
 
 
 def _said(d: Diagnosis, evidence: Evidence) -> str | None:

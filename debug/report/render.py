@@ -23,7 +23,7 @@ from distsim.debug.report.console import Console
 from distsim.debug.report.lines import Line, most_lines, shortened
 from distsim.debug.report.stack_tree import blank_addresses, folded_frames, merge_equal, merge_stacks
 from distsim.debug.words.phrases import are, call_text, group_text, numbered, place, ranks_text, some_ranks_text
-from distsim.text.ranks import format_ranks, of_ranks
+from distsim.text.ranks import format_ranks
 
 __all__ = [
     "MAX_REPORT_LINES",
@@ -212,15 +212,11 @@ def _body(d: Diagnosis, evidence: Evidence | None, most_lines: int, rest: str) -
 
 
 def _explained(d: Diagnosis) -> Iterator[Line]:
-    """What the diagnosis says, with the whole list of its culprits where its sentence names the first of very many."""
-    said, whole = ranks_text(d.culprits), of_ranks(d.culprits)
-    if not d.culprits or said == whole:
-        yield Line(d.explanation)
-        return
-    said = said[1:]  # a sentence may begin with them
-    yield Line(d.explanation.replace(said, whole[1:], 1))
-    if said not in d.explanation:
-        yield Line(f"all of them: {whole}")
+    """What the diagnosis says, and the whole list of its culprits where neither that nor the headline has it."""
+    yield Line(d.explanation)
+    whole = format_ranks(d.culprits)
+    if whole not in some_ranks_text(d.culprits) and whole not in d.explanation:
+        yield Line(f"all of them: ranks {whole}")
 
 
 def _waiters(d: Diagnosis, evidence: Evidence | None) -> Iterator[Line]:
@@ -303,9 +299,8 @@ def shown_tracebacks(d: Diagnosis, evidence: Evidence) -> list[tuple[tuple[int, 
 
 
 def _named(d: Diagnosis, ranks: Sequence[int]) -> str:
-    """All *ranks*, or the first of very many where the explanation has them all."""
-    whole = ranks_text(ranks)
-    return some_ranks_text(ranks) if f"{whole} " in d.explanation.replace("Rank", "rank") else whole
+    """All *ranks*, or the first of very many where they are the culprits, whose list stands above."""
+    return some_ranks_text(ranks) if set(ranks) == set(d.culprits) else ranks_text(ranks)
 
 
 def _tracebacks(d: Diagnosis, evidence: Evidence, most: int, rest: str) -> Iterator[Line]:

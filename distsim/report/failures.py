@@ -13,7 +13,7 @@ from distsim.debug.report.lines import most_lines, shortened
 from distsim.debug.report.render import MAX_REPORT_LINES
 from distsim.debug.report.stack_tree import blank_addresses
 from distsim.debug.words.phrases import ranks_text
-from distsim.text.alike import but_for_numbers, first_difference
+from distsim.text.alike import but_for_numbers, first_difference, others_differ
 
 if TYPE_CHECKING:
     from distsim.sim.outcome import Failure
@@ -84,10 +84,11 @@ class Failures:
     def _and_others(first: MergedFailure, others: Sequence[MergedFailure]) -> Text:
         """Those that differ from *first*, which is shown, in the numbers of their messages only."""
         ranks = ranks_text([rank for failure in others for rank in failure.ranks])
-        more = "one more that differs" if len(others) == 1 else f"{len(others)} more that differ"
         last = others[-1]
         said = first_difference(first.traceback, last.traceback) or f"{last.type}: {last.message}"
-        return Text(f"  ... and {more} in numbers, {ranks} (--report FILE); {ranks_text(last.ranks)}: {said}")
+        return Text(
+            f"  ... and {others_differ(len(others))}, {ranks} (--report FILE); {ranks_text(last.ranks)}: {said}"
+        )
 
     @staticmethod
     def _rest(failures: Sequence[MergedFailure]) -> Iterator[Text]:

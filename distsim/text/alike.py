@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["but_for_numbers", "first_difference"]
+__all__ = ["but_for_numbers", "first_difference", "others_differ"]
 
 _NUMBER = re.compile(r"0x[0-9a-f]+|[-+]?\d+(\.\d+)?(e[-+]?\d+)?", re.IGNORECASE)
 _BEGIN = "Traceback (most recent call last):"
@@ -22,6 +22,11 @@ def but_for_numbers(traceback: str) -> str:
             in_message = True
         lines.append(_NUMBER.sub("#", line) if in_message and not _FRAME.match(line) else line)
     return "\n".join(lines)
+
+
+def others_differ(num: int) -> str:
+    """`one more that differs in numbers`, `15 more that differ in numbers`."""
+    return f"{'one more that differs' if num == 1 else f'{num} more that differ'} in numbers"
 
 
 def first_difference(first: str, other: str) -> str:

@@ -1,15 +1,18 @@
 """The command line of a benchmark: `Arguments(__doc__)`, and the types of its words.
 
-A wrong word is one line on stderr that says what was expected and what came, and exit code 2. Nothing of torch or
-distsim is imported here: some benchmarks measure that.
+A wrong word is one line on stderr that says what was expected and what came, and exit code 2; Ctrl-C is one line, too,
+and a closed pipe none. Nothing of torch or distsim is imported here: some benchmarks measure that.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
+import sys
 import textwrap
 from collections.abc import Callable, Iterable
+from types import TracebackType
 from typing import NoReturn, TypeVar
 
 __all__ = ["Arguments", "amount", "at_least", "count", "known", "several", "whole_nodes"]
@@ -30,10 +33,21 @@ class Arguments(argparse.ArgumentParser):
 
     def __init__(self, text: str | None) -> None:
         super().__init__(description=text, formatter_class=Help)
+        sys.excepthook = _end
 
     def error(self, message: str) -> NoReturn:
         """Without the usage that argparse puts before it."""
         self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def _end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A measurement that its user ended is no fault of the benchmark's."""
+    if issubclass(kind, BrokenPipeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter, which flushes it, has the same to say
+    elif issubclass(kind, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def at_least(least: int) -> Callable[[str], int]:

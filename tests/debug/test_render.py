@@ -162,7 +162,7 @@ def test_many_pieces_of_ranks_fit_a_headline(width: int) -> None:
 
 @pytest.mark.parametrize("width", [40, 80])
 def test_the_whole_list_stands_in_the_report_however_long_it_is(width: int) -> None:
-    """It goes on in the next line where one cannot hold it; in the sentence that is data it stays short."""
+    """In a line of its own, or as many as it takes; in the sentence that is data it stays short."""
     evidence = _odd_ranks_raise(400)
     (told,) = diagnose(evidence)
     assert "Ranks 1,3,5,7,9,11,13,15,17,19,21,23,...,399 (200 of them) raised" in told.explanation
@@ -173,7 +173,7 @@ def test_the_whole_list_stands_in_the_report_however_long_it_is(width: int) -> N
         assert max(map(len, text.splitlines())) <= width
         return "".join(text.split())
 
-    assert report(told).count(f"Ranks{whole}raised") == report(told).count(whole) == 1
+    assert report(told).count(f"allofthem:ranks{whole}") == report(told).count(whole) == 1
     text = report(replace(told, explanation="Some raised."))
     assert text.count(f"Someraised.allofthem:ranks{whole}") == text.count(whole) == 1
 

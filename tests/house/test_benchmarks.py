@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.benchmarks.arguments import Arguments
 from tests.house.tree import ROOT, python_files
 
 ALONE = ("arguments", "torch_tests")
@@ -71,6 +72,7 @@ WRONG = {
 def start(line: str, monkeypatch: pytest.MonkeyPatch) -> int:
     """Exit code of `python -m tests.benchmarks.LINE`."""
     name, *words = line.split()
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(sys, "argv", [f"{name}.py", *words])
     benchmark: Any = importlib.import_module(f"tests.benchmarks.{name}")
     with pytest.raises(SystemExit) as stop:
@@ -137,6 +139,17 @@ def test_help_says_what_is_measured_beside_whom_and_the_aim(
 
 
 @pytest.mark.slow
+def test_who_ends_a_measurement_gets_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C is no fault of the benchmark's, whose own have their traceback."""
+    monkeypatch.setattr(sys, "excepthook", None)
+    Arguments("A benchmark.")
+    for error, told in ((KeyboardInterrupt(), "interrupted\n"), (ValueError("its own"), "ValueError: its own\n")):
+        sys.excepthook(type(error), error, None)
+        assert capsys.readouterr().err == told
+
+
 def test_torchs_tests_name_a_test_that_is_not_there() -> None:
     """They are a program of their own, in a process of their own."""
     command = [sys.executable, str(ROOT / "tests" / "benchmarks" / "torch_tests.py"), "Nothing.test"]
