@@ -14,13 +14,6 @@ from tests.house.tree import CODE, ROOT, imports_of, modules, python_files
 pytestmark = pytest.mark.xdist_group("syntax trees")  # which every process would parse for itself
 
 MOST_ENTRIES = 13
-MOST_LINES = 400
-LONGER = {
-    "debug/monitor/loop.py": 546,
-    "debug/rings/reader.py": 404,
-}
-"""Files over 400 lines, and how many they may have: numbers here only fall."""
-
 SHELL = {"__init__.py", "__main__.py", "py.typed", "pytest_plugin.py", "test.py", "debug", "realexec", "deprecated"}
 """What stands in the top package and is no room: doors (`distsim.deprecated` is that of old
 programs), a marker, and the links to two packages beside it."""
@@ -65,13 +58,6 @@ def test_no_crowded_folder() -> None:
     crowded = {str(f.relative_to(ROOT)): len(names) for f, names in entries.items() if len(names) > MOST_ENTRIES}
     crowded.pop(".", None)
     assert crowded == {}
-
-
-def test_no_long_file() -> None:
-    """One noun a file; those that hold several yet are listed, and shrink."""
-    lengths = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in python_files(*CODE)}
-    assert {name: n for name, n in lengths.items() if n > LONGER.get(name, MOST_LINES)} == {}
-    assert {name for name in LONGER if lengths.get(name, 0) <= MOST_LINES} == set(), "take it off the list"
 
 
 @pytest.mark.parametrize(
