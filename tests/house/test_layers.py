@@ -14,9 +14,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": {"text"},
     "watcher": {"watcher", "report"},  # the report of a run that cannot tell, when there is one
     "text": {"text", "errors"},
-    "debug": {"debug", "errors", "text"},
-    "deprecated": {"deprecated", "errors"},
-    "realexec": {"realexec", "debug", "deprecated", "errors", "text"},
+    "torch_compat": {"torch_compat", "errors"},
+    "debug": {"debug", "errors", "text", "torch_compat"},
+    "deprecated": {"deprecated", "errors", "torch_compat"},
+    "realexec": {"realexec", "debug", "deprecated", "errors", "text", "torch_compat"},
     "cluster": {"cluster", "errors", "text"},
     "constants": {"constants"},
     "collectives": {"collectives", "constants", "cluster", "errors", "text"},
@@ -32,7 +33,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
         "text",
     },
-    "sim": {"sim", "network", "collectives", "kernels", "cluster", "debug", "deprecated", "errors", "text", "watcher"},
+    "sim": {
+        *("sim", "network", "collectives", "kernels", "cluster", "debug", "deprecated", "errors", "text", "watcher"),
+        "torch_compat",
+    },
     "report": {"report", "sim", "debug", "errors", "text", "__version__", "watcher"},
 }
 """Which parts of distsim a part may import. Parts that are not here (the command line, the Python

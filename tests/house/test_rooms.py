@@ -14,9 +14,12 @@ from tests.house.tree import CODE, ROOT, imports_of, modules, python_files
 pytestmark = pytest.mark.xdist_group("syntax trees")  # which every process would parse for itself
 
 MOST_ENTRIES = 13
-SHELL = {"__init__.py", "__main__.py", "py.typed", "pytest_plugin.py", "test.py", "debug", "realexec", "deprecated"}
-"""What stands in the top package and is no room: doors (`distsim.deprecated` is that of old
-programs), a marker, and the links to two packages beside it."""
+SHELL = {
+    *("__init__.py", "__main__.py", "py.typed", "pytest_plugin.py", "test.py", "errors.py"),
+    *("debug", "realexec", "deprecated"),
+}
+"""What stands in the top package and is not a sub-package of it: doors (`distsim.deprecated` is that of old
+programs), a marker, the exceptions, and the links to two packages beside it."""
 
 
 def graph() -> networkx.DiGraph[str]:

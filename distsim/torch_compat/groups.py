@@ -1,0 +1,71 @@
+"""Process groups: torch's table of them, the functions that make one, and private methods of a group.
+
+A group's methods are looked up on the class, so that an entry is the unbound method.
+"""
+
+from __future__ import annotations
+
+from distsim.torch_compat.names import FEATURE, GUARD, OPTIONAL, SIM, Name
+
+__all__: list[str] = []
+
+C10D = "torch.distributed.distributed_c10d."
+GROUP = "torch._C._distributed_c10d.ProcessGroup."
+
+
+def _asks_exact_type() -> bool:
+    from torch.distributed import batch_isend_irecv
+
+    return "type" in batch_isend_irecv.__code__.co_names
+
+
+WORLD = Name(
+    C10D + "_world",
+    "the groups that exist, and the calls of a coalescing block",
+    GUARD | SIM,
+    public="get_process_group_ranks and get_pg_count for parts of it",
+)
+NEW_GROUP_HELPER = Name(
+    C10D + "_new_process_group_helper",
+    "every group that init_process_group and new_group make",
+    GUARD | SIM,
+    public="2.14: hooks on groups (ProcessGroup.register_pre_hook)",
+)
+UPDATE_DEFAULT_GROUP = Name(
+    C10D + "_update_default_pg", "the end of init_process_group", GUARD, public="wrap init_process_group"
+)
+NEW_GROUP_WITH_TAG = Name(C10D + "_new_group_with_tag", "calls of new_group", GUARD, public="wrap new_group")
+WRAPPER = Name(
+    C10D + "_create_process_group_wrapper",
+    "TORCH_DISTRIBUTED_DEBUG=DETAIL without torch's own checks",
+    OPTIONAL,
+    public="the variable itself",
+)
+REGISTER = Name(C10D + "_register_process_group", "a guarded group under the name of its own", GUARD)
+UNREGISTER = Name(C10D + "_unregister_process_group", "a guarded group under the name of its own", GUARD)
+COLLECTIVE_OP = Name(C10D + "_CollOp", "the short path of calls in a coalescing block", OPTIONAL)
+LOG_MESSAGE = Name(
+    "torch.distributed.c10d_logger._get_msg_dict", "calls that torch refuses", FEATURE, public="wrap public functions"
+)
+LOGGER = Name("torch.distributed.c10d_logger._c10d_logger", "the short path's error log", OPTIONAL)
+MPI_AVAILABLE = Name(C10D + "_MPI_AVAILABLE", "backend mpi without a torch that was built with it", FEATURE)
+
+BACKEND = Name(
+    "torch._C._distributed_c10d.Backend",
+    "calls that go to a backend at once",
+    GUARD | SIM,
+    public="none: torch.distributed.Backend is the class of backend names",
+)
+GET_BACKEND = Name(GROUP + "_get_backend", "a group's backend for a device", GUARD | SIM)
+DEVICE_TYPES = Name(GROUP + "_device_types", "the devices of a group", GUARD)
+REGISTER_BACKEND = Name(GROUP + "_register_backend", "a guarded group's backends", GUARD | SIM)
+SET_DEFAULT_BACKEND = Name(GROUP + "_set_default_backend", "a guarded group's default backend", GUARD | SIM)
+SET_NAME = Name(GROUP + "_set_group_name", "a guarded group's name", GUARD | SIM)
+SET_DESCRIPTION = Name(GROUP + "_set_group_desc", "a guarded group's description", GUARD | SIM)
+HAS_HOOKS = Name(GROUP + "_has_hooks", "NCCL's completion hooks", OPTIONAL)
+EXACT_TYPE = Name(
+    C10D + "batch_isend_irecv",
+    "batched messages of NCCL, which torch before 2.14 coalesces only if type(group) is ProcessGroup",
+    OPTIONAL,
+    test=_asks_exact_type,
+)

@@ -1,0 +1,144 @@
+"""Entries for private names of torch: data that says what each is for, and its lookup.
+
+Nothing here imports torch. An entry imports the module that holds its name when it is looked up.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import importlib
+import pkgutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["FEATURE", "GUARD", "MISSING", "OPTIONAL", "SIM", "Name", "Need", "all_names", "left_out", "unmet"]
+
+MISSING: Any = type("_Missing", (), {"__repr__": lambda self: "MISSING", "__bool__": lambda self: False})()
+"""The value of a name that this torch does not have."""
+
+
+class Need(enum.Flag):
+    """How much distsim needs a name."""
+
+    OPTIONAL = 0
+    """A release without it needs no replacement."""
+    FEATURE = enum.auto()
+    """Its feature is left out, and refused by name where a program uses it."""
+    GUARD = enum.auto()
+    """The guard of real jobs refuses to start without it."""
+    SIM = enum.auto()
+    """The simulator refuses to start without it."""
+
+
+OPTIONAL, FEATURE, GUARD, SIM = Need.OPTIONAL, Need.FEATURE, Need.GUARD, Need.SIM
+
+left_out: dict[str, str] = {}
+"""Features that this process goes without, by the path of the name that this torch lacks."""
+
+
+@dataclass(frozen=True)
+class Name:
+    """A private name of torch.
+
+    Args:
+        path: the dotted path from `torch` on.
+        feature: what distsim does with it, as a noun phrase for messages.
+        need: what happens in a release that lacks the name or fails its test.
+        since: the oldest release known to have it, of those that distsim supports.
+        until: the newest release known to have it; None if the newest release has it.
+        public: the public way, where a release has one.
+        test: whether the name behaves as distsim relies on, beyond being there; it runs once a process.
+    """
+
+    path: str
+    feature: str
+    need: Need = FEATURE
+    since: str = "2.6"
+    until: str | None = None
+    public: str | None = None
+    test: Callable[[], bool] | None = None
+
+    @property
+    def attribute(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition(".")[2]
+
+    def holder(self) -> Any:
+        """The module or class that holds the attribute; MISSING where this torch has no such holder."""
+        return _value(self.path.rpartition(".")[0])
+
+    def get(self, default: Any = MISSING) -> Any:
+        """The value; *default*, and a note in `left_out`, where this torch lacks the name."""
+        value = _value(self.path)
+        if value is MISSING:
+            self.leave_out()
+            return default
+        return value
+
+    def exists(self) -> bool:
+        """Whether this torch has the name."""
+        return _value(self.path) is not MISSING
+
+    def works(self) -> bool:
+        """Whether this torch has the name and it passes its behaviour test."""
+        return self.exists() and (self.test is None or _passes(self.test))
+
+    def leave_out(self) -> None:
+        """Note that its feature is left out, unless it is optional."""
+        if self.need is not OPTIONAL:
+            left_out[self.path] = self.feature
+
+
+def all_names() -> dict[str, Name]:
+    """Every entry of the package by path."""
+    package = importlib.import_module(__package__)
+    names = {}
+    for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        for value in vars(importlib.import_module(info.name)).values():
+            if isinstance(value, Name):
+                names[value.path] = value
+    return names
+
+
+def unmet(part: Need) -> list[Name]:
+    """The entries without which *part* (GUARD or SIM) refuses to start, and which this torch does not meet."""
+    return [name for name in all_names().values() if part in name.need and not name.works()]
+
+
+def _value(path: str) -> Any:
+    """The value at a dotted path: the longest prefix that can be imported is a module, attributes follow."""
+    parts = path.split(".")
+    for length in range(len(parts), 0, -1):
+        value: Any = _module(".".join(parts[:length]))
+        if value is not None:
+            for part in parts[length:]:
+                value = getattr(value, part, MISSING)
+                if value is MISSING:
+                    break
+            return value
+    return MISSING
+
+
+def _module(name: str) -> Any:
+    module = sys.modules.get(name)
+    if module is None and name not in _not_modules:
+        try:
+            return importlib.import_module(name)
+        except Exception:  # a module of another release may fail in any way
+            _not_modules.add(name)
+    return module
+
+
+_not_modules: set[str] = set()
+"""Paths that could not be imported: an attribute, not a module."""
+
+
+@functools.cache
+def _passes(test: Callable[[], bool]) -> bool:
+    try:
+        return bool(test())
+    except Exception:  # whatever another release does instead of what the test expects
+        return False
