@@ -135,11 +135,11 @@ def observe(
 def _band(rule: Rule, outcome: Outcome) -> tuple[float, float | None, str]:
     """From when to when a fault was at work, for a picture."""
     when = rule.when
-    begin_s = when.at_s
+    begin_s = when.start_s
     if when.call is not None:
         calls = (record for records in outcome.records.values() for record in records)
-        begin_s = min((c.issued_s for c in calls if when.call.matches(c)), default=outcome.virtual_time_s)
-    begin_s += when.after_s
+        struck_s = min((c.issued_s for c in calls if when.call.matches(c)), default=outcome.virtual_time_s)
+        begin_s = struck_s + when.after_s
     return begin_s, None if when.for_s is None else begin_s + when.for_s, str(rule)
 
 

@@ -36,7 +36,7 @@ WRONG = {
     "on = 'dgx-h100:1'\nnproc_per_node = 9\n[expect]": "on: asked for 9 ranks",
     "program = 'none.py'\n[expect]": "program: no script none.py beside the file",
     "program = 'module'\n[expect]": "program: expected script.py, script.py:function or module:function",
-    "faults = [{ what = 'link_slw' }]": "faults[0].what: expected one of link_slow",
+    "faults = [{ what = 'link_slw' }]": "faults[0].what: expected one of corrupt, crash",
     "faults = [{ what = 'link_cut', link = 'n9/nic0->leaf0' }]": "faults[0]: no link 'n9/nic0->leaf0' in ethernet-cpu",
     "faults = [{ what = 'nic_down', nic = 'leaf0' }]": "faults[0]: no NIC 'leaf0'",
     "faults = [{ what = 'switch_down', switch = 'n0/nic0' }]": "faults[0]: no switch 'n0/nic0'",

@@ -30,6 +30,6 @@ def replay_command(scenario: Scenario, schedule: Schedule | None = None) -> str:
 def never_struck(rule: Rule, ended_s: float | None = None) -> str:
     """That *rule*'s moment never came, and what to do where the run ended before it, after *ended_s*."""
     text = f"{rule.path}: never struck ({rule}, {rule.when})"
-    if ended_s is None or ended_s > rule.when.at_s + rule.when.after_s:
+    if ended_s is None or ended_s > rule.when.start_s:
         return text
     return f"{text}; the run was over after {format_time(ended_s)}: choose an earlier at_s, or a call (call = 3)"

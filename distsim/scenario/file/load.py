@@ -16,7 +16,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from distsim.cluster import Cluster, load_cluster
 from distsim.errors import UsageError
 from distsim.scenario.file.cut_off import cut_off
-from distsim.scenario.file.fault_schema import FaultSpec
+from distsim.scenario.file.fault_schema import FAULT_TABLES, FaultSpec
 from distsim.scenario.file.functions import lacks, module_source
 from distsim.scenario.file.schema import ScenarioSpec
 from distsim.sim.faults.fault import Rule
@@ -264,7 +264,7 @@ def _beyond_the_schema(scenario: Scenario, numbers: Sequence[int]) -> typing.Ite
                 f"faults[{number}].what: {fault.what} cannot be injected into a real gloo run "
                 f"(possible: {', '.join((*REAL, *CUTS))}); use backend = 'sim'"
             )
-        elif spec.backend == "gloo" and fault.call is None:
+        elif spec.backend == "gloo" and rule.when.call is None:
             yield f"faults[{number}]: a real run needs a call at which the fault strikes (call = 3)"
 
 
@@ -295,7 +295,7 @@ def _fault(detail: Mapping[str, Any]) -> str:
     for part in detail["loc"]:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part in _WHATS or part in ("str", "list[str]", "function-before", "[key]") or "(" in str(part):
+        elif part in FAULTS or part in ("str", "list[str]", "function-before", "[key]") or "(" in str(part):
             continue
         else:
             path += f".{brief(str(part))}" if path else brief(str(part))
@@ -311,9 +311,9 @@ def _fault(detail: Mapping[str, Any]) -> str:
             return f"{path}: unknown key (expected one of {known}){guess}"
         case "union_tag_invalid" | "union_tag_not_found":
             what = given.get("what") if isinstance(given, Mapping) else given
-            near = difflib.get_close_matches(brief(what), _WHATS, 1)
+            near = difflib.get_close_matches(brief(what), FAULTS, 1)
             guess = f"; did you mean '{near[0]}'?" if near else ""
-            return f"{path}.what: expected one of {', '.join(_WHATS)}, got {_shown(what)}{guess}"
+            return f"{path}.what: expected one of {', '.join(FAULTS)}, got {_shown(what)}{guess}"
         case "model_type" | "model_attributes_type" | "dict_type":
             return f"{path}: expected a table, got {_shown(given)}"
     if "text" in context:
@@ -333,14 +333,7 @@ def _shown(given: Any) -> str:
     return repr(brief(given)) if isinstance(given, str) else brief(given)
 
 
-def _fault_tables() -> dict[str, type[BaseModel]]:
-    union = typing.get_args(ScenarioSpec.model_fields["faults"].annotation)[0]
-    members = typing.get_args(typing.get_args(union)[0])
-    return {typing.get_args(m.model_fields["what"].annotation)[0]: m for m in members}
-
-
-_TABLES = _fault_tables()
-FAULTS = _WHATS = tuple(_TABLES)
+FAULTS = tuple(FAULT_TABLES)
 """Every `what` of a fault."""
 
 
@@ -350,8 +343,8 @@ def _table(location: Sequence[Any]) -> type[BaseModel] | None:
     for key in location[:-1]:
         if isinstance(key, int):
             continue
-        if key in _TABLES:
-            table = _TABLES[key]
+        if key in FAULT_TABLES:
+            table = FAULT_TABLES[key]
             continue
         field = getattr(table, "model_fields", {}).get(key)
         if field is None:

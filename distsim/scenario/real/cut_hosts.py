@@ -63,7 +63,7 @@ class Cuts:
         for number, rule in enumerate(scenario.rules):
             if isinstance(rule, NetworkRule):
                 when, found = rule.when, cut_off(scenario.cluster, rule, len(job.names))
-                after_s = when.after_s if when.call is not None else when.at_s + when.after_s
+                after_s = when.after_s if when.call is not None else when.start_s
                 made.cuts.append(_Cut(number, found, when.call is not None, after_s, when.for_s))
         return made
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
+from annotated_types import Ge, Le
 
 from distsim.debug.evidence import guard_findings as seen
 from distsim.debug.records import CallRecord, Finding
-from distsim.sim.faults.fault import Fault, Rule, check_ranks
+from distsim.sim.faults.fault import Fault, Rank, Rule, check_ranks
 from distsim.sim.faults.tensors import checksum
 
 if TYPE_CHECKING:
@@ -24,11 +25,14 @@ __all__ = ["Corrupt"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corrupt(Rule):
-    """A bit of what *rank* receives in a call is flipped on the way."""
+    """A bit flipped in what a rank receives."""
 
-    rank: int
-    bit: int = 0
-    element: int = 0
+    rank: Rank
+    """Who receives it."""
+    element: Annotated[int, Ge(0)] = 0
+    """Which number of the tensor, from 0."""
+    bit: Annotated[int, Ge(0), Le(127)] = 0
+    """Which bit of it, from the lowest."""
 
     def __str__(self) -> str:
         return f"bit {self.bit} of element {self.element} flipped on the way to rank {self.rank}"

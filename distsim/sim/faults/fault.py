@@ -1,7 +1,9 @@
 """A fault: the rule that a user writes, plain data, and the rule at work in one world.
 
-Each fault has a file of its own, named as users name it (`what`), with both. The simulator asks all faults at
-each place where something can go wrong; a fault answers where it has something to say, and is not asked elsewhere.
+Each fault has a file of its own, named as users name it (`what`), with both. The fields of the rule are the keys of
+the fault's table in a scenario file: their types and bounds say what is accepted, their docstrings stand in the JSON
+schema and in the reference. The simulator asks all faults at each place where something can go wrong; a fault answers
+where it has something to say, and is not asked elsewhere.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
+
+from annotated_types import Ge
 
 from distsim.debug.records import CallRecord, Finding
 from distsim.errors import UsageError
@@ -23,7 +27,9 @@ if TYPE_CHECKING:
     from distsim.sim.isolation.process import RankTask, SimProcess
     from distsim.sim.world import World
 
-__all__ = ["Fault", "Rule", "check_ranks", "later"]
+__all__ = ["Fault", "Rank", "Rule", "check_ranks", "later"]
+
+Rank = Annotated[int, Ge(0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +39,7 @@ class Rule(ABC):
     path: str = "faults"
     """Where the rule stands in its file, for messages."""
     when: When = field(default_factory=When)
+    """Its fields are keys of the fault's table, too."""
 
     @abstractmethod
     def planted(self, world: World, number: int, links: LinkState) -> Fault[Any]:

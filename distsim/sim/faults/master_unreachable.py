@@ -19,6 +19,8 @@ __all__ = ["MasterUnreachable"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MasterUnreachable(Rule):
+    """The host of rank 0 cannot be reached from the others."""
+
     def __str__(self) -> str:
         return "the master cannot be reached from other hosts"
 

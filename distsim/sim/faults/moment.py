@@ -8,6 +8,9 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge
 
 from distsim.debug.records import CallRecord
 from distsim.errors import UsageError
@@ -54,17 +57,25 @@ class CallPoint:
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """From *at_s* on, or from a call on; *after_s* later; *for_s* long (None: for good)."""
+    """When a fault strikes: at a time or at a call, some time after it, and for how long."""
 
-    at_s: float = 0.0
+    at_s: Annotated[float, Ge(0)] | None = None
+    """Virtual time at which it strikes (default: from the start)."""
     call: CallPoint | None = None
-    after_s: float = 0.0
-    for_s: float | None = None
+    """The call at which it strikes: 'all_reduce #3', 'all_reduce #3 on dp', or a rank's n-th."""
+    after_s: Annotated[float, Ge(0)] = 0.0
+    """Strike this long after the time or call."""
+    for_s: Annotated[float, Ge(0)] | None = None
+    """How long (default: for good)."""
+
+    def __post_init__(self) -> None:
+        if self.at_s is not None and self.call is not None:
+            raise UsageError("expected at_s or call, got both")
 
     @property
     def start_s(self) -> float:
-        """Where it is a time."""
-        return self.at_s + self.after_s
+        """The virtual time at which it strikes, where that is not a call."""
+        return (self.at_s or 0.0) + self.after_s
 
     @property
     def end_s(self) -> float:

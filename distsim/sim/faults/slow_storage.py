@@ -9,12 +9,13 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+from annotated_types import Ge, Gt, Len
 
 from distsim.debug.records.frames import Owner, owner
-from distsim.sim.faults.fault import Rule, check_ranks
+from distsim.sim.faults.fault import Rank, Rule, check_ranks
 from distsim.sim.faults.lasting import Lasting
 from distsim.sim.isolation.process import RankTask, current_task
 from distsim.sim.isolation.resemblance import resembling
@@ -30,13 +31,16 @@ __all__ = ["SlowStorage", "seen_accesses"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowStorage(Rule):
-    """Opening, loading or saving a file takes *delay_s* longer; *files* is a pattern of paths."""
+    """File accesses of the program (open, torch.save, torch.load) that take longer."""
 
-    ranks: tuple[int, ...] | None = None
-    delay_s: float
+    ranks: Annotated[tuple[Rank, ...], Len(1)] | None = None
+    """Default: all."""
+    delay_s: Annotated[float, Gt(0)]
+    """How much longer each takes."""
     files: str = "*"
-    number: int | None = None
-    """Only the file access of this number (from 1) of each rank."""
+    """Pattern of their paths."""
+    number: Annotated[int, Ge(1)] | None = None
+    """Only the n-th access of a rank."""
 
     def __str__(self) -> str:
         who = "all ranks" if self.ranks is None else of_ranks(self.ranks)

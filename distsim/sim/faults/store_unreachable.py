@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import torch.distributed as dist
+from annotated_types import Len
 
 from distsim.debug.records import Finding, Phase, StoreWait
 from distsim.debug.records.kinds import Kind
-from distsim.sim.faults.fault import Rule, check_ranks
+from distsim.sim.faults.fault import Rank, Rule, check_ranks
 from distsim.sim.faults.lasting import Lasting
 from distsim.text.ranks import of_ranks
 
@@ -27,9 +28,10 @@ __all__ = ["StoreUnreachable", "Unreached"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreUnreachable(Rule):
-    """From some ranks, or from all."""
+    """The store of the rendezvous does not answer."""
 
-    ranks: tuple[int, ...] | None = None
+    ranks: Annotated[tuple[Rank, ...], Len(1)] | None = None
+    """Default: all."""
 
     def __str__(self) -> str:
         return f"the store cannot be reached from {'any rank' if self.ranks is None else of_ranks(self.ranks)}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Ge
 
 from distsim.sim.faults.links.network_fault import LinkRule, NetworkFault
 
@@ -16,8 +18,13 @@ __all__ = ["LinkCut"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCut(LinkRule):
-    reroute_s: float = 0.0
-    """How long the fabric takes to find another way, where its switches have one."""
+    """A link over which nothing moves. Between switches the fabric leads its traffic over others, where there are
+    any; a NIC's own link has no other. With backend = 'gloo' the hosts that this leaves no way out are cut off for
+    real (Linux network namespaces, which take root); so with nic_down and switch_down. at_s then counts from the
+    moment all ranks have begun and their hosts' monitors know each other."""
+
+    reroute_s: Annotated[float, Ge(0)] = 0.0
+    """How long the fabric takes to find another way between its switches, where it has one."""
 
     def __str__(self) -> str:
         return f"{self.where} cut"

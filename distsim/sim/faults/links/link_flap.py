@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from annotated_types import Gt
+
+from distsim.errors import UsageError
 from distsim.sim.faults.links.network_fault import LinkRule, NetworkFault
 
 if TYPE_CHECKING:
@@ -19,10 +22,16 @@ __all__ = ["LinkFlap"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFlap(LinkRule):
-    period_s: float
-    """One time up and down again."""
-    down_s: float
-    """The part of each period in which it is down."""
+    """A link that goes down and comes back, again and again."""
+
+    period_s: Annotated[float, Gt(0)]
+    """From one time that it goes down to the next."""
+    down_s: Annotated[float, Gt(0)]
+    """How long it is down each time; shorter than period_s."""
+
+    def __post_init__(self) -> None:
+        if self.down_s >= self.period_s:
+            raise UsageError(f"expected down_s below period_s, got {self.down_s:g} and {self.period_s:g}")
 
     def __str__(self) -> str:
         return f"{self.where} down for {self.down_s:g} s in every {self.period_s:g} s"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from annotated_types import Gt, Lt
 
 from distsim.sim.faults.links.network_fault import LinkRule, NetworkFault
 
@@ -21,10 +23,12 @@ ROUND_TRIP_S = 8e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkLossy(LinkRule):
-    loss: float
+    """A link that loses packets, which are sent again."""
+
+    loss: Annotated[float, Gt(0), Lt(1)]
     """Fraction of packets lost."""
-    recovery: str = "go_back_n"
-    """`go_back_n` (RoCE without selective repeat sends the whole window again) or `selective`."""
+    recovery: Literal["go_back_n", "selective"] = "go_back_n"
+    """What is sent again: the whole window (RoCE of old), or the lost packet alone."""
 
     def __str__(self) -> str:
         return f"{self.where} loses {self.loss:.3g} of its packets ({self.recovery})"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Ge, Gt, Le
 
 from distsim.sim.faults.links.network_fault import LinkRule, NetworkFault
 
@@ -16,9 +18,12 @@ __all__ = ["LinkSlow"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSlow(LinkRule):
-    factor: float = 1.0
+    """A link with a fraction of its bandwidth, or a longer latency."""
+
+    factor: Annotated[float, Gt(0), Le(1)] = 1.0
     """Fraction of the bandwidth that is left."""
-    extra_latency_s: float = 0.0
+    extra_latency_s: Annotated[float, Ge(0)] = 0.0
+    """What each message takes longer."""
 
     def __str__(self) -> str:
         slow = f"{self.where} at {self.factor:.3g} of its bandwidth"

@@ -39,7 +39,12 @@ class NetworkRule(Rule):
 class LinkRule(NetworkRule):
     """A rule about every link that one of the patterns names."""
 
-    links: tuple[str, ...]
+    link: str | tuple[str, ...]
+    """'src->dst' as reports name links; * and ? match, a list is several."""
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        return (self.link,) if isinstance(self.link, str) else self.link
 
     def links_in(self, cluster: Cluster) -> list[int]:
         return links_of(cluster, self.links)

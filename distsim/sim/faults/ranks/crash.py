@@ -21,7 +21,10 @@ __all__ = ["Crash"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash(RankRule):
+    """Ranks killed by a signal."""
+
     signal: str = "SIGKILL"
+    """Such as SIGKILL, SIGSEGV, SIGTERM."""
 
     @property
     def exit_code(self) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Gt
 
 from distsim.debug.records import CallRecord
 from distsim.sim.faults.ranks.rank_fault import RankFault, RankRule
@@ -18,7 +20,10 @@ __all__ = ["Delay"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delay(RankRule):
-    delay_s: float
+    """Ranks that come late once."""
+
+    delay_s: Annotated[float, Gt(0)]
+    """By how much."""
 
     def __str__(self) -> str:
         return f"{self.who} delayed by {self.delay_s:g} s"

@@ -21,8 +21,12 @@ __all__ = ["Raise"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raise(RankRule):
+    """Ranks in which an exception is raised."""
+
     exception: str = "RuntimeError"
+    """A name of Python's or torch.distributed's, or with its module: 'torch.cuda.OutOfMemoryError'."""
     message: str = "injected fault"
+    """What it says."""
 
     def __str__(self) -> str:
         return f"{self.exception} raised on {self.who}"

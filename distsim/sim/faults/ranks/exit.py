@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Ge, Le
 
 from distsim.debug.records import CallRecord, Phase
 from distsim.sim.faults.ranks.rank_fault import RankFault, RankRule, end_from_outside
@@ -18,7 +20,10 @@ __all__ = ["Exit"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit(RankRule):
-    code: int = 1
+    """Ranks that leave."""
+
+    code: Annotated[int, Ge(0), Le(255)] = 1
+    """Their exit code."""
 
     def __str__(self) -> str:
         return f"{self.who} left with exit code {self.code}"

@@ -19,6 +19,8 @@ __all__ = ["Freeze"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freeze(RankRule):
+    """Ranks stopped (SIGSTOP), for good or for some time."""
+
     def __str__(self) -> str:
         return f"{self.who} stopped (SIGSTOP)"
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Gt, Len
 
 from distsim.errors import UsageError
-from distsim.sim.faults.fault import Rule, check_ranks
+from distsim.sim.faults.fault import Rank, Rule, check_ranks
 from distsim.sim.faults.lasting import Lasting
 from distsim.text.ranks import of_ranks
 from distsim.text.units import format_time
@@ -24,13 +26,16 @@ __all__ = ["Jitter"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jitter(Rule):
-    """The operating system takes the CPU away for the last *pause_s* of every *period_s*: at the same moments
-    everywhere where *synchronous*, else each rank at its own."""
+    """Pauses of the operating system, in what the host computes and while it launches kernels."""
 
-    ranks: tuple[int, ...] | None = None
-    period_s: float
-    pause_s: float
+    ranks: Annotated[tuple[Rank, ...], Len(1)] | None = None
+    """Default: all."""
+    period_s: Annotated[float, Gt(0)]
+    """There is a pause in every such time."""
+    pause_s: Annotated[float, Gt(0)]
+    """How long each takes."""
     synchronous: bool = True
+    """All ranks pause at the same moments."""
 
     def __str__(self) -> str:
         who = "all ranks" if self.ranks is None else of_ranks(self.ranks)
@@ -72,7 +77,7 @@ class _Jitter(Lasting[Jitter]):
     host_s = compute_s
 
     def _worked_s(self, until_s: float) -> float:
-        """How much of the time from 0 to *until_s* is left to compute."""
+        """How much of the time from 0 to *until_s* is left to compute; the pause ends each period."""
         rule = self.rule
         full, part_s = divmod(until_s, rule.period_s)
         share_s = rule.period_s - rule.pause_s

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+from annotated_types import Len
 
 from distsim.debug.records import CallRecord, Phase
-from distsim.sim.faults.fault import Fault, Rule, check_ranks
+from distsim.sim.faults.fault import Fault, Rank, Rule, check_ranks
 from distsim.sim.kernel.task import Killed
 from distsim.sim.observe.user_stack import user_stack
 from distsim.text.ranks import of_ranks
@@ -22,7 +24,8 @@ __all__ = ["RankFault", "RankRule", "end_from_outside"]
 class RankRule(Rule):
     """A rule about some ranks."""
 
-    ranks: tuple[int, ...]
+    ranks: Annotated[tuple[Rank, ...], Len(1)]
+    """Which ranks, such as [1, 3]."""
 
     @property
     def who(self) -> str:

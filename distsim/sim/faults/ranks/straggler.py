@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from annotated_types import Ge
 
 from distsim.debug.records import CallRecord
 from distsim.sim.faults.lasting import Lasting
@@ -20,13 +22,14 @@ __all__ = ["Straggler"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler(RankRule):
-    """Ranks whose operators take *factor* times as long, and that lose a random time before each call."""
+    """Ranks that are slow all the time."""
 
-    factor: float = 1.0
-    delay_s: float = 0.0
+    factor: Annotated[float, Ge(1)] = 1.0
+    """Their operators, on CPU or GPU, take so many times as long."""
+    delay_s: Annotated[float, Ge(0)] = 0.0
     """Mean time lost before each call."""
-    distribution: str = "constant"
-    """Of that time: `constant`, `exponential`, `uniform` (0 to twice the mean) or `pareto` (shape 2: a long tail)."""
+    distribution: Literal["constant", "exponential", "uniform", "pareto"] = "constant"
+    """Of that time: uniform from 0 to twice the mean, pareto with a long tail."""
 
     def __str__(self) -> str:
         parts = []
