@@ -6,8 +6,10 @@ with few tables is as the others are, and one that nobody measured exactly so.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +18,11 @@ from distsim.calibration.compare import Bench
 from distsim.calibration.constants import Constants
 from distsim.calibration.tables import Table
 
-__all__ = ["Fitted", "fit", "fitted_names"]
+__all__ = ["HUBER", "FitEnd", "Fitted", "data_file", "fit", "fitted_names"]
 
 Vector = NDArray[np.float64]
 
-_HUBER = 0.15
+HUBER = 0.15
 """Errors beyond 15 % count linearly: outliers of first touch and switching."""
 _STEP = 0.02
 _STRENGTH = 0.07
@@ -51,44 +53,28 @@ _LEAST = 1e-3
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """Constants, and the standard deviation of the logarithm of each that was fitted."""
-
-    constants: Constants
-    sigma: dict[str, float]
-    loss: float
-    near: _Near
-
-    def without(self, left_out: Callable[[Table], bool]) -> dict[str, float]:
-        """What the constants would be had the tables that *left_out* names not been there: the same fit, with the
-        errors as linear in the logarithms of the constants as they are where it ended."""
-        return self.near.without(left_out)
-
-
-@dataclass(frozen=True)
-class _Near:
-    """The fit's end: errors of all rows, their slopes, and what holds the constants."""
+class FitEnd:
+    """Where a fit ended: the errors of all rows, their slopes by constant, and what holds the constants."""
 
     names: Sequence[str]
     tables: Sequence[Table]
     values: Vector
+    """Logarithms of the constants."""
     error: Vector
     slope: Vector
     weight: Vector
     hold: Vector
     held: Vector
 
-    def without(self, left_out: Callable[[Table], bool]) -> dict[str, float]:
-        kept = np.concatenate([np.full(len(table.rows), not left_out(table)) for table in self.tables])
-        slope, error, weight = self.slope[kept], self.error[kept], self.weight[kept]
-        moved = np.zeros(len(self.names))
-        for _ in range(20):
-            now = error + slope @ moved
-            robust = weight * np.minimum(1.0, _HUBER / np.maximum(np.abs(now), 1e-12))
-            normal = slope.T @ (robust[:, None] * slope) + self.hold.T @ self.hold
-            pull = slope.T @ (robust * error) + self.hold.T @ (self.hold @ self.values - self.held)
-            moved = np.clip(-np.linalg.solve(normal + 1e-9 * np.eye(len(moved)), pull), -3.0, 3.0)
-        return dict(zip(self.names, np.exp(self.values + moved).tolist(), strict=True))
+
+@dataclass(frozen=True)
+class Fitted:
+    """Constants, and the standard deviation of the logarithm of each that was fitted."""
+
+    constants: Constants
+    sigma: dict[str, float]
+    loss: float
+    end: FitEnd
 
 
 class _Recording(Constants):
@@ -213,7 +199,7 @@ def fit(
 
     def loss(error: Vector, point: Vector) -> float:
         size = np.abs(error)
-        huber = np.where(size < _HUBER, 0.5 * size**2, _HUBER * (size - 0.5 * _HUBER))
+        huber = np.where(size < HUBER, 0.5 * size**2, HUBER * (size - 0.5 * HUBER))
         apart = hold @ point - held
         return float((problem.weight * huber).sum() + 0.5 * apart @ apart)
 
@@ -225,7 +211,7 @@ def fit(
     for number in range(rounds):
         now = constants(values)
         slope = np.stack([problem.slope(now, name, errors, asked) for name in names], axis=1)
-        robust = problem.weight * np.minimum(1.0, _HUBER / np.maximum(np.abs(error), 1e-12))
+        robust = problem.weight * np.minimum(1.0, HUBER / np.maximum(np.abs(error), 1e-12))
         normal = slope.T @ (robust[:, None] * slope) + hold.T @ hold
         pull = slope.T @ (robust * error) + hold.T @ (hold @ values - held)
         improved = False
@@ -245,13 +231,33 @@ def fit(
             break
     now = constants(values)
     slope = np.stack([problem.slope(now, name, errors, asked) for name in names], axis=1)
-    near = _Near(names, [bench.table for bench in benches], values, error, slope, problem.weight, hold, held)
+    end = FitEnd(names, [bench.table for bench in benches], values, error, slope, problem.weight, hold, held)
     scale = float((problem.weight * np.minimum(np.abs(error), 1.0) ** 2).sum() / problem.weight.sum())
     spread = np.sqrt(np.diag(np.linalg.inv(normal)) * max(scale, 1e-6))
-    return Fitted(now, dict(zip(names, spread.tolist(), strict=True)), best, near)
+    return Fitted(now, dict(zip(names, spread.tolist(), strict=True)), best, end)
 
 
 def fitted_names(benches: Sequence[Bench], start: Constants, fixed: Collection[str]) -> list[str]:
     """The constants that the tables say anything about, in the order of the data file."""
     _, asked = _Problem(benches).errors(start)
     return [name for name in start.values if name in set().union(*asked) and name not in fixed]
+
+
+_ENTRY = re.compile(r"^(\w+) = \{ value = [^,]+, (prior = [^,]+, )?uncertainty = [^,]+, source = (\".*\") \}$")
+
+
+def data_file(path: Path, fitted: Fitted, source: str | None = None) -> str:
+    """The text of *path* with the fitted values and their uncertainty, and *source* in place of theirs."""
+    lines: list[str] = []
+    table = ""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            table = line.strip("[]")
+        entry = _ENTRY.match(line)
+        name = f"{table}.{entry[1]}" if entry else ""
+        if entry and name in fitted.sigma:
+            value, sigma = fitted.constants.values[name], fitted.sigma[name]
+            prior, origin = entry[2] or "", entry[3] if source is None else f'"{source}"'
+            line = f"{entry[1]} = {{ value = {value:.4g}, {prior}uncertainty = {sigma:.2g}, source = {origin} }}"
+        lines.append(line)
+    return "\n".join(lines) + "\n"

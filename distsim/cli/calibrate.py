@@ -96,8 +96,7 @@ def run(args: argparse.Namespace) -> int:
 def _fit(args: argparse.Namespace) -> int:
     from distsim.calibration.compare import Bench
     from distsim.calibration.constants import data_folder, read_constants
-    from distsim.calibration.datafile import data_file
-    from distsim.calibration.fit import fit, fitted_names
+    from distsim.calibration.fit import data_file, fit, fitted_names
     from distsim.calibration.tables import read_tables
 
     start = read_constants(data_folder() / "nccl.toml")
@@ -179,7 +178,7 @@ def _live(args: argparse.Namespace) -> int:
     text = cluster_toml(constants, name="gloo-here", nodes=1, ranks_per_node=args.nproc_per_node, note=note)
     write(args.output, text)
     if args.check:
-        from distsim.calibration.live.check import check_gloo
+        from distsim.calibration.live.measure import check_gloo
 
         print(check_gloo(text, [row for row in rows if row.size_bytes in between], 1, args.nproc_per_node))
     return 0

@@ -89,8 +89,8 @@ def _torch(summary: Any) -> dict[str, Any]:
 def _print(summary: Any, predictions: list[Any], torch: dict[str, Any] | None, rows: bool) -> None:
     import numpy as np
 
-    from distsim.calibration.predictions.errors import covered
     from distsim.calibration.predictions.split import split
+    from distsim.calibration.predictions.widths import covered
     from distsim.calibration.tables import REGIMES
 
     print("Time, simulated against measured: median absolute error (and median signed error) by size.")

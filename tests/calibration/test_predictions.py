@@ -10,13 +10,13 @@ import pytest
 from distsim.calibration.compare import Bench
 from distsim.calibration.constants import nccl_constants
 from distsim.calibration.fit import fit
-from distsim.calibration.predictions.errors import _narrowest, covered
 from distsim.calibration.predictions.left_out import Prediction, predicted
 from distsim.calibration.predictions.split import split
-from distsim.calibration.predictions.widths import Error, Widths, ratios
+from distsim.calibration.predictions.widths import Error, Widths, covered, ratios
 from distsim.calibration.tables import Table, read_tables
 from distsim.cluster import load_cluster
 from distsim.collectives.uncertainty import SIZES, around, interval, node_class, size_class
+from tests.benchmarks.fit import narrowest, without
 
 
 def tables(*parts: str) -> list[Table]:
@@ -131,7 +131,7 @@ def test_a_fit_knows_what_it_would_be_without_a_machine() -> None:
         benches.append(Bench(replace(bench.table, rows=rows), bench.compiler, bench.devices))
     both = fit(benches, truth, [name])
     alone = fit(benches[:1], truth, [name])
-    assert both.without(lambda table: table.machine == "xxrjun")[name] == pytest.approx(
+    assert without(both.end, lambda table: table.machine == "xxrjun")[name] == pytest.approx(
         alone.constants.values[name], rel=0.01
     )
     assert both.constants.values[name] > 1.01 * alone.constants.values[name]
@@ -154,8 +154,8 @@ def test_a_preset_of_several_owners_has_the_errors_of_machines_left_out() -> Non
     assert (many.origin, single.origin) == ("left out", "fitted")
 
 
-def test_an_interval_is_the_narrowest_that_holds_eight_of_ten() -> None:
+def test_an_interval_is_thenarrowest_that_holds_eight_of_ten() -> None:
     """A long tail on one side does not widen it, and the prediction itself is inside."""
-    low, high = _narrowest({"one": [0.98, 0.99, 1.0, 1.01, 1.01, 1.02, 1.03, 1.04, 1.04, 1.05, 3.0, 9.0]})
+    low, high = narrowest({"one": [0.98, 0.99, 1.0, 1.01, 1.01, 1.02, 1.03, 1.04, 1.04, 1.05, 3.0, 9.0]})
     assert (low, high) == (0.98, 1.05)
-    assert _narrowest({"one": [1.2, 1.3], "another": [1.25] * 8})[0] == 1.0
+    assert narrowest({"one": [1.2, 1.3], "another": [1.25] * 8})[0] == 1.0

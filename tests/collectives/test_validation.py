@@ -9,8 +9,7 @@ import pytest
 from distsim.calibration.compare import Bench
 from distsim.calibration.constants import data_folder, nccl_constants
 from distsim.calibration.fit import fit
-from distsim.calibration.live.check import check_gloo
-from distsim.calibration.live.measure import LiveRow, cluster_toml, fit_gloo
+from distsim.calibration.live.measure import LiveRow, check_gloo, cluster_toml, fit_gloo
 from distsim.calibration.predictions.left_out import predicted
 from distsim.calibration.predictions.report import summarise
 from distsim.calibration.tables import read_tables

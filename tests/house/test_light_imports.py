@@ -18,7 +18,7 @@ STAGES = {
 }
 UNUSED = {
     *("networkx", "pydantic", "sympy", "matplotlib", "torch._dynamo", "torch._inductor", "torch.distributed.tensor"),
-    *("torch.distributed.fsdp", "distsim.realexec", "distsim.scenario", "distsim.calibration.refit", "distsim.plugin"),
+    *("torch.distributed.fsdp", "distsim.realexec", "distsim.scenario", "distsim.plugin"),
 }
 HEAVY = ("torch", "numpy", "rich", "networkx", "simpy", "pydantic")
 

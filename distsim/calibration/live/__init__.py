@@ -5,4 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = ["check", "gpu_clock", "measure", "worker"]
+__all__ = ["gpu_clock", "measure", "worker"]

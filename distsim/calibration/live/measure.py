@@ -1,4 +1,4 @@
-"""Measuring gloo on this machine, and writing the cluster file with which the simulator predicts it.
+"""Measuring gloo on this machine, the cluster file with which the simulator predicts it, and what that is worth.
 
 A rank's own work bounds gloo here (copies, system calls, threads on shared cores), so each operation gets
 a start-up time and a time per byte that grows where messages leave the cache: `gloo.py` reads them from
@@ -12,17 +12,20 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.collectives import canonical_op
+from distsim.cluster import load_cluster
+from distsim.collectives import Compiler, Transfer, canonical_op
 from distsim.collectives.libraries.gloo import progress_bytes
 from distsim.errors import DistsimError
 
-__all__ = ["OPS", "LiveRow", "cluster_toml", "fit_gloo", "measure_gloo"]
+__all__ = ["OPS", "LiveRow", "check_gloo", "cluster_toml", "fit_gloo", "measure_gloo"]
 
 OPS = ("all_reduce", "all_gather", "alltoall", "broadcast", "reduce", "sendrecv")
 
@@ -186,3 +189,23 @@ def cluster_toml(
     lines += ["", "[fabric]", 'kind = "star"', "", "[calibration]"]
     lines += [f"{key} = {value:.6g}" for key, value in constants.items()]
     return "\n".join(lines) + "\n"
+
+
+def check_gloo(toml: str, rows: Sequence[LiveRow], nodes: int, ranks_per_node: int) -> str:
+    """A table of measured and predicted times, and the median error."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cluster.toml"
+        path.write_text(toml, encoding="utf-8")
+        cluster = load_cluster(str(path))
+    compiler = Compiler(cluster)
+    devices = tuple(slot.device for slot in cluster.place(nodes, ranks_per_node))
+    lines = [f"{'operation':12s}{'size (B)':>12s}{'measured (us)':>15s}{'predicted (us)':>16s}{'error':>9s}"]
+    errors: list[float] = []
+    for row in rows:
+        plan = compiler.compile(Transfer(canonical_op(row.op), "gloo", devices, row.size_bytes))
+        predicted = plan.alone_s(compiler.links.capacity) * 1e6
+        error = predicted / row.time_us - 1.0
+        errors.append(abs(error))
+        lines.append(f"{row.op:12s}{row.size_bytes:>12d}{row.time_us:>15.1f}{predicted:>16.1f}{error:>+9.1%}")
+    lines.append(f"{len(errors)} sizes that were not fitted: median error {np.median(errors):.1%}")
+    return "\n".join(lines)

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from distsim.calibration.predictions.left_out import Prediction
+from distsim.calibration.tables import REGIMES, regime
 from distsim.collectives.uncertainty import OTHERS
 
-__all__ = ["Error", "Widths", "ratios", "weighted"]
+__all__ = ["HELD", "Covered", "Error", "Widths", "covered", "left_out_errors", "ratios", "weighted"]
 
 _HOLD = 2.0
 """So many machines say that a fabric is as all are."""
@@ -27,6 +29,9 @@ _SHARE = 0.8
 """Of the errors that a width is about."""
 _LEAST = 5e-3
 """Of an error: measured times are no better than that."""
+HELD = 0.805
+"""Of the errors of machines that the widths knew nothing of; a little more than eight of ten, since this one figure
+knew of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,4 +105,62 @@ def ratios(errors: Sequence[Error]) -> list[tuple[str, float]]:
         mine = [error for error in errors if error.machine == machine]
         of = {key: others.of(*key) for key in {one.key for one in mine}}
         found += [(machine, abs(one.value) / of[one.key]) for one in mine]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """How well the intervals of a cluster that nobody fitted hold, every machine with the same weight."""
+
+    share: float
+    """Of the measured points that lie in the interval."""
+    alone: float
+    """The same with intervals that saw none of the machine's own errors: what a machine nobody has measured gets."""
+    half_width: float
+    """Of those, median, of the predicted time."""
+    error: float
+    """Median of |predicted / measured - 1|."""
+
+
+def covered(predictions: Sequence[Prediction]) -> Covered | None:
+    """The intervals of machines that were left out; None where there are not two of these."""
+    errors = left_out_errors(predictions)
+    if len({error.machine for error in errors}) < 2:
+        return None
+    widths, others = Widths(errors), ratios(errors)
+    reach = weighted(others, HELD)
+    inside = [(one.machine, float(abs(one.value) <= reach * widths.of(*one.key))) for one in errors]
+    alone: list[tuple[str, float]] = []
+    half: list[tuple[str, float]] = []
+    for machine in dict.fromkeys(error.machine for error in errors):
+        far = weighted([one for one in others if one[0] != machine], HELD)
+        mine = [one for one in errors if one.machine == machine]
+        alone += [(machine, float(ratio <= far)) for whose, ratio in others if whose == machine]
+        unseen = Widths([one for one in errors if one.machine != machine])
+        of = {key: unseen.of(*key) for key in {one.key for one in mine}}
+        half += [(machine, math.sinh(far * of[one.key])) for one in mine]
+    wrong = [(one.machine, abs(math.exp(-one.value) - 1.0)) for one in errors]
+    return Covered(_mean(inside), _mean(alone), weighted(half, 0.5), weighted(wrong, 0.5))
+
+
+def _mean(values: Sequence[tuple[str, float]]) -> float:
+    """Over machines, of each one's mean."""
+    found: dict[str, list[float]] = {}
+    for machine, value in values:
+        found.setdefault(machine, []).append(value)
+    return float(np.mean([np.mean(each) for each in found.values()]))
+
+
+def left_out_errors(predictions: Sequence[Prediction]) -> list[Error]:
+    """Every measured point of a machine that was left out."""
+    found: list[Error] = []
+    for one in predictions:
+        if one.left_out_us is None:
+            continue
+        table = one.bench.table
+        values = np.log(one.bench.measured_us / one.left_out_us).tolist()
+        found += [
+            Error(table.machine, one.fabric, REGIMES[regime(row.size_bytes)], value)
+            for row, value in zip(table.rows, values, strict=True)
+        ]
     return found
