@@ -42,8 +42,9 @@ class Settings:
     directory: str = ""
     """Where the rings go; empty: in memory, by the job's name."""
     hang_after_s: float = 60.0
-    """A rank that computes on is taken for missing when others have waited this long for it. More than
-    a slow checkpoint (30 s), less than torch's timeouts (10 and 30 minutes)."""
+    """A rank that computes on is taken for missing when others have waited this long for it. A job in which no rank
+    waits hangs when all its ranks have stood still for this long; ranks that compute never do. More than a slow
+    checkpoint (30 s), less than torch's timeouts (10 and 30 minutes)."""
     straggler_after_s: float = 10.0
     """It is named a straggler, in one line, after this long."""
     report: str = ""

@@ -31,8 +31,9 @@ def add_real_flags(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=None,
         metavar="SECONDS",
-        help="a rank that computes on is taken for missing when others have waited this long for it "
-        f"(default: {plain.hang_after_s:g}); real deadlocks are named at once",
+        help="a rank that computes on is taken for missing when others have waited this long for it, and ranks of "
+        f"which none waits hang when all have stood still for this long (default: {plain.hang_after_s:g}); real "
+        "deadlocks are named at once",
     )
     group.add_argument(
         "--rings",

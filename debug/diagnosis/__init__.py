@@ -12,6 +12,7 @@ __all__ = [
     "deadlock",
     "deaths",
     "diagnose",
+    "idle",
     "inconclusive",
     "pairs",
     "ranking",

@@ -83,22 +83,23 @@ def in_flight_exception(case: Case, ranks: Sequence[int], victims: Sequence[int]
     )
 
 
-def host_wait(case: Case, rank: int, victims: Sequence[int]) -> Diagnosis:
-    """A rank that waits for something no call can bring: a lock, a queue, a store key nobody sets."""
-    call = case.first_wait([rank])
-    waits = case.index.waits(rank)
+def host_wait(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
+    """Ranks that wait alike for something no call can bring: a lock, a queue, a store key nobody sets."""
+    call = case.first_wait(ranks)
+    waits = case.index.waits(ranks[0])
     on_store = any(isinstance(w, StoreWait) for w in waits)
     if call is not None and on_store and not call.is_p2p:
-        return absent_from_call(case, call, [rank], victims)
+        return absent_from_call(case, call, ranks, victims)
     what = next((w.what for w in waits if isinstance(w, HostWait)), "it")
     return case.diagnosis(
         Kind.HOST_STUCK,
-        [rank],
+        ranks,
         victims,
         call=call,
-        explanation=f"Rank {rank} {case.where(rank)}. {case.waiting(call, [rank], victims)}".rstrip(),
+        explanation=f"{capital(ranks_text(ranks))} {several(case.where(ranks[0]), ranks)}. "
+        f"{case.waiting(call, ranks, victims)}".rstrip(),
         suggestion="Nothing that still runs will set that key: look at who should."
         if on_store
         else f"Nothing that still runs can end the wait for {what}: look at who should.",
-        since_s=case.index.states[rank].since_s,
+        since_s=case.index.states[ranks[0]].since_s,
     )

@@ -15,6 +15,7 @@ from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.contradiction import contradiction
 from distsim.debug.diagnosis.deadlock import knot
 from distsim.debug.diagnosis.deaths import death, host_wait, in_flight_exception
+from distsim.debug.diagnosis.idle import idle_job
 from distsim.debug.diagnosis.pairs.messages import disagreeing, disagreement, unmatched
 from distsim.debug.diagnosis.pairs.remote_calls import unanswered
 from distsim.debug.diagnosis.ranking import merge_findings, order
@@ -24,7 +25,7 @@ from distsim.debug.diagnosis.waits.wait_graph import Contradictions, Need, WaitG
 from distsim.debug.diagnosis.waits.weigh import Weigher
 from distsim.debug.divergence.find import Divergence, find_divergences
 from distsim.debug.matching.index import EvidenceIndex
-from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, State
+from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phase, State
 from distsim.debug.records.diagnosis import Call, Diagnosis, Stuck
 from distsim.debug.records.errors import was_refused
 from distsim.debug.records.kinds import INCONSISTENT, Kind
@@ -67,12 +68,12 @@ def diagnose(evidence: Evidence, *, nothing_moves: bool = False) -> list[Diagnos
     met = [_not_made(case, _with_refused(case, d)) for d in met]
     found = [_not_made(case, _with_refused(case, d)) for d in found]
     found += _unwaited_deaths(case, found + met)
-    found = merge_findings(case, [*met, *found, *stragglers(case)])
+    found = merge_findings(case, [*met, *found, *stragglers(case), *idle_job(case)])
     blocked = [rank for rank, state in index.states.items() if state.phase is Phase.BLOCKED]
     if nothing_moves and blocked and not found:
         found = [_blocked_alone(case, blocked[0], blocked[1:])]
     weigher = Weigher(index, moving, _of_content(contradictions, divergences))
-    weighed = [d if d.proof in (Proof.MET, Proof.REFUSED) else replace(d, proof=weigher.proof(d)) for d in found]
+    weighed = [d if d.proof is not None else replace(d, proof=weigher.proof(d)) for d in found]
     return _told_once(order(index, weighed))
 
 
@@ -99,6 +100,7 @@ def _explain_roots(case: Case, hit: set[int], met: list[Diagnosis]) -> list[Diag
     gone: dict[tuple[object, ...], tuple[list[int], list[int]]] = {}
     absent: dict[tuple[int, int], tuple[CallRecord, list[int], list[int]]] = {}
     starved: dict[int, tuple[CallRecord, list[int]]] = {}
+    alone: dict[str, list[int]] = {}
     for root in case.graph.roots():
         victims = list(case.graph.victims(root))
         if root.mismatch is not None:
@@ -118,7 +120,9 @@ def _explain_roots(case: Case, hit: set[int], met: list[Diagnosis]) -> list[Diag
             continue  # only its own threads need it, that served remote calls, and whoever asked waits for none
         victims += [r for r in root.ranks if r != rank]
         state = case.index.states[rank]
-        if state.phase is Phase.BLOCKED and rank not in case.graph.too_late:
+        if state.phase is Phase.BLOCKED and rank not in case.graph.too_late and _alone_on_host(case, rank, victims):
+            alone.setdefault(case.where(rank), []).append(rank)
+        elif state.phase is Phase.BLOCKED and rank not in case.graph.too_late:
             found.append(_blocked_alone(case, rank, victims))
         elif state.over or (
             state.phase in (Phase.BLOCKED, Phase.FINISHED, Phase.RUNNING)
@@ -139,6 +143,7 @@ def _explain_roots(case: Case, hit: set[int], met: list[Diagnosis]) -> list[Diag
             ranks, all_victims = gone.setdefault(key, ([], []))
             ranks.append(rank)
             all_victims += victims
+    found += [host_wait(case, ranks, ()) for ranks in alone.values()]
     for ranks, victims in gone.values():
         found.append(death(case, ranks, victims))
     for call, ranks, victims in absent.values():
@@ -162,12 +167,18 @@ def _mismatch(case: Case, number: int, victims: Sequence[int]) -> Diagnosis:
     return contradiction(case, divergence, victims)
 
 
+def _alone_on_host(case: Case, rank: int, victims: Sequence[int]) -> bool:
+    """No other rank waits for it, and it waits for none."""
+    waits = case.index.waits(rank)
+    return not victims and bool(waits) and all(isinstance(wait, HostWait) for wait in waits)
+
+
 def _blocked_alone(case: Case, rank: int, victims: list[int]) -> Diagnosis:
     needs: Sequence[Need] = case.graph.needs.get(rank, ())
     for need in needs:
         if isinstance(need.wait, CallWait) and need.wait.record.is_p2p:
             return unmatched(case, need.wait.record, [rank, *victims])
-    return host_wait(case, rank, victims)
+    return host_wait(case, [rank], victims)
 
 
 def _never_came(
@@ -187,7 +198,7 @@ def _never_came(
             return
         waiter = waiting[0][0]
         if not any(d.kind is Kind.HOST_STUCK and waiter in d.culprits for d in found):
-            found.append(host_wait(case, waiter, [v for v in victims if v != waiter]))
+            found.append(host_wait(case, [waiter], [v for v in victims if v != waiter]))
         return
     if call.remote is not None:
         found.append(death(case, [rank], victims))

@@ -85,6 +85,8 @@ class Knowledge:
     now_ns: int | None = None
     away_ns: Sequence[tuple[int, int]] = ()
     """When the monitor was stopped itself (monotonic, from and to): what it did not see counts for nobody's wait."""
+    idle_since_ns: Mapping[int, int] = field(default_factory=dict)
+    """Rank -> since when it has shown no sign of progress."""
 
     def watched_ns(self, since_ns: int, now_ns: int) -> int:
         """Time since then in which the monitor was there."""
@@ -159,6 +161,8 @@ def rank_state(
     if process is not None and beat_ns and not state.leaving:
         silent_s = known.watched_ns(beat_ns, now_ns) / 1e9
         state.silent_s = silent_s if silent_s > SILENT_S else None
+    if (idle_ns := known.idle_since_ns.get(header.rank)) is not None:
+        state.idle_s = known.watched_ns(idle_ns, now_ns) / 1e9
     if not waiting:
         waiting = _implicit(reader, records, unfinished, inner, process, now_ns)
     if waiting:

@@ -42,17 +42,26 @@ def parse_faulthandler(text: str, main_thread: int) -> tuple[Site, ...]:
 
 
 def collect(
-    readers: Iterable[RingReader], directory: Path, frozen: Iterable[int] = (), notes: list[str] | None = None
+    readers: Iterable[RingReader],
+    directory: Path,
+    frozen: Iterable[int] = (),
+    notes: list[str] | None = None,
+    silent: Iterable[int] = (),
 ) -> dict[int, tuple[Site, ...]]:
     """Main-thread stacks of live ranks, innermost first. *frozen* ranks answer no signal: py-spy, if it is there;
-    why it is of no use goes into *notes*."""
+    why it is of no use goes into *notes*. It is tried first for *silent* ones, too: they are inside a call of C, which
+    a signal may interrupt."""
     asked: dict[int, tuple[RingReader, int]] = {}
     stacks: dict[int, tuple[Site, ...]] = {}
     stopped = set(frozen)
+    readers = list(readers)
+    for reader in readers:
+        if reader.header.rank in set(silent) and (stack := without_launcher(_py_spy(reader.header.pid)[0])):
+            stacks[reader.header.rank] = stack
     for reader in readers:
         number = reader.word(rings.W_STACK_SIGNAL)
         rank = reader.header.rank
-        if rank in stopped or not number:
+        if rank in stopped or rank in stacks or not number:
             continue
         path = stack_path(directory, rank, reader.header.job)
         try:

@@ -6,4 +6,4 @@ are ended.
 
 from __future__ import annotations
 
-__all__ = ["ask", "away", "ends", "host", "loop", "pace", "peers", "series", "start", "steady", "suspicions"]
+__all__ = ["activity", "ask", "ends", "host", "loop", "pace", "peers", "series", "start", "steady", "suspicions"]

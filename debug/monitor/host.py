@@ -10,7 +10,7 @@ from pathlib import Path
 from distsim.debug.evidence.procfs import look
 from distsim.debug.evidence.rank_state import Knowledge, given_up, read_exits
 from distsim.debug.matching.comparer import Comparer, GroupKey
-from distsim.debug.monitor.away import Away
+from distsim.debug.monitor.activity import ActivityWatch, Away
 from distsim.debug.monitor.peers.protocol import Rows
 from distsim.debug.records import Group, Phase, RankState
 from distsim.debug.rings import layout as rings
@@ -44,6 +44,7 @@ class Host:
         self._newest = 0
         self.notes: list[str] = []
         self.away = Away()
+        self.activity = ActivityWatch()
         self._flagged: dict[tuple[int, int], set[tuple[int, int]]] = {}
         """(attempt, rank) -> flags seen, and on which calls."""
 
@@ -92,6 +93,7 @@ class Host:
         self._bad.update(reader.path for reader in self.readers.values())
         self.readers.clear()
         self._next.clear()
+        self.activity.forget()
         self.comparer = Comparer()
 
     def read(self, elsewhere: Route | None = None) -> int:
@@ -129,6 +131,7 @@ class Host:
             straggler_after_s=straggler_after_s,
             directory=self.directory,
             away_ns=tuple(self.away.spans_ns),
+            idle_since_ns=self.activity.idle_since_ns(),
         )
 
     def missing_states(self, ranks: Mapping[int, object]) -> dict[int, RankState]:
@@ -167,6 +170,13 @@ class Host:
                 if int(record["flags"]) & (rings.WAITING | rings.FUTURE):
                     oldest = min(oldest, int(record["issued"]))
         return (now - oldest) / 1e9
+
+    def quiet_s(self) -> float:
+        """How long no rank of this host has made a call; 0 while one waits in a call, and before all have come up."""
+        if not self.readers or len(self.readers) < min(self.local_world, self.world_size) or self.oldest_wait_s():
+            return 0.0
+        last_ns = max(reader.last_call_ns() for reader in self.readers.values())
+        return (time.monotonic_ns() - last_ns) / 1e9
 
     def flagged(self) -> int:
         """How many calls carry a flag that a guard raised (NaN, a changed buffer, a race), so far: a ring keeps the

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from distsim.debug.diagnosis.diagnose import diagnose
+from distsim.debug.diagnosis.idle import IDLE_S
 from distsim.debug.diagnosis.pairs.suspected_messages import with_messages
 from distsim.debug.diagnosis.stragglers import as_findings
 from distsim.debug.diagnosis.waits.proof import Proof, went_on
@@ -127,6 +128,7 @@ class Monitor:
         self.host.find()
         self._say_notes()
         moved = self.host.read(self.together.route)
+        self.host.activity.step(self.host.readers)
         self.together.step(self)
         self._new_attempt()
         self._compare()
@@ -307,7 +309,8 @@ class Monitor:
         waits = max([self.host.oldest_wait_s(), *self.together.remote("oldest_wait_s")])
         blocked = waits > SETTLE_S and now - self._still_since > SETTLE_S
         dead = self._first_death is not None and now - self._first_death > DEATH_SETTLE_S
-        if not (blocked or dead):
+        quiet = min([self.host.quiet_s(), *self.together.remote("quiet_s")])
+        if not (blocked or dead or quiet > min(IDLE_S, self.settings.hang_after_s)):
             self._delay = SETTLE_S
             self._next_judgement = now if not dead else self._next_judgement
             return
@@ -373,7 +376,7 @@ class Monitor:
             return []
         found = diagnose(evidence)
         if not any(d.exit_code for d in found):
-            return [d for d in found if news_key(d) not in self.told and d.victims]
+            return [d for d in found if news_key(d) not in self.told and (d.victims or d.nobody_waits)]
         return [d for d in found if news_key(d) not in self.told]
 
     def _with_stacks(self, found: Sequence[Diagnosis]) -> None:
@@ -411,7 +414,9 @@ class Monitor:
             evidence = build_evidence(readers, known, self.host.world_size)
             frozen = [r for r, s in evidence.ranks.items() if s.phase is Phase.FROZEN]
             living = [r for r in readers if evidence.ranks[r.header.rank].phase in LIVING]
-            known.stacks = collect(living, self.directory, frozen, self.host.notes)
+            silent = [r for r, s in evidence.ranks.items() if s.silent_s is not None]
+            known.stacks = collect(living, self.directory, frozen, self.host.notes, silent)
+            self.host.activity.pass_over(self.host.readers)
             with contextlib.suppress(OSError):
                 write_private(self.directory / "stacks.txt", as_text(known.stacks))
         extra = {} if ours_only else self.host.missing_states(self.host.readers)

@@ -265,6 +265,9 @@ class RankState:
     """Its program has ended; its process is on the way out."""
     silent_s: float | None = None
     """It lives, but none of its Python threads has run for so long: one of them holds the interpreter (the GIL)."""
+    idle_s: float | None = None
+    """For so long it has made no call, and its main thread has not moved, and its processes have neither computed nor
+    read nor written; None: nobody watched it."""
     reason: str | None = None
     """What it does where it is stuck, or did when it died, if somebody knows: `it recurses without an end`."""
 

@@ -82,6 +82,11 @@ class Diagnosis:
             return True
         return self.kind in WARNINGS and not (self.stuck and self.kind is Kind.ASYNC_NEVER_WAITED)
 
+    @property
+    def nobody_waits(self) -> bool:
+        """It is about ranks that stand still on their host while no other rank waits for them."""
+        return self.kind in (Kind.HOST_STUCK, Kind.NEVER_JOINED) and not self.victims
+
     def adds_to(self, raised: Collection[int]) -> bool:
         """Whether it says more than the exceptions of the ranks that *raised*, which are shown beside it."""
         if self.kind is Kind.STRAGGLER:

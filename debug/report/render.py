@@ -144,7 +144,7 @@ def verdict(diagnosis: Diagnosis) -> str:
         case 1:
             return "ERROR"
         case _:
-            return "HANG" if diagnosis.stuck else "FAILED"
+            return "HANG" if diagnosis.stuck or diagnosis.nobody_waits else "FAILED"
 
 
 def _rest(diagnoses: Sequence[Diagnosis], width: int, where: str) -> Iterator[Text]:
@@ -198,7 +198,7 @@ def _subjects(d: Diagnosis) -> list[str]:
 
 def _body(d: Diagnosis, evidence: Evidence | None, most_lines: int, rest: str) -> Iterator[Line]:
     yield from _explained(d)
-    if d.provisional and d.kind is not Kind.STRAGGLER:
+    if d.provisional and d.kind is not Kind.STRAGGLER and not d.nobody_waits:
         yield Line(until_when(None if evidence is None else evidence.hang_after_s))
     yield from _waiters(d, evidence)
     if evidence is not None:

@@ -215,6 +215,11 @@ class RingReader:
             return found[:cut][whole[:cut]], first + cut
         return found[whole], count
 
+    def last_call_ns(self) -> int:
+        """When (monotonic) the last call was made or ended; the ring's own beginning where there was none."""
+        latest = max(int(self._records[name].max()) for name in ("issued", "completed"))
+        return max(latest if latest < LATEST else 0, self.word(rings.W_OPENED))
+
     def unfinished(self) -> Records:
         """Calls that have not ended, oldest first."""
         state = self._records["flags"] & rings.STATE_MASK

@@ -17,7 +17,7 @@ import pytest
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.diagnosis.waits.proof import Proof, went_on
 from distsim.debug.evidence.procfs import own_process
-from distsim.debug.monitor.away import Away
+from distsim.debug.monitor.activity import Away
 from distsim.debug.monitor.ends.orphans import ORPHANS_S
 from distsim.debug.monitor.host import Host
 from distsim.debug.monitor.loop import RAISE_S, Monitor

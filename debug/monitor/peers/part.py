@@ -142,6 +142,7 @@ class Together:
             "ranks": sorted(host.readers),
             "counts": list(host.counts()),
             "oldest_wait_s": host.oldest_wait_s(),
+            "quiet_s": host.quiet_s(),
             "ended": int(host.gone()),
             "flagged": host.flagged(),
             "over": bool(ended) and all(ended.values()),

@@ -253,8 +253,9 @@ def _status(said: Any) -> dict[str, Any]:
     for name in ("ended", "flagged"):
         if name in said:
             status[name] = whole(said[name], name)
-    if "oldest_wait_s" in said:
-        status["oldest_wait_s"] = number(said["oldest_wait_s"], "oldest_wait_s")
+    for name in ("oldest_wait_s", "quiet_s"):
+        if name in said:
+            status[name] = number(said[name], name)
     if "counts" in said:
         status["counts"] = wholes(said["counts"], "counts")
     status["ranks"] = wholes(said.get("ranks", []), "ranks", 0, MOST_RANKS)

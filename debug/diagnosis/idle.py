@@ -1,0 +1,96 @@
+"""Jobs that stand still while no rank waits in a call: each is stuck on its own host, or computes for long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from distsim.debug.diagnosis.context import Case
+from distsim.debug.diagnosis.waits.proof import Proof
+from distsim.debug.records import Phase, RankState
+from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.kinds import Kind
+from distsim.debug.words.phrases import are, ranks_text, several, state_text
+
+__all__ = ["IDLE_S", "idle_job"]
+
+IDLE_S = 5.0
+"""All ranks have stood still for so long before they are reported, as a warning."""
+MOST_PLACES = 6
+ENDED = frozenset({Phase.FINISHED, Phase.EXITED})
+"""Phases of ranks that have left a job which the others may go on with."""
+
+
+def idle_job(case: Case) -> list[Diagnosis]:
+    """The ranks of a live job in which no rank waits and none has made a call for long.
+
+    Ranks that stand still, without computing, reading or writing, become a hang when `hang_after_s` is over. Ranks
+    that compute never do: what they compute may be long, and nobody waits for it. They are a warning by then.
+    """
+    evidence = case.index.evidence
+    limit_s = evidence.hang_after_s
+    live = {rank: s for rank, s in case.index.states.items() if s.phase not in ENDED and not s.leaving}
+    if not limit_s or not live or any(not _on_its_own(case, state) for state in live.values()):
+        return []
+    still_s = min(max(state.idle_s or 0.0, state.silent_s or 0.0) for state in live.values())
+    quiet_s = min(_quiet_s(case, rank) for rank in live)
+    if still_s >= min(IDLE_S, limit_s):
+        text = f"No rank waits in a call, and none has moved for {still_s:.0f} s"
+        proof = Proof.PATIENCE if still_s >= limit_s else Proof.NOT_YET
+        then = "" if proof is Proof.PATIENCE else f" It counts as a hang after {limit_s:g} s of this (--hang-after)."
+    elif quiet_s >= limit_s:
+        text = f"No rank has made a call for {quiet_s:.0f} s, and none waits in one"
+        proof, then = Proof.NOT_YET, " They still compute, and are left alone."
+    else:
+        return []
+    joining = [rank for rank, state in live.items() if state.joining]
+    others = [rank for rank in live if rank not in joining]
+    parts = ((Kind.HOST_STUCK, others), (Kind.NEVER_JOINED, joining))
+    return [_diagnosis(case, kind, ranks, text, then, proof, quiet_s) for kind, ranks in parts if ranks]
+
+
+def _on_its_own(case: Case, state: RankState) -> bool:
+    """The rank runs on a host that is watched, and waits for no other."""
+    return (
+        state.phase in (Phase.RUNNING, Phase.HOST_STUCK)
+        and state.idle_s is not None
+        and not case.index.call_waits(state.rank)
+    )
+
+
+def _quiet_s(case: Case, rank: int) -> float:
+    calls = case.index.records(rank)
+    last_s = max((call.completed_s or call.issued_s for call in calls[-8:]), default=0.0)
+    return case.index.evidence.watched_s(last_s)
+
+
+def _diagnosis(
+    case: Case, kind: Kind, ranks: Sequence[int], text: str, then: str, proof: Proof, since_s: float
+) -> Diagnosis:
+    places = _by_place(case, ranks)
+    listed = [f"{ranks_text(some)} {several(where, some)}" for where, some in list(places.items())[:MOST_PLACES]]
+    if len(places) > MOST_PLACES:
+        listed.append(f"the others are in {len(places) - MOST_PLACES} more places")
+    before = " They have not come to init_process_group." if kind is Kind.NEVER_JOINED else ""
+    found = case.diagnosis(
+        kind,
+        ranks,
+        (),
+        call=None,
+        explanation=f"{text}: {'; '.join(listed)}.{before}{then}",
+        suggestion=f"Look at {are(ranks, 'its stack', 'their stacks')}: what {are(ranks, 'it waits', 'they wait')} for "
+        "there (a file system, a queue, a lock, a worker, a process, input) has to come before the job can go on.",
+        since_s=case.index.evidence.now_s - since_s,
+    )
+    return replace(found, proof=proof)
+
+
+def _by_place(case: Case, ranks: Iterable[int]) -> Mapping[str, list[int]]:
+    places: dict[str, list[int]] = {}
+    for rank in ranks:
+        state = case.index.states[rank]
+        where = state_text(state, (), case.index.last(rank))
+        if state.silent_s is not None:
+            where += ", in a call that holds the GIL"
+        places.setdefault(where, []).append(rank)
+    return places

@@ -1,0 +1,154 @@
+"""Jobs in which no rank waits in a call: stuck, each rank on its own host, or computing for long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from distsim.debug.diagnosis.diagnose import diagnose
+from distsim.debug.evidence import procfs
+from distsim.debug.monitor import activity
+from distsim.debug.monitor.activity import ActivityWatch
+from distsim.debug.records import Evidence
+from distsim.debug.records.kinds import Kind
+from tests.debug.builders import all_reduce, finish, host, play, run
+
+
+def quiet_job(idle_s: tuple[float | None, ...], quiet_s: float = 100.0, **states: Any) -> Evidence:
+    """Every rank has made one call and is at line 12; rank i has been idle for `idle_s[i]`."""
+    evidence = play(len(idle_s), lambda rank: [all_reduce(11), run(12)], hang_after_s=60.0)
+    evidence.now_s = max(call.completed_s or 0.0 for calls in evidence.records.values() for call in calls) + quiet_s
+    for rank, seconds in enumerate(idle_s):
+        evidence.ranks[rank].idle_s = seconds
+        for name, value in states.items():
+            setattr(evidence.ranks[rank], name, value)
+    return evidence
+
+
+def test_a_job_that_stands_still_is_a_warning_then_a_hang() -> None:
+    """All ranks idle: a warning after some seconds, which ends nothing, and a hang when --hang-after is over."""
+    (warning,) = diagnose(quiet_job((8.0, 9.0), quiet_s=9.0))
+    assert (warning.kind, warning.culprits, warning.provisional) == (Kind.HOST_STUCK, (0, 1), True)
+    assert "none has moved for 8 s: ranks 0,1 are at train.py:12" in warning.explanation
+    (hang,) = diagnose(quiet_job((61.0, 99.0)))
+    assert (hang.kind, hang.exit_code, hang.ends_job) == (Kind.HOST_STUCK, 3, True)
+
+
+def test_ranks_that_compute_are_only_a_warning() -> None:
+    """Nobody waits for them, so what they compute may take as long as it likes; after --hang-after it is said."""
+    assert diagnose(quiet_job((99.0, 0.5), quiet_s=59.0)) == []
+    (warning,) = diagnose(quiet_job((99.0, 0.5)))
+    assert (warning.provisional, warning.ends_job, warning.exit_code) == (True, False, 0)
+    assert "They still compute" in warning.explanation
+
+
+@pytest.mark.parametrize("idle_s", [(None, 90.0), (1.0, 90.0)])
+def test_a_job_is_idle_only_when_all_its_ranks_are(idle_s: tuple[float | None, ...]) -> None:
+    """A rank that moves, or that nobody watches, may come to its next call."""
+    assert diagnose(quiet_job(idle_s, quiet_s=30.0)) == []
+
+
+def test_a_call_that_holds_the_gil_counts_as_standing_still() -> None:
+    """It may compute: no thread of the rank can run beside it, the heartbeat included."""
+    (hang,) = diagnose(quiet_job((0.0, 0.0), silent_s=61.0))
+    assert hang.ends_job
+    assert "in a call that holds the GIL" in hang.explanation
+
+
+def test_a_rank_that_waits_for_another_is_not_idle() -> None:
+    """Then the wait decides, and the rank that is waited for."""
+    evidence = play(2, {0: [all_reduce(11)], 1: [run(12)]}, hang_after_s=60.0)
+    evidence.now_s = 9.0
+    for state in evidence.ranks.values():
+        state.idle_s = 9.0
+    assert all(d.victims for d in diagnose(evidence))
+
+
+def test_ranks_that_have_not_begun_never_joined() -> None:
+    """Before their first call ranks that stand still have not come to init_process_group."""
+    evidence = quiet_job((61.0, 61.0), joining=True)
+    evidence.records = {}
+    (hang,) = diagnose(evidence)
+    assert (hang.kind, hang.culprits, hang.ends_job) == (Kind.NEVER_JOINED, (0, 1), True)
+
+
+def test_ranks_that_have_finished_do_not_hide_one_that_stands_still() -> None:
+    """The job is not over before all have ended."""
+    evidence = quiet_job((61.0, None))
+    evidence.ranks[1] = play(2, {0: [], 1: [finish()]}).ranks[1]
+    (hang,) = diagnose(evidence)
+    assert (hang.culprits, hang.ends_job) == ((0,), True)
+
+
+def test_simulated_ranks_stuck_alike_are_one_diagnosis() -> None:
+    """As on gloo: one report with all of them, not one a rank."""
+    (hang,) = diagnose(play(3, lambda rank: [host("queue.get", 9)]))
+    assert (hang.kind, hang.culprits) == (Kind.HOST_STUCK, (0, 1, 2))
+
+
+class Ring:
+    """What `ActivityWatch` reads of a rank."""
+
+    header = SimpleNamespace(pid=1)
+
+    def __init__(self) -> None:
+        self.count = 7
+        self.place = "train.py:12"
+
+    def position(self) -> str:
+        return self.place
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A clock and a process's work, both set by the test."""
+    now = SimpleNamespace(s=1000.0, work=procfs.Work(0.0, 0))
+    monkeypatch.setattr(activity.time, "monotonic_ns", lambda: int(now.s * 1e9))
+    monkeypatch.setattr(activity, "work_of", lambda pid: now.work)
+    return now
+
+
+@pytest.mark.parametrize("sign", ["call", "position", "cpu", "transfer", None])
+def test_any_sign_of_progress_ends_idleness(clock: SimpleNamespace, sign: str | None) -> None:
+    """A call, a move of the main thread, CPU time, bytes; the CPU time of a heartbeat is none."""
+    ring, watch = Ring(), ActivityWatch()
+    for _ in range(10):
+        watch.step({0: ring})  # type: ignore[dict-item]
+        clock.s += 1.1
+        clock.work = procfs.Work(clock.work.cpu_s + 0.01, 0)
+    idle_s = clock.s - watch.idle_since_ns()[0] / 1e9
+    assert idle_s > 8.0
+    ring.count += sign == "call"
+    ring.place += "0" * (sign == "position")
+    clock.work = procfs.Work(clock.work.cpu_s + 0.5 * (sign == "cpu"), 512 * (sign == "transfer"))
+    watch.step({0: ring})  # type: ignore[dict-item]
+    assert clock.s - watch.idle_since_ns()[0] / 1e9 == pytest.approx(0.0 if sign else idle_s, abs=0.01)
+
+
+def test_stacks_that_the_monitor_asked_for_are_no_progress(clock: SimpleNamespace) -> None:
+    """A rank that writes its stack for the monitor stands where it stood."""
+    ring, watch = Ring(), ActivityWatch()
+    for _ in range(3):
+        watch.step({0: ring})  # type: ignore[dict-item]
+        clock.s += 1.1
+    since_ns = watch.idle_since_ns()[0]
+    clock.work = procfs.Work(0.0, 2048)
+    watch.pass_over({0: ring})  # type: ignore[dict-item]
+    watch.step({0: ring})  # type: ignore[dict-item]
+    assert watch.idle_since_ns()[0] == since_ns
+
+
+def test_the_work_of_a_process_includes_its_children(tmp_path: Path) -> None:
+    """A rank that waits for a program it has started does its work through it."""
+    import subprocess
+    import sys
+
+    before = procfs.work_of(procfs.os.getpid())
+    count = "sum(range(10**6)); input()"
+    with subprocess.Popen([sys.executable, "-c", count], stdin=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        child.stdin.write(b"\n")
+    assert procfs.work_of(procfs.os.getpid()).cpu_s > before.cpu_s

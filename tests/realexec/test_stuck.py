@@ -1,0 +1,51 @@
+"""Real jobs that are stuck without any rank waiting for another in a call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from jobs import Zygote
+
+from distsim.debug.records.kinds import Kind
+from distsim.sim.run import RunRequest, run_program
+
+BEGIN = """\
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+t = torch.ones(2)
+for step in range(3):
+    dist.all_reduce(t)
+    if step == 1:
+        """
+STUCK = {
+    "queue": "import queue; queue.Queue().get()",
+    "sleep": "import time; time.sleep(1000)",
+    "subprocess": "import subprocess; subprocess.run(['sleep', '30'])",
+    "gil": "import re; re.match(r'(a+)+$', 'a' * 40 + 'b')",
+    "input": "import os; os.read(os.pipe()[0], 1)",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [way if way == "queue" else pytest.param(way, marks=pytest.mark.soak) for way in STUCK])
+def test_ranks_that_are_all_stuck_on_their_hosts_are_a_hang(
+    way: str, zygote: Zygote, folder: Path, tmp_path: Path
+) -> None:
+    """A warning first; at --hang-after host_stuck, all ranks, the line, and the job is ended."""
+    program = tmp_path / "stuck.py"
+    program.write_text(BEGIN + STUCK[way] + "\n")
+    result = zygote.run(program, 2, directory=folder, hang_after_s=3.0)
+    (hang,) = result.diagnoses
+    assert (hang.kind, hang.culprits, hang.exit_code) == (Kind.HOST_STUCK, (0, 1), 3)
+    assert {site.line for site in hang.sites.values()} == {7}
+    assert (folder / "aborted.json").exists()
+
+
+def test_simulated_ranks_that_are_all_stuck_are_one_hang(tmp_path: Path) -> None:
+    """The simulator says at once what gloo says at --hang-after."""
+    program = tmp_path / "stuck.py"
+    program.write_text(BEGIN + STUCK["queue"] + "\n")
+    (hang,) = run_program(RunRequest(str(program), on="ethernet-cpu:1", nproc_per_node=2)).diagnoses
+    assert (hang.kind, hang.culprits, hang.exit_code) == (Kind.HOST_STUCK, (0, 1), 3)
+    assert {site.line for site in hang.sites.values()} == {7}
