@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ Run one scenario under every combination of some settings, and compare.
 
   distsim sweep step.toml --vary cluster.nodes=1,2,4,8
   distsim sweep step.toml --vary cluster.nodes=2,4 --vary faults[0].factor=1,0.5,0.1 --csv out.csv
-  distsim sweep step.toml --vary on=dgx-h100:2,dgx-a100:2 --vary args[1]=1024,4096 -n 2 --plot out.png
+  distsim sweep step.toml --vary on=dgx-h100:2,dgx-a100:2 --vary args[1]=1024,4096 -n 2 --plot out.html
 
 PATH is a key of the scenario file, or cluster.nodes. What the file expects is not checked.
 """
@@ -55,16 +54,14 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run every point and print the table; 0 unless a setting does not fit."""
+    from distsim.report.image import check_image, write_image
     from distsim.scenario import load_scenario
     from distsim.scenario.explore.sweep import parse_variation, sweep, write_csv
 
     if args.workers < 1:
         raise UsageError(f"-n: expected at least one worker, got {args.workers}")
     check_writable(args.csv, "--csv", "sweep.csv")
-    check_writable(args.plot, "--plot", "sweep.png")
-    if args.plot is not None and find_spec("matplotlib") is None:
-        raise UsageError("--plot: matplotlib is not installed; pip install 'torch-distsim[plot]'")
-    _check_kind(args.plot)
+    check_image(args.plot)
     if args.html is not None:
         from distsim.report.html import check_page
 
@@ -77,21 +74,10 @@ def run(args: argparse.Namespace) -> int:
     if args.csv is not None:
         write_csv(points, Path(args.csv))
     if args.plot is not None:
-        _plot(points, Path(args.plot), args.figure)
+        write_image(_plot(points, args.figure), args.plot)
     if args.html is not None:
         _write_page(points, args)
     return 0
-
-
-def _check_kind(plot: str | None) -> None:
-    """Refuse a picture of a kind that matplotlib does not draw; without an ending it is a .png."""
-    ending = "" if plot is None else Path(plot).suffix[1:].lower()
-    if ending:
-        from matplotlib.backend_bases import FigureCanvasBase
-
-        kinds = sorted(FigureCanvasBase.get_supported_filetypes())
-        if ending not in kinds:
-            raise UsageError(f"--plot {plot}: expected a file ending in .{', .'.join(kinds)}, got .{ending}")
 
 
 def _write_page(points: list[Point], args: argparse.Namespace) -> None:
@@ -174,35 +160,38 @@ def _rates(points: list[Point]) -> dict[str, list[str]]:
     }
 
 
-def _plot(points: list[Point], path: Path, figure: str) -> None:
-    """*figure* over the first variation, a line for each combination of the others."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        raise UsageError("--plot: matplotlib is not installed; pip install 'torch-distsim[plot]'") from None
-    _known(points, figure)
+def _plot(points: list[Point], figure: str) -> dict[str, Any]:
+    """*figure* over the first variation, a line for each combination of the others; plotly's, as plain data."""
+    from distsim.report.html.draw.figure import label
     from distsim.report.quantities import figure_name, figure_unit
 
+    _known(points, figure)
     first, *others = list(points[0].settings)
     lines: dict[str, tuple[list[Any], list[float]]] = {}
     for point in points:
         if figure in point.result.figures:
-            label = ", ".join(f"{name}={point.settings[name]}" for name in others)
-            xs, ys = lines.setdefault(label, ([], []))
+            name = ", ".join(f"{name}={point.settings[name]}" for name in others)
+            xs, ys = lines.setdefault(name, ([], []))
             xs.append(point.settings[first])
             ys.append(point.result.figures[figure])
     scale, unit = figure_unit(figure, max(abs(y) for _, ys in lines.values() for y in ys))
-    fig, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    for label, (xs, ys) in lines.items():
-        axes.plot([str(x) for x in xs], [y * scale for y in ys], marker="o", label=label or None)
-    axes.set_xlabel(first)
-    axes.set_ylabel(f"{figure_name(figure)} ({unit})")
-    axes.set_ylim(bottom=0)
-    axes.set_title(f"{points[0].result.name}: {figure_name(figure)} by {first}")
-    if others:
-        axes.legend()
-    fig.savefig(path)
-    pyplot.close(fig)
+    traces = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "x": [label(x) for x in xs],
+            "y": [y * scale for y in ys],
+            "name": label(name),
+        }
+        for name, (xs, ys) in lines.items()
+    ]
+    title = f"{points[0].result.name}: {figure_name(figure)} by {first}"
+    layout = {
+        "title": {"text": label(title)},
+        "width": 800,
+        "height": 500,
+        "showlegend": bool(others),
+        "xaxis": {"title": {"text": label(first)}, "type": "category"},
+        "yaxis": {"title": {"text": f"{figure_name(figure)} ({unit})"}, "rangemode": "tozero"},
+    }
+    return {"data": traces, "layout": layout}

@@ -35,7 +35,7 @@ def add_parser(subparsers: Any) -> None:
     instead.add_argument("--toml", action="store_true", help="print it as a cluster file, every key explained")
     show.add_argument("--graphml", metavar="FILE", type=Path, help="write its graph as GraphML")
     show.add_argument("--node-link", metavar="FILE", type=Path, help="write its graph as networkx node-link JSON")
-    show.add_argument("--plot", metavar="FILE", type=Path, help="draw it (.png, .svg, .pdf; needs matplotlib)")
+    show.add_argument("--plot", metavar="FILE", help="draw it (.html, .svg, .png, .pdf; extra: plot)")
     parser.set_defaults(func=run)
 
 
@@ -74,13 +74,14 @@ def _list(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     from distsim.cluster import load_cluster, preset_names, preset_variants
+    from distsim.report.image import check_image, write_image
 
     for flag, path, example in (
         ("--graphml", args.graphml, "cluster.graphml"),
         ("--node-link", args.node_link, "cluster.json"),
-        ("--plot", args.plot, "cluster.svg"),
     ):
         check_writable(None if path is None else str(path), flag, example)
+    check_image(args.plot)
     cluster = load_cluster(args.cluster)
     if args.graphml:
         from distsim.cluster.files.node_link import to_graphml
@@ -95,7 +96,7 @@ def _show(args: argparse.Namespace) -> int:
     if args.plot:
         from distsim.cluster.show.plot import plot
 
-        plot(cluster, args.plot)
+        write_image(plot(cluster), args.plot)
         say_written(args.plot)
     if args.json:
         from distsim.cluster.show.summary import to_json

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,9 @@ import pytest
 
 from distsim.cli import main
 from distsim.cluster import load_cluster, preset_names
+from distsim.cluster.show.plot import plot
 from tests.golden import assert_golden
+from tests.report.html.browser import CHROMIUM
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -116,38 +117,65 @@ def test_a_file_that_cannot_be_written_is_one_line(capsys: pytest.CaptureFixture
         ("gb200-nvl72:1", ["leaf0"], ["fabric: 0"]),
     ],
 )
-def test_a_picture(name: str, there: list[str], not_there: list[str], tmp_path: Path) -> None:
-    """matplotlib draws the first node whole and many others, which are like it, as one point; links have speeds."""
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "c.svg"
-    assert main(["topo", "show", name, "--plot", str(path)]) == 0
-    drawn = path.read_text()
-    assert "<svg" in drawn
+def test_a_picture(name: str, there: list[str], not_there: list[str]) -> None:
+    """The first node is drawn whole and many others, which are like it, as one point; links have speeds."""
+    drawn = json.dumps(plot(load_cluster(name)))
     assert [text for text in there if text not in drawn] == []
     assert [text for text in not_there if text in drawn] == []
 
 
+def test_a_picture_is_a_page_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With plotly's script in it."""
+    path = tmp_path / "c.html"
+    assert main(["topo", "show", "dgx-h100:2", "--plot", str(path)]) == 0
+    assert capsys.readouterr().err == f"wrote {path}\n"
+    page = path.read_text()
+    assert "dgx-h100: 2 nodes, 16 ranks" in page
+    assert 'src="http' not in page
+
+
 def test_a_picture_of_no_known_kind_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The ending chooses the format."""
-    pytest.importorskip("matplotlib")
     assert main(["topo", "show", "dgx-h100", "--plot", str(tmp_path / "c.xyz")]) == 2
-    assert "cannot draw" in capsys.readouterr().err
+    assert "expected a file ending in .html, .jpeg" in capsys.readouterr().err
 
 
-def test_without_matplotlib_a_picture_says_what_to_install(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(("package", "name"), [("plotly", "c.html"), ("kaleido", "c.png"), ("kaleido", "c")])
+def test_without_its_packages_a_picture_says_what_to_install(
+    package: str, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The extra is named."""
-    original = builtins.__import__
+    monkeypatch.setattr("distsim.report.image.find_spec", lambda found: None if found == package else found)
+    assert main(["topo", "show", "dgx-h100", "--plot", str(tmp_path / name)]) == 2
+    assert f"--plot: {package} is not installed; pip install 'torch-distsim[plot]'" in capsys.readouterr().err
 
-    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return original(name, *args, **kwargs)
 
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    assert main(["topo", "show", "dgx-h100", "--plot", str(tmp_path / "c.png")]) == 2
-    assert "pip install 'torch-distsim[plot]'" in capsys.readouterr().err
+def test_a_still_picture_without_a_chrome_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It says which kind takes none."""
+
+    def fails(*args: Any, **kwargs: Any) -> bytes:
+        raise RuntimeError("Kaleido requires Google Chrome\nto be installed.")
+
+    monkeypatch.setattr("distsim.report.image.find_spec", lambda name: name)
+    monkeypatch.setattr("plotly.io.to_image", fails)
+    assert main(["topo", "show", "dgx-h100", "--plot", str(tmp_path / "c.svg")]) == 2
+    told = capsys.readouterr().err
+    assert "Kaleido requires Google Chrome to be installed." in told
+    assert "write a .html instead" in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
+@pytest.mark.parametrize(("kind", "begin"), [("svg", b"<svg"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
+def test_a_still_picture_is_drawn_by_a_chrome(kind: str, begin: bytes, tmp_path: Path) -> None:
+    """By plotly's own export."""
+    pytest.importorskip("kaleido")
+    assert main(["topo", "show", "dgx-h100", "--plot", str(tmp_path / f"c.{kind}")]) == 0
+    assert (tmp_path / f"c.{kind}").read_bytes().startswith(begin)
 
 
 def test_a_wrong_cluster_is_a_mistake_of_use(capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,7 +52,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     ),
     "jinja2": ("distsim.report.html.page",),
     "markupsafe": ("distsim.report.html.page",),
-    "plotly": ("distsim.report.html.page",),
+    "plotly": ("distsim.report.html.page", "distsim.report.image"),
     "pydantic": ("distsim.scenario",),
     "rich": (
         "distsim.report",
@@ -65,7 +65,6 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "distsim.cluster.show.render",
         "distsim.scenario",
     ),
-    "matplotlib": ("distsim.cluster.show.plot", "distsim.scenario.explore.sweep", "distsim.cli"),
     "numpy": ("distsim.",),
 }
 """Third-party packages and the only modules that may import them."""

@@ -17,7 +17,7 @@ STAGES = {
     "mistake": "with contextlib.redirect_stderr(io.StringIO()):\n    code = main(['rnu'])\nassert code == 2",
 }
 UNUSED = {
-    *("networkx", "pydantic", "sympy", "matplotlib", "torch._dynamo", "torch._inductor", "torch.distributed.tensor"),
+    *("networkx", "pydantic", "sympy", "plotly", "torch._dynamo", "torch._inductor", "torch.distributed.tensor"),
     *("torch.distributed.fsdp", "distsim.realexec", "distsim.scenario", "distsim.plugin"),
 }
 HEAVY = ("torch", "numpy", "rich", "networkx", "simpy", "pydantic")

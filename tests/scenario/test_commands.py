@@ -215,7 +215,7 @@ def test_a_new_scenario_names_a_program_that_is_there(
     ("argv", "told"),
     [
         (["sweep", "x.toml", "--vary", "seed=1,2", "--csv", "/proc"], "--csv /proc: expected a file, got a folder"),
-        (["sweep", "x.toml", "--vary", "seed=1,2", "--plot", "/proc/x.png"], "--plot /proc/x.png: cannot be written"),
+        (["sweep", "x.toml", "--vary", "seed=1,2", "--plot", "/proc/x.html"], "--plot /proc/x.html: cannot be written"),
         (["sweep", "x.toml", "--vary", "seed=1,2", "--plot", "p.xyz"], "--plot p.xyz: expected a file ending in ."),
         (["scenario", "from", ".", "-o", "/proc/x.toml"], "-o /proc/x.toml: cannot be written"),
         (["diagnose", ".", "--report", "no/r.json"], "--report no/r.json: no folder no; create it first"),
@@ -231,8 +231,6 @@ def test_where_a_command_writes_is_told_before_it_works(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """One line, exit code 2, and nothing was run: the folder holds no records, and no rank printed."""
-    if "--plot" in argv:
-        pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     made(tmp_path, "[expect]", name="x")
     assert main(argv) == 2

@@ -1,6 +1,6 @@
 """Before and after a calibration: a table, bars for the terminal, and curves as SVG.
 
-The SVG is written by hand: matplotlib is an extra, and a calibration on a login node should not need it.
+The SVG is written by hand: a still picture of plotly takes a Chrome, which a login node does not have.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""A cluster as a picture, in layers: accelerators, PCIe, NICs, leaves, spines. Needs matplotlib."""
+"""A cluster as a figure of plotly, in layers: accelerators, PCIe, NICs, leaves, spines."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from pathlib import Path
+from collections.abc import Iterator
+from html import escape
+from typing import Any
 
 from distsim.cluster.graph.cluster import Cluster
 from distsim.errors import UsageError
@@ -46,18 +48,19 @@ _MAX_POINTS = 5000
 _MAX_ALIKE = 32
 """More switches of a layer than this are one point."""
 _MAX_NAMES = 90
+_Places = dict[str, tuple[float, float]]
 
 
-def plot(cluster: Cluster, path: Path) -> None:
-    """Draw *cluster* into *path* (the ending chooses the format): node 0 whole, of more than two nodes the others,
-    which are like it, as one point; the legend says what each kind of link is and how fast. On a grid a node is a
-    point."""
-    try:
-        from matplotlib import rc_context
-        from matplotlib.collections import LineCollection
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError("--plot needs matplotlib: pip install 'torch-distsim[plot]'") from None
+def plot(cluster: Cluster) -> dict[str, Any]:
+    """Draw *cluster*: node 0 whole, of more than two nodes the others, which are like it, as one point; the legend
+    says what each kind of link is and how fast. On a grid a node is a point.
+
+    Returns:
+        A figure of plotly, as plain data.
+
+    Raises:
+        UsageError: Where it would have too many points.
+    """
     names = _names(cluster)
     layers: dict[str, list[str]] = {}
     for vertex in cluster.vertices:
@@ -68,52 +71,63 @@ def plot(cluster: Cluster, path: Path) -> None:
     layers = {kind: list(dict.fromkeys(layer)) for kind, layer in layers.items()}
     if sum(len(layer) for layer in layers.values()) > _MAX_POINTS:
         raise UsageError(f"--plot draws up to {_MAX_POINTS} points; show fewer nodes, as in {cluster.name}:64")
+    nodes = "1 node" if cluster.num_nodes == 1 else f"{cluster.num_nodes} nodes"
+    title = f"{cluster.name}: {nodes}, {len(cluster.devices)} ranks"
     places = _places(layers)
-    counts = Counter(names.values())
-    figure = Figure(figsize=(12, 7.5), layout="constrained")
-    axes = figure.add_subplot()
+    axis = {"visible": False}
+    return {
+        "data": [*_link_traces(cluster, names, places), *_point_traces(cluster, names, layers, places)],
+        "layout": {
+            "title": {"text": escape(title, quote=False), "x": 0.5},
+            "width": 1200,
+            "height": 750,
+            "plot_bgcolor": "white",
+            "xaxis": axis,
+            "yaxis": axis,
+            "legend": {"orientation": "h", "x": 0.5, "xanchor": "center", "y": 0.0, "yanchor": "top"},
+        },
+    }
+
+
+def _link_traces(cluster: Cluster, names: dict[str, str], places: _Places) -> Iterator[dict[str, Any]]:
+    """The lines of each kind and speed; None lifts the pen."""
     fastest = max((link.bandwidth_bytes_per_s for link in cluster.links if link.kind != "loopback"), default=1.0)
     for (kind, rate), (pairs, number) in _lines(cluster, names).items():
-        axes.add_collection(
-            LineCollection(
-                [[places[a], places[b]] for a, b in pairs],
-                linewidths=0.5 + 2.5 * (rate / fastest) ** 0.5,
-                colors=_LINK_COLOURS.get(kind, "#bbbbbb"),
-                zorder=1,
-                label=f"{kind}: {format_bandwidth(rate)} each way ({number:,} links)",
-            )
-        )
+        ends = [point for a, b in pairs for point in (places[a], places[b], (None, None))]
+        yield {
+            "type": "scatter",
+            "mode": "lines",
+            "x": [x for x, _ in ends],
+            "y": [y for _, y in ends],
+            "line": {"width": 0.5 + 2.5 * (rate / fastest) ** 0.5, "color": _LINK_COLOURS.get(kind, "#bbbbbb")},
+            "name": f"{kind}: {format_bandwidth(rate)} each way ({number:,} links)",
+            "hoverinfo": "skip",
+        }
+
+
+def _point_traces(
+    cluster: Cluster, names: dict[str, str], layers: dict[str, list[str]], places: _Places
+) -> Iterator[dict[str, Any]]:
+    counts = Counter(names.values())
     for kind, layer in layers.items():
-        xs, ys = zip(*(places[name] for name in layer), strict=True)
         label = f"{kind} ({sum(counts[name] for name in layer)})"
         if kind == "host":
-            label = (
-                f"other nodes ({cluster.num_nodes - 1})"
-                if "gpu" in layers or "cpu" in layers
-                else f"nodes ({len(layer)})"
-            )
-        axes.scatter(
-            xs,
-            ys,
-            s=60 if len(layer) < 100 else 12,
-            c=_COLOURS[kind],
-            label=label,
-            zorder=2,
-        )
-    if len(places) <= _MAX_NAMES:
-        for name, place in places.items():
-            axes.annotate(name, place, (0, 6), textcoords="offset points", ha="center", fontsize=6, rotation=30)
-    axes.set_axis_off()
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=4, frameon=False, fontsize=8)
-    nodes = "1 node" if cluster.num_nodes == 1 else f"{cluster.num_nodes} nodes"
-    axes.set_title(f"{cluster.name}: {nodes}, {len(cluster.devices)} ranks")
-    try:
-        with rc_context({"svg.fonttype": "none"}):  # texts as texts: one can look for a name
-            figure.savefig(path, dpi=150)
-    except ValueError as error:
-        raise UsageError(f"cannot draw {path}: {error}") from None
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+            whole = "gpu" in layers or "cpu" in layers
+            label = f"other nodes ({cluster.num_nodes - 1})" if whole else f"nodes ({len(layer)})"
+        texts = [escape(name, quote=False) for name in layer]
+        yield {
+            "type": "scatter",
+            "mode": "markers+text" if len(places) <= _MAX_NAMES else "markers",
+            "x": [places[name][0] for name in layer],
+            "y": [places[name][1] for name in layer],
+            "text": texts,
+            "textposition": "top center",
+            "textfont": {"size": 9},
+            "hovertext": texts,
+            "hoverinfo": "text",
+            "marker": {"size": 12 if len(layer) < 100 else 5, "color": _COLOURS[kind]},
+            "name": label,
+        }
 
 
 def _names(cluster: Cluster) -> dict[str, str]:
@@ -150,11 +164,11 @@ def _lines(cluster: Cluster, names: dict[str, str]) -> Lines:
     return {key: (list(pairs), number) for key, (pairs, number) in found.items() if pairs}
 
 
-def _places(layers: dict[str, list[str]]) -> dict[str, tuple[float, float]]:
+def _places(layers: dict[str, list[str]]) -> _Places:
     """Each layer spread evenly over the width. Routers (no leaves below) stand on an arch, so that the links
     between them do not hide each other.
     """
-    places: dict[str, tuple[float, float]] = {}
+    places: _Places = {}
     for kind, layer in layers.items():
         for position, name in enumerate(layer):
             x = (position + 0.5) / len(layer)

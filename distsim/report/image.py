@@ -1,0 +1,73 @@
+"""A figure of plotly as a file: a page that needs nothing else, or a still picture by plotly's own export."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from distsim.errors import UsageError
+from distsim.text.writable import check_writable
+
+__all__ = ["check_image", "write_image"]
+
+PAGE = "html"
+STILL = ("jpeg", "jpg", "pdf", "png", "svg", "webp")
+"""Kinds that plotly exports with kaleido, which starts a Chrome."""
+
+
+def check_image(path: str | None, flag: str = "--plot") -> None:
+    """Refuse, before anything runs, a picture that cannot be drawn or written there.
+
+    Args:
+        path: The file; without an ending it is a .png. None where no picture is asked for.
+        flag: The command line's name for it, for messages.
+
+    Raises:
+        UsageError: Of an unknown ending, a folder that is not there, or a package that is not installed.
+    """
+    if path is None:
+        return
+    check_writable(path, flag, "plot.html")
+    kind = _kind(path)
+    if kind not in (PAGE, *STILL):
+        raise UsageError(f"{flag} {path}: expected a file ending in .{', .'.join((PAGE, *STILL))}, got .{kind}")
+    for package in ("plotly",) if kind == PAGE else ("plotly", "kaleido"):
+        if find_spec(package) is None:
+            raise UsageError(f"{flag}: {package} is not installed; pip install 'torch-distsim[plot]'")
+
+
+def write_image(figure: Mapping[str, Any], path: str, flag: str = "--plot") -> None:
+    """Write *figure*, plotly's `data` and `layout` as plain data.
+
+    Args:
+        figure: What is drawn; its layout has a `width` and a `height` in pixels.
+        path: The file, which `check_image` has found good.
+        flag: The command line's name for it, for messages.
+
+    Raises:
+        UsageError: Where the file cannot be written, or no Chrome can be started.
+    """
+    import plotly.io
+
+    kind = _kind(path)
+    try:
+        if kind == PAGE:
+            content = plotly.io.to_html(figure, include_plotlyjs=True, validate=False).encode()
+        else:
+            content = plotly.io.to_image(figure, format=kind, scale=2, validate=False)
+    except RuntimeError as error:  # kaleido finds no Chrome, or one that does not start
+        told = " ".join(str(error).split())
+        raise UsageError(
+            f"{flag} {path}: plotly draws a .{kind} with a Chrome, which could not be started ({told:.200}); write a "
+            ".html instead, or install Chrome (plotly_get_chrome)"
+        ) from None
+    try:
+        Path(path).write_bytes(content)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _kind(path: str) -> str:
+    return Path(path).suffix[1:].lower() or "png"
