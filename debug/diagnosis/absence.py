@@ -59,10 +59,10 @@ def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims
 
 def _hung_up(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> bool:
     """*ranks* run, and all that waited for them have lost the connection: a process that lives keeps its connections
-    until its group is destroyed."""
+    until its group is destroyed. A timeout says nothing of a connection."""
     said = [last_words(case.index.died_inside(r), case.index.states[r]) for r in victims]
     running = case.index.states[ranks[0]].phase is Phase.RUNNING
-    return running and bool(victims) and all(words is not None and aftermath(words) for words in said)
+    return running and bool(victims) and all(aftermath(words) and not timed_out(words) for words in said)
 
 
 def _past_the_loop(case: Case, call: CallRecord, ranks: Sequence[int]) -> bool:

@@ -11,6 +11,7 @@ from distsim.debug.evidence.call_records import call_records
 from distsim.debug.evidence.procfs import Process, look, signal_name
 from distsim.debug.evidence.stack_capture import crash_stack, is_library, user_part
 from distsim.debug.evidence.typed import MOST_RANKS, whole
+from distsim.debug.matching.secondary_errors import lost_in, timed_out
 from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, RankState, Site, StoreWait
 from distsim.debug.records.frames import absolute
 from distsim.debug.records.remote import SERVE
@@ -43,6 +44,8 @@ WAITS_FOR_THREADS = ("/threading.py", "/queue.py", "/concurrent/futures/_base.py
 """A main thread that stands in one of these waits for another thread of its process."""
 HELD_S = 2.0
 """One that holds the interpreter for so long while others wait is told of, as a warning."""
+NOTICED_S = 3.0
+"""After so long at most it is seen that a rank stands still."""
 SILENT_S = 1.0
 """A heartbeat this old (it beats ten times a second) means that no thread of the process gets the interpreter."""
 
@@ -204,6 +207,7 @@ def settle_stuck(evidence: Evidence) -> None:
     One that has not made its first call when patience is over never joined; how long it has been there itself says
     nothing: who waits may have come a moment ago. A rank whose program has ended is in no loop, and stuck nowhere."""
     patience_s = evidence.hang_after_s
+    _settle_given_up(evidence)
     blocked = [s.since_s for s in evidence.ranks.values() if s.phase is Phase.BLOCKED and s.since_s is not None]
     if patience_s is None or not blocked:
         return
@@ -222,6 +226,21 @@ def settle_stuck(evidence: Evidence) -> None:
         if holds or min(evidence.watched_s(last_s), waited_s) > max(patience_s, 0.5):
             state.phase = Phase.HOST_STUCK
             state.since_s = evidence.now_s - silent_s if holds else last_s
+
+
+def _settle_given_up(evidence: Evidence) -> None:
+    """Others have waited for as long as torch's timeout, and have raised: a rank that stood still all the while, outside
+    of any call, is stuck. One that computed was too slow."""
+    waited_s = 0.0
+    for rank, state in evidence.ranks.items():
+        lost = lost_in(evidence.records.get(rank, ()), state) if state.phase is Phase.RAISED else None
+        if lost is not None and timed_out(lost.error) and lost.completed_s is not None:
+            waited_s = max(waited_s, lost.completed_s - lost.issued_s)
+    for state in evidence.ranks.values() if waited_s else ():
+        still_s = max(state.idle_s or 0.0, state.silent_s or 0.0)
+        if state.phase is Phase.RUNNING and not state.leaving and still_s >= max(1.0, waited_s - NOTICED_S):
+            state.phase = Phase.HOST_STUCK
+            state.since_s = evidence.now_s - still_s
 
 
 def _at_large(reader: RingReader, waiting: Sequence[CallRecord], inner: Site | None) -> bool:

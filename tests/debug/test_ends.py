@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
+from distsim.debug.evidence.rank_state import settle_stuck
 from distsim.debug.matching.secondary_errors import own_fault
 from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
 from distsim.debug.records.kinds import Kind
@@ -399,3 +400,29 @@ def test_ranks_that_their_launcher_ended_are_no_finding_beside_one() -> None:
     alone = play(2, {0: [], 1: []})
     gone = {rank: RankState(rank, Phase.KILLED, signal="SIGTERM", over=True) for rank in (0, 1)}
     assert [d.kind for d in diagnose(replace(alone, ranks=gone))] == [Kind.RANK_KILLED]
+
+
+def third_step(idle_s: float | None, silent_s: float | None = None) -> Evidence:
+    """Rank 1 runs at line 11 of a loop whose call at line 12 both have made twice; rank 0 gave up on it after 30 s."""
+    evidence = play(2, lambda r: [all_reduce(12)] * (3 - r) + [run(11)] * r, hang_after_s=60.0)
+    call = evidence.records[0][-1]
+    call.error = "RuntimeError: Timed out waiting 30000ms for recv operation to complete"
+    die_inside(evidence, 0, Phase.RAISED, call.issued_s + 30.0, exception=call.error)
+    evidence.now_s = call.issued_s + 30.5
+    evidence.ranks[1].idle_s, evidence.ranks[1].silent_s = idle_s, silent_s
+    settle_stuck(evidence)
+    return evidence
+
+
+@pytest.mark.parametrize(("idle_s", "silent_s"), [(29.0, None), (0.0, 30.0)])
+def test_a_rank_that_stood_still_until_the_others_gave_up_is_stuck(idle_s: float, silent_s: float | None) -> None:
+    """In its data loader, or in a call that holds the GIL: it has not made fewer iterations, it is in the same one."""
+    (d,) = diagnose(third_step(idle_s, silent_s))
+    assert (d.kind, d.culprits, d.victims) == (Kind.HOST_STUCK, (1,), (0,))
+
+
+def test_a_rank_that_computes_until_the_others_give_up_is_missing() -> None:
+    """It was too slow for the timeout, and is still in the same iteration."""
+    (d,) = diagnose(third_step(0.5))
+    assert (d.kind, d.culprits, d.victims) == (Kind.MISSING_RANK, (1,), (0,))
+    assert "longer timeout" in d.suggestion
