@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from distsim.debug.diagnosis.diagnose import diagnose
-from distsim.debug.diagnosis.inconclusive import Inconclusive, inconclusive
+from distsim.debug.diagnosis.inconclusive import Inconclusive, inconclusive, interruption
 from distsim.debug.diagnosis.stragglers import as_findings
 from distsim.debug.evidence.from_dumps import Dump, dump_evidence, named_rank, read_dump
 from distsim.debug.evidence.guard_flags import findings
 from distsim.debug.evidence.procfs import look, signal_name
 from distsim.debug.evidence.rank_state import Knowledge, build_evidence, origin_of, read_exits
+from distsim.debug.evidence.typed import text
 from distsim.debug.monitor.pace import recent_stragglers
 from distsim.debug.records import Evidence, Phase, RankState
 from distsim.debug.records.diagnosis import Diagnosis
@@ -244,7 +245,9 @@ def _from_rings(
         evidence.unrecorded = frozenset(rank for rank, state in extra.items() if state.exit_code is None)
         if damaged := next((reader for reader in some if reader.damage), None):
             raise ValueError(damaged.damage)
-        said = _verdict(directory, some[0].header.job)
+        said, places = _verdict(directory, some[0].header.job)
+        if places and not any(d.exit_code for d in said):
+            return Found(said, evidence, complaints, interruption(places))
         diagnoses = said or diagnose(evidence)
         if not any(d.exit_code for d in diagnoses) and (slow := recent_stragglers(some)):
             evidence.findings = (*evidence.findings, *as_findings(slow))
@@ -302,16 +305,18 @@ def _without_ring(readers: Sequence[RingReader], known: Knowledge, world_size: i
     return states
 
 
-def _verdict(directory: Path, job: str) -> list[Diagnosis]:
-    """What the monitor said of this job while its ranks lived: it saw more than is left."""
+def _verdict(directory: Path, job: str) -> tuple[list[Diagnosis], list[str]]:
+    """What the monitor said of this job while its ranks lived: it saw more than is left. And where the ranks were when
+    the job was interrupted, as lines."""
     for path in (verdict_path(directory, job), directory / "verdict.json"):
         try:
             said = load_json(read_bytes(path, LARGEST_VERDICT))
             if said.get("job", job) == job:
-                return diagnoses_from_json(said)
+                places = said.get("interrupted", ())
+                return diagnoses_from_json(said), [text(line, "interrupted", 400) for line in places]
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
-    return []
+    return [], []
 
 
 def _load_dumps(directory: Path) -> tuple[list[Dump], set[int], list[str]]:

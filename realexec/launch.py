@@ -294,10 +294,12 @@ def _exits_recorded(kept: _Folder) -> Iterator[None]:
         def close(self: Any, *args: Any, _original: Any = original, **kwargs: Any) -> Any:
             kept.restore()
             kept.contexts.append(self)
-            if isinstance(sys.exception(), SignalException):
+            ended_by = sys.exception()
+            interrupted = isinstance(ended_by, SignalException)
+            if isinstance(ended_by, SignalException):
                 with contextlib.suppress(OSError):
-                    write_private(directory / MARKER, "{}")
-            if _note_exits(self, directory) and not getattr(self, "_distsim_asked", False):
+                    write_private(directory / MARKER, json.dumps({"signal": signal.Signals(ended_by.sigval).name}))
+            if (_note_exits(self, directory) or interrupted) and not getattr(self, "_distsim_asked", False):
                 self._distsim_asked = True
                 ask(directory)
             answer = _original(self, *args, **kwargs)

@@ -11,7 +11,7 @@ from distsim.debug.records import CallRecord, HostWait, Phase, StoreWait
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.debug.words.advice import advice, raised_advice
-from distsim.debug.words.phrases import capital, exception_line, ranks_text, several, some_ranks_text
+from distsim.debug.words.phrases import are, capital, exception_line, place, ranks_text, several, some_ranks_text
 
 __all__ = ["death", "host_wait", "in_flight_exception"]
 
@@ -28,6 +28,7 @@ _AT_THE_END = (
     "Nothing is lost but its exit code: a thread of torch or of another library outlived the interpreter. "
     "Let rank 0 end last (a barrier, then destroy_process_group()); its log has the last words."
 )
+FROM_OUTSIDE = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
 _UNSEEN = (
     "Look at its log, and at the kernel log of its host (out of memory). A process that another program has taken over "
     "(os.execv), or that C code ends, is gone like this, too."
@@ -37,6 +38,8 @@ _UNSEEN = (
 def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
     """Ranks that went the same way: `rank_raised`, `rank_exited`, `rank_killed`, frozen, stuck, absent."""
     first = case.index.states[ranks[0]]
+    if first.signal in FROM_OUTSIDE and not first.over and len(ranks) == case.index.evidence.world_size > 1:
+        return _ended_from_outside(case, ranks)
     unseen = first.phase is Phase.KILLED and first.signal is None
     kind = Kind.RANK_EXITED if unseen else _KIND.get(first.phase, Kind.HOST_STUCK)
     call = case.first_wait(ranks)
@@ -62,6 +65,25 @@ def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis
         else advice(kind, who=some_ranks_text(ranks)),
         since_s=first.since_s if first.since_s is not None else (call.issued_s if call else None),
         sites=sites,
+    )
+
+
+def _ended_from_outside(case: Case, ranks: Sequence[int]) -> Diagnosis:
+    """All ranks have got a signal by which people, launchers and schedulers end a job."""
+    places: dict[str, list[int]] = {}
+    for rank in ranks:
+        places.setdefault(place(case.site(rank), function=True), []).append(rank)
+    signal = case.index.states[ranks[0]].signal
+    where = "; ".join(f"{ranks_text(some)} {are(some, 'was', 'were')} at {at}" for at, some in places.items())
+    return case.diagnosis(
+        Kind.RANK_KILLED,
+        ranks,
+        (),
+        call=None,
+        explanation=f"All ranks were ended by {signal}, as a person, a launcher, a scheduler or a time limit ends a job. "
+        f"{capital(where)}.",
+        suggestion="If the job was stuck, look at where its ranks were. If it was not, nothing is wrong with them.",
+        since_s=case.index.states[ranks[0]].since_s,
     )
 
 

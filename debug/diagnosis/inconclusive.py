@@ -9,7 +9,7 @@ from distsim.debug.records import CallWait, Evidence
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.words.phrases import are, call_text, capital, group_text, place, ranks_text
 
-__all__ = ["Inconclusive", "inconclusive"]
+__all__ = ["Inconclusive", "inconclusive", "interruption"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,16 @@ class Inconclusive:
 
     def __str__(self) -> str:
         return " ".join([f"{capital(self.text)}.", *self.details])
+
+
+def interruption(places: Sequence[str]) -> Inconclusive:
+    """The job was ended from outside while nothing was proven; *places* says where its ranks were."""
+    return Inconclusive(
+        "the job was interrupted, and its ranks were ended; where they were:",
+        tuple(places),
+        "If it was stuck, the stacks say where: look at the rank that is elsewhere than the others. If it was not, "
+        "nothing is wrong.",
+    )
 
 
 def inconclusive(diagnoses: Sequence[Diagnosis], evidence: Evidence, *, dumps: bool) -> Inconclusive | None:

@@ -229,8 +229,8 @@ def settle_stuck(evidence: Evidence) -> None:
 
 
 def _settle_given_up(evidence: Evidence) -> None:
-    """Others have waited for as long as torch's timeout, and have raised: a rank that stood still all the while, outside
-    of any call, is stuck. One that computed was too slow."""
+    """Others have waited for as long as torch's timeout, and have raised: a rank that stood still all the while,
+    outside of any call, is stuck. One that computed was too slow."""
     waited_s = 0.0
     for rank, state in evidence.ranks.items():
         lost = lost_in(evidence.records.get(rank, ()), state) if state.phase is Phase.RAISED else None

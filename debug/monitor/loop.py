@@ -87,6 +87,8 @@ class Monitor:
         self.pace = Pace()
         self.told: set[tuple[Any, ...]] = set()
         self.diagnoses: list[Diagnosis] = []
+        self.places: list[str] = []
+        """Where the ranks were when the job was interrupted, as lines."""
         self.evidence: Evidence | None = None
         self._started = time.monotonic()
         self._last_counts: tuple[int, ...] = ()
@@ -201,11 +203,13 @@ class Monitor:
             return
         now = time.monotonic()
         self._asked = self._asked or now
-        if not self.exit_code and now - self._asked < DEATH_SETTLE_S:
+        if self._interrupted():
+            self._show_places()
+        elif not self.exit_code and now - self._asked < DEATH_SETTLE_S:
             return
-        if not self.exit_code and not self._judges() and now - self._asked < DEATH_SETTLE_S + 2.5:
+        elif not self.exit_code and not self._judges() and now - self._asked < DEATH_SETTLE_S + 2.5:
             return  # the leader's verdict is on its way
-        if not self.exit_code and self._judges():
+        elif not self.exit_code and self._judges():
             evidence = self.look()
             self.tell(self._judgement(evidence), evidence)
         self._asked = None
@@ -343,7 +347,12 @@ class Monitor:
         """Take back what was told as a warning and no longer holds: it went on by itself."""
         warned = [d for d in self.diagnoses if d.provisional]
         now = time.monotonic()
-        if not warned or self.aborted or (now - self._last_withdrawn < WITHDRAW_S and not at_the_end):
+        if (
+            not warned
+            or self.aborted
+            or self._interrupted()
+            or (now - self._last_withdrawn < WITHDRAW_S and not at_the_end)
+        ):
             return
         self._last_withdrawn = now
         now_found = diagnose(self.look())
@@ -460,10 +469,20 @@ class Monitor:
             console.print(render_diagnoses(new, evidence), crop=False)
             sys.stderr.flush()
 
-    def _print_places(self) -> None:
-        lines = where_ranks_were(self.look()) if self.host.readers else []
+    def _show_places(self) -> None:
+        """Where the ranks are at an interrupt, with their stacks: printed once, and kept for `distsim diagnose`."""
+        if self.places or not self.host.readers:
+            return
+        from distsim.debug.report.lines import Line
+        from distsim.debug.report.render import stack_lines, stack_of
+
+        evidence = self.look(stacks=True)
+        stacks = {rank: stack for rank in evidence.ranks if (stack := stack_of(rank, evidence))}
+        lines = [*map(Line, where_ranks_were(evidence)), *(stack_lines(stacks) if stacks else ())]
+        self.places = [" " * (line.indent - 2) + line.text for line in lines]
+        text = "\n".join(part.plain.rstrip() for line in lines for part in line.wrapped(120))
         with contextlib.suppress(OSError):
-            print(printable("\n  ".join(["INTERRUPTED", *lines])), file=sys.stderr, flush=True)
+            print(printable(f"INTERRUPTED\n{text}"), file=sys.stderr, flush=True)
 
     def _say_notes(self) -> None:
         """What was not as it should be, once and in a line each."""
@@ -486,6 +505,8 @@ class Monitor:
             "rings": str(self.directory),
             "job": next((reader.header.job for reader in self.host.readers.values()), ""),
         }
+        if self.places:
+            report["interrupted"] = self.places
         if self.inconclusive:
             report["inconclusive"] = self.inconclusive
         self._save(report, [*self._verdict_paths(), *filter(None, [self.settings.report])])
@@ -537,9 +558,10 @@ class Monitor:
             if self.exit_code:
                 found = []  # what died after the verdict died of it
             self.tell(found, evidence)
-        if not self.diagnoses:
-            if self._interrupted():
-                self._print_places()
+        if self._interrupted() and not self.exit_code:
+            self._show_places()
+            self._write()
+        elif not self.diagnoses:
             self._write()
         self.together.goodbye()
         if not self.diagnoses and self._ours():

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import ConsoleOptions, RenderResult
@@ -30,6 +30,7 @@ __all__ = [
     "DiagnosisReport",
     "render_diagnoses",
     "shown_tracebacks",
+    "stack_lines",
     "stack_of",
     "verdict",
 ]
@@ -319,8 +320,12 @@ def _stacks(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
         stack = stack_of(rank, evidence)
         if stack:
             stacks[rank] = stack
-    if not any(len(stack) > 1 for stack in stacks.values()):
-        return
+    if any(len(stack) > 1 for stack in stacks.values()):
+        yield from stack_lines(stacks)
+
+
+def stack_lines(stacks: Mapping[int, Sequence[Site]]) -> Iterator[Line]:
+    """The stacks (innermost frame first) as one tree, a line a frame."""
     lines = merge_stacks(stacks).lines()
     yield Line("stacks, outermost frame first:")
     columns = min(24, max(len(format_ranks(node.ranks)) for _, node in lines))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from distsim.debug.records import CallRecord, Evidence, State
+from distsim.debug.records import CallRecord, Evidence, Phase, RankState, State
 from distsim.debug.report.stack_tree import merge_equal
 from distsim.debug.words.phrases import capital, group_text, numbered, place, ranks_text, several, state_text
 
 __all__ = ["MARKER", "MOST_LINES", "first_places", "sentences", "where_ranks_were", "whereabouts"]
 
 MARKER = "interrupted.json"
-"""The launcher leaves it in the folder of the rings before it ends the ranks."""
+"""The launcher leaves it in the folder of the rings, with the signal's name, before it ends the ranks."""
 MOST_LINES = 8
 
 
@@ -31,8 +31,8 @@ def sentences(together: Mapping[str, Iterable[int]]) -> list[str]:
 
 
 def where_ranks_were(evidence: Evidence) -> list[str]:
-    """Of ranks whose calls are all that is known: a line for all that were in, or had last ended, the same call."""
-    texts = {rank: _where(evidence.records.get(rank) or ()) for rank in sorted(evidence.ranks)}
+    """A line for all ranks that were at the same line of the program, in or past the same call."""
+    texts = {rank: _where(state, evidence.records.get(rank) or ()) for rank, state in sorted(evidence.ranks.items())}
     return first_places([f"{capital(ranks_text(ranks))} {several(text, ranks)}." for ranks, text in merge_equal(texts)])
 
 
@@ -45,10 +45,15 @@ def first_places(lines: Sequence[str], rest: str = "") -> list[str]:
     return [*lines[:MOST_LINES], f"... and {left} more place{'s' * (left > 1)}{has}"]
 
 
-def _where(calls: Sequence[CallRecord]) -> str:
+def _where(state: RankState, calls: Sequence[CallRecord]) -> str:
+    on_host = state.phase in (Phase.RUNNING, Phase.HOST_STUCK, Phase.FROZEN) and state.site is not None
     if not calls:
-        return "had made no call yet"
+        return (
+            f"was at {place(state.site, function=True)}, before its first call" if on_host else "had made no call yet"
+        )
     last = max(calls, key=lambda call: call.issued_s)
     on = "" if last.is_p2p else f" on {group_text(last.group)}"
+    if last.state is State.COMPLETED and on_host:
+        return f"was at {place(state.site, function=True)}, past {numbered(last)}{on} at {place(last.site)}"
     verb = "was past" if last.state is State.COMPLETED else "was in"  # the interrupt itself made it fail
     return f"{verb} {numbered(last)}{on}, at {place(last.site, function=True)}"

@@ -426,3 +426,12 @@ def test_a_rank_that_computes_until_the_others_give_up_is_missing() -> None:
     (d,) = diagnose(third_step(0.5))
     assert (d.kind, d.culprits, d.victims) == (Kind.MISSING_RANK, (1,), (0,))
     assert "longer timeout" in d.suggestion
+
+
+def test_a_signal_to_all_ranks_comes_from_outside() -> None:
+    """A launcher or a time limit ends a job: the kernel's log has nothing about it, and where the ranks were counts."""
+    (d,) = diagnose(play(3, lambda r: [all_reduce(10), killed("SIGTERM")]))
+    assert (d.kind, d.culprits, d.exit_code) == (Kind.RANK_KILLED, (0, 1, 2), 1)
+    assert "All ranks were ended by SIGTERM" in d.explanation
+    assert "train.py:10" in d.explanation
+    assert "kernel log" not in d.suggestion

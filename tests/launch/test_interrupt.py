@@ -54,6 +54,55 @@ def test_ctrl_c_blames_nobody_and_says_where_the_ranks_were(tmp_path: Path) -> N
     assert job.returncode == 130, said
 
 
+STUCK = """
+import queue
+import torch
+import torch.distributed as dist
+from pathlib import Path
+
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(4))
+if dist.get_rank() == 0:
+    Path("ready").write_text("now")
+queue.Queue().get()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.soak) for n in (signal.SIGINT, signal.SIGQUIT))]
+)
+def test_a_stuck_job_that_is_ended_leaves_the_stacks_of_all_ranks(number: signal.Signals, tmp_path: Path) -> None:
+    """A time limit ends a job before the guard does: both the job and `distsim diagnose` show where its ranks were."""
+    (tmp_path / "train.py").write_text(STUCK)
+    os.mkfifo(tmp_path / "ready")
+    ready = os.open(tmp_path / "ready", os.O_RDONLY | os.O_NONBLOCK)
+    program = [sys.executable, "-m", "distsim"]
+    environ = dict(os.environ, PYTHONPATH=str(HERE.parents[1]), OMP_NUM_THREADS="1")
+    job = subprocess.Popen(
+        [*program, "run", "--on", "gloo", "--nproc-per-node", "2", "--rings", "rings", "train.py"],
+        cwd=tmp_path,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert select.select([ready], [], [], 90)[0]
+    os.close(ready)
+    job.send_signal(number)
+    said, _ = job.communicate(timeout=60)
+    assert job.returncode == 128 + number, said
+    again = subprocess.run(
+        [*program, "diagnose", "rings"], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
+    )
+    assert again.returncode == 2
+    assert "killed" not in again.stdout
+    for text in (said[said.index("INTERRUPTED") :], again.stdout):
+        assert "Ranks 0,1 were at train.py:11" in text, text
+        assert "queue.py" in text, text
+
+
 HOLDS_THE_MONITOR = """
 import os
 import signal
