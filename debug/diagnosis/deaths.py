@@ -80,7 +80,7 @@ def _ended_from_outside(case: Case, ranks: Sequence[int]) -> Diagnosis:
         ranks,
         (),
         call=None,
-        explanation=f"All ranks were ended by {signal}, as a person, a launcher, a scheduler or a time limit ends a job. "
+        explanation=f"All ranks were ended by {signal}, as a person, a launcher, a scheduler or a time limit ends one. "
         f"{capital(where)}.",
         suggestion="If the job was stuck, look at where its ranks were. If it was not, nothing is wrong with them.",
         since_s=case.index.states[ranks[0]].since_s,
