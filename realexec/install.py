@@ -159,9 +159,8 @@ def remove() -> None:
     """Take the guard off again: groups made under guard go on, unrecorded."""
     global _session, _settings, _refused
     _refused = False
-    for hook in _hooks:
-        hook.remove()
-    _hooks.clear()
+    while _hooks:  # in reverse: some replace what others have replaced
+        _hooks.pop().remove()
     session, _session, _settings = _session, None, None
     if session is not None:
         for guard in list(session.guards):

@@ -35,6 +35,7 @@ from distsim.realexec.last_line import failure_line, say_if_killed, verdict_line
 from distsim.realexec.mpi import launch as mpi
 from distsim.realexec.mpi.mpirun import started_by_mpirun
 from distsim.realexec.run_folder import clear, forget_old_runs, refuse_company
+from distsim.torch_compat import elastic
 
 __all__ = ["launch"]
 
@@ -349,7 +350,7 @@ def _codes(context: Any) -> dict[int, int]:
             if code is not None:
                 codes[local_rank] = code
         return codes
-    spawned = getattr(context, "_pc", None)
+    spawned = getattr(context, elastic.PROCESSES, None)
     for local_rank, process in enumerate(getattr(spawned, "processes", ())):
         if process.exitcode is not None:
             codes[local_rank] = process.exitcode

@@ -23,6 +23,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from distsim.debug.records import Site
+from distsim.torch_compat.rpc import ASYNC_EXECUTION
 
 __all__ = [
     "DEPTH",
@@ -292,7 +293,7 @@ def raised_at(trace: TracebackType | None) -> tuple[Site, ...]:
 
 def defined_at(function: Any) -> Site | None:
     """The first line of a function of the program's; None of anybody else's."""
-    code = getattr(getattr(function, "_wrapped_async_rpc_function", function), "__code__", None)  # async_execution's
+    code = getattr(getattr(function, ASYNC_EXECUTION, function), "__code__", None)  # async_execution's
     if code is None or owner(code.co_filename) is Owner.MACHINERY:
         return None
     return Site(shown(code.co_filename), code.co_firstlineno, code.co_qualname)

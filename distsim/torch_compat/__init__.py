@@ -5,4 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = ["compiler", "ddp", "groups", "names", "patches", "rpc", "stores", "works"]
+__all__ = ["compiler", "ddp", "elastic", "groups", "names", "patches", "rpc", "stores", "works"]

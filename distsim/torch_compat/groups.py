@@ -5,11 +5,16 @@ A group's methods are looked up on the class, so that an entry is the unbound me
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
 from distsim.torch_compat.names import FEATURE, GUARD, OPTIONAL, SIM, Name
 
-__all__: list[str] = []
+__all__ = ["share_backends", "tables", "timeout_of", "without_hooks"]
 
 C10D = "torch.distributed.distributed_c10d."
+TABLES = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg")
 GROUP = "torch._C._distributed_c10d.ProcessGroup."
 
 
@@ -25,6 +30,10 @@ WORLD = Name(
     GUARD | SIM,
     public="get_process_group_ranks and get_pg_count for parts of it",
 )
+DEFAULT_GROUP = Name(C10D + "_world._default_pg", "the short path of calls on the default group", OPTIONAL)
+COALESCING = Name(C10D + "_world._pg_coalesce_state", "the short path of calls in a coalescing block", OPTIONAL)
+RENDEZVOUS = Name(C10D + "rendezvous", "the beginning of init_process_group", GUARD | SIM)
+SPLIT_GROUP = Name(C10D + "split_group", "groups that split_group makes", FEATURE)
 NEW_GROUP_HELPER = Name(
     C10D + "_new_process_group_helper",
     "every group that init_process_group and new_group make",
@@ -69,3 +78,31 @@ EXACT_TYPE = Name(
     OPTIONAL,
     test=_asks_exact_type,
 )
+
+
+def share_backends(source: Any, target: Any, backend_type: Callable[[Any], Any]) -> dict[str, Any]:
+    """Give the backends, name and description of the group *source* to *target*; the backends by type of device."""
+    backends = {}
+    for device in source._device_types:
+        backend = backends[device.type] = source._get_backend(device)
+        target._register_backend(device, backend_type(backend), backend)
+    if backends:
+        target._set_default_backend(backend_type(next(iter(backends.values()))))
+        target._set_group_name(source.group_name)
+        target._set_group_desc(source.group_desc)
+    return backends
+
+
+def timeout_of(backend: Any) -> timedelta | None:
+    """How long the calls of a backend may take; None where it does not say."""
+    return getattr(getattr(backend, "options", None), "_timeout", None)
+
+
+def without_hooks(group: Any) -> bool:
+    """The answer of a group in a release without `_has_hooks`."""
+    return False
+
+
+def tables(world: Any) -> list[dict[Any, Any]]:
+    """Every table of torch's that may have a group as a key or in a list."""
+    return [getattr(world, name) for name in TABLES if hasattr(world, name)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import functools
 import importlib
+import operator
 import pkgutil
 import sys
 from collections.abc import Callable
@@ -62,6 +63,11 @@ class Name:
     test: Callable[[], bool] | None = None
 
     @property
+    def private(self) -> bool:
+        """Whether torch promises nothing about it; public functions are listed where they are replaced."""
+        return any(part.startswith("_") and not part.startswith("__") for part in self.path.split("."))
+
+    @property
     def attribute(self) -> str:
         """The last part of the path."""
         return self.path.rpartition(".")[2]
@@ -77,6 +83,10 @@ class Name:
             self.leave_out()
             return default
         return value
+
+    def getter(self) -> Callable[[Any], Any]:
+        """A function that reads the attribute of an object, for paths that cannot afford a lookup."""
+        return operator.attrgetter(self.attribute)
 
     def exists(self) -> bool:
         """Whether this torch has the name."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +48,13 @@ class Patches:
                 self.put(holder, name.attribute, patched)
         return True
 
+    def exchange(self, name: Name, replacement: Callable[[Any], Any]) -> bool:
+        """Replace the function *name* by `replacement(original)`, for paths that cannot afford one more call."""
+        original = name.get()
+        if original is not MISSING:
+            self.put(name.holder(), name.attribute, functools.wraps(original)(replacement(original)))
+        return original is not MISSING
+
     def put(self, holder: Any, attribute: str, value: Any) -> None:
         """Replace one attribute of *holder*, which exists.
 
@@ -55,12 +63,23 @@ class Patches:
         """
         if inspect.ismodule(holder) and hasattr(builtins, attribute) and attribute not in vars(holder):
             raise TypeError(f"{holder.__name__}.{attribute} would hide the built-in {attribute!r} from that module")
-        before = vars(holder).get(attribute, MISSING) if hasattr(holder, "__dict__") else getattr(holder, attribute)
         original = getattr(holder, attribute, MISSING)
+        before = original if attribute == "__code__" else vars(holder).get(attribute, MISSING)
         if original is not MISSING and isinstance(original, type) != isinstance(value, type):
             raise TypeError(f"{attribute} of torch is a {type(original).__name__}, its replacement is not")
         self._undo.append((holder, attribute, before, value))
         setattr(holder, attribute, value)
+
+    def lead_global(self, name: Name, word: str, value: Any) -> None:
+        """Let the function *name* find *value* where it says *word*; the rest of its module keeps the word.
+
+        This is how a built-in name is led elsewhere: a module of torch uses it in other functions, too.
+        """
+        function = inspect.unwrap(name.get())
+        code, hidden = function.__code__, f"_distsim_{word}"
+        self.put(sys.modules[function.__module__], hidden, value)
+        words = tuple(hidden if one == word else one for one in code.co_names)
+        self.put(function, "__code__", code.replace(co_names=words))
 
     def remove(self) -> None:
         """Put back what was there, the newest patch first; what somebody else has replaced since stays."""

@@ -4,30 +4,40 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import Any
 
 from distsim.torch_compat.names import FEATURE, GUARD, OPTIONAL, SIM, Name
 
-__all__ = ["outlive_python"]
+__all__ = ["unknown"]
 
 
-def outlive_python() -> bool:
-    """Whether C++ that holds a Work of Python's keeps the Python object alive, too (since torch 2.7)."""
+def unknown() -> bool:
+    """The answer in a release that cannot be asked: assume that there is one, and take the long path."""
+    return True
+
+
+def _outlive_python() -> bool:
+    """A Work of Python's that C++ alone holds still answers in Python."""
+    import torch
     from torch.distributed import Work
-    from torch.futures import Future
 
     class Probe(Work):
         pass
 
-    future: Any = Future()
-    work = Probe()
+    hold, tensor, work = HOLD_WORK.get(), torch.empty(1), Probe()
+    hold(tensor, work)
     alive = weakref.ref(work)
-    future.set_result(work)  # C++ holds the value
     del work
     gc.collect()
     return alive() is not None
 
 
+HOLD_WORK = Name("torch._C._distributed_c10d._register_work", "the test whether C++ keeps a handle alive", OPTIONAL)
+WORK = Name(
+    "torch.distributed.Work",
+    "handles that C++ keeps: below torch 2.7 the guard has to keep them alive",
+    OPTIONAL,
+    test=_outlive_python,
+)
 FUTURE = Name(
     "torch._C.Future", "futures of calls that are held back, and of remote calls", GUARD | SIM, public="torch.futures"
 )

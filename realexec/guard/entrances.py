@@ -19,33 +19,36 @@ from typing import Any
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
-from torch._C import _len_torch_function_stack as function_modes
-from torch._C._distributed_c10d import Backend
 
 from distsim.realexec.guard.fast_path import MISSED, Public, learn, through
 from distsim.realexec.guard.group import BACKEND_NAMES
 from distsim.realexec.guard.message_path import BARE as MESSAGES
 from distsim.realexec.guard.message_path import HIDDEN, posts
+from distsim.torch_compat import compiler, groups, works
 
 __all__ = ["Shortcuts"]
 
 P2POp = dist.P2POp
 RedOpType = type(dist.ReduceOp.SUM)
 C10D = vars(c10d)
+Backend = groups.BACKEND.get(None)
+WORLD, COLLECTIVE = groups.WORLD.attribute, groups.COLLECTIVE_OP.attribute
+default_group, coalescing = groups.DEFAULT_GROUP.getter(), groups.COALESCING.getter()
+function_modes = works.FUNCTION_MODES.get(works.unknown)
 ALL_GATHER, REDUCE_SCATTER = "all_gather_single", "reduce_scatter_single"
 if not hasattr(c10d, ALL_GATHER):  # torch 2.11
     ALL_GATHER, REDUCE_SCATTER = "all_gather_into_tensor", "reduce_scatter_tensor"
 
 
 def _backends(name: str) -> Any:
-    return getattr(Backend, BACKEND_NAMES.get(name, name))
+    return getattr(Backend, BACKEND_NAMES.get(name, name), None)
 
 
 def _listed(name: str, source: Any, out: Any, op: Any, group: Any, async_op: bool) -> bool:
     """Add a call inside a coalescing block to torch's list, as the function *name* would; False: that is for torch to
     do. The group's own method, which is called at the block's end, is what is recorded."""
-    world = C10D["_world"]
-    calls = world._pg_coalesce_state.get(world._default_pg if group is None else group)
+    world = C10D[WORLD]
+    calls = coalescing(world).get(default_group(world) if group is None else group)
     if (
         calls is None
         or async_op is not False
@@ -56,7 +59,7 @@ def _listed(name: str, source: Any, out: Any, op: Any, group: Any, async_op: boo
         or (out is not None and (type(out) is not Tensor or out.is_complex()))
     ):
         return False
-    calls.append(C10D["_CollOp"](C10D[name], source, out, op, None))
+    calls.append(C10D[COLLECTIVE](C10D[name], source, out, op, None))
     return True
 
 
@@ -64,7 +67,7 @@ def _all_reduce(long: Public) -> Public:
     method = _backends("allreduce")
 
     def all_reduce(tensor: Any, op: Any, group: Any, async_op: bool) -> Any:
-        if C10D["_world"]._pg_coalesce_state:
+        if coalescing(C10D[WORLD]):
             if _listed("all_reduce", tensor, None, op, group, async_op):
                 return None
             return long(tensor, op, group, async_op)
@@ -135,7 +138,7 @@ def _all_gather_single(long: Public) -> Public:
     method = _backends("all_gather_single")
 
     def all_gather_single(output_tensor: Any, input_tensor: Any, group: Any, async_op: bool) -> Any:
-        if C10D["_world"]._pg_coalesce_state:
+        if coalescing(C10D[WORLD]):
             if _listed(ALL_GATHER, input_tensor, output_tensor, None, group, async_op):
                 return None
             return long(output_tensor, input_tensor, group, async_op)
@@ -153,7 +156,7 @@ def _reduce_scatter_single(long: Public) -> Public:
     method = _backends("reduce_scatter_single")
 
     def reduce_scatter_single(output: Any, input: Any, op: Any, group: Any, async_op: bool) -> Any:
-        if C10D["_world"]._pg_coalesce_state:
+        if coalescing(C10D[WORLD]):
             if _listed(REDUCE_SCATTER, input, output, op, group, async_op):
                 return None
             return long(output, input, op, group, async_op)
@@ -234,6 +237,7 @@ def batch_isend_irecv(p2p_op_list):  # type: ignore[no-untyped-def]
     return _distsim_batch_isend_irecv(p2p_op_list)  # type: ignore[name-defined]  # noqa: F821
 
 
+LOGGER, MESSAGE = groups.LOGGER.attribute, groups.LOG_MESSAGE.attribute
 SPLITS = "output_split_sizes, input_split_sizes"
 WAYS: dict[str, tuple[str, Callable[[Public], Public]]] = {
     "all_reduce": ("tensor, op, group, async_op", _all_reduce),
@@ -260,10 +264,10 @@ def decorated(func):
             return func({parameters})
         except Exception as error:
             try:
-                said = _get_msg_dict("{name}", group=group)
+                said = {message}("{name}", group=group)
             except Exception:
                 said = {{"func_name": "{name}"}}
-            _c10d_logger.debug({{**said, "error": str(error)}})
+            {logger}.debug({{**said, "error": str(error)}})
             raise
     return {name}
 """
@@ -276,7 +280,7 @@ class Shortcuts:
         self._undo: list[Callable[[], object]] = []
 
     def install(self) -> None:
-        if not {"_default_pg", "_pg_coalesce_state"} <= vars(c10d._world).keys():
+        if not (groups.DEFAULT_GROUP.exists() and groups.COALESCING.exists() and groups.COLLECTIVE_OP.exists()):
             return  # a torch that keeps them elsewhere: the long way does everything
         for name, (parameters, way) in WAYS.items():
             public, ours = getattr(c10d, name), _front(name, parameters)
@@ -285,7 +289,7 @@ class Shortcuts:
             if (  # else this torch decorates or asks otherwise, or the program has put its own there
                 type(theirs) is CodeType
                 and theirs.co_freevars == ours.co_freevars
-                and {"_c10d_logger", "_get_msg_dict"} <= public.__globals__.keys()
+                and {LOGGER, MESSAGE} <= public.__globals__.keys()
                 and _takes(long, ours)
             ):
                 cell = public.__closure__[0]
@@ -312,7 +316,7 @@ def _front(name: str, parameters: str) -> CodeType:
     """Code for a function of torch's that does what its decorator does (it notes an error in torch's log), but takes
     its arguments one by one: to pack and unpack them costs two microseconds where the caches are cold."""
     made: dict[str, Any] = {}
-    source, file = FRONT.format(name=name, parameters=parameters), f"{__file__}:{name}"
+    source, file = FRONT.format(name=name, parameters=parameters, logger=LOGGER, message=MESSAGE), f"{__file__}:{name}"
     exec(compile(source, file, "exec"), made)
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file  # for tracebacks
     code: CodeType = made["decorated"](None).__code__
@@ -321,7 +325,7 @@ def _front(name: str, parameters: str) -> CodeType:
 
 def _opaque(entrance: Any) -> Any:
     """torch.compile is to call it, and not to look into it (`uncompiled` keeps it from what is called, only)."""
-    entrance._torchdynamo_disable = True
+    setattr(entrance, compiler.DISABLED, True)
     return entrance
 
 

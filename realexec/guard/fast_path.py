@@ -25,19 +25,21 @@ from typing import Any
 
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
-from torch._C import _len_torch_dispatch_stack as dispatch_modes
-from torch._C import _len_torch_function_stack as function_modes
-from torch._C._autograd import _profiler_enabled as profiler_enabled
 
 from distsim.debug.rings import layout as rings
 from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.handle import MessageHandle, watched
 from distsim.realexec.guard.known import Seen, find, looks_of, may_be_kept, remember
 from distsim.realexec.guard.recorder import GroupLog
+from distsim.torch_compat import groups, works
 
 __all__ = ["MISSED", "Public", "learn", "through"]
 
 C10D = vars(c10d)
+WORLD = groups.WORLD.attribute
+default_group, coalescing = groups.DEFAULT_GROUP.getter(), groups.COALESCING.getter()
+dispatch_modes, function_modes = works.DISPATCH_MODES.get(works.unknown), works.FUNCTION_MODES.get(works.unknown)
+profiler_enabled = works.PROFILES.get(works.unknown)
 FIRST, RECORDS, EACH = rings.RECORDS_AT // 8, rings.RECORDS, rings.RECORD_WORDS
 FLAGS, ENDED = rings.WORD_FLAGS, rings.WORD_COMPLETED
 WINDOW = rings.MEETING_WINDOW
@@ -76,9 +78,9 @@ def through(
     called a method of *group*; None: a public function was called, and who did is to be found.
     """
     if caller is None:
-        world = C10D["_world"]
-        guard = world._default_pg if group is None else group
-        if world._pg_coalesce_state:
+        world = C10D[WORLD]
+        guard = default_group(world) if group is None else group
+        if coalescing(world):
             return MISSED
         try:
             caller = frame_above(3)  # who called the public function: the entrance and torch's decorator are between
@@ -269,9 +271,9 @@ def learn(
 ) -> Any:
     """Make a call that `through` missed by torch's own function, and remember how it was recorded. *up*: how many
     frames above this one the public function's is."""
-    world = C10D["_world"]
-    guard = world._default_pg if group is None else group
-    if getattr(guard, "fast", None) is None or world._pg_coalesce_state or guard.recorder is None:
+    world = C10D[WORLD]
+    guard = default_group(world) if group is None else group
+    if getattr(guard, "fast", None) is None or coalescing(world) or guard.recorder is None:
         return long(*args)
     looks, caller = looks_of(tensors), frame_above(up).f_back
     if looks is None or caller is None:  # no frame of Python's calls it

@@ -16,10 +16,7 @@ from typing import Any
 import torch
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
-from torch._C import _len_torch_dispatch_stack as dispatch_modes
-from torch._C._autograd import _profiler_enabled as profiler_enabled
-from torch._C._distributed_c10d import Backend, ProcessGroup
-from torch._C._functorch import peek_interpreter_stack as transforms
+from torch.distributed import ProcessGroup
 from torch.nn import Parameter
 
 from distsim.debug.records import P2P
@@ -31,8 +28,13 @@ from distsim.realexec.guard.handle import Handle, HostHandle, MessageHandle, Mes
 from distsim.realexec.guard.method_path import again, keep, words_of
 from distsim.realexec.guard.recorder import GroupLog, Made, Recorder
 from distsim.realexec.guard.tensor_checks import Checksums, find_nan
+from distsim.torch_compat import groups, works
 
 __all__ = ["GuardedGroup", "HeldGroup"]
+
+Backend = groups.BACKEND.get(None)
+profiler_enabled, dispatch_modes = works.PROFILES.get(works.unknown), works.DISPATCH_MODES.get(works.unknown)
+transforms = works.TRANSFORMS.get(works.unknown)
 
 PASSED_THROUGH = ("get_group_store", "split_group", "merge_remote_group", "abort", "shutdown", "set_timeout")
 """Methods of the C++ group that need its own store or its backends' state, where the installed torch has them."""
@@ -63,14 +65,7 @@ class GuardedGroup(ProcessGroup):
         bound = inner.bound_device_id
         if bound is not None:
             self.bound_device_id = bound
-        for device in inner._device_types:
-            backend = inner._get_backend(device)
-            self.backends[device.type] = backend
-            self._register_backend(device, _backend_type(backend), backend)
-        if self.backends:
-            self._set_default_backend(_backend_type(next(iter(self.backends.values()))))
-            self._set_group_name(inner.group_name)
-            self._set_group_desc(inner.group_desc)
+        self.backends.update(groups.share_backends(inner, self, _backend_type))
 
     @property
     def group_name(self) -> str:
@@ -81,7 +76,7 @@ class GuardedGroup(ProcessGroup):
         return str(self.inner.group_desc)
 
     def _has_hooks(self) -> bool:
-        return bool(self.backends) and self.inner._has_hooks()
+        return bool(self.backends) and bool(groups.HAS_HOOKS.get(groups.without_hooks)(self.inner))
 
     @property
     def ranks(self) -> tuple[int, ...]:

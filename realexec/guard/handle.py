@@ -6,7 +6,7 @@ from datetime import timedelta
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
-from torch._C._distributed_c10d import Work
+from torch.distributed import Work
 
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.writer import RingWriter

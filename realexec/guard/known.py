@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import peek_interpreter_stack as transforms
-from torch.autograd.graph import _engine_run_backward
 from torch.nn import Parameter
 
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.callsite import Standing, after, calling, leave_marks, standing, stands, way_to
 from distsim.debug.rings.writer import stays
 from distsim.realexec.guard.recorder import UNKNOWN, GroupLog, Made
+from distsim.torch_compat import compiler, works
 
 __all__ = ["BACKWARD", "Seen", "find", "looks_of", "may_be_kept", "remember"]
 
@@ -27,12 +26,13 @@ OTHERS = 7
 """Of one key that are looked through: a helper is seldom called from more lines in turn."""
 STRIDED = torch.strided
 FIRST, RECORDS, EACH = rings.RECORDS_AT // 8, rings.RECORDS, rings.RECORD_WORDS
+transforms = works.TRANSFORMS.get(works.unknown)
 HEAD = struct.Struct("<QQQ")
-BACKWARD = _engine_run_backward.__code__
+BACKWARD = getattr(works.RUN_BACKWARD.get(None), "__code__", None)
 """Whatever calls a group from here without a frame of Python's between is C++: DDP's reducer."""
 LEARNT = frozenset({rings.WAITING, rings.ASYNC, rings.WAITING | rings.P2P_CALL, rings.ASYNC | rings.P2P_CALL})
 """What a record may say besides that the call is made: no race, no exception on its way, nothing found in its data."""
-TensorGuards: Any = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
+TensorGuards: Any = compiler.TENSOR_GUARDS.get(None)
 """torch.compile's own look at tensors: type, dispatch keys (device, layout, sign), dtype, shape and strides at once."""
 
 

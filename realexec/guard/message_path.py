@@ -15,20 +15,21 @@ from time import monotonic_ns
 from typing import Any
 
 import torch.distributed.distributed_c10d as c10d
-from torch._C import _len_torch_dispatch_stack as dispatch_modes
-from torch._C import _len_torch_function_stack as function_modes
-from torch._C._autograd import _profiler_enabled as profiler_enabled
-from torch._C._distributed_c10d import Backend
 
 from distsim.debug.rings import layout as rings
 from distsim.debug.words.error_text import error_line
-from distsim.realexec.guard.fast_path import COUNT, FEW, Public, learn, pack
+from distsim.realexec.guard.fast_path import COUNT, FEW, WORLD, Public, coalescing, default_group, learn, pack
 from distsim.realexec.guard.handle import MessageHandle
 from distsim.realexec.guard.known import find
+from distsim.torch_compat import groups, works
 
 __all__ = ["BARE", "HIDDEN", "posts"]
 
-SEND, RECV = Backend.send, Backend.recv
+Backend = groups.BACKEND.get(None)
+SEND: Any = getattr(Backend, "send", None)
+RECV: Any = getattr(Backend, "recv", None)
+dispatch_modes, function_modes = works.DISPATCH_MODES.get(works.unknown), works.FUNCTION_MODES.get(works.unknown)
+profiler_enabled = works.PROFILES.get(works.unknown)
 C10D = vars(c10d)
 FIRST, RECORDS, EACH = rings.RECORDS_AT // 8, rings.RECORDS, rings.RECORD_WORDS
 FLAGS, ENDED = rings.WORD_FLAGS, rings.WORD_COMPLETED
@@ -46,12 +47,12 @@ def posts(name: str, up: int = 1) -> Callable[[Public], Public]:
         def post(tensor: Any, peer: Any, group: Any, tag: Any, group_peer: Any) -> Any:
             if type(tag) is not int or not (type(peer) is int or (by_group and type(group_peer) is int)):
                 return long(tensor, peer, group, tag, group_peer)
-            world = C10D["_world"]
-            guard = world._default_pg if group is None else group
+            world = C10D[WORLD]
+            guard = default_group(world) if group is None else group
             fast = getattr(guard, "fast", None)
             what = (name, peer, group_peer, tag)
             seen: Any = None
-            if fast is not None and not world._pg_coalesce_state:
+            if fast is not None and not coalescing(world):
                 try:
                     caller = frame_above(above)  # who called the public function
                 except ValueError:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
 
-import torch
+from distsim.torch_compat import compiler
 
 __all__ = ["leave_uncompiled"]
 
@@ -20,17 +19,13 @@ OURS = ("distsim.realexec", "distsim.debug")
 
 def leave_uncompiled() -> None:
     """Tell it of all functions of the guard that are loaded by now."""
-    eval_frame = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-    kind: Any = getattr(eval_frame, "_FrameAction", None)
-    strategy: Any = getattr(eval_frame, "_FrameExecStrategy", None)
-    tell: Any = getattr(eval_frame, "set_code_exec_strategy", None)
-    if kind is None or strategy is None or tell is None:
+    leave = compiler.leaves_code()
+    if leave is None:
         return  # another torch
-    skip = strategy(kind.SKIP, kind.SKIP)
     for name, module in sys.modules.copy().items():
         if name.startswith(OURS) and isinstance(module, ModuleType):
             for code in _codes(module):
-                tell(code, skip)
+                leave(code)
 
 
 def _codes(module: ModuleType) -> Iterator[CodeType]:

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch.distributed.distributed_c10d as c10d
 
 from distsim.realexec.mpi import introduction, library
 from distsim.realexec.mpi.group import MpiGroup
+from distsim.torch_compat import groups
+from distsim.torch_compat.patches import Patches
 
 __all__ = ["disable", "enable"]
 
@@ -44,27 +45,19 @@ def _refuse_other_size(size: int) -> None:
         )
 
 
-_before: list[Any] = []
+_patches = Patches()
 
 
 def enable(may_end: Callable[[], bool] = lambda: True) -> None:
     """Make backend "mpi" available in this process, where torch has none of its own and mpi4py is installed. At the end
     of the process *may_end* is asked whether it should wait there for all others, as MPI wants it."""
-    if c10d._MPI_AVAILABLE or not library.found():
+    if groups.MPI_AVAILABLE.get(True) or not library.found():
         return
     library.finalize_at_exit(may_end)
-    _before.append(vars(c10d).get("ProcessGroupMPI"))
-    c10d._MPI_AVAILABLE = True
-    c10d.ProcessGroupMPI = ProcessGroupMPI
+    _patches.put(c10d, groups.MPI_AVAILABLE.attribute, True)
+    _patches.put(c10d, "ProcessGroupMPI", ProcessGroupMPI)
 
 
 def disable() -> None:
     """Take it away again; groups that exist go on."""
-    if not _before:
-        return
-    before = _before.pop()
-    c10d._MPI_AVAILABLE = False
-    if before is None:
-        del c10d.ProcessGroupMPI
-    else:
-        c10d.ProcessGroupMPI = before
+    _patches.remove()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import ProcessGroup
+from torch.distributed import ProcessGroup
 
 from distsim.realexec.mpi.library import mpi
 from distsim.realexec.mpi.progress import PROGRESS

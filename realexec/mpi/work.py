@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from torch import Tensor
-from torch._C._distributed_c10d import Work
+from torch.distributed import Work
 from torch.futures import Future
 
 from distsim.realexec.mpi.progress import PROGRESS

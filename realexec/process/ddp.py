@@ -10,10 +10,12 @@ import weakref
 from types import FrameType
 from typing import Any
 
-from torch._C._distributed_c10d import Reducer
 from torch.nn.parallel import DistributedDataParallel
 
 from distsim.debug.words.error_text import message
+from distsim.torch_compat import ddp as ddp_names
+from distsim.torch_compat import works
+from distsim.torch_compat.patches import Patches
 
 __all__ = ["DdpHook"]
 
@@ -25,14 +27,13 @@ class DdpHook:
 
     def __init__(self) -> None:
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._original: Any = None
-        self._keep: Any = None
+        self._patches = Patches()
         self._kept: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         """The handle each reducer has in C++: without its Python object a handle of ours has C++'s own wait(), which
         never comes back (seen in `ddp.join(divide_by_initial_world_size=False)`)."""
 
     def install(self) -> None:
-        self._original = original = DistributedDataParallel.__init__
+        original: Any = DistributedDataParallel.__init__
         models = self._models
 
         @functools.wraps(original)
@@ -40,23 +41,15 @@ class DdpHook:
             original(ddp, *args, **kwargs)
             models.add(ddp)
 
-        DistributedDataParallel.__init__ = init
-        kept = self._kept
-        self._keep = hand_over = getattr(Reducer, "_set_forward_pass_work_handle", None)
-        if hand_over is None:  # another version of torch
-            return
-
-        @functools.wraps(hand_over)
-        def keep(reducer: Any, work: Any, *args: Any, **kwargs: Any) -> Any:
-            kept[reducer] = work
-            return hand_over(reducer, work, *args, **kwargs)
-
-        Reducer._set_forward_pass_work_handle = keep
+        self._patches.put(DistributedDataParallel, "__init__", init)
+        self._patches.wrap(ddp_names.KEEP_HANDLE, self._keep)
 
     def remove(self) -> None:
-        DistributedDataParallel.__init__ = self._original
-        if self._keep is not None:
-            Reducer._set_forward_pass_work_handle = self._keep
+        self._patches.remove()
+
+    def _keep(self, hand_over: Any, reducer: Any, work: Any, *args: Any, **kwargs: Any) -> Any:
+        self._kept[reducer] = work
+        return hand_over(reducer, work, *args, **kwargs)
 
     def explain(self, error: BaseException) -> str | None:
         """The sentence that belongs to DDP's error about a reduction that was not finished."""
@@ -91,7 +84,7 @@ def _in_backward() -> bool:
     for frame in sys._current_frames().values():
         at: FrameType | None = frame
         while at is not None:
-            if at.f_code.co_name == "_engine_run_backward":
+            if at.f_code.co_name == works.RUN_BACKWARD.attribute:
                 return True
             at = at.f_back
     return False

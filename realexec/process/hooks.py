@@ -17,9 +17,8 @@ from types import CodeType
 from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.c10d_logger as c10d_logger
 import torch.distributed.distributed_c10d as c10d
-from torch._C._distributed_c10d import PrefixStore, ProcessGroup
+from torch.distributed import PrefixStore, ProcessGroup
 
 from distsim.debug.matching.refused import FIRST_CALLS, came_out
 from distsim.debug.rings import layout as rings
@@ -31,10 +30,10 @@ from distsim.realexec.guard.group import GuardedGroup, group_ranks
 from distsim.realexec.process.session import Session
 from distsim.realexec.strict import deferred as held
 from distsim.realexec.strict import strict
+from distsim.torch_compat import groups, stores
+from distsim.torch_compat.patches import Patches
 
 __all__ = ["Hooks", "guard_world", "swap"]
-
-Register = tuple[Any, str, Any]
 
 
 class Hooks:
@@ -50,49 +49,26 @@ class Hooks:
         self._open = open_session
         self._session = session
         self._before_store = before_store
-        self._undo: list[Register] = []
+        self._patches = Patches()
         self._inside = threading.local()
 
     def install(self) -> None:
-        self._patch(c10d, "rendezvous", self._rendezvous)
-        # Also init_rpc's and the program's own. `torch.distributed.rendezvous` is a function; its module is not.
-        self._patch(sys.modules["torch.distributed.rendezvous"], "_create_c10d_store", self._create_store)
-        self._patch(c10d, "_new_process_group_helper", self._helper)
-        self._patch(c10d, "_update_default_pg", self._update_default)
-        self._patch(c10d, "_new_group_with_tag", self._new_group)
-        self._patch(c10d, "_create_process_group_wrapper", self._no_wrapper)
-        if hasattr(c10d, "split_group"):
-            self._patch(c10d, "split_group", self._split, also=(dist,))
-        self._patch(c10d_logger, "_get_msg_dict", self._raised)
+        patches = self._patches
+        patches.wrap(groups.RENDEZVOUS, self._rendezvous)
+        patches.wrap(stores.CREATE_STORE, self._create_store)  # also init_rpc's and the program's own
+        patches.wrap(groups.NEW_GROUP_HELPER, self._helper)
+        patches.wrap(groups.UPDATE_DEFAULT_GROUP, self._update_default)
+        patches.wrap(groups.NEW_GROUP_WITH_TAG, self._new_group)
+        patches.wrap(groups.WRAPPER, self._no_wrapper)
+        patches.wrap(groups.SPLIT_GROUP, self._split, also=(dist,))
+        patches.wrap(groups.LOG_MESSAGE, self._raised)
         for name in ("get", "wait"):
-            self._set(dist.Store, name, _waiting(getattr(dist.Store, name)))
-        # batch_isend_irecv coalesces on NCCL only `if type(group) is ProcessGroup`.
-        self._set(c10d, "type", _type_of)
+            patches.put(dist.Store, name, _waiting(getattr(dist.Store, name)))
+        if groups.EXACT_TYPE.works():  # torch 2.14 asks isinstance
+            patches.lead_global(groups.EXACT_TYPE, "type", _type_of)
 
     def remove(self) -> None:
-        while self._undo:
-            module, name, original = self._undo.pop()
-            if original is _ABSENT:
-                delattr(module, name)
-            else:
-                setattr(module, name, original)
-
-    def _patch(self, module: Any, name: str, around: Callable[..., Any], also: tuple[Any, ...] = ()) -> None:
-        original = getattr(module, name, None)
-        if original is None:  # another version of torch
-            return
-
-        @functools.wraps(original)
-        def patched(*args: Any, **kwargs: Any) -> Any:
-            return around(original, *args, **kwargs)
-
-        for place in (module, *also):
-            if getattr(place, name, None) is original:
-                self._set(place, name, patched)
-
-    def _set(self, module: Any, name: str, value: Any) -> None:
-        self._undo.append((module, name, module.__dict__.get(name, _ABSENT)))
-        setattr(module, name, value)
+        self._patches.remove()
 
     # init_process_group -------------------------------------------------------------------------
 
@@ -164,13 +140,13 @@ class Hooks:
         if local and session.rank not in asked:
             return original(ranks, *args, **kwargs)
         index = session.recorder.note_new_group(asked, local)
-        made = c10d._world.group_count
+        made = groups.WORLD.get().group_count
         try:
             answer = original(ranks, *args, **kwargs)
         except BaseException as error:
             session.ring.error(index, error_line(error))
             session.ring.finish(index, rings.FAILED)
-            if not local and c10d._world.group_count == made:  # wrong ranks: torch has not counted it
+            if not local and groups.WORLD.get().group_count == made:  # wrong ranks: torch has not counted it
                 session.recorder.rejected_new_group(index)
             raise
         session.ring.finish(index, rings.COMPLETED)
@@ -179,7 +155,7 @@ class Hooks:
     def _split(self, original: Any, parent_pg: Any = None, *args: Any, **kwargs: Any) -> Any:
         split = original(parent_pg, *args, **kwargs)
         if isinstance(split, ProcessGroup) and not isinstance(split, GuardedGroup):
-            ranks = tuple(c10d._world.pg_group_ranks.get(split, {}))
+            ranks = tuple(groups.WORLD.get().pg_group_ranks.get(split, {}))
             return self._guard(split, ranks)
         return split
 
@@ -202,7 +178,6 @@ class Hooks:
         return original(name, *args, **kwargs)
 
 
-_ABSENT = object()
 _RECORDING = frozenset(module.__file__ for module in (guard, handle, held, strict))
 
 
@@ -215,7 +190,7 @@ def _group_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The group that a public function was called for: the world where none is given."""
     with contextlib.suppress(TypeError):  # arguments that do not fit its signature
         kwargs = inspect.signature(getattr(c10d, name)).bind_partial(*args, **kwargs).arguments
-    return kwargs.get("group") or c10d._world.default_pg
+    return kwargs.get("group") or groups.WORLD.get().default_pg
 
 
 def _waiting(original: Any) -> Callable[..., Any]:
@@ -234,31 +209,26 @@ def _type_of(thing: Any) -> Any:
 
 def swap(old: Any, new: Any) -> None:
     """Put *new* in the place of *old* everywhere torch keeps groups, the C++ registry of names included."""
-    world = c10d._world
-    for table in (
-        world.pg_map,
-        world.pg_names,
-        world.pg_group_ranks,
-        world.pg_backend_config,
-        world.pg_to_tag,
-    ):
+    world = groups.WORLD.get()
+    for table in groups.tables(world):
         if old in table:
-            said = table.pop(old)  # first: a held group is equal to its guard
-            table[new] = said
-    for groups in world.tags_to_pg.values():
-        groups[:] = [new if group is old else group for group in groups]
+            value = table.pop(old)  # first: a held group is equal to its guard
+            table[new] = value
+        for members in table.values():
+            if isinstance(members, list):
+                members[:] = [new if group is old else group for group in members]
     name = world.pg_names.get(new)
     if name is not None:
         with contextlib.suppress(RuntimeError):
-            c10d._unregister_process_group(name)
-        c10d._register_process_group(name, new)
+            groups.UNREGISTER.get()(name)
+        groups.REGISTER.get()(name, new)
     if world.default_pg is old:
         c10d.GroupMember.WORLD = new
 
 
 def guard_world(session: Session) -> None:
     """Put every group that exists already under guard."""
-    world = c10d._world
+    world = groups.WORLD.get()
     for pg in list(world.pg_map):
         guard = session.guard(pg, tuple(world.pg_group_ranks.get(pg, range(pg.size()))), held=True)
         if guard is not pg:

@@ -29,13 +29,13 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 
 from distsim.debug.evidence.typed import text, whole
 from distsim.debug.monitor.peers.link import sign
 from distsim.debug.rings.private import write_private
 from distsim.realexec.mpi.introduction import letter
 from distsim.text.strangers import load_json, read_bytes
+from distsim.torch_compat import stores
 
 __all__ = ["introduce_monitors", "job_addresses"]
 
@@ -81,9 +81,7 @@ def own_store() -> Any:
     try:
         if dist.get_backend() == "mpi":
             return letter()
-        base = c10d._get_default_store()
-        while hasattr(base, "underlying_store"):
-            base = base.underlying_store
+        base = stores.of_default_group()
         if isinstance(base, dist.TCPStore):
             return dist.TCPStore(base.host, base.port, is_master=False, wait_for_workers=False)
         return base

@@ -15,28 +15,30 @@ from threading import get_ident
 from types import FunctionType
 from typing import Any, Protocol
 
-import torch
-from torch._C._autograd import _profiler_enabled as profiler_enabled
-from torch._C._distributed_rpc import WorkerInfo
-from torch.distributed.rpc import api
+import torch.futures
+from torch.distributed.rpc import WorkerInfo, api
 
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.callsite import calling, codes_of, way_to
 from distsim.debug.rings.writer import stays
 from distsim.realexec.rpc.log import IDLE, NO_LIMIT, Key, Peer, RemoteLog
 from distsim.realexec.rpc.udf import Udf, answers_later
+from distsim.torch_compat import rpc as names
+from distsim.torch_compat import works
 
 __all__ = ["calls", "keep", "serves"]
 
 API = vars(api)
-SENDS, PICKLER = "_invoke_rpc_python_udf", "_default_pickler"
-THERE = {SENDS, PICKLER, "get_worker_info"} <= API.keys()
+SENDS, PICKLER = names.SEND_FUNCTION.attribute, names.PICKLER.attribute
+profiler_enabled = works.PROFILES.get(works.unknown)
+find_builtin = names.FIND_BUILTIN.get(None)
+THERE = {SENDS, PICKLER, "get_worker_info"} <= API.keys() and find_builtin is not None
 """This torch has what the short way calls."""
 MOST = 512
 """Calls that are remembered."""
 DONE = rings.REMOTE | rings.COMPLETED
 PAYLOAD_END = rings.WORDS_AT // 8 + rings.W_PAYLOAD_END
-WAIT = torch._C.Future.wait
+WAIT = works.FUTURE.get(torch.futures.Future).wait
 
 Long = Callable[[Any, Any, Any, Any, Any, Key | None], Any]
 
@@ -92,7 +94,7 @@ def keep(log: RemoteLog, key: Key, index: int, peer: Peer) -> None:
         not THERE
         or not peer.guarded
         or answers_later(function)
-        or torch.jit._builtins._find_builtin(function) is not None
+        or find_builtin(function) is not None
         or not log.recorder.sites.knows(key[0])
     ):
         return

@@ -10,11 +10,10 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
-import torch
 import torch.distributed.rpc as rpc
+import torch.futures
 from torch.distributed.rpc import api, internal
 
 from distsim.debug.rings import layout as rings
@@ -24,8 +23,14 @@ from distsim.realexec.process.session import Session
 from distsim.realexec.rpc.fast_path import calls, keep, serves
 from distsim.realexec.rpc.log import NO_LIMIT, Key, Peer, RemoteLog, name_of
 from distsim.realexec.rpc.udf import Udf, answers_later
+from distsim.torch_compat import rpc as names
+from distsim.torch_compat import works
+from distsim.torch_compat.patches import Patches
 
 __all__ = ["RpcHooks"]
+
+FUTURE = works.FUTURE.get(torch.futures.Future)
+rref_future = names.RREF_FUTURE.get(None)
 
 GROUP = "rpc"
 KEY = "distsim_worker/"
@@ -49,6 +54,7 @@ class RpcHooks:
     ) -> None:
         self._open = open_session
         self._session = session
+        self._patches = Patches()
         self._undo: list[Callable[[], object]] = []
         self._here = _Here()
         self.log: RemoteLog | None = None
@@ -64,17 +70,19 @@ class RpcHooks:
         self._cell(api.rpc_async, self._rpc_async)
         self._cell(api.remote, self._remote)
         self._cell(api.shutdown, self._shutdown)
-        self._set(rpc, "init_rpc", self._around(rpc.init_rpc, self._init_rpc))
-        self._set(rpc, "_init_rpc_backend", self._around(rpc._init_rpc_backend, self._init_backend))
-        self._set(api, "_init_rpc_states", self._around(api._init_rpc_states, self._init_states))
-        self._set(api, "PythonUDF", self._udf(internal.PythonUDF))
-        self._set(internal, "_run_function", self._run(internal._run_function))
-        self._set(rpc.PyRRef, "to_here", self._to_here(rpc.PyRRef.to_here))
-        self._set(torch._C.Future, "wait", self._wait(torch._C.Future.wait))
-        self._set(torch._C.Future, "then", self._derives(torch._C.Future.then, lambda future, callback: [future]))
-        self._set(torch._C, "_collect_all", self._derives(torch._C._collect_all, lambda futures: futures))
+        patches = self._patches
+        patches.wrap(names.INIT, self._init_rpc)
+        patches.wrap(names.INIT_BACKEND, self._init_backend)
+        patches.wrap(names.INIT_STATES, self._init_states)
+        patches.put(api, "PythonUDF", self._udf(internal.PythonUDF))
+        patches.exchange(names.RUN_FUNCTION, self._run)
+        patches.put(rpc.PyRRef, "to_here", self._to_here(rpc.PyRRef.to_here))
+        patches.put(FUTURE, "wait", self._wait(FUTURE.wait))
+        patches.put(FUTURE, "then", self._derives(FUTURE.then, lambda future, callback: [future]))
+        patches.exchange(works.COLLECT_ALL, lambda original: self._derives(original, lambda futures: futures))
 
     def remove(self) -> None:
+        self._patches.remove()
         while self._undo:
             self._undo.pop()()
         self.log = None
@@ -82,11 +90,6 @@ class RpcHooks:
     def forget(self) -> None:
         """In a forked child: the calls in the ring are its parent's."""
         self.log = None
-
-    def _set(self, holder: ModuleType | type, name: str, value: Any) -> None:
-        original = getattr(holder, name)
-        self._undo.append(lambda: setattr(holder, name, original))
-        setattr(holder, name, value)
 
     def _cell(self, public: Any, way: Callable[[Any], Any]) -> None:
         cells = dict(zip(public.__code__.co_freevars, public.__closure__ or (), strict=True))
@@ -96,14 +99,6 @@ class RpcHooks:
         original = cell.cell_contents
         self._undo.append(lambda: setattr(cell, "cell_contents", original))
         cell.cell_contents = functools.wraps(original)(way(original))
-
-    @staticmethod
-    def _around(original: Any, around: Callable[..., Any]) -> Any:
-        @functools.wraps(original)
-        def patched(*args: Any, **kwargs: Any) -> Any:
-            return around(original, *args, **kwargs)
-
-        return patched
 
     # -- calls
 
@@ -156,7 +151,8 @@ class RpcHooks:
                 return original(to, func, args, kwargs, timeout)
             index, rref = self._start(log, "remote", peer, original, to, func, args, kwargs, timeout)
             log.note_rref(index, rref)
-            log.watch(index, rref._get_future())
+            if rref_future is not None:
+                log.watch(index, rref_future(rref))
             return rref
 
         return remote
@@ -187,11 +183,14 @@ class RpcHooks:
     def _udf(self, original: Any) -> Any:
         here = self._here
 
-        def python_udf(func: Any, args: Any, kwargs: Any) -> Any:
-            request = here.request
-            return original(func, args, kwargs) if request is None else Udf(func, args, kwargs, request)
+        class PythonUDF(original):
+            __slots__ = ()
 
-        return python_udf
+            def __new__(cls, func: Any, args: Any, kwargs: Any) -> Any:
+                request = here.request
+                return original(func, args, kwargs) if request is None else Udf(func, args, kwargs, request)
+
+        return PythonUDF
 
     def _to_here(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -243,7 +242,7 @@ class RpcHooks:
             future = None
             try:
                 answer = original(udf)
-                if isinstance(answer, torch._C.Future) and answers_later(function):
+                if isinstance(answer, FUTURE) and answers_later(function):
                     future = answer
                 return answer
             finally:
@@ -311,7 +310,7 @@ class RpcHooks:
 
     def _begin(self, session: Session, store: Any, name: str, options: Any) -> RemoteLog:
         peers = {}
-        for info in api._get_current_rpc_agent().get_worker_infos():
+        for info in names.CURRENT_AGENT.get()().get_worker_infos():
             ring = _ring_rank(store, info.id, session.ring.job)
             peer = Peer(info.name, NOBODYS if ring is None else ring, ring is not None)
             keys = (info.name, info.id, ("rank", peer.rank)) if peer.guarded else (info.name, info.id)

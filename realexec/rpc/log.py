@@ -19,6 +19,7 @@ from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.recorder import GroupLog, Recorder
 from distsim.realexec.rpc.derived import Derived
 from distsim.realexec.rpc.udf import answers_later
+from distsim.torch_compat.rpc import LOCAL_INVOKE
 
 __all__ = ["Peer", "RemoteLog"]
 
@@ -311,7 +312,7 @@ def name_of(function: Any) -> str:
 def _called(udf: Any) -> str:
     """What a request calls; of a method of an RRef's value, that method."""
     name = name_of(udf.func)
-    if name.startswith("_local_invoke") and len(udf.args) > 1:
+    if name.startswith(LOCAL_INVOKE) and len(udf.args) > 1:
         return f"{METHOD}{udf.args[1]}"
     return name
 

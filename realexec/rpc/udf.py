@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from distsim.torch_compat.rpc import ASYNC_EXECUTION
+
 __all__ = ["Udf", "answers_later"]
 
 
@@ -21,4 +23,4 @@ class Udf(NamedTuple):
 
 def answers_later(function: Any) -> bool:
     """Whether its future is the answer (`@rpc.functions.async_execution`)."""
-    return hasattr(function, "_wrapped_async_rpc_function")
+    return hasattr(function, ASYNC_EXECUTION)

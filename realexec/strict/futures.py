@@ -16,10 +16,12 @@ import torch
 import torch.futures
 
 from distsim.realexec.guard.callbacks import run_apart
+from distsim.torch_compat import works
 
 __all__ = ["CallbackHooks", "HeldFuture", "callbacks_apart", "pass_on"]
 
-ADD = torch._C.Future.add_done_callback
+FUTURE = works.FUTURE.get(torch.futures.Future)
+ADD = FUTURE.add_done_callback
 _apart: WeakSet[Any] = WeakSet()
 """Futures of gloo's whose callbacks run apart."""
 
@@ -45,7 +47,7 @@ class CallbackHooks:
         self._undo = [self._exchange("then"), self._exchange("add_done_callback")]
 
     def _exchange(self, name: str) -> Any:
-        kind = torch._C.Future
+        kind = FUTURE
         original = getattr(kind, name)
 
         def hang(self: Any, callback: Any) -> Any:

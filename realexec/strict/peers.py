@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 
 from distsim.debug.evidence.procfs import look
 from distsim.debug.records import CallRecord, Group, State
@@ -18,6 +17,7 @@ from distsim.debug.records.signature import Signature
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.jobdir import ring_path
 from distsim.debug.rings.reader import RingReader
+from distsim.torch_compat import groups, stores
 
 __all__ = ["Neighbour", "Peers", "StorePeer", "refused_key", "timeout_s"]
 
@@ -173,9 +173,7 @@ class Peers:
     def store(self) -> Any:
         """A connection of our own: the job's may be held by a thread that waits on it."""
         if self._store is None:
-            base = c10d._get_default_store()
-            while hasattr(base, "underlying_store"):
-                base = base.underlying_store
+            base = stores.of_default_group()
             if isinstance(base, dist.TCPStore):
                 base = dist.TCPStore(base.host, base.port, is_master=False, wait_for_workers=False)
             self._store = dist.PrefixStore(f"distsim-strict-{self._attempt}", base)
@@ -185,7 +183,7 @@ class Peers:
 def timeout_s(guard: Any) -> float:
     """How long the members of a group wait for each other."""
     for backend in guard.backends.values():
-        timeout = getattr(getattr(backend, "options", None), "_timeout", None)
+        timeout = groups.timeout_of(backend)
         if timeout is not None:
             return float(timeout.total_seconds())
     return DEFAULT_TIMEOUT_S

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._C._autograd import _profiler_enabled as profiler_enabled
 
 from distsim.debug.records import Group
 from distsim.debug.records.arguments import FIELDS, Call
@@ -30,8 +29,11 @@ from distsim.realexec.strict.futures import CallbackHooks
 from distsim.realexec.strict.messages import Messages
 from distsim.realexec.strict.peers import Peers, StorePeer, refused_key, timeout_s
 from distsim.realexec.strict.queue import Queue
+from distsim.torch_compat import works
 
 __all__ = ["Strict"]
+
+profiler_enabled = works.PROFILES.get(works.unknown)
 
 AHEAD = rings.MEETING_WINDOW // 2
 """Asynchronous calls of a group that may be shown before they went out; beyond it they queue unseen."""
