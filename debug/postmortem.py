@@ -46,6 +46,7 @@ OURS = (
     "ask.",
     "answer.",
     "exit.",
+    "forked.",
     "stacks.txt",
 )
 """How the names begin of what launcher and monitor leave beside the rings."""

@@ -205,12 +205,15 @@ def _may_meet() -> bool:
 
 
 def _forget() -> None:
-    """In a forked child (a data loader's worker): it is no rank."""
+    """In a forked child (a data loader's worker): it is no rank, and the groups of its parent do not work in it."""
     global _session, _settings
     if _session is None:
         return  # the parent was no rank itself; its child may become one
+    from distsim.realexec.guard.forked import InheritedGroup
+
     for guard in list(_session.guards):
         guard.recorder = None
+        guard.inner = InheritedGroup(guard.inner, _session.ring.path)
     for hook in _hooks:
         if hasattr(hook, "forget"):
             hook.forget()

@@ -51,6 +51,7 @@ def clear(directory: Path) -> None:
         "rank*.ring",
         "rank*.stacks",
         "exit.*.json",
+        "forked.*.json",
         "monitor*",
         "verdict.*.json",
         "ask.*",

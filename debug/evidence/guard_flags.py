@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from distsim.debug.evidence import guard_findings as seen
+from distsim.debug.evidence.forked_calls import forked_calls
 from distsim.debug.evidence.rank_state import wall_offsets
 from distsim.debug.records import CallRecord, Evidence, Finding
 from distsim.debug.records.kinds import Kind
@@ -32,7 +33,7 @@ def findings(readers: Sequence[RingReader], evidence: Evidence, origin_wall_ns: 
     found = _flagged(readers, evidence, origin_wall_ns)
     for reader in readers:
         found += _left(reader, evidence)
-    return merged(found)
+    return merged([*found, *forked_calls(readers)])
 
 
 def _flagged(readers: Sequence[RingReader], evidence: Evidence, origin_wall_ns: int) -> list[Finding]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from distsim.debug.evidence.forked_calls import count_notes
 from distsim.debug.evidence.procfs import look
 from distsim.debug.evidence.rank_state import Knowledge, given_up, read_exits
 from distsim.debug.matching.comparer import Comparer, GroupKey
@@ -179,14 +180,14 @@ class Host:
         return (time.monotonic_ns() - last_ns) / 1e9
 
     def flagged(self) -> int:
-        """How many calls carry a flag that a guard raised (NaN, a changed buffer, a race), so far: a ring keeps the
-        last calls only, so what was counted before stays counted."""
+        """How many calls carry a flag that a guard raised (NaN, a changed buffer, a race), or were made in a forked
+        child, so far: a ring keeps the last calls only, so what was counted before stays counted."""
         for rank, reader in self.readers.items():
             found = self._flagged.setdefault((self._newest, rank), set())
             for flag in (rings.NAN_INPUT, rings.MODIFIED, rings.RACE):
                 if len(found) < MOST_FLAGGED:
                     found.update((flag, int(record["commit"])) for record in reader.hits(flag))
-        return sum(map(len, self._flagged.values()))
+        return sum(map(len, self._flagged.values())) + count_notes(self.directory)
 
     def counts(self) -> tuple[int, ...]:
         return tuple(self.readers[rank].count for rank in sorted(self.readers))

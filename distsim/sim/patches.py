@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from distsim.sim.isolation.logs import forget_levels, log_patches, outlive_threa
 from distsim.sim.isolation.modules.modules import RankModules, decide, import_patches
 from distsim.sim.isolation.modules.patch_table import Patch, PatchTable
 from distsim.sim.isolation.output import StreamProxy
-from distsim.sim.isolation.process import current_task
+from distsim.sim.isolation.process import Notes, current_task
 from distsim.sim.isolation.randomness import random_patches
 from distsim.sim.isolation.switches import Host, switch_patches
 from distsim.sim.isolation.torch_state.meshes import mesh_patches
@@ -142,6 +142,9 @@ def _loader_patches() -> list[Patch]:
                 task.world.note(
                     "DataLoader workers run inside their rank's own process in a simulation (num_workers=0)"
                 )
+                context = given.get("multiprocessing_context")
+                method = context if isinstance(context, str) or context is None else context.get_start_method()
+                self.worker_start_method = method or "fork"
                 for name in (
                     "num_workers",
                     "prefetch_factor",
@@ -153,7 +156,30 @@ def _loader_patches() -> list[Patch]:
                 args, kwargs = (), given
         real_init(self, *args, **kwargs)
 
-    return [(loader, "__init__", init)]
+    iterator = torch.utils.data.dataloader._SingleProcessDataLoaderIter
+    real_begin = iterator.__init__
+
+    def begin(self: Any, of: Any) -> None:
+        real_begin(self, of)
+        task = current_task()
+        method = getattr(of, "worker_start_method", "")
+        if task is not None and method:
+            self._dataset_fetcher.fetch = _as_worker(task.process.notes, method, self._dataset_fetcher.fetch)
+
+    return [(loader, "__init__", init), (iterator, "__init__", begin)]
+
+
+def _as_worker(notes: Notes, method: str, fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """What a loader's worker does: process groups, which do not survive a fork, know it."""
+
+    def fetch_as_worker(batch: Any) -> Any:
+        notes.in_worker = method
+        try:
+            return fetch(batch)
+        finally:
+            notes.in_worker = ""
+
+    return fetch_as_worker
 
 
 _TABLE = PatchTable(

@@ -49,3 +49,51 @@ def test_simulated_ranks_that_are_all_stuck_are_one_hang(tmp_path: Path) -> None
     (hang,) = run_program(RunRequest(str(program), on="ethernet-cpu:1", nproc_per_node=2)).diagnoses
     assert (hang.kind, hang.culprits, hang.exit_code) == (Kind.HOST_STUCK, (0, 1), 3)
     assert {site.line for site in hang.sites.values()} == {7}
+
+
+WORKER = """\
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+dist.init_process_group("gloo")
+class Shared(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, i):
+        seed = torch.tensor([i])
+        dist.broadcast(seed, src=0)
+        return seed
+for batch in DataLoader(Shared(), num_workers=1{context}):
+    dist.all_reduce(batch)
+"""
+
+
+@pytest.mark.slow
+def test_a_collective_in_a_forked_worker_is_reported_by_name(zygote: Zygote, folder: Path, tmp_path: Path) -> None:
+    """At once as a warning, at --hang-after as a hang: the groups of a rank do not work in its forked children."""
+    program = tmp_path / "worker.py"
+    program.write_text(WORKER.format(context=""))
+    result = zygote.run(program, 2, directory=folder, hang_after_s=3.0)
+    (hang,) = result.diagnoses
+    assert (hang.kind, hang.culprits, hang.exit_code) == (Kind.HOST_STUCK, (0, 1), 3)
+    assert {site.line for site in hang.sites.values()} == {9}
+    assert "called broadcast" in hang.explanation
+    assert result.report.count("called broadcast") == 2  # type: ignore[attr-defined]
+
+
+def test_a_collective_in_a_simulated_worker_is_reported_by_name(tmp_path: Path) -> None:
+    """The simulator runs a loader's workers inside the rank, and does not let them use its groups either."""
+    program = tmp_path / "worker.py"
+    program.write_text(WORKER.format(context=""))
+    (hang,) = run_program(RunRequest(str(program), on="ethernet-cpu:1", nproc_per_node=2)).diagnoses
+    assert (hang.kind, hang.culprits, hang.exit_code) == (Kind.HOST_STUCK, (0, 1), 3)
+    assert {site.line for site in hang.sites.values()} == {9}
+    assert "called broadcast" in hang.explanation
+
+
+def test_a_collective_in_a_spawned_worker_has_no_group(tmp_path: Path) -> None:
+    """A process that is not forked has joined nothing: torch raises, and so does the simulator."""
+    program = tmp_path / "worker.py"
+    program.write_text(WORKER.format(context=', multiprocessing_context="spawn"'))
+    outcome = run_program(RunRequest(str(program), on="ethernet-cpu:1", nproc_per_node=2))
+    assert outcome.exit_code == 1
+    assert "has not been initialized" in str(outcome.failures[0])

@@ -65,6 +65,8 @@ class Notes:
     """Handles that torch's C++ may be the only one to hold (work.SimWork)."""
     ddp_waits_in_cpp: bool = False
     """A future made now has to be done when C++ gets it."""
+    in_worker: str = ""
+    """How the data loader's worker whose work it does would have been started: fork, spawn."""
 
     # Environment
     environ_defaults: dict[bytes, bytes] = field(default_factory=dict)

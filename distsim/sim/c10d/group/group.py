@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache, partial
 from types import FrameType
@@ -19,7 +20,8 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import Work
 
 from distsim.debug.evidence import guard_findings as seen
-from distsim.debug.records import P2P, CallRecord, CallWait, Group, State
+from distsim.debug.evidence.forked_calls import forked_call
+from distsim.debug.records import P2P, CallRecord, CallWait, Group, HostWait, State
 from distsim.debug.records.arguments import METHODS, Call, Reader
 from distsim.debug.records.signature import Signature
 from distsim.debug.words.error_text import error_line
@@ -124,6 +126,8 @@ class SimGroup(Questions):
         process, world = task.process, task.world
         world.ticks += 1
         task.compute(world.cluster.cpu.op_overhead_s)
+        if process.notes.in_worker:
+            self._wait_in_worker(task, call)
         if world.schedule is not None:
             task.compute(world.schedule.delay_s(process.rank, process.calls.made))
         if self._runs_on_gpu(call):
@@ -162,6 +166,20 @@ class SimGroup(Questions):
         else:
             task.arrive(lambda: self._arrive(arrival, meet))
         return arrival
+
+    def _wait_in_worker(self, task: RankTask, call: Call) -> None:
+        """Wait for ever, as a call does in a forked worker, and report it."""
+        if task.process.notes.in_worker != "fork":
+            raise ValueError(
+                "Default process group has not been initialized, please make sure to call init_process_group."
+            )
+        world, stack = task.world, call_stack(sys._getframe(2))
+        found = forked_call((task.process.rank,), call.key[0], stack[0] if stack else None)
+        same = [f for f in world.findings if (f.kind, f.text, f.site) == (found.kind, found.text, found.site)]
+        world.findings = [f for f in world.findings if f not in same]
+        world.findings.append(replace(found, ranks=tuple(sorted({*found.ranks, *(r for f in same for r in f.ranks)}))))
+        task.flush()
+        task.wait(world.env.event(), HostWait("its data loader's worker"))
 
     def _recorded(self, task: RankTask, call: Call, is_async: bool, caller: FrameType) -> CallRecord:
         """The record of *call*, which has no number yet; of a handle that torch keeps for itself nobody says that it
