@@ -209,7 +209,7 @@ def _forget() -> None:
     global _session, _settings
     if _session is None:
         return  # the parent was no rank itself; its child may become one
-    from distsim.realexec.guard.forked import InheritedGroup
+    from distsim.realexec.process.forked import InheritedGroup
 
     for guard in list(_session.guards):
         guard.recorder = None
