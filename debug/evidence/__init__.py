@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = [
     "call_records",
+    "forked_calls",
     "from_dumps",
     "guard_findings",
     "guard_flags",
