@@ -26,7 +26,7 @@ from distsim.debug.words.phrases import (
     some_ranks_text,
 )
 
-__all__ = ["contradiction"]
+__all__ = ["contradiction", "explanation", "suggestion"]
 
 MOST_SIDES = 6
 """Of ranks that all say something else, so many are told."""
@@ -35,14 +35,6 @@ MOST_SIDES = 6
 def contradiction(case: Case, divergence: Divergence, victims: Sequence[int]) -> Diagnosis:
     """The diagnosis of the first number at which a group's members are not in the same call."""
     d = divergence
-    others = ranks_text(d.reference)
-    second = f"{capital(others)} {are(d.reference, 'is', 'are')} in {_at(d.expected)}."
-    if not d.reference:
-        second = "No two ranks agree."
-    elif d.kind is Kind.SPLITS_MISMATCH:
-        second = "Nothing recorded says which of the two is the wrong one." if d.tie else ""
-    elif d.tie and d.kind is not Kind.THREAD_RACE:
-        second = f"{second[:-1]}; as many here as there, so nothing but rank order says who is wrong."
     met = d.group_log.meetings.get(d.seq, {})
     sites = {rank: site for rank, record in met.items() if (site := record.site) is not None}
     if d.refused is not None and d.refused.site is not None:
@@ -53,15 +45,29 @@ def contradiction(case: Case, divergence: Divergence, victims: Sequence[int]) ->
         victims,
         call=d.got if d.kind is Kind.EXTRA_COLLECTIVE else d.expected,
         group=d.group_log.group,
-        explanation=f"{capital(_what(d))} {second}".rstrip(),
-        suggestion=_suggestion(d),
+        explanation=explanation(d),
+        suggestion=suggestion(d),
         since_s=max(d.got.issued_s, d.expected.issued_s),
         sites=sites,
     )
     return replace(told, proof=Proof.MET) if d.met else told
 
 
-def _suggestion(d: Divergence) -> str:
+def explanation(d: Divergence) -> str:
+    """What the culprits did, and what the others."""
+    others = ranks_text(d.reference)
+    second = f"{capital(others)} {are(d.reference, 'is', 'are')} in {_at(d.expected)}."
+    if not d.reference:
+        second = "No two ranks agree."
+    elif d.kind is Kind.SPLITS_MISMATCH:
+        second = "Nothing recorded says which of the two is the wrong one." if d.tie else ""
+    elif d.tie and d.kind is not Kind.THREAD_RACE:
+        second = f"{second[:-1]}; as many here as there, so nothing but rank order says who is wrong."
+    return f"{capital(_what(d))} {second}".rstrip()
+
+
+def suggestion(d: Divergence) -> str:
+    """What to do next."""
     if d.refused is not None:
         return refusal_advice(d.refused)
     if d.kind in SHIFTS and d.got.site is not None and d.got.site == d.expected.site and d.got.op != d.expected.op:
@@ -120,6 +126,12 @@ def _what(d: Divergence) -> str:
                 f"{who} issued calls {on} from several threads, in another order than the others: "
                 f"number {d.seq} is {_at(d.got)}."
             )
+        case Kind.UNEVEN_ITERATIONS if d.relation is not None and d.relation.left_loop != d.relation.still_in_loop:
+            if d.relation.left_loop:
+                has = are(d.culprits, "has", "have")
+                return f"{who} {has} left a loop that the others are still in, {on}: {they} in {_at(d.got)}."
+            goes = are(d.culprits, "goes", "go")
+            return f"{who} {goes} through a loop more often than the others {on}: {they} in {_at(d.got)}."
         case Kind.UNEVEN_ITERATIONS:
             verb = are(d.culprits, "is", "are")
             return f"{who} {verb} in another iteration than the others {on}, in {_at(d.got)}."

@@ -157,10 +157,11 @@ def _mismatch(case: Case, number: int, victims: Sequence[int]) -> Diagnosis:
     if number >= len(case.divergences):
         return disagreement(case, case.pairs[number - len(case.divergences)], victims)
     divergence = case.divergences[number]
+    met = divergence.group_log.meetings[divergence.seq]
     fleeing = [
         r
         for r in divergence.culprits
-        if (state := case.index.states[r]).phase is Phase.BLOCKED and state.exception is not None
+        if (state := case.index.states[r]).exception is not None and (state.phase is Phase.BLOCKED or met[r].fleeing)
     ]
     if fleeing:
         return replace(in_flight_exception(case, fleeing, victims, divergence.expected), proof=Proof.MET)

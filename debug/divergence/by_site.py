@@ -98,8 +98,7 @@ def _silent_kind(
     if relation.order is Order.EXCLUSIVE and _swapped_text(index, mine, theirs):
         return Kind.WRONG_ORDER
     branches = relation.order is Order.EXCLUSIVE and not relation.swapped
-    # A simulated rank went on beyond the contradiction, for a few calls that it may never make in earnest.
-    scored = hypotheses(mine, theirs, least=2) or hypotheses(_in_earnest(mine), _in_earnest(theirs), least=2)
+    scored = hypotheses(mine, theirs, least=2)
     if not scored or scored[0][0] < 2:
         return None
     kind = scored[0][1]
@@ -130,11 +129,6 @@ def _text(index: EvidenceIndex, call: CallRecord) -> str:
 @lru_cache(maxsize=64)
 def _lines(source: str) -> list[str]:
     return source.splitlines()
-
-
-def _in_earnest(calls: Sequence[CallRecord]) -> Sequence[CallRecord]:
-    """Up to the first call that did not end."""
-    return calls[: next((i for i, call in enumerate(calls) if not call.done), len(calls)) + 1]
 
 
 def _ends_short(index: EvidenceIndex, log: GroupLog, one: int, other: int) -> bool:

@@ -16,7 +16,7 @@ from distsim.debug.divergence.by_site import by_site
 from distsim.debug.divergence.divergence import SHIFTS, Divergence
 from distsim.debug.divergence.history import is_usual, left_out
 from distsim.debug.divergence.not_arrived import refused_before
-from distsim.debug.divergence.realign import ahead_of, calls_from, hypotheses, threads_raced
+from distsim.debug.divergence.realign import ahead_of, calls_from, earlier_shift, hypotheses, threads_raced
 from distsim.debug.divergence.source_order import Order, Relation, relate
 from distsim.debug.matching.agreement import Mismatch, check_meeting, same_call
 from distsim.debug.matching.index import EvidenceIndex, GroupLog
@@ -109,6 +109,8 @@ def _classify(index: EvidenceIndex, log: GroupLog, mismatch: Mismatch) -> Diverg
         calls_from(log, witness, mismatch.seq),
     )
     score, kind = hypotheses(mine_ahead, theirs_ahead, least=1)[0]
+    if (earlier := _earlier(log, found, score)) is not None:
+        return earlier
     if score < 2 and _from_two_threads(mine, theirs):
         return replace(found, kind=Kind.THREAD_RACE)
     if score >= 2 and kind is Kind.EXTRA_COLLECTIVE and left_out(index, theirs, mine, by_past=True):
@@ -117,6 +119,8 @@ def _classify(index: EvidenceIndex, log: GroupLog, mismatch: Mismatch) -> Diverg
         return _settled(index, found)  # afterwards they agree again: it is this one call
     if score < 2 and mismatch.kind is Kind.SPLITS_MISMATCH and mine.site == theirs.site:
         return _settled(index, found)  # one call at one line, and nothing later that tells of another
+    if score < 2 and (by_round := _by_round(relation)) is not None:
+        return replace(found, kind=by_round)
     if score < 2:
         one_sided = relation.mine_for_some != relation.theirs_for_some
         if not one_sided and (by_habit := _by_habit(index, found)) is not None:
@@ -126,7 +130,7 @@ def _classify(index: EvidenceIndex, log: GroupLog, mismatch: Mismatch) -> Diverg
         if kind is Kind.WRONG_ORDER and threads_raced(mine_ahead, theirs_ahead, by_site=False):
             kind = Kind.THREAD_RACE
         elif kind in (Kind.MISSING_RANK, Kind.EXTRA_COLLECTIVE) and (
-            _by_text(log, mine, theirs, relation) is Kind.UNEVEN_ITERATIONS
+            Kind.UNEVEN_ITERATIONS in (_by_round(relation), _by_text(log, mine, theirs, relation))
         ):
             kind = Kind.UNEVEN_ITERATIONS  # what it left out, or added, are rounds of a loop
         return replace(found, kind=kind)
@@ -147,6 +151,19 @@ def _fair(index: EvidenceIndex, found: Divergence) -> Divergence:
     if found.kind is Kind.UNEVEN_ITERATIONS:
         return found  # who went round too often, and who not often enough, nobody knows
     return _by_habit(index, found) or _settled(index, found)
+
+
+def _earlier(log: GroupLog, found: Divergence, score: int) -> Divergence | None:
+    """The call before *found* that one side left out or added, where that explains more than *score* calls."""
+    culprit, witness = found.got.rank, found.expected.rank
+    shift = earlier_shift(log, culprit, witness, found.seq)
+    if shift is None or shift[0] <= score:
+        return None
+    _, seq, kind = shift
+    met = log.meetings[seq]
+    return replace(
+        found, kind=kind, seq=seq, expected=met[witness], got=met[culprit], relation=None, mismatch=None, borne_out=True
+    )
 
 
 def _from_two_threads(mine: CallRecord, theirs: CallRecord) -> bool:
@@ -219,6 +236,18 @@ def _called_before(log: GroupLog, record: CallRecord, by: int) -> bool:
     return record.site is not None and any(
         r.seq < record.seq and r.way == record.way and r.op == record.op for r in log.calls.get(by, ())
     )
+
+
+def _by_round(relation: Relation) -> Kind | None:
+    """One of the two calls is made in every round of a loop that both are in, so the rank that is at the other one has
+    not left it out: it makes more of the other one."""
+    if relation.theirs_each_round and not relation.mine_each_round:
+        if relation.still_in_loop:
+            return Kind.UNEVEN_ITERATIONS
+        return Kind.EXTRA_COLLECTIVE if relation.my_guard is not None else None
+    if relation.mine_each_round and not relation.theirs_each_round and relation.left_loop:
+        return Kind.UNEVEN_ITERATIONS
+    return None
 
 
 def _by_text(log: GroupLog, mine: CallRecord, theirs: CallRecord, relation: Relation) -> Kind | None:

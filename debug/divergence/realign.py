@@ -7,9 +7,10 @@ from collections.abc import Hashable, Sequence
 
 from distsim.debug.matching.index import GroupLog
 from distsim.debug.records import CallRecord
+from distsim.debug.records.errors import was_refused
 from distsim.debug.records.kinds import Kind
 
-__all__ = ["HORIZON", "ahead_of", "calls_from", "hypotheses", "signature", "threads_raced"]
+__all__ = ["HORIZON", "ahead_of", "calls_from", "earlier_shift", "hypotheses", "signature", "threads_raced"]
 
 HORIZON = 12
 """Calls laid beside each other after a divergence: more only repeats the loop."""
@@ -40,13 +41,15 @@ def support(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: int
 
 
 def permuted(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: int) -> int | None:
+    """How well the same calls in another order explain two stretches: as `support` counts them."""
     for k in range(2, min(len(mine), len(theirs), 8) + 1):
         a = [(signature(r), r.way if least == 2 else None) for r in mine[:k]]
         b = [(signature(r), r.way if least == 2 else None) for r in theirs[:k]]
         if a != b and Counter(a) == Counter(b):
             rest = support(mine[k:], theirs[k:], least, exact=False)
             if rest is not None:
-                return 2 * k + rest
+                shared = Counter(r.way for r in mine[:k]) & Counter(r.way for r in theirs[:k])
+                return k + shared.total() + rest
     return None
 
 
@@ -73,18 +76,49 @@ def hypotheses(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: 
     return [(score, kind) for score, _, kind in scored]
 
 
+def earlier_shift(log: GroupLog, rank: int, witness: int, seq: int) -> tuple[int, int, Kind] | None:
+    """A call before number *seq* that *rank* left out or added: since then calls from different lines met that happen
+    to fit, until those of *seq* did not. How many calls from *seq* on bear it out, its number, and its kind."""
+    first = seq
+    while first > max(1, seq - HORIZON) and _lines_differ(log, rank, witness, first - 1):
+        first -= 1
+    candidates: list[tuple[int, int, int, Kind]] = []
+    alike = 0  # before the shift
+    for start in range(first, seq):
+        mine, theirs = calls_from(log, rank, start), calls_from(log, witness, start)
+        for kind, own, other in (
+            (Kind.MISSING_RANK, mine, ahead_of(log, witness, start)[1:]),
+            (Kind.EXTRA_COLLECTIVE, ahead_of(log, rank, start)[1:], theirs),
+        ):
+            fits = support(own, other, 1, exact=False)
+            score = min(len(own), len(other), HORIZON) - (seq - start - 1)
+            if fits is not None and score >= 2:
+                candidates.append((alike + fits, score, start, kind))
+        alike += likeness(mine[0], theirs[0])
+    if not candidates:
+        return None
+    _, score, start, kind = max(candidates, key=lambda c: (c[0], -c[2]))
+    return score, start, kind
+
+
+def _lines_differ(log: GroupLog, rank: int, witness: int, seq: int) -> bool:
+    met = log.meetings.get(seq, {})
+    return rank in met and witness in met and met[rank].way != met[witness].way
+
+
 def calls_from(log: GroupLog, rank: int, seq: int) -> list[CallRecord]:
-    """The rank's calls on this group from *seq* on, as far as they are worth a look."""
+    """The rank's calls on this group from *seq* on, as far as they are worth a look. What it calls after strict has
+    refused one of them is no part of the program's plan."""
     calls = log.calls.get(rank, [])
     start = next((i for i, r in enumerate(calls) if r.seq >= seq), len(calls))
-    return calls[start : start + 3 * HORIZON]
+    ahead = calls[start : start + 3 * HORIZON]
+    return ahead[: next((i for i, call in enumerate(ahead) if was_refused(call)), len(ahead)) + 1]
 
 
 def ahead_of(log: GroupLog, rank: int, seq: int) -> list[CallRecord]:
     """The rank's calls from *seq* on, continued with what followed this call in its past."""
-    calls = log.calls.get(rank, [])
-    ahead = [r for r in calls if r.seq >= seq]
-    past = [r for r in calls if r.seq < seq]
+    ahead = calls_from(log, rank, seq)
+    past = [r for r in log.calls.get(rank, ()) if r.seq < seq]
     if not ahead or not past:
         return ahead
     tail = ahead[-1]

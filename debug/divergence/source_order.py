@@ -50,6 +50,9 @@ class Relation:
     """EXCLUSIVE, and each branch has the other's operation further down."""
     passed: bool = False
     """AFTER, and theirs stands in the block around mine under no condition: who is at mine has been through it."""
+    mine_each_round: bool = False
+    """Both are in one loop, and mine is made in every round of it: nothing in the text leads past it."""
+    theirs_each_round: bool = False
     certain: bool = True
     """From the program's text, not from line numbers alone."""
 
@@ -58,6 +61,8 @@ RANK = re.compile(r"rank|main_process|process_zero|global_zero|master|leader|chi
 """How programs ask which rank they are (`get_rank()`, accelerate's, transformers' and Lightning's ways)."""
 
 UNKNOWN = Relation(Order.UNKNOWN, certain=False)
+
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
 def relate(mine: CallRecord, theirs: CallRecord, sources: Mapping[str, str]) -> Relation:
@@ -74,6 +79,8 @@ def relate(mine: CallRecord, theirs: CallRecord, sources: Mapping[str, str]) -> 
             return replace(
                 relation,
                 passed=relation.passed and not j,
+                mine_each_round=relation.mine_each_round and _inevitable(mine, my_frames[:i], sources),
+                theirs_each_round=relation.theirs_each_round and _inevitable(theirs, their_frames[:j], sources),
                 left_loop=relation.left_loop or _in_loop(their_frames[:j], sources),
                 still_in_loop=relation.still_in_loop or _in_loop(my_frames[:i], sources),
             )
@@ -92,8 +99,62 @@ def _in_loop(frames: Sequence[Site], sources: Mapping[str, str]) -> bool:
     return False
 
 
+def _inevitable(call: CallRecord, frames: Sequence[Site], sources: Mapping[str, str]) -> bool:
+    """*call* is made by whoever calls the outermost of *frames*: no condition on the way to its line, which spells it
+    out (what a library does within a line may depend on anything)."""
+    for site in frames:
+        tree = _parse(sources[site.file]) if site.file in sources else None
+        path = _path(tree, site.line) if tree is not None else None
+        starts = [i for i, step in enumerate(path or ()) if step.is_function]
+        if path is None or not starts:
+            return False
+        function, *inner = path[starts[-1] :]
+        if any(step.may_be_skipped for step in inner) or _jumps(function.statements, (ast.Return,), 0, site.line):
+            return False
+    return call.site is not None and _spells_out(sources.get(call.site.file, ""), call.site.line, call.op)
+
+
+@lru_cache(maxsize=256)
+def _spells_out(text: str, line: int, op: str) -> bool:
+    """A call of *op* stands in this line of a file."""
+    tree = _parse(text)
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and _calls(node, op)) if tree else ()
+    return any(node.lineno <= line <= (node.end_lineno or 0) for node in calls)
+
+
+def _jumps(block: Sequence[ast.stmt], kinds: tuple[type[ast.stmt], ...], after: int, before: int) -> bool:
+    """A statement of *kinds* stands between two lines of *block*, and leaves it: loops keep their own `break`."""
+    for statement in block:
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        if isinstance(statement, kinds) and after < statement.lineno < before:
+            return True
+        inner = (ast.Return,) if isinstance(statement, _LOOPS) else kinds
+        blocks = [getattr(statement, name, None) or [] for name in ("body", "orelse", "finalbody")]
+        blocks += [part.body for part in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ()))]
+        if any(_jumps(each, inner, after, before) for each in blocks):
+            return True
+    return False
+
+
+def _each_round(shared: Sequence[_Step], own: Sequence[_Step], line: int, other: int) -> bool:
+    """Who has been at line *other* comes to *line* before it is at *other* again, in the innermost loop of *shared*.
+
+    Those are the statements around both lines; *own* are the others around *line*.
+    """
+    inside = _innermost_function(shared)
+    loops = [i for i, step in enumerate(inside) if step.is_loop]
+    if not loops or any(step.may_be_skipped for step in own):
+        return False
+    if any(step.catches for step in inside[loops[-1] + 1 :]):
+        return False
+    loop = inside[loops[-1]]
+    after = 0 if line < other else other
+    return not _jumps(loop.statements, (ast.Return, ast.Break, ast.Continue), after, line)
+
+
 def _innermost_function(path: Sequence[_Step]) -> Sequence[_Step]:
-    starts = [i for i, step in enumerate(path) if isinstance(step.node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    starts = [i for i, step in enumerate(path) if step.is_function]
     return path[starts[-1] :] if starts else path
 
 
@@ -122,6 +183,8 @@ def _within(a: Site, b: Site, my_op: str, their_op: str, text: str | None) -> Re
         repeated=repeated,
         swapped=repeated and their_own[0].later_call(b.line, my_op),
         passed=by_line is Order.AFTER and not their_own,
+        mine_each_round=_each_round(mine[:shared], my_own, a.line, b.line),
+        theirs_each_round=_each_round(mine[:shared], their_own, b.line, a.line),
     )
 
 
@@ -134,7 +197,23 @@ class _Step:
 
     @property
     def is_loop(self) -> bool:
-        return isinstance(self.node, ast.For | ast.AsyncFor | ast.While)
+        return isinstance(self.node, _LOOPS)
+
+    @property
+    def is_function(self) -> bool:
+        return isinstance(self.node, ast.FunctionDef | ast.AsyncFunctionDef)
+
+    @property
+    def catches(self) -> bool:
+        """An exception inside of the block may end it, and the program goes on behind it."""
+        if isinstance(self.node, ast.With | ast.AsyncWith):
+            return any("suppress" in ast.unparse(item.context_expr) for item in self.node.items)
+        return isinstance(self.node, ast.Try | ast.TryStar) and bool(self.node.handlers) and self.block != "finalbody"
+
+    @property
+    def may_be_skipped(self) -> bool:
+        """Who comes to the statement need not go through the whole block."""
+        return self.is_loop or self.is_branch or self.catches
 
     @property
     def is_branch(self) -> bool:
@@ -211,7 +290,7 @@ def calls_below(site: Site | None, op: str, sources: Mapping[str, str]) -> bool:
         return False
     blocks: list[list[ast.stmt]] = [tree.body]
     for step in _path(tree, site.line) or ():
-        if isinstance(step.node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if step.is_function:
             blocks.clear()  # what its callers do afterwards is not looked at
         blocks.append(step.statements)
         if isinstance(step.node, ast.Try | ast.TryStar):

@@ -13,6 +13,7 @@ from distsim.debug.evidence.stack_capture import crash_stack, is_library, user_p
 from distsim.debug.evidence.typed import MOST_RANKS, whole
 from distsim.debug.matching.secondary_errors import lost_in, timed_out
 from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, RankState, Site, StoreWait
+from distsim.debug.records.errors import was_refused
 from distsim.debug.records.frames import absolute
 from distsim.debug.records.remote import SERVE
 from distsim.debug.rings import layout as rings
@@ -136,7 +137,7 @@ def rank_state(
     reader = snap.reader
     header = reader.header
     state = RankState(header.rank, host=header.host, pid=header.pid)
-    _exception(state, reader)
+    _exception(state, reader, records)
     inner, frames, keys = reader.position()
     if (call := _since(reader, records, origin_ns)) is not None:
         inner, frames, keys = None, call.stack, ()
@@ -257,8 +258,11 @@ def _looks_alive(snap: Snapshot, life: int) -> bool:
     return life in (rings.LIFE_STARTED, rings.LIFE_JOINED) and snap.exit_code is None
 
 
-def _exception(state: RankState, reader: RingReader) -> None:
-    which = rings.W_EXCEPTION if reader.text(rings.W_EXCEPTION) else rings.W_PENDING
+def _exception(state: RankState, reader: RingReader, records: Sequence[CallRecord]) -> None:
+    """What a rank raised. Where strict refused a call that it made on its way out, that is what it was on its way out
+    with."""
+    refused_on_the_way = bool(records) and records[-1].fleeing and was_refused(records[-1])
+    which = rings.W_EXCEPTION if reader.text(rings.W_EXCEPTION) and not refused_on_the_way else rings.W_PENDING
     said, _ = reader.raised(which)
     state.exception, state.traceback, state.origins = map(said.get, ("error", "traceback", "origins"))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any, NamedTuple
 
-__all__ = ["FIELDS", "METHODS", "SYNCHRONOUS_P2P", "Call", "Fields", "Key", "Reader"]
+__all__ = ["FIELDS", "INPUTS", "METHODS", "OUTPUTS", "SYNCHRONOUS_P2P", "Call", "Fields", "Key", "Reader"]
 
 Key = tuple[Any, ...]
 """(operation, input shapes, output shapes, dtype, number of the reduce op, root, input splits, output splits, device).

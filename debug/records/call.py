@@ -155,6 +155,8 @@ class CallRecord:
     completed_s: float | None = None
     state: State = State.ISSUED
     error: str | None = None
+    fleeing: bool = False
+    """Made while an exception was on its way, in a `finally` or `except` block; known of real ranks only."""
     rejected: bool = False
     """It failed at its own rank before anybody heard of it (a wrong argument): it has not arrived, and `seq` is
     the next call's as well."""

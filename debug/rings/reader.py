@@ -260,6 +260,7 @@ class RingReader:
             state=STATES.get(flags & rings.STATE_MASK, State.ISSUED),
             error=printable(why) if isinstance(why, str) else None,
             rejected=bool(flags & rings.REJECTED),
+            fleeing=bool(flags & rings.PENDING_EXCEPTION),
             index=commit - 1,
             remote=said.remote_call(peer, tag, ordinal) if flags & rings.REMOTE else None,
         )

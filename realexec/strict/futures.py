@@ -96,6 +96,12 @@ class HeldFuture(torch.futures.Future):
                 return
         run_apart(lambda: pass_on(source, self))
 
+    def set_exception(self, error: BaseException) -> None:
+        """End with *error*, for whoever waits in C++, too: torch's own stores the exception as a value, and DDP's
+        reducer, which looks for a tensor in it (`parseCppCommHookResult` of torch 2.13), dies of SIGSEGV."""
+        self._set_unwrap_func(_raise)
+        self.set_result(_Failure(error))
+
     def wait(self) -> Any:
         call = self.call
         if call is not None:
@@ -113,6 +119,21 @@ class HeldFuture(torch.futures.Future):
     def _called(self) -> None:
         with self._lock:
             self._called_back = True
+
+
+class _Failure:
+    """The value of a future that failed: it raises where C++ takes tensors from it, which it does by pickling."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise self.error
+
+
+def _raise(value: Any) -> None:
+    if isinstance(value, _Failure):
+        raise value.error
 
 
 def pass_on(source: Any, target: Any) -> None:

@@ -40,7 +40,8 @@ class Neighbour:
         """First words of those that were looked for and found."""
         self._sought: dict[str, tuple[int, int]] = {}
         """Of names that it has no row for: where the next look begins (rows are only added), and the hash."""
-        self._reader: RingReader | None = None
+        self.reader: RingReader | None = None
+        """Of its ring, once a whole call of it was read."""
 
     def said(self, name: str, seq: int) -> tuple[int, int] | None:
         """Fingerprint and record index of the peer's call *seq* on a group; None: it has not made it yet."""
@@ -78,16 +79,16 @@ class Neighbour:
 
     def record(self, name: str, seq: int, index: int) -> CallRecord | None:
         """The whole call."""
-        if self._reader is None:
-            self._reader = RingReader(self._path)
-        place = self._reader._records[index % rings.RECORDS]
+        if self.reader is None:
+            self.reader = RingReader(self._path)
+        place = self.reader._records[index % rings.RECORDS]
         until = time.monotonic() + WRITTEN_S
         while (commit := int(place["commit"])) != index + 1:
             # It shows a call before it writes the record: the others wait for the one, and nobody for the other.
             if commit > index + 1 or time.monotonic() > until or self.gone():
                 return None
             time.sleep(1e-3)
-        return self._reader.decode(place.copy(), 0)
+        return self.reader.decode(place.copy(), 0)
 
     def refused(self, name: str, seq: int, said: tuple[int, int]) -> bool:
         """Whether the backend refused what it *said* its call *seq* is, or it says another thing by now."""
@@ -107,6 +108,8 @@ class Neighbour:
 
 class StorePeer:
     """A rank of another host: it writes its calls into the job's store."""
+
+    reader = None
 
     def __init__(self, store: Any, rank: int, group: Group) -> None:
         self.rank = rank

@@ -164,7 +164,10 @@ class Queue:
             if len(records) == len(self.group.ranks):
                 self._verdicts.add(self._pattern(print_, answers))
             return
-        raise CollectiveMismatch(_message(mismatch, records, self._rank), records)
+        from distsim.realexec.strict.refusal import refusal_text  # the diagnosis, which few jobs ever need
+
+        readers = [peer.reader for peer in (self._rings.neighbour(self._rank), *self.peers) if peer and peer.reader]
+        raise CollectiveMismatch(refusal_text(mismatch, records, self._rank, readers), records)
 
     def _records(self, seq: int, index: int, answers: Sequence[tuple[int, int]]) -> list[CallRecord]:
         name = self.group_log.key
@@ -173,17 +176,3 @@ class Queue:
         for peer, answer in zip(self.peers, answers, strict=True):
             records.append(peer.record(name, seq, answer[1]))
         return [record for record in records if record is not None]
-
-
-def _message(mismatch: Any, records: Sequence[CallRecord], rank: int) -> str:
-    said: dict[str, list[int]] = {}
-    for record in sorted(records, key=lambda record: record.rank):
-        where = f" at {record.site}" if record.site is not None else ""
-        said.setdefault(f"{mismatch.found.get(record.rank, mismatch.expected)}{where}", []).append(record.rank)
-    calls = "; ".join(f"{of_ranks(ranks)}: {call}" for call, ranks in said.items())
-    mine = next((record for record in records if record.rank == rank), None)
-    here = f"{mine.op} #{mismatch.seq}" if mine is not None else f"call #{mismatch.seq}"
-    return (
-        f"{mismatch.kind.value}: {here} on group {mismatch.group.label} ({of_ranks(mismatch.group.ranks)}) "
-        f"did not go out: {calls}. Make {of_ranks(mismatch.culprits)} agree with the others."
-    )

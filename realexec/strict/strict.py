@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from distsim.debug.records import Group
-from distsim.debug.records.arguments import FIELDS, Call
+from distsim.debug.records.arguments import FIELDS, INPUTS, OUTPUTS, Call
 from distsim.debug.records.signature import content
 from distsim.debug.rings import layout as rings
 from distsim.debug.words.error_text import error_line
@@ -103,7 +103,7 @@ class Strict:
         log: GroupLog = guard.group_log
         if op in ("send", "recv"):
             return self.messages.hold(guard, said, index, is_async, issue)
-        if len(log.ranks) == 1 or self._over or _is_refused(said, len(log.ranks)):
+        if len(log.ranks) == 1 or self._over or _is_refused(said, len(log.ranks), _on_gloo(guard)):
             return None
         queue = self._queue(log, guard)
         if queue is None:
@@ -126,7 +126,7 @@ class Strict:
                 return None
             deferred = Deferred(self._recorder, log, index, seq, print_, is_async, None if on_host else device, issue)
             if op.startswith("reduce_scatter") and on_host:
-                deferred.has_future = type(guard.backends.get("cpu")).__name__ != "ProcessGroupGloo"
+                deferred.has_future = not _on_gloo(guard)
             self._defer(guard, queue, deferred, said)
             return deferred
         self._show(queue, seq, print_, index, said)
@@ -357,11 +357,20 @@ class Strict:
                 self._show_some(queue)
 
 
-def _is_refused(said: Call, size: int) -> bool:
+def _on_gloo(guard: Any) -> bool:
+    return type(guard.backends.get("cpu")).__name__ == "ProcessGroupGloo"
+
+
+def _is_refused(said: Call, size: int, on_gloo: bool) -> bool:
     """The backend refuses such a call at this rank, so nobody else is to hear of it."""
     op = said.key[0]
-    if any(said.key[part] and len(said.key[part]) != size for part in FIELDS[op].lists):
+    lists = [said.key[part] for part in FIELDS[op].lists if said.key[part]]
+    if any(len(shapes) != size for shapes in lists):
         return True
+    if on_gloo and len(FIELDS[op].lists) == 1 and lists:  # gloo wants every item to be like the rank's one tensor
+        own = said.key[INPUTS + OUTPUTS - FIELDS[op].lists[0]]
+        if len(own) == 1 and any(shape != own[0] for shape in lists[0]):
+            return True
     # torch's dispatcher knows no collective of sparse tensors but the sum of coordinates (c10d/Ops.cpp).
     return any(
         tensor.layout is not STRIDED

@@ -53,12 +53,31 @@ def main():
     else:
         all_reduce(a)
 """
+METRICS = """
+def main():
+    for step in range(9):
+        all_reduce(grad)
+        for name in metrics:
+            all_reduce(metrics[name])
+"""
+EVERY_THIRD = """
+def main():
+    for step in range(start, 9):
+        all_reduce(grad)
+        if step % 3 == 2:
+            all_gather(scores, score)
+"""
 LOOPS = """
 def main():
     for batch in data:
         all_reduce(batch)
     barrier()
 """
+
+
+GRAD, METRIC = all_reduce(4), all_reduce(6, shape=())
+SCORES = coll("all_gather", 6, output_shapes=((4,),) * 4)
+IN_JOIN = [all_reduce(3, shape=(1,)), all_reduce(3, shape=(18,))]
 
 
 def odd(most: list[Step], one: list[Step], rank: int = 1) -> Programs:
@@ -136,6 +155,51 @@ MISCALLED = {
         "all_reduce #5",
         3,
         REST,
+    ),
+    "one more round of an inner loop": Fault(
+        4,
+        odd([GRAD, METRIC, METRIC] * 3, [GRAD, METRIC, METRIC, GRAD, METRIC, METRIC, METRIC, GRAD]),
+        Kind.UNEVEN_ITERATIONS,
+        (1,),
+        "all_reduce #7",
+        3,
+        REST,
+        ("goes through a loop more often than the others", "train.py:6"),
+        evidence={"sources": {FILE: METRICS}},
+    ),
+    "one round less of an inner loop": Fault(
+        4,
+        odd([GRAD, METRIC, METRIC] * 3, [GRAD, METRIC, METRIC, GRAD, METRIC, GRAD]),
+        Kind.UNEVEN_ITERATIONS,
+        (1,),
+        "all_reduce #6",
+        3,
+        REST,
+        ("has left a loop that the others are still in", "train.py:4"),
+        evidence={"sources": {FILE: METRICS}},
+    ),
+    "a call under a condition, in a loop whose other call is made in every round": Fault(
+        4,
+        odd([GRAD, GRAD, GRAD, GRAD], [GRAD, GRAD, GRAD, SCORES]),
+        Kind.EXTRA_COLLECTIVE,
+        (1,),
+        "all_gather #4",
+        4,
+        REST,
+        evidence={"sources": {FILE: EVERY_THIRD}},
+    ),
+    "skipped a call, and the next ones happened to fit": Fault(
+        4,
+        odd(
+            [*[all_reduce(5, shape=(1,)), all_reduce(6, shape=(18,)), all_reduce(8, shape=())] * 4],
+            [*[all_reduce(5, shape=(1,)), all_reduce(6, shape=(18,)), all_reduce(8, shape=())] * 2, *IN_JOIN * 2],
+        ),
+        Kind.MISSING_RANK,
+        (1,),
+        "all_reduce #9",
+        3,
+        REST,
+        ("train.py:8",),
     ),
     "skipped a call, seen in calls under way": Fault(
         4,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "realexec"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from jobs import Zygote
 

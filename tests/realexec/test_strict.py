@@ -357,3 +357,28 @@ def test_what_was_refused_need_not_be_waited_for(how: str, first: int, zygote: Z
     assert result.outputs == {0: "caught\n", 1: "caught\n"}
     kinds = [diagnosis.kind.value for diagnosis in result.diagnoses]
     assert kinds == ["shape_mismatch" if how == "collective" else "p2p_size_mismatch"], result.report
+
+
+DDP = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(8, 8))
+for step in range(3):
+    if dist.get_rank() == 1 and step == 2:
+        dist.barrier()
+    model(torch.ones(2, 8)).sum().backward()
+"""
+
+
+@pytest.mark.slow
+def test_a_refused_call_of_ddp_raises_in_backward(zygote: Zygote, folder: Path) -> None:
+    """DDP's reducer waits in C++ for a call that is held: it raises what strict raised, and no process crashes."""
+    script = folder / "ddp.py"
+    script.write_text(DDP)
+    result = zygote.run(script, 2, directory=folder, level="strict")
+    assert result.codes == {0: 1, 1: 1}, (result.outputs, result.report)
+    assert all("CollectiveMismatch: extra_collective: " in output for output in result.outputs.values()), result.outputs
+    assert [(d.kind.value, d.culprits) for d in result.diagnoses] == [("extra_collective", (1,))], result.report

@@ -33,3 +33,31 @@ def test_many_ranks_are_ranges(size: int, how: str, zygote: Zygote, folder: Path
         assert f"Make rank {size - 1} agree" in text or size == 2, text
         assert not any(start in text for start in ("[0", "[1")), text
     assert result.diagnoses[0].kind.value == "shape_mismatch", result.report
+
+
+LINES = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+for step in range(3):
+    dist.all_reduce(torch.ones(16))
+    for metric in range(3 if rank == 1 and step == 1 else 2):
+        dist.all_reduce(torch.ones(()))
+"""
+
+
+@pytest.mark.slow
+def test_calls_of_two_lines_are_no_one_call_of_two_shapes(zygote: Zygote, folder: Path) -> None:
+    """The exception says that different calls met, and names the kind, the lines and the cure that the report names."""
+    script = folder / "lines.py"
+    script.write_text(LINES)
+    result = zygote.run(script, 3, directory=folder, level="strict")
+    (told,) = result.diagnoses
+    assert told.kind.value == "uneven_iterations", result.report
+    for output in result.outputs.values():
+        text = output[output.index("CollectiveMismatch: ") :]
+        assert text.startswith("CollectiveMismatch: uneven_iterations: different calls met as #7 on group default_pg")
+        assert told.explanation in text
+        assert told.suggestion in text

@@ -16,7 +16,6 @@ SCENARIOS = HERE.parents[1] / "scenarios" / "hangs"
 HANG_AFTER_S = 2.5
 
 NOT_ON_GLOO = {
-    "set_order": "gloo ends a rank before its later calls show that two were swapped",
     "timeout": "a rank sleeps for a real minute; faults/timeout is the same in three seconds",
     "timeout_caught": "a rank sleeps for a real minute; healthy/timeout_caught is the same in three seconds",
 }

@@ -127,7 +127,6 @@ class Communicator:
     ) -> None:
         """Member *group_rank* makes collective *number*; the last to come starts it."""
         if self.world.lookahead is not None:
-            self.world.lookahead.passes(arrival.work)
             return
         if self.stand_in is not None and self.stand_in[group_rank] != group_rank:
             return  # of a rank that is traced no more
@@ -212,7 +211,6 @@ class Communicator:
 
     def send(self, source: int, destination: int, tag: int, arrival: Arrival) -> None:
         if self.world.lookahead is not None:
-            self.world.lookahead.passes(arrival.work)
             return
         schedule = self.world.schedule
         if schedule is not None and schedule.buffered:
@@ -228,7 +226,6 @@ class Communicator:
 
     def recv(self, source: int | None, destination: int, tag: int, arrival: Arrival) -> None:
         if self.world.lookahead is not None:
-            self.world.lookahead.passes(arrival.work)
             return
         letter = Letter(source, destination, tag, arrival)
         fits: dict[int | None, Letter] = {}

@@ -1,9 +1,8 @@
 """Nothing leaves a rank that is over: no file, socket, process or line of output.
 
-After a mismatch ranks hold unreduced data; they may go on for some calls, to name the mistake better
-(lookahead.py), and in the end every thread unwinds through the program's `finally` blocks. On machines
-they would be dead. So from then on what a rank has open for writing leads nowhere, and the rank ends at
-the first attempt to open, remove, connect or start something.
+After a mismatch ranks hold unreduced data; they go on to their next wait (lookahead.py), and in the end every
+thread unwinds through the program's `finally` blocks. On machines they would be dead. So from then on what a rank
+has open for writing leads nowhere, and the rank ends at the first attempt to open, remove, connect or start something.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What the ranks of a mismatch would have called next.
+"""Run the ranks of a mismatch on to their next wait, as real ones would before anybody stops them.
 
-`A B` against `B A`, a skipped call and an extra one look alike at the first call that differs. So
-before the world stops, its ranks go on for a few calls that move nothing and end at once, with
-their output muted, and no effect of theirs leaves them (effects.py): the calls they make are recorded,
-and all else is put back as it was.
+A rank that has started several asynchronous calls goes on to wait for the first of them; the calls that it
+makes until then are evidence in a real job, so they are recorded here, too. No call ends: what a rank would
+do after a call that never ends is not known of a real job, and a verdict must not rest on it. The output of the
+ranks is muted, nothing of theirs takes effect (effects.py), and their states are put back as they were.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Lookahead"]
 
-CALLS = 4
-"""Calls a rank may make beyond the mismatch."""
 MAX_EVENTS = 50_000
 WALL_LIMIT_S = 2.0
 
@@ -45,14 +43,6 @@ class Lookahead:
     def __init__(self, world: World, met: Sequence[SimWork]) -> None:
         self.world = world
         self._met = met
-        self._calls: dict[int, int] = {}
-
-    def passes(self, work: SimWork) -> None:
-        """A call made while looking ahead: it ends at once, until its rank has made enough of them."""
-        index = work.process.index
-        self._calls[index] = self._calls.get(index, 0) + 1
-        if self._calls[index] < CALLS:
-            work.done.succeed()
 
     def run(self) -> None:
         if not self._met:
@@ -63,9 +53,6 @@ class Lookahead:
         for stream in muted:
             stream.muted = True
         limit_s, world.host_timeout_s = world.host_timeout_s, WALL_LIMIT_S
-        for work in self._met:
-            if not work.done.triggered:
-                work.done.succeed()
         steps = 0
         while world.env.peek() != float("inf") and steps < MAX_EVENTS and not world.stuck:
             world.env.step()

@@ -64,7 +64,7 @@ class Surroundings:
     witness: Callable[..., Evidence]
     """Where every rank stands (witness.evidence)."""
     look_ahead: Callable[[World, Sequence[Any]], Any]
-    """What ranks would have called next (lookahead.Lookahead)."""
+    """Runs the ranks of a mismatch on to their next wait (lookahead.Lookahead)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,82 @@
+"""The text of a `CollectiveMismatch`: the verdict that the monitor and the simulator give, from the rings at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distsim.debug.diagnosis.contradiction import explanation, suggestion
+from distsim.debug.divergence.find import Divergence, find_divergences
+from distsim.debug.evidence.call_records import call_records
+from distsim.debug.evidence.rank_state import sources
+from distsim.debug.matching.agreement import Mismatch
+from distsim.debug.matching.index import EvidenceIndex
+from distsim.debug.records import CallRecord, Evidence
+from distsim.debug.rings import layout as rings
+from distsim.debug.rings.reader import RingReader
+from distsim.debug.words.phrases import call_text, place
+from distsim.text.ranks import of_ranks
+
+__all__ = ["refusal_text"]
+
+
+def refusal_text(mismatch: Mismatch, met: Sequence[CallRecord], rank: int, readers: Sequence[RingReader]) -> str:
+    """What *rank* raises about the calls that *met* and do not agree.
+
+    Args:
+        mismatch: How the calls differ, taken by themselves.
+        met: The calls, of every member that could be read.
+        rank: Who raises.
+        readers: Rings of the members on this host; of the others nothing but the call is known.
+    """
+    divergence = _divergence(mismatch, met, readers)
+    on = f"on group {mismatch.group.label} ({of_ranks(mismatch.group.ranks)})"
+    if divergence is not None and (raised := _raised(divergence, met, readers)):
+        return f"rank_raised: different calls met as #{mismatch.seq} {on}, and did not go out. {raised}"
+    if divergence is not None and len({(record.op, record.site) for record in met}) > 1:
+        return (
+            f"{divergence.kind.value}: different calls met as #{mismatch.seq} {on}, and did not go out. "
+            f"{explanation(divergence)} {suggestion(divergence)}"
+        )
+    calls: dict[str, list[int]] = {}
+    for record in sorted(met, key=lambda record: record.rank):
+        where = f" at {record.site}" if record.site is not None else ""
+        calls.setdefault(f"{mismatch.found.get(record.rank, mismatch.expected)}{where}", []).append(record.rank)
+    sides = "; ".join(f"{of_ranks(ranks)}: {call}" for call, ranks in calls.items())
+    mine = next((record for record in met if record.rank == rank), None)
+    here = f"{mine.op if mine is not None else 'call'} #{mismatch.seq}"
+    kind, who, tie = mismatch.kind, mismatch.culprits, mismatch.tie
+    if divergence is not None:
+        kind, who, tie = divergence.kind, divergence.culprits, divergence.tie
+    cure = "Make them agree." if tie else f"Make {of_ranks(who)} agree with the others."
+    return f"{kind.value}: {here} {on} did not go out: {sides}. {cure}"
+
+
+def _raised(divergence: Divergence, met: Sequence[CallRecord], readers: Sequence[RingReader]) -> str:
+    """What sent the culprits out of their way, where an exception did."""
+    texts = []
+    for record in met:
+        reader = next((reader for reader in readers if reader.header.rank == record.rank), None)
+        if record.fleeing and record.rank in divergence.culprits and reader is not None:
+            error = reader.raised(rings.W_PENDING)[0].get("error", "an exception")
+            texts.append(
+                f"Rank {record.rank} raised {error}, and on the way out it called {call_text(record)} at "
+                f"{place(record.site)} (a finally or except block)."
+            )
+    return " ".join(texts)
+
+
+def _divergence(mismatch: Mismatch, met: Sequence[CallRecord], readers: Sequence[RingReader]) -> Divergence | None:
+    """What the ranks' calls so far make of the mismatch."""
+    here = {reader.header.rank for reader in readers}
+    calls = call_records(readers, dict.fromkeys(here, 0))
+    elsewhere = {record.rank: [record] for record in met if record.rank not in here}
+    evidence = Evidence(
+        world_size=readers[0].header.world_size if readers else max(mismatch.group.ranks) + 1,
+        ranks={},
+        records={**calls, **elsewhere},
+        sources=sources(calls.values()),
+        cut=frozenset(elsewhere),
+    )
+    index = EvidenceIndex(evidence)
+    log = next((log for log in map(index.group_log, met) if log is not None), None)
+    return next(reversed(find_divergences(index, log)), None) if log is not None else None

@@ -1,0 +1,21 @@
+# ranks: 3
+# kind: extra_collective
+# culprits: 0
+# exit: 4
+"""`if rank == 0` downloads, with a barrier inside; the others go on to the broadcast of the weights."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+weights = torch.zeros(32)
+if rank == 0 or "fixed" in sys.argv:
+    weights += 1
+    dist.barrier()  # <-
+dist.broadcast(weights, src=0)
+for _ in range(3):
+    dist.all_reduce(torch.ones(8))
+dist.destroy_process_group()

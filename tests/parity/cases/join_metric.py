@@ -1,0 +1,24 @@
+# ranks: 3
+# kind: missing_rank
+# culprits: 1
+# exit: 3
+"""DDP's join() covers the model's own collectives, not the metric reduced inside of it: rank 1 has fewer batches."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = DDP(torch.nn.Linear(8, 2))
+batches = 3 if rank == 1 and "fixed" not in sys.argv else 5
+with model.join():  # <-
+    for _ in range(batches):
+        loss = model(torch.ones(4, 8)).sum()
+        loss.backward()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+dist.barrier()
+dist.destroy_process_group()
