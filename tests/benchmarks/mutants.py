@@ -1,0 +1,170 @@
+"""Mutants that the tests kill: one change of the code at a time, and the share of changes that some test notices.
+
+    python -m tests.benchmarks.mutants [FOLDER ...] [--sample N] [--seed N] [--only PATTERN]
+
+Peer: none. Aim: 85 % killed in each folder.
+
+A change is made in memory: a comparison turned round or moved by one, an operator exchanged, `and` for `or`, `min` for
+`max`, a `not` or a minus left out, a number one more. For each the tests that pass over its line are run, in a process
+that has imported torch already. Without --sample every change is tried, which takes hours. What no test notices is
+printed with its line.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.benchmarks.arguments import Arguments, count, known
+
+__all__ = ["FOLDERS", "Mutant", "main", "mutants_of", "mutated"]
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = {
+    "debug/diagnosis": "tests/debug",
+    "debug/divergence": "tests/debug",
+    "debug/matching": "tests/debug",
+    "distsim/kernels": "tests/kernels",
+    "distsim/collectives": "tests/collectives",
+    "distsim/sim/device/allocator": "tests/device/test_allocator.py tests/device/test_ledger.py",
+}
+"""The code, and the tests that are to notice its changes."""
+PYTEST = "-q -x -n 0 --timeout 60 -p no:cacheprovider --no-header -r N --tb no -m".split()  # noqa: SIM905
+PAIRS: list[tuple[type[ast.AST], type[ast.AST]]] = [
+    (ast.Lt, ast.GtE), (ast.Gt, ast.LtE), (ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot),
+    (ast.And, ast.Or), (ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.USub, ast.UAdd),
+]  # fmt: skip
+EXCHANGED: dict[Any, Any] = {**dict(PAIRS), **{right: left for left, right in PAIRS}, ast.FloorDiv: ast.Mult}
+MOVED: dict[Any, Any] = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
+NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
+Change = tuple[str, ast.AST, str, Any]
+"""In words; whose attribute, its name and its new value."""
+
+
+class Mutant(NamedTuple):
+    """The change number *index* of a file."""
+
+    path: Path
+    index: int
+    line: int
+    text: str
+
+
+def _changes(node: ast.AST) -> Iterator[Change]:
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        op, right = type(node.ops[0]), node.comparators[0]
+        is_whole = isinstance(right, ast.Constant) and type(right.value) is int
+        for new in [EXCHANGED[op], *([MOVED[op]] if op in MOVED and is_whole else [])]:
+            yield f"{op.__name__} -> {new.__name__}", node, "ops", [new()]
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield "not", node, "operand", ast.UnaryOp(ast.Not(), node.operand)
+    elif isinstance(node, ast.BoolOp | ast.BinOp | ast.AugAssign | ast.UnaryOp) and type(node.op) in EXCHANGED:
+        yield type(node.op).__name__, node, "op", EXCHANGED[type(node.op)]()
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in NAMES:
+        yield node.func.id, node.func, "id", NAMES[node.func.id]
+    elif isinstance(node, ast.Constant) and type(node.value) in (bool, int):
+        yield str(node.value), node, "value", not node.value if type(node.value) is bool else int(node.value) + 1
+
+
+def _changes_of(tree: ast.AST) -> Iterator[tuple[int, Change]]:
+    """Each change of the code that runs with its line; none of annotations, or of what is for type checkers."""
+    for change in _changes(tree):
+        yield getattr(tree, "lineno", 1), change
+    for name, value in ast.iter_fields(tree):
+        for child in value if isinstance(value, list) else [value]:
+            for_checkers = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
+            if isinstance(child, ast.AST) and not for_checkers and name not in ("annotation", "decorator_list"):
+                yield from _changes_of(child)
+
+
+def mutants_of(path: Path) -> list[Mutant]:
+    """Every change of a file."""
+    changes = _changes_of(ast.parse(path.read_text("utf-8")))
+    return [Mutant(path, index, line, change[0]) for index, (line, change) in enumerate(changes)]
+
+
+def mutated(data: bytes | str, index: int) -> ast.Module:
+    """The code *data* with its change number *index*."""
+    tree = ast.parse(data)
+    _, owner, name, value = list(_changes_of(tree))[index][1]
+    setattr(owner, name, value)
+    return ast.fix_missing_locations(tree)
+
+
+def _tests_by_line(folder: str) -> dict[str, dict[int, list[str]]]:
+    """File -> line -> the tests that pass over it."""
+    import coverage
+
+    with tempfile.TemporaryDirectory() as place:
+        words = ["not soak", "--cov", folder, "--cov-context", "test", "--cov-report", "", *FOLDERS[folder].split()]
+        environment = {**os.environ, "COVERAGE_FILE": f"{place}/data"}
+        command = [sys.executable, "-m", "pytest", *PYTEST, *words]
+        if subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=False).returncode:
+            raise SystemExit(f"{folder}: its tests fail as they are")
+        data = coverage.CoverageData(f"{place}/data")
+        data.read()
+        by_file = {os.path.realpath(file): data.contexts_by_lineno(file) for file in data.measured_files()}
+    return {
+        file: {line: sorted({test.partition("|")[0] for test in tests if test}) for line, tests in lines.items()}
+        for file, lines in by_file.items()
+    }
+
+
+def _survives(mutant: Mutant, tests: list[str]) -> bool:
+    """Whether *tests* pass with the change, in a child that begins with what this process has imported."""
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1] == 0
+    import pytest
+
+    plain = SourceFileLoader.get_code
+
+    def get_code(self: SourceFileLoader, name: str) -> Any:
+        path = str(self.get_filename(name))
+        if os.path.realpath(path) != str(mutant.path):
+            return plain(self, name)
+        return compile(mutated(self.get_data(path), mutant.index), path, "exec")
+
+    SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]
+    silent = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(silent, number)
+    os.chdir(ROOT)
+    os._exit(int(pytest.main([*PYTEST, "not soak", *tests])))
+
+
+def main() -> None:
+    """Print the score of each folder."""
+    parser = Arguments(__doc__)
+    parser.add_argument("folders", nargs="*", metavar="FOLDER", type=known(FOLDERS), help="default: all")
+    parser.add_argument("--sample", type=count, metavar="N", help="so many changes of each folder, by chance")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample (default 0)")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="only changes whose FILE:LINE it matches")
+    args = parser.parse_args()
+    import networkx, numpy, pydantic, pytest, rich, simpy, torch.distributed  # noqa: E401, F401, I001 - for all children
+
+    for folder in args.folders or FOLDERS:
+        tests = _tests_by_line(folder)
+        mutants = [mutant for path in sorted((ROOT / folder).rglob("*.py")) for mutant in mutants_of(path.resolve())]
+        mutants = [mutant for mutant in mutants if re.search(args.only, f"{mutant.path}:{mutant.line}")]
+        mutants = sorted(random.Random(args.seed).sample(mutants, min(args.sample or len(mutants), len(mutants))))
+        num_killed = len(mutants)
+        for mutant in mutants:
+            if _survives(mutant, tests.get(str(mutant.path), {}).get(mutant.line) or FOLDERS[folder].split()):
+                num_killed -= 1
+                print(f"  {mutant.path.relative_to(ROOT)}:{mutant.line}: {mutant.text}", flush=True)
+        share = num_killed / max(1, len(mutants))
+        print(f"{folder}: {num_killed} of {len(mutants)} killed ({share:.0%})", flush=True)
+
+
+if __name__ == "__main__":
+    main()
