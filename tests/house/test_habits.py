@@ -1,0 +1,45 @@
+"""News fragments, workflows and hooks, as far as a file can be wrong."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.house.tree import ROOT, project
+
+KINDS = [kind["directory"] for kind in project()["tool"]["towncrier"]["type"]]
+FRAGMENTS = [path for path in (ROOT / ".changes").iterdir() if path.suffix == ".md" and path.name != "README.md"]
+
+
+def test_the_changelog_has_the_line_under_which_a_release_is_written() -> None:
+    """Exactly once: towncrier puts a release below it."""
+    start = project()["tool"]["towncrier"]["start_string"]
+    assert (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").count(start) == 1
+
+
+@pytest.mark.parametrize("path", FRAGMENTS, ids=lambda path: path.name)
+def test_a_fragment_is_of_a_known_kind_and_says_something(path: Path) -> None:
+    """`NAME.KIND.md`; one paragraph without a bullet of its own."""
+    kind = path.name.split(".")[-2]
+    text = path.read_text(encoding="utf-8").strip()
+    assert kind in KINDS
+    assert text
+    assert not text.startswith(("-", "*", "#"))
+    assert "\n\n" not in text
+
+
+def test_what_the_macos_job_runs_is_there() -> None:
+    """The files that its commands name."""
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    named = re.findall(r"scenarios/\S+\.toml", workflow)
+    assert named
+    assert [path for path in named if not (ROOT / path).is_file()] == []
+
+
+def test_the_hooks_are_the_programs_of_the_suite() -> None:
+    """Nothing is fetched from elsewhere, so a commit is checked by the versions of constraints.txt."""
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    assert re.findall(r"repo: (\S+)", hooks) == ["local"]
+    assert set(re.findall(r"id: (\S+)", hooks)) == {"ruff", "ruff-format", "codespell", "mypy"}
