@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
+from typing import Any
 
 from distsim.torch_compat.names import FEATURE, GUARD, OPTIONAL, SIM, Name
 
@@ -16,22 +16,25 @@ def unknown() -> bool:
 
 
 def _outlive_python() -> bool:
-    """A Work of Python's that C++ alone holds still answers in Python."""
-    import torch
-    from torch.distributed import Work
+    """C++ that is given a handle by a group of Python's keeps its Python object."""
+    from torch.distributed import ProcessGroup, Work
 
-    class Probe(Work):
+    handles: list[weakref.ref[Any]] = []
+
+    class Handle(Work):
         pass
 
-    hold, tensor, work = HOLD_WORK.get(), torch.empty(1), Probe()
-    hold(tensor, work)
-    alive = weakref.ref(work)
-    del work
-    gc.collect()
-    return alive() is not None
+    class Group(ProcessGroup):
+        def barrier(self, *args: Any, **kwargs: Any) -> Any:
+            handle = Handle()
+            handles.append(weakref.ref(handle))
+            return handle
+
+    held = ProcessGroup.barrier(Group(0, 1))  # by way of C++
+    return held is not None and handles[0]() is not None
 
 
-HOLD_WORK = Name("torch._C._distributed_c10d._register_work", "the test whether C++ keeps a handle alive", OPTIONAL)
+WORK = Name("torch._C._distributed_c10d._register_work", "the test whether C++ keeps a handle alive", OPTIONAL)
 WORK = Name(
     "torch.distributed.Work",
     "handles that C++ keeps: below torch 2.7 the guard has to keep them alive",

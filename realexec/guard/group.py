@@ -24,7 +24,16 @@ from distsim.debug.records.arguments import FIELDS, METHODS, Call, Reader
 from distsim.debug.rings import layout as rings
 from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.fast_path import MISSED
-from distsim.realexec.guard.handle import Handle, HostHandle, MessageHandle, MessageWork, SyncHandle, watched
+from distsim.realexec.guard.handle import (
+    KEEPS_ALIVE,
+    Handle,
+    HostHandle,
+    MessageHandle,
+    MessageWork,
+    SyncHandle,
+    keep_alive,
+    watched,
+)
 from distsim.realexec.guard.method_path import again, keep, words_of
 from distsim.realexec.guard.recorder import GroupLog, Made, Recorder
 from distsim.realexec.guard.tensor_checks import Checksums, find_nan
@@ -209,6 +218,8 @@ def _method(op: str, name: str, read: Reader) -> Callable[..., Any]:
             if deferred is not None:
                 deferred._after = after
                 deferred._touched = not (is_async and owned)
+                if KEEPS_ALIVE:
+                    keep_alive(deferred)
                 return deferred
         try:
             work = raw(self, said, args, kwargs)
@@ -230,9 +241,12 @@ def _method(op: str, name: str, read: Reader) -> Callable[..., Any]:
         if is_async and on_host and after is None:
             by_torch = caller is not None and caller.f_globals is C10D  # one of its public functions
             message = MessageHandle if by_torch else MessageWork
-            return watched(message if op in P2P else self.later, work, log, index, owned)
-        handle = Handle(work, recorder, log, index, is_async, on_host, owned, op in P2P)
-        handle._after = after
+            handle = watched(message if op in P2P else self.later, work, log, index, owned)
+        else:
+            handle = Handle(work, recorder, log, index, is_async, on_host, owned, op in P2P)
+            handle._after = after
+        if KEEPS_ALIVE:
+            keep_alive(handle)
         return handle
 
     call.__name__ = name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from datetime import timedelta
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
@@ -12,13 +13,34 @@ from distsim.debug.rings import layout as rings
 from distsim.debug.rings.writer import RingWriter
 from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.recorder import GroupLog, Recorder
+from distsim.torch_compat import works
 
-__all__ = ["Handle", "HostHandle", "MessageHandle", "MessageWork", "SyncHandle", "watched"]
+__all__ = ["KEEPS_ALIVE", "Handle", "HostHandle", "MessageHandle", "MessageWork", "SyncHandle", "keep_alive", "watched"]
 
 
 FIRST, RECORDS, EACH = rings.RECORDS_AT // 8, rings.RECORDS, rings.RECORD_WORDS
 FLAGS, ENDED = rings.WORD_FLAGS, rings.WORD_COMPLETED
+WAITED_FOR = rings.WAITED | rings.FUTURE
 WAITS, DONE, GOES_ON = rings.WAITING | rings.WAITED, rings.COMPLETED, rings.STATE_MASK | rings.WAITING
+
+
+_alive: deque[Any] = deque(maxlen=1024)
+"""Below torch 2.7: handles that C++ may still wait for."""
+
+
+def keep_alive(handle: Any) -> None:
+    """Keep the Python object of a handle that goes to C++, until somebody has waited for it.
+
+    Below torch 2.7, C++ keeps a Work without its Python object. Once that is gone it calls `Work::wait` of C++, which
+    never comes back: DistributedDataParallel's constructor hangs there.
+    """
+    while _alive and _alive[0].is_waited_for():
+        _alive.popleft()
+    if handle._touched:  # else a user owns it, and is told of a handle that is dropped
+        _alive.append(handle)
+
+
+KEEPS_ALIVE = not works.WORK.works()
 
 
 class _Noted:
@@ -56,6 +78,11 @@ class _Noted:
             self._touched = True
             self._recorder.ring.mark(self._index, rings.WAITED)
         return bool(ended)
+
+    def is_waited_for(self) -> bool:
+        """Whether wait() was called, or the future taken: what C++ does at most once."""
+        words, word = self._group_log.words, FIRST + self._index % RECORDS * EACH
+        return bool(words[word] != self._index + 1 or words[word + FLAGS] & WAITED_FOR)
 
     def is_success(self) -> bool:
         return bool(self._inner.is_success())

@@ -11,7 +11,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from distsim.debug.records.arguments import FIELDS, Reader
 from distsim.realexec.guard.fast_path import MISSED, through
-from distsim.realexec.guard.handle import MessageHandle, MessageWork
+from distsim.realexec.guard.handle import KEEPS_ALIVE, Handle, MessageHandle, MessageWork, keep_alive
 from distsim.realexec.guard.known import BACKWARD, looks_of, may_be_kept, remember
 from distsim.realexec.guard.recorder import Made
 
@@ -83,6 +83,8 @@ def again(
         return ENDED, None
     if type(answer) is MessageHandle and caller.f_globals is not C10D:
         answer = MessageWork.of(answer)
+    if KEEPS_ALIVE and isinstance(answer, Handle):
+        keep_alive(answer)
     return answer, None
 
 
