@@ -31,6 +31,7 @@ __all__ = [
     "LIVE",
     "MIN_SHARE",
     "PLANTED",
+    "SHORT",
     "SIMULATED",
     "Demand",
     "Straggler",
@@ -85,10 +86,22 @@ class Demand:
     """From the first of them to the last."""
     lost_s: float
     """What the rank cost the others in that time."""
+    share: float = MIN_SHARE
+    """Of that time, at least so much."""
+    score: float = MIN_SCORE
+    """A relative score below this."""
+    habit: float = HABIT
+    """Part of a section's turns in which it was late."""
+    repeats: int = 2
+    """Turns of a section from which on lateness is a habit."""
+    apart: bool = False
+    """Its own work is longer than that of the others in nine of ten turns."""
 
 
 LIVE = Demand(meetings=10, span_s=5.0, lost_s=1.0)
 """For real jobs: shorter than seconds, the operating system's scheduler picks the slowest."""
+SHORT = Demand(meetings=10, span_s=1.0, lost_s=0.3, share=0.3, score=0.65, habit=0.9, repeats=6, apart=True)
+"""For a real job that was over before that: with less time for noise to even out, the rank must stand out more."""
 PLANTED = Demand(meetings=3, span_s=0.0, lost_s=0.0)
 """For a simulation with planted faults: it has no noise, and somebody wants to see them."""
 SIMULATED = Demand(meetings=5, span_s=0.0, lost_s=0.01)
@@ -218,15 +231,15 @@ def _in_group(
     found = []
     for rank, toll in tolls.items():
         share = toll.lost_s / span_s
-        if share < MIN_SHARE or toll.lost_s < demand.lost_s or toll.worst[1] is None:
+        if share < demand.share or toll.lost_s < demand.lost_s or toll.worst[1] is None:
             continue
-        habitual_s = sum(sum(costs) for costs in toll.by_section.values() if _habit(costs, span_s / len(turns)))
+        habitual_s = sum(sum(costs) for costs in toll.by_section.values() if _habit(costs, span_s / len(turns), demand))
         if habitual_s < toll.lost_s / 2:
             continue
         if len(turns) >= THIRDS and min(toll.by_third) < MIN_SHARE / 2 * span_s / 3:
             continue
         relative, individual = _scores(turns, rank)
-        if relative >= MIN_SCORE:
+        if relative >= demand.score or (demand.apart and not _apart(turns, rank)):
             continue
         found.append(
             Straggler(rank, group, toll.lost_s, share, toll.late, len(turns), relative, individual, toll.worst[1])
@@ -286,9 +299,16 @@ def _others(ordered: Sequence[float], own: float) -> float:
     return ordered[middle] if middle < bisect_left(ordered, own) else ordered[middle + 1]
 
 
-def _habit(costs: Sequence[float], turn_s: float) -> bool:
+def _habit(costs: Sequence[float], turn_s: float, demand: Demand) -> bool:
     late = sum(cost > LATE * MIN_SHARE * turn_s for cost in costs)
-    return len(costs) > 1 and late >= HABIT * len(costs)
+    return len(costs) >= demand.repeats and late >= demand.habit * len(costs)
+
+
+def _apart(turns: Sequence[_Turn], rank: int) -> bool:
+    """Whether it works longer than any other rank does on average, in nine of ten turns."""
+    others = [other for other in turns[0].work_s if other != rank]
+    usual_s = max(median(turn.work_s[other] for turn in turns) for other in others)
+    return sum(turn.work_s[rank] > usual_s for turn in turns) >= 0.9 * len(turns)
 
 
 def _scores(turns: Sequence[_Turn], rank: int) -> tuple[float, float]:

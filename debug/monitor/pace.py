@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from distsim.debug.diagnosis.stragglers import LIVE, MIN_SHARE, Straggler, as_findings, stragglers
+from distsim.debug.diagnosis.stragglers import LIVE, MIN_SHARE, SHORT, Straggler, as_findings, stragglers
 from distsim.debug.evidence.rank_state import origin_of, wall_offsets
 from distsim.debug.records import CallRecord, Finding
 from distsim.debug.records.diagnosis import Diagnosis
@@ -73,7 +73,8 @@ class Pace:
 
 def recent_stragglers(readers: Sequence[RingReader], number: int = WHOLE) -> list[Straggler]:
     """The stragglers of one host's job over the last *number* calls of each rank."""
-    return stragglers(recent_calls(readers, number), LIVE)
+    records = recent_calls(readers, number)
+    return stragglers(records, LIVE) or stragglers(records, SHORT)
 
 
 def recent_calls(readers: Sequence[RingReader], number: int) -> Mapping[int, Sequence[CallRecord]]:
@@ -91,8 +92,8 @@ def recent_calls(readers: Sequence[RingReader], number: int) -> Mapping[int, Seq
 
 def _waits(window: Records) -> bool:
     done = window[window["completed"] > 0]
-    if len(done) < LIVE.meetings:
+    if len(done) < SHORT.meetings:
         return False
     span = int(done["completed"].max()) - int(done["issued"].min())
     inside = int((done["completed"] - done["issued"]).sum())
-    return span > LIVE.span_s * 1e9 and inside >= MIN_SHARE * span
+    return span > SHORT.span_s * 1e9 and inside >= MIN_SHARE * span

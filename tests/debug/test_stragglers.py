@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
-from distsim.debug.diagnosis.stragglers import LIVE, Straggler, straggler_findings, stragglers
+from distsim.debug.diagnosis.stragglers import LIVE, SHORT, Straggler, straggler_findings, stragglers
 from distsim.debug.monitor.pace import STREAK, Pace
 from distsim.debug.records import CallRecord, Group, Site, State
 from distsim.debug.records.kinds import Kind
@@ -197,3 +197,21 @@ def test_who_is_late_for_a_message_is_told_with_a_line(line: int) -> None:
     assert "Rank 1 is late for rank 0's recv from rank 1 (tag 0)" in told.explanation
     expected = "still runs, at train.py:9." if line else "still runs; its last call was all_reduce #1 at train.py:3."
     assert expected in told.explanation
+
+
+def test_twice_as_slow_is_named_in_a_short_job() -> None:
+    """Twelve steps of a tenth of a second: over before a live job is judged, but there is no doubt."""
+    records = job(late(2, 0.1, 0.1), steps=12)
+    assert stragglers(records, LIVE) == []
+    (found,) = stragglers(records, SHORT)
+    assert (found.rank, found.late) == (2, 11)
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_noise_names_nobody_in_a_short_job(size: int) -> None:
+    """Steps of a busy machine: each rank is slow in some of them, now and then by much."""
+    for seed in range(200):
+        draw = random.Random(seed)
+        noise = [[draw.lognormvariate(0.0, 0.4) for _ in range(12)] for _ in range(size)]
+        records = job(lambda rank, step, noise=noise: 0.1 * noise[rank][step], size=size, steps=12)  # type: ignore[misc]
+        assert stragglers(records, SHORT) == [], seed
