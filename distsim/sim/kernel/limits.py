@@ -23,6 +23,12 @@ class Limits:
     """Which limit that was."""
     _started_s: float = field(default_factory=_real_monotonic)
 
+    _last: tuple[float, str] | None = None
+
+    def end_within(self, wall_s: float, why: str) -> None:
+        """Let the run go on for so long, at most; *why* is what is reported then."""
+        self._last = _real_monotonic() + wall_s, why
+
     def start(self) -> None:
         """The run begins now."""
         self._started_s = _real_monotonic()
@@ -47,6 +53,8 @@ class Limits:
 
     def wall_over(self) -> bool:
         """Whether the wall time is used up."""
-        if self.wall_time_s is not None and _real_monotonic() - self._started_s > self.wall_time_s:
+        if self._last is not None and _real_monotonic() > self._last[0]:
+            self.name, self.reached = "wall_time_s", self._last[1]
+        elif self.wall_time_s is not None and _real_monotonic() - self._started_s > self.wall_time_s:
             self.end("wall_time_s")
         return self.reached is not None

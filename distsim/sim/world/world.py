@@ -21,7 +21,7 @@ from distsim.debug.diagnosis.stragglers import SIMULATED, straggler_findings
 from distsim.debug.diagnosis.waits.unwaited import unwaited
 from distsim.debug.records import CallWait, Evidence, Finding, Group, HostWait, Phase, Wait
 from distsim.debug.records.call_log import window
-from distsim.debug.words.phrases import ranks_text
+from distsim.debug.words.phrases import place, ranks_text
 from distsim.errors import UsageError
 from distsim.kernels import Gpu
 from distsim.network import Network
@@ -29,6 +29,7 @@ from distsim.sim.device.gpu import Accelerators
 from distsim.sim.device.operators.values import Data
 from distsim.sim.isolation.effects import withheld
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task
+from distsim.sim.kernel.limits import Limits
 from distsim.sim.kernel.scheduler import Scheduler, Unwind
 from distsim.sim.kernel.task import Killed
 from distsim.sim.observe.user_stack import user_stack
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
     from distsim.sim.isolation.output import Held, RankStream
     from distsim.sim.isolation.switches import Host
-    from distsim.sim.kernel.limits import Limits
     from distsim.sim.kernel.schedule import Schedule
 
 __all__ = ["Setting", "Surroundings", "World"]
@@ -109,6 +109,13 @@ class Setting:
     """Somebody wants to see who comes late, however little: a scenario. Else it is told at the end, where it costs."""
 
 
+_real_monotonic = time.monotonic
+GRACE_S = 30.0
+"""Wall time that ranks have to come to their next call after another has raised: what torchrun gives them to end."""
+SAID_AFTER_S = 1.0
+"""They are waited for without a word for so long."""
+
+
 class World(Scheduler):
     """One simulated job."""
 
@@ -135,6 +142,9 @@ class World(Scheduler):
         self.initial_torch_rng = setting.torch_rng
         self.diagnoses: list[Diagnosis] = []
         self.findings: list[Finding] = []
+        self._first_raised: SimProcess | None = None
+        self._raised_wall_s = 0.0
+        self._said_raised = False
         self.notes: list[str] = []
         self.ended = False
         self.slots = slots
@@ -282,6 +292,11 @@ class World(Scheduler):
                 task.end(Unwind())
         if not process.ended.triggered:
             process.ended.succeed()
+        if process.phase is Phase.RAISED and process.is_rank and process.parent is None and self._first_raised is None:
+            self._first_raised, self._raised_wall_s = process, _real_monotonic()
+            self.limits = self.limits or Limits()
+            why = f"the other ranks still ran {GRACE_S:.0f} s of wall time after rank {process.rank} had raised"
+            self.limits.end_within(GRACE_S, why)
 
     def claim_rank(self, process: SimProcess, rank: int) -> None:
         """*process* has said which rank it is (spawned ranks say so in init_process_group)."""
@@ -300,6 +315,8 @@ class World(Scheduler):
 
     def stands_still(self) -> None:
         """Empty heap and blocked ranks, nothing but naps, or a limit: why."""
+        if self._first_raised is not None and self.limits is not None and self.limits.reached is not None:
+            self.note(self.limits.reached)
         self.diagnoses = self.diagnoses or diagnose(self.evidence(), nothing_moves=self.env.peek() == float("inf"))
 
     def has_met(self) -> bool:
@@ -312,6 +329,20 @@ class World(Scheduler):
             self.lookahead.run()
         self.diagnoses = diagnose(self.final)
         return True
+
+    def _report_progress(self) -> None:
+        super()._report_progress()
+        raised = self._first_raised
+        if raised is None or self._said_raised or _real_monotonic() - self._raised_wall_s < SAID_AFTER_S:
+            return
+        self._said_raised = True
+        at = f" at {place(raised.last_stack[0])}" if raised.last_stack else ""
+        print(
+            f"distsim: rank {raised.rank} raised {type(raised.exception).__name__}: {raised.error_text}{at}; others "
+            f"have {GRACE_S:.0f} s (of wall time) to come to a call in which they wait for it",
+            file=sys.__stderr__,  # its own stream is closed
+            flush=True,
+        )
 
     def all_ended(self) -> None:
         """What hung nobody but is wrong all the same: calls in another order, a crash."""
@@ -333,7 +364,9 @@ class World(Scheduler):
         """A rank spins or blocks on the host: keep its stack and let the others go on without it."""
         process = task.process
         frame = task.frame()
-        process.phase, process.end_s = Phase.HOST_STUCK, float(self.env.now)
+        outlived = self._first_raised is not None and self.limits is not None and self.limits.reached is not None
+        process.phase = Phase.RUNNING if outlived else Phase.HOST_STUCK
+        process.end_s = float(self.env.now)
         process.last_stack = () if frame is None else user_stack(frame)
         for stream in (process.stdout, process.stderr):
             if stream is not None:
