@@ -1,16 +1,19 @@
-"""What the simulator asks of a network, whichever: collectives and sends on one cluster, in simpy's time."""
+"""The networks there are, by how closely each looks, and what the simulator asks of one."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import simpy
 
 from distsim.cluster import Cluster
+from distsim.errors import UsageError
 from distsim.network.answers import LinkBusy, Statistics, Transfer
+from distsim.network.fluid import FluidNetwork
+from distsim.network.messages import MessageNetwork
 
-__all__ = ["Network"]
+__all__ = ["NETWORKS", "Network", "make_network"]
 
 
 class Network(Protocol):
@@ -56,3 +59,14 @@ class Network(Protocol):
 
     def statistics(self) -> Statistics:
         """Counters since the network was made."""
+
+
+NETWORKS: Mapping[str, type[FluidNetwork]] = {"fluid": FluidNetwork, "message": MessageNetwork}
+"""`--fidelity`: fluid (phases of coupled flows), or message (every message on its own, for small worlds)."""
+
+
+def make_network(env: simpy.Environment, cluster: Cluster, *, fidelity: str = "fluid", **forced: Any) -> Network:
+    """The network of that *fidelity* on *cluster* in *env*'s time; *forced* is as `FluidNetwork` takes it."""
+    if fidelity not in NETWORKS:
+        raise UsageError(f"expected fidelity {' or '.join(NETWORKS)}, got {fidelity!r}")
+    return NETWORKS[fidelity](env, cluster, **forced)

@@ -6,24 +6,24 @@ Imported at the end of a collection that has found tests for it, with all that t
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-import numpy.random  # noqa: F401  # which the first simulation would import
 import pytest
 
 from distsim.cluster import Cluster, load_cluster
 from distsim.errors import UsageError
 from distsim.plugin import terminal
-from distsim.plugin.on_rank import log, monkeypatch  # noqa: F401  # for `fixtures`, which real ranks use, too
 from distsim.plugin.on_rank.body import rank_body
-from distsim.plugin.on_rank.fixtures import NoCopy
+from distsim.plugin.on_rank.fixtures import NoCopy, holds_tensors
 from distsim.plugin.on_rank.report import describe
-from distsim.plugin.on_rank.shared import shared_note
-from distsim.plugin.options import Options
+from distsim.plugin.options import Options, PerRank
 from distsim.plugin.timeouts import TimedConditions
 from distsim.plugin.tools.debugger import traces_of, wants_frames
 from distsim.plugin.tools.hypothesis import in_the_example
@@ -34,6 +34,7 @@ from distsim.sim.run import simulate
 from distsim.watcher import overseer
 
 __all__ = ["run_simulated"]
+
 
 GPUS_PER_NODE = 8
 
@@ -191,3 +192,39 @@ def _conditions(options: Options) -> TimedConditions:
     patience = max(1.0, options.timeout_s / options.host_timeout_s)
     limits = Limits(wall_time_s=options.timeout_s, virtual_time_s=86_400.0)
     return TimedConditions(rules, options.guards, limits, patience=patience)
+
+
+_HARMLESS = (
+    *(int, float, complex, str, bytes, bool, type(None), range, slice, frozenset, enum.Enum, os.PathLike, type),
+    *(FunctionType, BuiltinFunctionType, MethodType, ModuleType, PerRank),
+)
+"""Nothing that a rank could change under another."""
+_CONTAINERS = (list, dict, set, deque)
+
+
+def shared_note(body: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
+    """One line, or nothing: which *arguments* and which globals of *body* all ranks have in common."""
+    names = [f"{name!r} (a fixture)" for name, value in arguments.items() if _is_shared(value)]
+    function = getattr(getattr(body, "func", body), "__func__", getattr(body, "func", body))
+    code, space = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    if code is not None:
+        used = dict.fromkeys(name for part in _parts(code) for name in part.co_names)
+        names += [f"{name!r} (a global)" for name in used if isinstance(space.get(name), _CONTAINERS)]
+    if not names:
+        return ""
+    return f"passes on gloo? There each rank has its own {' and '.join(names)}; simulated ranks share one"
+
+
+def _is_shared(value: object) -> bool:
+    if isinstance(value, tuple):
+        return any(map(_is_shared, value))
+    of_pytest = type(value).__module__.partition(".")[0] in ("_pytest", "pytest", "distsim")
+    return not of_pytest and not isinstance(value, _HARMLESS) and not holds_tensors(value)
+
+
+def _parts(code: CodeType) -> Iterator[CodeType]:
+    """*code* and the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _parts(constant)

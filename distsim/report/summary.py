@@ -10,10 +10,10 @@ from rich.text import Text
 
 from distsim.debug.report.console import Console as PlainConsole
 from distsim.debug.report.console import piped_width
+from distsim.debug.report.whereabouts import sentences, whereabouts
 from distsim.report.failures import Failures
 from distsim.report.tables import collectives_table, links_table, ranks_table
 from distsim.report.training import training_parts
-from distsim.report.whereabouts import Whereabouts
 from distsim.text.units import format_time
 
 if TYPE_CHECKING:
@@ -118,3 +118,33 @@ def print_summary(outcome: Outcome, file: TextIO | None = None) -> None:
     width = None if stream.isatty() else piped_width()
     console = PlainConsole(file=stream, width=width)
     console.print(Summary(outcome), crop=False)  # lines of a traceback stay whole
+
+
+def leavers(outcome: Outcome) -> list[str]:
+    """Ranks that left with an exit code and without a traceback that would say why."""
+    told = {rank for failure in outcome.failures for rank in failure.ranks}
+    together: dict[str, list[int]] = {}
+    for summary in outcome.ranks:
+        if summary.exit_code and summary.rank not in told:
+            together.setdefault(f"left with exit code {summary.exit_code}", []).append(summary.rank)
+    return sentences(together)
+
+
+class Whereabouts:
+    """What an unfinished run owes its reader, as a rich renderable; nothing where a diagnosis says it."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.title, self.lines = "", list[str]()
+        if outcome.diagnoses:
+            return
+        if outcome.interrupted and outcome.evidence is not None:
+            self.title, self.lines = "INTERRUPTED", whereabouts(outcome.evidence)
+        elif outcome.exit_code:
+            self.title, self.lines = "EXITED", leavers(outcome)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self.lines:
+            yield Text(self.title, style="bold red")
+            for line in self.lines:
+                yield Text(f"  {line}")
+            yield Text()

@@ -12,8 +12,8 @@ from distsim.cluster import load_cluster
 from distsim.collectives import Beside, Compiler, Loads, Phase, Plan
 from distsim.errors import UsageError
 from distsim.network import FluidNetwork, Network, Transfer, make_network
-from distsim.network.fidelity import NETWORKS
 from distsim.network.fluid import _FluidRun
+from distsim.network.network import NETWORKS
 
 RING = str(Path(__file__).parents[1] / "benchmarks" / "network_ring1024.toml")
 MIB = 1 << 20

@@ -13,7 +13,7 @@ import pytest
 from distsim.debug.records import CallRecord, Group
 from distsim.report import write_trace
 from distsim.report.tracing.kineto import collective_args, is_kernel, kernel_name
-from distsim.report.tracing.tracks import Tracks
+from distsim.report.tracing.trace import Tracks
 from tests.report.made import call, finished, outcome
 
 HTA_ARGS = [

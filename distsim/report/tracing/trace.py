@@ -26,12 +26,44 @@ from distsim.report.tracing.arrows import Placed, arrows
 from distsim.report.tracing.events import Event, meta, slice_event, us
 from distsim.report.tracing.gpu import FIRST_CORRELATION, FIRST_STREAM, gpu_events, step_events
 from distsim.report.tracing.kineto import call_name, collective_args, is_kernel, kernel_name
-from distsim.report.tracing.tracks import Tracks
 
 if TYPE_CHECKING:
     from distsim.sim.outcome import Outcome
 
-__all__ = ["rank_events", "trace_events", "write_trace"]
+__all__ = ["Tracks", "rank_events", "trace_events", "write_trace"]
+
+
+ROUNDING_S = 5e-10
+"""Sums of floats end a hair after the next slice begins; the trace is written in nanoseconds."""
+
+
+class Tracks:
+    """Numbers tracks from *first*: one for each label, more where slices of one label overlap."""
+
+    def __init__(self, first: int = 1) -> None:
+        self._first = first
+        self._free_from_s: list[float] = []
+        self._labels: list[str] = []
+        self._of_label: dict[str, list[int]] = {}
+
+    def place(self, label: str, start_s: float, end_s: float) -> int:
+        """The track for a slice; slices of a label must come in the order of their starts."""
+        for track in self._of_label.setdefault(label, []):
+            if self._free_from_s[track] <= start_s + ROUNDING_S:
+                self._free_from_s[track] = end_s
+                return self._first + track
+        track = len(self._labels)
+        count = len(self._of_label[label])
+        self._labels.append(label if not count else f"{label} ({count + 1})")
+        self._free_from_s.append(end_s)
+        self._of_label[label].append(track)
+        return self._first + track
+
+    def labels(self) -> Iterator[tuple[int, str]]:
+        """Every track with its label."""
+        for track, label in enumerate(self._labels):
+            yield self._first + track, label
+
 
 CPU_STREAM = FIRST_STREAM - 2
 """Track of what a rank computes on its CPU: a stream to HTA."""
