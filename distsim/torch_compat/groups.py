@@ -71,6 +71,13 @@ REGISTER_BACKEND = Name(GROUP + "_register_backend", "a guarded group's backends
 SET_DEFAULT_BACKEND = Name(GROUP + "_set_default_backend", "a guarded group's default backend", GUARD | SIM)
 SET_NAME = Name(GROUP + "_set_group_name", "a guarded group's name", GUARD | SIM)
 SET_DESCRIPTION = Name(GROUP + "_set_group_desc", "a guarded group's description", GUARD | SIM)
+NAN_CHECK = Name(C10D + "NanCheckHook.attach", "torch's NaN check on a guarded group", FEATURE, since="2.14")
+FLIGHT_RECORDER = Name(
+    "torch._C._distributed_c10d.FlightRecorderHook.attach",
+    "torch's Flight Recorder on a guarded group",
+    OPTIONAL,
+    since="2.14",
+)
 HAS_HOOKS = Name(GROUP + "_has_hooks", "NCCL's completion hooks", OPTIONAL)
 EXACT_TYPE = Name(
     C10D + "batch_isend_irecv",

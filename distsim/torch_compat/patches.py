@@ -48,11 +48,25 @@ class Patches:
                 self.put(holder, name.attribute, patched)
         return True
 
+    def wrap_static(self, name: Name, around: Callable[..., Any]) -> bool:
+        """`wrap` for a static method of a class."""
+
+        def replacement(original: Any) -> Any:
+            def patched(*args: Any, **kwargs: Any) -> Any:
+                return around(original, *args, **kwargs)
+
+            return staticmethod(functools.update_wrapper(patched, original))
+
+        return self.exchange(name, replacement)
+
     def exchange(self, name: Name, replacement: Callable[[Any], Any]) -> bool:
         """Replace the function *name* by `replacement(original)`, for paths that cannot afford one more call."""
         original = name.get()
         if original is not MISSING:
-            self.put(name.holder(), name.attribute, functools.wraps(original)(replacement(original)))
+            value = replacement(original)
+            if inspect.isfunction(value):
+                functools.update_wrapper(value, original)
+            self.put(name.holder(), name.attribute, value)
         return original is not MISSING
 
     def put(self, holder: Any, attribute: str, value: Any) -> None:

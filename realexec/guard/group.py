@@ -45,7 +45,10 @@ Backend = groups.BACKEND.get(None)
 profiler_enabled, dispatch_modes = works.PROFILES.get(works.unknown), works.DISPATCH_MODES.get(works.unknown)
 transforms = works.TRANSFORMS.get(works.unknown)
 
-PASSED_THROUGH = ("get_group_store", "split_group", "merge_remote_group", "abort", "shutdown", "set_timeout")
+PASSED_THROUGH = (
+    *("get_group_store", "split_group", "merge_remote_group", "abort", "shutdown", "set_timeout", "reconfigure"),
+    *("get_reconfigure_handle", "new_window", "register_abort_hook", "unregister_abort_hook"),
+)
 """Methods of the C++ group that need its own store or its backends' state, where the installed torch has them."""
 
 
@@ -67,6 +70,9 @@ class GuardedGroup(ProcessGroup):
         """Strict level: compares a call with its peers before any byte goes out."""
         self.later: type[HostHandle] = HostHandle
         """The handle of an asynchronous collective on the host."""
+        self.hooks: set[tuple[str, int]] = set()
+        """The program's own hooks on the group (torch 2.14), by kind and id: they fire in *inner*, so that no call may
+        go to a backend at once."""
         self.backends: dict[str, Any] = {}
         """By type of device; empty where *inner* is a group of Python's."""
         self.on_host: GuardedGroup | None = None
@@ -100,9 +106,16 @@ class GuardedGroup(ProcessGroup):
     def decide_way(self) -> None:
         """Settle whether calls may take the short way; after the opt-in looks are chosen."""
         gloo = self.backends.get("cpu")
-        plain = not self.nan and self.checksums is None and self.on_host is None
+        plain = not self.nan and self.checksums is None and self.on_host is None and not self.hooks
         self.later = HostHandle if self.strict is None else self.strict.handle
         self.fast = gloo if plain and type(gloo).__name__ == "ProcessGroupGloo" else None
+
+    def note_hook(self, kind: str, hook_id: int, registered: bool) -> None:
+        """The program has registered a hook, or taken one back."""
+        for guard in (self, self.on_host):
+            if guard is not None:
+                (guard.hooks.add if registered else guard.hooks.discard)((kind, hook_id))
+                guard.decide_way()
 
 
 class HeldGroup(GuardedGroup):
@@ -127,7 +140,7 @@ UNWATCHED = frozenset({"backward", "_verify_params_across_processes"})
 
 C10D = vars(c10d)
 
-PUBLIC = frozenset({*FIELDS, "isend", "irecv", "all_gather_single", "reduce_scatter_single"})
+PUBLIC = frozenset({*FIELDS, "isend", "irecv", "all_gather_single", "reduce_scatter_single", "gather_single"})
 """Functions whose handle a user gets; torch's own code (DDP's join, say) drops some without harm."""
 
 BACKEND_NAMES = {
@@ -151,6 +164,7 @@ def _method(op: str, name: str, read: Reader) -> Callable[..., Any]:
             first is not None
             and said.direct
             and not kwargs
+            and not self.hooks
             and of_backend is not None
             and (type(first) is Tensor or type(first) is Parameter)
             and first.layout is torch.strided
@@ -264,7 +278,30 @@ def _pass_through(name: str) -> Callable[..., Any]:
     return call
 
 
+def _hook_method(name: str, kind: str, registers: bool) -> Callable[..., Any]:
+    raw = getattr(ProcessGroup, name)
+
+    def call(self: GuardedGroup, hook_id: int, *hook: Any) -> None:
+        raw(self.inner, hook_id, *hook)
+        self.note_hook(kind, hook_id, registers)
+
+    call.__name__ = name
+    return call
+
+
+ONE_TENSOR = {"gather_single": "gather", "gather_into_tensor": "gather"}
+"""Methods of torch 2.14 for one tensor in the place of a list, with the operation that they are recorded as."""
+
+
 def _install_methods() -> None:
+    for name, op in ONE_TENSOR.items():
+        if hasattr(ProcessGroup, name):
+            setattr(GuardedGroup, name, _method(op, name, FIELDS[op].reader(op, FIELDS[op], name)))
+    for kind in ("pre", "post"):
+        for verb in ("register", "unregister"):
+            name = f"{verb}_{kind}_hook"
+            if hasattr(ProcessGroup, name):
+                setattr(GuardedGroup, name, _hook_method(name, kind, verb == "register"))
     for op, fields in FIELDS.items():
         for name in fields.methods:
             if hasattr(ProcessGroup, name):

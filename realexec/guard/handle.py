@@ -99,6 +99,11 @@ class _Noted:
             self._recorder.ring.peer(self._index, self._group_log.ranks[rank])
         return rank
 
+    @property
+    def timeout(self) -> timedelta:
+        limit: timedelta = self._inner.timeout
+        return limit
+
     def result(self) -> Any:
         return self._inner.result()
 

@@ -12,6 +12,7 @@ import inspect
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -62,6 +63,8 @@ class Hooks:
         patches.wrap(groups.WRAPPER, self._no_wrapper)
         patches.wrap(groups.SPLIT_GROUP, self._split, also=(dist,))
         patches.wrap(groups.LOG_MESSAGE, self._raised)
+        for attach in (groups.NAN_CHECK, groups.FLIGHT_RECORDER):
+            patches.wrap_static(attach, _attach)
         for name in ("get", "wait"):
             patches.put(dist.Store, name, _waiting(getattr(dist.Store, name)))
         if groups.EXACT_TYPE.works():  # torch 2.14 asks isinstance
@@ -123,6 +126,8 @@ class Hooks:
         if session is None or not isinstance(pg, ProcessGroup) or isinstance(pg, GuardedGroup):
             return pg
         guarded = session.guard(pg, group_ranks(pg, ranks))
+        if pg in _attached:
+            guarded.note_hook("attached", 0, registered=True)
         swap(pg, guarded)
         return guarded
 
@@ -207,6 +212,19 @@ def _type_of(thing: Any) -> Any:
     return ProcessGroup if isinstance(thing, GuardedGroup) else type(thing)
 
 
+def _attach(original: Any, group: Any, *args: Any, **kwargs: Any) -> Any:
+    """A hook of torch's own goes on the C++ group, whose calls it sees; the guard does not learn when it is removed."""
+    if isinstance(group, GuardedGroup):
+        group.note_hook("attached", 0, registered=True)
+        return original(group.inner, *args, **kwargs)
+    _attached.add(group)
+    return original(group, *args, **kwargs)
+
+
+_attached: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Groups that got a hook of torch's own before they came under guard."""
+
+
 def swap(old: Any, new: Any) -> None:
     """Put *new* in the place of *old* everywhere torch keeps groups, the C++ registry of names included."""
     world = groups.WORLD.get()
@@ -232,4 +250,6 @@ def guard_world(session: Session) -> None:
     for pg in list(world.pg_map):
         guard = session.guard(pg, tuple(world.pg_group_ranks.get(pg, range(pg.size()))), held=True)
         if guard is not pg:
+            if groups.NAN_CHECK.exists():  # it may have hooks, and does not say so
+                guard.note_hook("earlier", 0, registered=True)
             swap(pg, guard)
