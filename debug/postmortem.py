@@ -16,8 +16,9 @@ from distsim.debug.diagnosis.inconclusive import Inconclusive, inconclusive, int
 from distsim.debug.diagnosis.stragglers import as_findings
 from distsim.debug.evidence.from_dumps import Dump, dump_evidence, named_rank, read_dump
 from distsim.debug.evidence.guard_flags import findings
+from distsim.debug.evidence.processes import Numbering, number_processes, number_readers
 from distsim.debug.evidence.procfs import look, signal_name
-from distsim.debug.evidence.rank_state import Knowledge, build_evidence, origin_of, read_exits
+from distsim.debug.evidence.rank_state import Knowledge, build_evidence, exits_by_number, origin_of, read_exits
 from distsim.debug.evidence.typed import text
 from distsim.debug.monitor.pace import recent_stragglers
 from distsim.debug.records import Evidence, Phase, RankState
@@ -72,6 +73,7 @@ class Job:
     name: str
     readers: list[RingReader]
     complaints: list[str]
+    numbering: Numbering = field(default_factory=Numbering)
 
     @property
     def began_ns(self) -> int:
@@ -82,7 +84,7 @@ class Job:
     def text(self) -> str:
         """For people."""
         began = datetime.fromtimestamp(self.began_ns / 1e9).strftime("%Y-%m-%d %H:%M:%S")
-        ranks = max(reader.header.world_size for reader in self.readers)
+        ranks = self.numbering.size
         return f"job {self.name} ({ranks} {'rank' if ranks == 1 else 'ranks'}, began {began})"
 
 
@@ -120,7 +122,7 @@ def _examine_job(
 ) -> Found:
     # The launcher, who leaves exit codes, clears the folder first: its job is the oldest.
     exits = read_exits(directory) if job is jobs[-1] else {}
-    return _from_rings(directory, job.readers, complaints, exits, _roots(roots))
+    return _from_rings(directory, job, complaints, exits, _roots(roots))
 
 
 def _roots(given: Sequence[Path] | None) -> list[Path]:
@@ -166,6 +168,9 @@ def load_jobs(directory: Path) -> tuple[list[Job], list[str]]:
     jobs = []
     for name, readers in found.items():
         job = Job(name, *_last_attempt(readers))
+        job.numbering = number_processes([reader.process for reader in job.readers])
+        job.readers = number_readers(job.readers, job.numbering)
+        job.complaints += job.numbering.doubles
         if job.readers:
             jobs.append(job)
         else:
@@ -193,21 +198,14 @@ def _left_out(jobs: Sequence[Job]) -> list[str]:
 
 
 def _last_attempt(readers: Sequence[RingReader]) -> tuple[list[RingReader], list[str]]:
-    """One ring a rank, of the last attempt."""
+    """The rings of the last attempt."""
     attempt = max(reader.header.attempt for reader in readers)
-    chosen: dict[int, RingReader] = {}
-    complaints: list[str] = []
-    for reader in readers:
-        rank = reader.header.rank
-        if reader.header.attempt == attempt and (rank not in chosen or _opened(chosen[rank]) < _opened(reader)):
-            chosen[rank] = reader
+    chosen = [reader for reader in readers if reader.header.attempt == attempt]
     # Rings of an earlier run under the same name: that rank ended before this run began.
-    start = max(_opened(reader) for reader in chosen.values())
-    for rank, reader in list(chosen.items()):
-        if reader.word(rings.W_BEAT) + reader.header.wall_offset_ns < start - 60_000_000_000:
-            complaints.append(f"{reader.path.name}: of an earlier run, left out")
-            del chosen[rank]
-    return [chosen[rank] for rank in sorted(chosen)], complaints
+    start = max(_opened(reader) for reader in chosen)
+    earlier = [r for r in chosen if r.word(rings.W_BEAT) + r.header.wall_offset_ns < start - 60_000_000_000]
+    complaints = [f"{reader.path.name}: of an earlier run, left out" for reader in earlier]
+    return [reader for reader in chosen if reader not in earlier], complaints
 
 
 def _opened(reader: RingReader) -> int:
@@ -216,12 +214,12 @@ def _opened(reader: RingReader) -> int:
 
 def _from_rings(
     directory: Path,
-    readers: Sequence[RingReader],
+    job: Job,
     complaints: list[str],
     exits: Mapping[tuple[int, int], int],
     roots: Sequence[Path],
 ) -> Found:
-    world_size = max(reader.header.world_size for reader in readers)
+    readers, numbering = job.readers, job.numbering
     alive = [
         reader
         for reader in readers
@@ -235,13 +233,13 @@ def _from_rings(
     aborted = (directory / "aborted.json").exists()
     if aborted:  # our own signals ended those who still lived
         known.exits = {key: code for key, code in known.exits.items() if code not in (-15, -9)}
-    missing = _missing(readers, world_size)
+    missing = _missing(readers, numbering.size)
     if missing:
-        complaints.append(f"no ring of {ranks_text(missing)} (the job had {world_size})")
+        complaints.append(f"no ring of {ranks_text(missing)} (the job had {numbering.size})")
 
     def judge(some: Sequence[RingReader]) -> Found:
-        extra = _without_ring(some, known, world_size)
-        evidence = build_evidence(some, known, world_size, extra)
+        extra = _without_ring(some, known, numbering)
+        evidence = build_evidence(some, known, numbering, extra)
         evidence.findings = findings(some, evidence, origin_of(some))
         evidence.unrecorded = frozenset(rank for rank, state in extra.items() if state.exit_code is None)
         if damaged := next((reader for reader in some if reader.damage), None):
@@ -287,16 +285,16 @@ def _reason(error: Exception) -> str:
 
 
 def _missing(readers: Sequence[RingReader], world_size: int) -> list[int]:
-    present = {reader.header.rank for reader in readers}
+    present = {reader.number for reader in readers}
     return [rank for rank in range(world_size) if rank not in present]
 
 
-def _without_ring(readers: Sequence[RingReader], known: Knowledge, world_size: int) -> dict[int, RankState]:
-    attempt = max(reader.header.attempt for reader in readers)
+def _without_ring(readers: Sequence[RingReader], known: Knowledge, numbering: Numbering) -> dict[int, RankState]:
+    codes = exits_by_number(known.exits, numbering, max(reader.header.attempt for reader in readers))
     joined = any(reader.word(rings.W_JOINED) for reader in readers)
     states: dict[int, RankState] = {}
-    for rank in _missing(readers, world_size):
-        code = known.exits.get((rank, attempt))
+    for rank in _missing(readers, numbering.size):
+        code = codes.get(rank)
         if code is None:
             states[rank] = RankState(rank, Phase.RUNNING if joined else Phase.ABSENT)
         elif code < 0:

@@ -7,9 +7,11 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from distsim.debug.rings.world import World
 from distsim.debug.settings import Level, Settings
 from distsim.realexec.mpi.mpirun import started_by_mpirun
 from distsim.realexec.process.session import EndHooks, Session
+from distsim.realexec.process.worlds import count_in, launched
 
 __all__ = ["current_session", "install", "install_started", "installed", "remove", "run_started"]
 
@@ -83,7 +85,7 @@ def install(
     from distsim.realexec.guard.uncompiled import leave_uncompiled
     from distsim.realexec.process.ddp import DdpHook
     from distsim.realexec.process.dropped import DroppedHook
-    from distsim.realexec.process.hooks import Hooks, guard_world
+    from distsim.realexec.process.hooks import Hooks
     from distsim.realexec.process.spawn import PopenHook, SpawnHook
 
     hooks = Hooks(_open, current_session, _leave_agent)
@@ -111,14 +113,11 @@ def install(
         _hooks.append(remote)
     os.register_at_fork(after_in_child=_forget)
     if dist.is_initialized():
-        session = _open(dist.get_rank(), dist.get_world_size(), "")
-        if session is not None:
-            session.joined()
-            guard_world(session)
-    elif not _started and "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        hooks.late()
+    elif not _started and (count_in(os.environ, "WORLD_SIZE") or 1) > 1:
         # The ring exists from here on: who dies before init_process_group is seen, too. A world of one
         # may be a launcher of ranks itself: whether it is one, init_process_group tells.
-        _open(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "")
+        _open(None, "")
 
 
 def install_started(given: Mapping[str, Any]) -> None:
@@ -152,7 +151,8 @@ def _leave_agent(port: int) -> None:
 
 
 def _is_rank() -> bool:
-    return _session is not None
+    """A process that has only been given a number by a launcher may start the ranks itself."""
+    return _session is not None and bool(_session.recorder.world.id)
 
 
 def remove() -> None:
@@ -168,12 +168,15 @@ def remove() -> None:
         session.close()
 
 
-def _open(rank: int, world_size: int, where: str) -> Session | None:
+def _open(given: World | None, where: str) -> Session | None:
+    """The session of this process, made where there is none; *given*: rank and world size by the program's word."""
     global _session, _refused
     if _settings is None or _refused:
         return None
     if _session is None:
-        _session = Session.open(_settings, rank, world_size, where, local=not _started)
+        if given is None and not launched(os.environ):
+            return None
+        _session = Session.open(_settings, given, where, local=not _started)
         _refused = _session is None
         if _session is not None:
             _session.use_ddp(next((hook for hook in _hooks if hasattr(hook, "explain")), None))

@@ -35,6 +35,8 @@ __all__ = ["Call", "Diagnosis", "Kind", "Stuck", "diagnose"]
 
 ENDED = "SIGTERM"
 """How launchers end the ranks that are left when one has failed."""
+MOST_NAMED = 4
+"""Culprits of one diagnosis whose processes are named."""
 MANY = 8
 """Diagnoses of ranks that raised, with all who wait for them."""
 
@@ -74,7 +76,16 @@ def diagnose(evidence: Evidence, *, nothing_moves: bool = False) -> list[Diagnos
         found = [_blocked_alone(case, blocked[0], blocked[1:])]
     weigher = Weigher(index, moving, _of_content(contradictions, divergences))
     weighed = [d if d.proof is not None else replace(d, proof=weigher.proof(d)) for d in found]
-    return _told_once(order(index, weighed))
+    return _told_once([_with_processes(evidence, d) for d in order(index, weighed)])
+
+
+def _with_processes(evidence: Evidence, told: Diagnosis) -> Diagnosis:
+    """Say which processes the ranks are that go by other numbers outside of the program."""
+    named = [rank for rank in told.culprits if rank in evidence.processes][:MOST_NAMED]
+    if not named:
+        return told
+    names = "; ".join(f"rank {rank} is {evidence.processes[rank]}" for rank in named)
+    return replace(told, explanation=f"{told.explanation} By process: {names}.")
 
 
 def _told_once(found: list[Diagnosis]) -> list[Diagnosis]:

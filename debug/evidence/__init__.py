@@ -1,7 +1,7 @@
 """Where evidence comes from: rings and /proc of living ranks, dumps, stacks, what guards noted.
 
-`rank_state.py` is where each rank stands, `call_records.py` what it called; everything ends in an
-`Evidence` of `records`.
+`processes.py` says which rank each process is, `rank_state.py` where it stands, `call_records.py` what it called;
+everything ends in an `Evidence` of `records`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ __all__ = [
     "guard_findings",
     "guard_flags",
     "plain_pickle",
+    "processes",
     "procfs",
     "rank_state",
     "stack_capture",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from distsim.debug.records import CallRecord
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.reader import GroupEntry, Records, RingReader
+from distsim.debug.rings.world import WorldKind
 
 __all__ = ["call_records"]
 
@@ -30,10 +31,12 @@ def call_records(
     tails: dict[int, Records] = {}
     seen: dict[tuple[Any, ...], dict[int, tuple[int, int]]] = defaultdict(dict)
     overrun: dict[int, bool] = {}
-    newest: dict[tuple[str, tuple[int, ...]], int] = {}
+    newest: dict[tuple[Any, ...], int] = {}
+    members: dict[tuple[Any, ...], Sequence[int]] = {}
+    current = {_default_world(reader) for reader in readers}
     window = rings.RECORDS if len(readers) <= 64 else MANY_RANKS_WINDOW
     for reader in readers:
-        rank = reader.header.rank
+        rank = reader.number
         start = max(reader.count - window, 0)
         records, _ = reader.since(start)
         if start:
@@ -45,24 +48,35 @@ def call_records(
         for offset in np.unique(records["group"]):
             entry = reader.group(int(offset))
             numbers = records["seq"][(records["group"] == offset) & collective]
-            name = (entry.group.name, entry.group.ranks)
+            name = entry.key[:2]
             newest[name] = max(newest.get(name, 0), entry.generation)
+            members[entry.key] = reader.in_job(entry)
             if len(numbers):
                 seen[entry.key][rank] = (int(numbers.min()), int(numbers.max()))
-    cuts = {key: _cut(key, spans, overrun, (focus or {}).get(key)) for key, spans in seen.items()}
+    cuts = {key: _cut(members[key], spans, overrun, (focus or {}).get(key)) for key, spans in seen.items()}
     found: dict[int, list[CallRecord]] = {}
     budget = max(64, 32768 // max(len(readers), 1))
     for reader in readers:
-        rank = reader.header.rank
-        found[rank] = _decode(reader, tails[rank], cuts, newest, origins[rank], budget)
+        rank = reader.number
+        found[rank] = _decode(reader, tails[rank], cuts, newest, current, origins[rank], budget)
     return found
 
 
+def _default_world(reader: RingReader) -> str:
+    return next((world.id for world in reversed(reader.worlds) if world.kind is WorldKind.DEFAULT), "")
+
+
+def _is_over(reader: RingReader, world: str, current: Collection[str]) -> bool:
+    """Every process has left a default group's world."""
+    own = reader.world(world)
+    return own is not None and own.kind is WorldKind.DEFAULT and world not in current
+
+
 def _cut(
-    key: tuple[Any, ...], spans: Mapping[int, tuple[int, int]], overrun: Mapping[int, bool], focus: int | None
+    ranks: Sequence[int], spans: Mapping[int, tuple[int, int]], overrun: Mapping[int, bool], focus: int | None
 ) -> int:
     """First number of a group to look at: all members must have it, or have overwritten nothing."""
-    members = [rank for rank in key[1] if rank in overrun]
+    members = [rank for rank in ranks if rank in overrun]
     common = min((spans[rank][1] if rank in spans else 0) for rank in members) if members else 0
     if any(rank not in spans and overrun[rank] for rank in members):
         common = max(last for _, last in spans.values())  # somebody's calls on it are overwritten: only the last count
@@ -77,7 +91,8 @@ def _decode(
     reader: RingReader,
     records: Records,
     cuts: Mapping[tuple[Any, ...], int],
-    newest: Mapping[tuple[str, tuple[int, ...]], int],
+    newest: Mapping[tuple[Any, ...], int],
+    current: Collection[str],
     origin_ns: int,
     budget: int,
 ) -> list[CallRecord]:
@@ -87,7 +102,7 @@ def _decode(
     for offset in np.unique(records["group"]):
         entry: GroupEntry = reader.group(int(offset))
         mine = records["group"] == offset
-        if entry.generation < newest.get((entry.group.name, entry.group.ranks), 0):
+        if entry.generation < newest.get(entry.key[:2], 0) or _is_over(reader, entry.world, current):
             keep &= ~mine
             continue
         keep |= mine & ~p2p & (records["seq"] >= cuts.get(entry.key, 1))

@@ -48,7 +48,7 @@ def forked_calls(readers: Iterable[RingReader]) -> list[Finding]:
             except (OSError, ValueError, KeyError, TypeError):
                 continue
             if reader is not None:
-                rank, site = reader.header.rank, stack[0] if stack else None
+                rank, site = reader.number, stack[0] if stack else None
                 found.setdefault((rank, op, site), forked_call((rank,), op, site, pid))
     return list(found.values())
 

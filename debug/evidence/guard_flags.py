@@ -40,12 +40,12 @@ def _flagged(readers: Sequence[RingReader], evidence: Evidence, origin_wall_ns: 
     found: list[Finding] = []
     offsets = wall_offsets(readers)
     for reader in readers:
-        calls = {call.index: call for call in evidence.records.get(reader.header.rank, ())}
+        calls = {call.index: call for call in evidence.records.get(reader.number, ())}
         for flag, make in _MAKERS:
             for hit in _one_a_line(reader.hits(flag), flag):
                 call = calls.get(int(hit["commit"]) - 1)
                 if call is None:
-                    call = reader.decode(hit, origin_wall_ns - offsets[reader.header.rank])
+                    call = reader.decode(hit, origin_wall_ns - offsets[reader.number])
                 if call.site is not None:
                     found.append(make(call))
     return found
@@ -86,7 +86,7 @@ def _left(reader: RingReader, evidence: Evidence) -> list[Finding]:
     said = reader.text(rings.W_FINDING)
     if not isinstance(said, dict) or not all(isinstance(said.get(key), str) for key in ("kind", "text")):
         return []
-    rank = reader.header.rank
+    rank = reader.number
     state = evidence.ranks.get(rank)
     guess = said["kind"].endswith("?")
     if guess and (reader.word(rings.W_GUESSED) != reader.count + 1 or not _others_reduce(rank, evidence)):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from distsim.debug.evidence.call_records import call_records
+from distsim.debug.evidence.processes import Numbering
 from distsim.debug.evidence.procfs import Process, look, signal_name
 from distsim.debug.evidence.stack_capture import crash_stack, is_library, user_part
 from distsim.debug.evidence.typed import MOST_RANKS, whole
@@ -24,6 +25,7 @@ __all__ = [
     "Knowledge",
     "Snapshot",
     "build_evidence",
+    "exits_by_number",
     "origin_of",
     "rank_state",
     "read_exits",
@@ -118,11 +120,17 @@ def read_exits(directory: Path) -> dict[tuple[int, int], int]:
     return found
 
 
+def exits_by_number(exits: Mapping[tuple[int, int], int], numbering: Numbering, attempt: int) -> dict[int, int]:
+    """Exit codes of one attempt, by the ranks that diagnoses use."""
+    codes = {numbering.of_launcher(rank): code for (rank, number), code in exits.items() if number == attempt}
+    return {rank: code for rank, code in codes.items() if rank is not None}
+
+
 def snapshot(reader: RingReader, known: Knowledge) -> Snapshot:
     """Look at one rank now."""
     header = reader.header
     process = None if known.post_mortem else look(header.pid, header.start_ticks)
-    code = known.exits.get((header.rank, header.attempt))
+    code = known.exits.get((header.rank, header.attempt)) if header.local_rank >= 0 else None
     if code is None and process is not None:
         code = process.exit_code
     if code is None and (word := reader.word(rings.W_EXIT_CODE)):
@@ -136,18 +144,20 @@ def rank_state(
     """How one rank is. *records* are its decoded calls, of which the unfinished ones are looked up."""
     reader = snap.reader
     header = reader.header
-    state = RankState(header.rank, host=header.host, pid=header.pid)
+    state = RankState(reader.number, host=header.host, pid=header.pid)
     _exception(state, reader, records)
     inner, frames, keys = reader.position()
     if (call := _since(reader, records, origin_ns)) is not None:
         inner, frames, keys = None, call.stack, ()
-    stack = tuple(known.stacks.get(header.rank, ()))
+    stack = tuple(known.stacks.get(reader.number, ()))
     state.stack = stack or frames
     own = user_part(stack) or frames
     state.site = own[0] if own else None
     state.since_s = None
     unfinished = {int(record["commit"]) - 1: int(record["flags"]) for record in snap.unfinished}
-    waiting = _by_itself([r for r in records if unfinished.get(r.index, 0) & rings.WAITING], records)
+    # Who could end a wait in a group that could not be read, nobody knows: it says nothing.
+    readable = [r for r in records if r.group.ranks]
+    waiting = _by_itself([r for r in readable if unfinished.get(r.index, 0) & rings.WAITING], records)
     life = reader.word(rings.W_LIFE)
     if (snap.dead and not (known.post_mortem and _looks_alive(snap, life))) or (
         snap.given_up and not waiting and not known.all_over
@@ -165,10 +175,10 @@ def rank_state(
     if process is not None and beat_ns and not state.leaving:
         silent_s = known.watched_ns(beat_ns, now_ns) / 1e9
         state.silent_s = silent_s if silent_s > SILENT_S else None
-    if (idle_ns := known.idle_since_ns.get(header.rank)) is not None:
+    if (idle_ns := known.idle_since_ns.get(reader.number)) is not None:
         state.idle_s = known.watched_ns(idle_ns, now_ns) / 1e9
     if not waiting:
-        waiting = _implicit(reader, records, unfinished, inner, process, now_ns)
+        waiting = _implicit(reader, readable, unfinished, inner, process, now_ns)
     if waiting:
         state.phase = Phase.BLOCKED
         state.waits = tuple(CallWait(record) for record in waiting)
@@ -287,7 +297,7 @@ def _dead(state: RankState, snap: Snapshot, life: int, known: Knowledge, waiting
         state.phase = Phase.KILLED
         state.signal = signal_name(-code)
         state.over = life in (rings.LIFE_EXITING, rings.LIFE_OVER) and not len(snap.unfinished)
-        crashed = crash_stack(reader, known.directory) if known.directory else ()
+        crashed = crash_stack(reader) if known.directory else ()
         own = user_part(crashed)
         if own:
             state.site, state.stack = own[0], own
@@ -339,7 +349,7 @@ def _implicit(
 def origin_of(readers: Sequence[RingReader]) -> int:
     """When the first rank made its ring: second 0 of the evidence (wall clock, ns)."""
     offsets = wall_offsets(readers)
-    return min((r.word(rings.W_OPENED) + offsets[r.header.rank] for r in readers), default=0)
+    return min((r.word(rings.W_OPENED) + offsets[r.number] for r in readers), default=0)
 
 
 def wall_offsets(readers: Sequence[RingReader]) -> dict[int, int]:
@@ -347,41 +357,45 @@ def wall_offsets(readers: Sequence[RingReader]) -> dict[int, int]:
     of_host: dict[str, int] = {}
     for reader in readers:
         of_host.setdefault(reader.header.host, reader.header.wall_offset_ns)
-    return {reader.header.rank: of_host[reader.header.host] for reader in readers}
+    return {reader.number: of_host[reader.header.host] for reader in readers}
 
 
 def build_evidence(
     readers: Sequence[RingReader],
     known: Knowledge,
-    world_size: int,
+    numbering: Numbering,
     extra: Mapping[int, RankState] | None = None,
     focus: Mapping[tuple[Any, ...], int] | None = None,
     origin_wall: int | None = None,
 ) -> Evidence:
-    """All that a diagnosis may look at. *extra* are states of ranks without a ring."""
+    """All that a diagnosis may look at. *readers*: of the processes that have a number. *extra* are states
+    of ranks without a ring."""
     import time
 
     now_ns = known.now_ns if known.now_ns is not None else time.monotonic_ns()
     if origin_wall is None:
         origin_wall = origin_of(readers)
     origins = {rank: origin_wall - offset for rank, offset in wall_offsets(readers).items()}
-    snaps = {reader.header.rank: snapshot(reader, known) for reader in readers}
+    snaps = {reader.number: snapshot(reader, known) for reader in readers}
     known.all_over = all(snap.given_up and not snap.dead for snap in snaps.values())
     records = call_records(readers, origins, focus)
-    states = dict(extra or {})
+    states = {rank: RankState(rank) for rank in sorted(numbering.unseen)}
+    states.update(extra or {})
     for rank, snap in snaps.items():
         states[rank] = rank_state(snap, records[rank], known, now_ns, origins[rank])
     first = readers[0] if readers else None
-    now_s = (now_ns - origins[first.header.rank]) / 1e9 if first is not None else 0.0
+    now_s = (now_ns - origins[first.number]) / 1e9 if first is not None else 0.0
     return Evidence(
-        world_size=world_size,
+        world_size=numbering.total,
         ranks=states,
         records=records,
         now_s=now_s,
         straggler_after_s=known.straggler_after_s,
         hang_after_s=known.hang_after_s,
         sources=sources(records.values(), known.roots),
-        away_s=_in_seconds(known.away_ns, origins[first.header.rank]) if first is not None else (),
+        away_s=_in_seconds(known.away_ns, origins[first.number]) if first is not None else (),
+        unseen=numbering.unseen,
+        processes=numbering.names,
     )
 
 

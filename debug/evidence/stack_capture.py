@@ -43,7 +43,6 @@ def parse_faulthandler(text: str, main_thread: int) -> tuple[Site, ...]:
 
 def collect(
     readers: Iterable[RingReader],
-    directory: Path,
     frozen: Iterable[int] = (),
     notes: list[str] | None = None,
     silent: Iterable[int] = (),
@@ -56,14 +55,14 @@ def collect(
     stopped = set(frozen)
     readers = list(readers)
     for reader in readers:
-        if reader.header.rank in set(silent) and (stack := without_launcher(_py_spy(reader.header.pid)[0])):
-            stacks[reader.header.rank] = stack
+        if reader.number in set(silent) and (stack := without_launcher(_py_spy(reader.header.pid)[0])):
+            stacks[reader.number] = stack
     for reader in readers:
         number = reader.word(rings.W_STACK_SIGNAL)
-        rank = reader.header.rank
+        rank = reader.number
         if rank in stopped or rank in stacks or not number:
             continue
-        path = stack_path(directory, rank, reader.header.job)
+        path = stack_path(reader.path)
         try:
             before = path.stat().st_size
             os.kill(reader.header.pid, number)
@@ -74,7 +73,7 @@ def collect(
     while asked and time.monotonic() < deadline:
         time.sleep(0.01)
         for rank, (reader, before) in list(asked.items()):
-            text = _tail(stack_path(directory, rank, reader.header.job), before)
+            text = _tail(stack_path(reader.path), before)
             if not text or not text.endswith("\n"):
                 continue
             stack = without_launcher(parse_faulthandler(text, reader.word(rings.W_MAIN_THREAD)))
@@ -82,18 +81,18 @@ def collect(
                 stacks[rank] = stack
                 del asked[rank]
     for reader in readers:
-        if reader.header.rank in stopped:
+        if reader.number in stopped:
             frames, why = _py_spy(reader.header.pid)
             if stack := without_launcher(frames):
-                stacks[reader.header.rank] = stack
+                stacks[reader.number] = stack
             elif notes is not None:
-                notes.append(f"no stack of rank {reader.header.rank}, which answers no signal: {why}")
+                notes.append(f"no stack of rank {reader.number}, which answers no signal: {why}")
     return stacks
 
 
-def crash_stack(reader: RingReader, directory: Path) -> tuple[Site, ...]:
+def crash_stack(reader: RingReader) -> tuple[Site, ...]:
     """What faulthandler wrote while the process died of a signal such as SIGABRT."""
-    text = _tail(stack_path(directory, reader.header.rank, reader.header.job), 0)
+    text = _tail(stack_path(reader.path), 0)
     at = text.rfind("Fatal Python error")
     return without_launcher(parse_faulthandler(text[at:], reader.word(rings.W_MAIN_THREAD))) if at >= 0 else ()
 

@@ -6,7 +6,7 @@ never seen before is looked at call by call. Messages are compared in `message_c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,11 +54,21 @@ class Comparer:
         self.messages = Messages()
         self.compared = 0
 
-    def feed(self, rank: int, records: Records, key_of: Any, signature_of: Any, route: Any = None) -> None:
-        """Take new calls of a rank; *key_of(table offset)* answers the group's key, None: not compared;
+    def feed(
+        self,
+        process: Any,
+        records: Records,
+        key_of: Any,
+        signature_of: Any,
+        route: Any = None,
+        rank_in: Callable[[GroupKey], int] | None = None,
+    ) -> None:
+        """Take new calls of a process; *key_of(table offset)* answers the group's key, None: not compared;
         *signature_of(position, fingerprint)* what a message was asked to do.
-        *route(rank, key, rows)* may take them away, to be compared on another host."""
-        self.messages.feed(rank, records, key_of, signature_of, route)
+        *route(rank, key, rows)* may take them away, to be compared on another host. *rank_in(key)* is the process's
+        rank in the world whose numbers the key's members are; without it *process* is its rank."""
+        rank_in = rank_in or (lambda key: int(process))
+        self.messages.feed(process, records, key_of, signature_of, route, rank_in)
         collective = records[(records["flags"] & (rings.OF_TWO | rings.REJECTED)) == 0]
         if not len(collective):
             return
@@ -67,6 +77,7 @@ class Comparer:
             if key is None:
                 continue
             mine = collective[collective["group"] == offset]
+            rank = rank_in(key)
             rows = np.stack([mine["seq"], mine["fingerprint"], mine["site_hash"]], axis=1)
             if route is None or not route(rank, key, rows):
                 self.feed_rows(rank, key, rows)
@@ -88,7 +99,7 @@ class Comparer:
         touched, self._touched = self._touched, set()
         for key in sorted(touched):
             group = self._groups[key]
-            if len(group.waiting) == len(key[1]):
+            if all(rank in group.waiting for rank in key[1]):
                 found += self._compare(group)
         return found
 

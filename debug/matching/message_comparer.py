@@ -11,7 +11,8 @@ as those of a group do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import islice
 from typing import Any
 from zlib import crc32
@@ -23,12 +24,13 @@ from distsim.debug.records.signature import Signature
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.reader import Records
 
-__all__ = ["MARK", "PAIR", "STREAM", "GroupKey", "Messages", "StreamKey"]
+__all__ = ["MARK", "PAIR", "STREAM", "GroupKey", "Messages", "StreamKey", "world_of"]
 
 MARK = "\0"
 """Begins a key that is no group's: names of groups are printable."""
 PAIR = f"{MARK}pair"
-"""First word of a suspicion's key: (PAIR, (sender, receiver), index of the send); its number is the receive's index."""
+"""Begins the first word of a suspicion's key, which its world ends: (PAIR + world, (sender, receiver), index of the
+send); its number is the receive's index."""
 STREAM = f"{MARK}p2p"
 """First letters of a stream's key."""
 
@@ -58,8 +60,9 @@ class Messages:
         """(group, receiver, tag) whose receives cannot be told apart."""
         self._lossy: set[tuple[str, int]] = set()
         """(group, rank) of which messages were overwritten before they were read."""
-        self._next: dict[int, int] = {}
-        self._gaps: set[int] = set()
+        self._next: dict[Hashable, int] = {}
+        """Process -> index of its next record."""
+        self._gaps: set[Hashable] = set()
         self._seen: dict[tuple[str, int], int] = {}
         self._names: dict[GroupKey, str] = {}
         self._ends: dict[int, tuple[int, int]] = {}
@@ -71,31 +74,33 @@ class Messages:
 
     def feed(
         self,
-        rank: int,
+        process: Hashable,
         records: Records,
         key_of: Callable[[int], GroupKey | None],
         signature_of: Callable[[int, int], Signature],
-        route: Callable[[int, StreamKey, NDArray[np.uint64]], bool] | None = None,
+        route: Callable[[int, StreamKey, NDArray[np.uint64]], bool] | None,
+        rank_in: Callable[[GroupKey], int],
     ) -> None:
-        """Take new calls of a rank, all of them: a gap in their numbers is what an overrun leaves."""
+        """Take new calls of a process, all of them: a gap in their numbers is what an overrun leaves."""
         if not len(records):
             return
-        self._note_gap(rank, records)
+        self._note_gap(process, records)
         calls = records[(records["flags"] & rings.P2P_CALL) != 0]
         for offset in np.unique(calls["group"]):
             key = key_of(int(offset))
             if key is None:
                 continue
-            streams = self._sort(rank, self._name(key), calls[calls["group"] == offset], signature_of)
+            rank, mine = rank_in(key), calls[calls["group"] == offset]
+            streams = self._sort(rank, self._name(key), mine, signature_of, process in self._gaps)
             for stream, rows in streams.items():
                 if route is None or not route(rank, stream, np.array(rows, dtype=np.uint64)):
                     self.feed_rows(stream, rows)
 
-    def _note_gap(self, rank: int, records: Records) -> None:
+    def _note_gap(self, process: Hashable, records: Records) -> None:
         first, last = int(records["commit"][0]), int(records["commit"][-1])
-        if first != self._next.get(rank, 1) or last - first + 1 != len(records):
-            self._gaps.add(rank)
-        self._next[rank] = last + 1
+        if first != self._next.get(process, 1) or last - first + 1 != len(records):
+            self._gaps.add(process)
+        self._next[process] = last + 1
 
     def _name(self, key: GroupKey) -> str:
         found = self._names.get(key)
@@ -105,11 +110,11 @@ class Messages:
         return found
 
     def _sort(
-        self, rank: int, group: str, calls: Records, signature_of: Callable[[int, int], Signature]
+        self, rank: int, group: str, calls: Records, signature_of: Callable[[int, int], Signature], has_gaps: bool
     ) -> dict[StreamKey, list[Row]]:
         """The rows of each stream that can be compared."""
         seen = self._seen[group, rank] = self._seen.get((group, rank), 0) + len(calls)
-        if rank in self._gaps and int(calls["seq"].max()) > seen:
+        if has_gaps and int(calls["seq"].max()) > seen:
             self._lossy.add((group, rank))
         self._learn(calls, signature_of)
         streams: dict[StreamKey, list[Row]] = {}
@@ -153,17 +158,17 @@ class Messages:
 
     def note_failed(
         self,
-        rank: int,
+        rank_in: Callable[[GroupKey], int],
         calls: Records,
         key_of: Callable[[int], GroupKey | None],
         signature_of: Callable[[int, int], Signature],
     ) -> None:
-        """Take messages of a rank that failed, by now: those behind them may be one off."""
+        """Take messages of a process that failed, by now: those behind them may be one off."""
         self._learn(calls, signature_of)
         for call in calls:
             key, end = key_of(int(call["group"])), self._ends.get(int(call["fingerprint"]))
             if key is not None:
-                receiver = int(call["peer"]) if end is not None and end[0] else rank
+                receiver = int(call["peer"]) if end is not None and end[0] else rank_in(key)
                 self._leave_out((self._name(key), (-1, receiver), int(call["tag"])))
 
     def _learn(self, calls: Records, signature_of: Callable[[int, int], Signature]) -> None:
@@ -212,7 +217,23 @@ class Messages:
     def check(self) -> list[tuple[StreamKey, int]]:
         """Pairs that do not fit, found since the last time."""
         found, self._found = self._found, []
-        return [((PAIR, stream[1], send), recv) for stream, send, recv in found if not self._left_out(stream)]
+        return [
+            ((PAIR + world_of(stream), stream[1], send), recv)
+            for stream, send, recv in found
+            if not self._left_out(stream)
+        ]
+
+
+def world_of(key: GroupKey | StreamKey) -> str:
+    """Identifier of the world whose ranks are in a key of a group, of a stream or of a pair; empty: the launcher's."""
+    name = key[0]
+    if name.startswith(PAIR):
+        return name.removeprefix(PAIR)
+    found = _WORLD.match(name.removeprefix(STREAM))
+    return found[1] if found else ""
+
+
+_WORLD = re.compile(r"([0-9a-f]{12}):")
 
 
 def _drop_oldest(table: dict[Any, Any]) -> list[Any]:

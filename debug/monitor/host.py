@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from distsim.debug.evidence.forked_calls import count_notes
+from distsim.debug.evidence.processes import Numbering, number_processes, number_readers
 from distsim.debug.evidence.procfs import look
-from distsim.debug.evidence.rank_state import Knowledge, given_up, read_exits
+from distsim.debug.evidence.rank_state import Knowledge, exits_by_number, given_up, read_exits
 from distsim.debug.matching.comparer import Comparer, GroupKey
+from distsim.debug.matching.message_comparer import world_of
 from distsim.debug.monitor.activity import ActivityWatch, Away
 from distsim.debug.monitor.peers.protocol import Rows
-from distsim.debug.records import Group, Phase, RankState
+from distsim.debug.records import Phase, RankState
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.reader import RingReader
+from distsim.debug.rings.world import Process, WorldKind
 from distsim.errors import UsageError
 
 __all__ = ["Host"]
@@ -28,7 +32,7 @@ MOST_FLAGGED = 256
 
 
 Route = Callable[[int, GroupKey, Rows, set[int]], bool]
-"""(rank, group, its calls, ranks of this host) -> whether another host has them now."""
+"""(rank, group, its calls, ranks of its world that are on this host) -> whether another host has them now."""
 
 
 class Host:
@@ -38,20 +42,25 @@ class Host:
         self.directory = directory
         self.job = job
         self.readers: dict[int, RingReader] = {}
+        """By the rank that diagnoses call the process."""
+        self.numbering = Numbering()
+        self._mapped: dict[Path, RingReader] = {}
+        """All of this attempt, also those of processes that are no ranks."""
         self.comparer = Comparer()
         self.exits: dict[tuple[int, int], int] = {}
-        self._next: dict[int, int] = {}
+        self._next: dict[Path, int] = {}
         self._bad: set[Path] = set()
         self._newest = 0
         self.notes: list[str] = []
         self.away = Away()
         self.activity = ActivityWatch()
-        self._flagged: dict[tuple[int, int], set[tuple[int, int]]] = {}
-        """(attempt, rank) -> flags seen, and on which calls."""
+        self._flagged: dict[Path, set[tuple[int, int]]] = {}
+        """Ring -> flags seen, and on which calls."""
 
     @property
     def world_size(self) -> int:
-        return max((reader.header.world_size for reader in self.readers.values()), default=0)
+        """Ranks of the world that the program uses."""
+        return self.numbering.size
 
     @property
     def attempt(self) -> int:
@@ -59,18 +68,28 @@ class Host:
 
     @property
     def local_world(self) -> int:
-        """How many ranks this host was given."""
+        """How many ranks this host was given; where no launcher says it, how many of them are here once they met."""
         said = [int(reader.word(rings.W_LOCAL_WORLD)) for reader in self.readers.values()]
-        return max([word for word in said if word] or [self.world_size])
+        if said := [word for word in said if word]:
+            return max(said)
+        if self.numbering.main and self.joined():
+            return sum(number < self.world_size for number in self.readers)
+        return self.world_size
 
     def joined(self) -> bool:
-        """Whether a rank of this host came through init_process_group."""
-        return any(reader.word(rings.W_JOINED) for reader in self.readers.values())
+        """Whether a rank of this host came through init_process_group, in the world that the program uses."""
+        main = self.numbering.main
+        for reader in self.readers.values():
+            defaults = [world.id for world in reader.worlds if world.kind is WorldKind.DEFAULT]
+            if main in defaults[:-1] or (reader.word(rings.W_JOINED) and (not main or main in defaults)):
+                return True
+        return False
 
-    def find(self) -> None:
-        """Map rings that are new; a restart's rings replace those of the attempt before it."""
+    def find(self, elsewhere: Sequence[Process] = ()) -> None:
+        """Map rings that are new; a restart's rings replace those of the attempt before it. *elsewhere*: the processes
+        of other hosts."""
         for path in sorted(self.directory.glob("rank*.ring")):
-            if path in self._bad or any(path == reader.path and reader.current() for reader in self.readers.values()):
+            if path in self._bad or (path in self._mapped and self._mapped[path].current()):
                 continue
             try:
                 reader = RingReader(path)
@@ -87,11 +106,25 @@ class Host:
             if reader.header.attempt > self._newest:
                 self._newest = reader.header.attempt
                 self._restart()
-            self.readers[reader.header.rank] = reader
-            self._next[reader.header.rank] = 0
+            self._mapped[path] = reader
+            self._next[path] = 0
+        self.use(number_processes([*self.processes(), *elsewhere]))
+        for text in self.numbering.doubles:
+            if text not in self.notes:
+                self.notes.append(text)
+
+    def use(self, numbering: Numbering) -> None:
+        """Call processes as *numbering* says."""
+        self.numbering = numbering
+        self.readers = {reader.number: reader for reader in number_readers(self._mapped.values(), numbering)}
+
+    def processes(self) -> list[Process]:
+        """Those of this host."""
+        return [reader.process for reader in self._mapped.values()]
 
     def _restart(self) -> None:
-        self._bad.update(reader.path for reader in self.readers.values())
+        self._bad.update(self._mapped)
+        self._mapped.clear()
         self.readers.clear()
         self._next.clear()
         self.activity.forget()
@@ -101,23 +134,26 @@ class Host:
         """Take in the calls made since the last look; answers how many. *elsewhere* takes those that another host
         compares."""
         total = 0
-        here = set(self.readers)
-        several = len(here) < self.world_size and self.local_world < self.world_size
+        several = len(self.readers) < self.world_size and self.local_world < self.world_size
+        here = _ranks_by_world(self.readers.values())
 
         def route(rank: int, key: GroupKey, rows: Rows) -> bool:
-            return elsewhere is not None and elsewhere(rank, key, rows, here)
+            return elsewhere is not None and elsewhere(rank, key, rows, here[world_of(key)])
 
-        for rank, reader in self.readers.items():
+        for path, reader in self._mapped.items():
+            if self.readers.get(reader.number) is not reader:
+                continue
             reader.refresh()
-            records, self._next[rank] = reader.since(self._next[rank])
+            records, self._next[path] = reader.since(self._next[path])
             total += len(records)
-            key_of = partial(self._group_key, reader)
+            key_of, rank_in = partial(self._group_key, reader), partial(_rank_in, reader)
             # Before what came after them: it may go to another host, which knows nothing of them.
             failed = reader._records[(reader._records["flags"] & FAILED_MESSAGE[0]) == FAILED_MESSAGE[1]]
             if len(failed):
-                self.comparer.messages.note_failed(rank, failed, key_of, reader.signature)
+                self.comparer.messages.note_failed(rank_in, failed, key_of, reader.signature)
             if len(records):
-                self.comparer.feed(rank, records, key_of, reader.signature, route if several else None)
+                take = route if several else None
+                self.comparer.feed(path, records, key_of, reader.signature, take, rank_in)
         return total
 
     def _group_key(self, reader: RingReader, offset: int) -> GroupKey | None:
@@ -138,13 +174,13 @@ class Host:
     def missing_states(self, ranks: Mapping[int, object]) -> dict[int, RankState]:
         """States of ranks of this host without a ring: dead before they could make one, or not there yet."""
         states: dict[int, RankState] = {}
-        attempt = self.attempt
+        codes = exits_by_number(self.exits, self.numbering, self.attempt)
         # Once a rank has joined, all have: one without a ring found no place for it.
         awaited = () if self.joined() else self._given()
         for rank in range(self.world_size):
             if rank in ranks:
                 continue
-            code = self.exits.get((rank, attempt))
+            code = codes.get(rank)
             if code is None:
                 states[rank] = RankState(rank, joining=rank in awaited)
             elif code < 0:
@@ -158,8 +194,9 @@ class Host:
     def _given(self) -> range:
         """The ranks that must come up on this host."""
         for reader in self.readers.values():
-            first = reader.header.rank - reader.header.local_rank
-            return range(first, first + self.local_world)
+            if reader.header.local_rank >= 0 and reader.header.world_size == self.world_size:
+                first = reader.header.rank - reader.header.local_rank
+                return range(first, first + self.local_world)
         return range(self.world_size)
 
     def oldest_wait_s(self) -> float:
@@ -182,8 +219,8 @@ class Host:
     def flagged(self) -> int:
         """How many calls carry a flag that a guard raised (NaN, a changed buffer, a race), or were made in a forked
         child, so far: a ring keeps the last calls only, so what was counted before stays counted."""
-        for rank, reader in self.readers.items():
-            found = self._flagged.setdefault((self._newest, rank), set())
+        for reader in self.readers.values():
+            found = self._flagged.setdefault(reader.path, set())
             for flag in (rings.NAN_INPUT, rings.MODIFIED, rings.RACE):
                 if len(found) < MOST_FLAGGED:
                     found.update((flag, int(record["commit"])) for record in reader.hits(flag))
@@ -206,9 +243,17 @@ class Host:
         over = [given_up(reader) for reader in self.readers.values()]
         return any(ended.values()) or (any(over) and not all(over))
 
-    def group(self, key: GroupKey) -> Group:
-        for reader in self.readers.values():
-            for entry in reader._groups.values():
-                if entry.key == key:
-                    return entry.group
-        return Group(key[0], "", key[1])
+
+def _ranks_by_world(readers: Iterable[RingReader]) -> dict[str, set[int]]:
+    ranks: dict[str, set[int]] = defaultdict(set)
+    for reader in readers:
+        ranks[""].add(reader.header.rank)
+        for world in reader.worlds:
+            ranks[world.id].add(world.rank)
+    return ranks
+
+
+def _rank_in(reader: RingReader, key: GroupKey) -> int:
+    """The rank of a process in the world of a group."""
+    world = reader.world(world_of(key))
+    return reader.header.rank if world is None else world.rank

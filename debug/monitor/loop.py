@@ -28,8 +28,8 @@ from distsim.debug.evidence.guard_flags import findings
 from distsim.debug.evidence.procfs import look
 from distsim.debug.evidence.rank_state import build_evidence, origin_of, settle_stuck
 from distsim.debug.evidence.stack_capture import as_text, collect
-from distsim.debug.matching.comparer import Suspicion
-from distsim.debug.matching.message_comparer import PAIR
+from distsim.debug.matching.comparer import GroupKey, Suspicion
+from distsim.debug.matching.message_comparer import PAIR, world_of
 from distsim.debug.monitor.ends.abort import end_ranks
 from distsim.debug.monitor.ends.orphans import Orphans
 from distsim.debug.monitor.host import Host
@@ -127,7 +127,7 @@ class Monitor:
 
     def _turn(self) -> bool:
         """One look at everything; True when the job is over."""
-        self.host.find()
+        self.host.find(self.together.processes())
         self._say_notes()
         moved = self.host.read(self.together.route)
         self.host.activity.step(self.host.readers)
@@ -263,7 +263,13 @@ class Monitor:
         ranks of one host."""
         if self.settings.level is not Level.STRICT or suspicion.lines_only:
             return False
-        return suspicion.key[0] != PAIR or all(rank in self.host.readers for rank in suspicion.key[1])
+        key = suspicion.key
+        return not key[0].startswith(PAIR) or all(rank in self.host.readers for rank in self._members(key))
+
+    def _members(self, key: GroupKey) -> tuple[int, ...]:
+        """The members of a group or message, by the ranks that diagnoses use."""
+        numbering, world = self.host.numbering, world_of(key)
+        return tuple(numbering.in_job(world, rank) for rank in key[1])
 
     def _look_at_suspicions(self, until: float) -> None:
         """Hold against the evidence what is due by then."""
@@ -271,9 +277,10 @@ class Monitor:
         if not focus:
             return
         evidence = self.look(focus=focus)
-        self._suspicions.looked_at(focus, evidence.records, time.monotonic())
+        self._suspicions.looked_at(focus, evidence.records, time.monotonic(), self._members)
         found = [d for d in diagnose(evidence) if d.exit_code == 4]
-        self.tell(with_messages(found, evidence, focus), evidence)
+        pairs = {(PAIR, self._members(key), key[2]): seq for key, seq in focus.items() if key[0].startswith(PAIR)}
+        self.tell(with_messages(found, evidence, pairs), evidence)
 
     def _notice(self) -> None:
         """What guards saw themselves is said at once, not when somebody hangs."""
@@ -409,7 +416,7 @@ class Monitor:
         readers = list(self.host.readers.values())
         origin = origin_of(readers)
         evidence = self.look_here(stacks, focus, origin)
-        self.together.add(evidence, stacks, focus or {}, origin, self.host.comparer.progress())
+        self.together.add(evidence, self.host, stacks, focus or {}, origin)
         settle_stuck(evidence)
         evidence.findings = (*evidence.findings, *self.pace.findings())
         return evidence
@@ -420,16 +427,16 @@ class Monitor:
         known = self.host.knowledge(settings.hang_after_s, settings.straggler_after_s)
         readers = [self.host.readers[rank] for rank in sorted(self.host.readers)]
         if stacks:
-            evidence = build_evidence(readers, known, self.host.world_size)
+            evidence = build_evidence(readers, known, self.host.numbering)
             frozen = [r for r, s in evidence.ranks.items() if s.phase is Phase.FROZEN]
-            living = [r for r in readers if evidence.ranks[r.header.rank].phase in LIVING]
+            living = [r for r in readers if evidence.ranks[r.number].phase in LIVING]
             silent = [r for r, s in evidence.ranks.items() if s.silent_s is not None]
-            known.stacks = collect(living, self.directory, frozen, self.host.notes, silent)
+            known.stacks = collect(living, frozen, self.host.notes, silent)
             self.host.activity.pass_over(self.host.readers)
             with contextlib.suppress(OSError):
                 write_private(self.directory / "stacks.txt", as_text(known.stacks))
         extra = {} if ours_only else self.host.missing_states(self.host.readers)
-        evidence = build_evidence(readers, known, self.host.world_size, extra, focus, origin)
+        evidence = build_evidence(readers, known, self.host.numbering, extra, focus, origin)
         evidence.findings = findings(readers, evidence, origin)
         return evidence
 
@@ -539,7 +546,7 @@ class Monitor:
 
     def _farewell(self) -> None:
         """All ranks are gone: what they leave behind, and the rings of a healthy job go."""
-        self.host.find()
+        self.host.find(self.together.processes())
         self.host.read(self.together.route)
         self._compare()
         if not self._judges():

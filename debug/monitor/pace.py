@@ -79,14 +79,14 @@ def recent_stragglers(readers: Sequence[RingReader], number: int = WHOLE) -> lis
 
 def recent_calls(readers: Sequence[RingReader], number: int) -> Mapping[int, Sequence[CallRecord]]:
     """The last calls of each rank; nothing where no rank spends enough of its time in calls to be kept waiting."""
-    windows = {reader.header.rank: reader.since(reader.count - number)[0] for reader in readers}
+    windows = {reader.number: reader.since(reader.count - number)[0] for reader in readers}
     if not any(_waits(window) for window in windows.values()):
         return {}
     origin, offsets = origin_of(readers), wall_offsets(readers)
     return {
         rank: [reader.decode(values, origin - offsets[rank]) for values in windows[rank].tolist()]
         for reader in readers
-        if (rank := reader.header.rank) in windows
+        if (rank := reader.number) in windows
     }
 
 

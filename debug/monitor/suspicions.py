@@ -6,8 +6,9 @@ yet, or that are late with their answer: until whoever judges has had them, the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from distsim.debug.matching.comparer import GroupKey, Suspicion
 
@@ -57,11 +58,17 @@ class Suspicions:
         """The calls to look at by now, by group or message."""
         return {key: held.first.seq for key, held in self._held.items() if held.due <= now}
 
-    def looked_at(self, calls: Iterable[GroupKey], ranks: Collection[int], now: float) -> None:
-        """*calls* were held against the records of *ranks*; those with other members, too, stay."""
+    def looked_at(
+        self,
+        calls: Iterable[GroupKey],
+        ranks: Collection[int],
+        now: float,
+        members: Callable[[GroupKey], Sequence[int]] = itemgetter(1),
+    ) -> None:
+        """*calls* were held against the records of *ranks*; those with other *members*, too, stay."""
         for key in calls:
             held = self._held.pop(key)
             held.looks += 1
-            if held.looks < MOST_LOOKS and not all(rank in ranks for rank in key[1]):
+            if held.looks < MOST_LOOKS and not all(rank in ranks for rank in members(key)):
                 held.due = now + AGAIN_S
                 self._held[key] = held

@@ -323,6 +323,10 @@ class Evidence:
     """The records do not say who is in a group: its members are the ranks seen to use it."""
     cut: frozenset[int] = frozenset()
     """Ranks whose oldest calls are not among the records, but for some that are still open."""
+    unseen: frozenset[int] = frozenset()
+    """Members of groups that are no processes of this job, as far as anybody knows: they may come at any time."""
+    processes: Mapping[int, str] = field(default_factory=dict)
+    """What processes are whose rank is another than their launcher's."""
     away_s: Sequence[tuple[float, float]] = ()
     """When nobody watched (from, to): the monitor was stopped itself, or its host suspended. No wait counts then."""
 

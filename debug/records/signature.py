@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from math import prod
@@ -100,6 +100,14 @@ class Signature:
             return remote
         pair = (first, ordinal - 1)
         return replace(remote, request=pair) if self.op == SERVE else replace(remote, rref=pair)
+
+    def renumbered(self, number: Callable[[int], int]) -> Signature:
+        """With the ranks that *number* has for those of the call's world."""
+        if self.root is None and self.new_ranks is None:
+            return self
+        root = None if self.root is None else number(self.root)
+        new_ranks = None if self.new_ranks is None else tuple(map(number, self.new_ranks))
+        return replace(self, root=root, new_ranks=new_ranks)
 
     def record(self, **rest: Any) -> CallRecord:
         """The record of a call; *rest* is what its arguments do not say (rank, group, number, place, times)."""

@@ -52,7 +52,7 @@ def group_rows(readers: Sequence[RingReader]) -> list[GroupRow]:
     groups: dict[tuple[str, tuple[int, ...], int], Group] = {}
     ended, stopped = set(), set()
     for reader in readers:
-        rank = reader.header.rank
+        rank = reader.number
         process = look(reader.header.pid, reader.header.start_ticks)
         if process is None or process.state in "ZX":
             ended.add(rank)
@@ -67,7 +67,7 @@ def group_rows(readers: Sequence[RingReader]) -> list[GroupRow]:
             open_ = int(newest["flags"]) & rings.STATE_MASK < rings.COMPLETED
             waited = (now - int(newest["issued"])) / 1e9 if open_ and rank not in ended else 0.0
             op = reader.signature(int(newest["signature"]), int(newest["fingerprint"])).op
-            groups[entry.key] = entry.group
+            groups[entry.key] = reader.job_group(int(offset))
             last[entry.key][rank] = (int(newest["seq"]), op, waited)
     rows = []
     for key, group in groups.items():

@@ -1,6 +1,6 @@
 """Where the rings of a job lie, and what else lies beside them.
 
-One folder holds one job on one host: `rank00003.a0.JOB.ring` for each rank and restart, `rank00003.JOB.stacks`
+One folder holds one job on one host: `rank00003.PID.a0.JOB.ring` for each process, `rank00003.PID.a0.JOB.stacks`
 where faulthandler writes, `exit.00003.a0.json` from the launcher, `monitor.json` and `verdict.json`
 from the monitor, `verdict.JOB.json` where it was started for that job alone.
 """
@@ -36,11 +36,13 @@ def default_directory(job: str) -> Path:
 
 
 def ring_path(directory: Path, rank: int, attempt: int, job: str) -> Path:
-    return directory / f"rank{rank:05d}.a{attempt}.{job}.ring"
+    """The ring of this process. *rank* helps whoever lists the folder; several processes may be given the same."""
+    return directory / f"rank{rank:05d}.{os.getpid()}.a{attempt}.{job}.ring"
 
 
-def stack_path(directory: Path, rank: int, job: str) -> Path:
-    return directory / f"rank{rank:05d}.{job}.stacks"
+def stack_path(ring: Path) -> Path:
+    """Where faulthandler writes for the process that has this ring."""
+    return ring.with_suffix(".stacks")
 
 
 def verdict_path(directory: Path, job: str) -> Path:

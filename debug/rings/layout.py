@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 MAGIC = b"DSIMRING"
-VERSION = 1
+VERSION = 2
 
 RECORDS = 4096
 RECORD_WORDS = 14
@@ -55,7 +55,8 @@ HEADER_BYTES = 4096
 HEADER = struct.Struct("<8sIIIIIIIIiiiiQQQ32s64s")
 """magic, version, header bytes, records, record words, table bytes, payload bytes, meeting groups,
 meeting window, rank, world size, local rank, attempt, pid, start time of the process (clock ticks
-since boot), wall minus monotonic clock (ns), job, host."""
+since boot), wall minus monotonic clock (ns), job, host. Rank, world size and local rank are the launcher's; where it
+gave none, local rank is -1 and the others are those of the first world that the process joined."""
 
 # Words of the header that change, from WORDS_AT on.
 WORDS_AT = 512
@@ -75,7 +76,7 @@ WORDS_AT = 512
     W_JOINED,  # monotonic ns: init_process_group came back
     W_THREADS,  # Python threads of the user's that have made calls
     W_PENDING,  # table offset + 1: an exception is on its way while a `finally` makes calls
-    _,  # free: its place stays, or rings of other versions would be misread
+    W_WORLD,  # table offset of the world that the process joined last, 0: none
     W_FINDING,  # table offset of what the rank itself found out
     W_LOCAL_WORLD,  # ranks on this host, 0: all
     W_GUESSED,  # calls made when the rank found that out from outside, + 1; 0: it did not
@@ -108,7 +109,7 @@ REJECTED = 1 << 15  # torch refused it at this rank, before any other could hear
 REMOTE = 1 << 16  # a remote call, or the serving of one: see `Signature.remote_call`
 OF_TWO = P2P_CALL | REMOTE
 
-TABLE_GROUP, TABLE_SITE, TABLE_THREAD, TABLE_TEXT = 1, 2, 3, 4
+TABLE_GROUP, TABLE_SITE, TABLE_THREAD, TABLE_TEXT, TABLE_WORLD = 1, 2, 3, 4, 5
 _ENTRY = struct.Struct("<IB")
 _PAYLOAD = struct.Struct("<II")
 

@@ -10,7 +10,10 @@ import mmap
 import os
 import re
 import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,10 +24,11 @@ from distsim.debug.evidence.typed import MOST_RANKS, text, whole, wholes
 from distsim.debug.records import CallRecord, Group, Site, State
 from distsim.debug.records.signature import Signature
 from distsim.debug.rings import layout as rings
+from distsim.debug.rings.world import Process, World
 from distsim.errors import UsageError
 from distsim.text.strangers import load_json, open_regular, printable
 
-__all__ = ["Header", "RingReader"]
+__all__ = ["Header", "RingReader", "ranks_here"]
 
 RECORD = np.dtype(
     [
@@ -62,6 +66,7 @@ class Header:
     """What never changes in a ring."""
 
     rank: int
+    """This and the next two as `layout.HEADER` has them: they are not the ranks of any diagnosis."""
     world_size: int
     local_rank: int
     attempt: int
@@ -74,14 +79,19 @@ class Header:
 
 @dataclass(frozen=True)
 class GroupEntry:
-    """A group as one rank wrote it down; *generation* counts groups of one name in one process."""
+    """A group as one rank wrote it down, its members in the numbers of *world*; *generation* counts groups of one name
+    in one world of one process."""
 
     group: Group
     generation: int
+    world: str = ""
+    """Empty: the launcher's numbers."""
 
     @property
     def key(self) -> tuple[str, tuple[int, ...], int]:
-        return self.group.name, self.group.ranks, self.generation
+        """The same on every member, and of no other group."""
+        name = self.group.name
+        return f"{self.world}:{name}" if self.world else name, self.group.ranks, self.generation
 
 
 UNKNOWN = Signature()
@@ -89,6 +99,7 @@ NO_GROUP = GroupEntry(Group("?", "", ()), 0)
 MOST_MEMBERS = 1 << 22
 """Members of all groups of one ring together."""
 MOST_FRAMES = 1024
+MOST_WORLDS = 4096
 LATEST = 1 << 62
 """More calls, or a later moment in nanoseconds, than there will ever be: such a word is damaged."""
 
@@ -151,6 +162,12 @@ class RingReader:
         self.damage = ""
         """What was found that no rank writes; a live job's monitor goes on with the rest."""
         self._groups: dict[int, GroupEntry] = {}
+        self._worlds: tuple[int, tuple[World, ...]] = 0, ()
+        self.number = self.header.rank
+        """The rank that diagnoses call this process by, and in `numbers` those of every world's ranks, where they
+        differ (`evidence.processes`)."""
+        self.numbers: Mapping[str, Sequence[int]] = {}
+        self._numbered: dict[int, Group] = {}
         self._sites: dict[int, tuple[Site, ...]] = {}
 
     def refresh(self) -> bool:
@@ -194,6 +211,51 @@ class RingReader:
         """Calls made so far."""
         return self.word(rings.W_COUNT)
 
+    # Who the process is ---------------------------------------------------------------------
+
+    @property
+    def worlds(self) -> tuple[World, ...]:
+        """The worlds that it has joined, in their order."""
+        offset = self.word(rings.W_WORLD)
+        if self._worlds[0] != offset:
+            worlds: list[World] = []
+            at = offset
+            try:
+                while at and len(worlds) < MOST_WORLDS:
+                    *said, before = self._read_table(at)
+                    worlds.append(World.from_json(said))
+                    at = whole(before, "world", 0, at - 1)
+            except (TypeError, ValueError) as error:
+                self.damage = f"a world: {error}"
+            self._worlds = offset, tuple(reversed(worlds))
+        return self._worlds[1]
+
+    def world(self, id_: str) -> World | None:
+        """The one of this identifier that it has joined."""
+        return next((world for world in reversed(self.worlds) if world.id == id_), None)
+
+    @property
+    def process(self) -> Process:
+        """The process as others know it."""
+        header, offset_ns = self.header, self.header.wall_offset_ns
+        return Process(
+            header.host,
+            header.pid,
+            header.rank,
+            header.world_size,
+            header.local_rank >= 0,
+            self.word(rings.W_OPENED) + offset_ns,
+            self.word(rings.W_BEAT) + offset_ns,
+            self.worlds,
+        )
+
+    def called(self, number: int, numbers: Mapping[str, Sequence[int]]) -> None:
+        """Set the rank that diagnoses call this process by, and those of the members of its worlds."""
+        self.number = number
+        if numbers != self.numbers:
+            self.numbers = numbers
+            self._numbered.clear()
+
     # Records --------------------------------------------------------------------------------
 
     def since(self, index: int) -> tuple[Records, int]:
@@ -236,7 +298,8 @@ class RingReader:
         return records[np.argsort(records["commit"])]
 
     def decode(self, record: Any, origin_ns: int) -> CallRecord:
-        """A record, or its tuple, as the rest of distsim knows it; times in seconds since *origin_ns* (monotonic)."""
+        """A record, or its tuple, as the rest of distsim knows it; times in seconds since *origin_ns* (monotonic).
+        Ranks in it are those that diagnoses use."""
         values = record if isinstance(record, tuple) else record.item()
         commit, issued, completed, flags, group, thread, seq, signature, site, print_, *more = values
         _, peer, tag, error, ordinal, _ = more
@@ -244,9 +307,13 @@ class RingReader:
         stack = self.site(site)
         who, why = self._read_table(thread), self._read_table(error) if error else None
         thread_name = who[1] if isinstance(who, list) and len(who) > 1 and isinstance(who[1], str) else "?"
+        entry = self.group(group)
+        to = self.numbers.get(entry.world)
+        if to is not None:
+            peer, said = _number(to, peer), said.renumbered(partial(_number, to))
         return said.record(
-            rank=self.header.rank,
-            group=self.group(group).group,
+            rank=self.number,
+            group=self.job_group(group),
             seq=seq,
             peer=peer if flags & rings.OF_TWO and peer >= 0 else None,
             tag=tag if flags & rings.P2P_CALL else None,
@@ -262,7 +329,9 @@ class RingReader:
             rejected=bool(flags & rings.REJECTED),
             fleeing=bool(flags & rings.PENDING_EXCEPTION),
             index=commit - 1,
-            remote=said.remote_call(peer, tag, ordinal) if flags & rings.REMOTE else None,
+            remote=said.remote_call(peer, tag if to is None else _number(to, tag), ordinal)
+            if flags & rings.REMOTE
+            else None,
         )
 
     # What records point to ----------------------------------------------------------------------
@@ -299,16 +368,39 @@ class RingReader:
         return found
 
     def _group(self, content: Any) -> GroupEntry:
-        name, description, runs, generation = content
-        pairs = [wholes(run, "ranks", 0, self.header.world_size) for run in runs]
+        name, description, runs, generation, world_id = content
+        world = self.world(world_id)
+        size = self.header.world_size if world is None else world.size
+        pairs = [wholes(run, "ranks", 0, size) for run in runs]
         self._members += sum(count for _, count in pairs)
-        if self._members > MOST_MEMBERS or any(first + count > self.header.world_size for first, count in pairs):
+        if self._members > MOST_MEMBERS or any(first + count > size for first, count in pairs):
             raise ValueError("a group of more ranks than there are")
         ranks = tuple(rank for first, count in pairs for rank in range(first, first + count))
         if len(set(ranks)) < len(ranks):
             raise ValueError("a rank that is in a group twice")
         group = Group(text(name, "name"), text(description, "description"), ranks)
-        return GroupEntry(group, whole(generation, "generation"))
+        return GroupEntry(group, whole(generation, "generation"), world.id if world is not None else "")
+
+    def in_job(self, entry: GroupEntry) -> tuple[int, ...]:
+        """The members of a group, by the ranks that diagnoses use."""
+        to = self.numbers.get(entry.world)
+        return entry.group.ranks if to is None else tuple(_number(to, rank) for rank in entry.group.ranks)
+
+    def job_group(self, offset: int) -> Group:
+        """The group that a record names, with the ranks that diagnoses use. Where these are not those of its world, it
+        has a name of its own: worlds count their groups alike."""
+        entry = self.group(offset)
+        to = self.numbers.get(entry.world)
+        if to is None:
+            return entry.group
+        group = self._numbered.get(offset)
+        if group is None:
+            name, description = entry.group.name, entry.group.description
+            renamed = f"{name}@{entry.world[:6]}" if entry.world else name
+            shown = name if description in ("", "undefined") else description
+            group = Group(renamed, shown, self.in_job(entry))
+            self._numbered[offset] = group
+        return group
 
     def site(self, offset: int) -> tuple[Site, ...]:
         """The user's frames that a record names, innermost first."""
@@ -391,6 +483,27 @@ class RingReader:
                 except (TypeError, ValueError):
                     return None, (), ()
         return None, (), ()
+
+
+def ranks_here(directory: Path, job: str, world: World) -> dict[int, Path]:
+    """The ranks of *world* whose rings are in this folder, and where: those on this host."""
+    readers = []
+    for path in directory.glob(f"rank*.{job}.ring"):
+        with suppress(UsageError):
+            readers.append(RingReader(path))
+    paths: dict[int, Path] = {}
+    for reader in sorted(readers, key=lambda reader: reader.word(rings.W_OPENED)):  # the last one counts
+        own = reader.world(world.id) if world.id else None
+        if own is not None and own.size == world.size:
+            paths[own.rank] = reader.path
+        elif not world.id and reader.header.world_size == world.size:
+            paths[reader.header.rank] = reader.path
+    return paths
+
+
+def _number(numbers: Sequence[int], rank: int) -> int:
+    """The number of the process that is *rank* of a world; no rank (-1) stays."""
+    return numbers[rank] if 0 <= rank < len(numbers) else rank
 
 
 _JOB = re.compile(r"[\w.@+-]{1,32}", re.ASCII)

@@ -44,6 +44,7 @@ from distsim.debug.rings.layout import (
     TABLE_BYTES,
     TABLE_GROUP,
     TABLE_TEXT,
+    TABLE_WORLD,
     VERSION,
     W_BEAT,
     W_LIFE,
@@ -52,6 +53,7 @@ from distsim.debug.rings.layout import (
     W_POSITION,
     W_POSITION_SINCE,
     W_TABLE_USED,
+    W_WORLD,
     WAITING,
     WORD_COMPLETED,
     WORD_ERROR,
@@ -69,6 +71,7 @@ from distsim.debug.rings.layout import (
     wall_offset_ns,
 )
 from distsim.debug.rings.private import create_private
+from distsim.debug.rings.world import World
 
 __all__ = ["RingWriter", "stays"]
 
@@ -92,6 +95,7 @@ class RingWriter:
         job: str,
         attempt: int,
     ) -> None:
+        """*rank*, *world_size* and *local_rank* are the launcher's (see `layout.HEADER`)."""
         self.path = Path(path)
         size = file_bytes()
         scratch = self.path.with_suffix(f".{os.getpid()}.new")
@@ -173,16 +177,27 @@ class RingWriter:
         self.buffer[at + _ENTRY.size : at + _ENTRY.size + len(data)] = data
         return used + 1
 
-    def group(self, name: str, description: str, ranks: Sequence[int], generation: int = 0) -> int:
+    def group(self, name: str, description: str, ranks: Sequence[int], generation: int = 0, world: str = "") -> int:
         """Table offset of a group; ranks are kept as [first, count] runs. *generation*: how often this
-        process had made the group before."""
+        process had made the group before. *world*: identifier of the world whose numbers *ranks* are; empty: the
+        launcher's."""
         runs: list[list[int]] = []
-        for rank in ranks:
-            if runs and runs[-1][0] + runs[-1][1] == rank:
-                runs[-1][1] += 1
-            else:
-                runs.append([rank, 1])
-        return self.entry(TABLE_GROUP, (name, tuple(ranks), generation), [name, description, runs, generation])
+        if isinstance(ranks, range) and ranks.step == 1:
+            runs = [[ranks.start, len(ranks)]]
+        else:
+            for rank in ranks:
+                if runs and runs[-1][0] + runs[-1][1] == rank:
+                    runs[-1][1] += 1
+                else:
+                    runs.append([rank, 1])
+        key = (name, str(runs), generation, world)
+        return self.entry(TABLE_GROUP, key, [name, description, runs, generation, world])
+
+    def join_world(self, world: World) -> None:
+        """Note that this process is a member of *world* from now on."""
+        before = int(self.words[WORDS_AT // 8 + W_WORLD])
+        if offset := self._append(TABLE_WORLD, json.dumps([*world.to_json(), before]).encode()):
+            self._header(W_WORLD, offset)
 
     def text(self, text: str) -> int:
         """Table offset of a text (an exception, a traceback)."""

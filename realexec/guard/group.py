@@ -222,9 +222,9 @@ def _method(op: str, name: str, read: Reader) -> Callable[..., Any]:
                 keep(self, key, made, caller)
         after = None
         if self.nan:
-            find_nan(recorder, said, index)
+            find_nan(recorder, said, index, log.world.rank)
         if self.checksums is not None and is_async and place[2] not in UNWATCHED:
-            args, after = self.checksums.begin(said, index, args)
+            args, after = self.checksums.begin(said, index, args, log.world.rank)
         if self.strict is not None:
             deferred = self.strict.hold(
                 self, said, index, seq, fingerprint, is_async, lambda: raw(self, said, args, kwargs)

@@ -15,6 +15,7 @@ from distsim.debug.records.frames import raised_at
 from distsim.debug.records.signature import content
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.callsite import CallSites, Place
+from distsim.debug.rings.world import World, WorldKind
 from distsim.debug.rings.writer import RingWriter
 from distsim.debug.words.error_text import error_line, error_traceback, last_line, origins
 
@@ -89,16 +90,25 @@ class GroupLog:
         "seen",
         "seq",
         "words",
+        "world",
     )
 
     def __init__(
-        self, name: str, ranks: Sequence[int], group: int, generation: int = 0, recorder: Recorder | None = None
+        self,
+        name: str,
+        ranks: Sequence[int],
+        group: int,
+        generation: int = 0,
+        recorder: Recorder | None = None,
+        world: World | None = None,
     ) -> None:
         self.name = name
+        self.world = World("", 0, len(ranks), WorldKind.DEFAULT, "") if world is None else world
+        """Whose numbers the ranks are."""
         self.recorder: Any = recorder
         """Of this process; None in tests of a log alone."""
         self.words: Any = None if recorder is None else recorder.ring.words
-        self.key = f"{name}/{generation}/{','.join(map(str, ranks))}"
+        self.key = f"{self.world.id}:{name}/{generation}/{','.join(map(str, ranks))}"
         """The same on every member, and of no other group."""
         self.ranks = tuple(ranks)
         self.group = group
@@ -159,16 +169,30 @@ class Recorder:
         self.outstanding: dict[int, Completable] = {}
         """Asynchronous calls whose end nobody has seen yet, by index, in their order."""
         self._creations: GroupLog | None = None
-        self._generations: dict[tuple[str, tuple[int, ...]], int] = {}
+        self._generations: dict[tuple[str, str, tuple[int, ...]], int] = {}
+        self.launcher = World("", ring.rank, ring.world_size, WorldKind.DEFAULT, "its launcher")
+        """As `layout.HEADER` has it."""
+        self.world = self.launcher
+        """The world of the default group; before there is one, the launcher's."""
         main = threading.main_thread().ident
         ring.header(rings.W_MAIN_THREAD, main or 0)
 
-    def group_log(self, name: str, description: str, ranks: Sequence[int]) -> GroupLog:
+    def join(self, world: World) -> None:
+        """This process is a member of *world* from now on."""
+        self.ring.join_world(world)
+        if world.kind is WorldKind.DEFAULT:
+            self.world = world
+            self._creations = None
+
+    def group_log(self, name: str, description: str, ranks: Sequence[int], world: World | None = None) -> GroupLog:
         """Counters for a group, which is written into the ring's table. A group that is made again under
-        the same name (after destroy_process_group) is another one."""
-        key = (name, tuple(ranks))
+        the same name (after destroy_process_group) is another one. *ranks* are those of *world*, by default that of
+        the default group."""
+        world = self.world if world is None else world
+        key = (world.id, name, tuple(ranks))
         generation = self._generations[key] = self._generations.get(key, -1) + 1
-        return GroupLog(name, ranks, self.ring.group(name, description, ranks, generation), generation, self)
+        group = self.ring.group(name, description, ranks, generation, world.id)
+        return GroupLog(name, ranks, group, generation, self, world)
 
     def begin(self, log: GroupLog, call: Call, place: Place) -> tuple[int, bool, int, int]:
         """Record that a call is being made: its index, whether the caller goes on, its number, its fingerprint."""
@@ -263,7 +287,7 @@ class Recorder:
 
     def note_new_group(self, ranks: tuple[int, ...], local: bool) -> int:
         """new_group is numbered by itself; with local synchronization only its members take part."""
-        world = range(self.ring.world_size)
+        world = range(self.world.size)
         log = self._creations
         if log is None:
             log = self._creations = self.group_log("new_group", "default_pg", world)

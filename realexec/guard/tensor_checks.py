@@ -48,9 +48,9 @@ def _has_bytes(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
 
 
-def find_nan(recorder: Recorder, said: Call, index: int) -> None:
+def find_nan(recorder: Recorder, said: Call, index: int, rank: int) -> None:
     """Flag a call that sends NaN."""
-    for tensor in input_tensors(said, recorder.ring.rank):
+    for tensor in input_tensors(said, rank):
         values = _values(tensor) if tensor.is_floating_point() or tensor.is_complex() else None
         if values is not None and bool(torch.isnan(values).any()):
             recorder.ring.mark(index, rings.NAN_INPUT)
@@ -67,7 +67,9 @@ class Checksums:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
-    def begin(self, said: Call, index: int, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], Callable[[], None] | None]:
+    def begin(
+        self, said: Call, index: int, args: tuple[Any, ...], rank: int
+    ) -> tuple[tuple[Any, ...], Callable[[], None] | None]:
         """The arguments to call with, and what to do once the call has been waited for."""
         op = said.key[0]
         if op in IN_PLACE:
@@ -80,7 +82,7 @@ class Checksums:
             if any(copy.stride() != buffer.stride() for copy, buffer in zip(copies, buffers, strict=True)):
                 return args, None  # backends refuse some that overlap themselves or have gaps
             return (copies, *args[1:]), self._after(index, buffers, copies)
-        buffers = [one for one in input_tensors(said, self._recorder.ring.rank) if _has_bytes(one)]
+        buffers = [one for one in input_tensors(said, rank) if _has_bytes(one)]
         return args, self._after(index, buffers, []) if buffers else None
 
     def _after(self, index: int, buffers: Sequence[Tensor], copies: Sequence[Tensor]) -> Callable[[], None]:

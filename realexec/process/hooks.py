@@ -14,6 +14,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from types import CodeType
 from typing import Any
 
@@ -21,14 +22,17 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.distributed import PrefixStore, ProcessGroup
 
+from distsim.debug.evidence.typed import MOST_RANKS
 from distsim.debug.matching.refused import FIRST_CALLS, came_out
 from distsim.debug.rings import layout as rings
+from distsim.debug.rings.world import World, WorldKind
 from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard import fast_path as shortcut
 from distsim.realexec.guard import group as guard
 from distsim.realexec.guard import handle
 from distsim.realexec.guard.group import GuardedGroup, group_ranks
 from distsim.realexec.process.session import Session
+from distsim.realexec.process.worlds import launched, noting_prefix, place_of_store, place_of_url
 from distsim.realexec.strict import deferred as held
 from distsim.realexec.strict import strict
 from distsim.torch_compat import groups, stores
@@ -38,12 +42,12 @@ __all__ = ["Hooks", "guard_world", "swap"]
 
 
 class Hooks:
-    """Patches of distributed_c10d, undone by `remove`. *open_session(rank, world, where)* makes the ring,
+    """Patches of distributed_c10d, undone by `remove`. *open_session(world, where)* makes the ring,
     *before_store(port)* hears of every store of a rendezvous."""
 
     def __init__(
         self,
-        open_session: Callable[[int, int, str], Session | None],
+        open_session: Callable[[World | None, str], Session | None],
         session: Callable[[], Session | None],
         before_store: Callable[[int], None],
     ) -> None:
@@ -67,6 +71,7 @@ class Hooks:
             patches.wrap_static(attach, _attach)
         for name in ("get", "wait"):
             patches.put(dist.Store, name, _waiting(getattr(dist.Store, name)))
+        patches.put(PrefixStore, "__init__", noting_prefix(PrefixStore.__init__))
         if groups.EXACT_TYPE.works():  # torch 2.14 asks isinstance
             patches.lead_global(groups.EXACT_TYPE, "type", _type_of)
 
@@ -76,56 +81,97 @@ class Hooks:
     # init_process_group -------------------------------------------------------------------------
 
     def _rendezvous(self, original: Any, url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
-        self.begin_init(rank, world_size, "" if url.startswith("env://") else url.partition("?")[0])
+        if _called_by_init():
+            self.begin_init(rank, world_size, url)
         return original(url, rank, world_size, **kwargs)
 
     def _create_store(self, original: Any, hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
         self._before_store(port)
         return original(hostname, port, *args, **kwargs)
 
-    def begin_init(self, rank: int, world_size: int, where: str = "") -> None:
-        """init_process_group begins on *rank*, which meets the others at *where*; without both, as a launcher says."""
-        rank = rank if rank >= 0 else int(os.environ.get("RANK", "-1"))
-        world_size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "-1"))
-        if rank < 0 or world_size <= 0:
+    def begin_init(self, rank: int, world_size: int, url: str = "env://") -> None:
+        """init_process_group begins on *rank*, which meets the others at *url*; without both, as a launcher says."""
+        launcher = launched(os.environ)
+        rank = rank if rank >= 0 or launcher is None else launcher.rank
+        world_size = world_size if world_size > 0 or launcher is None else launcher.size
+        self._begin(rank, world_size, *place_of_url(url), "" if url.startswith("env://") else url.partition("?")[0])
+
+    def _begin(self, rank: int, world_size: int, place: str, where: str, job: str = "") -> None:
+        world = self._join(rank, world_size, place, where, job)
+        session = self._session()
+        if session is None or world is None:
             return
-        session = self._session() or self._open(rank, world_size, where)
-        if session is None:
-            return
+        session.ring.header(rings.W_JOINED, 0)
         log = session.recorder.group_log("init", "default_pg", range(world_size))
-        self._inside.init = session.recorder.note(log, "init_process_group", next(log.seq))
+        index = session.recorder.note(log, "init_process_group", next(log.seq))
+        self._inside.init = index, session.recorder.ring, partial(session.worlds.begun, place, world_size)
+
+    def _join(
+        self, rank: int, size: int, place: str, where: str, job: str = "", kind: WorldKind = WorldKind.DEFAULT
+    ) -> World | None:
+        if not 0 <= rank < size <= MOST_RANKS:
+            return None  # torch says what it thinks of these
+        session = self._session() or self._open(World("", rank, size, kind, where), job)
+        return None if session is None else session.worlds.begin(place, where, rank, size, kind)
+
+    def late(self) -> None:
+        """The guard comes after init_process_group."""
+        store = stores.of_default_group() if dist.get_backend() != "mpi" else None
+        place, where = place_of_url("env://") if store is None else place_of_store(store)
+        place = place.partition("|")[0]  # which prefix it has, nobody saw
+        world = self._join(dist.get_rank(), dist.get_world_size(), place, where)
+        session = self._session()
+        if session is not None and world is not None:
+            session.worlds.begun(place, world.size)
+            session.joined()
+            guard_world(session)
 
     def _update_default(self, original: Any, pg: Any) -> Any:
         answer = original(pg)
         session = self._session()
-        index = getattr(self._inside, "init", None)
+        begun = getattr(self._inside, "init", None)
         if session is not None and pg is not None:
             session.joined()
-            if index is not None:
-                session.ring.finish(index, rings.COMPLETED)
+            if begun is not None:
+                index, ring, end = begun
+                ring.finish(index, rings.COMPLETED)
+                end()
         self._inside.init = None
         return answer
 
     def _helper(self, original: Any, size: int, rank: int, ranks: Any, *args: Any, **kwargs: Any) -> Any:
-        default = not ranks
-        if default and getattr(self._inside, "init", None) is None:
-            self.begin_init(rank, size)  # an explicit store: there was no rendezvous
+        default, by_hand = not ranks, None
+        store = args[1] if len(args) > 1 else kwargs.get("store")
+        if default and not _called_by_init():
+            name = str(args[2] if len(args) > 2 else kwargs.get("group_name", ""))
+            by_hand = place_of_store(store, name)
+        elif default and getattr(self._inside, "init", None) is None:
+            if size > 0:
+                self._begin(rank, size, *place_of_store(store))  # an explicit store: there was no rendezvous
+            else:
+                self.begin_init(rank, size)
+        world = None if by_hand is None else self._join(rank, size, *by_hand, kind=WorldKind.FURTHER)
+        session = self._session()
+        if default and session is not None and session.strict is not None:
+            session.strict.peers.meet(world or session.recorder.world, store)
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         if default and attempt != "0" and len(args) > 1:
             # elastic keeps one store over restarts: gloo would connect to the addresses of dead workers
             args = (args[0], PrefixStore(f"attempt_{attempt}", args[1]), *args[2:])
         pg, store = original(size, rank, ranks, *args, **kwargs)
-        return self._guard(pg, () if default else tuple(ranks)), store
+        if world is not None and session is not None:
+            session.worlds.begun(by_hand[0] if by_hand else "", size)
+        return self._guard(pg, () if default else tuple(ranks), world), store
 
-    def _guard(self, pg: Any, ranks: tuple[int, ...]) -> Any:
+    def _guard(self, pg: Any, ranks: tuple[int, ...], world: World | None = None) -> Any:
+        """*world*: whose numbers *ranks* are, by default the default group's."""
         session = self._session()
-        if session is None:  # backend mpi: ranks are known only now
-            if not isinstance(pg, ProcessGroup):
-                return pg
-            session = self._open(pg.rank(), pg.size(), "")
+        if session is None and isinstance(pg, ProcessGroup):  # backend mpi: ranks are known only now
+            self._join(pg.rank(), pg.size(), *place_of_url("env://"))
+            session = self._session()
         if session is None or not isinstance(pg, ProcessGroup) or isinstance(pg, GuardedGroup):
             return pg
-        guarded = session.guard(pg, group_ranks(pg, ranks))
+        guarded = session.guard(pg, group_ranks(pg, ranks), world=world)
         if pg in _attached:
             guarded.note_hook("attached", 0, registered=True)
         swap(pg, guarded)
@@ -137,12 +183,12 @@ class Hooks:
         session = self._session()
         if session is None:
             return original(ranks, *args, **kwargs)
-        world = range(session.world_size)
-        asked = tuple(world) if ranks is None else tuple(ranks)
+        world = session.recorder.world
+        asked = tuple(range(world.size)) if ranks is None else tuple(ranks)
         if kwargs.get("sort_ranks", True):
             asked = tuple(sorted(asked))
         local = kwargs.get("use_local_synchronization", False)
-        if local and session.rank not in asked:
+        if local and world.rank not in asked:
             return original(ranks, *args, **kwargs)
         index = session.recorder.note_new_group(asked, local)
         made = groups.WORLD.get().group_count
@@ -161,7 +207,8 @@ class Hooks:
         split = original(parent_pg, *args, **kwargs)
         if isinstance(split, ProcessGroup) and not isinstance(split, GuardedGroup):
             ranks = tuple(groups.WORLD.get().pg_group_ranks.get(split, {}))
-            return self._guard(split, ranks)
+            parent = parent_pg if isinstance(parent_pg, GuardedGroup) else None
+            return self._guard(split, ranks, None if parent is None else parent.group_log.world)
         return split
 
     def _no_wrapper(self, original: Any, wrapped_pg: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -196,6 +243,12 @@ def _group_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with contextlib.suppress(TypeError):  # arguments that do not fit its signature
         kwargs = inspect.signature(getattr(c10d, name)).bind_partial(*args, **kwargs).arguments
     return kwargs.get("group") or groups.WORLD.get().default_pg
+
+
+def _called_by_init() -> bool:
+    """Whether torch's own init_process_group has called a helper: frameworks that make worlds by hand do so, too."""
+    caller = sys._getframe(3)  # below: this function, the hook, and its wrapper
+    return caller.f_code.co_name == "init_process_group" and caller.f_globals is vars(c10d)
 
 
 def _waiting(original: Any) -> Callable[..., Any]:

@@ -50,12 +50,11 @@ LAST_S = 1.0
 """How long a rank that ends at once stays for the introduction, so that its monitor is heard at all."""
 
 
-def introduce_monitors(directory: Path, rank: int) -> None:
-    """Rank 0 makes its monitor the leader and says where it is; the first rank of each other host listens.
+def introduce_monitors(directory: Path, rank: int, first: bool) -> None:
+    """Rank 0 makes its monitor the leader and says where it is; the *first* rank of each other host listens.
 
     In a thread, over a connection of its own: the job's store may be held by a rank that waits on it.
     """
-    first = int(os.environ.get("LOCAL_RANK", "0")) == 0
     if rank != 0 and not first:
         return
     store = own_store()

@@ -22,12 +22,15 @@ from distsim.debug.records.frames import program_frames, raised_at, steps
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.jobdir import default_directory, job_name, ring_path, stack_path
 from distsim.debug.rings.private import create_private, private_folder
+from distsim.debug.rings.reader import ranks_here
+from distsim.debug.rings.world import World
 from distsim.debug.rings.writer import RingWriter
 from distsim.debug.settings import Level, Settings
 from distsim.realexec.guard.callbacks import drain
 from distsim.realexec.guard.recorder import Recorder
 from distsim.realexec.guard.tracebacks import hide_own_frames
 from distsim.realexec.process.heartbeat import Heartbeat
+from distsim.realexec.process.worlds import Worlds, count_in, launcher_world
 
 __all__ = ["Session"]
 
@@ -42,11 +45,13 @@ class Session:
     settings: Settings
     directory: Path
     rank: int
+    """This and the next as `layout.HEADER` has them; the default group's are `recorder.world`'s."""
     world_size: int
     local_world: int
-    """Ranks on this host; 0: nobody said."""
+    """Ranks that the launcher has started on this host; 0: nobody said."""
     ring: RingWriter
     recorder: Recorder
+    worlds: Worlds
     heartbeat: Heartbeat
     strict: Any = None
     ddp: Any = None
@@ -54,16 +59,18 @@ class Session:
     guards: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
 
     @classmethod
-    def open(
-        cls, settings: Settings, rank: int, world_size: int, where: str = "", *, local: bool = True
-    ) -> Session | None:
-        """Make the ring of this rank; None, with one line on stderr, where there is no place for it. Without
-        *local*, LOCAL_RANK and LOCAL_WORLD_SIZE are those of another process."""
+    def open(cls, settings: Settings, given: World | None, where: str = "", *, local: bool = True) -> Session | None:
+        """Make the ring of this process; None, with one line on stderr, where there is no place for it. *given*: the
+        rank and world size that the program gives to init_process_group, at *where*. Without *local*, the launcher's
+        variables are those of another process."""
         environ = os.environ
-        local_world = int(environ.get("LOCAL_WORLD_SIZE", "0") or 0) if local else 0
+        first, launched = launcher_world(environ if local else {}, given)
+        rank, world_size = first.rank, first.size
+        local_rank = count_in(environ, "LOCAL_RANK") if launched else -1
+        local_world = count_in(environ, "LOCAL_WORLD_SIZE") or 0 if launched else 0
         job = job_name(environ, where)
         directory = Path(settings.directory) if settings.directory else default_directory(job)
-        attempt = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0") or 0)
+        attempt = count_in(environ, "TORCHELASTIC_RESTART_COUNT") or 0
         try:
             if not settings.directory:
                 private_folder(directory.parent)
@@ -72,7 +79,7 @@ class Session:
                 ring_path(directory, rank, attempt, job),
                 rank=rank,
                 world_size=world_size,
-                local_rank=int(environ.get("LOCAL_RANK", rank)) if local else rank,
+                local_rank=rank if local_rank is None else local_rank,
                 job=job,
                 attempt=attempt,
             )
@@ -86,7 +93,8 @@ class Session:
             return None
         ring.header(rings.W_LOCAL_WORLD, local_world)
         recorder = Recorder(ring)
-        session = cls(settings, directory, rank, world_size, local_world, ring, recorder, Heartbeat(recorder))
+        worlds, beat = Worlds(recorder), Heartbeat(recorder)
+        session = cls(settings, directory, rank, world_size, local_world, ring, recorder, worlds, beat)
         session._catch_stacks()
         if settings.level is Level.STRICT:
             from distsim.realexec.guard.uncompiled import leave_uncompiled
@@ -95,13 +103,13 @@ class Session:
 
             leave_uncompiled()
 
-            session.strict = Strict(recorder, Peers(directory, rank, world_size, job))
+            session.strict = Strict(recorder, Peers(directory, ring, attempt))
         session.heartbeat.start()
         return session
 
     def _catch_stacks(self) -> None:
         try:
-            path = stack_path(self.directory, self.rank, self.ring.job)
+            path = stack_path(self.ring.path)
             file = open(create_private(path), "w")  # noqa: SIM115  (faulthandler keeps it)
             with contextlib.suppress(ValueError):  # in a thread
                 # faulthandler puts this back when the interpreter goes down; the default would kill the process then.
@@ -114,27 +122,28 @@ class Session:
         self._stack_file = file
         self.ring.header(rings.W_STACK_SIGNAL, int(STACK_SIGNAL))
 
-    def guard(self, pg: Any, ranks: tuple[int, ...], held: bool = False) -> Any:
-        """A guarded group in the place of *pg*; itself if it was guarded before. *held*: the program may have it."""
+    def guard(self, pg: Any, ranks: tuple[int, ...], held: bool = False, world: World | None = None) -> Any:
+        """A guarded group in the place of *pg*; itself if it was guarded before. *held*: the program may have it.
+        *world*: whose numbers *ranks* are, by default the default group's."""
         from distsim.realexec.guard.group import GuardedGroup, HeldGroup
 
         group = Group(str(pg.group_name), str(pg.group_desc), ranks)
         known = isinstance(pg, GuardedGroup)
         inner = pg.inner if known else pg
-        guard = self._guard(pg if known else None, inner, group, HeldGroup if held else GuardedGroup)
+        guard = self._guard(pg if known else None, inner, group, HeldGroup if held else GuardedGroup, world)
         made = [guard]
         if guard.has_two_backends():
-            guard.on_host = self._guard(None, inner, group.on_host(), GuardedGroup)
+            guard.on_host = self._guard(None, inner, group.on_host(), GuardedGroup, world)
             made.append(guard.on_host)
         for one in made:
             one.decide_way()
             self.guards.add(one)
         return guard
 
-    def _guard(self, guard: Any, inner: Any, group: Group, kind: Any) -> Any:
+    def _guard(self, guard: Any, inner: Any, group: Group, kind: Any, world: World | None) -> Any:
         from distsim.realexec.guard.tensor_checks import Checksums
 
-        log = self.recorder.group_log(group.name, group.description, group.ranks)
+        log = self.recorder.group_log(group.name, group.description, group.ranks, world)
         if guard is None:
             guard = kind(inner, log, self.recorder)
         else:
@@ -150,10 +159,12 @@ class Session:
 
         self.ring.header(rings.W_JOINED, time.monotonic_ns())
         self.ring.header(rings.W_LIFE, rings.LIFE_JOINED)
-        if 0 < self.local_world < self.world_size:
+        world = self.recorder.world
+        here = ranks_here(self.directory, self.ring.job, world)
+        if len(here) < world.size:
             from distsim.realexec.process.introduce_monitors import introduce_monitors
 
-            introduce_monitors(self.directory, self.rank)
+            introduce_monitors(self.directory, world.rank, first=world.rank == min(here, default=world.rank))
 
     def raised(self, error: BaseException) -> None:
         """The program ends with this exception."""

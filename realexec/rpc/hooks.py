@@ -17,6 +17,7 @@ import torch.futures
 from torch.distributed.rpc import api, internal
 
 from distsim.debug.rings import layout as rings
+from distsim.debug.rings.world import World, WorldKind
 from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.recorder import GroupLog
 from distsim.realexec.process.session import Session
@@ -47,10 +48,10 @@ class _Here(threading.local):
 
 
 class RpcHooks:
-    """Patches of torch.distributed.rpc, undone by `remove`. *open_session(rank, world, where)* makes the ring."""
+    """Patches of torch.distributed.rpc, undone by `remove`. *open_session(world, where)* makes the ring."""
 
     def __init__(
-        self, open_session: Callable[[int, int, str], Session | None], session: Callable[[], Session | None]
+        self, open_session: Callable[[World | None, str], Session | None], session: Callable[[], Session | None]
     ) -> None:
         self._open = open_session
         self._session = session
@@ -264,10 +265,11 @@ class RpcHooks:
     ) -> Any:
         session = self._session()
         if session is None and world_size and rank >= 0:
-            session = self._open(rank, world_size, "")
+            session = self._open(World("", rank, world_size, WorldKind.RPC, ""), "")
         if session is None or not world_size or session.rank != rank or session.world_size < world_size:
             return original(name, backend, rank, world_size, *more, **kw)  # which ranks are to come is not known
-        members = session.recorder.group_log(GROUP, GROUP, range(world_size))
+        world = session.worlds.begin("rpc", "init_rpc", rank, world_size, WorldKind.RPC)
+        members = session.recorder.group_log(GROUP, GROUP, range(world_size), world)
         self._members = members
         index = session.recorder.note(members, "init_rpc", next(members.seq))
         try:
@@ -318,7 +320,8 @@ class RpcHooks:
         members = self._members
         ranks = tuple(sorted({p.rank for p in peers.values() if p.guarded and p.rank < session.world_size}))
         if members is None or members.ranks != ranks:
-            members = session.recorder.group_log(GROUP, GROUP, ranks)
+            world = session.recorder.launcher if members is None else members.world
+            members = session.recorder.group_log(GROUP, GROUP, ranks, world)
         log = RemoteLog(session.recorder, name, options, members)
         log.peers.update(peers)
         session.recorder.look = log.look

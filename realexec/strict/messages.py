@@ -37,7 +37,7 @@ AT_ONCE = timedelta(milliseconds=1)
 class _Line:
     """What goes from one rank to another with one tag."""
 
-    __slots__ = ("any_here", "any_there", "guard", "mine", "neighbour", "row", "theirs", "words")
+    __slots__ = ("any_here", "any_there", "guard", "mine", "neighbour", "own", "row", "theirs", "words")
 
     def __init__(
         self,
@@ -47,6 +47,7 @@ class _Line:
         any_there: str | None,
         row: int,
         neighbour: Neighbour,
+        own: Neighbour | None,
         guard: Any,
     ) -> None:
         self.mine = mine
@@ -57,6 +58,8 @@ class _Line:
         """The same of the other end, where this one sends."""
         self.row = row
         self.neighbour = neighbour
+        self.own = own
+        """This rank, as the others see it."""
         self.words = neighbour.words
         self.guard = ref(guard)
 
@@ -107,7 +110,6 @@ class Messages:
     def __init__(self, recorder: Recorder, peers: Peers) -> None:
         self._recorder = recorder
         self._peers = peers
-        self._rank = recorder.ring.rank
         self._rows: dict[str | None, int | None] = {}
         self._lines: dict[tuple[str, str, int, int], _Line] = {}
 
@@ -117,7 +119,7 @@ class Messages:
         log: GroupLog = guard.group_log
         if peer < 0:
             if op == "recv":  # from any source: a sender must not look out for a partner of its own
-                any_row = self._row(f"{log.key}/any>{self._rank}/{tag}")
+                any_row = self._row(f"{log.key}/any>{log.world.rank}/{tag}")
                 if any_row is not None:
                     self._recorder.ring.publish(any_row, 1, 0, index)
             return None  # or to a rank that the group has not: the backend refuses it
@@ -179,11 +181,12 @@ class Messages:
         if answer is None:
             return False
         if answer[0] != print_:
-            error = self._disagreement(
-                self._record(line.mine, ordinal, index),
+            own = line.own
+            error = _disagreement(
+                None if own is None else own.record(line.mine, ordinal, index),
                 neighbour.record(theirs, ordinal, answer[1]),
-                neighbour,
                 ordinal,
+                line.mine.rsplit("/", 2)[1].replace(">", " to rank "),
             )
             self._recorder.ring.fail(index, error_line(error))
             self._recorder.ring.mark(index, rings.WAITED)  # who has no handle cannot wait, and has been told
@@ -232,20 +235,22 @@ class Messages:
         log: GroupLog = guard.group_log
         op, peer, tag = end
         sending = op == "send"
-        if peer == self._rank or not self._peers.here(peer):
+        rank = log.world.rank
+        if peer == rank or not self._peers.here(log.world, peer):
             return None
-        any_here = None if sending else f"{log.key}/any>{self._rank}/{tag}"
+        any_here = None if sending else f"{log.key}/any>{rank}/{tag}"
         if any_here in self._rows:
             return None
-        ends = (self._rank, peer) if sending else (peer, self._rank)
+        ends = (rank, peer) if sending else (peer, rank)
         mine = f"{log.key}/{op}/{ends[0]}>{ends[1]}/{tag}"
         theirs = f"{log.key}/{'recv' if sending else 'send'}/{ends[0]}>{ends[1]}/{tag}"
         row = self._row(mine)
-        neighbour = self._peers.neighbour(peer)
+        neighbour = self._peers.neighbour(log.world, peer)
+        own = self._peers.neighbour(log.world, rank)
         if row is None or neighbour is None:
             return None
         any_there = f"{log.key}/any>{peer}/{tag}" if sending else None
-        line = self._lines[log.key, *end] = _Line(mine, theirs, any_here, any_there, row, neighbour, guard)
+        line = self._lines[log.key, *end] = _Line(mine, theirs, any_here, any_there, row, neighbour, own, guard)
         return line
 
     def _row(self, name: str) -> int | None:
@@ -254,27 +259,22 @@ class Messages:
             row = self._rows[name] = self._recorder.ring.meeting_row(name)
         return row
 
-    def _record(self, name: str, ordinal: int, index: int) -> CallRecord | None:
-        me = self._peers.neighbour(self._rank)
-        return me.record(name, ordinal, index) if me is not None else None
 
-    def _disagreement(
-        self, mine: CallRecord | None, theirs: CallRecord | None, neighbour: Neighbour, ordinal: int
-    ) -> CollectiveMismatch:
-        if mine is None or theirs is None:  # thousands of calls ago: their records are overwritten
-            return CollectiveMismatch(
-                f"message number {ordinal} between ranks {self._rank} and {neighbour.rank} has another size or dtype "
-                "at one end than at the other: make them alike"
-            )
-        send, recv = (mine, theirs) if mine.op == "send" else (theirs, mine)
-        mismatch = check_pair(send, recv)
-        kind = mismatch.kind if mismatch is not None else Kind.P2P_SIZE_MISMATCH
+def _disagreement(mine: CallRecord | None, theirs: CallRecord | None, ordinal: int, ends: str) -> CollectiveMismatch:
+    if mine is None or theirs is None:  # thousands of calls ago: their records are overwritten
         return CollectiveMismatch(
-            f"{kind.value}: message number {ordinal} from rank {send.rank} to rank {recv.rank} (tag {send.tag or 0}, "
-            f"group {send.group.label}) did not go out: rank {send.rank} sends {_text(send)}; "
-            f"rank {recv.rank} receives {_text(recv)}. Make {of_ranks((send.rank, recv.rank))} agree.",
-            (send, recv),
+            f"message number {ordinal} from rank {ends} has another size or dtype at one end than at the other: "
+            "make them alike"
         )
+    send, recv = (mine, theirs) if mine.op == "send" else (theirs, mine)
+    mismatch = check_pair(send, recv)
+    kind = mismatch.kind if mismatch is not None else Kind.P2P_SIZE_MISMATCH
+    return CollectiveMismatch(
+        f"{kind.value}: message number {ordinal} from rank {send.rank} to rank {recv.rank} (tag {send.tag or 0}, "
+        f"group {send.group.label}) did not go out: rank {send.rank} sends {_text(send)}; "
+        f"rank {recv.rank} receives {_text(recv)}. Make {of_ranks((send.rank, recv.rank))} agree.",
+        (send, recv),
+    )
 
 
 def _text(record: CallRecord) -> str:

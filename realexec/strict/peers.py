@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from distsim.debug.evidence.procfs import look
 from distsim.debug.records import CallRecord, Group, State
 from distsim.debug.records.signature import Signature
 from distsim.debug.rings import layout as rings
-from distsim.debug.rings.jobdir import ring_path
-from distsim.debug.rings.reader import RingReader
+from distsim.debug.rings.reader import RingReader, ranks_here
+from distsim.debug.rings.world import World
+from distsim.debug.rings.writer import RingWriter
 from distsim.torch_compat import groups, stores
 
 __all__ = ["Neighbour", "Peers", "StorePeer", "refused_key", "timeout_s"]
@@ -24,6 +25,8 @@ __all__ = ["Neighbour", "Peers", "StorePeer", "refused_key", "timeout_s"]
 DEFAULT_TIMEOUT_S = 1800.0
 WRITTEN_S = 5.0
 """How long a record may come after the call was shown: its writer may have lost its core in between."""
+SEEK_S = 0.5
+"""Between two looks for the rings of members that have none yet."""
 ROWS_END = rings.MEETING_AT // 8 + rings.MEETING_GROUPS * rings.MEETING_WORDS
 
 
@@ -81,6 +84,7 @@ class Neighbour:
         """The whole call."""
         if self.reader is None:
             self.reader = RingReader(self._path)
+            self.reader.called(self.rank, {})
         place = self.reader._records[index % rings.RECORDS]
         until = time.monotonic() + WRITTEN_S
         while (commit := int(place["commit"])) != index + 1:
@@ -146,41 +150,72 @@ def call_from(said: dict[str, Any], rank: int, group: Group, seq: int) -> CallRe
 
 
 class Peers:
-    """Finds the peers of this rank; which of them are on this host follows from the launcher's numbers."""
+    """Finds the members of worlds: those of this host by their rings, the others in the store in which they meet."""
 
-    def __init__(self, directory: Path, rank: int, world_size: int, job: str) -> None:
+    def __init__(self, directory: Path, ring: RingWriter, attempt: int) -> None:
         self._directory = directory
-        self._rank = rank
-        self._job = job
-        self._attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") or 0)
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-        first = rank - int(os.environ.get("LOCAL_RANK", rank))
-        self._local = range(first, first + local)
-        self._found: dict[int, Neighbour] = {}
-        self._store: Any = None
+        self._ring = ring
+        self._attempt = attempt
+        self._paths: dict[str, dict[int, Path]] = {}
+        """World -> rank -> its ring, where that is on this host."""
+        self._found: dict[tuple[str, int], Neighbour] = {}
+        self._bases: dict[str, Any] = {}
+        self._stores: dict[str, Any] = {}
+        self._sought = 0.0
+        self._guarded: set[tuple[str, int]] = set()
 
-    def here(self, rank: int) -> bool:
-        """Whether a rank runs on this host."""
-        return rank in self._local
+    def meet(self, world: World, store: Any) -> None:
+        """Remember the store of a world that is about to meet, and say there that this rank is under guard."""
+        base = self._bases[world.id] = _base(store)
+        with suppress(Exception):  # a placeholder of MPI's, or the meeting fails in the program's own words
+            self._prefixed(base).set(_guarded_key(world, world.rank), "1")
 
-    def neighbour(self, rank: int) -> Neighbour | None:
-        """A rank of this host; None while its ring does not exist yet."""
-        found = self._found.get(rank)
-        if found is None:
-            path = ring_path(self._directory, rank, self._attempt, self._job)
-            if not path.exists():
-                return None
-            found = self._found[rank] = Neighbour(path, rank)
+    def here(self, world: World, rank: int) -> bool:
+        """Whether a rank runs on this host, under guard."""
+        if rank in self._paths.get(world.id, ()):
+            return True
+        now = time.monotonic()
+        if world.id not in self._paths or now - self._sought > SEEK_S:
+            self._sought = now
+            self._paths[world.id] = ranks_here(self._directory, self._ring.job, world)
+        return rank in self._paths[world.id]
+
+    def guarded(self, world: World, rank: int) -> bool:
+        """Whether a rank of another host is known to be under guard."""
+        key = world.id, rank
+        if key not in self._guarded and self.store(world).check([_guarded_key(world, rank)]):
+            self._guarded.add(key)
+        return key in self._guarded
+
+    def neighbour(self, world: World, rank: int) -> Neighbour | None:
+        """A rank of this host; None while it has not joined."""
+        found = self._found.get((world.id, rank))
+        if found is None and self.here(world, rank):
+            found = self._found[world.id, rank] = Neighbour(self._paths[world.id][rank], rank)
         return found
 
-    def store(self) -> Any:
-        """A connection of our own: the job's may be held by a thread that waits on it."""
-        if self._store is None:
-            base = stores.of_default_group()
+    def store(self, world: World) -> Any:
+        """A connection of our own to a world's store: the program's may be held by a thread that waits on it."""
+        store = self._stores.get(world.id)
+        if store is None:
+            base = self._bases.get(world.id) or stores.of_default_group()
             if isinstance(base, dist.TCPStore):
                 base = dist.TCPStore(base.host, base.port, is_master=False, wait_for_workers=False)
-            self._store = dist.PrefixStore(f"distsim-strict-{self._attempt}", base)
-        return self._store
+            store = self._stores[world.id] = self._prefixed(base)
+        return store
+
+    def _prefixed(self, base: Any) -> Any:
+        return dist.PrefixStore(f"distsim-strict-{self._attempt}", base)
+
+
+def _base(store: Any) -> Any:
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
+
+
+def _guarded_key(world: World, rank: int) -> str:
+    return f"{world.id}/guarded/{rank}"
 
 
 def timeout_s(guard: Any) -> float:

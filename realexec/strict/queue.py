@@ -166,12 +166,16 @@ class Queue:
             return
         from distsim.realexec.strict.refusal import refusal_text  # the diagnosis, which few jobs ever need
 
-        readers = [peer.reader for peer in (self._rings.neighbour(self._rank), *self.peers) if peer and peer.reader]
+        readers = [
+            peer.reader
+            for peer in (self._rings.neighbour(self.group_log.world, self._rank), *self.peers)
+            if peer and peer.reader
+        ]
         raise CollectiveMismatch(refusal_text(mismatch, records, self._rank, readers), records)
 
     def _records(self, seq: int, index: int, answers: Sequence[tuple[int, int]]) -> list[CallRecord]:
         name = self.group_log.key
-        me = self._rings.neighbour(self._rank)
+        me = self._rings.neighbour(self.group_log.world, self._rank)
         records = [me.record(name, seq, index) if me is not None else None]
         for peer, answer in zip(self.peers, answers, strict=True):
             records.append(peer.record(name, seq, answer[1]))

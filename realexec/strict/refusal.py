@@ -55,7 +55,7 @@ def _raised(divergence: Divergence, met: Sequence[CallRecord], readers: Sequence
     """What sent the culprits out of their way, where an exception did."""
     texts = []
     for record in met:
-        reader = next((reader for reader in readers if reader.header.rank == record.rank), None)
+        reader = next((reader for reader in readers if reader.number == record.rank), None)
         if record.fleeing and record.rank in divergence.culprits and reader is not None:
             error = reader.raised(rings.W_PENDING)[0].get("error", "an exception")
             texts.append(
@@ -67,7 +67,7 @@ def _raised(divergence: Divergence, met: Sequence[CallRecord], readers: Sequence
 
 def _divergence(mismatch: Mismatch, met: Sequence[CallRecord], readers: Sequence[RingReader]) -> Divergence | None:
     """What the ranks' calls so far make of the mismatch."""
-    here = {reader.header.rank for reader in readers}
+    here = {reader.number for reader in readers}
     calls = call_records(readers, dict.fromkeys(here, 0))
     elsewhere = {record.rank: [record] for record in met if record.rank not in here}
     evidence = Evidence(

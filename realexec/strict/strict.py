@@ -54,9 +54,11 @@ class Strict:
 
     def __init__(self, recorder: Recorder, peers: Peers) -> None:
         self._recorder = recorder
-        self._peers = peers
-        self._rank = recorder.ring.rank
+        self.peers = peers
         self._queues: dict[int, Queue] = {}
+        self._rows: dict[str, int | None] = {}
+        """Group -> its row in the ring. A call is shown there also where members are not known to be under guard: those
+        that are may hold their own until they see it."""
         self.messages = Messages(recorder, peers)
         self._hooks = CallbackHooks()
         self._lock = threading.Condition()
@@ -108,6 +110,9 @@ class Strict:
         queue = self._queue(log, guard)
         if queue is None:
             self._recorder.ring.mark(index, rings.UNCHECKED)
+            row = self._row(log)
+            if row is not None:
+                self._recorder.ring.publish(row, seq, print_, index)
             return None
         if queue.again[0] == seq:
             queue.settle(seq)
@@ -187,37 +192,44 @@ class Strict:
         if queue is None:
             group = Group(log.name, str(guard.group_desc), log.ranks)
             peers: list[Any] = []
+            world = log.world
             for rank in log.ranks:
-                if rank == self._rank:
+                if rank == world.rank:
                     continue
-                if self._peers.here(rank):
-                    neighbour = self._peers.neighbour(rank)
-                    if neighbour is None:
-                        return None  # it has no ring: unguarded, or another directory
+                neighbour = self.peers.neighbour(world, rank)
+                if neighbour is not None:
                     peers.append(neighbour)
+                elif self.peers.guarded(world, rank):
+                    peers.append(StorePeer(self.peers.store(world), rank, group))
                 else:
-                    peers.append(StorePeer(self._peers.store(), rank, group))
-            row = self._recorder.ring.meeting_row(log.key)
-            queue = self._queues[id(log)] = Queue(log, row, peers, group, self._rank, self._peers)
+                    return None
+            queue = self._queues[id(log)] = Queue(log, self._row(log), peers, group, world.rank, self.peers)
             log.refusing = partial(self._refused, queue)
         return queue if queue.row is not None else None
+
+    def _row(self, log: GroupLog) -> int | None:
+        if log.key not in self._rows:
+            self._rows[log.key] = self._recorder.ring.meeting_row(log.key)
+        return self._rows[log.key]
 
     def _show(self, queue: Queue, seq: int, print_: int, index: int, said: Call) -> None:
         if queue.row is not None:
             self._recorder.ring.publish(queue.row, seq, print_, index)
         if queue.remote:
-            store = self._peers.store()
+            store = self.peers.store(queue.group_log.world)
             value = json_call(print_, said, index)
             name = queue.group_log.key
-            store.set(f"{name}/{seq}/{self._rank}", value)
+            store.set(f"{name}/{seq}/{queue.group_log.world.rank}", value)
             if seq > rings.MEETING_WINDOW:
-                store.delete_key(f"{name}/{seq - rings.MEETING_WINDOW}/{self._rank}")
+                store.delete_key(f"{name}/{seq - rings.MEETING_WINDOW}/{queue.group_log.world.rank}")
 
     def _refused(self, queue: Queue, seq: int, index: int) -> bool:
         """`Queue.refused`, for those on other hosts, too."""
         used_up = queue.refused(seq, index, self._recorder.ring)
         if queue.again[0] == seq and queue.remote:
-            self._peers.store().set(refused_key(queue.group_log.key, seq, self._rank, index), "1")
+            self.peers.store(queue.group_log.world).set(
+                refused_key(queue.group_log.key, seq, queue.group_log.world.rank, index), "1"
+            )
         return used_up
 
     def _meet(self, guard: Any, queue: Queue, seq: int, print_: int, index: int) -> None:

@@ -87,7 +87,7 @@ class Job:
         """These hosts' monitors know the leader, and it knows them."""
         for rank in followers:
             self.hosts[rank].follows(self.hosts[0])
-        there = lambda: {rank for link in self.links for rank in link.ranks} >= set(followers)  # noqa: E731
+        there = lambda: {rank for link in self.links for rank in (p.rank for p in link.processes)} >= set(followers)  # noqa: E731
         assert self.until(there, 0, *followers)
 
     @property

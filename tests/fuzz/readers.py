@@ -412,6 +412,7 @@ def _wire() -> dict[str, bytes]:
 def _use_wire(folder: Path) -> None:
     """What another host's monitor says, heard by a leader: nothing comes out of it but a note."""
     from distsim.debug.diagnosis.diagnose import diagnose
+    from distsim.debug.monitor.host import Host
     from distsim.debug.monitor.peers.part import Together
     from distsim.debug.records import Evidence
     from distsim.text.strangers import load_json
@@ -431,7 +432,7 @@ def _use_wire(folder: Path) -> None:
     together = Together(folder)
     together.leader = Leading()  # type: ignore[assignment]
     evidence = Evidence(2, {}, {})
-    together.add(evidence, False, {}, 0, {})
+    together.add(evidence, Host(folder, None), False, {}, 0)
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, IndexError):
         diagnose(evidence)
 

@@ -185,7 +185,7 @@ def test_what_failed_shifts_nobody() -> None:
     records = a.take()
     comparer.feed(0, records, lambda _: GROUP, signature)
     b.recv(0, 16).recv(0, 24).read()
-    comparer.messages.note_failed(0, records[:1], lambda _: GROUP, signature)
+    comparer.messages.note_failed(lambda _: 0, records[:1], lambda _: GROUP, signature)
     assert comparer.check() == []
 
 

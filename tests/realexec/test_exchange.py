@@ -38,10 +38,17 @@ from distsim.debug.records.kinds import Kind
 from distsim.debug.records.remote import Remote
 from distsim.debug.records.report_json import diagnoses_from_json, diagnoses_to_json
 from distsim.debug.records.wire import evidence_from_json, evidence_to_json
+from distsim.debug.rings.world import Process
 from distsim.realexec.process import introduce_monitors as real_hosts
 from distsim.realexec.process.introduce_monitors import job_addresses
 
-STATUS: dict[str, Any] = {"ranks": [2, 3], "counts": [5, 5], "ended": 0}
+
+def processes(*ranks: int) -> list[Any]:
+    """Of one host, as its monitor tells them."""
+    return [Process("second", 100 + rank, rank, 8, True, 0, 0).to_json() for rank in ranks]
+
+
+STATUS: dict[str, Any] = {"processes": processes(2, 3), "counts": [5, 5], "ended": 0}
 
 
 SECRET = "a secret of this job"
@@ -88,7 +95,7 @@ def test_rows_and_looks_cross_over(tmp_path: Path) -> None:
         rank, key, data = got[0]
         assert (rank, key) == (2, ("0", (0, 2), 0))
         assert (data == rows).all()
-        assert leader.links[0].ranks == (2, 3)
+        assert [process.rank for process in leader.links[0].processes] == [2, 3]
         assert leader.lost == []
         leader.tell({"verdict": {"x": 1}})
         assert until(lambda: bool(told), step)
@@ -243,9 +250,9 @@ def test_a_known_host_whose_message_makes_no_sense_loses_its_link_only(tmp_path:
         def step() -> None:
             leader.step(lambda *data: None)
             follower.step(STATUS, [], lambda request: None)
-            other.step({**STATUS, "ranks": [4, 5]}, [], lambda request: None)
+            other.step({**STATUS, "processes": processes(4, 5)}, [], lambda request: None)
 
-        assert until(lambda: sorted(link.ranks for link in leader.links) == [(2, 3), (4, 5)], step)
+        assert until(lambda: sorted(link.processes[0].rank for link in leader.links if link.processes) == [2, 4], step)
         assert until(lambda: other.connected, step)
         assert other.link is not None
         other.link.send({"rows": [["x", None, 3]]})

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from distsim.debug.evidence.guard_flags import findings, merged
+from distsim.debug.evidence.processes import Numbering
 from distsim.debug.evidence.rank_state import Knowledge, build_evidence, origin_of
 from distsim.debug.monitor.host import Host
 from distsim.debug.postmortem import examine, load_rings
@@ -19,8 +20,11 @@ from distsim.debug.records.kinds import Kind
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.jobdir import ring_path
 from distsim.debug.rings.reader import RingReader
+from distsim.debug.rings.world import World, WorldKind
 from distsim.debug.rings.writer import RingWriter, stays
 from distsim.errors import UsageError
+
+NUMBERING = Numbering(2, 2)
 
 
 def writer(folder: Path, rank: int = 0, world: int = 2, job: str = "job") -> RingWriter:
@@ -175,7 +179,7 @@ def test_a_session_without_room_runs_unguarded(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.posix_fallocate", no_space)
-    assert Session.open(Settings(directory=str(tmp_path / "x")), 0, 2) is None
+    assert Session.open(Settings(directory=str(tmp_path / "x")), World("", 0, 2, WorldKind.DEFAULT, "")) is None
     said = capsys.readouterr().err
     assert said.startswith("distsim: rank 0 runs unguarded")
     assert len(said.splitlines()) == 1
@@ -200,7 +204,7 @@ def test_the_first_nan_is_the_first_though_read_last(tmp_path: Path) -> None:
     issue(rings_of[1], 1, rings.ISSUED | rings.NAN_INPUT)
     issue(rings_of[0], 2, rings.ISSUED | rings.NAN_INPUT)
     origin = origin_of(readers)
-    evidence = build_evidence(readers[:1], Knowledge(directory=tmp_path), 2, origin_wall=origin)
+    evidence = build_evidence(readers[:1], Knowledge(directory=tmp_path), NUMBERING, origin_wall=origin)
     assert 1 not in evidence.records
     assert [finding.ranks for finding in findings(readers, evidence, origin)] == [(1,)]
 
@@ -212,7 +216,7 @@ def test_numbers_order_nan_where_clocks_do_not(tmp_path: Path) -> None:
     issue(rings_of[1], 1, rings.ISSUED | rings.NAN_INPUT)
     readers = [RingReader(ring.path) for ring in rings_of]
     origin = origin_of(readers)
-    evidence = build_evidence(readers, Knowledge(directory=tmp_path), 2, origin_wall=origin)
+    evidence = build_evidence(readers, Knowledge(directory=tmp_path), NUMBERING, origin_wall=origin)
     late, early = (findings([reader], evidence, origin)[0] for reader in readers)
     assert [finding.ranks for finding in merged([replace(late, at_s=0.0), replace(early, at_s=1.0)])] == [(1,)]
 
@@ -260,10 +264,10 @@ def test_the_newest_of_heartbeat_and_record_says_where_a_killed_rank_was(tmp_pat
     ring.finish(first, rings.COMPLETED)
     ring.position(["load.py", 3, "load"], [["load.py", 3, "load"]])
     known = Knowledge(exits={(0, 0): -9}, post_mortem=True)
-    assert build_evidence([RingReader(ring.path)], known, 2).ranks[0].site == Site("load.py", 3, "load")
+    assert build_evidence([RingReader(ring.path)], known, NUMBERING).ranks[0].site == Site("load.py", 3, "load")
     second = issue(ring, 2)
     ring.finish(second, rings.COMPLETED)
-    state = build_evidence([RingReader(ring.path)], known, 2).ranks[0]
+    state = build_evidence([RingReader(ring.path)], known, NUMBERING).ranks[0]
     assert (state.phase, state.site) == (Phase.KILLED, Site("train.py", 7, "step"))
 
 
@@ -272,6 +276,6 @@ def test_keys_of_a_store_that_a_rank_waited_for_once_are_no_wait(tmp_path: Path)
     ring = writer(tmp_path)
     ring.position(["store.py", 3, "wait"], [["store.py", 3, "wait"]], ["key"])
     later = Knowledge(now_ns=ring.words[rings.WORDS_AT // 8 + rings.W_POSITION_SINCE] + 10**10)
-    assert build_evidence([RingReader(ring.path)], later, 2).ranks[0].phase is Phase.BLOCKED
+    assert build_evidence([RingReader(ring.path)], later, NUMBERING).ranks[0].phase is Phase.BLOCKED
     ring.finish(issue(ring, 1), rings.COMPLETED)
-    assert build_evidence([RingReader(ring.path)], later, 2).ranks[0].phase is Phase.RUNNING
+    assert build_evidence([RingReader(ring.path)], later, NUMBERING).ranks[0].phase is Phase.RUNNING

@@ -22,7 +22,7 @@ def test_calls_are_noted_as_soon_as_others_may_make_them(monkeypatch: pytest.Mon
     monkeypatch.setattr(api, "_init_rpc_states", lambda agent: None)
     monkeypatch.setattr(api, "_get_current_rpc_agent", lambda: agent)
     ring = SimpleNamespace(rank=0, job="j")
-    recorder = SimpleNamespace(ring=ring, look=None, group_log=lambda *_: None)
+    recorder = SimpleNamespace(ring=ring, look=None, launcher=None, group_log=lambda *_: None)
     session: Any = SimpleNamespace(rank=0, world_size=1, recorder=recorder, ring=ring)
     hooks = RpcHooks(lambda *_: None, lambda: session)
     inside: list[object] = []

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from distsim.debug.evidence.guard_flags import findings
+from distsim.debug.evidence.processes import Numbering
 from distsim.debug.evidence.rank_state import HELD_S, Knowledge, build_evidence, origin_of, settle_stuck
 from distsim.debug.monitor.host import Host
 from distsim.debug.records import Evidence, Phase
@@ -20,6 +21,8 @@ from distsim.debug.rings.reader import RingReader
 from distsim.debug.rings.writer import RingWriter
 
 S = 10**9
+
+NUMBERING = Numbering(2, 2)
 
 
 def writer(folder: Path, rank: int) -> RingWriter:
@@ -41,7 +44,7 @@ def seen(rings_: list[RingWriter], after_s: float, **known: Any) -> Evidence:
     """What a monitor sees so much later; rank 0 has beaten on if *beats* says so."""
     readers = [RingReader(ring.path) for ring in rings_]
     now_ns = time.monotonic_ns() + int(after_s * S)
-    evidence = build_evidence(readers, Knowledge(now_ns=now_ns, hang_after_s=60.0, **known), 2)
+    evidence = build_evidence(readers, Knowledge(now_ns=now_ns, hang_after_s=60.0, **known), NUMBERING)
     evidence.findings = findings(readers, evidence, origin_of(readers))
     settle_stuck(evidence)
     return evidence
@@ -175,7 +178,7 @@ def test_a_process_that_nobody_saw_end_was_not_killed(pair: list[RingWriter]) ->
     beat(pair[1], 1)
     readers = [RingReader(ring.path) for ring in pair]
     object.__setattr__(readers[0].header, "pid", child)
-    evidence = build_evidence(readers, Knowledge(now_ns=time.monotonic_ns() + S, hang_after_s=60.0), 2)
+    evidence = build_evidence(readers, Knowledge(now_ns=time.monotonic_ns() + S, hang_after_s=60.0), NUMBERING)
     (told,) = diagnose(evidence)
     assert (told.kind, told.culprits, told.victims) == (Kind.RANK_EXITED, (0,), (1,))
     assert "killed" not in render_diagnoses([told], evidence).plain(200)
@@ -198,7 +201,7 @@ def test_who_never_joins_is_missed_once_others_have_waited(
     beat(made[0], int(waited_s))
     readers = [host.readers[rank] for rank in sorted(host.readers)]
     known = Knowledge(now_ns=time.monotonic_ns() + int(waited_s * S), hang_after_s=60.0)
-    evidence = build_evidence(readers, known, 2, host.missing_states(host.readers))
+    evidence = build_evidence(readers, known, NUMBERING, host.missing_states(host.readers))
     settle_stuck(evidence)
     assert evidence.ranks[0].phase is Phase.BLOCKED
     assert evidence.ranks[1].phase is phase

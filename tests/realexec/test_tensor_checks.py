@@ -64,8 +64,8 @@ def test_any_kind_of_tensor_may_be_sent(op: str, kind: str) -> None:
     ring, tensor = Ring(), KINDS[kind]()
     recorder: Any = SimpleNamespace(ring=ring)
     said = called(op, [tensor])
-    find_nan(recorder, said, 0)
-    args, after = Checksums(recorder).begin(said, 0, (said.outputs, None))
+    find_nan(recorder, said, 0, 0)
+    args, after = Checksums(recorder).begin(said, 0, (said.outputs, None), 0)
     assert args[1] is None
     if after is not None:
         after()
@@ -88,5 +88,5 @@ def test_nan_is_found_in_any_kind(kind: str) -> None:
     """Where the numbers are not in the tensor itself, too."""
     ring = Ring()
     recorder: Any = SimpleNamespace(ring=ring)
-    find_nan(recorder, called("all_reduce", [WITH_NAN[kind]()]), 0)
+    find_nan(recorder, called("all_reduce", [WITH_NAN[kind]()]), 0, 0)
     assert ring.marked == [rings.NAN_INPUT]

@@ -23,7 +23,8 @@ __all__ = ["lateness", "patience"]
 
 def lateness(index: EvidenceIndex) -> dict[int, CallRecord]:
     """Running ranks -> the call that others have waited in for them the longest."""
-    running = [rank for rank, state in index.states.items() if state.phase is Phase.RUNNING]
+    unseen = index.evidence.unseen
+    running = [rank for rank, state in index.states.items() if state.phase is Phase.RUNNING and rank not in unseen]
     if not running or (index.evidence.straggler_after_s is None and index.evidence.hang_after_s is None):
         return {}
     return longest_waits(index, running)

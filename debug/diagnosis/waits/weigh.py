@@ -9,7 +9,7 @@ from distsim.debug.diagnosis.waits.remote_waits import Need
 from distsim.debug.diagnosis.waits.wait_graph import Contradictions, WaitGraph
 from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.matching.remote_calls import Actor
-from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, RankState, StoreWait
+from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, RankState, StoreWait, Wait
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 
@@ -123,5 +123,10 @@ def _by_itself(state: RankState) -> bool:
     if state.phase in (Phase.FROZEN, Phase.HOST_STUCK):
         return True
     return state.phase is Phase.BLOCKED and (
-        state.at_large or any(isinstance(wait, StoreWait | HostWait) for wait in state.waits)
+        state.at_large or any(isinstance(wait, StoreWait | HostWait) or _meets(wait) for wait in state.waits)
     )
+
+
+def _meets(wait: Wait) -> bool:
+    """It waits for others to come up, which takes as long as it takes: their host may still be booting."""
+    return isinstance(wait, CallWait) and wait.record.op == "init_process_group"

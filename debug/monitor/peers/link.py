@@ -19,6 +19,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from distsim.debug.rings.world import Process
 from distsim.text.strangers import load_json
 
 __all__ = ["Link", "sign"]
@@ -47,7 +48,6 @@ class Link:
     leads: bool
     """Which end this is: the leader's speaks first."""
     host: str = "?"
-    ranks: tuple[int, ...] = ()
     known: bool = False
     """The other end has proved that it knows the secret."""
     heard: float = field(default_factory=time.monotonic)
@@ -66,6 +66,11 @@ class Link:
         self.socket.setblocking(False)
         if self.leads:
             self._say({"nonce": self.nonce})
+
+    @property
+    def processes(self) -> list[Process]:
+        """Those of the other end's host."""
+        return list(self.status.get("processes", ()))
 
     def send(self, message: dict[str, Any]) -> None:
         """Queue a message, for an end that is known."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from distsim.debug.evidence.guard_flags import merged
+from distsim.debug.evidence.processes import Numbering
 from distsim.debug.evidence.typed import whole
 from distsim.debug.matching.comparer import GroupKey, Suspicion
 from distsim.debug.monitor.host import Host
@@ -16,6 +17,7 @@ from distsim.debug.monitor.peers.protocol import Follower, Leader, Rows
 from distsim.debug.records import Evidence, Finding
 from distsim.debug.records.kinds import Kind
 from distsim.debug.records.wire import evidence_from_json, evidence_to_json
+from distsim.debug.rings.world import Process
 from distsim.text.ranks import format_ranks
 from distsim.text.strangers import load_json, read_bytes
 
@@ -115,6 +117,7 @@ class Together:
     def _follow(self, monitor: Watcher, follower: Follower) -> None:
         def answer(request: dict[str, Any]) -> Any:
             focus = {(n, tuple(r), int(g)): int(seq) for (n, r, g), seq in request["focus"]}
+            monitor.host.use(Numbering.from_json(request["numbering"]))
             evidence = monitor.look_here(bool(request["stacks"]), focus, int(request["origin"]), ours_only=True)
             return evidence_to_json(evidence)
 
@@ -139,7 +142,7 @@ class Together:
         host = monitor.host
         ended = host.ended()
         return {
-            "ranks": sorted(host.readers),
+            "processes": [process.to_json() for process in host.processes()],
             "counts": list(host.counts()),
             "oldest_wait_s": host.oldest_wait_s(),
             "quiet_s": host.quiet_s(),
@@ -168,8 +171,16 @@ class Together:
 
     def _complete(self, host: Host) -> bool:
         assert self.leader is not None
-        known = set(host.readers).union(*(link.ranks for link in self.leader.links if link.known))
-        return len(known) >= host.world_size
+        here = {process.key for process in host.processes()}
+        there = {process.key for link in self.leader.links if link.known for process in link.processes}
+        ranks = {number for key, number in host.numbering.numbers.items() if key in here or key in there}
+        return ranks >= set(range(host.world_size))
+
+    def processes(self) -> list[Process]:
+        """Those of the other hosts."""
+        if self.leader is None:
+            return []
+        return [p for link in self.leader.links if link.known for p in link.processes]
 
     def route(self, rank: int, key: GroupKey, rows: Rows, here: set[int]) -> bool:
         """Take rows of a group that has members elsewhere; False: compare them here."""
@@ -201,13 +212,14 @@ class Together:
             return []
         return [link.status[name] for link in self.leader.links if name in link.status]
 
-    def add(self, evidence: Evidence, stacks: bool, focus: dict[GroupKey, int], origin: int, done: Any) -> None:
+    def add(self, evidence: Evidence, host: Host, stacks: bool, focus: dict[GroupKey, int], origin: int) -> None:
         """Put the other hosts' evidence beside this one's."""
         if self.leader is None:
             self._without_leader(evidence)
             return
-        asked = {**dict(done), **focus}
+        asked = {**dict(host.comparer.progress()), **focus}
         request = {
+            "numbering": host.numbering.to_json(),
             "stacks": stacks,
             "origin": origin,
             "focus": [[list(key), seq] for key, seq in asked.items()],
@@ -222,12 +234,12 @@ class Together:
             except Exception as error:
                 self.leader.notes.append(f"what a host says of its ranks makes no sense, and is left out ({error!r})")
                 continue
-            states.update(more_states)
+            states.update({rank: state for rank, state in more_states.items() if rank not in host.readers})
             records.update(more_records)
             found += more_found
             texts = {**sources, **texts}
         evidence.ranks, evidence.records, evidence.sources = states, records, texts
-        evidence.findings = [*self._cut_off(), *merged(found)]
+        evidence.findings = [*self._cut_off(host), *merged(found)]
 
     def held(self) -> list[tuple[int, GroupKey, Rows]]:
         """Rows that came in while the leader waited for answers."""
@@ -236,19 +248,24 @@ class Together:
         rows, self.leader.held = self.leader.held, []
         return rows
 
-    def _cut_off(self) -> list[Finding]:
+    def _cut_off(self, host: Host) -> list[Finding]:
         assert self.leader is not None
+        numbers = host.numbering.numbers
+        lost = [
+            (link, tuple(sorted(numbers[p.key] for p in link.processes if p.key in numbers)))
+            for link in self.leader.lost
+        ]
         return [
             Finding(
                 Kind.NETWORK_FAULT,
-                link.ranks,
-                f"nothing was heard from host {link.host} (ranks {format_ranks(link.ranks)}) "
+                ranks,
+                f"nothing was heard from host {link.host} (ranks {format_ranks(ranks)}) "
                 f"for {link.silent_s:.1f} s: "
                 "its network is cut, or it is down",
                 suggestion=f"Look at host {link.host}: is it up, does it answer a ping, what says its NIC?",
             )
-            for link in self.leader.lost
-            if link.ranks
+            for link, ranks in lost
+            if ranks
         ]
 
     def _without_leader(self, evidence: Evidence) -> None:
@@ -286,7 +303,7 @@ class Together:
             time.sleep(0.05)
         if self.follower is not None and self.follower.link is not None and self.follower.link.open:
             self.follower.send_rows(self.outbox)
-            self.follower.link.send({"status": {"over": True, "ended": 0, "ranks": self.follower.ranks}})
+            self.follower.link.send({"status": {"over": True, "ended": 0, "processes": self.follower.processes}})
             time.sleep(0.05)
         for end in (self.leader, self.follower):
             if end is not None:

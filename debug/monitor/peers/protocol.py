@@ -23,6 +23,7 @@ from distsim.debug.matching.comparer import GroupKey, Suspicion
 from distsim.debug.matching.message_comparer import MARK
 from distsim.debug.monitor.peers.link import Link
 from distsim.debug.rings.private import write_private
+from distsim.debug.rings.world import Process
 
 __all__ = ["Follower", "Leader"]
 
@@ -103,9 +104,8 @@ class Leader:
             link.host = text(message["host"], "host", 200)
         if "status" in message:
             link.status = _status(message["status"])
-            link.ranks = link.status["ranks"]
             for other in self.links:  # the host lost its link and has a new one
-                if other is not link and other.known and set(other.ranks) & set(link.ranks):
+                if other is not link and other.known and _keys(other) & _keys(link):
                     other.close()
                     other.known = False
 
@@ -162,7 +162,8 @@ class Follower:
         self._spoke = 0.0
         self._tried = 0.0
         self._introduced = False
-        self.ranks: list[int] = []
+        self.processes: list[Any] = []
+        """Those of this host, as JSON."""
         self.notes: list[str] = []
         """Why a link was dropped, one line each."""
         self.lost_since: float | None = None
@@ -177,7 +178,7 @@ class Follower:
     ) -> list[dict[str, Any]]:
         """Tell what is new; answer the leader's looks; other messages come back."""
         now = time.monotonic()
-        self.ranks = status["ranks"]
+        self.processes = status["processes"]
         if self.link is None or not self.link.open:
             if now - self._tried < 1.0:
                 return []
@@ -258,8 +259,15 @@ def _status(said: Any) -> dict[str, Any]:
             status[name] = number(said[name], name)
     if "counts" in said:
         status["counts"] = wholes(said["counts"], "counts")
-    status["ranks"] = wholes(said.get("ranks", []), "ranks", 0, MOST_RANKS)
+    processes = said.get("processes", [])
+    if not isinstance(processes, list) or len(processes) > MOST_RANKS:
+        raise ValueError("processes: expected a list")
+    status["processes"] = [Process.from_json(one) for one in processes]
     return status
+
+
+def _keys(link: Link) -> set[object]:
+    return {process.key for process in link.processes}
 
 
 def _listen(addresses: Sequence[str]) -> socket.socket:

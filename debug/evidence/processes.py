@@ -1,0 +1,241 @@
+"""Which rank a diagnosis means by a number: processes of a job are numbered as the world that the program uses.
+
+Each process keeps the worlds that it has joined (`rings.world`). One of them, the *main world*, gives the numbers: of
+the default groups that processes are in now the largest. Where several are as large (two halves of a job that have each
+a default group), or none is joined yet, the launcher's numbers serve. Processes outside of the main world get the
+numbers behind its last.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from distsim.debug.evidence.typed import MOST_RANKS, text, whole, wholes
+from distsim.debug.rings.reader import RingReader
+from distsim.debug.rings.world import Process, World, WorldKind
+
+__all__ = ["Key", "Numbering", "number_processes", "number_readers"]
+
+Key = tuple[str, int, int]
+"""`Process.key`."""
+
+
+@dataclass(frozen=True)
+class Numbering:
+    """The numbers of one job's processes."""
+
+    size: int = 0
+    """Ranks of the main world."""
+    total: int = 0
+    """Those, and the processes outside of it."""
+    main: str = ""
+    """Identifier of the main world; empty: the launcher's."""
+    numbers: Mapping[Key, int] = field(default_factory=dict)
+    """Of each process that matters: not of one that a later process has replaced, or that only started ranks."""
+    worlds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """World -> the numbers of its ranks, where they are not the same."""
+    names: Mapping[int, str] = field(default_factory=dict)
+    """What processes are whose number is not the launcher's."""
+    unseen: frozenset[int] = frozenset()
+    """Members of other worlds of which no process of this job is known."""
+    fits_launcher: bool = False
+    """A launcher has started as many ranks."""
+    doubles: tuple[str, ...] = ()
+    """Processes that call themselves alike, a sentence each."""
+
+    def in_job(self, world: str, rank: int) -> int:
+        """The number of the process that is *rank* of *world*."""
+        numbers = self.worlds.get(world, ())
+        return numbers[rank] if 0 <= rank < len(numbers) else rank
+
+    def of_launcher(self, rank: int) -> int | None:
+        """The number of a process without records that the launcher calls *rank*; None: it cannot be told."""
+        return rank if self.fits_launcher and "" not in self.worlds and rank < self.size else None
+
+    def to_json(self) -> dict[str, Any]:
+        """For the monitors of other hosts."""
+        return {
+            "size": self.size,
+            "total": self.total,
+            "main": self.main,
+            "numbers": [[*key, number] for key, number in self.numbers.items()],
+            "worlds": {id_: list(numbers) for id_, numbers in self.worlds.items()},
+        }
+
+    @classmethod
+    def from_json(cls, said: Any) -> Numbering:
+        """The inverse of `to_json`; ValueError where that is none."""
+        return cls(
+            whole(said["size"], "size", 0, MOST_RANKS),
+            whole(said["total"], "total", 0, 2 * MOST_RANKS),
+            text(said["main"], "main", 64),
+            {(host, pid, opened): whole(number, "number") for host, pid, opened, number in said["numbers"]},
+            {id_: wholes(numbers, "numbers", 0) for id_, numbers in said["worlds"].items()},
+        )
+
+
+def number_readers(readers: Iterable[RingReader], numbering: Numbering) -> list[RingReader]:
+    """Those of *readers* whose processes have a number, by it; each is told its own."""
+    known = []
+    for reader in readers:
+        number = numbering.numbers.get(reader.process.key)
+        if number is not None:
+            reader.called(number, numbering.worlds)
+            known.append(reader)
+    return sorted(known, key=lambda reader: reader.number)
+
+
+def number_processes(processes: Iterable[Process]) -> Numbering:
+    """Number the processes of a job."""
+    known = _current(sorted(processes, key=lambda process: (process.opened_ns, process.key)))
+    members: dict[str, dict[int, Process]] = defaultdict(dict)
+    doubles: list[tuple[World, Process, Process]] = []
+    for process in known:
+        for world in process.worlds:
+            first = members[world.id].setdefault(world.rank, process)
+            if first is not process:
+                doubles.append((world, first, process))
+    main = _main_world(known)
+    launched = _launched(known)
+    size = main.size if main is not None else max((process.world_size for process in known), default=0)
+    numbers: dict[Key, int] = {}
+    if main is not None:
+        numbers = {process.key: rank for rank, process in members[main.id].items()}
+    taken = set(numbers.values())
+    rest = [process for process in known if process.key not in numbers]
+    outside = []
+    for process in sorted(rest, key=lambda process: not process.worlds):  # who has joined a world is a rank for sure
+        if process.world_size == size and process.rank not in taken:
+            numbers[process.key] = process.rank
+            taken.add(process.rank)
+        elif process.worlds:
+            outside.append(process)
+    total = size
+    for process in sorted(outside, key=lambda process: (process.rank, process.key)):
+        numbers[process.key] = total
+        total += 1
+    worlds: dict[str, tuple[int, ...]] = {}
+    unseen: dict[int, str] = {}
+    for id_, of_world in members.items():
+        world = next(world for process in of_world.values() for world in process.worlds if world.id == id_)
+        if main is not None and id_ == main.id:
+            continue
+        in_job = []
+        for rank in range(world.size):
+            member = of_world.get(rank)
+            if member is None:
+                unseen[total] = f"rank {rank} of {world.size} at {world.where}, of which no records are here"
+                in_job.append(total)
+                total += 1
+            else:
+                in_job.append(numbers[member.key])
+        if in_job != list(range(world.size)):
+            worlds[id_] = tuple(in_job)
+    if to := _of_launcher(known, launched, numbers, size):
+        worlds[""] = to
+    return Numbering(
+        size,
+        total,
+        "" if main is None else main.id,
+        numbers,
+        worlds,
+        {**_names(known, numbers, main), **unseen},
+        frozenset(unseen),
+        any(process.has_launcher and process.world_size == size for process in known),
+        tuple(_double(*pair) for pair in doubles),
+    )
+
+
+def _current(processes: Sequence[Process]) -> list[Process]:
+    """Without those that ended before a later one took their place: a job that was started again in one folder."""
+    last: dict[tuple[str, int], Process] = {}
+    for process in processes:
+        for world in process.worlds:
+            last[world.id, world.rank] = process
+        if process.has_launcher and not process.worlds:
+            last["", process.rank] = process
+    known = []
+    for process in processes:
+        places = [(world.id, world.rank) for world in process.worlds] or [("", process.rank)]
+        later = [last[place] for place in places if place in last]
+        if not any(one is not process and one.opened_ns > process.seen_ns for one in later):
+            known.append(process)
+    return known
+
+
+def _main_world(processes: Sequence[Process]) -> World | None:
+    """The world whose ranks are the numbers of the job; None: the launcher's."""
+    now = _joined_last(processes, WorldKind.DEFAULT) + _joined_last(processes, WorldKind.RPC)
+    now = now or _joined_last(processes, WorldKind.FURTHER)
+    if not now:
+        return None
+    count = Counter(world.id for world in now)
+    joined = Counter(id_ for process in processes for id_ in {world.id for world in process.worlds})
+    now = [world for world in now if 2 * count[world.id] >= joined[world.id]] or now  # most have not moved on
+    size = max(world.size for world in now)
+    of_size = [world for world in now if world.size == size]
+    launched = {process.rank for process in processes if process.has_launcher and process.world_size > size}
+    if len({world.id for world in of_size}) > 1 and len(launched) > size:
+        return None
+    return max(of_size, key=lambda world: (count[world.id], of_size.index(world)))
+
+
+def _joined_last(processes: Sequence[Process], kind: WorldKind) -> list[World]:
+    return [world for process in processes if (world := _last(process, kind)) is not None]
+
+
+def _last(process: Process, kind: WorldKind) -> World | None:
+    return next((world for world in reversed(process.worlds) if world.kind is kind), None)
+
+
+def _launched(processes: Sequence[Process]) -> dict[int, Process]:
+    """Processes by the launcher's number, where only one has it; who has joined a world goes before who only starts
+    ranks."""
+    found: dict[int, Process] = {}
+    for process in processes:
+        if process.rank not in found or not found[process.rank].worlds:
+            found[process.rank] = process
+    return found
+
+
+def _of_launcher(
+    processes: Sequence[Process], launched: Mapping[int, Process], numbers: Mapping[Key, int], size: int
+) -> tuple[int, ...]:
+    """The numbers of the launcher's ranks; empty: the same."""
+    there = {rank: numbers[process.key] for rank, process in launched.items() if process.key in numbers}
+    if all(rank == number for rank, number in there.items()):
+        return ()
+    most = max([process.world_size for process in processes])
+    free = iter([number for number in range(size) if number not in there.values()])
+    return tuple(there.get(rank, next(free, rank)) if rank < size else there.get(rank, rank) for rank in range(most))
+
+
+def _names(processes: Sequence[Process], numbers: Mapping[Key, int], main: World | None) -> dict[int, str]:
+    names = {}
+    for process in processes:
+        number = numbers.get(process.key)
+        if number is None:
+            continue
+        own = f"pid {process.pid} on {process.host}"
+        inside = main is None or any(world.id == main.id for world in process.worlds)
+        world = _last(process, WorldKind.DEFAULT) or next(reversed(process.worlds), None)
+        if not inside and process.worlds and number != process.rank and world is not None:
+            names[number] = f"rank {world.rank} of {world.size} at {world.where} ({own})"
+        elif process.has_launcher and process.rank != number:
+            names[number] = f"rank {process.rank} of its launcher ({own})"
+    return names
+
+
+def _double(world: World, first: Process, second: Process) -> str:
+    both = ", ".join(
+        f"pid {process.pid} on {process.host}"
+        + (f", the launcher's rank {process.rank}" if process.has_launcher else "")
+        for process in (first, second)
+    )
+    return (
+        f"two processes call themselves rank {world.rank} of {world.size} at {world.where} ({both}): give each process "
+        "a rank of its own in init_process_group(rank=...) or RANK"
+    )

@@ -1,0 +1,94 @@
+"""Worlds: which rank a process has in each rendezvous that it has joined.
+
+A process is what the operating system runs (host, pid), a *world* one rendezvous: `init_process_group`, or a group of
+ranks of its own that a framework makes by hand. Ranks are numbers within a world. A launcher's RANK is a number in a
+world that the program need not use.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+from distsim.debug.evidence.typed import MOST_RANKS, text, whole
+
+__all__ = ["Process", "World", "WorldKind"]
+
+
+class WorldKind(enum.StrEnum):
+    """Who has made a world."""
+
+    DEFAULT = "default"  # init_process_group: its ranks are the numbers that the program calls ranks
+    RPC = "rpc"  # init_rpc: likewise
+    FURTHER = "further"  # the program itself, beside them
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One process's membership in a world."""
+
+    id: str
+    """The same on every member, and of no other world of the job."""
+    rank: int
+    size: int
+    kind: WorldKind
+    where: str
+    """The rendezvous, for people."""
+
+    def to_json(self) -> list[Any]:
+        """All fields in their order."""
+        return [self.id, self.rank, self.size, self.kind.value, self.where]
+
+    @classmethod
+    def from_json(cls, said: Any) -> World:
+        """The inverse of `to_json`; ValueError where that is none."""
+        id_, rank, size, kind, where = said
+        size = whole(size, "world size", 1, MOST_RANKS)
+        rank = whole(rank, "rank", 0, size - 1)
+        return cls(text(id_, "world", 64), rank, size, WorldKind(kind), text(where, "where", 200))
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process of a job, and the worlds it has joined, in their order."""
+
+    host: str
+    pid: int
+    rank: int
+    """As `layout.HEADER` has it."""
+    world_size: int
+    has_launcher: bool
+    """A launcher gave it these two numbers."""
+    opened_ns: int
+    seen_ns: int
+    """When it made its ring, and its last heartbeat (wall clock)."""
+    worlds: tuple[World, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """Tells it from every other process."""
+        return self.host, self.pid, self.opened_ns
+
+    def to_json(self) -> list[Any]:
+        """All fields in their order."""
+        worlds = [world.to_json() for world in self.worlds]
+        times = self.opened_ns, self.seen_ns
+        return [self.host, self.pid, self.rank, self.world_size, int(self.has_launcher), *times, worlds]
+
+    @classmethod
+    def from_json(cls, said: Any) -> Process:
+        """The inverse of `to_json`; ValueError where that is none."""
+        host, pid, rank, size, has_launcher, opened_ns, seen_ns, worlds = said
+        if not isinstance(worlds, list):
+            raise ValueError("worlds: expected a list")
+        return cls(
+            text(host, "host", 200),
+            whole(pid, "pid"),
+            whole(rank, "rank", 0, MOST_RANKS),
+            whole(size, "world size", 1, MOST_RANKS),
+            bool(has_launcher),
+            whole(opened_ns, "opened"),
+            whole(seen_ns, "seen"),
+            tuple(World.from_json(world) for world in worlds),
+        )

@@ -1,0 +1,117 @@
+"""Which worlds this process has joined: see `debug/rings/world.py`."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import blake2b
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch.distributed as dist
+
+from distsim.debug.evidence.typed import MOST_RANKS
+from distsim.debug.rings.world import World, WorldKind
+from distsim.realexec.guard.recorder import Recorder
+
+__all__ = ["Worlds", "count_in", "launched", "launcher_world", "noting_prefix", "place_of_store", "place_of_url"]
+
+_prefixes: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""Prefix of each PrefixStore, which torch does not tell."""
+
+
+class Worlds:
+    """Identifies the worlds of one process, and writes them into its ring."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._times: Counter[tuple[str, int]] = Counter()
+
+    def begin(self, place: str, where: str, rank: int, size: int, kind: WorldKind) -> World | None:
+        """Join the world that meets at *place* (*where*, for people); None where these can be no rank and world size.
+        All members count alike how many worlds of this size they have had there."""
+        if not 0 <= rank < size <= MOST_RANKS:
+            return None
+        times = self._times[place, size]
+        number = blake2b(f"{place}|{size}|{times}".encode(), digest_size=6).hexdigest()
+        world = World(number, rank, size, kind, where)
+        self._recorder.join(world)
+        return world
+
+    def begun(self, place: str, size: int) -> None:
+        """The rendezvous of a world has ended well: the next one there is another."""
+        self._times[place, size] += 1
+
+
+def count_in(environ: Mapping[str, str], name: str) -> int | None:
+    """A variable of a launcher, such as RANK; None where it is missing or not a number."""
+    text = environ.get(name, "").strip()
+    return int(text) if text.isdecimal() and len(text) < 10 else None
+
+
+def place_of_url(url: str) -> tuple[str, str]:
+    """What identifies the rendezvous at *url*, and what it is called. Of an address only the port: each rank may know
+    the host by another name."""
+    if url.startswith("env://") or not url:
+        port = os.environ.get("MASTER_PORT", "")
+        return f"tcp:{port}", f"{os.environ.get('MASTER_ADDR', '')}:{port}"
+    plain = url.partition("?")[0]
+    try:
+        port_number = urlsplit(plain).port
+    except ValueError:  # torch says so
+        port_number = None
+    if plain.startswith("tcp://") and port_number is not None:
+        return f"tcp:{port_number}", plain.removeprefix("tcp://")
+    if plain.startswith("file://"):
+        path = os.path.abspath(urlsplit(plain).path)
+        return f"file:{path}", path
+    return plain, plain
+
+
+def place_of_store(store: Any, name: str = "") -> tuple[str, str]:
+    """The same of a rendezvous in a store of the program's own; *name*: what it calls the group."""
+    prefix = _prefixes.get(store, "")
+    base = store
+    while hasattr(base, "underlying_store"):
+        base = base.underlying_store
+    if isinstance(base, dist.TCPStore):
+        place, where = f"tcp:{base.port}", f"{base.host}:{base.port}"
+    elif isinstance(base, dist.FileStore):
+        path = os.path.abspath(str(base.path))
+        place, where = f"file:{path}", path
+    elif isinstance(base, dist.HashStore):  # nobody but this process has it
+        place, where = f"process:{os.getpid()}:{id(base)}", "a HashStore"
+    else:
+        place, where = type(base).__name__, f"a {type(base).__name__}"
+    return f"{place}|{prefix}|{name}", f"{where} {name}".strip()
+
+
+def noting_prefix(original: Any) -> Any:
+    """`PrefixStore.__init__` that remembers its prefix."""
+
+    def initialize(self: Any, prefix: str, store: Any) -> None:
+        original(self, prefix, store)
+        _prefixes[self] = f"{_prefixes.get(store, '')}/{prefix}"
+
+    return initialize
+
+
+def launched(environ: Mapping[str, str]) -> World | None:
+    """The numbers that a launcher gave to this process."""
+    rank, size = count_in(environ, "RANK"), count_in(environ, "WORLD_SIZE")
+    if rank is None or size is None or not rank < size <= MOST_RANKS:
+        return None
+    return World("", rank, size, WorldKind.DEFAULT, "its launcher")
+
+
+def launcher_world(environ: Mapping[str, str], given: World | None) -> tuple[World, bool]:
+    """What a ring's header says: the launcher's numbers where there are any, else those *given* by the program; and
+    whether they are the launcher's. A launcher of a single process says nothing of the job's ranks."""
+    own = launched(environ)
+    if own is not None and (given is None or own.size > 1 or (given.rank, given.size) == (own.rank, own.size)):
+        return own, True
+    assert given is not None
+    return replace(given, id=""), False
