@@ -17,6 +17,7 @@ __all__ = [
     "on_gpu",
     "operations",
     "refusals",
+    "rendezvous",
     "stores",
     "work",
 ]

@@ -24,7 +24,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from distsim.debug.matching.refused import FIRST_CALLS, came_out
-from distsim.debug.records import CallRecord, Group, State
+from distsim.debug.records import CallRecord, Group, State, StoreWait
 from distsim.deprecated import in_torch
 from distsim.deprecated.ranks import Meeting
 from distsim.errors import NotSimulated, UsageError
@@ -33,6 +33,7 @@ from distsim.sim.c10d import monitored_barrier as barrier
 from distsim.sim.c10d.communicator import Communicator
 from distsim.sim.c10d.group import SimGroup
 from distsim.sim.c10d.operations import algorithms
+from distsim.sim.c10d.rendezvous import Rendezvous, meeting_place
 from distsim.sim.isolation.process import SimProcess, current_task, require_task
 from distsim.sim.isolation.torch_state.torch_state import STATE
 from distsim.sim.kernel.machine.heap import fill_small_blocks
@@ -146,6 +147,8 @@ def _new_process_group_helper(
         where = (
             Group(str(group_name), kwargs.get("group_desc") or "undefined", ranks) if local else _world_group(process)
         )
+        if (rendezvous := process.notes.rendezvous) is not None:
+            where, ranks = rendezvous.in_job(where), rendezvous.in_job(Group("", "", ranks)).ranks
         record = _record(process, "new_group", where, ranks)
         if local:
             record.seq = 0
@@ -171,7 +174,9 @@ _real_rendezvous = c10d.rendezvous
 
 def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
     """`init_process_group` begins: from here on a rank that waits waits in that call."""
-    _joining(world_size if world_size >= 0 else int(os.environ.get("WORLD_SIZE", "-1")))
+    caller = sys._getframe(1)
+    if caller.f_code.co_name == "init_process_group" and caller.f_globals is vars(c10d):  # no world made by hand
+        _joining(world_size if world_size >= 0 else int(os.environ.get("WORLD_SIZE", "-1")))
     return _real_rendezvous(url, rank, world_size, **kwargs)
 
 
@@ -233,7 +238,7 @@ def _record(process: SimProcess, op: str, group: Group, new_ranks: tuple[int, ..
     record = CallRecord(
         rank=process.rank,
         group=group,
-        seq=process.next_number(op, False),
+        seq=process.next_number(f"{op} {len(group.ranks)}" if op == "init_process_group" else op, False),
         op=op,
         new_ranks=new_ranks,
         site=stack[0] if stack else None,
@@ -257,19 +262,20 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
     backends, description, record = notes.group_asked or ({"cpu": "sim", "cuda": "sim"}, None, None)
     notes.group_asked = None
     ranks = tuple(options.global_ranks_in_group) or _default_group(options.group_size).ranks
-    if not options.global_ranks_in_group:
-        if not process.is_rank or options.group_rank != process.rank:
-            world.claim_rank(process, options.group_rank)
-        if options.group_size > min(world.world_size, len(world.slots)):
-            world.widen(options.group_size)
-    rank_is_known = ranks[options.group_rank] == process.rank
-    assert rank_is_known
     group = Group(str(options.group_id), description or "undefined", ranks)
+    rendezvous = None
+    if options.global_ranks_in_group:
+        if notes.rendezvous is not None:
+            group = notes.rendezvous.in_job(group)
+    else:
+        rendezvous = _joined(world, process, options, is_default=description == "default_pg")
     joining, notes.joining = notes.joining, None
     if record is None:
         record = joining or _record(process, "init_process_group", group, None)
-    notes.groups_made[group.name] = notes.groups_made.get(group.name, 0) + 1
-    key = (notes.job, Group(group.name, "", ranks), notes.groups_made[group.name])  # a description may differ
+    where = rendezvous or notes.rendezvous
+    notes.groups_made[where, group.name] = notes.groups_made.get((where, group.name), 0) + 1
+    # a description may differ
+    key = (notes.job, where, Group(group.name, "", ranks), notes.groups_made[where, group.name])
     flavour = algorithms(backends.get("cuda") or next(iter(backends.values())))
     communicator = world.communicators.get(key)
     if communicator is None:
@@ -285,10 +291,31 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
         options.store,
     )
     process.group_objects.append(pg)
-    pg.meet(group, record)
+    by_hand = rendezvous is not None and not rendezvous.is_default
+    pg.meet(group, StoreWait((f"members of group {group.name}",), "its rendezvous") if by_hand else None, record)
+    if rendezvous is not None:
+        rendezvous.form(world)
+        record.group = rendezvous.in_job(group)
+        pg.belongs_to(record.group)
     if len(process.group_objects) == 1:  # the rank is set up: it begins to make tensors
         fill_small_blocks()
     return pg
+
+
+def _joined(world: Any, process: SimProcess, options: Any, is_default: bool) -> Rendezvous:
+    """The world that a process joins, by init_process_group (*is_default*) or by hand, with the rank that it says."""
+    notes, size, rank = process.notes, options.group_size, options.group_rank
+    place = *meeting_place(options.store), size
+    times = notes.groups_made[place] = notes.groups_made.get(place, 0) + 1
+    rendezvous: Rendezvous = world.rendezvous.setdefault((*place, times), Rendezvous(size, is_default))
+    if not process.is_rank:
+        world.claim_rank(process, rank)
+    rendezvous.join(rank, process)
+    if is_default:
+        notes.rendezvous = rendezvous
+        if size > min(world.world_size, len(world.slots)):
+            world.widen(size)
+    return rendezvous
 
 
 _BY_HAND = ("ProcessGroupGloo", "ProcessGroupNCCL", "ProcessGroupMPI", "ProcessGroupUCC")

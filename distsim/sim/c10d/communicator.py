@@ -88,7 +88,7 @@ class Communicator:
 
     @functools.cached_property
     def _crosses_nodes(self) -> bool:
-        return len({self.world.slots[rank].host for rank in self.group.ranks}) > 1
+        return len({self.world.slot_of(rank).host for rank in self.group.ranks}) > 1
 
     @property
     def channels(self) -> int:
@@ -103,10 +103,17 @@ class Communicator:
         inside = float(node.nvlink_bytes_per_s or node.pcie_bytes_per_s)
         if not self._crosses_nodes:
             return inside
-        local = max(Counter(self.world.slots[rank].host for rank in self.group.ranks).values())
+        local = max(Counter(self.world.slot_of(rank).host for rank in self.group.ranks).values())
         return (
             min(inside, node.nic_bytes_per_s * max(1, min(local, node.num_nics))) if local > 1 else node.nic_bytes_per_s
         )
+
+    def belongs_to(self, group: Group) -> None:
+        """Its members have met, and go by the numbers of *group* from now on."""
+        if group.ranks != self.group.ranks:
+            self.group, self._devices = group, None
+            self.__dict__.pop("_crosses_nodes", None)
+            self.__dict__.pop("rate_bytes_per_s", None)
 
     def on_host(self, flavour: str) -> Communicator:
         """Where the calls of the group's other backend meet (`Group.on_host`)."""

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from distsim.cluster import Cluster, CpuModel, Slot
 from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
 from distsim.debug.diagnosis.stragglers import SIMULATED, straggler_findings
 from distsim.debug.diagnosis.waits.unwaited import unwaited
-from distsim.debug.records import CallWait, Evidence, Finding, Group, HostWait, Phase, Wait
+from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, Group, HostWait, Phase, Wait
 from distsim.debug.records.call_log import window
 from distsim.debug.words.phrases import place, ranks_text
 from distsim.errors import UsageError
@@ -137,6 +137,7 @@ class World(Scheduler):
         self.world_size = len(slots)
         self.stores: dict[tuple[str, Any], Any] = {}
         self.communicators: dict[tuple[Any, ...], Any] = {}
+        self.rendezvous: dict[tuple[Any, ...], Any] = {}
         self.rpc_workers: dict[str, Any] = {}
         """By group (communicator.Communicator) and by store (rpc/agent/group.Workers)."""
         self.initial_torch_rng = setting.torch_rng
@@ -204,7 +205,7 @@ class World(Scheduler):
             event.succeed()
 
     def device_of(self, rank: int) -> str:
-        return self.slots[rank].device
+        return self.slot_of(rank).device
 
     def widen(self, world_size: int) -> None:
         """The program starts its own ranks and says how many they are."""
@@ -303,6 +304,21 @@ class World(Scheduler):
         process.rank = rank
         process.is_rank = True
         self.rank_processes[rank] = process
+
+    def renumber(self, ranks: Mapping[SimProcess, int]) -> None:
+        """The program gives its processes other ranks than their launcher did."""
+        numbers = {process.rank: rank for process, rank in ranks.items()}
+        groups: dict[Group, Group] = {}
+        for process, rank in ranks.items():
+            for record in process.records:
+                _renumber(record, numbers, groups)
+            process.rank = rank
+            self.rank_processes[rank] = process
+
+    def slot_of(self, rank: int) -> Slot:
+        """Where a rank runs."""
+        process = self.rank_processes.get(rank)
+        return self.slots[rank] if process is None else process.slot
 
     # -- what the scheduler asks
 
@@ -431,3 +447,16 @@ class World(Scheduler):
 
     def world_group(self) -> Group:
         return Group("0", "default_pg", tuple(range(self.world_size)))
+
+
+def _renumber(record: CallRecord, numbers: Mapping[int, int], groups: dict[Group, Group]) -> None:
+    """Put new numbers into a record of calls that are over: its process goes by another rank now."""
+    group = groups.get(record.group)
+    if group is None:
+        ranks = tuple(numbers.get(rank, rank) for rank in record.group.ranks)
+        group = groups[record.group] = Group(record.group.name, record.group.description, ranks)
+    record.rank, record.group = numbers.get(record.rank, record.rank), group
+    record.peer = None if record.peer is None else numbers.get(record.peer, record.peer)
+    record.root = None if record.root is None else numbers.get(record.root, record.root)
+    if record.new_ranks is not None:
+        record.new_ranks = tuple(numbers.get(rank, rank) for rank in record.new_ranks)

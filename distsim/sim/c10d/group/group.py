@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import Work
 
 from distsim.debug.evidence import guard_findings as seen
 from distsim.debug.evidence.forked_calls import forked_call
-from distsim.debug.records import P2P, CallRecord, CallWait, Group, HostWait, State
+from distsim.debug.records import P2P, CallRecord, CallWait, Group, HostWait, State, Wait
 from distsim.debug.records.arguments import METHODS, Call, Reader
 from distsim.debug.records.signature import Signature
 from distsim.debug.words.error_text import error_line
@@ -349,8 +349,9 @@ class SimGroup(Questions):
         if task is not None and task.process is self._process:
             self._on_gpu.finish(task)
 
-    def meet(self, group: Group, record: CallRecord) -> None:
-        """Block until every member of *group* has made this group (gloo connects when it is made)."""
+    def meet(self, group: Group, why: Wait | None, record: CallRecord) -> None:
+        """Block until every member of *group* has made this group (gloo connects when it is made). *why*: what the rank
+        waits for meanwhile, where it is not *record*, since nobody knows yet who the members are."""
         arrival = Arrival(
             self._process,
             record,
@@ -367,8 +368,13 @@ class SimGroup(Questions):
         )
         self._communicator.arrive(0, self.rank(), arrival, lambda members: None, lambda members: None)
         limit_s = self._timeout.total_seconds()
-        if not require_task().wait_until(arrival.work.done, CallWait(record), limit_s, self._explicit):
+        if not require_task().wait_until(arrival.work.done, why or CallWait(record), limit_s, self._explicit):
             raise connect_error(group, limit_s)
+
+    def belongs_to(self, group: Group) -> None:
+        """Its members have met, and go by the numbers of *group* from now on."""
+        self._group = group
+        self._communicator.belongs_to(group)
 
     def __repr__(self) -> str:
         return f"SimGroup({self.name()}, rank {self.rank()} of {self.size()}, {self._group.label})"
