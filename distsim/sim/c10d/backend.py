@@ -307,7 +307,10 @@ def _joined(world: Any, process: SimProcess, options: Any, is_default: bool) -> 
     notes, size, rank = process.notes, options.group_size, options.group_rank
     place = *meeting_place(options.store), size
     times = notes.groups_made[place] = notes.groups_made.get(place, 0) + 1
-    rendezvous: Rendezvous = world.rendezvous.setdefault((*place, times), Rendezvous(size, is_default))
+    key = *place, times
+    rendezvous: Rendezvous | None = world.rendezvous.get(key)
+    if rendezvous is None or rendezvous.is_over(rank):
+        rendezvous = world.rendezvous[key] = Rendezvous(size, is_default)
     if not process.is_rank:
         world.claim_rank(process, rank)
     rendezvous.join(rank, process)

@@ -31,6 +31,11 @@ class Rendezvous:
     ranks: tuple[int, ...] = ()
     """Of each member the job's number of its process, once all have met."""
 
+    def is_over(self, rank: int) -> bool:
+        """Whether the process that was *rank* has ended: whoever comes as the same now is of another job."""
+        other = self.members.get(rank)
+        return other is not None and not other.alive
+
     def join(self, rank: int, process: SimProcess) -> None:
         """*process* comes as *rank*; UsageError where another has come as the same."""
         other = self.members.setdefault(rank, process)
