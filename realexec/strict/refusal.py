@@ -71,7 +71,7 @@ def _divergence(mismatch: Mismatch, met: Sequence[CallRecord], readers: Sequence
     calls = call_records(readers, dict.fromkeys(here, 0))
     elsewhere = {record.rank: [record] for record in met if record.rank not in here}
     evidence = Evidence(
-        world_size=readers[0].header.world_size if readers else max(mismatch.group.ranks) + 1,
+        world_size=max([*mismatch.group.ranks, *here]) + 1,
         ranks={},
         records={**calls, **elsewhere},
         sources=sources(calls.values()),
