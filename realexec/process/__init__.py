@@ -5,4 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = ["ddp", "dropped", "forked", "heartbeat", "hooks", "introduce_monitors", "session", "spawn"]
+__all__ = ["ddp", "dropped", "forked", "heartbeat", "hooks", "introduce_monitors", "session", "spawn", "worlds"]

@@ -17,7 +17,6 @@ __all__ = [
     "on_gpu",
     "operations",
     "refusals",
-    "rendezvous",
     "stores",
     "work",
 ]

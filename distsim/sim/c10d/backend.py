@@ -32,8 +32,8 @@ from distsim.sim.c10d import communicator, stores, work
 from distsim.sim.c10d import monitored_barrier as barrier
 from distsim.sim.c10d.communicator import Communicator
 from distsim.sim.c10d.group import SimGroup
+from distsim.sim.c10d.group.rendezvous import Rendezvous, meeting_place
 from distsim.sim.c10d.operations import algorithms
-from distsim.sim.c10d.rendezvous import Rendezvous, meeting_place
 from distsim.sim.isolation.process import SimProcess, current_task, require_task
 from distsim.sim.isolation.torch_state.torch_state import STATE
 from distsim.sim.kernel.machine.heap import fill_small_blocks

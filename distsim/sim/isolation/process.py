@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     import simpy
 
     from distsim.cluster import Slot
-    from distsim.sim.c10d.rendezvous import Rendezvous
     from distsim.sim.isolation.output import RankStream
 
 __all__ = ["Notes", "RankTask", "SimProcess", "current_process", "current_task", "require_task"]
@@ -54,8 +53,8 @@ class Notes:
     """Where it met the others of its job, if ranks were given there: several jobs may be in one simulation."""
     groups_made: dict[Any, int] = field(default_factory=dict)
     """World and name of a group, or place and size of a world -> how often it was made."""
-    rendezvous: Rendezvous | None = None
-    """The world of the default group."""
+    rendezvous: Any = None
+    """The world of the default group (`c10d.group.rendezvous`)."""
     connecting: tuple[str, int] | None = None
     """Host and port of the store it looks for."""
     file_stores: dict[int, Any] = field(default_factory=dict)
