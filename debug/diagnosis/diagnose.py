@@ -272,7 +272,7 @@ def _refused_to_begin(case: Case) -> bool:
     states, records = case.index.states, case.index.evidence.records
     codes = {state.exit_code for state in states.values()}
     return (
-        len(states) == case.index.evidence.world_size
+        len(states) == case.index.evidence.world_size - len(case.index.evidence.not_run)
         and all(state.phase is Phase.EXITED for state in states.values())
         and len(codes) == 1
         and not any(records.values())

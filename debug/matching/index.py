@@ -61,7 +61,9 @@ class EvidenceIndex:
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
         self.states: dict[int, RankState] = {
-            rank: evidence.ranks.get(rank) or _unknown(evidence, rank) for rank in range(evidence.world_size)
+            rank: evidence.ranks.get(rank) or _unknown(evidence, rank)
+            for rank in range(evidence.world_size)
+            if rank not in evidence.not_run
         }
         self.strangers: set[int] = set()
         """Ranks that records name, though the world has no such rank (damaged records): nothing is known of them."""

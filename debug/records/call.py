@@ -319,6 +319,8 @@ class Evidence:
     """Take a running rank for missing once others have waited this long; None: never. Post mortem: 0."""
     unrecorded: frozenset[int] = frozenset()
     """Ranks that left no record that can be read, and whose end nobody saw: nothing is known of them."""
+    not_run: frozenset[int] = frozenset()
+    """Ranks that a simulation did not run, or not to its end: they are in no group of a record, and in no diagnosis."""
     members_guessed: bool = False
     """The records do not say who is in a group: its members are the ranks seen to use it."""
     cut: frozenset[int] = frozenset()

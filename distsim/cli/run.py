@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["add_parser", "explain"]
 
 DEFAULT_CLUSTER = "dgx-h100:1"
+BUDGET_S = 60.0
 
 NO_MEANING_IN_SIMULATION = (
     "rdzv_backend",
@@ -115,10 +116,20 @@ def _add_own_flags(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--seed", type=int, default=0, metavar="N", help="of everything random (default: 0)")
     where.add_argument(
         "--ranks",
-        choices=["equal", "all"],
-        default="equal",
-        help="on simulated GPUs: of more than 4 ranks trace one of each kind that does the same, or every one "
-        "(default: equal)",
+        type=_trace,
+        choices=["auto", "all", "sample"],
+        default="auto",
+        help="on simulated GPUs: auto traces every rank up to --budget, and beyond it a sample, whose end proves "
+        "nothing of the others (exit code 5, or 0 on a terminal); all traces every rank whatever it takes; sample "
+        "takes the first, the last and one between them for enough (exit code 0) (default: auto)",
+    )
+    where.add_argument(
+        "--budget",
+        type=_seconds,
+        default=BUDGET_S,
+        metavar="SECONDS",
+        help="CPU time up to which --ranks auto traces every rank, estimated from what the ranks do and not measured, "
+        f"so that a run is the same on every machine; 60 or 60s (default: {BUDGET_S:g})",
     )
     values = parser.add_argument_group("the values of tensors on simulated GPUs")
     values.add_argument(
@@ -184,6 +195,20 @@ def _add_own_flags(parser: argparse.ArgumentParser) -> None:
     positionals = [group for group in groups if group is parser._positionals]
     rest = [group for group in groups if group not in own and group not in positionals]
     parser._action_groups[:] = positionals + own + rest
+
+
+def _trace(text: str) -> str:
+    return "auto" if text == "equal" else text  # as it was called
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text.removesuffix("s"))
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected seconds, 0 or more, got {text!r}")
+    return seconds
 
 
 def run(args: argparse.Namespace) -> int:
@@ -281,7 +306,8 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
         placeholder=args.placeholder,
         fuse=args.fuse,
         trace=args.trace is not None or args.html is not None,
-        trace_equal_once=args.ranks == "equal",
+        budget_s={"auto": args.budget, "sample": 0.0, "all": None}[args.ranks],
+        sample_is_enough=args.ranks == "sample" or (sys.stdout.isatty() and not os.environ.get("CI")),
     )
     return request, notes
 

@@ -7,7 +7,10 @@ takes one away or changes its meaning changes the schema's number.
 - `schema`, `version`: of this document; of distsim
 - `program`, `cluster`, `backend`, `seed`, `world_size`: what ran; `software`: whose collectives were assumed (NCCL's
   version, plugin, settings, the cluster's variant), null where none but gloo's or MPI's were used
-- `exit_code`: 0 finished, 1 raised, 3 hang, 4 inconsistent collectives; `interrupted`: by Ctrl-C
+- `exit_code`: 0 finished, 1 raised, 3 hang, 4 inconsistent collectives, 5 the ranks that were traced finished and
+  these are not all; `interrupted`: by Ctrl-C
+- `proof`: what the verdict rests on, `all` ranks or a `sample` of them; `not_traced[]`: ranks that did not run, or not
+  to their end, of which nothing is known
 - `virtual_time_s`, `events`: how long the program took on the cluster; simulated events
 - `ranks[]`: `rank, host, device, phase, exit_code`, and `end_s, compute_s, communication_s,
   exposed_s, idle_s`; `peak_memory_bytes` of its tensors where it was asked for
@@ -94,6 +97,8 @@ def report_document(outcome: Outcome) -> dict[str, Any]:
         "world_size": outcome.world_size,
         "exit_code": outcome.exit_code,
         "interrupted": outcome.interrupted,
+        "proof": outcome.proof,
+        "not_traced": list(outcome.not_traced),
         "virtual_time_s": outcome.virtual_time_s,
         "events": outcome.events,
         "ranks": [_rank(rank) for rank in outcome.ranks],

@@ -33,6 +33,9 @@ class Summary:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         outcome = self.outcome
         told: list[int] = []
+        if not outcome.is_proven:
+            yield Text.assemble(("NOT PROVEN", "bold yellow"), f"  {outcome.unseen}")
+            yield Text()
         if outcome.diagnoses:
             from distsim.debug.report.render import render_diagnoses, shown_tracebacks
 
@@ -84,10 +87,10 @@ class Summary:
             details.insert(0, f"{format_time(outcome.wall_time_s)} of wall time")
         line.append(f" ({', '.join(details)})")
         yield line
-        if outcome.software_matters and outcome.exit_code == 0:
+        if outcome.software_matters and (outcome.exit_code == 0 or not outcome.is_proven):
             yield Text(f"software assumed: {outcome.software}", style="dim")
         if outcome.unseen:
-            yield Text(f"not seen: {outcome.unseen}", style="yellow")
+            yield Text(f"not run: {outcome.unseen}", style="yellow")
 
     def _section(self, title: str, body: object) -> RenderResult:
         if body is not None:
@@ -106,6 +109,9 @@ def _verdict(outcome: Outcome) -> tuple[str, str]:
         return "interrupted", "bold yellow"
     if outcome.cut_short:
         return "ended by a limit", "bold yellow"
+    if not outcome.is_proven:
+        ran = outcome.world_size - len(outcome.not_traced)
+        return f"{ran} of {outcome.world_size} ranks finished", "bold yellow"
     if outcome.exit_code == 0:
         return "finished", "bold green"
     words = {1: "failed", 3: "hung", 4: "inconsistent collectives"}

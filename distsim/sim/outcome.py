@@ -12,7 +12,11 @@ from distsim.errors import Failure
 from distsim.sim.observe.figures import GpuTrack, Training
 from distsim.text.units import format_time
 
-__all__ = ["CollectiveTotal", "Failure", "LinkUse", "Outcome", "Progress", "RankSummary"]
+__all__ = ["NOT_PROVEN", "CollectiveTotal", "Failure", "LinkUse", "Outcome", "Progress", "RankSummary"]
+
+
+NOT_PROVEN = 5
+"""The exit code of a run that ended well in the ranks that were traced, where these are not all."""
 
 
 @dataclass(slots=True)
@@ -112,8 +116,10 @@ class Outcome:
     gpu_tracks: Mapping[int, list[GpuTrack]] = field(default_factory=dict)
     """By rank, for the trace: what its GPUs ran."""
     notes: list[str] = field(default_factory=list)
+    not_traced: Sequence[int] = ()
+    """Ranks that did not run, or not to their end, because tracing every rank was beyond the budget."""
     unseen: str = ""
-    """What the run cannot tell of, because it did not trace every rank throughout."""
+    """Who ran and who did not, and what running all would take; empty where every rank ran to its end."""
     software: str = ""
     """The library of collectives that was assumed, with version, plugin, settings and variant; of GPUs' only."""
     software_matters: bool = False
@@ -128,6 +134,8 @@ class Outcome:
         ended = {0: "finished", 1: "failed", 3: "hung", 4: "inconsistent collectives"}.get(
             self.exit_code, f"ended with exit code {self.exit_code}"
         )
+        if not self.is_proven:
+            ended = f"not proven: {self.unseen}"
         first = self.diagnosis
         if first is not None:
             last = f"{first.kind.label}: {first.explanation}"
@@ -141,6 +149,16 @@ class Outcome:
             f" {ended} (exit code {self.exit_code}) after {format_time(self.virtual_time_s)} of virtual time\n"
             f" {last if len(last) <= 160 else last[:157] + '...'}>"
         )
+
+    @property
+    def proof(self) -> str:
+        """What the verdict rests on: "all" ranks were traced to their end, or a "sample" of them."""
+        return "sample" if self.not_traced else "all"
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether it can be said of every rank that it finished, where it is not said that one did not."""
+        return not self.not_traced or self.exit_code not in (0, NOT_PROVEN)
 
     @property
     def diagnosis(self) -> Diagnosis | None:

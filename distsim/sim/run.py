@@ -30,6 +30,7 @@ from distsim.sim.isolation.environ import torchruns_environ
 from distsim.sim.isolation.output import Held, RankStream, open_streams
 from distsim.sim.isolation.process import SimProcess
 from distsim.sim.isolation.randomness import undrawn
+from distsim.sim.isolation.undo import UndoLog
 from distsim.sim.kernel.collector import paced, set_aside, set_more_aside
 from distsim.sim.kernel.interrupts import CtrlC
 from distsim.sim.observe.evidence import evidence as evidence_of
@@ -226,15 +227,13 @@ def _simulate(request: RunRequest, enter: Callable[[SimProcess], Callable[[], An
 
 
 MANY_RANKS = 4
-"""Up to so many ranks every one is traced."""
-MANY_TO_NAME = 512
-"""Up to so many, all are traced once something has gone wrong."""
+"""Up to so many ranks every one is traced, whatever it takes."""
 
 
 def _attempt(
     request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], name: str, again: StartAgain | None
 ) -> Outcome:
-    """One run. Raises StartAgain where ranks turned out to be of other kinds than *again* says."""
+    """One run. Raises StartAgain where other ranks have to be traced than *again* says."""
     started = _real_perf_counter()
     cluster = request.on if isinstance(request.on, Cluster) else load_cluster(request.on)
     slots = cluster.place(request.nnodes, request.nproc_per_node)
@@ -261,11 +260,12 @@ def _attempt(
         )
         page.listen()
     width = len(str(len(slots) - 1))
-    equal = None if again is None else again.equal
+    sample = None if again is None else again.sample
     data = Data(_is_real(request.data), request.placeholder, request.fuse)
-    few = again is None and request.trace_equal_once and len(slots) > MANY_RANKS and request.conditions is None
-    few = few and not data.real
-    held = [Held(sys.stdout), Held(sys.stderr)] if few or equal is not None else []
+    unbounded = request.conditions is not None or data.real or len(slots) <= MANY_RANKS
+    budget_s = None if unbounded else request.budget_s
+    undo = None if budget_s is None else UndoLog()
+    held = [] if undo is None else [Held(sys.stdout), Held(sys.stderr)]
     out, err = (held[0], held[1]) if held else (sys.stdout, sys.stderr)
 
     def streams_of(process: SimProcess) -> tuple[RankStream, RankStream]:
@@ -279,7 +279,7 @@ def _attempt(
 
     stack_bytes = threading.stack_size(_STACK_BYTES)
     try:
-        traced = len(slots) if equal is None else len(equal.traced)
+        traced = len(slots) if sample is None else len(sample.traced)
         with CtrlC() as ctrl_c, simulation(gpus=cluster.node.num_gpus > 0) as host, paced(traced):
             setting = Setting(
                 cluster,
@@ -300,10 +300,10 @@ def _attempt(
             )
             if request.conditions is not None:
                 setting = request.conditions.applied_to(setting)
-            setting = dataclasses.replace(setting, may_be_equal=few, equal=equal, held=held)
+            setting = dataclasses.replace(setting, budget_s=budget_s, sample=sample, held=held, undo=undo)
             world = World(setting, Surroundings(live, evidence_of, Lookahead))
-            if again is not None and again.equal is None:
-                world.note(f"every rank was traced: {again.why}")
+            if again is not None:
+                world.note(f"the run began anew before anything of it was seen: {again.why}")
             address = master_address([slot.host for slot in slots])
             environ_of = torchruns_environ(slots, per_node, nodes, address)
             for slot in slots:
@@ -315,6 +315,8 @@ def _attempt(
             if request.conditions is not None:
                 request.conditions.begin(world)
             ctrl_c.asks(world)
+            if undo is not None:
+                undo.open()
             with world.core:
                 try:
                     set_more_aside()
@@ -335,16 +337,15 @@ def _attempt(
                         world.end()
                         if request.conditions is not None:
                             request.conditions.end(world)
-            wrong = any(d.exit_code in (3, 4) for d in world.diagnoses)
-            if world.traced.not_all and wrong and len(slots) <= MANY_TO_NAME and not ctrl_c.pressed:
-                raise StartAgain(None, "something is wrong, and all together say what")
-    except StartAgain as found:
-        if any(stream.is_shown for stream in held):
-            print(f"distsim: the run begins anew: {found.why}", file=sys.stderr)
+    except StartAgain:
         for stream in held:
             stream.drop()
+        if undo is not None:
+            undo.undo()
         raise
     finally:
+        if undo is not None:
+            undo.close()
         for stream in held:
             stream.release()
         forget_stacks()

@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint where one rank is traced for all of its kind: each has its own part of what is saved."""
+"""torch.distributed.checkpoint where a sample of the ranks is traced: each has its own part of what is saved."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _ran(folder: Path, how: str, save: str, steps: str, equal: bool) -> Outcome:
     files = folder / ("once" if equal else "each")
     train = TRAIN.replace("{steps}", steps).replace("{save}", save)
     script.write_text(f"folder = {str(files)!r}\n{HEAD}{how}{train}")
-    return run_program(RunRequest(program=str(script), on="dgx-h100:2", trace_equal_once=equal))
+    return run_program(RunRequest(program=str(script), on="dgx-h100:2", budget_s=0.0 if equal else None))
 
 
 @pytest.mark.parametrize("how", [SHARDED, HYBRID, REPLICATED], ids=["sharded", "hybrid", "replicated"])
@@ -60,7 +60,8 @@ def test_a_rank_writes_its_own_part(tmp_path: Path, how: str) -> None:
         assert not outcome.failures
         assert not outcome.diagnoses
     assert not each.unseen
-    assert "ranks 1-15" in once.unseen, once.notes
+    assert "ranks 1-7,9-14" in once.unseen, once.notes
+    assert any("checkpoint" in note for note in once.notes)
     one, other = once.training.saved, each.training.saved
     assert one.written_bytes == pytest.approx(other.written_bytes, rel=0.1)
     # A rank that is compared knows no copy of its part: it writes it whole.
@@ -71,7 +72,7 @@ def test_a_thread_that_saves_does_not_make_ranks_unequal(tmp_path: Path) -> None
     """What it does between the steps of the main thread is compared with nobody's."""
     outcome = _ran(tmp_path, SHARDED, SAVE_BESIDE, "(0, 1, 2, 3)", True)
     assert not outcome.failures
-    assert "ranks 1-15" in outcome.unseen, outcome.notes
+    assert "ranks 1-7,9-14" in outcome.unseen, outcome.notes
 
 
 def test_parts_come_back(tmp_path: Path) -> None:

@@ -1,22 +1,24 @@
-"""Ranks that do the same on simulated GPUs are traced once, and nothing of what is told depends on that."""
+"""Every rank is traced within a budget; beyond it a sample, and nothing is said of the ranks that did not run."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 import textwrap
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+from distsim.debug.records.kinds import Kind
+from distsim.errors import UsageError
 from distsim.report import print_summary
+from distsim.report.document import report_document
 from distsim.sim import Outcome, RunRequest, run_program
 from distsim.sim.c10d import operations
-from distsim.sim.world import equal_ranks
-from distsim.sim.world.equal_ranks import Difference, EqualRanks, Unlike, families
+from distsim.sim.world import traced
+from distsim.sim.world.equal_ranks import Sample, Unlike, families, kinds_by_place
 
 HEAD = """\
 import os, torch, torch.distributed as dist
@@ -58,13 +60,205 @@ torch.cuda.synchronize()
 
 
 def ran(folder: Path, text: str, ranks: str, on: str = "dgx-h100:2") -> tuple[Outcome, str]:
-    """A script on simulated H100s, and what it printed."""
+    """A script on simulated H100s, and what it printed. *ranks*: auto, all or sample, as of `--ranks`."""
     script = folder / "train.py"
     script.write_text(HEAD + textwrap.dedent(text))
+    return ran_script(script, ranks, on)
+
+
+def ran_script(script: Path, ranks: str, on: str = "dgx-h100:2") -> tuple[Outcome, str]:
+    """The same of a script that stands on its own."""
     out = io.StringIO()
+    budget_s = {"auto": 60.0, "all": None, "sample": 0.0}[ranks]
+    request = RunRequest(program=str(script), on=on, budget_s=budget_s, sample_is_enough=ranks == "sample")
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        outcome = run_program(RunRequest(program=str(script), on=on, trace_equal_once=ranks == "equal"))
+        outcome = run_program(request)
     return outcome, out.getvalue()
+
+
+def shown(outcome: Outcome) -> str:
+    """The summary on a terminal."""
+    out = io.StringIO()
+    print_summary(outcome, out)
+    return out.getvalue()
+
+
+STEP = """\
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64, device="cuda"))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+with open("lines", "a") as lines:
+    print(rank, file=lines)
+for step in range(4):
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    {each}
+{last}
+torch.cuda.synchronize()
+"""
+FAULTS = {
+    "raises": ("if step == 2 and rank == 9: raise OSError('disk full')", "", 1, (9,)),
+    "its own call": ("if step == 2 and rank == 0: dist.all_reduce(torch.ones(1, device='cuda'))", "", 4, (0,)),
+    "another shape": ("dist.all_reduce(torch.ones(8 + (rank % 3 == 1), device='cuda'))", "", 4, (1, 4, 7, 10, 13)),
+    "a node raises": ("if step == 2 and rank // 8 == 1: raise OSError('disk full')", "", 1, tuple(range(8, 16))),
+    "node leaders meet": ("if local == 0: dist.barrier(device_ids=[local])", "", 4, (0, 8)),
+    "leaves out the last": ("", "if rank != 5: dist.all_reduce(torch.ones(8, device='cuda'))", 3, (5,)),
+    "a batch less": ("if step == 2 and rank == 11: break", "", 3, (11,)),
+    "too large": ("", "big = [torch.empty(3 << 29, device='cuda') for _ in range(32 * (rank == 6))]", 1, (6,)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_rank_at_fault_is_named_whichever_it_is(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank of 16, or some, does otherwise: by default it is named as with every rank traced, and each rank has run
+    exactly once."""
+    monkeypatch.chdir(tmp_path)
+    each, last, exit_code, culprits = FAULTS[fault]
+    for ranks in ("auto", "all"):
+        (tmp_path / "lines").unlink(missing_ok=True)
+        outcome, _ = ran(tmp_path, STEP.format(each=each or "pass", last=last or "pass"), ranks)
+        assert outcome.diagnosis is not None, fault
+        if fault != "node leaders meet":
+            assert outcome.exit_code == exit_code
+            assert outcome.diagnosis.culprits == culprits
+        else:
+            assert set(outcome.diagnosis.culprits) & set(culprits)
+        assert outcome.proof == "all"
+        assert sorted(map(int, (tmp_path / "lines").read_text().split())) == list(range(16))
+
+
+HEALTHY = {
+    "ddp": ("pass", "pass"),
+    "rank 0 validates": ("if rank == 0: torch.ones(9, device='cuda').add_(1)", "pass"),
+    "tp leaders log": ("if local % 4 == 0: print('loss', step)", "pass"),
+    "values of their own": ("total = torch.tensor([float(rank)], device='cuda'); dist.all_reduce(total)", "pass"),
+}
+
+
+@pytest.mark.parametrize("program", HEALTHY)
+def test_a_healthy_program_is_proven_healthy(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that differ in what they compute, print or bring to calls are traced once, and all finish."""
+    monkeypatch.chdir(tmp_path)
+    outcome, _ = ran(tmp_path, STEP.format(each=HEALTHY[program][0], last=HEALTHY[program][1]), "auto")
+    assert (outcome.exit_code, outcome.proof, outcome.diagnoses) == (0, "all", [])
+    assert len(outcome.ranks) == 16
+    assert (tmp_path / "lines").read_text().count("\n") == 16
+
+
+@pytest.mark.parametrize("fault", ["raises", "leaves out the last"])
+def test_a_sample_vouches_for_nobody_else(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the budget a fault of a rank that does not run is not seen, and the run does not say that it finished."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(traced, "OPERATOR_S", 1.0)
+    each, last, _, _ = FAULTS[fault]
+    outcome, _ = ran(tmp_path, STEP.format(each=each or "pass", last=last or "pass"), "auto")
+    assert outcome.exit_code == 5
+    assert not outcome.diagnoses
+    assert [rank.rank for rank in outcome.ranks] == [0, 8, 15]
+    text = shown(outcome)
+    assert text.startswith("NOT PROVEN  3 of 16 ranks ran to their end; ranks 1-7,9-14 were not run")
+    assert "\n3 of 16 ranks finished after " in text
+    document = report_document(outcome)
+    assert (document["proof"], document["exit_code"]) == ("sample", 5)
+    assert document["not_traced"] == [*range(1, 8), *range(9, 15)]
+    assert [rank["rank"] for rank in document["ranks"]] == [0, 8, 15]
+    json.dumps(document)
+
+
+def test_who_asks_for_a_sample_takes_it_for_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--ranks sample: exit code 0, and the report says all the same who did not run."""
+    monkeypatch.chdir(tmp_path)
+    outcome, _ = ran(tmp_path, STEP.format(each="pass", last="pass"), "sample")
+    assert outcome.exit_code == 0
+    assert not outcome.is_proven
+    assert shown(outcome).startswith("NOT PROVEN  ")
+
+
+def test_a_fault_in_a_sample_is_told_of_ranks_that_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last rank leaves out a call: it is named, and of 13 ranks that did not run nothing is said."""
+    monkeypatch.chdir(tmp_path)
+    last = "if rank != 15: dist.all_reduce(torch.ones(8, device='cuda'))"
+    outcome, _ = ran(tmp_path, STEP.format(each="pass", last=last), "sample")
+    assert outcome.exit_code == 3
+    (told,) = outcome.diagnoses
+    assert (told.kind, told.culprits, told.victims) == (Kind.MISSING_RANK, (15,), (0, 8))
+    assert outcome.evidence is not None
+    assert sorted(outcome.evidence.ranks) == [0, 8, 15]
+    text = shown(outcome)
+    assert not text.startswith("NOT PROVEN")
+    assert "not run: 3 of 16 ranks ran to their end" in text
+
+
+def test_an_exception_in_a_sample_is_that_of_the_ranks_that_raised_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 raises after ranks were left out: it alone has raised."""
+    monkeypatch.chdir(tmp_path)
+    outcome, _ = ran(tmp_path, STEP.format(each="if step == 3 and rank == 0: raise OSError('full')", last=""), "sample")
+    assert outcome.exit_code == 1
+    assert [failure.ranks for failure in outcome.failures] == [(0,)]
+    assert outcome.diagnosis is not None
+    assert outcome.diagnosis.culprits == (0,)
+
+
+def test_a_late_call_of_the_leader_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 makes a call alone, long after the sample was compared: two others say that they did not."""
+    monkeypatch.chdir(tmp_path)
+    last = "if rank == 0: dist.all_reduce(torch.ones(8, device='cuda'))"
+    outcome, _ = ran(tmp_path, STEP.format(each="pass", last=last), "sample")
+    assert outcome.exit_code in (3, 4)
+    assert outcome.diagnosis is not None
+    assert set(outcome.diagnosis.culprits) in ({0}, {8, 15})
+
+
+def test_spawned_ranks_are_all_traced(tmp_path: Path) -> None:
+    """mp.spawn of eight ranks on GPUs of which one raises before its group: that is the report, not an IndexError."""
+    script = tmp_path / "spawn.py"
+    script.write_text(
+        textwrap.dedent("""\
+            import os, torch, torch.distributed as dist, torch.multiprocessing as mp
+            def worker(rank, world):
+                os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "12355"
+                torch.cuda.set_device(rank)
+                if rank == 1:
+                    raise ValueError("before the group")
+                dist.init_process_group("nccl", rank=rank, world_size=world)
+                dist.all_reduce(torch.ones(4, device=rank))
+                dist.destroy_process_group()
+            if __name__ == "__main__":
+                mp.spawn(worker, args=(8,), nprocs=8, join=True)
+            """)
+    )
+    outcome, _ = ran_script(script, "auto", "dgx-h100:1")
+    assert outcome.exit_code == 1
+    assert outcome.failures[0].type == "ValueError"
+    assert outcome.failures[0].ranks == (1,)
+    script.write_text(script.read_text().replace("rank == 1:", "rank == 99:"))
+    outcome, _ = ran_script(script, "auto", "dgx-h100:1")
+    assert (outcome.exit_code, outcome.world_size, outcome.proof) == (0, 8, "all")
+
+
+def test_rank_0_that_works_alone_uses_up_no_budget_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What rank 0 does for all, as it loads a checkpoint, is counted once, and not for each rank."""
+    monkeypatch.setattr(traced, "OPERATOR_S", 0.1)
+    alone = "if rank == 0:\n    for _ in range(200):\n        torch.ones(9, device='cuda').add_(1)\n"
+    text = alone + "dist.barrier(device_ids=[local])\n"
+    outcome, _ = ran(tmp_path, text, "auto")
+    assert (outcome.exit_code, outcome.proof) == (0, "all")
+
+
+def test_the_budget_is_counted_and_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that has been traced for as long as the budget allows is one of few from then on, and those that had
+    begun are left out of the report."""
+    monkeypatch.setattr(traced, "OPERATOR_S", 60.0 / 16 / 100)
+    text = TRAIN.format(extra="[torch.ones(9, device='cuda') for _ in range(50)]; dist.barrier(device_ids=[local])")
+    first, _ = ran(tmp_path, text, "auto")
+    again, _ = ran(tmp_path, text, "auto")
+    assert first.proof == again.proof == "sample"
+    assert report_document(first) == report_document(again)
 
 
 def test_a_program_on_the_host_is_traced_on_every_rank(tmp_path: Path) -> None:
@@ -95,161 +289,94 @@ def test_a_program_on_the_host_is_traced_on_every_rank(tmp_path: Path) -> None:
     assert outcome.notes == []
 
 
+def test_a_sample_has_the_ends_of_each_kind() -> None:
+    """Of a single kind the first, the middle and the last; of several the first and the last of each."""
+    assert Sample([0] * 9).traced == {0, 4, 8}
+    assert Sample([0, 1] * 16).traced == {0, 1, 30, 31}
+
+
 def test_a_member_arrives_for_those_of_its_kind() -> None:
     """In each group a traced rank stands for all of its kind; a kind that nobody of the group traces is an error."""
-    equal = EqualRanks([0, 1] * 16)
-    assert equal.leaders == {0: 0, 1: 1}
-    assert equal.doubles == {0: [30], 1: [31]}
-    assert equal.standing_for((0, 2, 4, 30), equal.traced) == [0, 0, 0, 3]
-    assert equal.standing_for((0, 1, 2, 3), equal.traced) == [0, 1, 0, 1]
+    sample = Sample([0, 1] * 16)
+    assert sample.standing_for((0, 2, 4, 30)) == [0, 0, 0, 3]
+    assert sample.standing_for((0, 1, 2, 3)) == [0, 1, 0, 1]
+    assert sample.stands_for(0) == list(range(0, 30, 2))
+    assert sample.stands_for(30) == [30]
     with pytest.raises(Unlike):
-        equal.standing_for((0, 3), equal.traced)
-
-
-def test_of_a_few_ranks_all_are_compared() -> None:
-    """Eight ranks are each other's doubles; of nine the last."""
-    assert EqualRanks.of_one_kind(8).doubles == {0: [1, 2, 3, 4, 5, 6, 7]}
-    assert EqualRanks.of_one_kind(9).doubles == {0: [8]}
+        sample.standing_for((0, 3))
 
 
 def test_places_in_groups_make_kinds() -> None:
     """Ranks of one place in their pipelines are a kind; those in no pipeline are one, too."""
-    equal = EqualRanks.of_one_kind(9).split({rank: rank % 4 for rank in range(8)}, "pipelines")
-    assert list(equal.kinds) == [0, 1, 2, 3, 0, 1, 2, 3, 4]
+    sample = Sample([0] * 9).split({rank: rank % 4 for rank in range(8)}, "pipelines")
+    assert sample.kinds == [0, 1, 2, 3, 0, 1, 2, 3, 4]
     assert families([(0, 1), (2, 3), (0, 2), (1, 3)]) == [[(0, 1), (2, 3)], [(0, 2), (1, 3)]]
+    assert kinds_by_place(4, [((0, 1), "a"), ((2, 3), "b")]).kinds == [0, 1, 0, 1]
 
 
-def test_ranks_with_the_same_calls_and_other_shapes() -> None:
-    """A double whose operators differ stands for itself alone; one whose calls differ can stand for nobody."""
-
-    def met(nbytes: int, operator: int) -> EqualRanks:
-        equal = EqualRanks.of_one_kind(100)
-        for rank, moved, number in ((0, 8, 1), (99, nbytes, operator)):
-            record: Any = SimpleNamespace(op="all_reduce", nbytes=moved, group=SimpleNamespace(ranks=range(100)))
-            equal.saw_operator(rank, number)
-            equal.saw_call(rank, record, None)
-            equal.ended_step(rank)
-        return equal
-
-    assert met(8, 1).difference() is None
-    assert met(16, 1).difference() == Difference(0, 99, 1, same_calls=False)
-    equal = met(8, 2)
-    assert equal.difference() == Difference(0, 99, 1, same_calls=True)
-    equal.own.add(99)
-    assert equal.difference() is None
-    equal.calls[99] = 0
-    equal.ended_step(0)
-    equal.ended_step(99)
-    assert equal.difference() == Difference(0, 99, 2, same_calls=False)
+def test_a_sample_has_whole_pipelines() -> None:
+    """Who sends to a traced rank is traced; of other groups with a traced member a rank of each kind is."""
+    sample = Sample([0, 0, 0, 1, 1, 1])
+    sample.complete([(2, 4)], [(0, 1), (3, 4)])
+    assert sample.traced == {0, 1, 2, 3, 4, 5}
+    sample = Sample([0] * 6 + [1] * 6)
+    sample.complete([(0, 7, 8)], [])
+    assert sample.traced == {0, 5, 6, 7, 8, 11}
 
 
-@pytest.mark.slow
-def test_a_last_rank_with_less_of_a_tensor_is_traced_for_itself(tmp_path: Path) -> None:
-    """72 ranks of which the last computes on less: two are traced to the end, and the 70 others are not."""
-    text = TRAIN.format(extra="pass").replace("torch.ones(64", "torch.ones(64 if rank < size - 1 else 32")
-    few, _ = ran(tmp_path, text, "equal", "dgx-h100:9")
-    assert [rank.rank for rank in few.ranks] == [0, 71]
-    assert any("rank 71 is traced for itself" in note for note in few.notes)
-    assert few.training is not None
-    assert [len(rank.like) for rank in few.training.ranks] == [71, 1]
+@pytest.mark.parametrize("alone", ["rank > 0", "rank < size - 1"])
+def test_the_rank_that_does_otherwise_stands_for_itself(alone: str, tmp_path: Path) -> None:
+    """The first or the last rank computes more between its calls than the two others: the figures are theirs."""
+    extra = f"x = torch.ones(2048, 2048, device='cuda'); [x @ x for _ in range(4 - 4 * ({alone}))]"
+    outcome, _ = ran(tmp_path, TRAIN.format(extra=extra), "sample")
+    assert outcome.training is not None
+    stands = {rank.rank: len(rank.like) for rank in outcome.training.ranks}
+    assert stands == ({0: 1, 8: 14, 15: 1} if alone == "rank > 0" else {0: 14, 8: 1, 15: 1})
+    odd = 0 if alone == "rank > 0" else 15
+    assert any(note.startswith(f"rank {odd} of ranks 0,8,15 did other operators or calls") for note in outcome.notes)
+    assert "(for 13 more)" in shown(outcome)
 
 
-def test_traced_once_is_as_long_as_traced_on_all(tmp_path: Path) -> None:
-    """DDP on 16 GPUs takes the same virtual time and moves the same bytes, with two ranks traced and with all."""
-    few, _ = ran(tmp_path, TRAIN.format(extra="pass"), "equal")
+def test_a_sample_takes_as_long_as_all(tmp_path: Path) -> None:
+    """DDP on 16 GPUs takes the same virtual time and moves the same bytes, with three ranks traced and with all."""
+    few, _ = ran(tmp_path, TRAIN.format(extra="pass"), "sample")
     every, _ = ran(tmp_path, TRAIN.format(extra="pass"), "all")
-    assert len(few.ranks) == 1
+    assert len(few.ranks) == 3
     assert len(every.ranks) == 16
     assert few.virtual_time_s == pytest.approx(every.virtual_time_s, rel=1e-9)
     assert [(t.op, t.count, t.bytes) for t in few.collectives] == [(t.op, t.count, t.bytes) for t in every.collectives]
-    assert any("ranks 0,15 of 16 were traced" in note for note in few.notes)
 
 
-def test_stages_of_a_pipeline_are_kinds(tmp_path: Path) -> None:
-    """Who sends to whom decides who is traced; the rank that logs is one of them, and its lines are shown once."""
-    few, out = ran(tmp_path, STAGES, "equal", "dgx-h100:4")
-    every, _ = ran(tmp_path, STAGES, "all", "dgx-h100:4")
-    assert few.exit_code == every.exit_code == 0
+@pytest.mark.parametrize("ranks", ["auto", "sample"])
+def test_stages_of_a_pipeline_are_kinds(ranks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who sends to whom decides who is traced, whether they have sent already when the budget ends or the run begins
+    anew for it; a line is shown once, and what the first attempt wrote is gone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(traced, "OPERATOR_S", 0.1)
+    text = 'with open("begun", "a") as begun:\n    print(rank, file=begun)\n' + STAGES.replace("range(3)", "range(20)")
+    few, out = ran(tmp_path, text, ranks, "dgx-h100:4")
+    begun = (tmp_path / "begun").read_text().split()
+    every, _ = ran(tmp_path, text, "all", "dgx-h100:4")
     assert few.virtual_time_s == pytest.approx(every.virtual_time_s, rel=1e-9)
-    assert len(few.ranks) < 16
-    lines = [line.split("] ")[1] for line in out.splitlines()]
-    assert sorted(set(lines)) == ["step 0", "step 1", "step 2"]
+    assert [summary.rank for summary in few.ranks] == [0, 1, 2, 3, 28, 29, 30, 31]
+    assert len(begun) == len(set(begun)) == (8 if ranks == "sample" else 32)
+    assert any("the run began anew" in note for note in few.notes) == (ranks == "sample")
+    assert len(re.findall(r"\[ 3\] step", out)) == 20
 
 
-def test_where_only_the_last_rank_logs_its_whole_pipeline_is_traced_to_the_end(tmp_path: Path) -> None:
-    """The last of eight pipelines stays with the rank that logs, and nothing begins anew for it a second time."""
-    few, out = ran(tmp_path, STAGES.replace("stage == 3:", "rank == size - 1:"), "equal", "dgx-h100:4")
-    assert few.exit_code == 0
-    assert sorted(summary.rank for summary in few.ranks) == [0, 1, 2, 3, 28, 29, 30, 31]
-    assert [line.split("] ")[1] for line in out.splitlines() if "step" in line] == ["step 0", "step 1", "step 2"]
+@pytest.mark.parametrize("effect", ["os.rename('there', 'here')", "open('there', 'w').close()"])
+def test_what_cannot_be_taken_back_is_not_done_twice(
+    effect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that has changed a file of somebody else's does not begin anew: the user hears why, and what to do."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").write_text("precious")
+    with pytest.raises(UsageError, match=r"only ranks 0,16,31 are traced.* --ranks all traces every rank"):
+        ran(tmp_path, f"if rank == 0: {effect}\n" + STAGES, "sample", "dgx-h100:4")
 
 
-@pytest.mark.parametrize(
-    ("line", "left"), [("print('loss', step) if rank == 15 else None", 2), ("print('rank', rank, 'loss', step)", 1)]
-)
-def test_a_last_rank_that_logs_goes_on_where_the_first_says_other_things(tmp_path: Path, line: str, left: int) -> None:
-    """Rank 0 names the model and the last one logs each step: all its lines come. Where both say the same, one does."""
-    extra = f"print('a model') if step + rank == 0 else None; {line}; torch.cuda.synchronize()"
-    outcome, out = ran(tmp_path, TRAIN.format(extra=extra), "equal")
-    assert len(outcome.ranks) == left
-    lines = [text for text in out.splitlines() if text.startswith("[15]") and "loss" in text]
-    assert len(lines) == 4 if left == 2 else len(lines) < 4
-
-
-def test_what_is_printed_after_a_long_first_step_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One long step is enough to compare by, not to know who logs: the last rank's lines come, and without any it is
-    given up in the second step, once it could have printed."""
-    monkeypatch.setattr(equal_ranks, "LONG", 10)
-    monkeypatch.setattr(equal_ranks, "WORDS", 20)
-    line = "    torch.cuda.synchronize()\n    print('loss', step) if rank == {} else None\n"
-    long = TRAIN.format(extra="[torch.ones(9, device='cuda') for _ in range(50)]")
-    for who, left in ((15, 2), (0, 1)):
-        text = long.replace("torch.cuda.synchronize()\n", "").rstrip("\n") + "\n" + line.format(who)
-        outcome, out = ran(tmp_path, text, "equal")
-        assert out.count("loss") == 4
-        assert len(outcome.ranks) == left
-    assert "after step 1 " in outcome.unseen
-
-
-def test_a_pipeline_is_needed_by_its_rank_that_stays() -> None:
-    """Of the groups of a rank those with members of kinds that nobody else of them stands for."""
-    equal = EqualRanks([0, 0, 1, 1])
-    assert equal.needed_by([(0, 2), (1, 3), (0, 1), (2, 3)], frozenset({0, 2, 3})) == {1, 3}
-    assert equal.needed_by([(0, 2), (0, 1, 2, 3)], frozenset({0, 2})) == set()
-
-
-def test_a_rank_that_does_otherwise_is_seen(tmp_path: Path) -> None:
-    """An operator more on one of eight ranks, and each is traced for itself."""
-    extra = "torch.ones(1000, device='cuda').add_(1) if rank == 3 else None"
-    outcome, _ = ran(tmp_path, TRAIN.format(extra=extra), "equal", "dgx-h100:1")
-    assert len(outcome.ranks) == 8
-    assert outcome.unseen == ""
-
-
-@pytest.mark.slow
-def test_a_small_program_is_traced_on_all_of_a_few_ranks_in_all_its_steps(tmp_path: Path) -> None:
-    """One of eight leaves out a later step: a hang, not a run that finished."""
-    text = TRAIN.replace("    {extra}", "    if rank == 3 and step == 2:\n        continue")
-    outcome, _ = ran(tmp_path, text, "equal", "dgx-h100:1")
-    assert outcome.exit_code == 3
-    assert outcome.diagnosis is not None
-    assert outcome.diagnosis.culprits == (3,)
-
-
-def test_what_is_not_seen_is_said_with_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large program's ranks but the first are given up once they were compared: what they do later nobody knows."""
-    monkeypatch.setattr(equal_ranks, "WORTH_IT", 0)
-    monkeypatch.setattr(equal_ranks, "WORDS", 0)
-    outcome, _ = ran(tmp_path, TRAIN.format(extra="pass"), "equal", "dgx-h100:1")
-    assert outcome.unseen.startswith("what ranks 1-7 may do otherwise after step 1 ")
-    assert any("ranks 0,7 of 8 were traced and compared for 1 step, then rank 0" in note for note in outcome.notes)
-    shown = io.StringIO()
-    print_summary(outcome, shown)
-    assert "\nnot seen: what ranks 1-7 may do otherwise after step 1 (--ranks all " in shown.getvalue()
-
-
-def test_ranks_of_nccl_are_known_as_equal_before_the_first_waits(tmp_path: Path) -> None:
-    """A model made on the host, then the group (as Hugging Face's trainer does it): one rank of each kind makes it."""
+def test_ranks_that_were_not_begun_do_nothing(tmp_path: Path) -> None:
+    """A model made on the host, then the group (as Hugging Face's trainer does it): a sample of ranks makes it."""
     script = tmp_path / "train.py"
     script.write_text(
         textwrap.dedent(f"""\
@@ -261,17 +388,17 @@ def test_ranks_of_nccl_are_known_as_equal_before_the_first_waits(tmp_path: Path)
             dist.all_reduce(torch.ones(3, device="cuda"))
             """)
     )
-    outcome = run_program(RunRequest(program=str(script), on="dgx-h100:2", trace_equal_once=True))
+    outcome, _ = ran_script(script, "sample")
     assert outcome.exit_code == 0
-    assert (tmp_path / "begun").read_text().split() == ["0", "15"]
+    assert (tmp_path / "begun").read_text().split() == ["0", "8", "15"]
 
 
 @pytest.mark.parametrize("late", ["", "dist.barrier(device_ids=[local])\n"], ids=["before its group", "after it"])
-def test_of_a_few_ranks_that_compute_long_on_the_host_two_go_on(
+def test_ranks_that_compute_long_on_the_host_use_up_the_budget(
     late: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight models on one host would not fit into its memory: the first and the last make theirs."""
-    monkeypatch.setattr(equal_ranks, "WORTH_HOST_S", 1e-3)
+    """Eight models on one host take long: once a second rank makes its own, only a sample goes on."""
+    monkeypatch.setattr(traced, "HOST_FACTOR", 1e5)
     model = (
         'weights = torch.ones(1 << 20)\nfor _ in range(20):\n    weights.normal_()\nprint("a model on rank", rank)\n'
     )
@@ -281,39 +408,19 @@ def test_of_a_few_ranks_that_compute_long_on_the_host_two_go_on(
         text = HEAD.splitlines(keepends=True)[0] + 'rank = int(os.environ["RANK"])\n' + model + HEAD
     script = tmp_path / "train.py"
     script.write_text(text + 'dist.all_reduce(torch.ones(3, device="cuda"))\n')
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        outcome = run_program(RunRequest(program=str(script), on="dgx-h100:1", trace_equal_once=True))
-    assert outcome.exit_code == 0
-    assert sorted(re.findall(r"a model on rank (\d+)", out.getvalue())) == ["0", "7"]
-    assert any("ranks 0,7 of 8 were traced" in note for note in outcome.notes)
+    outcome, out = ran_script(script, "auto", "dgx-h100:1")
+    assert outcome.exit_code == 5
+    assert sorted(re.findall(r"a model on rank (\d+)", out)) == ["0", "4", "7"]
 
 
 def test_calls_meet_when_some_of_their_ranks_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seven of eight have arrived when the first, still at work, turns out to be enough: the time is that of all."""
-    monkeypatch.setattr(equal_ranks, "WORTH_IT", 8 * 20)
-    text = TRAIN.format(extra="[torch.ones(9, device='cuda') for _ in range(5)]; dist.barrier(device_ids=[local])")
-    few, _ = ran(tmp_path, text, "equal", "dgx-h100:1")
+    """Most of eight have arrived when the budget ends: the time is that of all."""
+    monkeypatch.setattr(traced, "OPERATOR_S", 60.0 / 8 / 70)
+    text = TRAIN.format(extra="[torch.ones(9, device='cuda') for _ in range(30)]; dist.barrier(device_ids=[local])")
+    few, _ = ran(tmp_path, text, "auto", "dgx-h100:1")
     every, _ = ran(tmp_path, text, "all", "dgx-h100:1")
-    assert [len(run.ranks) for run in (few, every)] == [1, 8]
+    assert [len(run.ranks) for run in (few, every)] == [3, 8]
     assert few.virtual_time_s == pytest.approx(every.virtual_time_s, rel=1e-9)
-
-
-def test_of_a_few_ranks_that_send_to_each_other_each_stage_is_a_kind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two pipelines of four on one node, once their program is not small: its stages are told apart."""
-    monkeypatch.setattr(equal_ranks, "WORTH_IT", 8 * 6)
-    few, _ = ran(tmp_path, STAGES, "equal", "dgx-h100:1")
-    every, _ = ran(tmp_path, STAGES, "all", "dgx-h100:1")
-    assert sorted(summary.rank for summary in few.ranks) == [0, 1, 2, 3]
-    assert few.virtual_time_s == pytest.approx(every.virtual_time_s, rel=1e-9)
-
-
-def test_a_mask_that_fills_is_alike_on_all_ranks(tmp_path: Path) -> None:
-    """x[mask] = 0 is a fill, whose shape no rank's values decide: a vocabulary cut over ranks masks the rest."""
-    extra = "mask = torch.arange(9, device='cuda') < rank; x = torch.ones(9, 3, device='cuda'); x[mask] = 0"
-    outcome, _ = ran(tmp_path, TRAIN.format(extra=extra), "equal", "dgx-h100:1")
-    assert not [note for note in outcome.notes if "did not do the same" in note]
 
 
 def test_values_of_their_own_are_summed_right(tmp_path: Path) -> None:
@@ -324,26 +431,11 @@ def test_values_of_their_own_are_summed_right(tmp_path: Path) -> None:
     if rank == 0:
         print("sum", x.item())
     """
-    outcome, out = ran(tmp_path, text, "equal")
+    _, out = ran(tmp_path, text, "auto")
     assert "sum 120.0" in out
     assert out.count("sum") == 1
-    assert any("ranks bring values of their own to all_reduce" in note for note in outcome.notes)
-
-
-@pytest.mark.slow
-def test_a_hang_is_named_by_all_ranks(tmp_path: Path) -> None:
-    """A rank that leaves out a call is the culprit, as if every rank had been traced from the start."""
-    text = """\
-    x = torch.ones(1000, device="cuda")
-    if rank != 15:
-        dist.all_reduce(x)
-    torch.cuda.synchronize()
-    dist.barrier()
-    """
-    outcome, _ = ran(tmp_path, text, "equal")
-    assert outcome.exit_code in (3, 4)
-    assert outcome.diagnosis is not None
-    assert outcome.diagnosis.culprits == (15,)
+    outcome, _ = ran(tmp_path, text, "sample")
+    assert any(note.startswith("ranks bring values of their own to collectives") for note in outcome.notes)
 
 
 def test_values_on_the_host_are_their_own_too(tmp_path: Path) -> None:
@@ -355,39 +447,8 @@ def test_values_on_the_host_are_their_own_too(tmp_path: Path) -> None:
     if rank == 0:
         print("sum", x.item())
     """
-    _, out = ran(tmp_path, text, "equal")
+    _, out = ran(tmp_path, text, "auto")
     assert "sum 120.0" in out
-
-
-@pytest.mark.slow
-def test_what_the_first_rank_does_alone_is_not_everybodys(tmp_path: Path) -> None:
-    """Rank 0 of 72 computes more between its calls: a third says who is the odd one, and rank 0 stands for itself."""
-    extra = "x = torch.ones(2048, 2048, device='cuda'); [x @ x for _ in range(4 - 4 * (rank > 0))]"
-    outcome, _ = ran(tmp_path, TRAIN.format(extra=extra), "equal", "dgx-h100:9")
-    assert outcome.training is not None
-    assert [rank.like for rank in outcome.training.ranks] == [(0,), tuple(range(1, 72))]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("how", "traced", "anew"), [("fsdp2", [0, 71], 0), ("by_hand", [0, 1, 36, 71], 2)])
-def test_a_parameter_of_fewer_rows_than_ranks_is_traced_in_few_runs(
-    tmp_path: Path, how: str, traced: list[int], anew: int
-) -> None:
-    """16 of 72 ranks have a row: nothing begins anew where FSDP2 cuts, twice where the program does, and not once for
-    each rank with a row."""
-    text = TRAIN.format(extra="pass")
-    if how == "fsdp2":
-        text = text.replace(
-            "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(512, 512).cuda())",
-            "from torch.distributed.fsdp import fully_shard\n"
-            "model = fully_shard(torch.nn.Linear(512, 16, device='cuda'))",
-        )
-    else:
-        text = text.replace("torch.ones(64", "torch.ones(64 if rank < 16 else 32")
-    outcome, out = ran(tmp_path, text, "equal", "dgx-h100:9")
-    assert outcome.exit_code == 0
-    assert [rank.rank for rank in outcome.ranks] == traced
-    assert out.count("begins anew") == anew
 
 
 def test_what_a_rank_scatters_or_gathers_is_its_own(tmp_path: Path) -> None:
@@ -406,14 +467,14 @@ def test_what_a_rank_scatters_or_gathers_is_its_own(tmp_path: Path) -> None:
         if rank == 0:
             print(device, got.tolist(), whole.sum().item())
     """
-    outcome, out = ran(tmp_path, text, "equal")
+    outcome, out = ran(tmp_path, text, "sample")
     assert outcome.exit_code == 0
     assert "cuda [8.0, 8.0] 226.0" in out
     assert "cpu [8.0, 8.0] 226.0" in out
 
 
 def test_a_gather_of_many_costs_what_one_does(tmp_path: Path) -> None:
-    """Each of 1,024 ranks hears a number from each; two are traced, and nothing is computed for the others."""
+    """Each of 1,024 ranks hears a number from each; three are traced, and nothing is computed for the others."""
     text = """\
     mine = torch.ones(1, device="cuda", dtype=torch.int64)
     theirs = [torch.zeros_like(mine) for _ in range(size)]
@@ -427,6 +488,6 @@ def test_a_gather_of_many_costs_what_one_does(tmp_path: Path) -> None:
     real = operations.copy_into
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(operations, "copy_into", lambda *ends: copied.append(1) or real(*ends))
-        _, out = ran(tmp_path, text, "equal", "dgx-h100:128")
+        _, out = ran(tmp_path, text, "auto", "dgx-h100:128")
     assert "sum 1024" in out
-    assert len(copied) <= 3 * 1024
+    assert len(copied) <= 4 * 1024

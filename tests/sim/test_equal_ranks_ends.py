@@ -32,15 +32,18 @@ for step in range(5):
 """
 
 
-def test_all_of_a_kind_run_out_of_memory_and_none_waits_for_them(tmp_path: Path) -> None:
-    """Their next gather is under way: those that nobody traced are in it as well, and nobody lacks them."""
+@pytest.mark.parametrize(("budget_s", "ranks"), [(None, tuple(range(16))), (0.0, (0, 8, 15))], ids=["all", "sample"])
+def test_all_ranks_run_out_of_memory_and_none_waits_for_them(
+    budget_s: float | None, ranks: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Their next gather is under way, and nobody is missing in it; of ranks that did not run nothing is said."""
     (tmp_path / "program.py").write_text(PREFETCHES)
-    ran = run_program(RunRequest(program=str(tmp_path / "program.py"), on="dgx-h100:2"))
+    ran = run_program(RunRequest(program=str(tmp_path / "program.py"), on="dgx-h100:2", budget_s=budget_s))
     (told,) = ran.diagnoses
     assert told.kind is Kind.RANK_RAISED
-    assert told.culprits == tuple(range(16))
+    assert told.culprits == ranks
     assert told.victims == ()
     assert ran.training is not None
     (short,) = ran.training.out_of_memory
-    assert short.ranks == tuple(range(16))
+    assert short.ranks == ranks
     assert short.one_sequence

@@ -23,7 +23,7 @@ from distsim.errors import UsageError
 __all__ = ["Run", "command", "programs_folder", "simulate"]
 
 STEPS = 2
-"""The first makes the optimizer's state and has every kind of rank traced twice; those after it are alike: the report's
+"""The first makes the optimizer's state; those after it are alike: the report's
 step, of more the median of steps 3 on, is here the second."""
 
 
@@ -80,6 +80,8 @@ def command(row: Row, report: Path, programs: Path) -> list[str]:
         "run",
         "--on",
         row.on,
+        "--ranks",
+        "sample",
         *ranks,
         "--quiet",
         "--report",

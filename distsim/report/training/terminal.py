@@ -187,14 +187,16 @@ def _ranks(training: Training) -> RenderableType:
     if len(rows) > MOST_ROWS:
         rows = sorted(rows, key=lambda item: -item[1][0].step_s)[:MOST_ROWS]
     table = _table()
-    table.add_column("ranks", justify="right")
+    table.add_column("ranks", justify="right", no_wrap=True)
     for name in ("step", "compute", "exposed", "bubble", "host-bound", "overlap"):
         table.add_column(name, justify="right")
     table.add_column("memory", justify="right")
     paces = training.pacing
     for cells, ranks in rows:
-        numbers = format_ranks(number for rank in ranks for number in rank.like)
+        numbers = format_ranks(rank.rank for rank in ranks)
         numbers = numbers if len(numbers) <= 18 else numbers[:18].rpartition(",")[0] + ",..."
+        others = sum(len(rank.like) for rank in ranks) - len(ranks)
+        numbers += f" (for {others} more)" if others else ""
         table.add_row(numbers, *cells, style="bold" if paces in ranks and len(rows) > 1 else "")
     legend = Text(
         "exposed: communication while nothing computes; bubble: a message whose other\n"

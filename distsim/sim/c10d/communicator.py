@@ -206,10 +206,9 @@ class Communicator:
 
     def fewer_traced(self) -> None:
         """Ranks that were traced are no longer: others arrive for them."""
-        if self.stand_in is None or not any(rank in self.world.traced for rank in self.group.ranks):
+        if not any(rank in self.world.traced for rank in self.group.ranks):
             return
         self.stand_in = self.world.traced.standing_for(self.group)
-        assert self.stand_in is not None
         self._awaited = self._who_comes()
         for number in list(self._meetings):
             self._meet(number)

@@ -99,8 +99,7 @@ class CpuRates:
         if process.recorder is not None:
             process.recorder.operator(name, task.now_s(), seconds, args)
         task.debt_s += seconds
-        equal = world.traced.equal
-        if equal is not None and not equal.sampled:
+        if world.traced.counts:
             world.traced.computed(process)
         return result
 

@@ -122,6 +122,9 @@ class ComputeMode(TorchDispatchMode):
         if handler is not None:
             done = handler(self, func, args, kwargs)
             if done is not NotImplemented:
+                traced = task.world.traced
+                if traced.counts and task not in traced.apart:
+                    traced.saw_operator(self._process.rank, None)
                 return done
         if kind == COMPOSITE:
             with self:
@@ -180,10 +183,8 @@ class ComputeMode(TorchDispatchMode):
         if plan.checks and "_distsim_shadow" not in result.untyped_storage().__dict__:
             note_truth(result, truth)
         traced = task.world.traced
-        equal = traced.equal
-        if equal is not None and not equal.compared and task not in traced.apart:
-            if equal.saw_operator(self._process.rank, plan.number):
-                traced.decide()
+        if traced.counts and task not in traced.apart:
+            traced.saw_operator(self._process.rank, plan.number)
         if self._process.recorder is not None:
             self._process.recorder.arguments = args
         if plan.written and gpu.in_flight.open:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from simpy.events import Timeout
 
 from distsim.debug.diagnosis.stragglers import PLANTED, straggler_findings
-from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, HostWait, Phase, RankState, Wait
+from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, Group, HostWait, Phase, RankState, Wait
 from distsim.debug.records.frames import absolute
 from distsim.debug.records.kinds import Kind
 from distsim.debug.words.error_text import error_line
@@ -25,7 +25,6 @@ from distsim.sim.processes.hosts import lost_clients
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
     from distsim.sim.world import World
-    from distsim.sim.world.traced import Traced
 
 __all__ = ["evidence"]
 
@@ -38,20 +37,18 @@ _DDP_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None = None) -> Evidence:
     """*asleep* makes a rank that only sleeps count as blocked; with *hang_after_s* a running rank
     that others have waited for that long is missing."""
-    ranks = range(world.world_size)
-    states = {rank: _state(world, rank, asleep, hang_after_s) for rank in ranks if rank in world.traced}
-    if world.traced.equal is not None:  # whom nobody traced does what its leader does
-        for rank in ranks:
-            states.setdefault(rank, replace(states[world.traced.equal.leader_of(rank)], rank=rank))
-        states = dict(sorted(states.items()))
+    ranks = [rank for rank in range(world.world_size) if rank in world.traced]
+    states = {rank: _state(world, rank, asleep, hang_after_s) for rank in ranks}
     processes = {rank: world.rank_processes[rank] for rank in ranks if rank in world.rank_processes}
     records = {rank: process.calls.kept() for rank, process in processes.items()}
-    if world.traced.equal is not None:
-        over = {rank for rank, state in states.items() if state.phase is Phase.RAISED}
-        records = {r: _with_others(world.traced, calls) if r in over else calls for r, calls in records.items()}
     if any(state.phase is Phase.BLOCKED for state in states.values()):
         records = {rank: _met(processes[rank], calls) for rank, calls in records.items()}
         _mark_absent(states, records)
+    not_run = frozenset(world.traced.not_traced)
+    if not_run:
+        among = _AmongThoseThatRan(not_run)
+        records = {rank: [among.record(call) for call in calls] for rank, calls in records.items()}
+        states = {rank: replace(state, waits=tuple(map(among.wait, state.waits))) for rank, state in states.items()}
     return Evidence(
         world.world_size,
         states,
@@ -69,13 +66,46 @@ def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None =
         sources=_sources(states, records),
         hang_after_s=hang_after_s,
         cut=frozenset(rank for rank, process in processes.items() if process.calls.is_cut),
+        not_run=not_run,
     )
 
 
-def _with_others(traced: Traced, calls: list[CallRecord]) -> list[CallRecord]:
-    """The calls of a rank that ended, without those that only wait for ranks which nobody traces: they have made them,
-    too, and have ended as it has."""
-    return [call for call in calls if call.done or all(rank in traced for rank in call.group.ranks)]
+class _AmongThoseThatRan:
+    """Calls as they look without the ranks that did not run: nothing is known of these, so they neither lack in a call
+    nor come to it."""
+
+    def __init__(self, not_run: frozenset[int]) -> None:
+        self._not_run = not_run
+        self._groups: dict[int, Group] = {}
+        self._records: dict[int, CallRecord] = {}
+        self._kept: list[CallRecord | Group] = []
+        """Keeps the identities alive."""
+
+    def group(self, group: Group) -> Group:
+        """*group* with its members that ran."""
+        known = self._groups.get(id(group))
+        if known is None:
+            self._kept.append(group)
+            known = self._groups[id(group)] = replace(group, ranks=self._ranks(group.ranks))
+        return known
+
+    def record(self, call: CallRecord) -> CallRecord:
+        """*call* on its group's members that ran."""
+        known = self._records.get(id(call))
+        if known is None:
+            self._kept.append(call)
+            made = None if call.new_ranks is None else self._ranks(call.new_ranks)
+            known = self._records[id(call)] = replace(call, group=self.group(call.group), new_ranks=made)
+        return known
+
+    def wait(self, wait: Wait) -> Wait:
+        """*wait* for those that ran."""
+        if isinstance(wait, CallWait):
+            return CallWait(self.record(wait.record))
+        return replace(wait, on_ranks=self._ranks(wait.on_ranks)) if isinstance(wait, HostWait) else wait
+
+    def _ranks(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(rank for rank in ranks if rank not in self._not_run)
 
 
 def _met(process: SimProcess, calls: list[CallRecord]) -> list[CallRecord]:
@@ -92,6 +122,17 @@ def _met(process: SimProcess, calls: list[CallRecord]) -> list[CallRecord]:
         for record in comm.records
     }
     return [record for record in calls if id(record) not in behind] if behind else calls
+
+
+def _first_on_gpu(process: SimProcess, why: CallWait) -> CallWait:
+    """What a host waits for that reads what a call will have written: the call that is first on the GPU, where its own
+    stands behind that and has not begun."""
+    for device in () if process.accelerators is None else process.accelerators.devices:
+        behind = [comm for comm in device.comms if comm.begun_s is None and any(r is why.record for r in comm.records)]
+        first = next((comm for comm in device.comms if comm.record is not None), None)
+        if behind and first is not None and first is not behind[0]:
+            return CallWait(open_call(first))
+    return why
 
 
 def _on_gpu(process: SimProcess, hang_after_s: float) -> list[Wait]:
@@ -124,7 +165,7 @@ def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) ->
         if is_main and why is not None and meeting is not None:
             why = CallWait(meeting)  # init_rpc or shutdown, whatever torch's Python waits for in it
         if why is not None and (is_main or isinstance(why, CallWait)):
-            waits.append(why)
+            waits.append(_first_on_gpu(process, why) if isinstance(why, CallWait) else why)
             since_s = task.blocked_since_s
         if is_main and task.ident is not None:
             frame = sys._current_frames().get(task.ident)

@@ -73,7 +73,7 @@ class RankTraining:
 
     rank: int
     like: tuple[int, ...]
-    """Ranks that do the same, itself included: of equal ones one is traced."""
+    """Ranks whose figures are taken to be the same, itself included: the others of them did not run."""
     step_s: float
     compute_s: float
     overlapped_s: float

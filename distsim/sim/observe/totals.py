@@ -17,7 +17,7 @@ from distsim.debug.words.phrases import ranks_text
 from distsim.sim.observe.gpu_tracks import GpuTracks
 from distsim.sim.observe.sureness import Sureness, step_interval
 from distsim.sim.observe.training import training_of
-from distsim.sim.outcome import CollectiveTotal, Failure, LinkUse, Outcome, RankSummary
+from distsim.sim.outcome import NOT_PROVEN, CollectiveTotal, Failure, LinkUse, Outcome, RankSummary
 from distsim.text.units import format_time
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def summing_up(
         backend=backend,
         seed=world.seed,
         program=name,
-        exit_code=_exit_code(diagnoses, failures, started, interrupted),
+        exit_code=_exit_code(diagnoses, failures, started, interrupted) or _unproven(world, request),
         virtual_time_s=virtual_s,
         wall_time_s=wall_s,
         events=world.events,
@@ -87,6 +87,7 @@ def summing_up(
         training=training,
         gpu_tracks=GpuTracks(ranks),
         notes=notes,
+        not_traced=tuple(world.traced.not_traced),
         unseen=world.traced.unseen,
         software=_software(world, request.nccl_version) if backend == "nccl" else "",
         software_matters=backend == "nccl" and world.cluster.nccl.named(world.cluster.variant),
@@ -151,6 +152,10 @@ def _exit_code(
     if own == {USAGE}:
         return USAGE  # every rank refused the program's arguments, as argparse does
     return int(any(own))
+
+
+def _unproven(world: World, request: RunRequest) -> int:
+    return NOT_PROVEN if world.traced.not_traced and not request.sample_is_enough else 0
 
 
 def _backends(process: SimProcess) -> list[str]:

@@ -121,8 +121,10 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
     found = Training(gpu.name, num_gpus, gpu.memory_bytes, gpu.context_bytes)
     found.reads = _reads(used)
     found.fused = _fused(used)
+    # In a sample of ranks, one that stands for no other knows no copy of its part of a checkpoint, and writes all of it.
+    writers = [p for p in used if len(like[p]) > 1] or used
     found.saved_rank, found.saved = max(
-        ((p.rank, p.accelerators.saved) for p in used), key=lambda each: (each[1].write_s + each[1].read_s, -each[0])
+        ((p.rank, p.accelerators.saved) for p in writers), key=lambda each: (each[1].write_s + each[1].read_s, -each[0])
     )
     found.placeholder = used[0].accelerators.values.placeholder
     found.out_of_memory = _out_of_memory(used, like)
@@ -200,19 +202,11 @@ def _find_path(found: Training, ends: Mapping[SimProcess, list[StepEnd]]) -> Non
 
 
 def _like(world: World, used: Sequence[SimProcess]) -> dict[SimProcess, tuple[int, ...]]:
-    """The ranks for which each stands, itself included (equal_ranks.py)."""
-    equal = world.traced.equal
-    if equal is None:
+    """The ranks whose figures are taken to be those of each, itself included (equal_ranks.py)."""
+    sample = world.traced.sample
+    if sample is None:
         return {process: (process.rank,) for process in used}
-    traced = {process.rank for process in used}
-    stands: dict[int, list[int]] = {}
-    by_kind: dict[int, int] = {}
-    for rank in sorted(traced):
-        by_kind.setdefault(equal.kinds[rank], rank)
-    for rank, kind in enumerate(equal.kinds):
-        if rank in traced or kind in by_kind:
-            stands.setdefault(rank if rank in traced else by_kind[kind], []).append(rank)
-    return {process: tuple(stands[process.rank]) for process in used}
+    return {process: tuple(sample.stands_for(process.rank)) for process in used}
 
 
 def _account(end: StepEnd) -> Account:
@@ -385,7 +379,7 @@ def _out_of_memory(used: Sequence[SimProcess], like: dict[SimProcess, tuple[int,
             if known is None:
                 claims = short.claims
                 found[key] = OutOfMemory(
-                    like[process],
+                    (process.rank,),
                     *facts,
                     {**short.held},
                     claims.sharded,
@@ -396,5 +390,5 @@ def _out_of_memory(used: Sequence[SimProcess], like: dict[SimProcess, tuple[int,
                     process.accelerators.steps.micro_batch == 1,
                 )
             else:
-                known.ranks += like[process]
+                known.ranks += (process.rank,)
     return list(found.values())

@@ -107,7 +107,10 @@ class RunRequest:
     progress: Callable[[Progress], None] | None = None
     trace: bool = False
     """Whether every call and every operator is kept for a trace, not the last calls alone."""
-    trace_equal_once: bool = False
-    """Whether of ranks that do the same on GPUs one is traced for all (equal_ranks.py)."""
+    budget_s: float | None = None
+    """CPU seconds (estimated) for tracing every rank of a program on GPUs, beyond which a sample of its ranks is traced
+    (world/traced.py); None: every rank is traced, whatever it takes."""
+    sample_is_enough: bool = False
+    """Whether a run that ended well in a sample of its ranks has exit code 0."""
     conditions: Conditions | None = None
     """Faults, limits and schedule; None: an ordinary run."""

@@ -1,11 +1,10 @@
-"""Ranks that do the same are traced once: who is traced, and for whom it stands.
+"""Which ranks of a job stand for the others, once it is too large to trace every one.
 
-A training job's ranks differ in their data, not in what they do with it. Where a program works on simulated GPUs
-(their data are not there anyway), one rank of each kind is traced, its leader, and others, its doubles, for as long as
-it takes to see that they do the same: every operator, its shapes, every call. Of a few ranks all are doubles as long as
-the program is small; of many, and of a few once it is not small, the last of each kind, a sample. What is traced
-arrives in a collective for all ranks of its kind. Kinds begin as one; a message to a rank that nobody stands for in
-that group makes each place in such groups a kind (pipeline stages), and the run starts again.
+A training job's ranks differ in their data, not in what they do with it. A sample is traced: the first and the last of
+each kind, and of a single kind one from its middle, so that there are two against one where they differ. In a
+collective the first of a kind arrives for those of its kind that are not traced. Nothing is known of these, and nothing
+is said of them (`Traced.not_traced`): that they would do the same is an assumption of the figures, not of the verdict.
+Ranks that send to each other are kinds by their places in their groups (pipeline stages).
 """
 
 from __future__ import annotations
@@ -18,251 +17,143 @@ import torch
 
 from distsim.debug.records import P2P, CallRecord
 
-__all__ = ["Difference", "EqualRanks", "StartAgain", "Unlike", "families"]
-
-FEW = 8
-"""Up to so many ranks all are traced, as long as the program is small; of more a sample."""
-WORTH_IT = 50_000
-"""Operators that all of a few ranks would make together: a program with more is not small (5 s or so), and a sample of
-them is traced on."""
-WORTH_HOST_S = 0.8
-"""Seconds of computing on the host that all of a few ranks would make together: a program with more is not small. Eight
-ranks that each fill the weights of 300 million parameters on the host, as a model is made before it is moved to its
-GPU, take as long: they would hold ten gigabytes here at a time."""
-LONG = 5_000
-"""Operators of a step: with so many one is enough to compare by, it repeats itself (layers, micro-batches)."""
-
-
-WORDS = 1_000
-"""Operators after its first step until when a rank has printed what it prints of each."""
+__all__ = ["RankTrace", "Sample", "StartAgain", "Unlike", "families", "kinds_by_place"]
 
 
 class StartAgain(BaseException):
-    """The run has to begin anew with other kinds of ranks. Raised by whoever runs a world."""
+    """The run has to begin anew with another sample of its ranks. Raised by whoever runs a world."""
 
-    def __init__(self, equal: EqualRanks | None, why: str) -> None:
+    def __init__(self, sample: Sample, why: str) -> None:
         super().__init__(why)
-        self.equal = equal
+        self.sample = sample
         self.why = why
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Two ranks that were taken for equal have not done the same by the end of a step."""
-
-    leader: int
-    double: int
-    step: int
-    same_calls: bool
-    """Only what lies between their calls differs: the last ranks may have less of a tensor that was cut."""
-
-
 class Unlike(Exception):
-    """Nobody stands for a member of a group."""
+    """No traced member of a group is of the kind of some other member."""
 
 
 @dataclass(slots=True)
-class EqualRanks:
-    """*kinds*: of every rank."""
+class RankTrace:
+    """What a rank has done so far, as numbers that are equal where two ranks did the same."""
 
-    kinds: Sequence[int]
-    reasons: list[str] = field(default_factory=list)
-    """Why there is more than one kind."""
-    witnessed: bool = False
-    """A third of each kind is traced, from its middle: where the first and the last differ, it says who is odd."""
-    set_apart: int = 0
-    """Ranks that are a kind of their own because they did more than their kind."""
-    leaders: dict[int, int] = field(default_factory=dict)
-    """By kind: the rank that is traced."""
-    doubles: dict[int, list[int]] = field(default_factory=dict)
-    """By kind: ranks that are traced as well, until they are seen to do the same."""
-    traced: frozenset[int] = frozenset()
-    sums: dict[int, int] = field(default_factory=dict)
-    """By traced rank: a checksum of its operators and calls so far."""
-    brought: dict[int, list[int]] = field(default_factory=dict)
-    """By traced rank: checksums of the known values that it brought to its collectives."""
-    calls: dict[int, int] = field(default_factory=dict)
-    """By traced rank: a checksum of its calls alone."""
-    steps: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    """By traced rank: both checksums at the end of each optimizer step."""
-    own: set[int] = field(default_factory=set)
-    """Doubles that make their leader's calls with other operators between them: they stand for nobody else, and are
-    traced throughout."""
-    values_differ: bool = False
-    """A rank that does the same brings other values to calls."""
-    operators: dict[int, int] = field(default_factory=dict)
-    """By traced rank: how many so far."""
-    host_s: float = 0.0
-    """The longest that a traced rank has computed on the host so far, in its virtual time."""
-    speaks_until: dict[int, int] = field(default_factory=dict)
-    """By traced rank: its operator by which it has told of its first step."""
-    sampled: bool = False
-    """Not all ranks are traced, or were: the last of each kind is compared with the first."""
-    compared: bool = False
-    """All doubles have done what their leaders did, and are traced no more."""
+    operators: int = 0
+    everything: int = 0
+    """Checksum of its operators and calls."""
+    calls: int = 0
+    """Checksum of its calls alone."""
+    values: list[int] = field(default_factory=list)
+    """Checksums of the known values that it brought to its collectives."""
+    steps: list[tuple[int, int]] = field(default_factory=list)
+    """Both checksums at the end of each optimizer step."""
 
-    def __post_init__(self) -> None:
-        self.sampled = len(self.kinds) > FEW
-        for rank, kind in enumerate(self.kinds):
-            if kind not in self.leaders:
-                self.leaders[kind] = rank
-            elif self.sampled:
-                self.doubles[kind] = [rank]
-            else:
-                self.doubles.setdefault(kind, []).append(rank)
-        if self.witnessed:
-            for kind, doubles in self.doubles.items():
-                of_it = [rank for rank, its in enumerate(self.kinds) if its == kind]
-                if len(of_it) > 2 and len(self.kinds) > FEW:
-                    doubles.insert(0, of_it[len(of_it) // 2])
-        self.traced = frozenset([*self.leaders.values(), *(rank for rank, _ in self.pairs())])
+    def add_operator(self, number: int | None) -> None:
+        self.operators += 1
+        if number is not None:
+            self.everything = hash((self.everything, number))
 
-    @classmethod
-    def of_one_kind(cls, world_size: int) -> EqualRanks:
-        return cls([0] * world_size)
-
-    def split(self, places: dict[int, int], why: str) -> EqualRanks:
-        """Kinds that differ in *places*, too: by rank, its place in a group; -1 where it is in none."""
-        numbers: dict[tuple[int, int], int] = {}
-        kinds = [numbers.setdefault((kind, places.get(rank, -1)), len(numbers)) for rank, kind in enumerate(self.kinds)]
-        return EqualRanks(kinds, [*self.reasons, why], set_apart=self.set_apart)
-
-    def with_witnesses(self) -> EqualRanks:
-        """The same kinds, with a third rank of each."""
-        return EqualRanks(self.kinds, self.reasons, witnessed=True, set_apart=self.set_apart)
-
-    def without(self, odd: int) -> EqualRanks:
-        """The same kinds, *odd* not among its own any more; a third of each says whether the next is odd, too."""
-        apart = self.split({odd: 0}, f"rank {odd} does more than others between its calls")
-        apart.set_apart += 1
-        return apart.with_witnesses()
-
-    def odd_one(self, found: Difference) -> int | None:
-        """Of the leader, the witness and the last of a kind the one that does not do as the other two; -1: all three
-        differ, None: they have not all come to the end of that step."""
-        three = [found.leader, *self.doubles[self.kinds[found.leader]]]
-        did = [self.steps.get(rank, [])[found.step - 1 : found.step] for rank in three]
-        if len(three) < 3 or not all(did):
-            return -1 if len(three) < 3 else None
-        first, witness, last = did
-        if first == witness:
-            return three[2]
-        if witness == last:
-            return three[0]
-        return three[1] if first == last else -1
-
-    def pairs(self) -> list[tuple[int, int]]:
-        """(double, leader) of every double."""
-        return [(double, self.leaders[kind]) for kind, doubles in self.doubles.items() for double in doubles]
-
-    # -- what they do
-
-    def saw_call(self, rank: int, record: CallRecord, inputs: Sequence[torch.Tensor] | None) -> None:
-        """*rank* makes a call; *inputs*: its values, where they are known."""
+    def add_call(self, record: CallRecord, inputs: Sequence[torch.Tensor] | None) -> None:
+        """*inputs*: its values, where they are known."""
         call = record.op, record.nbytes, len(record.group.ranks)
-        self.sums[rank] = hash((self.sums.get(rank, 0), call))
-        self.calls[rank] = hash((self.calls.get(rank, 0), call))
+        self.everything, self.calls = hash((self.everything, call)), hash((self.calls, call))
         if not inputs or record.op in P2P:
             return
         total = 0
         for tensor in inputs:
             total = zlib.crc32(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data, total)
-        brought = self.brought.setdefault(rank, [])
-        brought.append(total)
-        for double, leader in self.pairs():
-            if rank in (double, leader):
-                theirs = self.brought.get(leader if rank == double else double, ())
-                if len(theirs) >= len(brought) and theirs[len(brought) - 1] != total:
-                    self.values_differ = True
+        self.values.append(total)
 
-    def saw_operator(self, rank: int, number: int) -> bool:
-        """Whether it is one with which something may be decided: a program of a few ranks is no longer small, or
-        *rank* has told of its first step."""
-        self.sums[rank] = hash((self.sums.get(rank, 0), number))
-        so_far = self.operators[rank] = self.operators.get(rank, 0) + 1
-        return (not self.sampled and self.is_no_longer_small) or self.speaks_until.get(rank) == so_far
+    def end_step(self) -> None:
+        self.steps.append((self.everything, self.calls))
 
-    def sample(self) -> frozenset[int]:
-        """From now on only the last of each kind is compared with the first; those that are not any more."""
-        before = self.traced
-        self.sampled = True
-        self.doubles = {kind: doubles[-1:] for kind, doubles in self.doubles.items()}
-        self.traced = frozenset([*self.leaders.values(), *(rank for rank, _ in self.pairs())])
-        return before - self.traced
 
-    def ended_step(self, rank: int) -> None:
-        """*rank* has made an optimizer's step."""
-        self.steps.setdefault(rank, []).append((self.sums.get(rank, 0), self.calls.get(rank, 0)))
-        self.speaks_until.setdefault(rank, self.operators.get(rank, 0) + WORDS)
+class Sample:
+    """The ranks that are traced, by the *kinds* of all: ranks of one kind are assumed to do the same."""
 
-    def difference(self) -> Difference | None:
-        """Where the two of a kind have not done the same; the operators of those in `own` are not looked at."""
-        for double, leader in self.pairs():
-            both = zip(self.steps.get(leader, ()), self.steps.get(double, ()), strict=False)
-            for step, (one, other) in enumerate(both):
-                if one[1] != other[1] or (one != other and double not in self.own):
-                    return Difference(leader, double, step + 1, one[1] == other[1])
-        return None
+    def __init__(self, kinds: Sequence[int], reasons: Sequence[str] = ()) -> None:
+        self.kinds = list(kinds)
+        self.reasons = list(reasons)
+        """Why there is more than one kind."""
+        members: dict[int, list[int]] = {}
+        for rank, kind in enumerate(kinds):
+            members.setdefault(kind, []).append(rank)
+        self.by_kind: dict[int, list[int]] = {}
+        """Kind -> its ranks that are traced, the one that stands for the others first."""
+        for kind, ranks in members.items():
+            chosen = [ranks[0], ranks[-1]] if len(members) > 1 else [ranks[0], ranks[len(ranks) // 2], ranks[-1]]
+            self.by_kind[kind] = list(dict.fromkeys(chosen))
+        self.traced = frozenset(rank for ranks in self.by_kind.values() for rank in ranks)
 
-    @property
-    def is_no_longer_small(self) -> bool:
-        """Whether so much is to come that of a few ranks not all are traced."""
-        made = max(self.operators.get(leader, 0) for leader in self.leaders.values())
-        size = len(self.kinds)
-        return not self.sampled and (made * size >= WORTH_IT or self.host_s * size >= WORTH_HOST_S)
+    def split(self, places: dict[int, int], why: str) -> Sample:
+        """Kinds that differ in *places*, too: by rank, its place in a group; -1 where it is in none."""
+        pairs = [(kind, places.get(rank, -1)) for rank, kind in enumerate(self.kinds)]
+        return Sample(_numbered(pairs), [*self.reasons, why])
 
-    @property
-    def are_all_traced(self) -> bool:
-        """Whether nobody stands for another yet."""
-        return not self.sampled and not self.compared
+    def add(self, ranks: Sequence[int]) -> None:
+        """Trace *ranks*, too."""
+        for rank in ranks:
+            if rank not in self.by_kind[self.kinds[rank]]:
+                self.by_kind[self.kinds[rank]].append(rank)
+        self.traced |= frozenset(ranks)
 
-    @property
-    def is_believed(self) -> bool:
-        """Whether all doubles have done what their leaders did for long enough."""
-        if self.are_all_traced and sum(self.operators.values()) < WORTH_IT:
-            return False
-        compared = {rank for pair in self.pairs() for rank in pair}
-        made = min((len(self.steps.get(rank, ())) for rank in compared), default=2)
-        if made != 1 or not (len(self.kinds) <= FEW or self._is_long):
-            return made >= 2
-        return all(self.operators.get(rank, 0) >= self.speaks_until[rank] for rank in compared)
+    def leave_to(self, kind: int, leader: int) -> None:
+        """*leader* stands for the ranks of *kind* that are not traced."""
+        ranks = self.by_kind[kind]
+        ranks.remove(leader)
+        ranks.insert(0, leader)
 
-    @property
-    def _is_long(self) -> bool:
-        return all(self.operators.get(leader, 0) >= LONG for _, leader in self.pairs())
-
-    def leader_of(self, rank: int) -> int:
-        return self.leaders[self.kinds[rank]]
-
-    def standing_for(self, members: Sequence[int], traced: frozenset[int]) -> list[int]:
+    def standing_for(self, members: Sequence[int]) -> list[int]:
         """For each member of a group the place of who arrives for it: itself, or a traced member of its kind.
         Raises Unlike with the first member that nobody stands for."""
+        places = {rank: place for place, rank in enumerate(members)}
         by_kind: dict[int, int] = {}
+        for kind, ranks in self.by_kind.items():
+            place = next((places[rank] for rank in ranks if rank in places), None)
+            if place is not None:
+                by_kind[kind] = place
+        stands = []
         for place, rank in enumerate(members):
-            if rank in traced:
-                by_kind.setdefault(self.kinds[rank], place)
-        found = []
-        for place, rank in enumerate(members):
-            if rank in traced:
-                found.append(place)
-                continue
-            for_it = by_kind.get(self.kinds[rank])
-            if for_it is None:
+            if rank in self.traced:
+                stands.append(place)
+            elif self.kinds[rank] in by_kind:
+                stands.append(by_kind[self.kinds[rank]])
+            else:
                 raise Unlike(rank)
-            found.append(for_it)
-        return found
+        return stands
 
-    def needed_by(self, groups: Sequence[Sequence[int]], traced: frozenset[int]) -> set[int]:
-        """Members of those of *groups* in which a rank of *traced* comes, and none of them for some other member."""
-        needed: set[int] = set()
-        for members in groups:
-            if traced.isdisjoint(members):
-                continue
-            try:
-                self.standing_for(members, traced)
-            except Unlike:
-                needed.update(members)
-        return needed
+    def stands_for(self, rank: int) -> list[int]:
+        """The ranks whose figures are taken to be those of *rank*, itself included."""
+        others = self.by_kind[self.kinds[rank]]
+        if rank != others[0]:
+            return [rank]
+        kind = self.kinds[rank]
+        return [r for r, its in enumerate(self.kinds) if r == rank or (its == kind and r not in self.traced)]
+
+    def complete(self, groups: Sequence[Sequence[int]], sending: Sequence[Sequence[int]]) -> None:
+        """Trace who is needed in *groups* that have a traced member: all of those whose members send to each other,
+        and in others a rank of each kind."""
+        grows = True
+        while grows:
+            before = len(self.traced)
+            for members in groups:
+                if self.traced.isdisjoint(members):
+                    continue
+                here = {self.kinds[rank] for rank in members if rank in self.traced}
+                self.add([rank for rank in members if self.kinds[rank] not in here])
+            for members in sending:
+                if not self.traced.isdisjoint(members):
+                    self.add(members)
+            grows = len(self.traced) > before
+
+
+def kinds_by_place(world_size: int, sending: Sequence[tuple[tuple[int, ...], str]]) -> Sample:
+    """The sample of a job in which the members of each group of *sending* (ranks, label) send to each other."""
+    sample = Sample([0] * world_size)
+    for family in families([ranks for ranks, _ in sending]):
+        label = next(label for ranks, label in sending if ranks == family[0])
+        places = {rank: place for ranks in family for place, rank in enumerate(ranks)}
+        sample = sample.split(places, f"its place in groups such as {label}")
+    return sample
 
 
 def families(groups: Sequence[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
@@ -277,3 +168,8 @@ def families(groups: Sequence[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
         found[-1].append(group)
         used |= set(group)
     return found
+
+
+def _numbered(pairs: Sequence[tuple[int, int]]) -> list[int]:
+    numbers: dict[tuple[int, int], int] = {}
+    return [numbers.setdefault(pair, len(numbers)) for pair in pairs]

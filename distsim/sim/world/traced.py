@@ -1,15 +1,24 @@
-"""Who of a job's ranks is traced: every one, or one of each kind of those that do the same (equal_ranks.py)."""
+"""Which of a job's ranks are traced: every one within a budget of work, beyond it a sample (equal_ranks.py)."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from distsim.debug.records import CallRecord, Group, Phase
+from distsim.debug.records import CallRecord, Group
 from distsim.debug.words.phrases import ranks_text
+from distsim.errors import UsageError
 from distsim.sim.isolation.process import current_task
 from distsim.sim.kernel.task import Killed
-from distsim.sim.world.equal_ranks import EqualRanks, StartAgain, Unlike, families
+from distsim.sim.world.equal_ranks import (
+    RankTrace,
+    Sample,
+    StartAgain,
+    Unlike,
+    families,
+    kinds_by_place,
+)
 
 if TYPE_CHECKING:
     import simpy
@@ -18,15 +27,23 @@ if TYPE_CHECKING:
     from distsim.cluster.graph.link import Slot
     from distsim.sim.isolation.output import Held
     from distsim.sim.isolation.process import SimProcess
+    from distsim.sim.isolation.undo import UndoLog
 
 __all__ = ["Traced"]
 
-FEW_UNEQUAL = 64
-"""Up to so many ranks, all are traced where two make the same calls with other operators between them."""
-FEW_ODD = 512
-"""Up to so many, where three do that, each its own."""
-FEW_VALUES = 64
-"""Up to so many ranks, all are traced where they bring values of their own to a collective."""
+MOST_TRACED = 512
+"""Threads of ranks that the machine carries well: of more ranks a sample is traced from the first use of a GPU."""
+OPERATOR_S = 250e-6
+"""CPU seconds here of an operator on a simulated GPU, with its views and the Python around it."""
+HOST_FACTOR = 40.0
+"""CPU seconds here of a second of a rank's computing on its host: there it has its share of the cores and the memory
+of a node, here one core (measured on random weights of 539 million parameters: 5 to 7 s for 0.14)."""
+RANK_S = 0.008
+"""CPU seconds here of a rank that does nothing: its thread, its imports, its group."""
+START_S = 5.0
+"""CPU seconds here of a run's start: torch, the first use of a GPU."""
+COMPARED_STEPS = 2
+"""Optimizer steps for which the ranks of a sample are compared."""
 
 
 class Job(Protocol):
@@ -34,255 +51,170 @@ class Job(Protocol):
 
     env: simpy.Environment
     crash: BaseException | None
-    """What ends the run; set here where it has to start again with other kinds."""
+    """What ends the run; set here where it has to start again with another sample."""
     world_size: int
+    launcher: SimProcess | None
     processes: list[SimProcess]
     rank_processes: dict[int, SimProcess]
     slots: list[Slot]
+    stores: dict[tuple[str, Any], Any]
 
     @property
     def communicators(self) -> Mapping[Any, Any]: ...
 
     def note(self, text: str) -> None: ...
 
-    def only_first_has_begun(self) -> bool: ...
-
 
 class Traced:
-    """The ranks of *job* that come themselves. *equal*: who does the same, None where every one is traced;
-    *may_be_equal*: whether ranks are looked at as kinds once the program uses a GPU; *held*: the streams that show
-    what ranks print only once the run will not begin anew."""
+    """The ranks of *job* that come themselves.
 
-    def __init__(self, job: Job, equal: EqualRanks | None, may_be_equal: bool, held: Sequence[Held]) -> None:
+    The work of tracing is counted in operators, not measured: a busy machine changes neither what is traced nor what is
+    reported.
+
+    Args:
+        job: The world.
+        sample: Who is traced; None: every rank, as long as *budget_s* lasts.
+        budget_s: CPU seconds (estimated) for all ranks of a program that works on GPUs; None: no limit.
+        held: The streams that show what ranks print only once the run will not begin anew.
+        undo: What ranks have changed on disk so far; None: the run never begins anew.
+    """
+
+    def __init__(
+        self, job: Job, sample: Sample | None, budget_s: float | None, held: Sequence[Held], undo: UndoLog | None
+    ) -> None:
         self._job = job
-        self.equal = equal
-        self._may_be_equal = may_be_equal
+        self.sample = sample
+        self._budget_s = budget_s
         self._held = held
-        self._ranks: frozenset[int] = frozenset() if equal is None else equal.traced
+        self._undo = undo
+        self.counts = sample is not None
+        """Whether operators and calls of ranks are counted: once the program works on GPUs."""
+        self._traces: dict[int, RankTrace] = {}
+        self._host_s: dict[int, float] = {}
+        self._most_s = self._second_s = 0.0
+        self._most_rank = -1
+        self._is_compared = False
+        self._odd: set[int] = set()
+        """Ranks of the sample that stand for themselves alone: they did not do the same as others of their kind."""
         self.cuts_unevenly = False
         """Ranks have parts of several sizes of some parameter, the first of each kind the largest."""
         self.apart: set[Any] = set()
         """Threads in which each rank does its own by rights (checkpoints.py), so that they are not compared."""
-        self.unseen = ""
-        """What the run cannot tell of, because it did not trace every rank throughout."""
 
     def __contains__(self, rank: int) -> bool:
-        return self.equal is None or rank in self._ranks
+        return self.sample is None or rank in self.sample.traced
+
+    @property
+    def not_traced(self) -> list[int]:
+        """Ranks of which nothing is known at the end: they did not run, or not to their end."""
+        return [] if self.sample is None else sorted(set(range(self._job.world_size)) - self.sample.traced)
 
     @property
     def not_all(self) -> bool:
         """Whether some rank stands for others."""
-        return self.equal is not None and len(self._ranks) < self._job.world_size
+        return self.sample is not None and len(self.sample.traced) < self._job.world_size
 
     def number_of(self, world_size: int) -> int:
         """How many of *world_size* ranks come themselves."""
-        return len(self._ranks) if self.equal is not None and world_size == self._job.world_size else world_size
+        return len(self.sample.traced) if self.sample is not None and world_size == self._job.world_size else world_size
 
     def standing_for(self, group: Group) -> list[int] | None:
         """For each member of *group* the place of who arrives for it; None: everybody arrives."""
-        if self.equal is None:
+        if self.sample is None or not self.not_all:
             return None
         try:
-            return self.equal.standing_for(group.ranks, self._ranks)
+            return self.sample.standing_for(group.ranks)
         except Unlike:
-            self.split_by(group)
+            if not self.sample.traced.isdisjoint(group.ranks):
+                self.split_by(group)
             return list(range(len(group.ranks)))
 
-    def uses_gpu(self) -> None:
-        """The program uses a GPU for the first time: from here on one rank of each kind is enough."""
-        if not self._may_be_equal:
-            return
-        self._may_be_equal = False
-        job = self._job
-        equal = EqualRanks.of_one_kind(job.world_size)
-        equal.host_s = max(process.compute_s for process in job.processes)
-        if equal.is_no_longer_small:
-            equal.sample()
-        if not job.only_first_has_begun():
-            job.crash = StartAgain(equal, "the program uses GPUs")
-            return
-        self.equal, self._ranks = equal, equal.traced
-        for process in list(job.processes):
-            if process.rank not in self._ranks:
-                assert process.main_task is not None
-                process.main_task.cancel()
-                job.processes.remove(process)
-                del job.rank_processes[process.rank]
+    # -- the work
 
-    def decide(self) -> None:
-        """An operator came with which something may be decided (EqualRanks.saw_operator)."""
-        equal = self.equal
-        assert equal is not None
-        if equal.is_no_longer_small:
-            self._sample()
-        elif equal.is_believed:
-            self._go_on_with_few(equal)
+    def uses_gpu(self) -> None:
+        """The program works on a GPU for the first time: from here on the work of its ranks counts."""
+        job = self._job
+        if self._budget_s is None or self.counts or self.sample is not None or job.launcher is not None:
+            return
+        self.counts = True
+        for process in job.processes:
+            self._add_host(process)
+        if job.world_size > MOST_TRACED or self._is_over():
+            self._take_sample()
+
+    def saw_operator(self, rank: int, number: int | None) -> None:
+        """Rank *rank* launches an operator on its GPU, that of a plan's *number*; None: a copy from or to the host or
+        what reads a value, as one rank does that logs, which makes it not unlike the others."""
+        trace = self._traces.get(rank)
+        if trace is None:
+            trace = self._traces[rank] = RankTrace()
+        trace.add_operator(number)
+        if not trace.operators & 63:
+            self._add(rank, trace.operators * OPERATOR_S + self._host_s.get(rank, 0.0))
 
     def computed(self, process: SimProcess) -> None:
-        """A traced rank has computed on its host: all of a few would, and hold what they make of it, before any of them
-        moves it to its GPU."""
-        equal = self.equal
-        if equal is not None and process.rank in self._ranks:
-            equal.host_s = max(equal.host_s, process.compute_s)
-            if equal.is_no_longer_small:
-                self._sample()
+        """A rank has computed on its host."""
+        self._add_host(process)
+        if self._is_over():
+            self._take_sample()
 
-    def _sample(self) -> None:
-        """The program is not a small one: of its few ranks only one of each kind and one to compare it with go on."""
-        equal, job = self.equal, self._job
-        assert equal is not None
-        gone = equal.sample()
-        left = self._ranks - gone
-        for communicator in job.communicators.values():
-            members = set(communicator.group.ranks)
-            if communicator.has_messages and members & gone and members & left:
-                self.split_by(communicator.group)
-                return
-        self._give_up(gone)
+    def _add_host(self, process: SimProcess) -> None:
+        rank = process.rank
+        self._host_s[rank] = host_s = process.compute_s * HOST_FACTOR
+        trace = self._traces.get(rank)
+        self._note_work(rank, host_s + (0.0 if trace is None else trace.operators * OPERATOR_S))
 
-    def split_by(self, group: Group) -> None:
-        """Members of *group* send to each other: their places make them kinds."""
-        assert self.equal is not None
+    def _add(self, rank: int, seconds: float) -> None:
+        self._note_work(rank, seconds)
+        if self._is_over():
+            self._take_sample()
+
+    def _note_work(self, rank: int, seconds: float) -> None:
+        if rank == self._most_rank:
+            self._most_s = max(self._most_s, seconds)
+        elif seconds > self._most_s:
+            self._second_s, self._most_s, self._most_rank = self._most_s, seconds, rank
+        elif seconds > self._second_s:
+            self._second_s = seconds
+
+    @property
+    def all_s(self) -> float:
+        """The CPU seconds (estimated) of tracing every rank as far as this, where all do as much as the second most
+        busy one: a rank that computes alone, as rank 0 does that loads a checkpoint for all, is counted once."""
+        size = self._job.world_size
+        return RANK_S * size + self._most_s + self._second_s * (size - 1)
+
+    def _is_over(self) -> bool:
+        return self.sample is None and self._budget_s is not None and self.all_s > self._budget_s
+
+    def _take_sample(self) -> None:
+        """Go on with a few ranks. Those that send to each other are kinds by their places."""
         job = self._job
+        communicators = list(job.communicators.values())
+        sending = [(c.group.ranks, c.group.label) for c in communicators if c.has_messages]
         made = [r.new_ranks for p in job.processes for r in p.calls.kept() if r.op == "new_group" and r.new_ranks]
-        family = next((f for f in families(list(dict.fromkeys(made))) if group.ranks in f), [group.ranks])
-        places = {rank: place for ranks in family for place, rank in enumerate(ranks)}
-        equal = self.equal.split(places, f"its place in groups such as {group.label}")
-        kinds = None if equal.kinds == self.equal.kinds else equal  # the same would come to the same end
-        if job.crash is None:
-            job.crash = StartAgain(kinds, f"ranks of group {group.label} send to each other")
-
-    def share_gpus(self) -> None:
-        """Ranks at other places on their nodes have brought GPUs of the same number: whether two of one node do is seen
-        where a rank of each place is traced."""
-        equal, job = self.equal, self._job
-        if equal is None or job.crash is not None:
+        whole = [f for f in families(list(dict.fromkeys(made))) if any(ranks in f for ranks, _ in sending)]
+        labels = dict(sending)
+        members = {ranks: labels.get(ranks, sending[0][1]) for family in whole for ranks in family} | labels
+        sample = kinds_by_place(job.world_size, list(members.items()))
+        sample.complete([c.group.ranks for c in communicators], [ranks for ranks, _ in sending])
+        self.sample = sample
+        if not self.not_all:  # ranks that send to each other in the default group are all of different kinds
+            self.sample, self._budget_s, self.counts = None, None, False
             return
-        places = {slot.rank: slot.local_rank for slot in job.slots}
-        split = equal.split(places, "its place on its node")
-        if split.kinds != equal.kinds:
-            job.crash = StartAgain(split, "ranks at several places on their nodes use GPUs of the same number")
-
-    def saw_call(self, process: SimProcess, record: CallRecord, inputs: Sequence[Tensor] | None) -> None:
-        """A traced rank makes a call; *inputs*: its values, where they are known."""
-        equal, job = self.equal, self._job
-        if equal is None or equal.compared or equal.values_differ or current_task() in self.apart:
-            return
-        equal.saw_call(process.rank, record, inputs)
-        if equal.values_differ and equal.are_all_traced:
-            self.equal = None  # each is traced for itself anyway
-            return
-        if equal.values_differ and job.world_size <= FEW_VALUES and job.crash is None:
-            where = "" if record.site is None else f" at {record.site.file}:{record.site.line}"
-            job.crash = StartAgain(None, f"ranks bring values of their own to {record.op}{where}")
-
-    def ended_step(self, process: SimProcess) -> None:
-        """A traced rank's optimizer has made a step: doubles that did the same are traced no more."""
-        equal, job = self.equal, self._job
-        for stream in self._held if job.crash is None else ():
-            stream.release()
-        self._held = ()
-        if equal is None or equal.compared:
-            return
-        equal.ended_step(process.rank)
-        while (found := equal.difference()) is not None:
-            if equal.are_all_traced:
-                self.equal = None
-                return
-            if not found.same_calls or job.world_size <= FEW_UNEQUAL:
-                why = f"ranks {found.leader} and {found.double} did not do the same in step {found.step}"
-                job.crash = job.crash or StartAgain(None, why)
-                return
-            calls = f"ranks {found.leader} and {found.double} make the same calls, with other operators between them"
-            if not self.cuts_unevenly and not equal.witnessed:
-                job.crash = job.crash or StartAgain(equal.with_witnesses(), f"{calls}: a third one says who is odd")
-                return
-            # torch.chunk gives the first ranks whole parts: what they do is the most that any rank does.
-            odd = found.double if self.cuts_unevenly else equal.odd_one(found)
-            if odd is None:
-                return
-            if odd == found.leader and not equal.set_apart:
-                job.crash = job.crash or StartAgain(
-                    equal.without(odd), f"{calls}, and rank {odd} is alone with its own"
-                )
-                return
-            if odd < 0 and job.world_size <= FEW_ODD:
-                job.crash = job.crash or StartAgain(None, f"{calls}, and a third one others still")
-                return
-            if odd < 0 or odd == found.leader:  # the first two are odd: so are many, and the first does most
-                odd = found.double
-            equal.own.add(odd)
-            job.note(
-                f"ranks {found.leader} and {odd} make the same calls, with other operators or shapes between them (the "
-                f"last ranks have less of a tensor that is cut unevenly): rank {odd} is traced for itself, and rank "
-                f"{found.leader} for all others of their kind (--ranks all traces every one)"
-            )
-        if equal.is_believed:
-            self._go_on_with_few(equal)
-
-    def _go_on_with_few(self, equal: EqualRanks) -> None:
-        """Doubles have done what their leaders did for long enough."""
-        job = self._job
-        equal.compared = True
-        if equal.values_differ:
-            job.note(
-                "ranks bring values of their own to collectives; of equal ranks one was traced, and its values stand "
-                "for the others' (--ranks all traces every rank)"
-            )
-        gone = self._who_may_go(equal)
-        left, steps = self._ranks - gone, max((len(steps) for steps in equal.steps.values()), default=0)
-        if len(left) == job.world_size:
-            return
-        after = f" after step {steps}" if gone else ""
-        others = ranks_text(sorted(set(range(job.world_size)) - left))
-        self.unseen = f"what {others} may do otherwise{after} (--ranks all traces every rank throughout)"
-        then = f"then {ranks_text(sorted(left))}" if gone else "and go on"
-        job.note(
-            f"{ranks_text(sorted(equal.traced))} of {job.world_size} were traced and compared for "
-            f"{steps} step{'s' * (steps > 1)}, {then} for all of their kind (--ranks all traces every one throughout)"
-        )
-        self._give_up(gone)
-
-    def tell(self) -> None:
-        """A run whose ranks were never compared to the end: who was traced."""
-        if self.equal is not None and not self.equal.compared and len(self._ranks) < self._job.world_size:
-            others = sorted(set(range(self._job.world_size)) - self._ranks)
-            self.unseen = f"what {ranks_text(others)} may do otherwise (--ranks all traces every rank)"
-            self._job.note(
-                f"{ranks_text(sorted(self._ranks))} of {self._job.world_size} were traced, for all of their kind"
-            )
-
-    def _who_may_go(self, equal: EqualRanks) -> frozenset[int]:
-        """Of two ranks of a kind the second, unless it tells the user something that the first does not, whatever their
-        numbers: many programs log on the last rank, and then those that it sends to stay with it (its pipeline). The
-        first stays: more log on rank 0, at times not before a later step."""
-        said = {
-            rank: set().union(*(s.said for s in (p.stdout, p.stderr) if s is not None))
-            for rank, p in self._job.rank_processes.items()
-        }
-        pairs = [(leader, double) for double, leader in equal.pairs() if double not in equal.own]
-        last = dict(pairs)  # of several that log, one is enough
-        gone = frozenset(d for leader, d in pairs if said[d] <= said[leader] or d != last[leader])
-        groups = [communicator.group.ranks for communicator in self._job.communicators.values()]
-        while needed := gone & equal.needed_by(groups, self._ranks - gone):
-            gone -= needed
-        return gone
-
-    def _give_up(self, gone: frozenset[int]) -> None:
-        """*gone* are traced no more: others arrive for them."""
-        job = self._job
-        self._ranks -= gone
+        gone = [rank for rank in job.rank_processes if rank not in sample.traced]
         for rank in gone:
             self._retire(job.rank_processes.pop(rank))
-        for communicator in list(job.communicators.values()):
+        for communicator in communicators:
             communicator.fewer_traced()
+        for values in job.stores.values():
+            values.change()  # who waits there for all ranks waits for fewer
         task = current_task()
         if task is not None and task.doom is not None:
             raise task.doom
 
     def _retire(self, process: SimProcess) -> None:
-        """*process* has been traced long enough; nothing of its end is seen."""
-        process.phase, process.exit_code, process.end_s = Phase.FINISHED, 0, float(self._job.env.now)
+        """*process* is traced no more: how it ends is not known."""
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.finish()
@@ -294,3 +226,136 @@ class Traced:
             task.doom = Killed()
             if task is not current_task():
                 task.interrupt(task.doom)
+
+    # -- another sample
+
+    def split_by(self, group: Group) -> None:
+        """Members of *group* send to each other: their places make them kinds."""
+        assert self.sample is not None
+        job = self._job
+        made = [r.new_ranks for p in job.processes for r in p.calls.kept() if r.op == "new_group" and r.new_ranks]
+        family = next((f for f in families(list(dict.fromkeys(made))) if group.ranks in f), [group.ranks])
+        places = {rank: place for ranks in family for place, rank in enumerate(ranks)}
+        split = self.sample.split(places, f"its place in groups such as {group.label}")
+        self._begin_anew(split, f"ranks of group {group.label} send to each other")
+
+    def writes(self, file: Any) -> None:
+        """A rank writes *file* over, a path or what is open already."""
+        if self._undo is not None and self._held and isinstance(file, str | os.PathLike):
+            self._undo.opens(file, os.O_WRONLY)
+
+    def share_gpus(self) -> None:
+        """Ranks at other places on their nodes have brought GPUs of the same number: whether two of one node do is seen
+        where a rank of each place is traced."""
+        if self.sample is None or not self.not_all:
+            return
+        places = {slot.rank: slot.local_rank for slot in self._job.slots}
+        split = self.sample.split(places, "its place on its node")
+        if split.traced != self.sample.traced:
+            self._begin_anew(split, "ranks at several places on their nodes use GPUs of the same number")
+
+    def _begin_anew(self, sample: Sample, why: str) -> None:
+        job = self._job
+        if job.crash is not None:
+            return
+        if not self._held or self._undo is None or not self._undo.is_complete:
+            traced = ranks_text(sorted(self.sample.traced if self.sample else ()))
+            job.crash = UsageError(
+                f"{why}, and of {job.world_size} ranks only {traced} are traced. The run cannot begin anew with those "
+                "that they need, because the program has printed or written what cannot be taken back. --ranks all "
+                "traces every rank, a larger --budget SECONDS goes on with every rank for longer"
+            )
+            return
+        job.crash = StartAgain(sample, why)
+
+    # -- what the ranks of a sample do
+
+    def saw_call(self, process: SimProcess, record: CallRecord, inputs: Sequence[Tensor] | None) -> None:
+        """A traced rank makes a call; *inputs*: its values, where they are known."""
+        if self._is_compared or current_task() in self.apart:
+            return
+        trace = self._traces.get(process.rank)
+        if trace is None:
+            trace = self._traces[process.rank] = RankTrace()
+        trace.add_call(record, inputs)
+
+    def ended_step(self, process: SimProcess) -> None:
+        """A traced rank's optimizer has made a step: nothing begins anew after the first."""
+        for stream in self._held if self._job.crash is None else ():
+            stream.release()
+        if self._held and self._undo is not None:
+            self._undo.close()
+        self._held = ()
+        if self.counts and not self._is_compared:
+            self._traces.setdefault(process.rank, RankTrace()).end_step()
+            if self.sample is not None:
+                self._compare(self.sample)
+
+    def _compare(self, sample: Sample) -> None:
+        """Find the ranks that are not like the others of their kind: they stand for themselves alone."""
+        steps = min(len(self._traces[r].steps) if r in self._traces else 0 for r in sample.traced)
+        for kind, ranks in list(sample.by_kind.items()):
+            did = {rank: self._traces[rank].steps[:steps] for rank in ranks if rank not in self._odd and steps}
+            if len(set(map(tuple, did.values()))) < 2:
+                continue
+            leader, others = ranks[0], [rank for rank in did if rank != ranks[0]]
+            agreeing = len(others) > 1 and all(did[rank] == did[others[0]] for rank in others)
+            if agreeing and not self.cuts_unevenly:
+                # torch.chunk gives the first ranks whole parts: what they do is the most that any rank does.
+                odd = [leader]
+                sample.leave_to(kind, others[0])
+            else:
+                odd = [rank for rank in others if did[rank] != did[leader]]
+            self._odd.update(odd)
+            self._job.note(
+                f"{ranks_text(odd)} of {ranks_text(sorted(did))} did other operators or calls by the end of step "
+                f"{steps}: rank {sample.by_kind[kind][0]} stands for those that are not traced (--ranks all traces "
+                "every one)"
+            )
+            for communicator in self._job.communicators.values():
+                communicator.fewer_traced()
+        self._is_compared = steps >= COMPARED_STEPS
+
+    def tell(self) -> None:
+        """The run is over: note what a sample leaves open."""
+        sample = self.sample
+        if sample is None or not self.not_all:
+            return
+        values = [self._traces[rank].values for rank in sorted(sample.traced) if rank in self._traces]
+        if any(mine != values[0][: len(mine)] and values[0] != mine[: len(values[0])] for mine in values):
+            self._job.note(
+                "ranks bring values of their own to collectives, and those of the ranks that ran stand for the others' "
+                "(--ranks all traces every rank)"
+            )
+
+    @property
+    def unseen(self) -> str:
+        """What the run cannot tell of, because it did not trace every rank to its end; empty where it did."""
+        others = self.not_traced
+        if not others:
+            return ""
+        verb = "was" if len(others) == 1 else "were"
+        size = self._job.world_size
+        return (
+            f"{size - len(others)} of {size} ranks ran to their end; {ranks_text(others)} {verb} not run, or not that "
+            f"far (--ranks all: about {_rounded(self._whole_s())} of CPU time)"
+        )
+
+    def _whole_s(self) -> float:
+        """What tracing every rank to the end of the program would take."""
+        sample = self.sample
+        assert sample is not None
+        total_s = START_S
+        for rank in sample.traced:
+            trace = self._traces.get(rank)
+            own_s = RANK_S + self._host_s.get(rank, 0.0) + (0.0 if trace is None else trace.operators * OPERATOR_S)
+            total_s += own_s * len(sample.stands_for(rank))
+        return total_s
+
+
+def _rounded(seconds: float) -> str:
+    """A rough figure: nobody plans by the second digit of an estimate."""
+    minutes = seconds / 60.0
+    if minutes < 2.0:
+        return f"{max(1.0, seconds):.1g} s" if seconds < 10 else f"{round(seconds, -1):.0f} s"
+    return f"{minutes:.0f} min" if minutes < 120.0 else f"{minutes / 60.0:.0f} h"

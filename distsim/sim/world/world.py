@@ -33,7 +33,7 @@ from distsim.sim.kernel.limits import Limits
 from distsim.sim.kernel.scheduler import Scheduler, Unwind
 from distsim.sim.kernel.task import Killed
 from distsim.sim.observe.user_stack import user_stack
-from distsim.sim.world.equal_ranks import EqualRanks
+from distsim.sim.world.equal_ranks import Sample
 from distsim.sim.world.injected import Injected
 from distsim.sim.world.room import limited_by
 from distsim.sim.world.traced import Traced
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from distsim.sim.isolation.output import Held, RankStream
     from distsim.sim.isolation.switches import Host
+    from distsim.sim.isolation.undo import UndoLog
     from distsim.sim.kernel.schedule import Schedule
 
 __all__ = ["Setting", "Surroundings", "World"]
@@ -95,12 +96,14 @@ class Setting:
     schedule: Schedule | None = None
     memory: Any = None
     """Where somebody asked for it: see memory.Memory."""
-    equal: EqualRanks | None = None
-    """Which ranks are known to do the same; None: every one is traced."""
+    sample: Sample | None = None
+    """Which ranks are traced; None: every one, as long as the budget lasts."""
+    budget_s: float | None = None
+    """CPU seconds for tracing all ranks of a program that works on GPUs; None: no limit."""
     held: Sequence[Held] = ()
     """The streams that show what ranks print only once the run will not begin anew."""
-    may_be_equal: bool = False
-    """Whether ranks are looked at as kinds once the program uses a GPU."""
+    undo: UndoLog | None = None
+    """What is taken back of a run that begins anew; None: it does not."""
     keeps_all_calls: bool = False
     """For a trace or a scenario; else the last ones tell (call_log.py)."""
     keeps_slices: bool = False
@@ -165,7 +168,7 @@ class World(Scheduler):
         self._store_waiters: list[simpy.Event] = []
         self._next_port = 40_000
         self.late_ranks_are_planted = setting.late_ranks_are_planted
-        self.traced = Traced(self, setting.equal, setting.may_be_equal, setting.held)
+        self.traced = Traced(self, setting.sample, setting.budget_s, setting.held, setting.undo)
         self.faults = setting.faults(self)
 
     @functools.cached_property

@@ -57,9 +57,12 @@ def lanes(material: Material, left_out: dict[str, str]) -> dict[str, Any]:
                     calls.append(_call(call))
                 number = numbers[id(call)]
             slices.append([lane, kind, _s(begin), _s(end), text, number])
-    shown = [sorted({r for rank in group for r in material.alike.get(rank, (rank,))}) for group in groups]
+    stands = [sum(len(material.alike.get(rank, (rank,))) - 1 for rank in group) for group in groups]
     return {
-        "lanes": [{"ranks": of, "name": _name(of)} for of in shown],
+        "lanes": [
+            {"ranks": group, "name": _name(group) + (f", for {others:,} that did not run" if others else "")}
+            for group, others in zip(groups, stands, strict=True)
+        ],
         "slices": slices,
         "calls": calls,
     }

@@ -61,6 +61,8 @@ def headline(document: Mapping[str, Any], diagnoses: Sequence[Diagnosis]) -> tup
     if document.get("snapshot"):
         return "RUNNING", "good"
     code = document.get("exit_code")
+    if document.get("not_traced") and code in (0, 5):
+        return "NOT PROVEN", "warning"
     if code:
         return "FAILED", "bad"
     return ("HEALTHY", "good") if "events" not in document else ("FINISHED", "good")

@@ -156,7 +156,7 @@ class SimGroup(Questions):
             work.outlives_python(of_torch=record.waited)
         received, given = (tuple(call.inputs), tuple(call.outputs)) if memory is None else memory
         arrival = Arrival(process, record, work, received, given)
-        if world.traced.equal is not None:
+        if world.traced.counts:
             world.traced.saw_call(process, record, received)
         if at_once or meet is None:
             self._number(record)
@@ -238,7 +238,8 @@ class SimGroup(Questions):
             claim_buffers((*call.inputs, *call.outputs))
         work.device, work.host_waits = device, record.op == "barrier"
         side = known_of(task, call.inputs, call.outputs)
-        world.traced.saw_call(process, record, None if side.guess else side.inputs)
+        if world.traced.counts:
+            world.traced.saw_call(process, record, None if side.guess else side.inputs)
         if side.outputs:
             pend(side, work)
         inputs: Tensors = ()

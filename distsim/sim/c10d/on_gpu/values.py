@@ -51,6 +51,8 @@ def pend(side: HostSide, work: SimWork) -> None:
     def force() -> None:
         if not work.done.processed:
             require_task().wait(work.done, CallWait(work.record))
+        if side.outputs:  # it ended without moving anything: it failed, or its rank looks past a mismatch
+            _leave_as_is(side)
 
     for tensor in side.outputs:
         side.values.pend(tensor, force)
@@ -72,11 +74,7 @@ def compute(members: Sequence[Arrival], data: Callable[[list[Any]], None]) -> No
     for who, side in sides.items():
         outputs = []
         for tensor, before in zip(side.outputs, side.before, strict=True):
-            storage = tensor.untyped_storage()
-            if before is None:
-                storage.__dict__.pop("_distsim_shadow", None)
-            else:
-                storage._distsim_shadow = before
+            _restore(tensor, before)
             if known:
                 host = side.values.host(tensor)
                 outputs.append(_blank(tensor) if host is None else host.clone())
@@ -88,6 +86,22 @@ def compute(members: Sequence[Arrival], data: Callable[[list[Any]], None]) -> No
         for place, tensor in enumerate(side.outputs):
             side.values.write(tensor, twins[who].outputs[place] if known else None, guess)
         side.outputs = []
+
+
+def _leave_as_is(side: HostSide) -> None:
+    """The outputs hold what they held before the call. DDP's reducer divides its buckets anew by numbers that it has
+    broadcast, and reads past their end where these are gone."""
+    for tensor, before in zip(side.outputs, side.before, strict=True):
+        _restore(tensor, before)
+    side.outputs = []
+
+
+def _restore(tensor: Tensor, before: Any) -> None:
+    storage = tensor.untyped_storage()
+    if before is None:
+        storage.__dict__.pop("_distsim_shadow", None)
+    else:
+        storage._distsim_shadow = before
 
 
 def _blank(tensor: Tensor) -> Tensor:

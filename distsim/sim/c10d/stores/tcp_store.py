@@ -78,7 +78,7 @@ class TCPStore(SimStore):
             self._values.data["init/"] = str(self._values.clients).encode()
             self._values.change()
             if is_master:  # keeps the server alive until all have come
-                self._wait_for_workers(task, task.world.traced.number_of(world_size), give_up_s)
+                self._wait_for_workers(task, world_size, give_up_s)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         if len(keys) != len(values):
@@ -86,8 +86,8 @@ class TCPStore(SimStore):
         super().multi_set(keys, values)
 
     def _wait_for_workers(self, task: RankTask, world_size: int, give_up_s: float) -> None:
-        values = self._values
-        while values.clients < world_size:
+        values, traced = self._values, task.world.traced
+        while values.clients < traced.number_of(world_size):
             seconds, joined = int(self._timeout.total_seconds()) + 1, f"{values.clients}/{world_size}"
             text = f"Timed out after {seconds} seconds waiting for clients. {joined} clients joined."
             why = _waiting(task, StoreWait((f"{world_size - values.clients} more clients",), "workers of the store"))

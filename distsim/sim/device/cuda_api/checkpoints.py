@@ -79,6 +79,9 @@ def _size(file: Any) -> int | None:
 
 def _save(real: Callable[..., Any]) -> Callable[..., Any]:
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        task = current_task()
+        if task is not None:
+            task.world.traced.writes(f)  # torch opens it in C++, which no audit hook hears of
         real(obj, f, *args, **kwargs)
         task, nbytes = _saves(), _size(f)
         if task is not None and nbytes:
@@ -200,6 +203,10 @@ def _plan_for_all(real: Callable[..., Any]) -> Callable[..., Any]:
         task = current_task()
         if task is None or not task.world.traced.not_all:
             return real(self, plans)
+        task.world.note(
+            "the distributed checkpoint on disk has the parts of the ranks that ran, and no others (--ranks all writes "
+            "all of them)"
+        )
         from torch.distributed.checkpoint import default_planner as planner
 
         validate = planner._validate_global_plan

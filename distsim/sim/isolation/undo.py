@@ -1,0 +1,126 @@
+"""What ranks have made on disk while their run may still begin anew, so that it can be taken back.
+
+A run that begins anew executes the program a second time: what the first execution left behind would be visible twice.
+Files and folders that it made are removed again, and files that it appended to are cut back. After any other effect (a
+file written over, renamed or removed, a connection, a started program) nothing is taken back and nothing begins anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import Any
+
+from distsim.sim.kernel.task import current_task
+
+__all__ = ["UndoLog"]
+
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_FINAL = frozenset(
+    [f"os.{name}" for name in ("chmod", "chown", "exec", "fork", "forkpty", "link", "posix_spawn", "setxattr")]
+    + [f"os.{name}" for name in ("removexattr", "spawn", "startfile", "symlink", "system", "truncate")]
+    + ["socket.connect", "socket.sendto", "subprocess.Popen", "sqlite3.connect", "pty.spawn"]
+)
+"""Audit events of effects that are not taken back. Removing and renaming depend on what is removed."""
+_CACHE = "__pycache__"
+
+_open_logs: list[UndoLog] = []
+_is_listening = False
+
+
+class UndoLog:
+    """The effects on files that ranks had from `open` to `close`."""
+
+    def __init__(self) -> None:
+        self.is_complete = True
+        """Whether all effects so far can be taken back."""
+        self._made: list[str] = []
+        self._sizes: dict[str, int] = {}
+
+    def open(self) -> None:
+        """Listen to what ranks do from now on."""
+        global _is_listening
+        if not _is_listening:  # an audit hook cannot be removed again
+            sys.addaudithook(_on_event)
+            _is_listening = True
+        _open_logs.append(self)
+
+    def close(self) -> None:
+        """Listen no more."""
+        if self in _open_logs:
+            _open_logs.remove(self)
+
+    def undo(self) -> None:
+        """Take all of it back."""
+        self.close()
+        for path in reversed(self._made):
+            with contextlib.suppress(OSError):
+                if os.path.isdir(path) and not os.path.islink(path):
+                    os.rmdir(path)
+                else:
+                    os.remove(path)
+        for path, size in self._sizes.items():
+            with contextlib.suppress(OSError):
+                os.truncate(path, size)
+
+    def on_event(self, event: str, args: tuple[Any, ...]) -> None:
+        """Note an audit event of a rank."""
+        if event == "open":
+            if (args[2] or 0) & _WRITES:
+                self.opens(args[0], args[2])
+        elif event == "os.mkdir":
+            self._makes(args[0])
+        elif event in ("os.remove", "os.rmdir"):
+            path = _path(args[0])
+            if path in self._made:
+                self._made.remove(path)
+            else:
+                self.is_complete = False
+        elif event == "os.rename":
+            self._renames(_path(args[0]), _path(args[1]))
+        elif event in _FINAL:
+            self.is_complete = False
+
+    def opens(self, target: Any, flags: int) -> None:
+        """A file is opened for writing. A number stands for one that is open already."""
+        if isinstance(target, int) or target is None:
+            return
+        path = _path(target)
+        if path in self._made or path in self._sizes or _CACHE in path or path.startswith("/dev/"):
+            return
+        try:
+            size = os.path.getsize(path)
+        except OSError:
+            self._made.append(path)
+            return
+        if flags & os.O_APPEND:
+            self._sizes[path] = size
+        else:
+            self.is_complete = self.is_complete and not size
+
+    def _makes(self, target: Any) -> None:
+        path = _path(target)
+        if not os.path.exists(path):
+            self._made.append(path)
+
+    def _renames(self, source: str, target: str) -> None:
+        if _CACHE in target:
+            return
+        if source not in self._made or (os.path.exists(target) and target not in self._made):
+            self.is_complete = False
+            return
+        self._made.remove(source)
+        if target not in self._made:
+            self._made.append(target)
+
+
+def _path(target: Any) -> str:
+    return os.path.abspath(os.fsdecode(target))
+
+
+def _on_event(event: str, args: tuple[Any, ...]) -> None:
+    if _open_logs and (event == "open" or event.startswith(("os.", "so", "su", "sq", "pty"))):
+        if current_task() is not None:
+            with contextlib.suppress(TypeError, ValueError, IndexError):
+                _open_logs[-1].on_event(event, args)
