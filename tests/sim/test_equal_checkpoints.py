@@ -64,8 +64,8 @@ def test_a_rank_writes_its_own_part(tmp_path: Path, how: str) -> None:
     assert any("checkpoint" in note for note in once.notes)
     one, other = once.training.saved, each.training.saved
     assert one.written_bytes == pytest.approx(other.written_bytes, rel=0.1)
-    # A rank that is compared knows no copy of its part: it writes it whole.
-    assert once.virtual_time_s == pytest.approx(each.virtual_time_s, rel=0.1 if how != HYBRID else 0.4)
+    # A rank of the sample that stands for no other knows of no copy of its part: it writes it whole.
+    assert once.virtual_time_s == pytest.approx(each.virtual_time_s, rel=0.1 if how != HYBRID else 0.7)
 
 
 def test_a_thread_that_saves_does_not_make_ranks_unequal(tmp_path: Path) -> None:

@@ -18,4 +18,5 @@ __all__ = [
     "switches",
     "torch_state",
     "tracebacks",
+    "undo",
 ]

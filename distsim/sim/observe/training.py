@@ -121,7 +121,7 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
     found = Training(gpu.name, num_gpus, gpu.memory_bytes, gpu.context_bytes)
     found.reads = _reads(used)
     found.fused = _fused(used)
-    # In a sample of ranks, one that stands for no other knows no copy of its part of a checkpoint, and writes all of it.
+    # In a sample of ranks, one that stands for no other knows of no copy of its part of a checkpoint: it writes all.
     writers = [p for p in used if len(like[p]) > 1] or used
     found.saved_rank, found.saved = max(
         ((p.rank, p.accelerators.saved) for p in writers), key=lambda each: (each[1].write_s + each[1].read_s, -each[0])
