@@ -30,7 +30,6 @@ from distsim.sim.isolation.environ import torchruns_environ
 from distsim.sim.isolation.output import Held, RankStream, open_streams
 from distsim.sim.isolation.process import SimProcess
 from distsim.sim.isolation.randomness import undrawn
-from distsim.sim.isolation.undo import UndoLog
 from distsim.sim.kernel.collector import paced, set_aside, set_more_aside
 from distsim.sim.kernel.interrupts import CtrlC
 from distsim.sim.observe.evidence import evidence as evidence_of
@@ -46,6 +45,7 @@ from distsim.sim.processes.lifecycle import Program, live
 from distsim.sim.world import Setting, Surroundings, World
 from distsim.sim.world.conditions import DATA, Conditions, RunRequest
 from distsim.sim.world.equal_ranks import StartAgain
+from distsim.sim.world.undo import UndoLog
 from distsim.watcher import beacon
 from distsim.watcher.overseer import watch_from_outside
 

@@ -18,5 +18,4 @@ __all__ = [
     "switches",
     "torch_state",
     "tracebacks",
-    "undo",
 ]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from distsim.cluster.graph.link import Slot
     from distsim.sim.isolation.output import Held
     from distsim.sim.isolation.process import SimProcess
-    from distsim.sim.isolation.undo import UndoLog
+    from distsim.sim.world.undo import UndoLog
 
 __all__ = ["Traced"]
 

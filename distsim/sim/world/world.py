@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
     from distsim.sim.isolation.output import Held, RankStream
     from distsim.sim.isolation.switches import Host
-    from distsim.sim.isolation.undo import UndoLog
     from distsim.sim.kernel.schedule import Schedule
+    from distsim.sim.world.undo import UndoLog
 
 __all__ = ["Setting", "Surroundings", "World"]
 
