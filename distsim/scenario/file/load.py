@@ -211,23 +211,9 @@ def _without(data: Mapping[str, Any], locations: Sequence[tuple[Any, ...]]) -> t
 
 
 def _beyond_the_schema(scenario: Scenario, numbers: Sequence[int]) -> typing.Iterator[str]:
-    """What only the program, the cluster and the rules themselves can tell."""
+    """What only the program, the cluster and the rules themselves can tell; *numbers* are those of the faults."""
     spec = scenario.spec
-    if scenario.file is not None and not scenario.file.is_file():
-        yield f"program: no script {brief(scenario.program)} beside the file (looked in {scenario.path.parent})"
-    elif scenario.file is None and scenario.function is None:
-        yield f"program: expected script.py, script.py:function or module:function, got {brief(spec.program)!r}"
-    else:
-        if scenario.function is not None:
-            source = scenario.file or module_source(scenario.program, scenario.path.parent)
-            if source is not None and lacks(source, scenario.function):
-                yield f"program: no function {brief(scenario.function)} in {brief(scenario.program)}"
-        places = {"line": spec.expect.line, "stuck_line": spec.expect.stuck_line}
-        if spec.expect.step_time is not None:
-            places["step_time.line"] = spec.expect.step_time.line
-        for key, marker in places.items():
-            if marker is not None and not scenario.marked(marker):
-                yield f"expect.{key}: no line of {brief(scenario.program)} ends with {brief(marker)!r}"
+    yield from _program(scenario)
     if spec.schedule is not None:
         try:
             Schedule.parse(spec.schedule)
@@ -243,28 +229,56 @@ def _beyond_the_schema(scenario: Scenario, numbers: Sequence[int]) -> typing.Ite
         yield f"on: {error}"
         return
     yield from _ranks(scenario, size)
-    if spec.backend == "gloo" and "payloads" in spec.guards:
-        yield "guards: payloads are watched in simulated runs only; use backend = 'sim'"
     if spec.backend == "gloo":
+        if "payloads" in spec.guards:
+            yield "guards: payloads are watched in simulated runs only; use backend = 'sim'"
         for key in ("results", "step_time", "busbw_above", "utilisation_below", "virtual_time_below_s", "memory_below"):
             if getattr(spec.expect, key) is not None:
                 yield f"expect.{key}: known of simulated runs only; use backend = 'sim'"
-    for number, fault, rule in zip(numbers, spec.faults, scenario.rules, strict=True):
+    for number, rule in zip(numbers, scenario.rules, strict=True):
         try:
             rule.check(scenario.cluster, size)
         except UsageError as error:
             yield f"faults[{number}]: {error}"
-        if spec.backend == "gloo" and fault.what in CUTS and isinstance(rule, NetworkRule):
+    if spec.backend == "gloo":
+        yield from _real_faults(scenario, numbers)
+
+
+def _program(scenario: Scenario) -> typing.Iterator[str]:
+    """Whether the program is there, with the lines that are expected of it."""
+    spec = scenario.spec
+    if scenario.file is not None and not scenario.file.is_file():
+        yield f"program: no script {brief(scenario.program)} beside the file (looked in {scenario.path.parent})"
+        return
+    if scenario.file is None and scenario.function is None:
+        yield f"program: expected script.py, script.py:function or module:function, got {brief(spec.program)!r}"
+        return
+    if scenario.function is not None:
+        source = scenario.file or module_source(scenario.program, scenario.path.parent)
+        if source is not None and lacks(source, scenario.function):
+            yield f"program: no function {brief(scenario.function)} in {brief(scenario.program)}"
+    markers = {"line": spec.expect.line, "stuck_line": spec.expect.stuck_line}
+    if spec.expect.step_time is not None:
+        markers["step_time.line"] = spec.expect.step_time.line
+    for key, marker in markers.items():
+        if marker is not None and not scenario.marked(marker):
+            yield f"expect.{key}: no line of {brief(scenario.program)} ends with {brief(marker)!r}"
+
+
+def _real_faults(scenario: Scenario, numbers: Sequence[int]) -> typing.Iterator[str]:
+    """Whether each fault can be injected into real processes, or a real network."""
+    for number, fault, rule in zip(numbers, scenario.spec.faults, scenario.rules, strict=True):
+        if fault.what in CUTS and isinstance(rule, NetworkRule):
             try:
                 cut_off(scenario.cluster, rule, scenario.num_hosts)
             except UsageError as error:
                 yield f"faults[{number}].what: {fault.what}: {error}"
-        elif spec.backend == "gloo" and fault.what not in REAL:
+        elif fault.what not in REAL:
             yield (
                 f"faults[{number}].what: {fault.what} cannot be injected into a real gloo run "
                 f"(possible: {', '.join((*REAL, *CUTS))}); use backend = 'sim'"
             )
-        elif spec.backend == "gloo" and rule.when.call is None:
+        elif rule.when.call is None:
             yield f"faults[{number}]: a real run needs a call at which the fault strikes (call = 3)"
 
 
