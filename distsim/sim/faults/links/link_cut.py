@@ -38,4 +38,4 @@ class _CutLinks(NetworkFault[LinkCut]):
         cut = self.state.cut(links, str(self.rule), self.struck_s)
         self.later(self.rule.reroute_s, lambda: self.state.notice(cut))
         if for_s is not None:
-            self.later(for_s, lambda: self.state.mend(cut))
+            self.later(for_s, lambda: self.state.end_cut(cut))

@@ -50,7 +50,7 @@ class _Flap(NetworkFault[LinkFlap]):
         while float(env.now) < end_s:
             cut = self.state.cut(links, str(self.rule), self.struck_s)
             yield env.timeout(self.rule.down_s)
-            self.state.mend(cut)
+            self.state.end_cut(cut)
             if env.peek() == float("inf") and not self.world.network.statistics().num_active_flows:
                 return  # nobody is left to notice; a deadlock must not be kept alive
             yield env.timeout(self.rule.period_s - self.rule.down_s)

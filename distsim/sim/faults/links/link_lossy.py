@@ -41,7 +41,7 @@ class _Lossy(NetworkFault[LinkLossy]):
     def strike(self, links: list[int], for_s: float | None) -> None:
         slowed = self.state.slow({link: self._slowness(link) for link in links})
         if for_s is not None:
-            self.later(for_s, lambda: self.state.quicken(slowed))
+            self.later(for_s, lambda: self.state.end_slowdown(slowed))
 
     def _slowness(self, link: int) -> tuple[float, float]:
         """Fraction of the bandwidth left, and the latency added."""

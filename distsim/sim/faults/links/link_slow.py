@@ -37,4 +37,4 @@ class _Slow(NetworkFault[LinkSlow]):
     def strike(self, links: list[int], for_s: float | None) -> None:
         slowed = self.state.slow(dict.fromkeys(links, (self.rule.factor, self.rule.extra_latency_s)))
         if for_s is not None:
-            self.later(for_s, lambda: self.state.quicken(slowed))
+            self.later(for_s, lambda: self.state.end_slowdown(slowed))

@@ -85,12 +85,12 @@ class PartFault(NetworkFault[R]):
         else:
             self.without_detour(cut)
         if for_s is not None:
-            self.later(for_s, lambda: self._mend(cut, instead))
+            self.later(for_s, lambda: self._end(cut, instead))
 
     def without_detour(self, cut: Cut) -> None:
         """Nobody has said who takes over."""
 
-    def _mend(self, cut: Cut, instead: dict[int, int]) -> None:
-        self.state.mend(cut)
+    def _end(self, cut: Cut, instead: dict[int, int]) -> None:
+        self.state.end_cut(cut)
         if instead:
             self.state.network.reroute({link: link for link in cut.links})

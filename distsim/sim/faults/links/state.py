@@ -48,8 +48,8 @@ class LinkState:
             self._apply(link)
         return made
 
-    def mend(self, cut: Cut) -> None:
-        """*cut* is over."""
+    def end_cut(self, cut: Cut) -> None:
+        """Let traffic cross the links of *cut* again, where no other fault has cut them."""
         for link in cut.links:
             self.down[link].remove(cut)
             if not self.down[link]:
@@ -76,8 +76,8 @@ class LinkState:
             self._apply(link)
         return made
 
-    def quicken(self, slowed: Slowed) -> None:
-        """*slowed* is over."""
+    def end_slowdown(self, slowed: Slowed) -> None:
+        """Restore the bandwidth and the latency that `slow` took."""
         for link in slowed.links:
             self._slow[link].remove(slowed)
             self._apply(link)

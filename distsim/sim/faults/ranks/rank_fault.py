@@ -48,7 +48,7 @@ class RankFault(Fault[R]):
     def _strike(self) -> None:
         for rank in self.rule.ranks:
             process = self.world.rank_processes.get(rank)
-            if process is not None and _stands(process):
+            if process is not None and _target_is_alive(process):
                 self.hit()
                 self._befall(process)
 
@@ -64,7 +64,7 @@ class RankFault(Fault[R]):
             record.issued_s = task.now_s()
 
     def _befall(self, process: SimProcess) -> None:
-        if not _stands(process):
+        if not _target_is_alive(process):
             return
         main = process.main_task
         frame = main.frame() if main is not None else None
@@ -81,8 +81,8 @@ class RankFault(Fault[R]):
         raise NotImplementedError
 
 
-def _stands(process: SimProcess) -> bool:
-    """Whether there is somebody to strike; ABSENT is on its way into the rendezvous."""
+def _target_is_alive(process: SimProcess) -> bool:
+    """Whether a fault can strike *process*; one that is ABSENT is on its way into the rendezvous."""
     return process.phase in (Phase.RUNNING, Phase.ABSENT)
 
 
