@@ -54,7 +54,7 @@ class FluidEngine:
         flow.since_s = now
         self._flows[flow.number] = flow
         self.num_flows += 1
-        self.usage.enter(flow.links, now)
+        self.usage.add_flow(flow.links, now)
         if self._sharing.add(flow):
             self._settle_later()
         else:
@@ -65,7 +65,7 @@ class FluidEngine:
         if self.capacity[link] == bytes_per_s:
             return
         self.capacity[link] = bytes_per_s
-        self._sharing.feel([flow for flow in self._flows.values() if link in flow.links])
+        self._sharing.on_capacity_changed([flow for flow in self._flows.values() if link in flow.links])
         self._settle_later()
 
     def reroute(self, instead: Mapping[int, int]) -> None:
@@ -79,8 +79,8 @@ class FluidEngine:
             return
         now = self.env.now
         self._account(flow)
-        self.usage.leave(flow.links, now)
-        self.usage.enter(links, now)
+        self.usage.remove_flow(flow.links, now)
+        self.usage.add_flow(links, now)
         self._sharing.move(flow, links, weights)
         self._settle_later()
 
@@ -154,7 +154,7 @@ class FluidEngine:
             self.usage.move(flow.links, flow.weights, flow.remaining_bytes, now, now)
         flow.version += 1
         del self._flows[flow.number]
-        self.usage.leave(flow.links, now)
+        self.usage.remove_flow(flow.links, now)
         if self._sharing.remove(flow):
             self._settle_later()
 

@@ -69,8 +69,8 @@ class Sharing:
         self._want(flow)
         self._enter(flow)
 
-    def feel(self, flows: Iterable[Flow]) -> None:
-        """The capacity of a link that *flows* cross has changed."""
+    def on_capacity_changed(self, flows: Iterable[Flow]) -> None:
+        """Recompute the shares of *flows*, which cross a link whose capacity has changed."""
         for flow in flows:
             self._wanted[flow.links] -= flow.demand
             if flow.shares:

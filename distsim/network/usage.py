@@ -37,14 +37,14 @@ class Usage:
         self._unbinned: list[tuple[NDArray[np.int64], NDArray[np.float64], float, float]] = []
         """Links, bytes moved over each, since when and until when."""
 
-    def enter(self, links: NDArray[np.int64], now_s: float) -> None:
-        """A flow begins to use *links* (no link twice)."""
+    def add_flow(self, links: NDArray[np.int64], now_s: float) -> None:
+        """Count a flow on *links*, of which none stands there twice."""
         before = self.users[links]
         self._busy_since[links[before == 0]] = now_s
         self.users[links] = before + 1
 
-    def leave(self, links: NDArray[np.int64], now_s: float) -> None:
-        """A flow no longer uses *links*."""
+    def remove_flow(self, links: NDArray[np.int64], now_s: float) -> None:
+        """Count a flow on *links* no more."""
         after = self.users[links] - 1
         self.users[links] = after
         idle = links[after == 0]
