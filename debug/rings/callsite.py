@@ -38,7 +38,7 @@ __all__ = [
 Place = tuple[int, int, str]
 
 MOST = 4096
-"""Ways that are remembered: a program that makes up its code as it goes would otherwise fill the memory."""
+"""Routes that are remembered: a program that makes up its code as it goes would otherwise fill the memory."""
 
 FAR = 2 * 4 + 1
 """Numbers of a way, two a frame, that are walked each time without more ado."""

@@ -6,17 +6,17 @@ A `Transfer` goes into `compiler.py`, which asks a library which algorithm it ta
 from __future__ import annotations
 
 from distsim.collectives.compiler import Compiler, Explained, compiler_of
-from distsim.collectives.plan import Beside, Cost, Loads, Message, Phase, Plan
+from distsim.collectives.plan import Cost, Loads, Message, Overlap, Phase, Plan
 from distsim.collectives.transfer import OPS, Transfer, canonical_op
 
 __all__ = [
     "OPS",
-    "Beside",
     "Compiler",
     "Cost",
     "Explained",
     "Loads",
     "Message",
+    "Overlap",
     "Phase",
     "Plan",
     "Transfer",

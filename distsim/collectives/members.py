@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from distsim.cluster import Around, Cluster
 from distsim.cluster.graph.many_routes import padded
 from distsim.collectives.plan import Cost, Loads
-from distsim.collectives.ways import Ways
+from distsim.collectives.routes import Routes
 
 __all__ = ["Gate", "LinkArrays", "Members"]
 
@@ -157,7 +157,7 @@ class Members:
 
     @property
     def num_gates(self) -> int:
-        """Ways out of each domain."""
+        """Routes out of each domain."""
         return len(self.gates[0]) if self.per_domain > 1 else self.doors.shape[1]
 
     @cached_property
@@ -189,7 +189,7 @@ class Members:
         dst: Picked,
         rails: Picked | None = None,
         enters: Picked | None = None,
-    ) -> Ways:
+    ) -> Routes:
         """The links between many pairs of members, out of a node by the NICs *rails* (-1: whichever), into the other by
         *enters*, where these are others."""
         a, b = self._places[np.asarray(src, dtype=np.int64)], self._places[np.asarray(dst, dtype=np.int64)]
@@ -202,13 +202,13 @@ class Members:
         around = self.links.around
         if around is not None:
             rows = padded([around.route(tuple(row[row >= 0].tolist()), self.key) for row in rows])
-        return Ways(rows)
+        return Routes(rows)
 
     def latency_s(self, links: Iterable[int]) -> float:
         """The links' own latencies together."""
         return float(sum(self.links.latency_s[np.fromiter(links, dtype=np.int64)].tolist()))
 
-    def loads_of(self, ways: Ways, share: float | NDArray[np.float64]) -> Loads:
+    def loads_of(self, ways: Routes, share: float | NDArray[np.float64]) -> Loads:
         """The loads of transfers over *ways*, *share* bytes per byte of progress each."""
         flat, counts = ways.flat, ways.counts
         if not len(flat):
@@ -224,7 +224,7 @@ class Members:
         for way, share in paths:
             links.append(way)
             shares.append(share)
-        return self.loads_of(Ways(padded(links)), np.array(shares))
+        return self.loads_of(Routes(padded(links)), np.array(shares))
 
     def loads_of_one(self, way: Iterable[int]) -> Loads:
         """The loads of one transfer over the links *way*: a few, so not looked for among all the cluster has."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NOTHING", "Beside", "Cost", "Loads", "Message", "Phase", "Plan"]
+__all__ = ["NOTHING", "Cost", "Loads", "Message", "Overlap", "Phase", "Plan"]
 
 INFINITY = float("inf")
 
@@ -65,7 +65,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class Overlap:
     """What quick links carry while slow ones bound a phase: *first_bytes* of progress at once, then *pieces* times
     *piece_bytes*, one every *every_s*, and one after the other where others hold them up. Alone it is over before
     the phase is, so a piece that comes late is in time still."""
@@ -97,7 +97,7 @@ class Phase:
     """How many transfers side by side it is made of: where a link is too narrow, each has a share of its own."""
     then: tuple[Phase, ...] = ()
     """Begin side by side when this one's last byte is there; it is over when they are."""
-    beside: Beside | None = None
+    overlap: Overlap | None = None
     """Begins with it; it is not over before that is."""
 
     def alone_s(self, capacity: NDArray[np.float64]) -> float:

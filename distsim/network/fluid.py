@@ -11,7 +11,7 @@ import simpy
 from numpy.typing import NDArray
 
 from distsim.cluster import Cluster
-from distsim.collectives import Beside, Compiler, Loads, Phase, Plan, compiler_of
+from distsim.collectives import Compiler, Loads, Overlap, Phase, Plan, compiler_of
 from distsim.errors import UsageError
 from distsim.network.answers import LinkBusy, Statistics, Timing, Transfer
 from distsim.network.engine import FluidEngine, detour
@@ -243,9 +243,9 @@ class _FluidRun:
     def _loads(self, where: tuple[int, ...]) -> Loads:
         if where[-1] != _BESIDE:
             return self._phase(where).loads
-        beside = self._phase(where[:-1]).beside
-        assert beside is not None
-        return beside.loads
+        overlap = self._phase(where[:-1]).overlap
+        assert overlap is not None
+        return overlap.loads
 
     def _next(self) -> None:
         plan = self.plan
@@ -260,9 +260,9 @@ class _FluidRun:
     def _begin(self, where: tuple[int, ...], over: Callable[[], None]) -> None:
         """The phase at *where*, and *over* when it is."""
         phase = self._phase(where)
-        if phase.beside is not None:
+        if phase.overlap is not None:
             over = _both(over)
-            self._follow(where, phase.beside, over)
+            self._follow(where, phase.overlap, over)
         latency_s = phase.latency_s + self.network.extra_latency_s(phase.loads.links)
 
         def drained() -> None:
@@ -287,7 +287,7 @@ class _FluidRun:
         self.flows[flow] = where
         self.network.engine.start(flow)
 
-    def _follow(self, where: tuple[int, ...], beside: Beside, over: Callable[[], None]) -> None:
+    def _follow(self, where: tuple[int, ...], overlap: Overlap, over: Callable[[], None]) -> None:
         """What is beside the phase at *where*, piece by piece."""
         env = self.network.env
         start_s, gone, busy_s, since_s = env.now, 0, 0.0, 0.0
@@ -295,19 +295,19 @@ class _FluidRun:
         def send(nbytes: float) -> None:
             nonlocal since_s
             since_s = env.now
-            self._carry((*where, _BESIDE), nbytes, beside.cap_bytes_per_s, beside.streams, follow)
+            self._carry((*where, _BESIDE), nbytes, overlap.cap_bytes_per_s, overlap.streams, follow)
 
         def follow() -> None:
             nonlocal gone, busy_s
             busy_s += env.now - since_s
-            if gone == beside.pieces:
-                late_s = beside.share * (busy_s - beside.busy_s)
-                after(env, start_s + beside.way_s + late_s - env.now, over)
+            if gone == overlap.pieces:
+                late_s = overlap.share * (busy_s - overlap.busy_s)
+                after(env, start_s + overlap.way_s + late_s - env.now, over)
                 return
             gone += 1
-            after(env, start_s + gone * beside.every_s - env.now, lambda: send(beside.piece_bytes))
+            after(env, start_s + gone * overlap.every_s - env.now, lambda: send(overlap.piece_bytes))
 
-        send(beside.first_bytes)
+        send(overlap.first_bytes)
 
     def _split(self, where: tuple[int, ...], over: Callable[[], None]) -> None:
         """The phase at *where* has moved its last byte: those behind it begin."""
@@ -328,16 +328,16 @@ class _FluidRun:
 
 def _shape(phases: tuple[Phase, ...]) -> list[tuple[object, ...]]:
     """Of which parts a plan is made."""
-    return [(phase.beside is None, *_shape(phase.then)) for phase in phases]
+    return [(phase.overlap is None, *_shape(phase.then)) for phase in phases]
 
 
 def _led(phase: Phase, new: Phase) -> Phase:
     """*phase*, over the links that *new* goes over in its place."""
     then = tuple(_led(part, new.then[i] if i < len(new.then) else new) for i, part in enumerate(phase.then))
-    beside = phase.beside
-    if beside is not None:
-        beside = replace(beside, loads=new.loads if new.beside is None else new.beside.loads)
-    return replace(phase, loads=new.loads, then=then, beside=beside)
+    overlap = phase.overlap
+    if overlap is not None:
+        overlap = replace(overlap, loads=new.loads if new.overlap is None else new.overlap.loads)
+    return replace(phase, loads=new.loads, then=then, overlap=overlap)
 
 
 def _both(over: Callable[[], None]) -> Callable[[], None]:

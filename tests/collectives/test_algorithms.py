@@ -214,7 +214,7 @@ def test_a_choice_that_is_not_there_is_refused_with_the_reason() -> None:
     cluster = load_cluster("dgx-a100:2")
     env = simpy.Environment()
     transfer = Transfer("all_reduce", "nccl", tuple(cluster.devices), 1 << 20)
-    with pytest.raises(UsageError, match="NVLSTree is not there on dgx-a100: no NVLink SHARP"):
+    with pytest.raises(UsageError, match="NVLSTree is not available on dgx-a100: no NVLink SHARP"):
         FluidNetwork(env, cluster, algo="nvlstree").collective(transfer)
     with pytest.raises(UsageError, match=r"a version of NCCL such as 2\.27\.3"):
         FluidNetwork(env, cluster, nccl_version="twenty")

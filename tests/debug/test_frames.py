@@ -227,7 +227,7 @@ def test_what_anybody_hands_to_a_thread_is_no_place(file: str) -> None:
 
 
 def test_code_that_is_made_anew_does_not_fill_the_memory(tmp_path: Path, home: Path, monkeypatch: Any) -> None:
-    """Ways to a call are remembered up to a limit."""
+    """Routes to a call are remembered up to a limit."""
     monkeypatch.setattr(callsite, "MOST", 8)
     ring = RingWriter(tmp_path / "0.ring", rank=0, world_size=1, local_rank=0, job="job", attempt=0)
     sites = CallSites(ring)

@@ -52,7 +52,7 @@ EXPECTED = {
 
 
 def groups_of(size: int, rng: random.Random) -> list[list[Group]]:
-    """Ways to cut the world into groups; each rank is in one group of each."""
+    """Routes to cut the world into groups; each rank is in one group of each."""
     half = size // 2
     ways = [[group(*range(size), name="0", desc="default_pg")]]
     low, high, even, odd = range(half), range(half, size), range(0, size, 2), range(1, size, 2)

@@ -9,7 +9,7 @@ import pytest
 import simpy
 
 from distsim.cluster import load_cluster
-from distsim.collectives import Beside, Compiler, Loads, Phase, Plan
+from distsim.collectives import Overlap, Compiler, Loads, Phase, Plan
 from distsim.errors import UsageError
 from distsim.network import FluidNetwork, Network, Transfer, make_network
 from distsim.network.fluid import _FluidRun
@@ -258,7 +258,7 @@ def test_a_plan_of_other_parts_goes_on_in_its_own() -> None:
     def phase(links: np.ndarray, parts: int, beside: bool) -> Phase:
         loads = Loads(links, one)
         then = (phase(links, parts - 1, False),) if parts > 1 else ()
-        quick = Beside(loads, 1.0, 1.0, 1, 0.0, 0.0, 0.0, 0.0) if beside else None
+        quick = Overlap(loads, 1.0, 1.0, 1, 0.0, 0.0, 0.0, 0.0) if beside else None
         return Phase(loads, rate * 1e-3, then=then, beside=quick)
 
     def run(first: Phase, second: Phase) -> float:

@@ -67,7 +67,7 @@ def test_what_cannot_be_told_is_left_to_the_run(tmp_path: Path, text: str) -> No
 
 
 def test_a_module_is_found_without_importing_its_packages(tmp_path: Path) -> None:
-    """Beside the scenario as well as installed; built in or missing ones have no source."""
+    """Overlap the scenario as well as installed; built in or missing ones have no source."""
     package = tmp_path / "pack" / "age"
     package.mkdir(parents=True)
     for file in (tmp_path / "pack" / "__init__.py", package / "__init__.py", package / "mod.py"):

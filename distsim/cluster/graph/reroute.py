@@ -1,4 +1,4 @@
-"""Ways around links that are down: what a fabric's routing finds once it has noticed.
+"""Routes around links that are down: what a fabric's routing finds once it has noticed.
 
 Only switches route anew. A NIC, a PCIe slot or an NVLink that is down has nobody before it who could
 choose another one, so a route whose host is cut off stays as it is, and stalls.

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from distsim.collectives.members import Members
 from distsim.collectives.plan import Cost, Loads, Message, Phase
-from distsim.collectives.ways import Ways
+from distsim.collectives.routes import Routes
 
 __all__ = [
     "all_to_all_loads",
@@ -32,8 +32,8 @@ def all_to_all_loads(group: Members) -> Loads:
     return found
 
 
-def _even_ways(group: Members) -> tuple[Ways, NDArray[np.float64]]:
-    """Ways, and how many pairs each stands for."""
+def _even_ways(group: Members) -> tuple[Routes, NDArray[np.float64]]:
+    """Routes, and how many pairs each stands for."""
     size, domains = group.size, group.domains
     if size * size <= _MAX_PAIRS:
         src, dst = np.divmod(np.arange(size * size), size)

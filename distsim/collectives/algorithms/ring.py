@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.collectives.members import Members
-from distsim.collectives.plan import Beside, Cost, Loads, Message, Phase
-from distsim.collectives.ways import Ways, joined
+from distsim.collectives.plan import Cost, Loads, Message, Overlap, Phase
+from distsim.collectives.routes import Routes, joined
 
 __all__ = ["Ring", "Shape", "ring_messages", "ring_phase", "rings_of"]
 
@@ -29,7 +29,7 @@ class Ring:
 
     src: list[int]
     dst: list[int]
-    ways: Ways
+    ways: Routes
     inter: NDArray[np.bool_]
     """Steps that lead to another node."""
 
@@ -220,7 +220,7 @@ def _apart(group: Members, slow: NDArray[np.bool_]) -> _Apart:
         rings = rings_of(group)
         parts = []
         for chosen in (slow, ~slow):
-            ways = joined([Ways(ring.ways.rows[chosen]) for ring in rings])
+            ways = joined([Routes(ring.ways.rows[chosen]) for ring in rings])
             parts.append(group.loads_of(ways, 1.0 / len(rings)))
         size, first = len(slow), int(np.flatnonzero(slow)[0])
         runs = np.diff(np.append(np.flatnonzero(slow), first + size)) - 1
@@ -274,7 +274,7 @@ def ring_phase(group: Members, shape: Shape, cost: Cost) -> Phase:
     quick_s = max(group.slowest_s_per_byte(quick), least)
     busy_s = early * piece * quick_s + left * piece * max(quick_s, 1.0 / cap)
     share = 1.0 - float(slow.mean())
-    beside = Beside(
+    overlap = Overlap(
         quick,
         early * piece,
         left * piece / pieces,
@@ -286,7 +286,7 @@ def ring_phase(group: Members, shape: Shape, cost: Cost) -> Phase:
         cap,
         group.streams / float(wire[~slow].mean()),
     )
-    return replace(slowly, beside=beside)
+    return replace(slowly, overlap=overlap)
 
 
 _NEARLY = 0.1

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from distsim.collectives.members import Members
 from distsim.collectives.plan import NOTHING, Cost, Loads, Message, Phase
-from distsim.collectives.ways import Ways, joined
+from distsim.collectives.routes import Routes, joined
 
 __all__ = ["double_tree", "one_way_phase", "tree_loads", "tree_messages", "tree_phase"]
 
@@ -79,8 +79,8 @@ class Tree:
     parent: NDArray[np.int64]
     depth: NDArray[np.int64]
     """Of each edge's child below the root."""
-    up: Ways
-    down: Ways
+    up: Routes
+    down: Routes
     inter: NDArray[np.bool_]
     """Edges that lead to another node."""
     root: int
@@ -128,7 +128,7 @@ def _tree(group: Members, shape: _Shape, number: int, side: int) -> Tree:
     out = np.array([-1 if gate.rail is None else gate.rail for gate in gates])
     rails = np.where(place > 0, -1, out[node])
     both = group.ways(np.concatenate([child, parent]), np.concatenate([parent, child]), np.concatenate([rails, rails]))
-    up, down = Ways(both.rows[: len(child)]), Ways(both.rows[len(child) :])
+    up, down = Routes(both.rows[: len(child)]), Routes(both.rows[len(child) :])
     root = int(in_chain(shape.order[-1:], np.zeros(1, dtype=np.int64))[0])
     return Tree(child, parent, shape.depth[node] + place, up, down, group.leaves_domain(child, parent), root)
 
@@ -228,7 +228,7 @@ def _distinct(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     return rows[list({row: place for place, row in enumerate(alike)}.values())]
 
 
-def _steps(tree: Tree, ways: Ways, group: Members, level: NDArray[np.float64]) -> NDArray[np.float64]:
+def _steps(tree: Tree, ways: Routes, group: Members, level: NDArray[np.float64]) -> NDArray[np.float64]:
     """What each edge adds to a way: the columns of `_Hops.ways`."""
     step = np.stack([np.ones(len(tree.child)), ways.total(group.links.latency_s), ways.largest(level)], axis=1)
     return np.where(np.repeat([[False, True]], 3, axis=1) == tree.inter[:, None], np.hstack([step, step]), 0.0)
@@ -309,7 +309,7 @@ def tree_messages(group: Members, nbytes: float, cost: Cost) -> list[Message]:
     loads = group.with_cost(tree_loads(group), cost)
     flow_s = nbytes * max(group.slowest_s_per_byte(loads), 1.0 / cost.edge_bytes_per_s)
 
-    def sizes(tree: Tree, ways: Ways, going_up: bool) -> Iterator[_Way]:
+    def sizes(tree: Tree, ways: Routes, going_up: bool) -> Iterator[_Way]:
         """Links, bytes, latency and most bytes a second of each edge, one direction."""
         slowest, alone_s = ways.largest(level.of(going_up, pieces)).tolist(), ways.total(group.links.latency_s).tolist()
         for place, inter in enumerate(tree.inter.tolist()):

@@ -204,7 +204,7 @@ class NcclSelector:
                         return
                     why = why or one.why
         asked = " ".join(name for name in (self.algo, self.proto) if name)
-        raise UsageError(f"{asked} is not there on {self.cluster.name}: {why}; see --explain")
+        raise UsageError(f"{asked} is not available on {self.cluster.name}: {why}; see --explain")
 
     def _alone_s(self, group: Members, op: str, nbytes: float, one: Candidate) -> float:
         return self._plan(group, op, nbytes, one.algo, one.proto).alone_s(self.capacity)

@@ -32,7 +32,7 @@ SPIN_S = 3.0
 SIBLINGS = {Kind.MISSING_RANK: Kind.UNEVEN_ITERATIONS, Kind.UNEVEN_ITERATIONS: Kind.MISSING_RANK}
 """What a rank that did not come is called depends on the loop around the call, and records have no loops."""
 STYLES = ("merged", "exact", "looped", "looped, and after", "apart")
-"""Ways to write the calls down as a program; the first that gives the diagnosis is taken."""
+"""Routes to write the calls down as a program; the first that gives the diagnosis is taken."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""The ways of many transfers: links of each in a row."""
+"""Routes of many transfers as one array of links."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Ways", "joined"]
+__all__ = ["Routes", "joined"]
 
 
 @dataclass(frozen=True)
-class Ways:
+class Routes:
     """*rows* are links in order, -1 in places that a way does not need."""
 
     rows: NDArray[np.int64]
@@ -53,15 +53,15 @@ class Ways:
         return most
 
 
-def joined(every: Sequence[Ways]) -> Ways:
+def joined(every: Sequence[Routes]) -> Routes:
     """The ways of one after those of another."""
     width = max(ways.rows.shape[1] for ways in every)
     if all(ways.rows.shape[1] == width for ways in every):
-        return Ways(np.concatenate([ways.rows for ways in every]))
+        return Routes(np.concatenate([ways.rows for ways in every]))
     rows = np.full((sum(len(ways.rows) for ways in every), width), -1, dtype=np.int64)
     first = 0
     for ways in every:
         count, columns = ways.rows.shape
         rows[first : first + count, :columns] = ways.rows
         first += count
-    return Ways(rows)
+    return Routes(rows)
