@@ -12,10 +12,9 @@ from distsim.cluster.files.load import load_cluster, preset_names, preset_varian
 from distsim.cluster.graph.cluster import Cluster
 from distsim.cluster.graph.facts import Constant, CpuModel, GpuModel, NcclFacts, NodeModel
 from distsim.cluster.graph.link import Link, Slot, Vertex
-from distsim.cluster.graph.reroute import Around
+from distsim.cluster.graph.reroute import Reroute
 
 __all__ = [
-    "Around",
     "Cluster",
     "Constant",
     "CpuModel",
@@ -23,6 +22,7 @@ __all__ = [
     "Link",
     "NcclFacts",
     "NodeModel",
+    "Reroute",
     "Slot",
     "Vertex",
     "load_cluster",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distsim.calibration.constants import Constants, nccl_constants
-from distsim.cluster import Around, Cluster
+from distsim.cluster import Cluster, Reroute
 from distsim.collectives.libraries.gloo import compile_gloo
 from distsim.collectives.libraries.ideal import compile_ideal
 from distsim.collectives.libraries.mpi import compile_mpi
@@ -85,7 +85,7 @@ class Compiler:
     def lead_around(self, down: Collection[int]) -> None:
         """Plans made from now on avoid the links *down* where there is another way. Never of one that others use, too
         (`compiler_of`)."""
-        self.links.around = Around(self.cluster, down) if down else None
+        self.links.around = Reroute(self.cluster, down) if down else None
         self._groups.clear()
         self._plans.clear()
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.cluster import Around, Cluster
+from distsim.cluster import Cluster, Reroute
 from distsim.cluster.graph.many_routes import padded
 from distsim.collectives.plan import Cost, Loads
 from distsim.collectives.routes import Routes
@@ -47,7 +47,7 @@ class LinkArrays:
         inside = ("nvlink",) if cluster.node.nvlink != "none" else ("pcie", "c2c", "socket", "loopback")
         self.outside: NDArray[np.bool_] = ~links.are(inside)
         """Links that only what goes to another node crosses: where there is NVLink, PCIe too."""
-        self.around: Around | None = None
+        self.around: Reroute | None = None
         """Set while the fabric leads traffic around something."""
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distsim.cluster import Around, Cluster, load_cluster
+from distsim.cluster import Cluster, Reroute, load_cluster
 from distsim.network import Transfer, make_network
 from distsim.scenario import Result
 from tests.scenario.made import STEPS, made, ran
@@ -50,7 +50,7 @@ def busy(result: Result) -> set[str]:
 def test_a_route_avoids_what_is_down_and_nothing_else(cluster: Cluster, dead: str) -> None:
     """Same ends, as many links, over the other spine; routes that did not use the link are as they were."""
     number = {link.name: link.index for link in cluster.links}[dead]
-    around = Around(cluster, [number])
+    around = Reroute(cluster, [number])
     changed = 0
     for src in cluster.devices:
         for dst in cluster.devices:
@@ -76,7 +76,7 @@ def test_where_there_is_no_way_the_route_stays(cluster: Cluster, dead: list[str]
     from distsim.sim.faults.links.names import links_of
 
     route = cluster.route("n0/cpu0", "n3/cpu0")
-    assert Around(cluster, links_of(cluster, dead)).route(route) == route
+    assert Reroute(cluster, links_of(cluster, dead)).route(route) == route
 
 
 @pytest.mark.parametrize("on", ["polaris:40", "dgx-a100:80", "ethernet-cpu:90", "alps-gh200:64"])
@@ -86,7 +86,7 @@ def test_every_kind_of_fabric_has_its_way_around(on: str) -> None:
     route = cluster.route(cluster.devices[0], cluster.devices[-1])
     cables = [n for n in route if cluster.links[n].kind == "fabric"]
     assert cables
-    led = Around(cluster, cables[:1]).route(route)
+    led = Reroute(cluster, cables[:1]).route(route)
     alone = led == route  # adaptive routing is one fat cable in our model: nothing is beside it
     assert alone or cables[0] not in led
     assert all(cluster.links[a].dst == cluster.links[b].src for a, b in pairwise(led))

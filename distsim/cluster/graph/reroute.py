@@ -12,12 +12,12 @@ from collections.abc import Collection
 from distsim.cluster.graph.cluster import Cluster
 from distsim.cluster.graph.tree_fabric import mix
 
-__all__ = ["Around"]
+__all__ = ["Reroute"]
 
 SWITCHES = ("leaf", "spine", "switch")
 
 
-class Around:
+class Reroute:
     """Routes of *cluster* while the links *down* are to be avoided."""
 
     def __init__(self, cluster: Cluster, down: Collection[int]) -> None:
