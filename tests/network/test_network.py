@@ -9,7 +9,7 @@ import pytest
 import simpy
 
 from distsim.cluster import load_cluster
-from distsim.collectives import Overlap, Compiler, Loads, Phase, Plan
+from distsim.collectives import Compiler, Loads, Overlap, Phase, Plan
 from distsim.errors import UsageError
 from distsim.network import FluidNetwork, Network, Transfer, make_network
 from distsim.network.fluid import _FluidRun
@@ -259,7 +259,7 @@ def test_a_plan_of_other_parts_goes_on_in_its_own() -> None:
         loads = Loads(links, one)
         then = (phase(links, parts - 1, False),) if parts > 1 else ()
         quick = Overlap(loads, 1.0, 1.0, 1, 0.0, 0.0, 0.0, 0.0) if beside else None
-        return Phase(loads, rate * 1e-3, then=then, beside=quick)
+        return Phase(loads, rate * 1e-3, then=then, overlap=quick)
 
     def run(first: Phase, second: Phase) -> float:
         env = simpy.Environment()
