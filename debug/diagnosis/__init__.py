@@ -16,6 +16,7 @@ __all__ = [
     "inconclusive",
     "pairs",
     "ranking",
+    "rendezvous",
     "stragglers",
     "waits",
 ]

@@ -171,6 +171,7 @@ def rank_state(
         state.phase = Phase.FROZEN
         state.since_s = (beat_ns - origin_ns) / 1e9 if beat_ns else None
         return state
+    state.meets_at, state.reached_store = reader.meets()
     state.leaving = bool(reader.word(rings.W_EXIT_CODE)) or life not in (rings.LIFE_STARTED, rings.LIFE_JOINED)
     if process is not None and beat_ns and not state.leaving:
         silent_s = known.watched_ns(beat_ns, now_ns) / 1e9

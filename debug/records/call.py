@@ -270,6 +270,10 @@ class RankState:
     idle_s: float | None = None
     """For so long it has made no call, and its main thread has not moved, and its processes have neither computed nor
     read nor written; None: nobody watched it."""
+    meets_at: str | None = None
+    """Address of the store in which it meets the others in init_process_group: `host:port`."""
+    reached_store: bool = True
+    """It has reached that store."""
     reason: str | None = None
     """What it does where it is stuck, or did when it died, if somebody knows: `it recurses without an end`."""
 

@@ -80,7 +80,8 @@ WORDS_AT = 512
     W_FINDING,  # table offset of what the rank itself found out
     W_LOCAL_WORLD,  # ranks on this host, 0: all
     W_GUESSED,  # calls made when the rank found that out from outside, + 1; 0: it did not
-) = range(19)
+    W_MEETS,  # table offset + 1: the store that it meets the others in, until it has
+) = range(20)
 
 POSITION_AT = 1024
 POSITION_BYTES = HEADER_BYTES - POSITION_AT

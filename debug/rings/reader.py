@@ -432,6 +432,13 @@ class RingReader:
         texts = {key: found for key in ("error", "traceback", "origins") if isinstance(found := said.get(key), str)}
         return {key: printable(text) for key, text in texts.items()}, self._frames(said.get("frames", []))
 
+    def meets(self) -> tuple[str | None, bool]:
+        """The address of the store that the rank meets the others in, until it has, and whether it has reached it."""
+        said = self.text(rings.W_MEETS)
+        if not isinstance(said, dict) or not isinstance(said.get("at"), str):
+            return None, True
+        return printable(said["at"]), said.get("reached") is True
+
     def signature(self, position: int, fingerprint: int) -> Signature:
         """Shapes and the rest of a call; `UNKNOWN` where a later one has overwritten it."""
         key = (position, fingerprint)

@@ -69,6 +69,7 @@ class Hooks:
         patches.wrap(groups.LOG_MESSAGE, self._raised)
         for attach in (groups.NAN_CHECK, groups.FLIGHT_RECORDER):
             patches.wrap_static(attach, _attach)
+        patches.put(dist.TCPStore, "__init__", self._noting_address(dist.TCPStore.__init__))
         for name in ("get", "wait"):
             patches.put(dist.Store, name, _waiting(getattr(dist.Store, name)))
         patches.put(PrefixStore, "__init__", noting_prefix(PrefixStore.__init__))
@@ -88,6 +89,27 @@ class Hooks:
     def _create_store(self, original: Any, hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
         self._before_store(port)
         return original(hostname, port, *args, **kwargs)
+
+    def _noting_address(self, original: Any) -> Callable[..., None]:
+        """`TCPStore.__init__`, which returns when the store is reached: until then the ring says which that is."""
+
+        @functools.wraps(original)
+        def initialize(store: Any, *args: Any, **kwargs: Any) -> None:
+            given = dict(zip(("host_name", "port"), args, strict=False)) | kwargs
+            address = f"{given.get('host_name')}:{given.get('port')}"
+            self._meets_at(address, reached=False)
+            original(store, *args, **kwargs)
+            self._meets_at(address, reached=True)
+
+        return initialize
+
+    def _meets_at(self, address: str, reached: bool) -> None:
+        session = self._session()
+        if session is not None and not session.ring.words[rings.WORDS_AT // 8 + rings.W_JOINED]:
+            content = {"at": address, "reached": reached}
+            session.ring.header(
+                rings.W_MEETS, session.ring.entry(rings.TABLE_TEXT, ("meets", address, reached), content)
+            )
 
     def begin_init(self, rank: int, world_size: int, url: str = "env://") -> None:
         """init_process_group begins on *rank*, which meets the others at *url*; without both, as a launcher says."""
@@ -132,6 +154,7 @@ class Hooks:
         begun = getattr(self._inside, "init", None)
         if session is not None and pg is not None:
             session.joined()
+            session.ring.header(rings.W_MEETS, 0)
             if begun is not None:
                 index, ring, end = begun
                 ring.finish(index, rings.COMPLETED)

@@ -97,3 +97,22 @@ def test_a_collective_in_a_spawned_worker_has_no_group(tmp_path: Path) -> None:
     outcome = run_program(RunRequest(str(program), on="ethernet-cpu:1", nproc_per_node=2))
     assert outcome.exit_code == 1
     assert "has not been initialized" in str(outcome.failures[0])
+
+
+APART = """\
+import os, torch.distributed as dist
+if os.environ["RANK"] == "1":
+    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 7)
+dist.init_process_group("gloo")
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_calls_another_port_is_named(zygote: Zygote, folder: Path, tmp_path: Path) -> None:
+    """With both addresses, long before torch gives up."""
+    program = tmp_path / "apart.py"
+    program.write_text(APART)
+    result = zygote.run(program, 3, directory=folder, hang_after_s=4.0)
+    (hang,) = result.diagnoses
+    assert (hang.kind, hang.culprits, hang.exit_code) == (Kind.NEVER_JOINED, (1,), 3)
+    assert hang.explanation.count("127.0.0.1:") == 2
