@@ -16,7 +16,6 @@ __all__ = [
     "inconclusive",
     "pairs",
     "ranking",
-    "rendezvous",
     "stragglers",
     "waits",
 ]

@@ -52,6 +52,14 @@ def test_a_store_that_no_process_serves_is_named() -> None:
     assert "nowhere:1" in hang.explanation
 
 
+def test_who_has_not_reached_the_store_is_named() -> None:
+    """127.0.0.1 means another host on each: rank 2 looks for the store on its own."""
+    evidence = meeting(dict.fromkeys(range(3), "127.0.0.1:1"), 61.0)
+    evidence.ranks[2].reached_store = False
+    (hang,) = diagnose(evidence)
+    assert (hang.kind, hang.culprits, hang.victims) == (Kind.NEVER_JOINED, (2,), (0, 1))
+
+
 @pytest.mark.parametrize(
     ("addresses", "size", "reached"),
     [

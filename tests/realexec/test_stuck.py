@@ -116,3 +116,12 @@ def test_a_rank_that_calls_another_port_is_named(zygote: Zygote, folder: Path, t
     (hang,) = result.diagnoses
     assert (hang.kind, hang.culprits, hang.exit_code) == (Kind.NEVER_JOINED, (1,), 3)
     assert hang.explanation.count("127.0.0.1:") == 2
+
+
+def test_a_simulated_rank_that_calls_another_port_is_named(tmp_path: Path) -> None:
+    """Not rank 0, which only gives up first."""
+    program = tmp_path / "apart.py"
+    program.write_text(APART)
+    outcome = run_program(RunRequest(str(program), on="ethernet-cpu:1", nproc_per_node=3))
+    (hang,) = outcome.diagnoses
+    assert (hang.kind, hang.culprits, hang.exit_code) == (Kind.NEVER_JOINED, (1,), 3)

@@ -57,6 +57,8 @@ class Notes:
     """The world of the default group (`c10d.group.rendezvous`)."""
     connecting: tuple[str, int] | None = None
     """Host and port of the store it looks for."""
+    meets_at: str | None = None
+    """Address of the TCPStore that it has looked for last."""
     file_stores: dict[int, Any] = field(default_factory=dict)
     """Its holds on the files of FileStores, in order (file_store._File)."""
     backward: list[Any] = field(default_factory=list)

@@ -201,6 +201,8 @@ def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) ->
         origins=process.origins,
         signal=process.signal_name,
         host=f"node{process.slot.host}",
+        meets_at=process.notes.meets_at,
+        reached_store=process.notes.connecting is None,
     )
 
 

@@ -64,6 +64,7 @@ class TCPStore(SimStore):
         machine = meant(host_name, task.process)
         address = ("tcp", (machine, port))
         task.process.notes.connecting = (host_name, port)
+        task.process.notes.meets_at = f"{host_name}:{port}"
         while address not in world.stores:
             left_s = give_up_s - task.now_s()
             where = _waiting(task, StoreWait((f"{host_name}:{port}",), "the store's server"))

@@ -8,12 +8,13 @@ from dataclasses import replace
 
 from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.waits.proof import Proof
+from distsim.debug.matching.secondary_errors import aftermath, last_words
 from distsim.debug.records import CallRecord, Phase
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.debug.words.phrases import are, capital, ranks_text
 
-__all__ = ["MEETING_S", "apart"]
+__all__ = ["MEETING_S", "apart", "follows"]
 
 MEETING_S = 3.0
 """All have waited for so long before anything is said of their addresses: processes start one after the other."""
@@ -27,27 +28,39 @@ def apart(case: Case) -> list[Diagnosis]:
     """
     evidence = case.index.evidence
     waiting = {rank: call for rank in case.index.states if (call := _meeting(case, rank)) is not None}
-    if not waiting or evidence.hang_after_s is None:
+    if not waiting:
         return []
+    limit_s = evidence.hang_after_s or 0.0  # a simulation has come to its end
     waited_s = min(evidence.watched_s(call.issued_s) for call in waiting.values())
     addresses = {rank: str(case.index.states[rank].meets_at) for rank in waiting}
-    if waited_s < min(MEETING_S, evidence.hang_after_s) or len(waiting) > max(map(_size, waiting.values())):
+    if waited_s < min(MEETING_S, limit_s) or len(waiting) > max(map(_size, waiting.values())):
         return []  # more than can meet are in several meetings
-    proof = Proof.PATIENCE if waited_s >= evidence.hang_after_s else Proof.NOT_YET
+    gave_up = any(case.index.states[rank].phase is Phase.RAISED for rank in waiting)
+    proof = Proof.PATIENCE if waited_s >= limit_s or gave_up else Proof.NOT_YET
     most = Counter(addresses[rank] for rank in sorted(waiting)).most_common(1)[0][0]
     if elsewhere := [rank for rank, address in addresses.items() if address != most]:
         return [replace(_elsewhere(case, waiting, addresses, most, elsewhere), proof=proof)]
-    if any(case.index.states[rank].reached_store for rank in waiting) or 0 not in waiting:
+    lost = [rank for rank in waiting if not case.index.states[rank].reached_store]
+    if not lost or 0 not in waiting:
         return []  # rank 0, where the store is to be, may still come
-    return [replace(_unserved(case, waiting, most), proof=proof)]
+    return [replace(_unreached(case, waiting, most, lost), proof=proof)]
+
+
+def follows(found: Diagnosis, meeting: Sequence[Diagnosis]) -> bool:
+    """Whether a diagnosis only says that ranks of a *meeting* which can not take place waited, or gave up."""
+    ranks = {rank for d in meeting for rank in (*d.culprits, *d.victims)}
+    return found.kind in (Kind.RANK_RAISED, Kind.NEVER_JOINED, Kind.MISSING_RANK) and ranks.issuperset(found.culprits)
 
 
 def _meeting(case: Case, rank: int) -> CallRecord | None:
-    """The rendezvous that a rank waits in."""
+    """The rendezvous that a rank waits in, or has waited in until it gave up."""
     state = case.index.states[rank]
-    if state.phase is not Phase.BLOCKED or state.meets_at is None:
+    if state.phase not in (Phase.BLOCKED, Phase.RAISED) or state.meets_at is None:
         return None
-    return next((call for call in case.index.call_waits(rank) if call.op == INIT), None)
+    call = case.index.died_inside(rank) if state.phase is Phase.RAISED else case.index.last(rank)
+    if call is None or call.op != INIT or (state.phase is Phase.BLOCKED and call.done):
+        return None
+    return call if state.phase is Phase.BLOCKED or aftermath(last_words(call, state)) else None
 
 
 def _size(call: CallRecord) -> int:
@@ -78,14 +91,24 @@ def _elsewhere(
     )
 
 
-def _unserved(case: Case, waiting: Mapping[int, CallRecord], address: str) -> Diagnosis:
+def _unreached(case: Case, waiting: Mapping[int, CallRecord], address: str, lost: Sequence[int]) -> Diagnosis:
+    others = [rank for rank in waiting if rank not in lost]
+    text = (
+        f"{capital(ranks_text(lost))} {are(lost, 'has', 'have')} not reached the store at {address} in which the ranks "
+    )
+    text += "meet in init_process_group"
+    if others:
+        text += f", as {ranks_text(others)} {are(others, 'has', 'have')}: by that name {are(lost, 'it means', 'they mean')} "
+        text += "another host, or the network between them is closed."
+    else:
+        text += ": no process serves it, or its host does not answer or has another name."
     return _never_joined(
         case,
         waiting,
-        list(waiting),
-        f"{capital(ranks_text(waiting))} {are(waiting, 'has', 'have')} not reached the store at {address} in which the "
-        "ranks meet in init_process_group: no process serves it, or its host does not answer or has another name.",
-        f"Look whether {address} is the address of rank 0's host as the others see it, and a port that it listens on.",
+        lost,
+        text,
+        f"Look whether {address} is the address of rank 0's host as every other host sees it (127.0.0.1, localhost and "
+        "its own name are another one on each), and a port that is open.",
     )
 
 
