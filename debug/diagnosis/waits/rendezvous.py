@@ -93,13 +93,13 @@ def _elsewhere(
 
 def _unreached(case: Case, waiting: Mapping[int, CallRecord], address: str, lost: Sequence[int]) -> Diagnosis:
     others = [rank for rank in waiting if rank not in lost]
-    text = (
-        f"{capital(ranks_text(lost))} {are(lost, 'has', 'have')} not reached the store at {address} in which the ranks "
-    )
-    text += "meet in init_process_group"
+    has = are(lost, "has", "have")
+    text = f"{capital(ranks_text(lost))} {has} not reached the store at {address} in which the ranks meet in {INIT}"
     if others:
-        text += f", as {ranks_text(others)} {are(others, 'has', 'have')}: by that name {are(lost, 'it means', 'they mean')} "
-        text += "another host, or the network between them is closed."
+        text += (
+            f", as {ranks_text(others)} {are(others, 'has', 'have')}: that name may mean another host there, or the "
+        )
+        text += "network between them is closed."
     else:
         text += ": no process serves it, or its host does not answer or has another name."
     return _never_joined(
