@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distsim.text.alike import but_for_numbers, first_difference, others_differ
+from distsim.text.fold_tracebacks import but_for_numbers, first_difference, others_differ
 from distsim.text.ranks import some_ranks
 
 __all__ = ["DistsimError", "Failure", "NotSimulated", "RankFailure", "UsageError"]

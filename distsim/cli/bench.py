@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from distsim.errors import UsageError
-from distsim.text.written import say_written
+from distsim.text.output_files import say_written
 
 __all__ = ["add_parser", "run"]
 

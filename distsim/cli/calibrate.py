@@ -9,7 +9,7 @@ from typing import Any
 
 from distsim.cli.calibration.logs import write
 from distsim.errors import UsageError
-from distsim.text.writable import check_writable
+from distsim.text.output_files import check_writable
 
 __all__ = ["add_parser", "run"]
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distsim.errors import UsageError
+from distsim.text.output_files import check_writable, say_written
 from distsim.text.strangers import folded, printable
-from distsim.text.writable import check_writable
-from distsim.text.written import say_written
 
 if TYPE_CHECKING:
     from distsim.debug.postmortem import Found

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 from distsim.cli.dispatch import REAL_BACKENDS, many_imports, parse
 from distsim.deprecated.launch import local_rank_flag
 from distsim.errors import UsageError
-from distsim.text.writable import check_file_or_folder, check_writable
-from distsim.text.written import say_written
+from distsim.text.output_files import check_file_or_folder, check_writable, say_written
 
 if TYPE_CHECKING:
     from distsim.sim import RunRequest

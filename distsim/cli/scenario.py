@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distsim.errors import DistsimError, UsageError
+from distsim.text.output_files import check_writable, say_written
 from distsim.text.strangers import printable
-from distsim.text.writable import check_writable
-from distsim.text.written import say_written
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

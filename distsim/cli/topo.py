@@ -9,8 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from distsim.text.writable import check_writable
-from distsim.text.written import say_written
+from distsim.text.output_files import check_writable, say_written
 
 __all__ = ["add_parser"]
 

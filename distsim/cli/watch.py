@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from distsim.errors import UsageError
+from distsim.text.output_files import say_written
 from distsim.text.strangers import folded, printable
-from distsim.text.written import say_written
 
 __all__ = ["add_parser"]
 

@@ -148,7 +148,7 @@ class CommSpec(Table):
 
 
 class GpuFile(Table):
-    """One GPU."""
+    """Schema of a GPU data file."""
 
     name: str = _key("what a cluster file calls it")
     title: str = _key("what torch.cuda.get_device_name says")

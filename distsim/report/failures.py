@@ -13,7 +13,7 @@ from distsim.debug.report.lines import most_lines, shortened
 from distsim.debug.report.render import MAX_REPORT_LINES
 from distsim.debug.report.stack_tree import blank_addresses
 from distsim.debug.words.phrases import ranks_text
-from distsim.text.alike import but_for_numbers, first_difference, others_differ
+from distsim.text.fold_tracebacks import but_for_numbers, first_difference, others_differ
 
 if TYPE_CHECKING:
     from distsim.sim.outcome import Failure

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from distsim.errors import UsageError
-from distsim.text.writable import check_writable
+from distsim.text.output_files import check_writable
 
 __all__ = ["check_image", "write_image"]
 

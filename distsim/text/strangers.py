@@ -110,7 +110,7 @@ def _inside(value: dict[str, Any] | list[Any]) -> Any:
 
 
 def _refuse(name: str) -> float:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def within(path: str, roots: list[Path]) -> Path | None:

@@ -132,9 +132,9 @@ class Columns:
         try:
             known = [*(figure for block in line.bandwidths() for figure in block), line.num_wrong]
         except ValueError as error:
-            raise CutLine(f"a figure that is no number ({error})") from None
+            raise CutLine(f"a figure that is not a number ({error})") from None
         if not all(map(math.isfinite, known)):
-            raise CutLine("a figure that is no number (inf or nan)")
+            raise CutLine("a figure that is not a number (inf or nan)")
         return line
 
     @property

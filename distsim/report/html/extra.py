@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from distsim.errors import UsageError
-from distsim.text.writable import check_writable
+from distsim.text.output_files import check_writable
 
 __all__ = ["check_page", "needed"]
 

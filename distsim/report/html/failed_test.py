@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from distsim.debug.postmortem import examine
 from distsim.errors import UsageError
 from distsim.report.html.extra import needed
-from distsim.text.writable import check_folder
+from distsim.text.output_files import check_folder
 
 if TYPE_CHECKING:
     from distsim.sim.outcome import Outcome

@@ -16,7 +16,7 @@ from distsim.debug.rings.jobdir import default_directory
 from distsim.debug.rings.private import private_folder
 from distsim.errors import UsageError
 from distsim.report.html.extra import check_page
-from distsim.text.written import say_written
+from distsim.text.output_files import say_written
 
 __all__ = ["launch_with_page"]
 

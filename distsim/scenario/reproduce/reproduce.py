@@ -20,8 +20,8 @@ from distsim.scenario.reproduce.calls import Calls, calls_of
 from distsim.scenario.reproduce.write_program import write_program
 from distsim.scenario.run import simulate_scenario
 from distsim.scenario.shrink import shrink
+from distsim.text.output_files import check_writable
 from distsim.text.ranks import of_ranks
-from distsim.text.writable import check_writable
 
 __all__ = ["reproduce"]
 

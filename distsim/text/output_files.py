@@ -1,13 +1,14 @@
-"""Files that a flag asks for: refused before the work, not after it."""
+"""Files that a command writes: refused before the work, named after it."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from distsim.errors import UsageError
 
-__all__ = ["check_file_or_folder", "check_folder", "check_writable"]
+__all__ = ["check_file_or_folder", "check_folder", "check_writable", "say_written"]
 
 
 def check_writable(path: str | None, flag: str, example: str = "report.json") -> None:
@@ -50,3 +51,8 @@ def _probe(target: Path, path: str, flag: str) -> None:
             target.unlink(missing_ok=True)  # another rank under mpirun may have tried it at the same time
     except OSError as error:
         raise UsageError(f"{flag} {path}: cannot be written ({error.strerror})") from None
+
+
+def say_written(path: object) -> None:
+    """One line to stderr: what a command prints to stdout may be read by a program."""
+    print(f"wrote {path}", file=sys.stderr)
