@@ -70,6 +70,11 @@ def no_record_advice(ranks: Sequence[int]) -> str:
 
 
 _NOT_SIMULATED = ("NotSimulated: ", " is not simulated: ")
+_STALE_STORE = (
+    "gloo has called the address of a process or group that is gone: a rank died just before, or the store still holds "
+    "what an earlier init_process_group wrote there (in this job, or of a crashed run in a file:// store). Give each "
+    "init_process_group keys of its own (store=PrefixStore(str(n), store), or another port), or remove the file."
+)
 _OUT_OF_MEMORY = "OutOfMemoryError: CUDA out of memory"
 
 
@@ -84,6 +89,8 @@ def raised_advice(who: str, exception: str, awaited: bool) -> str:
             f"Let {who} need less: a smaller micro-batch, activation checkpointing, sharding; "
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True where much is reserved but unallocated."
         )
+    if "connectFullMesh" in exception:
+        return _STALE_STORE
     return advice(Kind.RANK_RAISED, who=who) if awaited else f"Fix the exception of {who}."
 
 

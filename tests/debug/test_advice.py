@@ -30,3 +30,11 @@ def test_a_long_exception_is_cut_behind_a_sentence() -> None:
     assert len(line) <= 300
     assert line.endswith("memory. ...")
     assert exception_line(RankState(0, Phase.RAISED, exception="x" * 500)) == "x" * 296 + " ..."
+
+
+def test_an_address_of_a_group_that_is_gone_is_explained() -> None:
+    """gloo's words for it are those of a network fault; a second init_process_group in one store is the usual cause."""
+    error = "RuntimeError: Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:144] Connection refused"
+    said = raised_advice("rank 0", error, awaited=True)
+    assert "earlier init_process_group" in said
+    assert "PrefixStore" in said

@@ -115,7 +115,7 @@ def _unreached(case: Case, waiting: Mapping[int, CallRecord], address: str, lost
 def _never_joined(
     case: Case, waiting: Mapping[int, CallRecord], culprits: Sequence[int], explanation: str, suggestion: str
 ) -> Diagnosis:
-    return case.diagnosis(
+    found = case.diagnosis(
         Kind.NEVER_JOINED,
         culprits,
         [rank for rank in waiting if rank not in culprits],
@@ -124,3 +124,5 @@ def _never_joined(
         suggestion=suggestion,
         since_s=min(call.issued_s for call in waiting.values()),
     )
+    unseen = case.index.evidence.unseen.intersection(waiting[culprits[0]].group.ranks)
+    return replace(found, group=None) if unseen else found  # its members are numbers of nobody
