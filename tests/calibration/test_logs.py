@@ -153,7 +153,7 @@ LINE = table_line("all_reduce", 8, 1 << 20, 60.0)
     [
         (log("all_reduce", TIMES).replace(LINE, LINE[:90]), ":20: left out: the line is cut (10 of 13 columns)"),
         (log("all_reduce", TIMES).replace(LINE, LINE.replace("  60.00", "  6o.00")), "a figure that is not a number"),
-        (log("all_reduce", TIMES).replace(LINE, LINE.replace("  60.00", "    inf")), "no number (inf or nan)"),
+        (log("all_reduce", TIMES).replace(LINE, LINE.replace("  60.00", "    inf")), "not a number (inf or nan)"),
         (
             log("all_reduce", TIMES).replace(LINE, table_line("all_reduce", 8, 1 << 20, 60.0, wrong="7")),
             ":20: left out: 1048576 bytes came with 14 wrong values",
