@@ -102,6 +102,8 @@ def _silent_kind(
     if not scored or scored[0][0] < 2:
         return None
     kind = scored[0][1]
+    if kind is Kind.EXTRA_COLLECTIVE and relation.only_theirs_skipped:
+        kind = Kind.MISSING_RANK  # every round makes mine: it is in the next one
     if branches and kind is not Kind.WRONG_ORDER:
         return None  # two branches of one decision: legal, unless they make the same calls in another order
     if kind is not Kind.WRONG_ORDER and not _ends_short(index, log, mine[0].rank, theirs[0].rank):

@@ -113,8 +113,9 @@ def _classify(index: EvidenceIndex, log: GroupLog, mismatch: Mismatch) -> Diverg
         return earlier
     if score < 2 and _from_two_threads(mine, theirs):
         return replace(found, kind=Kind.THREAD_RACE)
-    if score >= 2 and kind is Kind.EXTRA_COLLECTIVE and left_out(index, theirs, mine, by_past=True):
-        kind = Kind.MISSING_RANK  # it used to make theirs first: one round short looks like one call too many
+    if score >= 2 and kind is Kind.EXTRA_COLLECTIVE:
+        if relation.only_theirs_skipped or left_out(index, theirs, mine, by_past=True):
+            kind = Kind.MISSING_RANK  # it used to make theirs first: one round short looks like one call too many
     if score >= 2 and kind is Kind.OP_MISMATCH:
         return _settled(index, found)  # afterwards they agree again: it is this one call
     if score < 2 and mismatch.kind is Kind.SPLITS_MISMATCH and mine.site == theirs.site:

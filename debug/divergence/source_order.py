@@ -53,6 +53,8 @@ class Relation:
     mine_each_round: bool = False
     """Both are in one loop, and mine is made in every round of it: nothing in the text leads past it."""
     theirs_each_round: bool = False
+    only_theirs_skipped: bool = False
+    """Every round of the loop that both are in comes to my line, and something in the text leads past theirs."""
     certain: bool = True
     """From the program's text, not from line numbers alone."""
 
@@ -76,11 +78,14 @@ def relate(mine: CallRecord, theirs: CallRecord, sources: Mapping[str, str]) -> 
             if a.line == b.line:
                 break
             relation = _within(a, b, mine.op, theirs.op, sources.get(a.file))
+            my_line = relation.mine_each_round and _inevitable(my_frames[:i], sources)
+            their_line = relation.theirs_each_round and _inevitable(their_frames[:j], sources)
             return replace(
                 relation,
                 passed=relation.passed and not j,
-                mine_each_round=relation.mine_each_round and _inevitable(mine, my_frames[:i], sources),
-                theirs_each_round=relation.theirs_each_round and _inevitable(theirs, their_frames[:j], sources),
+                mine_each_round=my_line and _spelled(mine, sources),
+                theirs_each_round=their_line and _spelled(theirs, sources),
+                only_theirs_skipped=my_line and not their_line,
                 left_loop=relation.left_loop or _in_loop(their_frames[:j], sources),
                 still_in_loop=relation.still_in_loop or _in_loop(my_frames[:i], sources),
             )
@@ -99,9 +104,8 @@ def _in_loop(frames: Sequence[Site], sources: Mapping[str, str]) -> bool:
     return False
 
 
-def _inevitable(call: CallRecord, frames: Sequence[Site], sources: Mapping[str, str]) -> bool:
-    """*call* is made by whoever calls the outermost of *frames*: no condition on the way to its line, which spells it
-    out (what a library does within a line may depend on anything)."""
+def _inevitable(frames: Sequence[Site], sources: Mapping[str, str]) -> bool:
+    """Whoever calls the outermost of *frames* comes to the line of the innermost one."""
     for site in frames:
         tree = _parse(sources[site.file]) if site.file in sources else None
         path = _path(tree, site.line) if tree is not None else None
@@ -111,6 +115,11 @@ def _inevitable(call: CallRecord, frames: Sequence[Site], sources: Mapping[str, 
         function, *inner = path[starts[-1] :]
         if any(step.may_be_skipped for step in inner) or _jumps(function.statements, (ast.Return,), 0, site.line):
             return False
+    return True
+
+
+def _spelled(call: CallRecord, sources: Mapping[str, str]) -> bool:
+    """The line of *call* spells it out: what a library does within a line may depend on anything."""
     return call.site is not None and _spells_out(sources.get(call.site.file, ""), call.site.line, call.op)
 
 

@@ -1,0 +1,27 @@
+# ranks: 3
+# kind: uneven_iterations
+# culprits: 1
+# exit: 3
+"""One key of the metrics is absent on rank 1 in one step."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+
+
+def log(metrics):
+    for name in metrics:
+        dist.all_reduce(torch.tensor(metrics[name]))
+
+
+for step in range(4):
+    dist.all_reduce(torch.ones(16))  # <-
+    metrics = {"loss": 1.0, "acc": 1.0, "f1": 1.0}
+    if rank == 1 and step == 1 and "fixed" not in sys.argv:
+        del metrics["f1"]
+    log(metrics)
+dist.destroy_process_group()
