@@ -19,9 +19,14 @@ __all__ = ["Patches"]
 
 
 class Patches:
-    """Attributes of torch that were replaced, and their values before."""
+    """Attributes of torch that were replaced, and their values before.
 
-    def __init__(self) -> None:
+    Args:
+        apply: asked at each call of a wrapped function; where it answers False, torch's own is called.
+    """
+
+    def __init__(self, apply: Callable[[], bool] | None = None) -> None:
+        self._apply = apply
         self._undo: list[tuple[Any, str, Any, Any]] = []
 
     def wrap(self, name: Name, around: Callable[..., Any], also: tuple[Any, ...] = ()) -> bool:
@@ -39,8 +44,12 @@ class Patches:
         if original is MISSING:
             return False
 
+        apply = self._apply
+
         @functools.wraps(original)
         def patched(*args: Any, **kwargs: Any) -> Any:
+            if apply is not None and not apply():
+                return original(*args, **kwargs)
             return around(original, *args, **kwargs)
 
         for holder in (name.holder(), *also):

@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
-from distsim.realexec.guard.fast_path import MISSED, Public, learn, through
+from distsim.realexec.guard.fast_path import MISSED, USUAL, WORLD, Public, learn, through
 from distsim.realexec.guard.group import BACKEND_NAMES
 from distsim.realexec.guard.message_path import BARE as MESSAGES
 from distsim.realexec.guard.message_path import HIDDEN, posts
@@ -32,7 +32,7 @@ P2POp = dist.P2POp
 RedOpType = type(dist.ReduceOp.SUM)
 C10D = vars(c10d)
 Backend = groups.BACKEND.get(None)
-WORLD, COLLECTIVE = groups.WORLD.attribute, groups.COLLECTIVE_OP.attribute
+COLLECTIVE = groups.COLLECTIVE_OP.attribute
 default_group, coalescing = groups.DEFAULT_GROUP.getter(), groups.COALESCING.getter()
 function_modes = works.FUNCTION_MODES.get(works.unknown)
 ALL_GATHER, REDUCE_SCATTER = "all_gather_single", "reduce_scatter_single"
@@ -47,10 +47,10 @@ def _backends(name: str) -> Any:
 def _listed(name: str, source: Any, out: Any, op: Any, group: Any, async_op: bool) -> bool:
     """Add a call inside a coalescing block to torch's list, as the function *name* would; False: that is for torch to
     do. The group's own method, which is called at the block's end, is what is recorded."""
-    world = C10D[WORLD]
-    calls = coalescing(world).get(default_group(world) if group is None else group)
+    calls = coalescing(USUAL).get(default_group(USUAL) if group is None else group)
     if (
         calls is None
+        or C10D[WORLD] is not USUAL
         or async_op is not False
         or type(op) is not (NoneType if name == ALL_GATHER else RedOpType)
         or function_modes()
@@ -67,7 +67,7 @@ def _all_reduce(long: Public) -> Public:
     method = _backends("allreduce")
 
     def all_reduce(tensor: Any, op: Any, group: Any, async_op: bool) -> Any:
-        if coalescing(C10D[WORLD]):
+        if coalescing(USUAL):
             if _listed("all_reduce", tensor, None, op, group, async_op):
                 return None
             return long(tensor, op, group, async_op)
@@ -138,7 +138,7 @@ def _all_gather_single(long: Public) -> Public:
     method = _backends("all_gather_single")
 
     def all_gather_single(output_tensor: Any, input_tensor: Any, group: Any, async_op: bool) -> Any:
-        if coalescing(C10D[WORLD]):
+        if coalescing(USUAL):
             if _listed(ALL_GATHER, input_tensor, output_tensor, None, group, async_op):
                 return None
             return long(output_tensor, input_tensor, group, async_op)
@@ -156,7 +156,7 @@ def _reduce_scatter_single(long: Public) -> Public:
     method = _backends("reduce_scatter_single")
 
     def reduce_scatter_single(output: Any, input: Any, op: Any, group: Any, async_op: bool) -> Any:
-        if coalescing(C10D[WORLD]):
+        if coalescing(USUAL):
             if _listed(REDUCE_SCATTER, input, output, op, group, async_op):
                 return None
             return long(output, input, op, group, async_op)

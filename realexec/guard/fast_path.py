@@ -36,7 +36,8 @@ from distsim.torch_compat import groups, works
 __all__ = ["MISSED", "Public", "learn", "through"]
 
 C10D = vars(c10d)
-WORLD = groups.WORLD.attribute
+WORLD, USUAL = groups.WORLD.attribute, groups.WORLD.get()
+"""torch's table of groups. Another may stand there: torch's own tests run ranks as threads, each with its own."""
 default_group, coalescing = groups.DEFAULT_GROUP.getter(), groups.COALESCING.getter()
 dispatch_modes, function_modes = works.DISPATCH_MODES.get(works.unknown), works.FUNCTION_MODES.get(works.unknown)
 profiler_enabled = works.PROFILES.get(works.unknown)
@@ -79,9 +80,9 @@ def through(
     """
     if caller is None:
         world = C10D[WORLD]
-        guard = default_group(world) if group is None else group
-        if coalescing(world):
+        if world is not USUAL or coalescing(world):
             return MISSED
+        guard = default_group(world) if group is None else group
         try:
             caller = frame_above(3)  # who called the public function: the entrance and torch's decorator are between
         except ValueError:
@@ -272,6 +273,8 @@ def learn(
     """Make a call that `through` missed by torch's own function, and remember how it was recorded. *up*: how many
     frames above this one the public function's is."""
     world = C10D[WORLD]
+    if world is not USUAL:
+        return long(*args)
     guard = default_group(world) if group is None else group
     if getattr(guard, "fast", None) is None or coalescing(world) or guard.recorder is None:
         return long(*args)

@@ -18,7 +18,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from distsim.debug.rings import layout as rings
 from distsim.debug.words.error_text import error_line
-from distsim.realexec.guard.fast_path import COUNT, FEW, WORLD, Public, coalescing, default_group, learn, pack
+from distsim.realexec.guard.fast_path import COUNT, FEW, USUAL, WORLD, Public, coalescing, default_group, learn, pack
 from distsim.realexec.guard.handle import MessageHandle
 from distsim.realexec.guard.known import find
 from distsim.torch_compat import groups, works
@@ -48,6 +48,8 @@ def posts(name: str, up: int = 1) -> Callable[[Public], Public]:
             if type(tag) is not int or not (type(peer) is int or (by_group and type(group_peer) is int)):
                 return long(tensor, peer, group, tag, group_peer)
             world = C10D[WORLD]
+            if world is not USUAL:
+                return long(tensor, peer, group, tag, group_peer)
             guard = default_group(world) if group is None else group
             fast = getattr(guard, "fast", None)
             what = (name, peer, group_peer, tag)

@@ -54,7 +54,7 @@ class Hooks:
         self._open = open_session
         self._session = session
         self._before_store = before_store
-        self._patches = Patches()
+        self._patches = Patches(_in_usual_world)
         self._inside = threading.local()
 
     def install(self) -> None:
@@ -272,6 +272,11 @@ def _called_by_init() -> bool:
     """Whether torch's own init_process_group has called a helper: frameworks that make worlds by hand do so, too."""
     caller = sys._getframe(3)  # below: this function, the hook, and its wrapper
     return caller.f_code.co_name == "init_process_group" and caller.f_globals is vars(c10d)
+
+
+def _in_usual_world() -> bool:
+    """Whether torch's table of groups is that of the process: torch's own tests give one to each thread, as a rank."""
+    return vars(c10d)[shortcut.WORLD] is shortcut.USUAL
 
 
 def _waiting(original: Any) -> Callable[..., Any]:
