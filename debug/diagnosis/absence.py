@@ -59,9 +59,9 @@ def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims
 
 def _hung_up(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> bool:
     """*ranks* run, and all that waited for them have lost the connection: a process that lives keeps its connections
-    until its group is destroyed. A timeout says nothing of a connection."""
+    until its group is destroyed, or its program has ended. A timeout says nothing of a connection."""
     said = [last_words(case.index.died_inside(r), case.index.states[r]) for r in victims]
-    running = case.index.states[ranks[0]].phase is Phase.RUNNING
+    running = case.index.states[ranks[0]].phase is Phase.RUNNING and not _is_over(case, ranks[0])
     return running and bool(victims) and all(aftermath(words) and not timed_out(words) for words in said)
 
 

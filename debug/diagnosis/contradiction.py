@@ -70,6 +70,14 @@ def suggestion(d: Divergence) -> str:
     """What to do next."""
     if d.refused is not None:
         return refusal_advice(d.refused)
+    if d.got.op == d.expected.op == "new_group" and d.got.new_ranks != d.expected.new_ranks:
+        calls = sorted({c.new_ranks or () for c in d.group_log.meetings.get(d.seq, {}).values()})
+        listed = [f"new_group({list(ranks)})" for ranks in calls[:MOST_SIDES]]
+        more = "" if len(calls) <= MOST_SIDES else f" and {len(calls) - MOST_SIDES} more"
+        return (
+            f"Call {', then '.join(listed)}{more} on every rank of the world, in this order, also where the rank is no "
+            "member; or pass use_local_synchronization=True."
+        )
     if d.kind in SHIFTS and d.got.site is not None and d.got.site == d.expected.site and d.got.op != d.expected.op:
         return f"{place(d.got.site)} makes other calls on some ranks: build and wrap the model alike on every rank."
     return advice(d.kind, who=some_ranks_text(d.culprits), mine=place(d.got.site), theirs=place(d.expected.site))

@@ -150,7 +150,7 @@ def _cycle(
     made = [call for call in calls.values() if call is not None]
     first = min(made, key=lambda c: c.rank, default=None)  # who came first differs from run to run
     if made and all(c.is_p2p for c in made):
-        suggestion = "Let one of them receive first, or use isend / irecv or batch_isend_irecv and wait for both."
+        suggestion = _messages_advice(made)
     elif any(c.is_p2p for c in made):
         suggestion = "Make the send or receive and the collective in the same order on every rank."
     else:
@@ -169,6 +169,17 @@ def _cycle(
         since_s=latest,
         cycle=cycle,
     )
+
+
+def _messages_advice(calls: Sequence[CallRecord]) -> str:
+    """How to break a circle of messages. NCCL runs the messages of a pair on one stream, in the order of the calls:
+    there `isend` waits for the other side as `send` does."""
+    if any(c.device != "cpu" for c in calls):
+        return (
+            "Start both with batch_isend_irecv([P2POp(isend, ...), P2POp(irecv, ...)]), or let one rank receive "
+            "first: NCCL runs the messages of a pair in the order of the calls, isend and irecv, too."
+        )
+    return "Let one of them receive first, or use isend / irecv or batch_isend_irecv and wait for both."
 
 
 def _message_missing(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis | None:

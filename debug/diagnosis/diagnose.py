@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from distsim.debug.diagnosis.absence import absent_from_call
+from distsim.debug.diagnosis.causes.find_cause import with_cause
 from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.contradiction import contradiction
 from distsim.debug.diagnosis.deadlock import knot
@@ -79,7 +80,8 @@ def diagnose(evidence: Evidence, *, nothing_moves: bool = False) -> list[Diagnos
         found = [_blocked_alone(case, blocked[0], blocked[1:])]
     weigher = Weigher(index, moving, _of_content(contradictions, divergences))
     weighed = [d if d.proof is not None else replace(d, proof=weigher.proof(d)) for d in found]
-    return _told_once([_with_processes(evidence, d) for d in order(index, weighed)])
+    causes = [with_cause(case, d) for d in weighed]
+    return _told_once([_with_processes(evidence, d) for d in order(index, causes)])
 
 
 def _with_processes(evidence: Evidence, told: Diagnosis) -> Diagnosis:

@@ -21,6 +21,7 @@ __all__ = [
     "P2P",
     "CallRecord",
     "CallWait",
+    "Caught",
     "Evidence",
     "Finding",
     "Group",
@@ -234,6 +235,25 @@ class Phase(enum.StrEnum):
     ABSENT = "absent"  # never joined the rendezvous
 
 
+@dataclass(frozen=True, slots=True)
+class Caught:
+    """An exception that the program handled on one rank."""
+
+    error: str
+    """`"ValueError: bad batch"`: the last line of its traceback."""
+    site: Site
+    """The line of its `except`."""
+    times: int = 1
+    """How often the rank came there with an exception of this type."""
+    calls: int = 0
+    """Calls that the rank had made when it last did."""
+
+    @property
+    def kind(self) -> str:
+        """The exception's type, as in the last line of its traceback."""
+        return self.error.partition(":")[0]
+
+
 @dataclass(slots=True)
 class RankState:
     """One rank at the moment of the diagnosis."""
@@ -276,6 +296,8 @@ class RankState:
     """It has reached that store."""
     reason: str | None = None
     """What it does where it is stuck, or did when it died, if somebody knows: `it recurses without an end`."""
+    caught: tuple[Caught, ...] = ()
+    """Exceptions that the program handled, the last ones of different lines and types."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,8 @@ class Diagnosis:
     """What it rests on; None: nothing moves any more, so what is found is so."""
     only_warns: bool = False
     """Found by a guard that nobody asked for (`Finding.warns`)."""
+    causes: tuple[Site, ...] = ()
+    """Lines of the program that caused it, beside those that its ranks are at."""
 
     @property
     def provisional(self) -> bool:
@@ -152,6 +154,7 @@ class Diagnosis:
             "see": self.see,
             **({"provisional": True} if self.provisional else {}),
             **({"warning": True} if self.only_warns else {}),
+            **({"causes": [_place(site) for site in self.causes]} if self.causes else {}),
         }
 
     @classmethod
@@ -181,6 +184,7 @@ class Diagnosis:
             suggestion=text(data.get("suggestion", ""), "suggestion", LONGEST),
             proof=Proof.NOT_YET if data.get("provisional") else None,
             only_warns=data.get("warning") is True,
+            causes=tuple(map(_site, data.get("causes", ()))),
         )
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import ConsoleOptions, RenderResult
@@ -275,18 +275,23 @@ def _last_calls(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
 
 
 def _source(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
-    """The culprit's line and the others', where the caller gave the file's text."""
+    """The culprits' lines, the others', and what caused it, where the caller gave the files' text."""
     shown: set[tuple[str, int]] = set()
-    others = [r for r in d.victims if r in d.sites]
-    for rank in [*d.culprits[:2], *others[:1]]:
-        site = d.sites.get(rank)
-        text = evidence.sources.get(site.file) if site is not None else None
-        if site is None or text is None or (site.file, site.line) in shown:
+    own = _unlike(d.sites[r] for r in d.culprits if r in d.sites)[:2]
+    others = [site for site in _unlike(d.sites[r] for r in d.sites if r not in d.culprits) if site not in own]
+    for site in [*own, *others[:2], *d.causes]:
+        text = evidence.sources.get(site.file)
+        if text is None or (site.file, site.line) in shown:
             continue
         lines = text.splitlines()
         if 0 < site.line <= len(lines):
             shown.add((site.file, site.line))
             yield Line(f"{place(site, through=False)}  |  {lines[site.line - 1].strip()}", style="cyan")
+
+
+def _unlike(sites: Iterable[Site]) -> list[Site]:
+    """Each line once, in their order."""
+    return list({(site.file, site.line): site for site in sites}.values())
 
 
 def shown_tracebacks(d: Diagnosis, evidence: Evidence) -> list[tuple[tuple[int, ...], str]]:

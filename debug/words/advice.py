@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from distsim.debug.records.kinds import Kind
@@ -15,7 +16,9 @@ _NEXT = {
     Kind.WRONG_ORDER: (
         "Make both calls in one order on every rank; beware of loops over sets and of rank-dependent branches."
     ),
-    Kind.ROOT_MISMATCH: "Pass the same src or dst on every rank; it is a global rank, not a group rank.",
+    Kind.ROOT_MISMATCH: (
+        "Pass the same src or dst on every rank: a global rank, in a group, too (group_src=0: the group's first rank)."
+    ),
     Kind.GROUP_MISMATCH: "Pass the same group= on every rank at {mine}.",
     Kind.SPLITS_MISMATCH: (
         "What rank i sends to rank j must be what rank j expects from rank i: exchange the sizes first."
@@ -76,6 +79,7 @@ _STALE_STORE = (
     "init_process_group keys of its own (store=PrefixStore(str(n), store), or another port), or remove the file."
 )
 _OUT_OF_MEMORY = "OutOfMemoryError: CUDA out of memory"
+_NOT_A_MEMBER = re.compile(r"Global rank (\d+) is not part of group")
 
 
 def raised_advice(who: str, exception: str, awaited: bool) -> str:
@@ -91,6 +95,11 @@ def raised_advice(who: str, exception: str, awaited: bool) -> str:
         )
     if "connectFullMesh" in exception:
         return _STALE_STORE
+    if (stranger := _NOT_A_MEMBER.search(exception)) is not None:
+        return (
+            f"Pass group_src= (or group_dst=) for a rank within the group: src= and dst= are global ranks, and rank "
+            f"{stranger[1]} is not a member."
+        )
     return advice(Kind.RANK_RAISED, who=who) if awaited else f"Fix the exception of {who}."
 
 

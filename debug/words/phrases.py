@@ -30,6 +30,7 @@ __all__ = [
     "exception_text",
     "group_text",
     "numbered",
+    "one_line",
     "place",
     "ranks_text",
     "remote_text",
@@ -180,9 +181,14 @@ def exception_line(state: RankState) -> str | None:
     """The same in one line, for a sentence: the whole of it is in the traceback. The last line of one that a
     data loader's worker has sent is the error itself; NCCL names its reason under `Last error:`."""
     text = exception_text(state)
-    lines = [line for line in map(str.strip, (text or "").splitlines()) if line]
+    return None if text is None else one_line(text)
+
+
+def one_line(text: str) -> str:
+    """The words of an exception, as a sentence holds them."""
+    lines = [line for line in map(str.strip, text.splitlines()) if line]
     if len(lines) < 2:
-        return text and _cut(text)
+        return _cut(text)
     rest = f" {_cut(lines[-1])}" if RAISES.match(lines[-1]) or lines[-2] == "Last error:" else ""
     return f"{_cut(lines[0])} ...{rest}"
 

@@ -1,0 +1,8 @@
+"""What in the program caused a diagnosis, and the advice that removes it: one rule a family of causes.
+
+`find_cause.py` has the order of the rules; `program_text.py` reads the user's source as a syntax tree.
+"""
+
+from __future__ import annotations
+
+__all__ = ["blocks", "caught", "cause", "find_cause", "iterations", "program_text", "unordered"]

@@ -1,0 +1,69 @@
+"""The cause of one diagnosis, and where its two sides stand in the program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distsim.debug.diagnosis.context import Case
+from distsim.debug.records import CallRecord, CallWait, Phase, Site
+from distsim.debug.records.diagnosis import Diagnosis
+
+__all__ = ["Cause", "Sides", "sides_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What caused a diagnosis."""
+
+    suggestion: str
+    """The cure, in the first words: a report shows it in lines of 80 columns."""
+    says: str = ""
+    """A sentence of evidence for the explanation."""
+    lines: tuple[Site, ...] = ()
+    """Lines of the program that the report shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """Where the culprits and the other ranks are: frames of the program, innermost first; empty where a rank ended."""
+
+    culprits: tuple[Site, ...]
+    others: tuple[Site, ...]
+    op: str
+    """The operation that the others wait in."""
+
+
+def sides_of(case: Case, d: Diagnosis) -> Sides:
+    """The frames of the first culprit, and of the first rank that is not one."""
+    calls = _met(case, d)
+    culprit = next(iter(d.culprits), None)
+    other = next((r for r in calls if r not in d.culprits), None)
+    if other is None:
+        other = next((r for r in (*d.victims, *sorted(case.index.states)) if r not in d.culprits), None)
+    own, theirs = _frames(case, culprit, calls), _frames(case, other, calls)
+    return Sides(own, theirs, "" if d.call is None else d.call.op)
+
+
+def _met(case: Case, d: Diagnosis) -> dict[int, CallRecord]:
+    """The calls that met at the diagnosed number, by rank."""
+    if d.call is None or d.group is None:
+        return {}
+    for log in case.index.group_logs:
+        met = log.meetings.get(d.call.seq)
+        if met and log.group == d.group and any(call.op == d.call.op for call in met.values()):
+            return met
+    return {}
+
+
+def _frames(case: Case, rank: int | None, calls: dict[int, CallRecord]) -> tuple[Site, ...]:
+    if rank is None:
+        return ()
+    if rank in calls:
+        return calls[rank].way
+    state = case.index.states[rank]
+    if state.phase is Phase.FINISHED or state.over or state.leaving:
+        return ()
+    for wait in case.index.waits(rank):
+        if isinstance(wait, CallWait):
+            return wait.record.way
+    return state.stack or (() if state.site is None else (state.site,))

@@ -1,0 +1,173 @@
+"""Why ranks go round a loop differently often: what ends it, what skips a round, what it runs over."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from distsim.debug.diagnosis.causes.cause import Cause, Sides
+from distsim.debug.diagnosis.causes.program_text import FUNCTIONS, Decision, Loop, ProgramText, words_of
+from distsim.debug.records import Site
+from distsim.debug.words.phrases import place
+
+__all__ = ["generation", "loop_cause", "signal_flags"]
+
+GENERATES = re.compile(r"generat|decod|sampl|rollout|beam|infer", re.IGNORECASE)
+ENDS_ANSWER = re.compile(r"(^|_)eos|end_of|stop_(token|id)|max_new|(un)?finished|max_len", re.IGNORECASE)
+CLOCKS = frozenset(
+    {"time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns", "now", "elapsed"}
+)
+FILES = frozenset({"exists", "isfile", "is_file", "stat", "listdir", "glob"})
+BATCHES = re.compile(r"load|data|batch|sampl|iter|train|val|test", re.IGNORECASE)
+LONGEST = 44
+"""Letters of a condition that a suggestion holds."""
+
+
+def generation(text: ProgramText, sides: Sides) -> Cause | None:
+    """One side is in a loop that makes an answer, token by token, and the other has left it."""
+    for inside, outside in ((sides.others, sides.culprits), (sides.culprits, sides.others)):
+        for site, loop in text.loops(inside, outside):
+            function = next((n for n in text.around(site) if isinstance(n, FUNCTIONS)), None)
+            name = site.function if function is None else getattr(function, "name", "")
+            leaving = [d for d in text.decisions(site.file, loop, counted=True) if d.leaves]
+            ends = [d for d in leaving if _ends_answer(text, d)]
+            if not GENERATES.search(name) and not ends:
+                continue
+            return Cause(
+                "Keep all ranks in the generation loop until the last is done: synced_gpus=True in generate(), or "
+                "all_reduce every round whether any rank goes on; or gather the parameters once before it "
+                "(summon_full_params, GatheredParameters).",
+                f"The loop at {place(Site(site.file, loop.lineno, ''))} ends at another length on each rank.",
+                tuple(d.site for d in (ends or leaving)[:1]),
+            )
+        below = next((f.through for f in inside if f.through is not None), None)
+        if below is not None and "generation" in below.file:
+            return Cause("Pass synced_gpus=True to generate(): all ranks go on until the longest answer is done.")
+    return None
+
+
+def _ends_answer(text: ProgramText, decision: Decision) -> bool:
+    line = text.line(decision.site)
+    return any(ENDS_ANSWER.search(word) for word in (*decision.words, *re.findall(r"\w+", line)))
+
+
+def loop_cause(text: ProgramText, sides: Sides) -> Cause | None:
+    """What decides on each rank by itself how often it goes round the loop."""
+    loops: list[tuple[Site, Loop]] = []
+    for inside, outside in ((sides.others, sides.culprits), (sides.culprits, sides.others)):
+        loops = loops or text.loops(inside, outside)
+    loops = loops or text.loops(sides.others) or text.loops(sides.culprits)
+    decisions = [d for site, loop in loops for d in text.decisions(site.file, loop)]
+    flags = signal_flags(text)
+    for decision in decisions:
+        flag = next((word for word in sorted(decision.words) if word in flags), None)
+        if flag is not None:
+            return Cause(
+                f"Agree on `{flag}` every step: all_reduce (MAX) it, and leave when any rank has it. A signal handler "
+                f"sets it on each rank by itself, and {place(decision.site)} ends the loop by it.",
+                lines=(decision.site, flags[flag]),
+            )
+    for decision in decisions:
+        if (cause := _by_itself(decision)) is not None:
+            return cause
+    for decision in decisions:
+        shown, at = _short(decision.text), place(decision.site)
+        if decision.leaves:
+            return Cause(
+                f"Agree on `{shown}` before any rank leaves the loop: all_reduce it, or let rank 0 decide and "
+                f"broadcast. Each rank decides it by itself at {at}.",
+                lines=(decision.site,),
+            )
+        return Cause(
+            f"Skip the round on all ranks or on none: all_reduce whether any rank does. `{shown}` at {at} skips it "
+            "on some ranks alone.",
+            lines=(decision.site,),
+        )
+    return _by_header(*loops[0]) if loops else None
+
+
+def _by_itself(decision: Decision) -> Cause | None:
+    at = place(decision.site)
+    if decision.words & CLOCKS:
+        return Cause(
+            f"Let rank 0 decide on the time limit and broadcast it: each rank reads a clock of its own at {at}.",
+            lines=(decision.site,),
+        )
+    if decision.words & FILES:
+        return Cause(
+            f"Let rank 0 look for the file and broadcast the answer: each rank looks by itself at {at}, at another "
+            "moment.",
+            lines=(decision.site,),
+        )
+    return None
+
+
+def _by_header(site: Site, loop: Loop) -> Cause | None:
+    header = Site(site.file, loop.lineno, "")
+    at = place(header)
+    if isinstance(loop, ast.While):
+        shown = _short(ast.unparse(loop.test))
+        return Cause(f"Make `while {shown}` at {at} end in the same round on every rank.", lines=(header,))
+    over = ast.unparse(loop.iter)
+    shown = _short(over)
+    if re.search(r"\.(items|keys|values)\(\)$", over):
+        return Cause(
+            f"Give `{shown}` the same keys in the same order on every rank: the loop at {at} makes a call for each.",
+            lines=(header,),
+        )
+    bound = loop.iter if isinstance(loop.iter, ast.Call) and words_of(loop.iter.func) == {"range"} else None
+    names = words_of(loop.iter) - {"range", "enumerate", "zip", "len"}
+    if not names:
+        return None
+    if bound is not None and not any(map(BATCHES.search, names)):
+        return Cause(
+            f"Give `{shown}` at {at} the same bound on every rank: all_reduce it (MIN or MAX) before the loop.",
+            lines=(header,),
+        )
+    return Cause(
+        f"Give every rank the same number of batches in `{shown}` (drop_last=True, an even sampler), or use DDP's "
+        "join().",
+        lines=(header,),
+    )
+
+
+def signal_flags(text: ProgramText) -> dict[str, Site]:
+    """Names that signal handlers of the program set, and the line that registers the handler."""
+    flags: dict[str, Site] = {}
+    for file, tree in text.trees():
+        for call in ast.walk(tree):
+            if not isinstance(call, ast.Call) or len(call.args) < 2:
+                continue
+            if getattr(call.func, "attr", getattr(call.func, "id", "")) not in ("signal", "add_signal_handler"):
+                continue
+            for name in _set_by(tree, call.args[1]):
+                flags[name] = Site(file, call.lineno, "")
+    return flags
+
+
+def _set_by(tree: ast.Module, handler: ast.expr) -> Iterator[str]:
+    bodies: list[ast.AST] = [handler]
+    name = getattr(handler, "attr", getattr(handler, "id", None))
+    bodies += [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == name]
+    for node in (part for body in bodies for part in ast.walk(body)):
+        targets: list[ast.expr] = []
+        match node:
+            case ast.Assign():
+                targets = node.targets
+            case ast.AugAssign():
+                targets = [node.target]
+            case ast.Call(func=ast.Attribute(attr="set" | "append" | "put" | "fill_" | "update", value=owner)):
+                targets = [owner]
+        for target in targets:
+            key = target.slice if isinstance(target, ast.Subscript) else None
+            if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                yield key.value
+            base = target.value if isinstance(target, ast.Subscript) else target
+            word = getattr(base, "attr", getattr(base, "id", None))
+            if word is not None:
+                yield word
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."

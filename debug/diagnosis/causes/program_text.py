@@ -1,0 +1,240 @@
+"""The user's source as syntax trees: the loops, blocks and handlers around a line, and what they depend on."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from distsim.debug.records import Site
+
+__all__ = ["Decision", "Loop", "ProgramText", "words_of"]
+
+Loop = ast.For | ast.AsyncFor | ast.While
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A condition by which a rank leaves a loop, or skips the rest of a round."""
+
+    site: Site
+    text: str
+    """The condition, as it is written."""
+    words: frozenset[str]
+    """Names that it reads, through assignments in the loop and functions of the same file."""
+    leaves: bool
+    """It ends the loop; else it skips the rest of the round."""
+
+
+class ProgramText:
+    """Syntax trees of the files of one evidence."""
+
+    def __init__(self, sources: Mapping[str, str]) -> None:
+        self._sources = sources
+
+    def tree(self, file: str) -> ast.Module | None:
+        """The syntax tree of *file*; None where its text is not known, or is not Python."""
+        text = self._sources.get(file)
+        return _parsed(text) if text else None
+
+    def trees(self) -> Iterator[tuple[str, ast.Module]]:
+        """All files that can be parsed."""
+        for file in self._sources:
+            if (tree := self.tree(file)) is not None:
+                yield file, tree
+
+    def line(self, site: Site) -> str:
+        """The text of a line."""
+        lines = (self._sources.get(site.file) or "").splitlines()
+        return lines[site.line - 1].strip() if 0 < site.line <= len(lines) else ""
+
+    def around(self, site: Site) -> list[ast.stmt]:
+        """Statements around a line up to its function, innermost first, the function included."""
+        tree = self.tree(site.file)
+        chain = [] if tree is None else _chain(tree, site.line)
+        inside: list[ast.stmt] = []
+        for node in reversed(chain):
+            inside.append(node)
+            if isinstance(node, FUNCTIONS):
+                break
+        return inside
+
+    def loops(self, frames: Sequence[Site], outside: Sequence[Site] = ()) -> list[tuple[Site, Loop]]:
+        """Loops around *frames* that no line of *outside* is in, innermost first."""
+        return [
+            (frame, node)
+            for frame in frames
+            for node in self.around(frame)
+            if isinstance(node, Loop)
+            and not any(o.file == frame.file and node.lineno <= o.line <= (node.end_lineno or 0) for o in outside)
+        ]
+
+    def decisions(self, file: str, loop: Loop, *, counted: bool = False) -> list[Decision]:
+        """Conditions that end *loop* or skip a round of it; those that its counter decides only where *counted*."""
+        targets = _counters(loop)
+        met: list[Decision] = []
+        tests = [(loop.test, loop.lineno, True)] if isinstance(loop, ast.While) else []
+        tests += list(_exits(loop.body, own=True))
+        for test, line, leaves in tests:
+            if isinstance(test, ast.Constant) or (not counted and _counts(test, targets)):
+                continue
+            words = words_of(test)
+            for name, value in _assigned(loop):
+                if name in words:
+                    words |= words_of(value)
+            for function in self._functions(file, words):
+                words |= words_of(function)
+            met.append(Decision(Site(file, line, ""), ast.unparse(test), words, leaves))
+        return met
+
+    def _functions(self, file: str, names: frozenset[str]) -> list[ast.stmt]:
+        tree = self.tree(file)
+        functions = () if tree is None else ast.walk(tree)
+        return [n for n in functions if isinstance(n, ast.FunctionDef) and n.name in names]
+
+    def assignments(self, site: Site, name: str) -> list[tuple[int, ast.expr]]:
+        """Line and value of the assignments to *name* in the function, or the module, of *site*."""
+        tree = self.tree(site.file)
+        if tree is None:
+            return []
+        function = next((n for n in self.around(site) if isinstance(n, FUNCTIONS)), None)
+        scopes: list[ast.AST] = [tree] if function is None else [function, tree]
+        return [(value.lineno, value) for scope in scopes for target, value in _assigned(scope) if target == name]
+
+    def returns(self, site: Site, name: str) -> list[tuple[Site, ast.expr]]:
+        """What the function *name* of the same file returns, and where."""
+        return [
+            (Site(site.file, node.lineno, name), node.value)
+            for function in self._functions(site.file, frozenset({name}))
+            for node in ast.walk(function)
+            if isinstance(node, ast.Return) and node.value is not None
+        ]
+
+    def arguments(self, site: Site, name: str) -> list[tuple[Site, ast.expr]]:
+        """What calls of the same file pass for the parameter *name* of the function of *site*, and where."""
+        tree = self.tree(site.file)
+        function = next((n for n in self.around(site) if isinstance(n, ast.FunctionDef)), None)
+        if tree is None or function is None:
+            return []
+        names = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
+        if name not in names:
+            return []
+        met: list[tuple[Site, ast.expr]] = []
+        for call in ast.walk(tree):
+            if not isinstance(call, ast.Call):
+                continue
+            method = isinstance(call.func, ast.Attribute)
+            if (
+                call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+            ) != function.name:
+                continue
+            at = names.index(name) - (method and names[:1] == ["self"])
+            values = [k.value for k in call.keywords if k.arg == name] or call.args[at : at + 1]
+            met += [(Site(site.file, call.lineno, ""), value) for value in values]
+        return met
+
+
+def words_of(node: ast.AST) -> frozenset[str]:
+    """Names, attributes and string keys that an expression, or a function's body, reads."""
+    words: set[str] = set()
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name):
+            words.add(part.id)
+        elif isinstance(part, ast.Attribute):
+            words.add(part.attr)
+        elif isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value.isidentifier():
+            words.add(part.value)
+    return frozenset(words)
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _chain(tree: ast.AST, line: int) -> list[ast.stmt]:
+    """Statements that hold *line*, outermost first."""
+    chain: list[ast.stmt] = []
+    node: ast.AST | None = tree
+    while node is not None:
+        node = next((n for n in _statements(node) if _first_line(n) <= line <= (n.end_lineno or n.lineno)), None)
+        if node is not None:
+            chain.append(node)
+    return chain
+
+
+def _first_line(node: ast.stmt) -> int:
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(d.lineno for d in decorators)])
+
+
+def _statements(node: ast.AST) -> Iterator[ast.stmt]:
+    """The statements right below a node: of its blocks, handlers and cases."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            yield child
+        elif isinstance(child, ast.ExceptHandler | ast.match_case):
+            yield from child.body
+
+
+def _exits(body: Sequence[ast.stmt], own: bool, test: ast.expr | None = None) -> Iterator[tuple[ast.expr, int, bool]]:
+    """(condition, its line, whether it ends the loop); *own*: `break` and `continue` are those of the loop itself."""
+    for statement in body:
+        match statement:
+            case ast.Break() | ast.Continue() if own and test is not None:
+                yield test, test.lineno, isinstance(statement, ast.Break)
+            case ast.Return() if test is not None:
+                yield test, test.lineno, True
+            case ast.If():
+                yield from _exits(statement.body, own, statement.test)
+                yield from _exits(statement.orelse, own, statement.test)
+            case ast.For() | ast.AsyncFor() | ast.While():
+                yield from _exits([*statement.body, *statement.orelse], False, test)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                continue
+            case _:
+                yield from _exits(list(_statements(statement)), own, test)
+
+
+def _counters(loop: Loop) -> frozenset[str]:
+    """Names that count the rounds of a loop."""
+    names = set() if isinstance(loop, ast.While) else set(words_of(loop.target))
+    for node in loop.body:  # in every round
+        if isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Constant):
+            names |= words_of(node.target)
+    return frozenset(names)
+
+
+def _counts(test: ast.expr, counters: frozenset[str]) -> bool:
+    """The condition compares a counter with something, as in `step + 1 >= max_steps`."""
+    if not isinstance(test, ast.Compare):
+        return False
+    ends = [words_of(end) for end in (test.left, *test.comparators)]
+    return any(words and words <= counters for words in ends)
+
+
+def _assigned(scope: ast.AST) -> list[tuple[str, ast.expr]]:
+    """Names, or last attributes, that are given a value below *scope*."""
+    pairs: list[tuple[str, ast.expr]] = []
+    for node in ast.walk(scope):
+        targets: Sequence[ast.expr]
+        match node:
+            case ast.Assign():
+                targets = node.targets
+            case ast.AugAssign() | ast.NamedExpr():
+                targets = [node.target]
+            case ast.AnnAssign() if node.value is not None:
+                targets = [node.target]
+            case _:
+                continue
+        for target in targets:
+            for part in target.elts if isinstance(target, ast.Tuple | ast.List) else [target]:
+                name = getattr(part, "id", getattr(part, "attr", None))
+                if name is not None and node.value is not None:
+                    pairs.append((name, node.value))
+    return pairs

@@ -1,0 +1,396 @@
+"""Advice that follows the evidence: hand-made records and a program's text in, the suggestion out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from distsim.debug.diagnosis.diagnose import diagnose
+from distsim.debug.records import Caught, Evidence, Site
+from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.kinds import Kind
+from tests.debug.builders import FILE, Step, all_reduce, barrier, coll, group, play, recv, send
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program's text, in which `@name` marks a line, and the marked lines."""
+
+    text: str
+    lines: dict[str, int] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> int:
+        return self.lines[name]
+
+
+def program(text: str) -> Program:
+    lines = text.strip("\n").splitlines()
+    marks = {}
+    for number, line in enumerate(lines, start=1):
+        code, _, mark = line.partition("  #@")
+        if mark:
+            marks[mark.strip()] = number
+        lines[number - 1] = code
+    return Program("\n".join(lines), marks)
+
+
+def only(evidence: Evidence) -> Diagnosis:
+    (d,) = diagnose(evidence)
+    return d
+
+
+def uneven(p: Program, short: int = 2, **kw: Any) -> Diagnosis:
+    """Three ranks go round a loop four times, and rank 1 *short* times; all end in a barrier."""
+
+    def steps(rank: int) -> list[Step]:
+        return [all_reduce(p.call) for _ in range(short if rank == 1 else 4)] + [barrier(p.end)]
+
+    return only(play(3, steps, sources={FILE: p.text}, **kw))
+
+
+LOOPS = {
+    "signal flag": (
+        """
+stop = False
+def on_term(number, frame):
+    global stop
+    stop = True
+signal.signal(signal.SIGTERM, on_term)  #@ why
+for step in range(9):
+    dist.all_reduce(x)  #@ call
+    if stop:  #@ cause
+        break
+dist.barrier()  #@ end
+""",
+        "Agree on `stop` every step: all_reduce (MAX)",
+    ),
+    "flag of a class": (
+        """
+class Killer:
+    def __init__(self):
+        self.kill_now = False
+        signal.signal(signal.SIGTERM, self.leave)  #@ why
+    def leave(self, *args):
+        self.kill_now = True
+killer = Killer()
+while not killer.kill_now:  #@ cause
+    dist.all_reduce(x)  #@ call
+dist.barrier()  #@ end
+""",
+        "Agree on `kill_now` every step: all_reduce (MAX)",
+    ),
+    "event behind a function": (
+        """
+stop = threading.Event()
+signal.signal(signal.SIGUSR1, lambda *a: stop.set())  #@ why
+def must_stop():
+    return stop.is_set()
+for batch in loader:
+    dist.all_reduce(x)  #@ call
+    if must_stop():  #@ cause
+        break
+dist.barrier()  #@ end
+""",
+        "Agree on `stop` every step: all_reduce (MAX)",
+    ),
+    "clock": (
+        """
+begin = time.monotonic()
+for step in range(9):
+    dist.all_reduce(x)  #@ call
+    passed = time.monotonic() - begin
+    if passed > 3600:  #@ cause
+        break
+dist.barrier()  #@ end
+""",
+        "Let rank 0 decide on the time limit and broadcast it",
+    ),
+    "file": (
+        """
+for step in range(9):
+    dist.all_reduce(x)  #@ call
+    if os.path.exists("STOP"):  #@ cause
+        break
+dist.barrier()  #@ end
+""",
+        "Let rank 0 look for the file and broadcast the answer",
+    ),
+    "early stop": (
+        """
+bad = 0
+for epoch in range(9):
+    dist.all_reduce(x)  #@ call
+    if loss > best:
+        bad += 1
+    if bad >= 3:  #@ cause
+        break
+dist.barrier()  #@ end
+""",
+        "Agree on `bad >= 3` before any rank leaves the loop",
+    ),
+    "skipped round": (
+        """
+for step in range(9):
+    loss = forward()
+    if torch.isnan(loss):  #@ cause
+        continue
+    dist.all_reduce(x)  #@ call
+dist.barrier()  #@ end
+""",
+        "Skip the round on all ranks or on none: all_reduce whether",
+    ),
+    "loader": (
+        """
+for step, batch in enumerate(loader):  #@ cause
+    dist.all_reduce(x)  #@ call
+    if step == 100:
+        break
+dist.barrier()  #@ end
+""",
+        "Give every rank the same number of batches in `enumerate(loader)` (drop_last=True",
+    ),
+    "bound": (
+        """
+for step in range(rounds):  #@ cause
+    dist.all_reduce(x)  #@ call
+dist.barrier()  #@ end
+""",
+        f"Give `range(rounds)` at {FILE}:1 the same bound on every rank",
+    ),
+    "keys": (
+        """
+for name, value in metrics.items():  #@ cause
+    dist.all_reduce(value)  #@ call
+dist.barrier()  #@ end
+""",
+        "Give `metrics.items()` the same keys in the same order on every rank",
+    ),
+    "generation": (
+        """
+def generate(ids):
+    for n in range(limit):
+        ids = model(ids)  #@ call
+        if ids[-1] == eos:  #@ cause
+            return ids
+ids = generate(prompt)
+dist.barrier()  #@ end
+""",
+        "Keep all ranks in the generation loop until the last is done: synced_gpus=True",
+    ),
+    "no_sync": (
+        """
+tokens = 0
+for micro in range(24):
+    tokens += n
+    boundary = tokens >= 16  #@ cause
+    with contextlib.nullcontext() if boundary else model.no_sync():  #@ why
+        model(x).sum().backward()  #@ call
+    if boundary:
+        tokens = 0
+dist.barrier()  #@ end
+""",
+        "Leave no_sync() in the same micro-batch on every rank",
+    ),
+    "no_sync of FSDP": (
+        """
+for micro in range(24):
+    seen += len(batch)  #@ cause
+    model.set_requires_gradient_sync(seen > 100)  #@ why
+    model(x).sum().backward()  #@ call
+dist.barrier()  #@ end
+""",
+        "Leave no_sync() in the same micro-batch on every rank",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_what_ends_a_loop_on_some_ranks_is_the_advice(name: str) -> None:
+    """The suggestion begins with the cure of this cause, and the line that caused it is shown."""
+    text, cure = LOOPS[name]
+    p = program(text)
+    d = uneven(p)
+    assert d.kind is Kind.UNEVEN_ITERATIONS
+    assert d.suggestion.startswith(cure), d.suggestion
+    shown = {site.line for site in d.causes}
+    assert {p.lines[m] for m in ("cause", "why") if m in p.lines and (m == "why" or name != "no_sync of FSDP")} <= shown
+
+
+def test_a_counted_no_sync_is_not_blamed() -> None:
+    """Where the micro-batches are counted alike on all ranks, no_sync() is not the cause."""
+    p = program("""
+for micro in range(rounds):
+    last = (micro + 1) % 4 == 0
+    with contextlib.nullcontext() if last else model.no_sync():
+        model(x).sum().backward()  #@ call
+dist.barrier()  #@ end
+""")
+    assert "no_sync" not in uneven(p).suggestion
+
+
+def test_without_the_program_the_advice_is_that_of_the_kind() -> None:
+    """Records alone do not say what ended the loop."""
+    p = program("for i in x:\n    dist.all_reduce(x)  #@ call\ndist.barrier()  #@ end")
+    assert uneven(replace(p, text="")).suggestion.startswith("Give every rank the same number of iterations")
+
+
+TRY = """
+for step in range(9):
+    try:
+        dist.all_reduce(step_of(batch))  #@ call
+    except Exception as error:  #@ handler
+        continue
+dist.barrier()  #@ end
+"""
+
+
+def caught(p: Program, error: str, *ranks: int, **kw: Any) -> Diagnosis:
+    """`uneven`, where *ranks* have caught *error* at the line of the handler."""
+
+    def steps(rank: int) -> list[Step]:
+        return [all_reduce(p.call) for _ in range(2 if rank == 1 else 4)] + [barrier(p.end)]
+
+    evidence = play(3, steps, sources={FILE: p.text})
+    for rank in ranks:
+        evidence.ranks[rank].caught = (Caught(error, Site(FILE, p.handler, "<module>"), **kw),)
+    return only(evidence)
+
+
+def test_a_swallowed_exception_is_the_cause() -> None:
+    """The rank that caught it, the line, the call before it and the cure are told."""
+    d = caught(program(TRY), "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", 1, calls=2)
+    assert d.suggestion.startswith("Skip the step on all ranks or on none: after the try, all_reduce (MAX)")
+    assert "smaller micro-batch" in d.suggestion
+    assert f"Rank 1 caught torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB at {FILE}:4, after " in (
+        d.explanation
+    )
+    assert "all_reduce #2" in d.explanation
+    assert [site.line for site in d.causes] == [4]
+
+
+def test_what_every_rank_catches_is_no_cause() -> None:
+    """An exception that the others caught at the same line, as often, explains nothing."""
+    assert "caught" not in caught(program(TRY), "KeyError: 'x'", 0, 1, 2).explanation
+
+
+def test_what_is_caught_away_from_the_calls_is_no_cause() -> None:
+    """A handler around an import does not make a rank leave out calls."""
+    p = program("""
+try:
+    import apex
+except ImportError:  #@ handler
+    apex = None
+for step in range(rounds):
+    dist.all_reduce(x)  #@ call
+dist.barrier()  #@ end
+""")
+    assert "caught" not in caught(p, "ModuleNotFoundError: No module named 'apex'", 1).explanation
+
+
+def test_a_rank_that_ended_after_what_it_caught() -> None:
+    """Who caught an exception around its last calls and ended is told to make the last call in a finally block."""
+    p = program("""
+def driver():
+    for i in range(5):
+        dist.broadcast(x, src=0)  #@ own
+try:
+    driver()  #@ main
+except KeyError as error:  #@ handler
+    print(error)
+while True:
+    dist.broadcast(x, src=0)  #@ call
+""")
+    own = coll("broadcast", p.own, root=0, function="driver", callers=(Site(FILE, p.main, "<module>"),))
+    theirs = coll("broadcast", p.call, root=0)
+    evidence = play(3, lambda r: [own] * 2 if r == 0 else [theirs] * 3, sources={FILE: p.text})
+    evidence.ranks[0].caught = (Caught("KeyError: 'prompt_7'", Site(FILE, p.handler, "<module>"), calls=2),)
+    d = only(evidence)
+    assert d.culprits == (0,)
+    assert d.suggestion.startswith("Make the last call (a stop command, say) in a finally block, or raise the KeyError")
+    assert "destroy_process_group" not in d.explanation + d.suggestion
+
+
+ORDERS = {
+    "set": ("plan = list(set(tables) & allowed)  #@ cause", "plan", "hash randomisation"),
+    "set of keys": ("plan = tables.keys() - done.keys()  #@ cause", "plan", "hash randomisation"),
+    "listing": ("plan = [f for f in os.listdir(folder) if f.endswith('.pt')]  #@ cause", "plan", "on each host"),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_operands_out_of_a_set_are_to_be_sorted(name: str) -> None:
+    """The line at which the order arises is shown, and sorted() is the cure."""
+    line, shown, why = ORDERS[name]
+    p = program(f"{line}\nfor name in plan:\n    dist.all_reduce(x[name])  #@ call")
+    d = only(play(4, lambda r: [all_reduce(p.call, shape=(8 if r < 2 else 16,))], sources={FILE: p.text}))
+    assert d.kind is Kind.SHAPE_MISMATCH
+    assert d.suggestion.startswith(f"Sort what the loop runs over: `sorted({shown})`")
+    assert why in d.suggestion
+    assert p.cause in {site.line for site in d.causes}
+
+
+def test_operands_that_agree_up_to_order_are_said_to() -> None:
+    """The calls on record are the same on all ranks, but for their order."""
+    p = program("plan = make(set(tables))\nfor name in set(plan):\n    dist.all_reduce(x[name])  #@ call")
+    sizes = {0: (8, 16, 32), 1: (16, 32, 8)}
+    evidence = play(
+        2, lambda r: [all_reduce(p.call, shape=(n,), is_async=True) for n in sizes[r]], sources={FILE: p.text}
+    )
+    found = diagnose(evidence)
+    assert "The ranks make the same calls in different orders." in found[0].explanation
+
+
+def test_sorted_operands_are_not_blamed() -> None:
+    """A plan that was sorted has one order."""
+    p = program("plan = sorted(set(tables))\nfor name in plan:\n    dist.all_reduce(x[name])  #@ call")
+    d = only(play(4, lambda r: [all_reduce(p.call, shape=(8 if r < 3 else 16,))], sources={FILE: p.text}))
+    assert "sorted" not in d.suggestion
+
+
+def test_a_call_in_a_join_block_is_to_be_moved_out() -> None:
+    """DDP's join() shadows the model's own calls only: the metric's line is shown."""
+    p = program("""
+with model.join():  #@ joined
+    for batch in loader:
+        loss = model(batch)  #@ call
+        dist.all_reduce(loss)  #@ metric
+dist.barrier()  #@ end
+""")
+
+    def steps(rank: int) -> list[Step]:
+        rounds = [all_reduce(p.call, shape=(18,)), all_reduce(p.metric, shape=(1,))]
+        return (
+            rounds * 2 if rank == 1 else [*rounds, all_reduce(p.joined, shape=(18,)), all_reduce(p.joined, shape=(18,))]
+        )
+
+    d = only(play(3, steps, sources={FILE: p.text}))
+    assert d.suggestion.startswith(f"Move the call at {FILE}:4 out of join()")
+    assert [site.line for site in d.causes] == [p.metric]
+
+
+def test_crossed_messages_on_nccl_need_one_batch() -> None:
+    """isend does not help on NCCL; on gloo it does."""
+    cycles = {
+        device: only(play(2, lambda r, d=device: [send(1 - r, 3, device=d), recv(1 - r, 4, device=d)]))  # type: ignore[misc]
+        for device in ("cuda", "cpu")
+    }
+    assert cycles["cuda"].suggestion.startswith("Start both with batch_isend_irecv(")
+    assert "isend / irecv or batch" in cycles["cpu"].suggestion
+
+
+def test_both_lists_of_two_new_group_calls_are_told() -> None:
+    """Each half makes its own group: the advice is to make both, on every rank."""
+    halves = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
+    d = only(play(4, lambda r: [coll("new_group", 3, new_ranks=halves[r])]))
+    assert d.kind is Kind.GROUP_CREATION_ORDER
+    assert d.suggestion.startswith("Call new_group([0, 1]), then new_group([2, 3]) on every rank of the world")
+
+
+def test_a_root_that_differs_is_a_global_rank() -> None:
+    """In a subgroup, src is a rank of the world; group_src is one of the group."""
+    half = group(2, 3)
+    d = only(play(4, lambda r: [coll("broadcast", 3, half, root=r)] if r > 1 else []))
+    assert d.kind is Kind.ROOT_MISMATCH
+    assert "a global rank, in a group, too (group_src=0" in d.suggestion
