@@ -55,11 +55,13 @@ def _run_script(path: str) -> None:
             source = file.read()
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
+    from distsim.debug.evidence.watched_source import compiled
+
     script = types.ModuleType("__main__")
     script.__dict__.update(__file__=path, __builtins__=__builtins__)
     sys.modules["__main__"] = script
     sys.path[0] = os.path.dirname(os.path.abspath(path))
-    exec(compile(source, path, "exec"), script.__dict__)
+    exec(compiled(source, path), script.__dict__)
 
 
 def _leave_word(session: Any, error: BaseException) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping
+from types import CodeType
 from typing import Any
 
+from distsim.debug.evidence.watched_source import report_to, watch_imports
 from distsim.debug.rings.world import World
 from distsim.debug.settings import Level, Settings
 from distsim.realexec.mpi.mpirun import started_by_mpirun
@@ -104,7 +107,9 @@ def install(
     shortcuts = Shortcuts()
     shortcuts.install()
     leave_uncompiled()
-    _hooks[:] = [hooks, dropped, ends, ddp, spawn, popen, shortcuts]
+    handlers = HandlerHook()
+    handlers.install()
+    _hooks[:] = [hooks, dropped, ends, ddp, spawn, popen, shortcuts, handlers]
     if dist.rpc.is_available():
         from distsim.realexec.rpc.hooks import RpcHooks
 
@@ -118,6 +123,29 @@ def install(
         # The ring exists from here on: who dies before init_process_group is seen, too. A world of one
         # may be a launcher of ranks itself: whether it is one, init_process_group tells.
         _open(None, "")
+
+
+class HandlerHook:
+    """Records the exceptions that the program's own files handle; a file that was imported before is not watched."""
+
+    def __init__(self) -> None:
+        self._installed = contextlib.ExitStack()
+
+    def install(self) -> None:
+        self._installed.enter_context(report_to(_handled))
+        self._installed.enter_context(watch_imports())
+
+    def remove(self) -> None:
+        self._installed.close()
+
+    def forget(self) -> None:
+        """A forked child is no rank."""
+        self.remove()
+
+
+def _handled(error: BaseException, code: CodeType, line: int) -> None:
+    if _session is not None:
+        _session.recorder.handled(error, code, line)
 
 
 def install_started(given: Mapping[str, Any]) -> None:

@@ -18,4 +18,5 @@ __all__ = [
     "rank_state",
     "stack_capture",
     "typed",
+    "watched_source",
 ]

@@ -144,7 +144,7 @@ def rank_state(
     """How one rank is. *records* are its decoded calls, of which the unfinished ones are looked up."""
     reader = snap.reader
     header = reader.header
-    state = RankState(reader.number, host=header.host, pid=header.pid)
+    state = RankState(reader.number, host=header.host, pid=header.pid, caught=reader.caught())
     _exception(state, reader, records)
     inner, frames, keys = reader.position()
     if (call := _since(reader, records, origin_ns)) is not None:
@@ -393,7 +393,7 @@ def build_evidence(
         now_s=now_s,
         straggler_after_s=known.straggler_after_s,
         hang_after_s=known.hang_after_s,
-        sources=sources(records.values(), known.roots),
+        sources=sources(records.values(), known.roots, (c.site for state in states.values() for c in state.caught)),
         away_s=_in_seconds(known.away_ns, origins[first.number]) if first is not None else (),
         unseen=numbering.unseen,
         processes=numbering.names,
@@ -404,10 +404,14 @@ def _in_seconds(spans: Iterable[tuple[int, int]], origin_ns: int) -> tuple[tuple
     return tuple(((begin - origin_ns) / 1e9, (end - origin_ns) / 1e9) for begin, end in spans)
 
 
-def sources(records: Iterable[Sequence[CallRecord]], roots: Sequence[Path] | None = None) -> dict[str, str]:
-    """Text of the user's files that calls were made from, where they can be read. *roots*: only of files under one of
-    these folders, for records that may be a stranger's, who could name any file of the reader's."""
-    return sources_at((call.site for calls in records for call in calls if call.site is not None), roots)
+def sources(
+    records: Iterable[Sequence[CallRecord]], roots: Sequence[Path] | None = None, more: Iterable[Site] = ()
+) -> dict[str, str]:
+    """Text of the user's files that calls were made from, and of those of *more*, where they can be read. *roots*: only
+    of files under one of these folders, for records that may be a stranger's, who could name any file of the
+    reader's."""
+    stacks = {id(call.stack or call.site): call.way for calls in records for call in calls}  # a line's calls share one
+    return sources_at((site for way in (*stacks.values(), tuple(more)) for site in way), roots)
 
 
 def sources_at(sites: Iterable[Site], roots: Sequence[Path] | None = None) -> dict[str, str]:

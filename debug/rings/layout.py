@@ -83,6 +83,9 @@ WORDS_AT = 512
     W_MEETS,  # table offset + 1: the store that it meets the others in, until it has
 ) = range(20)
 
+W_CAUGHT, CAUGHT_SLOTS, CAUGHT_WORDS = 34, 10, 3
+"""From this word on, the last exceptions that the program handled: table offset + 1, how often, calls made by then."""
+
 POSITION_AT = 1024
 POSITION_BYTES = HEADER_BYTES - POSITION_AT
 """Length and JSON of the main thread's position: [innermost frame, user frames]."""

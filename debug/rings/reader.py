@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.debug.evidence.typed import MOST_RANKS, text, whole, wholes
-from distsim.debug.records import CallRecord, Group, Site, State
+from distsim.debug.records import CallRecord, Caught, Group, Site, State
 from distsim.debug.records.signature import Signature
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.world import Process, World
@@ -438,6 +438,16 @@ class RingReader:
         if not isinstance(said, dict) or not isinstance(said.get("at"), str):
             return None, True
         return printable(said["at"]), said.get("reached") is True
+
+    def caught(self) -> tuple[Caught, ...]:
+        """The last exceptions that the program handled, the newest last."""
+        kept: list[Caught] = []
+        for at in range(rings.W_CAUGHT, rings.W_CAUGHT + rings.CAUGHT_SLOTS * rings.CAUGHT_WORDS, rings.CAUGHT_WORDS):
+            said = self.text(at)
+            frames = self._frames([said.get("site")]) if isinstance(said, dict) else ()
+            if frames and isinstance(error := said.get("error"), str):
+                kept.append(Caught(printable(error), frames[0], self.word(at + 1), self.word(at + 2)))
+        return tuple(sorted(kept, key=lambda one: one.calls))
 
     def signature(self, position: int, fingerprint: int) -> Signature:
         """Shapes and the rest of a call; `UNKNOWN` where a later one has overwritten it."""

@@ -18,10 +18,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from distsim.debug.records import Caught
 from distsim.debug.rings.layout import (
     _ENTRY,
     _PAYLOAD,
     AGAIN,
+    CAUGHT_WORDS,
     FAILED,
     HEADER,
     HEADER_BYTES,
@@ -47,6 +49,7 @@ from distsim.debug.rings.layout import (
     TABLE_WORLD,
     VERSION,
     W_BEAT,
+    W_CAUGHT,
     W_LIFE,
     W_OPENED,
     W_PAYLOAD_END,
@@ -198,6 +201,14 @@ class RingWriter:
         before = int(self.words[WORDS_AT // 8 + W_WORLD])
         if offset := self._append(TABLE_WORLD, json.dumps([*world.to_json(), before]).encode()):
             self._header(W_WORLD, offset)
+
+    def caught(self, slot: int, caught: Caught) -> None:
+        """Keep an exception that the program handled in one of `CAUGHT_SLOTS` slots."""
+        at = WORDS_AT // 8 + W_CAUGHT + slot * CAUGHT_WORDS
+        said = {"error": caught.error, "site": caught.site.to_json()}
+        self.words[at] = self.entry(TABLE_TEXT, ("caught", caught.error, caught.site), said)
+        self.words[at + 1] = caught.times
+        self.words[at + 2] = caught.calls
 
     def text(self, text: str) -> int:
         """Table offset of a text (an exception, a traceback)."""

@@ -24,6 +24,7 @@ from distsim.sim.isolation.effects import socket_patches
 from distsim.sim.isolation.environ import environ_patches
 from distsim.sim.isolation.logs import forget_levels, log_patches, outlive_threads
 from distsim.sim.isolation.modules.modules import RankModules, decide, import_patches
+from distsim.sim.isolation.modules.own_code import caught_by_ranks
 from distsim.sim.isolation.modules.patch_table import Patch, PatchTable
 from distsim.sim.isolation.output import StreamProxy
 from distsim.sim.isolation.process import Notes, current_task
@@ -79,6 +80,7 @@ def simulation(gpus: bool) -> Iterator[Host]:
         host = Host(environ, modules.shared)
         with (
             noticed(),
+            caught_by_ranks(),
             host.torch.watching(_TABLE.is_as_put),
             accepted() if gpus else contextlib.nullcontext(),
         ):

@@ -6,8 +6,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
+from types import CodeType
 from typing import Any, NamedTuple, Protocol
 
+from distsim.debug.evidence.watched_source import CaughtLog
 from distsim.debug.matching.secondary_errors import aftermath
 from distsim.debug.records import P2P
 from distsim.debug.records.arguments import SYNCHRONOUS_P2P, Call
@@ -166,6 +168,7 @@ class Recorder:
         self.look: Callable[[], None] | None = None
         """Called once a beat: where threads that serve remote calls stand."""
         self._pending: BaseException | None = None
+        self.caught = CaughtLog(ring.caught)
         self.outstanding: dict[int, Completable] = {}
         """Asynchronous calls whose end nobody has seen yet, by index, in their order."""
         self._creations: GroupLog | None = None
@@ -325,6 +328,10 @@ class Recorder:
             (id(error), last),
             {"error": last, "frames": frames, "traceback": text[-8000:], "origins": origins(error)},
         )
+
+    def handled(self, error: BaseException, code: CodeType, line: int) -> None:
+        """The program has handled an exception at this line of an `except`."""
+        self.caught.add(error, code, line, self.ring.words[rings.WORDS_AT // 8 + rings.W_COUNT])
 
     def end(self, index: int, state: int) -> None:
         """Stamp the end of a call."""

@@ -313,6 +313,16 @@ while True:
 
 
 ORDERS = {
+    "set that some sort": (
+        "plan = list(set(tables) & allowed)  #@ cause\nif fixed: plan = sorted(plan)",
+        "plan",
+        "hash randomisation",
+    ),
+    "set of a function": (
+        "def make():\n    return {t.name for t in tables}  #@ cause\nplan = make()",
+        "plan",
+        "hash randomisation",
+    ),
     "set": ("plan = list(set(tables) & allowed)  #@ cause", "plan", "hash randomisation"),
     "set of keys": ("plan = tables.keys() - done.keys()  #@ cause", "plan", "hash randomisation"),
     "listing": ("plan = [f for f in os.listdir(folder) if f.endswith('.pt')]  #@ cause", "plan", "on each host"),

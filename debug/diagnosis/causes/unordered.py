@@ -88,7 +88,7 @@ def _origin(text: ProgramText, site: Site, value: ast.expr, depth: int) -> tuple
         case ast.Name() | ast.Attribute():
             name = value.id if isinstance(value, ast.Name) else value.attr
             values = text.assignments(site, name)
-            if any(words_of(v) & {"sorted", "sort"} for _, v in values) or _sorted_in_place(text, site, name):
+            if _sorted(text, site, name, values):
                 return None
             if not values:
                 arguments = text.arguments(site, name)
@@ -104,12 +104,16 @@ def _set_in(text: ProgramText, site: Site, value: ast.expr, depth: int) -> tuple
     return _origin(text, site, value, depth)
 
 
-def _sorted_in_place(text: ProgramText, site: Site, name: str) -> bool:
+def _sorted(text: ProgramText, site: Site, name: str, values: list[tuple[int, ast.expr]]) -> bool:
+    """*name* is sorted on its way, under no condition: `name = sorted(...)` or `name.sort()`."""
     tree = text.tree(site.file)
-    return tree is not None and any(
-        isinstance(node, ast.Call)
+    lines = [line for line, value in values if words_of(value) & {"sorted", "sort"}]
+    lines += [
+        node.lineno
+        for node in (() if tree is None else ast.walk(tree))
+        if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "sort"
         and getattr(node.func.value, "id", getattr(node.func.value, "attr", None)) == name
-        for node in ast.walk(tree)
-    )
+    ]
+    return any(not any(isinstance(n, ast.If) for n in text.around(Site(site.file, line, ""))) for line in lines)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from distsim.debug.evidence.watched_source import CaughtLog
 from distsim.debug.records import CallRecord, CallWait, Phase, Site, Wait
 from distsim.debug.records.call_log import CallLog
 from distsim.sim.isolation.environ import enter_environ, leave_environ
@@ -142,6 +143,7 @@ class SimProcess:
         """What it has changed of torch's state (torch_state.py)."""
         self.group_objects: list[Any] = []
         self.calls = CallLog(world.calls_kept)
+        self.caught = CaughtLog()
         self.next_seq: dict[tuple[str, bool], int] = {}
         self.due: deque[Callable[[], None]] = deque()
         """Completions (futures) to carry out in this process's own thread."""

@@ -203,6 +203,7 @@ def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) ->
         host=f"node{process.slot.host}",
         meets_at=process.notes.meets_at,
         reached_store=process.notes.connecting is None,
+        caught=process.caught.kept(),
     )
 
 
@@ -280,7 +281,7 @@ def _unused(error: BaseException, text: str) -> str:
 
 def _sources(states: dict[int, RankState], records: dict[int, list[CallRecord]]) -> Mapping[str, str]:
     """The text of every file that a call or a rank's stack names."""
-    files = {site.file: None for state in states.values() for site in state.stack}
+    files = {site.file: None for state in states.values() for site in (*state.stack, *(c.site for c in state.caught))}
     for calls in records.values():
         for record in calls:
             for site in record.stack:

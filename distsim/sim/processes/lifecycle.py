@@ -6,8 +6,9 @@ import importlib
 import logging
 import sys
 import threading
-import tokenize
 from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -15,6 +16,8 @@ from distsim.debug.records import HostWait, Phase
 from distsim.debug.records.frames import raised_at
 from distsim.errors import UsageError
 from distsim.sim.c10d.stores import close_files
+from distsim.sim.isolation.modules.modules import is_own_file
+from distsim.sim.isolation.modules.own_code import own_code
 from distsim.sim.isolation.process import SimProcess, require_task
 from distsim.sim.isolation.tracebacks import keep_failure
 from distsim.sim.kernel.scheduler import Unwind
@@ -38,11 +41,13 @@ class Program:
     def code(self) -> CodeType:
         if self._code is None:
             if self.spec is not None:
-                self._code = self.spec.loader.get_code(self.spec.name)
+                loader = self.spec.loader
+                is_source = type(loader) is SourceFileLoader and is_own_file(loader.path)
+                code = own_code(loader.get_data(loader.path), loader.path) if is_source else None
+                self._code = code or loader.get_code(self.spec.name)
                 assert self._code is not None
             else:
-                with tokenize.open(self.path) as source:
-                    self._code = compile(source.read(), self.path, "exec")
+                self._code = own_code(Path(self.path).read_bytes(), self.path)
         return self._code
 
     def run_in(self, process: SimProcess, name: str) -> ModuleType:

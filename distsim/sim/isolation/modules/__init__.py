@@ -6,4 +6,4 @@ stands for others into them.
 
 from __future__ import annotations
 
-__all__ = ["absent", "aliases", "module_body", "module_table", "modules", "patch_table"]
+__all__ = ["absent", "aliases", "module_body", "module_table", "modules", "own_code", "patch_table"]

@@ -30,6 +30,7 @@ from distsim.sim.isolation.logs import made_for_all
 from distsim.sim.isolation.modules.absent import stand_in
 from distsim.sim.isolation.modules.module_body import ModuleBodies
 from distsim.sim.isolation.modules.module_table import SharedImports
+from distsim.sim.isolation.modules.own_code import own_code
 from distsim.sim.kernel.task import current_process
 
 __all__ = ["RankModules", "decide", "import_patches", "is_own_file"]
@@ -223,6 +224,8 @@ def import_patches() -> list[tuple[Any, str, Any]]:
         with made_for_all(_deciding[0].is_shared(name)), process.world.core.left():  # it may make threads of its own
             if path.startswith(_SITE):
                 _deciding[0].bodies.run(module, path, lambda: self.get_code(name), lambda: self.get_source(name))
+            elif type(self) is importlib.machinery.SourceFileLoader and is_own_file(path):
+                exec(own_code(self.get_data(path), path), module.__dict__)
             else:
                 real_run(self, module)
 

@@ -1,0 +1,169 @@
+"""Compiles the user's files so that each `except` block reports the exception that it handles.
+
+Python has no hook for this before 3.12, and that of 3.12 (`sys.monitoring`) cannot tell a handler that matched from
+a `finally` block. A changed syntax tree can: the first statement of each handler is a call, which costs nothing until
+an exception is handled. Line numbers and tracebacks stay; nothing is written to `__pycache__`.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from importlib.machinery import SourceFileLoader
+from types import CodeType
+from typing import Protocol
+
+from distsim.debug.records import Caught, Site
+from distsim.debug.records.frames import Owner, owner, shown
+from distsim.debug.words.error_text import last_line
+
+__all__ = ["CaughtLog", "Change", "caught_here", "compiled", "report_to", "watch_imports"]
+
+CAUGHT = "__distsim_caught__"
+Report = Callable[[BaseException, CodeType, int], None]
+"""Takes an exception, the code that handles it, and the line of its `except`."""
+MOST_KEPT = 10
+"""Different handlers that are kept of a rank: the last ones."""
+LONGEST = 300
+"""Letters of an exception that are kept."""
+
+_reports: list[Report] = []
+
+
+class Change(Protocol):
+    """A change of a syntax tree, and the function that the changed tree calls."""
+
+    module: str
+    function: str
+    name: str
+    """What the changed tree calls it."""
+
+    def apply(self, tree: ast.Module) -> bool:
+        """Change the tree in place; whether anything was changed."""
+        ...
+
+
+class _Handlers:
+    """Puts a call at the head of each handler."""
+
+    module, function, name = __name__, "caught_here", CAUGHT
+
+    def apply(self, tree: ast.Module) -> bool:
+        handlers = [node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
+        for handler in handlers:
+            call = ast.Call(ast.Name(CAUGHT, ast.Load()), [ast.Constant(handler.lineno)], [])
+            statement = ast.copy_location(ast.Expr(call), handler)
+            for node in ast.walk(statement):  # one line, or a tracer would see the whole handler run
+                if isinstance(node, ast.expr | ast.stmt):
+                    ast.copy_location(node, handler)
+                    node.end_lineno, node.end_col_offset = handler.lineno, handler.col_offset
+            handler.body.insert(0, statement)
+        return bool(handlers)
+
+
+HANDLERS: Change = _Handlers()
+
+
+def caught_here(line: int) -> None:
+    """Called at the head of a handler: report the exception that it handles."""
+    error = sys.exception()
+    if error is not None and _reports:
+        with contextlib.suppress(Exception):  # nothing of ours may end the user's handler
+            _reports[-1](error, sys._getframe(1).f_code, line)
+
+
+@contextlib.contextmanager
+def report_to(report: Report) -> Iterator[None]:
+    """Take the reports for a time; the innermost one gets them."""
+    _reports.append(report)
+    try:
+        yield
+    finally:
+        _reports.remove(report)
+
+
+@lru_cache(maxsize=256)
+def compiled(source: bytes, path: str, *more: Change) -> CodeType:
+    """The code of a file, changed by `HANDLERS` and *more*; as it is where its tree cannot be changed."""
+    try:
+        tree = ast.parse(source, path)
+        used = [change for change in (HANDLERS, *more) if change.apply(tree)]
+        if used:
+            at = _after_docstring(tree)
+            first = tree.body[at - 1] if at else None
+            for change in used:
+                names = [ast.alias(change.function, change.name)]
+                statement = ast.ImportFrom(change.module, names, 0)
+                line = 1 if first is None else first.end_lineno or 1
+                statement.lineno = statement.end_lineno = line
+                statement.col_offset = statement.end_col_offset = 0
+                names[0].lineno = names[0].end_lineno = line
+                names[0].col_offset = names[0].end_col_offset = 0
+                tree.body.insert(at, statement)
+            return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        pass
+    return compile(source, path, "exec", dont_inherit=True)
+
+
+def _after_docstring(tree: ast.Module) -> int:
+    """The place behind the docstring and the imports from `__future__`."""
+    at = int(ast.get_docstring(tree, clean=False) is not None)
+    while at < len(tree.body):
+        statement = tree.body[at]
+        if not (isinstance(statement, ast.ImportFrom) and statement.module == "__future__"):
+            break
+        at += 1
+    return at
+
+
+@contextlib.contextmanager
+def watch_imports() -> Iterator[None]:
+    """Compile the user's modules that are imported from here on with `compiled`."""
+    original = SourceFileLoader.get_code
+
+    def get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
+        path = str(self.get_filename(fullname))
+        if type(self) is SourceFileLoader and owner(path) is Owner.USER:
+            return compiled(self.get_data(path), path)
+        return original(self, fullname)
+
+    SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        if SourceFileLoader.get_code is get_code:
+            del SourceFileLoader.get_code  # it is inherited
+
+
+class CaughtLog:
+    """The last exceptions that one rank handled, by handler and type."""
+
+    def __init__(self, write: Callable[[int, Caught], None] | None = None) -> None:
+        """*write* is told which of `MOST_KEPT` slots holds what from now on."""
+        self._kept: dict[tuple[type[BaseException], CodeType, int], tuple[int, Caught]] = {}
+        self._write = write
+
+    def add(self, error: BaseException, code: CodeType, line: int, calls: int) -> None:
+        """The rank has handled *error* after *calls* calls."""
+        key = (type(error), code, line)
+        slot, before = self._kept.pop(key, (len(self._kept), None))
+        if before is None:
+            if slot == MOST_KEPT:
+                slot, _ = self._kept.pop(next(iter(self._kept)))
+            site = Site(shown(code.co_filename), line, code.co_qualname)
+            now = Caught(last_line(error)[:LONGEST], site, 1, calls)
+        else:
+            times = before.times + 1
+            error_text = before.error if times & (times - 1) else last_line(error)[:LONGEST]  # seldom: it takes long
+            now = Caught(error_text, before.site, times, calls)
+        self._kept[key] = slot, now  # the last one is the newest
+        if self._write is not None:
+            self._write(slot, now)
+
+    def kept(self) -> tuple[Caught, ...]:
+        """Those that are kept, the newest last."""
+        return tuple(one for _, one in self._kept.values())

@@ -1,0 +1,124 @@
+"""Files compiled so that their handlers report what they handle."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import CodeType
+
+import pytest
+
+from distsim.debug.evidence.watched_source import CaughtLog, caught_here, compiled, report_to, watch_imports
+from distsim.debug.records import Caught
+
+SOURCE = b'''"""A docstring."""
+from __future__ import annotations
+def step(i: Missing):
+    try:
+        return 1 / i
+    except ZeroDivisionError as error:
+        return -1
+    finally:
+        done.append(i)
+done = []
+answers = [step(i) for i in (0, 1, 0)]
+'''
+
+
+def run(source: bytes) -> tuple[dict[str, object], list[tuple[str, int]]]:
+    """Names after a run of *source*, and what was reported: exception and line."""
+    seen: list[tuple[str, int]] = []
+
+    def report(error: BaseException, code: CodeType, line: int) -> None:
+        seen.append((repr(error), line))
+
+    names: dict[str, object] = {"__name__": "example"}
+    with report_to(report):
+        exec(compiled(source, "example.py"), names)
+    return names, seen
+
+
+def test_each_handled_exception_is_reported_with_its_line() -> None:
+    """A handler that matches reports; a finally block does not. The program does what it did."""
+    names, seen = run(SOURCE)
+    assert seen == [("ZeroDivisionError('division by zero')", 6)] * 2
+    assert names["answers"] == [-1, 1.0, -1]
+    assert names["__doc__"] == "A docstring."
+
+
+def test_what_no_handler_matches_is_not_reported() -> None:
+    """An exception that goes past an except clause is not a handled one."""
+    source = b"try:\n    try:\n        {}['x']\n    except ValueError:\n        pass\nexcept KeyError:\n    pass\n"
+    assert run(source)[1] == [("KeyError('x')", 6)]
+
+
+def test_lines_and_tracebacks_stay() -> None:
+    """An exception raised in a handler has the line that the file has."""
+    source = b"try:\n    1 / 0\nexcept ZeroDivisionError:\n    x = 1\n    raise ValueError\n"
+    with pytest.raises(ValueError) as caught:
+        run(source)
+    trace = caught.value.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    assert trace is not None
+    assert trace.tb_lineno == 5
+
+
+def test_a_file_that_cannot_be_parsed_is_a_syntax_error_of_its_own() -> None:
+    """The user's mistake is shown as Python shows it."""
+    with pytest.raises(SyntaxError, match="invalid syntax") as caught:
+        compiled(b"x = = 1\n", "mine.py")
+    assert (caught.value.filename, caught.value.lineno) == ("mine.py", 1)
+
+
+def test_a_report_that_fails_does_not_reach_the_program() -> None:
+    """Whatever goes wrong with the report, the handler runs."""
+
+    def report(error: BaseException, code: CodeType, line: int) -> None:
+        raise OSError("no space left")
+
+    names: dict[str, object] = {}
+    with report_to(report):
+        exec(compiled(SOURCE, "example.py"), names)
+    assert names["answers"] == [-1, 1.0, -1]
+
+
+def test_without_a_report_a_handler_costs_nothing_else() -> None:
+    """Outside of a guarded job the call does nothing."""
+    assert caught_here(3) is None
+
+
+def test_imported_modules_are_watched_and_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of the user's reports, too, and what Python has cached of it stays the plain code."""
+    (tmp_path / "its_module.py").write_bytes(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    seen: list[int] = []
+    with watch_imports(), report_to(lambda error, code, line: seen.append(line)):
+        importlib.import_module("its_module")
+    assert seen == [6, 6]
+    assert not list(tmp_path.glob("__pycache__/*"))
+    monkeypatch.delitem(sys.modules, "its_module")
+    with report_to(lambda error, code, line: seen.append(line)):
+        importlib.import_module("its_module")
+    assert seen == [6, 6]
+
+
+def handle(log: CaughtLog, error: BaseException, line: int, calls: int) -> None:
+    log.add(error, handle.__code__, line, calls)
+
+
+def test_the_last_handlers_are_kept_with_their_counts() -> None:
+    """Of many handlers the last ones stay, each with how often, and after how many calls."""
+    written: dict[int, Caught] = {}
+    log = CaughtLog(written.__setitem__)
+    for calls in range(5):
+        handle(log, KeyError("x"), 7, calls)
+    for line in range(100, 109):
+        handle(log, ValueError(str(line)), line, 9)
+    assert [(c.site.line, c.times, c.calls) for c in log.kept()][:2] == [(7, 5, 4), (100, 1, 9)]
+    handle(log, OSError("full"), 200, 10)
+    assert [c.site.line for c in log.kept()] == [*range(100, 109), 200]
+    assert {c.site.line for c in written.values()} == {*range(100, 109), 200}
+    assert log.kept()[-1].error == "OSError: full"
+    assert log.kept()[-1].kind == "OSError"
