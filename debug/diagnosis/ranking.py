@@ -92,6 +92,8 @@ def _from_finding(case: Case, finding: Finding, effect: Diagnosis | None) -> Dia
         since_s=since,
         sites={} if site is None else dict.fromkeys(finding.ranks, site),
     )
+    if call is not None and call.site is not None and call.site != site:
+        base = replace(base, causes=(call.site,))
     if effect is None:
         return replace(base, only_warns=finding.warns)
     return replace(

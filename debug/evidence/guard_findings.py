@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from distsim.debug.records import CallRecord, Finding
+from dataclasses import replace
+
+from distsim.debug.records import CallRecord, Finding, Site
 from distsim.debug.records.kinds import Kind
 from distsim.debug.words.phrases import place
 
-__all__ = ["corrupted", "dropped", "modified", "nan", "race"]
+__all__ = ["aliased", "corrupted", "dropped", "modified", "nan", "race", "raced_by_kernel"]
 
 
 def nan(call: CallRecord) -> Finding:
@@ -26,6 +28,34 @@ def modified(call: CallRecord) -> Finding:
         call,
         f"rank {call.rank} wrote to the buffer of {call.op} #{call.seq} before it had waited for the call",
         "Call wait() on the handle before the buffer is used again, or give the call its own copy.",
+    )
+
+
+def raced_by_kernel(call: CallRecord, at: Site | None, *, writes: bool, was_waited: bool) -> Finding:
+    """A kernel on another stream uses a buffer of a call that is in flight. *was_waited*: a stream has waited for the
+    call, but not the kernel's."""
+    verb = "writes to" if writes else "reads"
+    text = (
+        f"a kernel of rank {call.rank}, launched at {place(at)}, {verb} the buffer of {call.op} #{call.seq} on a "
+        "stream that has not waited for the call"
+    )
+    cure = (
+        "Call wait_stream() on that stream, too: wait() orders only the stream that is current when it is called "
+        "(stream.wait_stream(torch.cuda.current_stream()) behind it)."
+        if was_waited
+        else "Call wait() on the handle, on the stream that uses the buffer, before the kernel is launched."
+    )
+    return replace(_finding(Kind.BUFFER_MODIFIED_IN_FLIGHT, call, text, cure), site=at or call.site)
+
+
+def aliased(call: CallRecord) -> Finding:
+    """All outputs of a call are one tensor."""
+    return _finding(
+        Kind.ALIASED_OUTPUTS,
+        call,
+        f"the outputs of {call.op} #{call.seq} on rank {call.rank} are one tensor, {len(call.output_shapes)} times: "
+        "each part is written over the one before, and only the last is left",
+        "Give each part a tensor of its own: [torch.empty_like(t) for _ in range(n)], not [torch.empty_like(t)] * n.",
     )
 
 

@@ -125,4 +125,5 @@ _MAKERS = (
     (rings.MODIFIED, seen.modified),
     (rings.RACE, seen.race),
     (rings.DROPPED, seen.dropped),
+    (rings.ALIASED, seen.aliased),
 )

@@ -26,6 +26,7 @@ class Kind(enum.StrEnum):
     DEADLOCK_CYCLE = "deadlock_cycle"
     ASYNC_NEVER_WAITED = "async_never_waited"
     BUFFER_MODIFIED_IN_FLIGHT = "buffer_modified_in_flight"
+    ALIASED_OUTPUTS = "aliased_outputs"
     GROUP_CREATION_ORDER = "group_creation_order"
     NEVER_JOINED = "never_joined"
     RANK_EXITED = "rank_exited"
@@ -76,5 +77,5 @@ INCONSISTENT = frozenset(
 )
 """Ranks contradict each other (exit code 4), whether or not anybody hangs."""
 
-WARNINGS = frozenset({Kind.STRAGGLER, Kind.ASYNC_NEVER_WAITED})
+WARNINGS = frozenset({Kind.STRAGGLER, Kind.ASYNC_NEVER_WAITED, Kind.ALIASED_OUTPUTS})
 """Worth saying, but the program goes on: no exit code of their own unless somebody is stuck."""

@@ -9,6 +9,7 @@ from typing import Any
 from distsim.debug.records import (
     CallRecord,
     CallWait,
+    Caught,
     Evidence,
     Finding,
     Group,
@@ -27,7 +28,7 @@ __all__ = ["evidence_from_json", "evidence_to_json"]
 
 _CALL = {f.name: f for f in fields(CallRecord) if f.name not in ("rank", "group", "site", "stack", "remote")}
 """Fields of a call that are said as they are; most have their default, and are left out then."""
-_STATE = [f.name for f in fields(RankState) if f.name not in ("rank", "phase", "waits", "site", "stack")]
+_STATE = [f.name for f in fields(RankState) if f.name not in ("rank", "phase", "waits", "site", "stack", "caught")]
 _FINDING = [f.name for f in fields(Finding) if f.name not in ("kind", "ranks", "group", "call", "site")]
 
 
@@ -58,6 +59,7 @@ class _Writer:
             "waits": [self._wait(wait) for wait in state.waits],
             "site": _site(state.site),
             "stack": self._stack(state.stack),
+            "caught": [[one.error, one.site.to_json(), one.times, one.calls] for one in state.caught],
             **{name: getattr(state, name) for name in _STATE},
         }
 
@@ -131,6 +133,7 @@ def evidence_from_json(
             waits=tuple(_read_wait(wait, read_call) for wait in entry["waits"]),
             site=_read_site(entry["site"]),
             stack=stacks[entry["stack"]],
+            caught=tuple(Caught(error, Site.from_json(site), *counts) for error, site, *counts in entry["caught"]),
             **{name: entry[name] for name in _STATE},
         )
     findings = [

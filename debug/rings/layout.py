@@ -111,6 +111,7 @@ FUTURE = 1 << 13  # somebody took the future
 UNCHECKED = 1 << 14  # strict did not hold this call
 REJECTED = 1 << 15  # torch refused it at this rank, before any other could hear of it
 REMOTE = 1 << 16  # a remote call, or the serving of one: see `Signature.remote_call`
+ALIASED = 1 << 17  # its outputs are one tensor, several times
 OF_TWO = P2P_CALL | REMOTE
 
 TABLE_GROUP, TABLE_SITE, TABLE_THREAD, TABLE_TEXT, TABLE_WORLD = 1, 2, 3, 4, 5

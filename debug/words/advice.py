@@ -49,6 +49,7 @@ _NEXT = {
     Kind.BUFFER_MODIFIED_IN_FLIGHT: (
         "Wait for the handle before writing to the tensor, or give the call its own copy."
     ),
+    Kind.ALIASED_OUTPUTS: "Give each part a tensor of its own: [torch.empty_like(t) for _ in range(n)].",
     Kind.DDP_UNUSED_PARAMETER: (
         "Use every parameter in forward on every rank, or pass find_unused_parameters=True to DDP."
     ),

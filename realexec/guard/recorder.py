@@ -215,6 +215,9 @@ class Recorder:
         else:
             flags = rings.ISSUED
             seq = next(log.seq)
+            outputs = call.outputs
+            if len(outputs) > 1 and outputs[0] is outputs[1]:  # `[tensor] * n`
+                flags |= rings.ALIASED
             if log.busy and log.busy != me:
                 flags |= rings.RACE
             if not is_async:

@@ -21,6 +21,7 @@ from tests.debug.builders import all_reduce, barrier, coll, play, recv, run, sen
         (Kind.BUFFER_MODIFIED_IN_FLIGHT, 4),
         (Kind.DDP_UNUSED_PARAMETER, 1),
         (Kind.ASYNC_NEVER_WAITED, 0),
+        (Kind.ALIASED_OUTPUTS, 0),
         (Kind.STRAGGLER, 0),
         (Kind.NETWORK_FAULT, 3),
         (Kind.THREAD_RACE, 4),

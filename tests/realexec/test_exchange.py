@@ -23,6 +23,7 @@ from distsim.debug.monitor.peers.protocol import Follower, Leader
 from distsim.debug.records import (
     CallRecord,
     CallWait,
+    Caught,
     Evidence,
     Finding,
     Group,
@@ -388,6 +389,7 @@ def test_evidence_survives_the_wire() -> None:
         index=9,
     )
     state = RankState(1, Phase.BLOCKED, (CallWait(call),), site, (site,), 1.5, host="h", pid=3, over=True)
+    state.caught = (Caught("KeyError: 'x'", site, 3, 8),)
     finding = Finding(Kind.NAN, (1,), "text", group, call, site, "do this", 1.5)
     evidence = Evidence(2, {1: state}, {1: [call]}, findings=[finding], sources={"train.py": "x"})
     states, records, findings, sources = evidence_from_json(json.loads(json.dumps(evidence_to_json(evidence))))

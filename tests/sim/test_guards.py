@@ -197,3 +197,16 @@ def test_an_outcome_shows_itself_in_three_lines() -> None:
     assert healthy[0] == "<Outcome of infinity on dgx-h100:1: 2 ranks, seed 0"
     assert healthy[2] == " results: [None, None]>"
     assert repr(distsim.simulate(late, nproc_per_node=4)).splitlines()[2].startswith(" straggler: Rank 2 came late")
+
+
+def test_outputs_that_are_one_tensor_are_a_warning() -> None:
+    """`[tensor] * n` as the outputs of all_gather leaves the last part alone; a tensor each is right."""
+
+    def gathers(repeated: bool) -> None:
+        dist.init_process_group("gloo")
+        parts = [torch.zeros(2)] * 2 if repeated else [torch.zeros(2), torch.zeros(2)]
+        dist.all_gather(parts, torch.ones(2))
+
+    outcome = distsim.simulate(gathers, args=(True,), nproc_per_node=2)
+    assert (outcome.exit_code, kinds(outcome)) == (0, [("aliased_outputs", (0, 1))])
+    assert not distsim.simulate(gathers, args=(False,), nproc_per_node=2).diagnoses

@@ -187,8 +187,11 @@ class ComputeMode(TorchDispatchMode):
             traced.saw_operator(self._process.rank, plan.number)
         if self._process.recorder is not None:
             self._process.recorder.arguments = args
-        if plan.written and gpu.in_flight.open:
-            gpu.in_flight.written(stream, tensors_in([Given(path).of(args, kwargs) for path in plan.written]))
+        if gpu.in_flight.open and (plan.written or plan.cost.kernels):
+            written = tensors_in([Given(path).of(args, kwargs) for path in plan.written])
+            takes_shape = "_like" in str(func)  # zeros_like: of its argument the shape alone
+            read = [] if takes_shape else tensors_in([*args, *kwargs.values()])
+            gpu.in_flight.used(stream, written, read)
         if plan.cost.kernels:
             if fusion is None:
                 gpu.launch(stream, plan.cost, task, func)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from distsim.debug.evidence import guard_findings as seen
 from distsim.debug.records import CallRecord, Finding
+from distsim.sim.observe.user_stack import user_stack
 
 if TYPE_CHECKING:
     from distsim.sim.c10d.arrival import Arrival
@@ -57,9 +58,14 @@ class Guards:
                     self._tell(seen.nan(member.record))
                     break
 
-    def written_in_flight(self, record: CallRecord) -> None:
-        """A kernel of the program's writes to a buffer of a call on a GPU, and no stream's order keeps it off."""
-        self._tell(seen.modified(record))
+    def saw_aliased(self, record: CallRecord) -> None:
+        """All outputs of a call are one tensor."""
+        self._tell(seen.aliased(record))
+
+    def used_in_flight(self, record: CallRecord, writes: bool, was_waited: bool) -> None:
+        """A kernel of the program's uses a buffer of a call on a GPU, and no stream's order keeps it off."""
+        at = next(iter(user_stack()), None)
+        self._tell(seen.raced_by_kernel(record, at, writes=writes, was_waited=was_waited))
 
     def _tell(self, finding: Finding) -> None:
         """Ranks that do the same at the same line are one find."""

@@ -159,7 +159,7 @@ class SimGroup(Questions):
         if world.traced.counts:
             world.traced.saw_call(process, record, received)
         if at_once or meet is None:
-            self._number(record)
+            self._number(record, given)
             self._tell_others(task, arrival)
             if meet is not None:
                 meet(arrival)
@@ -246,7 +246,7 @@ class SimGroup(Questions):
         if record.op in ("all_to_all", "all_to_all_single"):  # their sizes are each member's own
             inputs = tuple(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in call.inputs)
         arrival = Arrival(process, record, work, inputs, (), side)
-        self._number(record)
+        self._number(record, call.outputs)
         self._tell_others(task, arrival)
         assert meet is not None
         self._on_gpu.launch(task, device, call, is_async, (arrival, work, meet))
@@ -267,18 +267,20 @@ class SimGroup(Questions):
     def _arrive(self, arrival: Arrival, meet: Callable[[Arrival], None]) -> None:
         """The world has caught up with a rank that waits for the call it has made."""
         self._refuse_if_broken()
-        self._number(arrival.record)
+        self._number(arrival.record, arrival.outputs)
         meet(arrival)
 
     def _refuse_if_broken(self) -> None:
         if self._communicator.broken is not None:
             raise RuntimeError(self._communicator.broken)
 
-    def _number(self, record: CallRecord) -> None:
+    def _number(self, record: CallRecord, outputs: Tensors) -> None:
         kind = "p2p" if record.op in P2P else "collective"
         self._numbers[kind] += 1
         record.seq = self._numbers[kind]
         self._process.made_call(record)
+        if len(outputs) > 1 and outputs[0] is outputs[1]:  # `[tensor] * n`
+            self._process.world.guards.saw_aliased(record)
 
     def _tell_others(self, task: RankTask, arrival: Arrival) -> None:
         """All who look at calls: profiler, guards, a scenario's faults."""

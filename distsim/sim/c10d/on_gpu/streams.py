@@ -80,6 +80,7 @@ class GroupStreams:
         _, work, _ = part
         if is_async or self._batch is not None:
             work.stash = (*call.inputs, *call.outputs)
+            work.num_outputs = len(call.outputs)
         if self._batch is not None:
             self._batch.append(part)
             return
@@ -156,7 +157,9 @@ class GroupStreams:
         guards = task.world.guards
         if stream is not current and "buffers" in guards.watch:
             for arrival, work, _ in parts:
-                device.in_flight.began(comm, stream, work.stash, partial(guards.written_in_flight, arrival.record))
+                used = partial(guards.used_in_flight, arrival.record)
+                outputs = work.stash[len(work.stash) - work.num_outputs :]
+                device.in_flight.began(comm, stream, work.stash, outputs, used)
         for _, work, _ in parts:
             work.mark = mark
 

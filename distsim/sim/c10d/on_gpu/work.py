@@ -33,6 +33,8 @@ class GpuWork(SimWork):
     """The end of its kernel; None until its batch has been put into a stream."""
     stash: Sequence[Tensor] = ()
     """The call's tensors, until it was waited for: their memory is not free before."""
+    num_outputs: int = 0
+    """So many of them, the last, does the call write to."""
     flat: Flat | None = None
     """Of lists: the tensor that torch made of them, as long."""
     _written: Sequence[weakref.ref[Tensor]] = ()

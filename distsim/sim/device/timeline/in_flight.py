@@ -1,4 +1,4 @@
-"""Buffers of collectives that nothing has waited for yet: a kernel that writes to one races with the collective.
+"""Buffers of collectives that nothing has waited for yet: a kernel that uses one races with the collective.
 
 Told is only what the streams' order proves: the program launched the kernel in a stream that has waited for nothing
 since the collective was launched, whose stream it is not, and the collective had not ended by then. Whoever waits for
@@ -19,6 +19,8 @@ from distsim.sim.device.timeline.timeline import Stream
 
 __all__ = ["InFlight"]
 
+Tell = Callable[[bool, bool], None]
+"""Takes whether the kernel writes, and whether any stream has waited since."""
 Bytes = tuple[Any, int, int]
 """Of a storage's memory, from and up to."""
 
@@ -28,7 +30,9 @@ class _Open:
     comm: Comm
     stream: Stream
     buffers: list[Bytes]
-    tell: Callable[[], None]
+    outputs: list[Bytes]
+    """Those of `buffers` that the collective writes to."""
+    tell: Tell
     ordered: set[int] = field(default_factory=set)
     """Streams that have waited for something since."""
 
@@ -39,11 +43,13 @@ class InFlight:
     def __init__(self) -> None:
         self.open: list[_Open] = []
 
-    def began(self, comm: Comm, stream: Stream, tensors: Iterable[Tensor], tell: Callable[[], None]) -> None:
-        """*comm* was launched for *tensors*; *tell* is called once if one is written to."""
-        buffers = [found for tensor in tensors if tensor.is_cuda and (found := _bytes(tensor)) is not None]
+    def began(
+        self, comm: Comm, stream: Stream, tensors: Iterable[Tensor], outputs: Iterable[Tensor], tell: Tell
+    ) -> None:
+        """*comm* was launched for *tensors*; *tell* is called once if one is written to, or one of *outputs* read."""
+        buffers = _all_bytes(tensors)
         if buffers:
-            self.open.append(_Open(comm, stream, buffers, tell))
+            self.open.append(_Open(comm, stream, buffers, _all_bytes(outputs), tell))
 
     def stream_waits(self, stream: Stream) -> None:
         for one in self.open:
@@ -56,18 +62,24 @@ class InFlight:
         """Somebody has a future of that call, and may wait for it where nobody sees it."""
         self.open = [one for one in self.open if record not in one.comm.records]
 
-    def written(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
-        """A kernel that writes to *tensors* was launched in *stream*."""
+    def used(self, stream: Stream, written: Sequence[Tensor], read: Sequence[Tensor]) -> None:
+        """A kernel that writes to *written* and reads *read* was launched in *stream*."""
         self.open = [one for one in self.open if one.comm.ended_s is None]
         for one in list(self.open):
             if stream is one.stream or stream.number in one.ordered:
                 continue
-            for tensor in tensors:
-                here = _bytes(tensor) if tensor.is_cuda else None
-                if here is not None and any(_overlap(here, buffer) for buffer in one.buffers):
-                    one.tell()
-                    self.open.remove(one)
-                    break
+            writes = _meet(_all_bytes(written), one.buffers)
+            if writes or _meet(_all_bytes(read), one.outputs):
+                one.tell(writes, bool(one.ordered))
+                self.open.remove(one)
+
+
+def _all_bytes(tensors: Iterable[Tensor]) -> list[Bytes]:
+    return [held for tensor in tensors if tensor.is_cuda and (held := _bytes(tensor)) is not None]
+
+
+def _meet(some: Sequence[Bytes], others: Sequence[Bytes]) -> bool:
+    return any(_overlap(one, other) for one in some for other in others)
 
 
 def _bytes(tensor: Tensor) -> Bytes | None:
