@@ -131,10 +131,7 @@ class Diagnosis:
             if group is None
             else {"name": group.name, "description": group.description, "ranks": list(group.ranks)},
             "call": None if self.call is None else {"op": self.call.op, "seq": self.call.seq},
-            "sites": {
-                str(rank): _place(site) | ({} if site.through is None else {"through": _place(site.through)})
-                for rank, site in sorted(self.sites.items())
-            },
+            "sites": {str(rank): _whole_place(site) for rank, site in sorted(self.sites.items())},
             "stuck": {
                 str(rank): {
                     "op": at.op,
@@ -154,7 +151,7 @@ class Diagnosis:
             "see": self.see,
             **({"provisional": True} if self.provisional else {}),
             **({"warning": True} if self.only_warns else {}),
-            **({"causes": [_place(site) for site in self.causes]} if self.causes else {}),
+            **({"causes": [_whole_place(site) for site in self.causes]} if self.causes else {}),
         }
 
     @classmethod
@@ -207,6 +204,10 @@ def _pair(value: object) -> tuple[int, int]:
 
 def _place(site: Site) -> dict[str, Any]:
     return {"file": site.file, "line": site.line, "function": site.function}
+
+
+def _whole_place(site: Site) -> dict[str, Any]:
+    return _place(site) | ({} if site.through is None else {"through": _place(site.through)})
 
 
 def _site(said: Mapping[str, Any]) -> Site:

@@ -436,6 +436,8 @@ def _each_field(plain: Any, groups: list[Group], sites: list[Site], but: tuple[s
         "dtypes": ("float32", "int8"),
         "input_shapes": ((), (0,), (4, 2)),
         "output_shapes": ((),),
+        "caught": (Caught("KeyError: 'x'", sites[0], 3, 8),),
+        "causes": tuple(sites),
         "cycle": (0, 1),
         "pair": (0, 1),
         "remote": Remote("step", "trainer", "server", 2, 1.5, (0, 3), (1, 2)),

@@ -69,7 +69,7 @@ PROOFS: dict[Kind, frozenset[Proof]] = {
     Kind.DDP_UNUSED_PARAMETER: frozenset({Proof.GONE, Proof.PATIENCE, Proof.CIRCLE, Proof.MET}),
     # Facts that stop nobody.
     Kind.BUFFER_MODIFIED_IN_FLIGHT: frozenset({Proof.SEEN}),
-    Kind.ALIASED_OUTPUTS: frozenset({Proof.SEEN}),
+    Kind.ALIASED_OUTPUTS: frozenset({Proof.SEEN, Proof.NOTHING}),
     Kind.THREAD_RACE: frozenset({Proof.MET, Proof.SEEN}),
     Kind.NAN: frozenset({Proof.SEEN}),
     Kind.STRAGGLER: frozenset({Proof.NOTHING}),
