@@ -13,7 +13,6 @@ __all__ = [
     "deadlock",
     "deaths",
     "diagnose",
-    "idle",
     "inconclusive",
     "pairs",
     "ranking",

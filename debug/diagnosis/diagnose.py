@@ -16,10 +16,10 @@ from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.contradiction import contradiction
 from distsim.debug.diagnosis.deadlock import knot
 from distsim.debug.diagnosis.deaths import death, host_wait, in_flight_exception
-from distsim.debug.diagnosis.idle import idle_job
 from distsim.debug.diagnosis.pairs.messages import disagreeing, disagreement, unmatched
 from distsim.debug.diagnosis.pairs.remote_calls import unanswered
 from distsim.debug.diagnosis.ranking import merge_findings, order
+from distsim.debug.diagnosis.waits.idle import idle_job
 from distsim.debug.diagnosis.waits.patience import lateness, patience
 from distsim.debug.diagnosis.waits.proof import PROOFS, Proof
 from distsim.debug.diagnosis.waits.rendezvous import apart, follows

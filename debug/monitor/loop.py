@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from distsim.debug.diagnosis.diagnose import diagnose
-from distsim.debug.diagnosis.idle import IDLE_S
 from distsim.debug.diagnosis.pairs.suspected_messages import with_messages
 from distsim.debug.diagnosis.stragglers import as_findings
+from distsim.debug.diagnosis.waits.idle import IDLE_S
 from distsim.debug.diagnosis.waits.proof import Proof, went_on
 from distsim.debug.diagnosis.waits.unwaited import unwaited
 from distsim.debug.evidence.guard_flags import findings

@@ -5,4 +5,15 @@
 
 from __future__ import annotations
 
-__all__ = ["digraph", "edges", "patience", "proof", "remote_waits", "rendezvous", "unwaited", "wait_graph", "weigh"]
+__all__ = [
+    "digraph",
+    "edges",
+    "idle",
+    "patience",
+    "proof",
+    "remote_waits",
+    "rendezvous",
+    "unwaited",
+    "wait_graph",
+    "weigh",
+]
