@@ -89,7 +89,7 @@ class Summary:
         yield line
         if outcome.software_matters and (outcome.exit_code == 0 or not outcome.is_proven):
             yield Text(f"software assumed: {outcome.software}", style="dim")
-        if outcome.unseen:
+        if outcome.unseen and outcome.is_proven:  # else it is the first line
             yield Text(f"not run: {outcome.unseen}", style="yellow")
 
     def _section(self, title: str, body: object) -> RenderResult:
