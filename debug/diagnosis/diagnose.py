@@ -86,6 +86,15 @@ def diagnose(evidence: Evidence, *, nothing_moves: bool = False) -> list[Diagnos
 
 def _with_processes(evidence: Evidence, told: Diagnosis) -> Diagnosis:
     """Say which processes the ranks are that go by other numbers outside of the program."""
+    size = len(told.group.ranks) if told.group is not None else 0
+    if told.kind is Kind.NEVER_JOINED and 0 < evidence.launched < size:
+        started = f"The program waits for {size} ranks (world_size={size}), but its launcher here has started a job of "
+        told = replace(
+            told,
+            explanation=f"{told.explanation} {started}{evidence.launched}.",
+            suggestion="Take world_size from WORLD_SIZE, or start the missing ranks: where each host has a launcher of "
+            f"its own, on the other hosts. {told.suggestion}",
+        )
     named = [rank for rank in told.culprits if rank in evidence.processes][:MOST_NAMED]
     if not named:
         return told

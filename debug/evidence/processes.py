@@ -41,6 +41,8 @@ class Numbering:
     """What processes are whose number is not the launcher's."""
     unseen: frozenset[int] = frozenset()
     """Members of other worlds of which no process of this job is known."""
+    launched: int = 0
+    """World size of the launcher, where it has started another number of ranks; 0: as many, or there is none."""
     fits_launcher: bool = False
     """A launcher has started as many ranks."""
     doubles: tuple[str, ...] = ()
@@ -114,9 +116,14 @@ def number_processes(processes: Iterable[Process]) -> Numbering:
         elif process.worlds:
             outside.append(process)
     total = size
+    vacant = [number for number in range(size) if number not in taken]
     for process in sorted(outside, key=lambda process: (process.rank, process.key)):
+        if process.world_size == size and vacant:  # on its way into the main world, as a rank that nobody has yet
+            numbers[process.key] = vacant.pop(0)
+            continue
         numbers[process.key] = total
         total += 1
+    sizes = {process.world_size for process in known if process.has_launcher}
     worlds: dict[str, tuple[int, ...]] = {}
     unseen: dict[int, str] = {}
     for id_, of_world in members.items():
@@ -144,7 +151,8 @@ def number_processes(processes: Iterable[Process]) -> Numbering:
         worlds,
         {**_names(known, numbers, main), **unseen},
         frozenset(unseen),
-        any(process.has_launcher and process.world_size == size for process in known),
+        max((started for started in sizes if started != size), default=0),
+        size in sizes,
         tuple(_double(*pair) for pair in doubles),
     )
 

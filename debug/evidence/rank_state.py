@@ -397,6 +397,7 @@ def build_evidence(
         away_s=_in_seconds(known.away_ns, origins[first.number]) if first is not None else (),
         unseen=numbering.unseen,
         processes=numbering.names,
+        launched=numbering.launched,
     )
 
 

@@ -353,6 +353,8 @@ class Evidence:
     """Ranks whose oldest calls are not among the records, but for some that are still open."""
     unseen: frozenset[int] = frozenset()
     """Members of groups that are no processes of this job, as far as anybody knows: they may come at any time."""
+    launched: int = 0
+    """World size of the ranks' launcher, where it is another than the program's; 0: the same, or there is none."""
     processes: Mapping[int, str] = field(default_factory=dict)
     """What processes are whose rank is another than their launcher's."""
     away_s: Sequence[tuple[float, float]] = ()

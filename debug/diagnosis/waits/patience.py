@@ -20,6 +20,8 @@ from distsim.debug.words.phrases import are, call_text, capital, group_text, pla
 
 __all__ = ["lateness", "patience"]
 
+INIT = "init_process_group"
+
 
 def lateness(index: EvidenceIndex) -> dict[int, CallRecord]:
     """Running ranks -> the call that others have waited in for them the longest."""
@@ -46,12 +48,13 @@ def patience(
     moving = [r for r, s in index.states.items() if s.phase is Phase.RUNNING and r not in missing]
 
     def stragglers(case: Case) -> list[Diagnosis]:
-        by_call: dict[tuple[str, str, int], tuple[CallRecord, list[int]]] = {}
+        by_call: dict[tuple[str, str, int, bool], tuple[CallRecord, list[int]]] = {}
         for rank in sorted(slow):
             call = late[rank]
-            by_call.setdefault((call.op, call.group.name, call.seq), (call, []))[1].append(rank)
+            unseen = call.op == INIT and index.states[rank].host is None
+            by_call.setdefault((call.op, call.group.name, call.seq, unseen), (call, []))[1].append(rank)
         found = []
-        for call, ranks in by_call.values():
+        for (*_, unseen), (call, ranks) in by_call.items():
             waiting = [
                 r
                 for r in index.states
@@ -59,18 +62,25 @@ def patience(
                 if (c.op, c.seq, c.group) == (call.op, call.seq, call.group)
             ]
             who, num = ranks_text(ranks), len(set(waiting))
+            kind = Kind.NEVER_JOINED if unseen else Kind.STRAGGLER
+            if unseen:  # its host may still be booting, and its launcher another one
+                late_text = (
+                    f"{capital(who)} {are(ranks, 'has', 'have')} not joined {group_text(call.group)} so far, and "
+                )
+                late_text += "no process of theirs is known here"
+            else:
+                late_text = f"{capital(who)} {are(ranks, 'is', 'are')} late for {_awaited(call)} on "
+                late_text += f"{group_text(call.group)} but still {are(ranks, 'runs', 'run')}{_where(index, ranks[0])}"
             found.append(
                 case.diagnosis(
-                    Kind.STRAGGLER,
+                    kind,
                     ranks,
                     waiting,
                     call=call,
-                    explanation=f"{capital(who)} {are(ranks, 'is', 'are')} late for {_awaited(call)} on "
-                    f"{group_text(call.group)} but still {are(ranks, 'runs', 'run')}"
-                    f"{_where(index, ranks[0])}. "
+                    explanation=f"{late_text}. "
                     f"{num} {'rank waits' if num == 1 else 'ranks wait'} at {place(call.site)} for "
                     f"{evidence.now_s - call.issued_s:.1f} s so far.",
-                    suggestion=advice(Kind.STRAGGLER, who=some_ranks_text(ranks)),
+                    suggestion=advice(kind, who=some_ranks_text(ranks)),
                     since_s=call.issued_s,
                 )
             )

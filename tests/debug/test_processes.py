@@ -1,0 +1,79 @@
+"""Which rank a diagnosis means: processes are numbered as the largest default group that the program uses now."""
+
+from __future__ import annotations
+
+from distsim.debug.evidence.processes import number_processes
+from distsim.debug.rings.world import Process, World, WorldKind
+
+
+def world(name: str, rank: int, size: int, kind: WorldKind = WorldKind.DEFAULT) -> World:
+    return World(name, rank, size, kind, f"host:{name}")
+
+
+def process(rank: int, size: int, *worlds: World, pid: int = 0, opened: int = 0, launched: bool = True) -> Process:
+    """The launcher's rank *rank* of *size*."""
+    return Process("host", pid or 100 + rank, rank, size, launched, opened, opened + 10, worlds)
+
+
+def numbers(*processes: Process) -> list[int | None]:
+    given = number_processes(processes).numbers
+    return [given.get(one.key) for one in processes]
+
+
+def test_the_programs_ranks_are_the_numbers() -> None:
+    """Not the launcher's, where the program gives others."""
+    assert numbers(*(process(rank, 3, world("w", 2 - rank, 3)) for rank in range(3))) == [2, 1, 0]
+
+
+def test_a_process_that_has_not_joined_keeps_the_launchers_number() -> None:
+    """Until another process has taken it."""
+    assert numbers(process(0, 2, world("s", 0, 1)), process(1, 2, world("w", 1, 2))) == [0, 1]
+
+
+def test_two_halves_go_by_their_launcher() -> None:
+    """Neither's ranks are the job's."""
+    halves = [process(rank, 4, world(f"half{rank // 2}", rank % 2, 2)) for rank in range(4)]
+    assert numbers(*halves) == [0, 1, 2, 3]
+    assert number_processes(halves).worlds["half1"] == (2, 3)
+
+
+def test_a_further_world_is_translated() -> None:
+    """Its ranks are the job's processes; one that nobody knows gets a number behind them and is trusted."""
+    job = [process(rank, 4, world("w", rank, 4)) for rank in range(4)]
+    update = {0: 0, 2: 1, 3: 2}
+    joined = [
+        process(rank, 4, world("w", rank, 4), world("u", update[rank], 4, WorldKind.FURTHER)) if rank in update else one
+        for rank, one in enumerate(job)
+    ]
+    numbering = number_processes(joined)
+    assert numbering.worlds["u"] == (0, 2, 3, 4)
+    assert numbering.unseen == {4}
+
+
+def test_a_process_that_only_starts_ranks_is_none() -> None:
+    """torchrun's own process under mp.spawn: it has the launcher's number, and joins nothing."""
+    parent = process(0, 2)
+    spawned = [process(rank, 4, world("w", rank, 4), pid=200 + rank, launched=False) for rank in range(4)]
+    assert numbers(parent, *spawned) == [None, 0, 1, 2, 3]
+
+
+def test_a_later_process_takes_the_place_of_one_that_ended() -> None:
+    """A job that is started again at the same address, in the same folder."""
+    first = process(0, 1, world("w", 0, 2), pid=1, opened=0)
+    again = process(0, 1, world("w", 0, 2), pid=2, opened=100)
+    assert numbers(first, again) == [None, 0]
+
+
+def test_two_processes_of_one_rank_are_named() -> None:
+    """In one line with the remedy; neither is taken for the other."""
+    both = [process(rank, 2, world("w", 0, 2)) for rank in range(2)]
+    numbering = number_processes(both)
+    assert sorted(numbering.numbers.values()) == [0, 1]
+    assert len(numbering.doubles) == 1
+    assert "two processes call themselves rank 0 of 2" in numbering.doubles[0]
+
+
+def test_the_world_that_most_have_moved_on_from_is_history() -> None:
+    """Two default groups one after the other, with other numbers; the last process is still in the first."""
+    moved = [process(rank, 3, world("a", rank, 3), world("b", 2 - rank, 3)) for rank in range(2)]
+    assert numbers(*moved, process(2, 3, world("a", 2, 3))) == [2, 1, 0]
