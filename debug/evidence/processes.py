@@ -110,7 +110,8 @@ def number_processes(processes: Iterable[Process]) -> Numbering:
     rest = [process for process in known if process.key not in numbers]
     outside = []
     for process in sorted(rest, key=lambda process: not process.worlds):  # who has joined a world is a rank for sure
-        if process.world_size == size and process.rank not in taken:
+        is_double = main is not None and any(world.id == main.id for world in process.worlds)
+        if process.world_size == size and process.rank not in taken and not is_double:
             numbers[process.key] = process.rank
             taken.add(process.rank)
         elif process.worlds:
@@ -118,7 +119,10 @@ def number_processes(processes: Iterable[Process]) -> Numbering:
     total = size
     vacant = [number for number in range(size) if number not in taken]
     for process in sorted(outside, key=lambda process: (process.rank, process.key)):
-        if process.world_size == size and vacant:  # on its way into the main world, as a rank that nobody has yet
+        is_double = main is not None and any(world.id == main.id for world in process.worlds)
+        if (
+            process.world_size == size and vacant and not is_double
+        ):  # on its way into the main world, as a rank that nobody has yet
             numbers[process.key] = vacant.pop(0)
             continue
         numbers[process.key] = total

@@ -65,10 +65,10 @@ def test_a_later_process_takes_the_place_of_one_that_ended() -> None:
 
 
 def test_two_processes_of_one_rank_are_named() -> None:
-    """In one line with the remedy; neither is taken for the other."""
+    """In one line with the remedy; the second is not taken for the rank that is missing."""
     both = [process(rank, 2, world("w", 0, 2)) for rank in range(2)]
     numbering = number_processes(both)
-    assert sorted(numbering.numbers.values()) == [0, 1]
+    assert sorted(numbering.numbers.values()) == [0, 2]
     assert len(numbering.doubles) == 1
     assert "two processes call themselves rank 0 of 2" in numbering.doubles[0]
 
