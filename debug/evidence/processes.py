@@ -103,30 +103,7 @@ def number_processes(processes: Iterable[Process]) -> Numbering:
     main = _main_world(known)
     launched = _launched(known)
     size = main.size if main is not None else max((process.world_size for process in known), default=0)
-    numbers: dict[Key, int] = {}
-    if main is not None:
-        numbers = {process.key: rank for rank, process in members[main.id].items()}
-    taken = set(numbers.values())
-    rest = [process for process in known if process.key not in numbers]
-    outside = []
-    for process in sorted(rest, key=lambda process: not process.worlds):  # who has joined a world is a rank for sure
-        is_double = main is not None and any(world.id == main.id for world in process.worlds)
-        if process.world_size == size and process.rank not in taken and not is_double:
-            numbers[process.key] = process.rank
-            taken.add(process.rank)
-        elif process.worlds:
-            outside.append(process)
-    total = size
-    vacant = [number for number in range(size) if number not in taken]
-    for process in sorted(outside, key=lambda process: (process.rank, process.key)):
-        is_double = main is not None and any(world.id == main.id for world in process.worlds)
-        if (
-            process.world_size == size and vacant and not is_double
-        ):  # on its way into the main world, as a rank that nobody has yet
-            numbers[process.key] = vacant.pop(0)
-            continue
-        numbers[process.key] = total
-        total += 1
+    numbers, total = _numbers(known, {} if main is None else members[main.id], size, "" if main is None else main.id)
     sizes = {process.world_size for process in known if process.has_launcher}
     worlds: dict[str, tuple[int, ...]] = {}
     unseen: dict[int, str] = {}
@@ -159,6 +136,32 @@ def number_processes(processes: Iterable[Process]) -> Numbering:
         size in sizes,
         tuple(_double(*pair) for pair in doubles),
     )
+
+
+def _numbers(
+    processes: Sequence[Process], members: Mapping[int, Process], size: int, main: str
+) -> tuple[dict[Key, int], int]:
+    """The numbers of processes, of which *members* are in the main world, and how many there are."""
+    numbers = {process.key: rank for rank, process in members.items()}
+    taken = set(numbers.values())
+    outside = []
+    rest = [process for process in processes if process.key not in numbers]
+    for process in sorted(rest, key=lambda process: not process.worlds):  # who has joined a world is a rank for sure
+        is_double = any(world.id == main for world in process.worlds)
+        if process.world_size == size and process.rank not in taken and not is_double:
+            numbers[process.key] = process.rank
+            taken.add(process.rank)
+        elif process.worlds:
+            outside.append((process, is_double))
+    total = size
+    vacant = [number for number in range(size) if number not in taken]
+    for process, is_double in sorted(outside, key=lambda one: (one[0].rank, one[0].key)):
+        if process.world_size == size and vacant and not is_double:  # on its way into the main world, as yet unnamed
+            numbers[process.key] = vacant.pop(0)
+            continue
+        numbers[process.key] = total
+        total += 1
+    return numbers, total
 
 
 def _current(processes: Sequence[Process]) -> list[Process]:
