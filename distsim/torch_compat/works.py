@@ -34,7 +34,6 @@ def _outlive_python() -> bool:
     return held is not None and handles[0]() is not None
 
 
-WORK = Name("torch._C._distributed_c10d._register_work", "the test whether C++ keeps a handle alive", OPTIONAL)
 WORK = Name(
     "torch.distributed.Work",
     "handles that C++ keeps: below torch 2.7 the guard has to keep them alive",
@@ -43,6 +42,9 @@ WORK = Name(
 )
 FUTURE = Name(
     "torch._C.Future", "futures of calls that are held back, and of remote calls", GUARD | SIM, public="torch.futures"
+)
+UNWRAP = Name(
+    "torch._C.Future._set_unwrap_func", "the exception of a refused call, for C++ that waits for its future", GUARD
 )
 COLLECT_ALL = Name("torch._C._collect_all", "futures that collect others", FEATURE, public="torch.futures.collect_all")
 PROFILES = Name("torch._C._autograd._profiler_enabled", "calls under the profiler", GUARD)

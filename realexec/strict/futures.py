@@ -22,6 +22,7 @@ __all__ = ["CallbackHooks", "HeldFuture", "callbacks_apart", "pass_on"]
 
 FUTURE = works.FUTURE.get(torch.futures.Future)
 ADD = FUTURE.add_done_callback
+SET_UNWRAP = works.UNWRAP.get()
 _apart: WeakSet[Any] = WeakSet()
 """Futures of gloo's whose callbacks run apart."""
 
@@ -99,7 +100,7 @@ class HeldFuture(torch.futures.Future):
     def set_exception(self, error: BaseException) -> None:
         """End with *error*, for whoever waits in C++, too: torch's own stores the exception as a value, and DDP's
         reducer, which looks for a tensor in it (`parseCppCommHookResult` of torch 2.13), dies of SIGSEGV."""
-        self._set_unwrap_func(_raise)
+        SET_UNWRAP(self, _raise)
         self.set_result(_Failure(error))
 
     def wait(self) -> Any:

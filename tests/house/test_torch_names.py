@@ -16,8 +16,10 @@ pytestmark = pytest.mark.xdist_group("syntax trees")  # which every process woul
 
 PRIVATE = re.compile(r"_[A-Za-z]\w*\Z")
 DOTTED = re.compile(r"torch(\.\w+)*\.(_[A-Za-z]\w*)(\.\w+)*\Z")
-OF_PYTHON = {"_getframe", "_current_frames", "_exit", "_target", "_args", "_bootstrap", "_run_module_as_main"}
-"""Private names of the standard library: sys, os, multiprocessing, threading, runpy."""
+OF_PYTHON = {
+    *("_getframe", "_current_frames", "_exit", "_target", "_args", "_bootstrap", "_run_module_as_main", "_Unpickler"),
+}
+"""Private names of the standard library: sys, os, multiprocessing, threading, runpy, pickle."""
 STILL = tuple(
     f"distsim/{folder}/"
     for folder in ("calibration", "cli", "collectives", "deprecated", "kernels", "network", "plugin", "scenario", "sim")
