@@ -14,6 +14,7 @@ from typing import Any
 
 from distsim.kernels import Gpu
 from distsim.kernels.gpu_file import GpuFile
+from distsim.torch_compat.device import aten
 
 __all__ = ["PROBES", "Probe", "calibrate_ops", "constant", "gpu_toml", "with_constant"]
 
@@ -70,8 +71,8 @@ def _softmax(rows: int, columns: int, backward: bool = False) -> Callable[[Any, 
     def make(torch: Any, device: str) -> Call:
         x = torch.zeros(rows, columns, dtype=torch.float32, device=device)
         if backward:
-            return torch.ops.aten._log_softmax_backward_data.default, (x, x, 1, torch.float32), {}, x
-        return torch.ops.aten._log_softmax.default, (x, 1, False), {}, x
+            return aten._log_softmax_backward_data.default, (x, x, 1, torch.float32), {}, x
+        return aten._log_softmax.default, (x, 1, False), {}, x
 
     return make
 
@@ -93,7 +94,7 @@ def _optimizer(torch: Any, device: str) -> Call:
     steps = [torch.ones((), device=device) for _ in range(4)]
     numbers = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "eps": 1e-8}
     flags = {"amsgrad": False, "maximize": False}
-    return torch.ops.aten._fused_adamw_.default, (*lists, [], steps), numbers | flags, None
+    return aten._fused_adamw_.default, (*lists, [], steps), numbers | flags, None
 
 
 def _random(torch: Any, device: str) -> Call:
@@ -121,9 +122,9 @@ def _attention(dim: int, backward: bool, kernel: str = "flash") -> Callable[[Any
         if device != "meta":
             query.normal_()
         if kernel == "flash":
-            forward = torch.ops.aten._scaled_dot_product_flash_attention.default
+            forward = aten._scaled_dot_product_flash_attention.default
         else:
-            forward = torch.ops.aten._scaled_dot_product_efficient_attention.default
+            forward = aten._scaled_dot_product_efficient_attention.default
             args = (*args, None, True)
         if not backward:
             return forward, args, {}, (query, stats)
@@ -132,12 +133,12 @@ def _attention(dim: int, backward: bool, kernel: str = "flash") -> Callable[[Any
         out, stats = (found[0], found[1]) if found else (query, stats)
         if kernel == "flash":
             seeds = (found[6], found[7]) if found else (seed, seed)
-            func = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+            func = aten._scaled_dot_product_flash_attention_backward.default
             rest = (stats, None, None, length, length, 0.0, False, *seeds)
             return func, (query, query, query, query, out, *rest), {}, (query,) * 3
         seeds = (found[2], found[3]) if found else (seed[0], seed[1])
         last = (query, query, query, query, None, out, stats, *seeds, 0.0, [True, True, True, False])
-        func = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
+        func = aten._scaled_dot_product_efficient_attention_backward.default
         return func, last, {}, (query,) * 3
 
     return make

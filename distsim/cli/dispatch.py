@@ -36,6 +36,7 @@ COMMANDS: dict[str, str] = {
     "sweep": "run one scenario under many settings",
     "validate": "compare the network model with measurements",
     "calibrate": "fit a cluster file to your own measurements",
+    "doctor": "print versions, what is supported, what is refused and why",
 }
 """Every command with its one line of help; the module is `distsim.cli.<command>`."""
 

@@ -18,8 +18,11 @@ import torch.distributed.distributed_c10d as c10d
 
 from distsim.deprecated import multicast, multigpu
 from distsim.deprecated.ranks import Meeting, meeting_at, take_place
+from distsim.torch_compat.groups import PLUGINS
 
 __all__ = ["asked", "begins", "known_backend", "note", "torch_patches", "with_ranks"]
+
+_plugins = PLUGINS.get()
 
 GLOO_FOR_TCP = "backend 'tcp', which torch has dropped, is served by gloo"
 
@@ -42,7 +45,7 @@ def asked(backend: Any) -> None:
 
 def known_backend(backend: Any) -> Any:
     """*backend*, with gloo for `tcp`."""
-    if isinstance(backend, str) and backend.lower() == "tcp" and "tcp" not in c10d.Backend._plugins:
+    if isinstance(backend, str) and backend.lower() == "tcp" and "tcp" not in _plugins:
         note(GLOO_FOR_TCP)
         return c10d.Backend.GLOO
     return backend

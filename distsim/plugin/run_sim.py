@@ -122,8 +122,9 @@ def run_simulated(
 @contextlib.contextmanager
 def _torch_logs_nothing() -> Iterator[None]:
     """torch notes each failing call for a handler that is none; pytest would show that under the test."""
-    from torch.distributed.c10d_logger import _c10d_logger as logger
+    from distsim.torch_compat.groups import LOGGER
 
+    logger = LOGGER.get()
     before, logger.disabled = logger.disabled, True
     try:
         yield

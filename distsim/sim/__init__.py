@@ -6,7 +6,13 @@ calls and their gradients; `device/` what computing costs; `faults/` what goes w
 `run.py` the two ways in.
 """
 
-from distsim.sim.outcome import Outcome, Progress
-from distsim.sim.run import RunRequest, run_program, simulate
+from distsim.torch_compat.releases import check_simulation, unsupported
+
+try:
+    check_simulation()
+    from distsim.sim.outcome import Outcome, Progress
+    from distsim.sim.run import RunRequest, run_program, simulate
+except (ImportError, AttributeError) as error:
+    raise unsupported(error) from error
 
 __all__ = ["Outcome", "Progress", "RunRequest", "run_program", "simulate"]

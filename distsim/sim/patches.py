@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.utils._python_dispatch
 import torch.utils.data
 
 from distsim.errors import UsageError
@@ -44,8 +43,14 @@ from distsim.sim.processes.threads import thread_patches
 from distsim.sim.processes.unarmed import unarmed_patches
 from distsim.sim.processes.usage import usage_patches
 from distsim.sim.rpc.patches import give_locks, rpc_patches
+from distsim.torch_compat.compiler import SET_IS_IN_MODE_WITHOUT_IGNORE_COMPILE_INTERNALS
+from distsim.torch_compat.device import MODE_FLAGS
+from distsim.torch_compat.groups import SET_THREAD_ISOLATION_MODE
+from distsim.torch_compat.state import LOADER_ITERATOR
 
 __all__ = ["all_patches", "simulation"]
+
+_set_thread_isolation_mode = SET_THREAD_ISOLATION_MODE.get()
 
 
 @contextlib.contextmanager
@@ -71,7 +76,7 @@ def simulation(gpus: bool) -> Iterator[Host]:
         all_patches()
         _TABLE.put(give_locks)
         sys.stdout, sys.stderr = StreamProxy(streams[0], "stdout"), StreamProxy(streams[1], "stderr")
-        torch._C._distributed_c10d._set_thread_isolation_mode(True)
+        _set_thread_isolation_mode(True)
         datetime_clock(virtual=True)
         if gpus:
             prepare(tested)
@@ -89,12 +94,12 @@ def simulation(gpus: bool) -> Iterator[Host]:
         give_back_kernels()
         give_back_dcp()
         datetime_clock(virtual=False)
-        torch._C._distributed_c10d._set_thread_isolation_mode(False)
+        _set_thread_isolation_mode(False)
         sys.stdout, sys.stderr = streams
         _TABLE.take_away()
         decide(None)
         for name, flag in flags.items():
-            setattr(torch.utils._python_dispatch, name, flag)
+            setattr(MODE_FLAGS[name].holder(), name, flag)
         _tell_guards()
         os.environ._data = os.environb._data = environ  # type: ignore[attr-defined]
         sys.argv, sys.path[:] = argv, path
@@ -115,19 +120,14 @@ _active = [False]
 
 def _mode_flags() -> dict[str, Any]:
     """torch counts dispatch modes for the whole process, and ours come and go in no order: put back after."""
-    names = ("", "_non_infra")
-    flags = [f"_is_in{name}_torch_dispatch_mode" for name in names]
-    flags.append("_is_in_any_mode_without_ignore_compile_internals")
-    module = torch.utils._python_dispatch
-    return {flag: getattr(module, flag) for flag in flags if hasattr(module, flag)}
+    return {name: flag.get() for name, flag in MODE_FLAGS.items() if flag.exists()}
 
 
 def _tell_guards() -> None:
     """Dynamo's guards hold one of those flags in C++."""
-    module = torch.utils._python_dispatch
-    if hasattr(module, "set_is_in_mode_without_ignore_compile_internals"):
-        flag = module._is_in_any_mode_without_ignore_compile_internals
-        module.set_is_in_mode_without_ignore_compile_internals(flag)
+    tell = SET_IS_IN_MODE_WITHOUT_IGNORE_COMPILE_INTERNALS.get(None)
+    if tell is not None:
+        tell(MODE_FLAGS["_is_in_any_mode_without_ignore_compile_internals"].get())
 
 
 def _loader_patches() -> list[Patch]:
@@ -158,7 +158,7 @@ def _loader_patches() -> list[Patch]:
                 args, kwargs = (), given
         real_init(self, *args, **kwargs)
 
-    iterator = torch.utils.data.dataloader._SingleProcessDataLoaderIter
+    iterator = LOADER_ITERATOR.get()
     real_begin = iterator.__init__
 
     def begin(self: Any, of: Any) -> None:

@@ -46,6 +46,8 @@ from distsim.sim.world import Setting, Surroundings, World
 from distsim.sim.world.conditions import DATA, Conditions, RunRequest
 from distsim.sim.world.equal_ranks import StartAgain
 from distsim.sim.world.undo import UndoLog
+from distsim.torch_compat.names import SIM
+from distsim.torch_compat.releases import remarks
 from distsim.watcher import beacon
 from distsim.watcher.overseer import watch_from_outside
 
@@ -302,6 +304,8 @@ def _attempt(
                 setting = request.conditions.applied_to(setting)
             setting = dataclasses.replace(setting, budget_s=budget_s, sample=sample, held=held, undo=undo)
             world = World(setting, Surroundings(live, evidence_of, Lookahead))
+            for line in remarks(SIM):
+                world.note(line)
             if again is not None:
                 world.note(f"the run began anew before anything of it was seen: {again.why}")
             address = master_address([slot.host for slot in slots])

@@ -5,4 +5,18 @@
 
 from __future__ import annotations
 
-__all__ = ["compiler", "ddp", "elastic", "groups", "names", "patches", "rpc", "stores", "works"]
+__all__ = [
+    "compiler",
+    "cuda_api",
+    "ddp",
+    "device",
+    "elastic",
+    "groups",
+    "names",
+    "patches",
+    "releases",
+    "rpc",
+    "state",
+    "stores",
+    "works",
+]

@@ -16,6 +16,20 @@ DISABLED = "_torchdynamo_disable"
 EVAL_FRAME = Name("torch._C._dynamo.eval_frame", "torch.compile does not trace the guard", FEATURE)
 TENSOR_GUARDS = Name("torch._C._dynamo.guards.TensorGuards", "the quick comparison of tensors", OPTIONAL)
 
+HAS_TRITON_PACKAGE = Name("torch.utils._triton.has_triton_package", "a stand-in for Triton", OPTIONAL)
+OPTIMIZED_MODULE = Name("torch._dynamo.eval_frame.OptimizedModule", "torch.compile of a module", FEATURE)
+HAS_ANY_GLOBAL_HOOK = Name(
+    "torch.nn.modules.module._has_any_global_hook", "the compiler's warning of hooks", OPTIONAL, since="2.8"
+)
+WARN_ONCE = Name("torch.nn.attention.flex_attention._warn_once", "flex_attention's warning", OPTIONAL, since="2.8")
+GET_BUILTIN_TABLE = Name("torch.jit._builtins._get_builtin_table", "TorchScript's names of patched functions", OPTIONAL)
+SET_IS_IN_MODE_WITHOUT_IGNORE_COMPILE_INTERNALS = Name(
+    "torch.utils._python_dispatch.set_is_in_mode_without_ignore_compile_internals",
+    "Dynamo's guard on dispatch modes",
+    OPTIONAL,
+    since="2.12",
+)
+
 
 def leaves_code() -> Callable[[CodeType], None] | None:
     """A function that keeps torch.compile from tracing a code object; None in a release that has no such way."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distsim.torch_compat.names import OPTIONAL, Name
+from distsim.torch_compat.names import FEATURE, OPTIONAL, Name
 
 __all__: list[str] = []
 
@@ -12,3 +12,16 @@ KEEP_HANDLE = Name(
     OPTIONAL,
     public="none: keep the handle alive by itself",
 )
+
+GET_DDP_LOGGING_DATA = Name(
+    "torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data", "DDP's logging data", FEATURE
+)
+SET_RUNTIME_STATS_AND_LOG = Name(
+    "torch._C._distributed_c10d.Logger.set_runtime_stats_and_log", "DDP's timer of CUDA events", FEATURE
+)
+PREPARE_FOR_BACKWARD = Name(
+    "torch._C._distributed_c10d.Reducer.prepare_for_backward",
+    "DDP's search for unused parameters in a profile",
+    OPTIONAL,
+)
+DELAY_ALL_REDUCE = Name("torch._C._distributed_c10d.Reducer._delay_all_reduce", "DDP with delayed all_reduce", OPTIONAL)

@@ -86,6 +86,34 @@ EXACT_TYPE = Name(
     test=_asks_exact_type,
 )
 
+DISTRIBUTED_C10D_WORLD = Name("torch.distributed.distributed_c10d._World", "the groups of each simulated process", SIM)
+PLUGINS = Name("torch.distributed.distributed_c10d.Backend._plugins", "backends that are registered", SIM)
+SET_PG_TIMEOUT = Name(
+    "torch.distributed.distributed_c10d._set_pg_timeout",
+    "a group's timeout",
+    OPTIONAL,
+    until="2.14",
+    public="torch.distributed.set_timeout (2.14)",
+)
+GET_DEFAULT_GROUP = Name("torch.distributed.distributed_c10d._get_default_group", "the default group", SIM)
+CHECK_P2P_OP_LIST = Name("torch.distributed.distributed_c10d._check_p2p_op_list", "batched messages of NCCL", SIM)
+UNREGISTER_ALL_PROCESS_GROUPS = Name(
+    "torch._C._distributed_c10d._unregister_all_process_groups", "groups in a thread of a simulated process", SIM
+)
+SET_THREAD_ISOLATION_MODE = Name(
+    "torch._C._distributed_c10d._set_thread_isolation_mode", "groups in a thread of a simulated process", SIM
+)
+HOOK_OP_NAME = Name("torch._C._distributed_c10d.HookOpName", "hooks on groups", OPTIONAL, since="2.14")
+NAN_CHECK_HOOK = Name(
+    "torch._C._distributed_c10d.NanCheckHook", "torch's check for NaN, which a note replaces", OPTIONAL, since="2.14"
+)
+FLIGHT_RECORDER_HOOK = Name(
+    "torch._C._distributed_c10d.FlightRecorderHook",
+    "torch's Flight Recorder, which a note replaces",
+    OPTIONAL,
+    since="2.14",
+)
+
 
 def share_backends(source: Any, target: Any, backend_type: Callable[[Any], Any]) -> dict[str, Any]:
     """Give the backends, name and description of the group *source* to *target*; the backends by type of device."""

@@ -51,6 +51,7 @@ class Name:
         since: the oldest release known to have it, of those that distsim supports.
         until: the newest release known to have it; None if the newest release has it.
         public: the public way, where a release has one.
+        cuda_build: only a torch that is built for CUDA has it.
         test: whether the name behaves as distsim relies on, beyond being there; it runs once a process.
     """
 
@@ -60,6 +61,7 @@ class Name:
     since: str = "2.6"
     until: str | None = None
     public: str | None = None
+    cuda_build: bool = False
     test: Callable[[], bool] | None = None
 
     @property
@@ -96,6 +98,12 @@ class Name:
         """Whether this torch has the name and it passes its behaviour test."""
         return self.exists() and (self.test is None or _passes(self.test))
 
+    def replaced_by(self, value: Any) -> list[tuple[Any, str, Any]]:
+        """The patch (holder, attribute, *value*); none, and a note in `left_out`, where this torch lacks the name."""
+        if self.get() is MISSING:
+            return []
+        return [(self.holder(), self.attribute, value)]
+
     def leave_out(self) -> None:
         """Note that its feature is left out, unless it is optional."""
         if self.need is not OPTIONAL:
@@ -110,6 +118,8 @@ def all_names() -> dict[str, Name]:
         for value in vars(importlib.import_module(info.name)).values():
             if isinstance(value, Name):
                 names[value.path] = value
+            elif isinstance(value, dict):  # names of one kind
+                names |= {name.path: name for name in value.values() if isinstance(name, Name)}
     return names
 
 

@@ -55,3 +55,27 @@ RUN_BACKWARD = Name("torch.autograd.graph._engine_run_backward", "DDP's calls on
 SOURCE_RANK = Name(
     "torch._C._distributed_c10d.Work._source_rank", "the sender that recv without a source met", OPTIONAL
 )
+
+CURRENT_GRAPH_TASK_ID = Name("torch._C._current_graph_task_id", "whether a backward pass runs", SIM)
+EXECUTION_ENGINE = Name("torch.autograd.Variable._execution_engine", "callbacks at the end of a backward pass", SIM)
+SET_MULTITHREADING_ENABLED = Name(
+    "torch._C._set_multithreading_enabled",
+    "backward in a rank's own thread",
+    SIM,
+    public="torch.autograd.set_multithreading_enabled",
+)
+
+KINETO_EVENT = Name("torch._C._autograd._KinetoEvent", "what a profiler asks of an event", OPTIONAL)
+ENABLE_PROFILER = Name("torch.autograd.profiler._enable_profiler", "torch.profiler", FEATURE)
+PREPARE_PROFILER = Name("torch.autograd.profiler._prepare_profiler", "torch.profiler", FEATURE)
+DISABLE_PROFILER = Name("torch.autograd.profiler._disable_profiler", "torch.profiler", FEATURE)
+ADD_METADATA_JSON = Name("torch.autograd._add_metadata_json", "torch.profiler", FEATURE)
+SUPPORTED_ACTIVITIES = Name("torch.autograd._supported_activities", "torch.profiler", FEATURE)
+ENABLE_RECORD_FUNCTION = Name("torch.autograd._enable_record_function", "profiles of remote calls", FEATURE)
+ENABLE_PROFILER_LEGACY = Name(
+    "torch.autograd.profiler_legacy._enable_profiler_legacy", "profiles of remote calls", FEATURE
+)
+DISABLE_PROFILER_LEGACY = Name(
+    "torch.autograd.profiler_legacy._disable_profiler_legacy", "profiles of remote calls", FEATURE
+)
+SUPPORTED_ACTIVITIES_HERE = Name("torch.autograd.profiler._supported_activities", "torch.profiler", FEATURE)

@@ -13,8 +13,10 @@ import torch
 import distsim
 from distsim.errors import NotSimulated, RankFailure
 from distsim.sim.device import hooks
+from distsim.torch_compat import releases
+from distsim.torch_compat.names import SIM
 
-REMEDY = "install torch==2.13.0 for Linux on x86-64 (pip install torch==2.13.0), with or without CUDA"
+REMEDY = f"use {releases.tested_range(SIM)} for Linux on x86-64, with or without CUDA; a CPU program needs none of it"
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels": {"kernels", "cluster", "errors", "text"},
     "network": {"network", "collectives", "cluster", "errors", "text"},
     "calibration": {
+        "torch_compat",
         "calibration",
         "kernels",
         "constants",

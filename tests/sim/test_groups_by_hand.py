@@ -65,6 +65,9 @@ def test_script_compiles_labels() -> None:
     assert ranks(body).results == [2.0, 2.0]
 
 
+@pytest.mark.skipif(
+    not hasattr(torch._C._distributed_c10d, "_StoreCollectives"), reason="torch has dropped them (2.14)"
+)
 def test_control_collectives_on_a_store() -> None:
     """C++ collectives over a store wait in the store, which is ours."""
 

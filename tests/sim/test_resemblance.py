@@ -47,6 +47,28 @@ def test_a_patch_looks_like_what_it_replaces(holder: Any, name: str, real: Any, 
     if expected["signature"] is None:  # compiled, and does not tell
         del expected["signature"], found["signature"]
     assert found == expected
+    if inspect.isclass(real):
+        assert inspect.isclass(replacement), f"{name} is a class, and programs subclass it"
+    elif inspect.isfunction(plain := getattr(replacement, "__func__", replacement)):
+        assert callable(plain.__wrapped__)  # torch._dynamo unwraps some at import
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import torch\nclass Group:\n    pool: torch.cuda.MemPool | None = None\n"
+        "assert not isinstance(1, torch.cuda.MemPool)\n",
+        "from multiprocessing import queues\nclass Q(queues.Queue): pass\n"
+        "import multiprocessing\nq = Q(ctx=multiprocessing.get_context())\nq.put(1)\nassert q.get() == 1\n"
+        "assert isinstance(multiprocessing.JoinableQueue(), queues.Queue)\n",
+        "from multiprocessing import synchronize, managers\nclass E(synchronize.Event): pass\nE().set()\n"
+        "class M(managers.SyncManager): pass\n",
+    ],
+    ids=["MemPool", "Queue", "Event"],
+)
+def test_a_program_subclasses_and_annotates(script: Scripts, body: str) -> None:
+    """A class that stands for one of Python's or torch's can be subclassed, named in an annotation, and asked for."""
+    assert script(body + "print('done')").of(0) == ["done"]
 
 
 def test_the_walk_meets_every_module_that_patches() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch  # noqa: F401
 from sim.torch_walk import found
 
-from distsim.sim.isolation.torch_state.torch_places import CONTENTS, GROWING, MODULES_OF_CLASSES, RANK_KEYED, REBOUND
+from distsim.torch_compat.state import CONTENTS, GROWING, MODULES_OF_CLASSES, RANK_KEYED, REBOUND
 
 HARMLESS = {
     "a pure function of its arguments, or of the machine": """

@@ -12,16 +12,14 @@ import functools
 import inspect
 import os
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from operator import attrgetter
 from types import CodeType
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch.distributed import c10d_logger
 from torch.distributed import distributed_c10d as c10d
-from torch.nn.parallel import DistributedDataParallel
 
 from distsim.debug.matching.refused import FIRST_CALLS, came_out
 from distsim.debug.records import CallRecord, Group, State, StoreWait
@@ -31,18 +29,38 @@ from distsim.errors import NotSimulated, UsageError
 from distsim.sim.c10d import communicator, stores, work
 from distsim.sim.c10d import monitored_barrier as barrier
 from distsim.sim.c10d.communicator import Communicator
-from distsim.sim.c10d.group import SimGroup
+from distsim.sim.c10d.group import SimGroup, hook_patches
 from distsim.sim.c10d.group.rendezvous import Rendezvous, meeting_place
 from distsim.sim.c10d.operations import algorithms
 from distsim.sim.isolation.process import SimProcess, current_task, require_task
 from distsim.sim.isolation.torch_state.torch_state import STATE
 from distsim.sim.kernel.machine.heap import fill_small_blocks
 from distsim.sim.observe.user_stack import call_stack
+from distsim.torch_compat.ddp import GET_DDP_LOGGING_DATA, SET_RUNTIME_STATS_AND_LOG
+from distsim.torch_compat.groups import (
+    CHECK_P2P_OP_LIST,
+    DISTRIBUTED_C10D_WORLD,
+    GET_DEFAULT_GROUP,
+    LOG_MESSAGE,
+    NEW_GROUP_HELPER,
+    PLUGINS,
+    REGISTER,
+    SET_PG_TIMEOUT,
+    WORLD,
+)
 
 __all__ = ["ProcessWorld", "backend_patches", "register_backend"]
 
-_real_world = c10d._world
-_real_helper = c10d._new_process_group_helper
+_get_ddp_logging_data = GET_DDP_LOGGING_DATA.get()
+_set_runtime_stats_and_log = SET_RUNTIME_STATS_AND_LOG.get()
+_check_p2p_op_list = CHECK_P2P_OP_LIST.get()
+_World = DISTRIBUTED_C10D_WORLD.get()
+_get_default_group = GET_DEFAULT_GROUP.get()
+_plugins = PLUGINS.get()
+_register_process_group = REGISTER.get()
+
+_real_world = WORLD.get()
+_real_helper = NEW_GROUP_HELPER.get()
 _SIMULATED = frozenset({"gloo", "nccl", "mpi", "sim", "undefined"})
 _DEFAULT_TIMEOUTS = (timedelta(minutes=30), timedelta(minutes=10))
 
@@ -51,7 +69,7 @@ _MAPS = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "tags_to_p
 """What torch's `_World` finds in its module."""
 
 
-class ProcessWorld(c10d._World):
+class ProcessWorld(_World):  # type: ignore[misc,valid-type]
     """torch's `_World` with everything in the instance, one for each simulated process."""
 
     def __init__(self) -> None:
@@ -85,7 +103,7 @@ class _GroupRanks(dict[Any, Any]):
 
 class _WorldProxy:
     """Stands as `distributed_c10d._world` until the running process first asks for its own, which then is there
-    whenever it runs (torch_places.REBOUND); and while a module is imported for all."""
+    whenever it runs (torch_compat/state.py, REBOUND); and while a module is imported for all."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(_own_world(), name)
@@ -100,13 +118,13 @@ def _own_world() -> Any:
         return _real_world
     process = task.process
     if process.c10d is None:
-        process.c10d = vars(c10d)["_world"] = ProcessWorld()
+        process.c10d = vars(c10d)[WORLD.attribute] = ProcessWorld()
     return process.c10d
 
 
 def register_backend() -> None:
     """Make torch know the backend name `sim`."""
-    if "SIM" not in c10d.Backend._plugins:
+    if "SIM" not in _plugins:
         c10d.Backend.register_backend("sim", _create, extended_api=True, devices=["cpu", "cuda"])
 
 
@@ -126,7 +144,7 @@ def _new_process_group_helper(
         return _real_helper(group_size, group_rank, global_ranks_in_group, backend, store, group_name, *args, **kwargs)
     process = task.process
     config = c10d.BackendConfig(backend)
-    by_device = dict(config.get_device_backend_map())
+    by_device = {device: _family(name) for device, name in config.get_device_backend_map().items()}
     asked = dict.fromkeys(by_device.values())
     alone = frozenset({"fake"}) if group_size == 1 else frozenset()  # where nobody else is, nothing is fake about it
     third_party = [name for name in asked if name not in _SIMULATED | alone]
@@ -196,11 +214,12 @@ def _begins(meeting: Meeting, rank: int) -> None:
 def _asked(backend: Any) -> None:
     """NCCL alone works on GPUs: that its ranks may be equal is known before the first waits for another."""
     task = current_task()
-    if task is not None and task.process.accelerators is not None and str(backend).lower() in ("nccl", "cuda:nccl"):
+    name = str(backend).lower().removeprefix("cuda:")
+    if task is not None and task.process.accelerators is not None and _family(name) == "nccl":
         task.process.accelerators.begin_work()
 
 
-_real_message = c10d_logger._get_msg_dict
+_real_message = LOG_MESSAGE.get()
 _ON_RECORD = frozenset(module.__file__ for module in (barrier, communicator, work))
 
 
@@ -215,7 +234,7 @@ def _raised(name: str, *args: Any, **kwargs: Any) -> Any:
         given = kwargs
         with contextlib.suppress(TypeError):  # arguments that do not fit its signature
             given = inspect.signature(getattr(c10d, name)).bind_partial(*args, **kwargs).arguments
-        group = given.get("group") or c10d._world.default_pg
+        group = given.get("group") or _own_world().default_pg
         if isinstance(group, SimGroup):
             group.refused(op, error)
     return _real_message(name, *args, **kwargs)
@@ -257,6 +276,8 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
         raise UsageError(
             "backend 'sim' exists only inside a simulation: run the program with `distsim run` or distsim.simulate"
         )
+    if getattr(options, "enable_reconfigure", False):
+        raise NotSimulated("init_process_group(enable_reconfigure=True)", "leave it out, and make groups by new_group")
     process, world = task.process, task.world
     notes = process.notes
     backends, description, record = notes.group_asked or ({"cpu": "sim", "cuda": "sim"}, None, None)
@@ -321,7 +342,21 @@ def _joined(world: Any, process: SimProcess, options: Any, is_default: bool) -> 
     return rendezvous
 
 
-_BY_HAND = ("ProcessGroupGloo", "ProcessGroupNCCL", "ProcessGroupMPI", "ProcessGroupUCC")
+def _family(backend: str) -> str:
+    """The backend whose algorithms *backend* has: from torch 2.14 on there are `nccl2`, `nccl-lazy`, `nccl-legacy`."""
+    plugin = _plugins.get(backend.upper())
+    is_torchs = getattr(getattr(plugin, "creator_fn", None), "__module__", "") == c10d.__name__
+    return "nccl" if is_torchs and backend.startswith("nccl") else str(backend)
+
+
+_BY_HAND = (
+    "ProcessGroupGloo",
+    "ProcessGroupNCCL",
+    "ProcessGroupNCCL2",
+    "ProcessGroupNCCLLazy",
+    "ProcessGroupMPI",
+    "ProcessGroupUCC",
+)
 
 
 def _not_by_hand(kind: type, name: str) -> Any:
@@ -340,48 +375,26 @@ def _not_by_hand(kind: type, name: str) -> Any:
 def backend_patches() -> list[tuple[Any, str, Any]]:
     """(holder, attribute, replacement) while a simulation runs."""
     patches: list[tuple[Any, str, Any]] = [
-        (c10d, "_world", _WorldProxy()),
-        (c10d, "_new_process_group_helper", _new_process_group_helper),
+        *WORLD.replaced_by(_WorldProxy()),
+        *NEW_GROUP_HELPER.replaced_by(_new_process_group_helper),
         (c10d, "rendezvous", _rendezvous),
         (c10d, "default_pg_nccl_timeout", timedelta(minutes=10)),
-        (c10d_logger, "_get_msg_dict", _raised),
+        *LOG_MESSAGE.replaced_by(_raised),
         (in_torch, "asked", _asked),
         (in_torch, "begins", _begins),
         *in_torch.torch_patches(),
         *stores.meeting_patches(),
+        *hook_patches(),
     ]
     for name in _BY_HAND:
         kind = getattr(dist, name, None) or getattr(c10d, name, None)
         if isinstance(kind, type):
             patches.append((kind, "__init__", _not_by_hand(kind, name)))
-    batch = c10d.batch_isend_irecv
-
-    @functools.wraps(batch)
-    def batch_isend_irecv(p2p_op_list: Any) -> Any:
-        """torch asks for `type(group) is ProcessGroup` before it makes one kernel of them."""
-        c10d._check_p2p_op_list(p2p_op_list)
-        group = p2p_op_list[0].group or c10d._world.default_pg
-        if not isinstance(group, SimGroup) or not p2p_op_list[0].tensor.is_cuda:
-            return batch(p2p_op_list)
-        device = p2p_op_list[0].tensor.device
-        group._start_coalescing(device)
-        batch(p2p_op_list)
-        return [group._end_coalescing(device)]
-
-    patches += [(holder, "batch_isend_irecv", batch_isend_irecv) for holder in (c10d, dist)]
-    set_timeout = c10d._set_pg_timeout
-
-    @functools.wraps(set_timeout)
-    def set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
-        """torch asks whether the group's backend is NCCL's class, which a build without CUDA does not have."""
-        group = group or c10d._get_default_group()
-        if isinstance(group, SimGroup):
-            group._set_default_timeout(timeout)
-        elif current_task() is None:
-            set_timeout(timeout, group)
-
-    patches.append((c10d, "_set_pg_timeout", set_pg_timeout))
-    logged = DistributedDataParallel._get_ddp_logging_data
+    if "type" in c10d.batch_isend_irecv.__code__.co_names:
+        patches += _batch_patches()
+    if not hasattr(c10d, "set_timeout"):  # the public one of torch 2.14, which asks the group alone
+        patches += SET_PG_TIMEOUT.replaced_by(_timeout_setter(SET_PG_TIMEOUT.get()))
+    logged = _get_ddp_logging_data
 
     @functools.wraps(logged)
     def logging_data(self: Any) -> Any:
@@ -390,9 +403,8 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
             data["backend_name"] = self.process_group.name()  # C++ asked getBackendName
         return data
 
-    patches.append((DistributedDataParallel, "_get_ddp_logging_data", logging_data))
-    logger = torch._C._distributed_c10d.Logger
-    log = logger.set_runtime_stats_and_log
+    patches += GET_DDP_LOGGING_DATA.replaced_by(logging_data)
+    log = _set_runtime_stats_and_log
 
     @functools.wraps(log)
     def set_runtime_stats_and_log(self: Any) -> None:
@@ -401,7 +413,7 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
         if task is None or task.process.accelerators is None or not task.process.accelerators.used:
             log(self)
 
-    patches.append((logger, "set_runtime_stats_and_log", set_runtime_stats_and_log))
+    patches += SET_RUNTIME_STATS_AND_LOG.replaced_by(set_runtime_stats_and_log)
     replaced = {
         "TCPStore": (dist.TCPStore, stores.TCPStore),
         "FileStore": (dist.FileStore, stores.FileStore),
@@ -418,9 +430,40 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
     return patches
 
 
+def _timeout_setter(real: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(real)
+    def set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
+        """torch asks whether the group's backend is NCCL's class, which a build without CUDA does not have."""
+        group = group or _get_default_group()
+        if isinstance(group, SimGroup):
+            group._set_default_timeout(timeout)
+        elif current_task() is None:
+            real(timeout, group)
+
+    return set_pg_timeout
+
+
+def _batch_patches() -> list[tuple[Any, str, Any]]:
+    """Up to torch 2.13 a batch of messages is one kernel only where `type(group) is ProcessGroup`."""
+    batch = c10d.batch_isend_irecv
+
+    @functools.wraps(batch)
+    def batch_isend_irecv(p2p_op_list: Any) -> Any:
+        _check_p2p_op_list(p2p_op_list)
+        group = p2p_op_list[0].group or _own_world().default_pg
+        if not isinstance(group, SimGroup) or not p2p_op_list[0].tensor.is_cuda:
+            return batch(p2p_op_list)
+        device = p2p_op_list[0].tensor.device
+        group._start_coalescing(device)
+        batch(p2p_op_list)
+        return [group._end_coalescing(device)]
+
+    return [(holder, "batch_isend_irecv", batch_isend_irecv) for holder in (c10d, dist)]
+
+
 def adopt_groups(process: SimProcess) -> None:
     """Make the process's groups known in the calling thread (torch's registry is per thread)."""
     if process.c10d is None:
         return
     for pg, name in process.c10d.pg_names.items():
-        torch._C._distributed_c10d._register_process_group(name, pg)
+        _register_process_group(name, pg)

@@ -14,7 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distsim.torch_compat.device import FOREACH_COPY
+
 __all__ = ["Reduction", "Tensors", "copy_into", "copy_into_all", "reduce_tensors"]
+
+_foreach_copy_ = FOREACH_COPY.get()
 
 Tensors = Sequence[Tensor]
 
@@ -53,7 +57,7 @@ def copy_into_all(targets: Tensors, source: Tensor) -> None:
         for target in targets:
             copy_into(target, source)
         return
-    torch._foreach_copy_([target.data for target in targets], [source.detach()] * len(targets))
+    _foreach_copy_([target.data for target in targets], [source.detach()] * len(targets))
 
 
 def _is_like(target: Tensor, source: Tensor) -> bool:

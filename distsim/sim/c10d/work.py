@@ -7,9 +7,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import simpy
-import torch
 from torch import Tensor
-from torch._C._distributed_c10d import Work
+from torch.distributed import Work
 from torch.futures import Future
 
 from distsim.debug.records import CallRecord, CallWait, State
@@ -17,11 +16,17 @@ from distsim.debug.words.error_text import message
 from distsim.sim.c10d.on_gpu.futures import InBackward, callback_patches, have_stream_wait
 from distsim.sim.isolation.process import RankTask, current_task, require_task
 from distsim.sim.kernel.behind import calls_behind, is_done, why_it_waits
+from distsim.torch_compat.ddp import DELAY_ALL_REDUCE
+from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID, EXECUTION_ENGINE, FUTURE
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
 
 __all__ = ["SimWork", "drain_backward", "future_patches", "handle_of"]
+
+_current_graph_task_id = CURRENT_GRAPH_TASK_ID.get()
+_execution_engine = EXECUTION_ENGINE.get()
+_Future = FUTURE.get()
 
 NO_TIMEOUT = timedelta(0)
 _OP_TYPES = {
@@ -107,6 +112,11 @@ class SimWork(Work):
             raise self._error
         self._was_waited_for()
         return True
+
+    @property
+    def timeout(self) -> timedelta:
+        """The group's, or the call's own (torch 2.14)."""
+        return timedelta(seconds=self._timeout_s)
 
     @property
     def expires_s(self) -> float:
@@ -216,10 +226,10 @@ class SimWork(Work):
             process.notes.unsettled[self] = None
             assert self.done.callbacks is not None
             self.done.callbacks.append(lambda _: process.fall_due(self._settle_all))
-        if torch._C._current_graph_task_id() != -1:
+        if _current_graph_task_id() != -1:
             process.notes.backward.append(self)
             if len(process.notes.backward) == 1:
-                torch.autograd.Variable._execution_engine.queue_callback(lambda: drain_backward(process))
+                _execution_engine.queue_callback(lambda: drain_backward(process))
 
     def _settle_all(self) -> None:
         settlers, self._settlers = self._settlers, []
@@ -325,7 +335,7 @@ def handle_of(op: str, flavour: str) -> type[SimWork]:
     return _ON_GLOO.get(op, SimWork) if flavour == "gloo" else SimWork
 
 
-_real_wait, _real_add = torch._C.Future.wait, torch._C.Future.add_done_callback
+_real_wait, _real_add = _Future.wait, _Future.add_done_callback
 
 
 def _works(future: Any) -> list[SimWork]:
@@ -372,8 +382,7 @@ def _future_done(self: Any) -> bool:
     return bool(is_done(self))
 
 
-_Reducer = torch._C._distributed_c10d.Reducer
-_real_delay_all_reduce = _Reducer._delay_all_reduce
+_real_delay_all_reduce = DELAY_ALL_REDUCE.get()
 
 
 def _delay_all_reduce(self: Any) -> None:
@@ -392,5 +401,5 @@ def _delay_all_reduce(self: Any) -> None:
 
 def future_patches() -> list[tuple[Any, str, Any]]:
     """What blocks in C++ and would keep the baton, and what runs on streams there."""
-    waits = (torch._C.Future, "wait", _future_wait), (torch._C.Future, "done", _future_done)
-    return [*waits, (_Reducer, "_delay_all_reduce", _delay_all_reduce), *callback_patches()]
+    waits = (_Future, "wait", _future_wait), (_Future, "done", _future_done)
+    return [*waits, *DELAY_ALL_REDUCE.replaced_by(_delay_all_reduce), *callback_patches()]

@@ -13,7 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distsim.torch_compat.device import (
+    DISABLE_TORCH_DISPATCH,
+    HAS_COMPATIBLE_SHALLOW_COPY_TYPE,
+    MAKE_WRAPPER_SUBCLASS,
+    PRESERVE_DISPATCH_KEY_GUARD,
+    SET_META_IN_TLS_DISPATCH_INCLUDE,
+)
+
 __all__ = ["carrier", "under_meta"]
+
+_DisableTorchDispatch = DISABLE_TORCH_DISPATCH.get()
+_PreserveDispatchKeyGuard = PRESERVE_DISPATCH_KEY_GUARD.get()
+_set_meta_in_tls_dispatch_include = SET_META_IN_TLS_DISPATCH_INCLUDE.get()
 
 
 class _Bare(Tensor):
@@ -26,8 +38,8 @@ class _Bare(Tensor):
         raise AssertionError(f"{func} reached a bare carrier")
 
 
-_COMPATIBLE = torch.ops.aten._has_compatible_shallow_copy_type.default
-_make = Tensor._make_wrapper_subclass
+_COMPATIBLE = HAS_COMPATIBLE_SHALLOW_COPY_TYPE.get()
+_make = MAKE_WRAPPER_SUBCLASS.get()
 _empty = torch.empty
 _HOST = torch.device("cpu")
 """Said wherever we make a tensor of our own: the program may have chosen another default (torch.set_default_device)."""
@@ -43,6 +55,6 @@ def carrier(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, devi
 def under_meta(func: Any, args: Any, kwargs: Any) -> Any:
     """Call *func*, an operator that makes a view or changes what a tensor looks like, by its meta kernel: it shares
     storages and computes nothing."""
-    with torch._C._DisableTorchDispatch(), torch._C._PreserveDispatchKeyGuard():
-        torch._C._set_meta_in_tls_dispatch_include(True)
+    with _DisableTorchDispatch(), _PreserveDispatchKeyGuard():
+        _set_meta_in_tls_dispatch_include(True)
         return func(*args, **kwargs)

@@ -17,8 +17,11 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from distsim.sim.isolation.process import RankTask
+from distsim.torch_compat.device import DISPATCH_KEY, OpOverload
 
 __all__ = ["CpuRates"]
+
+_DispatchKey = DISPATCH_KEY.get()
 
 _bytes_of = attrgetter("nbytes")
 _FREE = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "profiler")
@@ -105,7 +108,7 @@ class CpuRates:
 
 
 _NEW_EMPTY = torch.ops.aten.new_empty.default
-_EXPLICIT = torch._C.DispatchKey.CompositeExplicitAutograd
+_EXPLICIT = _DispatchKey.CompositeExplicitAutograd
 
 _kinds: dict[int, tuple[Any, Callable[..., Any], bool, Callable[..., int] | None, str]] = {}
 """By identity of the operator, which is kept alive here: (operator, what runs it, free, flop formula, name)."""
@@ -119,7 +122,7 @@ def _classify(func: Any) -> tuple[Any, Callable[..., Any], bool, Callable[..., i
     namespace = getattr(func, "namespace", "")
     view = bool(getattr(func, "is_view", False))
     free = view or namespace in _FREE or func is torch.ops.aten.detach.default
-    call = func._op if type(func) is torch._ops.OpOverload else func  # its `__call__` does nothing else
+    call = func._op if type(func) is OpOverload else func  # its `__call__` does nothing else
     return func, call, free, flop_registry.get(packet), f"{namespace}::{getattr(packet, '__name__', packet)}"
 
 

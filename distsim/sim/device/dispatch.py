@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKey
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from distsim.kernels import Cost
 from distsim.sim.device.allocator.host_memory import moved_to_gpu
@@ -42,21 +39,37 @@ from distsim.sim.device.operators.transfers import STAGED, TRANSFERS
 from distsim.sim.device.operators.values import KNOWLEDGE, Values
 from distsim.sim.device.streams import accelerators_of, current_stream
 from distsim.sim.isolation.process import RankTask
+from distsim.torch_compat.compiler import leaves_code
+from distsim.torch_compat.device import (
+    DISABLED_TORCH_DISPATCH_IMPL,
+    DISPATCH_KEY,
+    FAKE_TENSOR,
+    GET_DISPATCH_MODE,
+    TORCH_DISPATCH_MODE,
+    TORCH_DISPATCH_MODE_KEY,
+)
 
 if TYPE_CHECKING:
     from distsim.sim.observe.reading import Reading
 
 __all__ = ["ComputeMode"]
 
+_disabled_torch_dispatch_impl = DISABLED_TORCH_DISPATCH_IMPL.get()
+DispatchKey = DISPATCH_KEY.get()
+FakeTensor = FAKE_TENSOR.get()
+_get_dispatch_mode = GET_DISPATCH_MODE.get()
+TorchDispatchMode = TORCH_DISPATCH_MODE.get()
+_TorchDispatchModeKey = TORCH_DISPATCH_MODE_KEY.get()
+
 aten = torch.ops.aten
 _HANDLERS: dict[Any, Handler] = {**TRANSFERS, **SPECIAL, **FLEX}
 _default_dtype = torch.get_default_dtype
-_mode_of, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
+_mode_of, _FAKE = _get_dispatch_mode, _TorchDispatchModeKey.FAKE
 VIEW_SHARE = 0.4
 """Of the host's time for an operator: a view launches no kernel (torch/benchmarks: about 2 of 5 us)."""
 
 
-class ComputeMode(TorchDispatchMode):
+class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
     """Active in every thread of a rank: charges each operator to the thread's virtual time, or to its GPU."""
 
     supports_higher_order_operators = True
@@ -84,7 +97,7 @@ class ComputeMode(TorchDispatchMode):
             self._task.world.ticks += 1  # a sign of life
             return func(*args, **kwargs)  # shapes only (DTensor's sharding rules): nothing is computed
         for kind in types:
-            if kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
+            if kind.__torch_dispatch__ is not _disabled_torch_dispatch_impl:
                 return NotImplemented  # DTensor, AsyncCollectiveTensor, ...: it takes itself apart first
         accelerators = self._process.accelerators
         if accelerators is not None and (accelerators.some_used or asks_for_memory(func)):
@@ -380,9 +393,9 @@ def _precision() -> tuple[str, str]:
 def _not_compiled(function: Any) -> None:
     """Keep torch's compiler off *function* and what it calls: inside a mode none is active, and it would take them for
     the user's."""
-    frames = torch._C._dynamo.eval_frame
-    leave = frames._FrameAction.SKIP
-    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(leave, leave))
+    leave = leaves_code()
+    if leave is not None:
+        leave(function.__code__)
 
 
 _not_compiled(ComputeMode.__torch_dispatch__)

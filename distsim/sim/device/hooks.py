@@ -13,8 +13,8 @@ records real events: DDP does without one where none is registered, as in the ot
 `cuda_api/fallbacks.py`'s to keep away.
 
 All is in force within `accepted()` only. Before the first use it is `tested()`: torch finds its accelerator and one
-backward goes through it. What C++ may still point to afterwards is never freed. Run with torch 2.13.0+cpu and
-2.13.0+cu130 on Linux x86-64 without a GPU; never beside a real one.
+backward goes through it. What C++ may still point to afterwards is never freed. Run with torch 2.13.0 and 2.14.1, with
+and without CUDA, on Linux x86-64 without a GPU; never beside a real one.
 """
 
 from __future__ import annotations
@@ -28,13 +28,34 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from distsim.errors import NotSimulated
 from distsim.sim.device.carrier import carrier
 from distsim.sim.device.timeline.autograd_events import EVENT_FUNCTIONS
+from distsim.torch_compat.cuda_api import ACCELERATOR_GET_ACCELERATOR
+from distsim.torch_compat.device import (
+    DISABLE_CURRENT_MODES,
+    DISPATCH_KEY,
+    DISPATCH_TLS_LOCAL_EXCLUDE_SET,
+    DISPATCH_TLS_LOCAL_INCLUDE_SET,
+    ENSURE_CUDA_DEVICE_GUARD_SET,
+    FORCE_DISPATCH_KEY_GUARD,
+    TORCH_DISPATCH_MODE,
+)
+from distsim.torch_compat.names import SIM
+from distsim.torch_compat.releases import tested_range
+from distsim.torch_compat.works import EXECUTION_ENGINE
 
 __all__ = ["MOST_DEVICES", "accepted", "tested"]
+
+_disable_current_modes = DISABLE_CURRENT_MODES.get()
+_DispatchKey = DISPATCH_KEY.get()
+_dispatch_tls_local_exclude_set = DISPATCH_TLS_LOCAL_EXCLUDE_SET.get()
+_dispatch_tls_local_include_set = DISPATCH_TLS_LOCAL_INCLUDE_SET.get()
+_ensureCUDADeviceGuardSet = ENSURE_CUDA_DEVICE_GUARD_SET.get()
+_ForceDispatchKeyGuard = FORCE_DISPATCH_KEY_GUARD.get()
+TorchDispatchMode = TORCH_DISPATCH_MODE.get()
+_execution_engine = EXECUTION_ENGINE.get()
 
 MOST_DEVICES = 8
 """Devices of one process: `kFakeGuardImplMaxDevices` (c10/core/impl/FakeGuardImpl.h)."""
@@ -100,7 +121,7 @@ class _Parts:
             functions[slot] = ctypes.cast(none, _Word).value
         empty[0] = ctypes.addressof(functions)
         self._register(_CUDA, ctypes.addressof(empty))
-        torch._C._ensureCUDADeviceGuardSet()
+        _ensureCUDADeviceGuardSet()
         stand_in = self._guards[_CUDA]
         if stand_in in (None, ctypes.addressof(empty)):
             self._register(_CUDA, self.plain_guard)
@@ -155,7 +176,7 @@ def _key_of(registry: int) -> ctypes.c_byte | None:
     return None
 
 
-class _Looks(TorchDispatchMode):
+class _Looks(TorchDispatchMode):  # type: ignore[misc,valid-type]
     """Whatever is computed is one number on the first GPU."""
 
     @classmethod
@@ -174,21 +195,21 @@ def _number() -> Tensor:
 def _modes_heard() -> Any:
     """Within it, dispatch modes are asked again: torch.tensor(..., device="cuda") keeps them out, and may be the first
     use of a GPU."""
-    keys = torch._C.DispatchKey
-    excluded = torch._C._dispatch_tls_local_exclude_set()
+    keys = _DispatchKey
+    excluded = _dispatch_tls_local_exclude_set()
     for key in (keys.Python, keys.PythonTLSSnapshot):
         excluded = excluded.remove(key)
-    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+    return _ForceDispatchKeyGuard(_dispatch_tls_local_include_set(), excluded)
 
 
-_accelerator = torch._C._accelerator_getAccelerator
+_accelerator = ACCELERATOR_GET_ACCELERATOR.get()
 
 
 @functools.cache
 def tested() -> None:
     """Once, when a GPU is used for the first time (it imports torch.distributed.tensor, for a second): NotSimulated
     where torch does not take its tensors for an accelerator's. Within `accepted()`, in any state of the thread."""
-    engine = torch.autograd.Variable._execution_engine  # torch.autograd.backward has more to ask
+    engine = _execution_engine  # torch.autograd.backward has more to ask
     try:
         found = _accelerator()
         if found is None or found.type != "cuda":
@@ -221,7 +242,7 @@ def _unlike(error: Exception) -> NotSimulated:
     why = str(error).partition("\n")[0]
     return NotSimulated(
         f"CUDA with this build of torch ({torch.__version__}: {why})",
-        "install torch==2.13.0 for Linux on x86-64 (pip install torch==2.13.0), with or without CUDA",
+        f"use {tested_range(SIM)} for Linux on x86-64, with or without CUDA; a CPU program needs none of it",
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from distsim.errors import NotSimulated
+from distsim.torch_compat.cuda_api import ACCELERATOR
 
 if TYPE_CHECKING:
     from distsim.sim.device.gpu import Accelerators, Device
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 _CUDA = 1
 _CudaStream = torch.Stream
-_set_device, _set_stream = torch._C._accelerator_setDeviceIndex, torch._C._accelerator_setStream
-_get_stream = torch._C._accelerator_getStream
+_set_device, _set_stream = ACCELERATOR["setDeviceIndex"].get(), ACCELERATOR["setStream"].get()
+_get_stream = ACCELERATOR["getStream"].get()
 
 __all__ = ["accelerators_of", "current_device", "current_stream", "set_current_device", "set_current_stream"]
 

@@ -16,12 +16,12 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-import torch
-
 from distsim.sim.kernel.scheduler import Unwind
 from distsim.sim.kernel.task import current_process, current_task
+from distsim.torch_compat.device import PY_TORCH_FILE_WRITER
 
 __all__ = ["note_opened", "socket_patches", "withheld"]
+
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _EVENTS = frozenset(
@@ -87,7 +87,7 @@ def withheld(world: Leaves) -> Iterator[None]:
     _lead_nowhere(world)
     names = [name for name in _UNAUDITED if hasattr(os, name)]
     real = [(os, name, getattr(os, name)) for name in names]
-    real.append((torch._C, "PyTorchFileWriter", torch._C.PyTorchFileWriter))  # torch.save opens files in C++
+    real += PY_TORCH_FILE_WRITER.replaced_by(PY_TORCH_FILE_WRITER.get())  # torch.save opens files in C++
     _depth[0] += 1
     try:
         for holder, name, value in real:

@@ -33,8 +33,11 @@ from distsim.sim.isolation.torch_state.torch_flags import FLAGS
 from distsim.sim.isolation.torch_state.torch_state import STATE, TorchState
 from distsim.sim.kernel.collector import own_threshold
 from distsim.sim.kernel.task import current_process
+from distsim.torch_compat.state import SET_DEFAULT_DTYPE, SET_DETERMINISTIC_ALGORITHMS
 
 __all__ = ["PLACES", "SWITCHES", "Host", "Switch", "enter_places", "exchange_places", "leave_places", "switch_patches"]
+
+_set_deterministic_algorithms = SET_DETERMINISTIC_ALGORITHMS.get()
 
 PLACES: tuple[tuple[Any, str], ...] = (
     (sys, "stdin"),
@@ -139,7 +142,7 @@ def _deterministic() -> tuple[bool, bool]:
 
 
 def _set_deterministic(value: tuple[bool, bool]) -> None:
-    torch._C._set_deterministic_algorithms(value[0], warn_only=value[1])
+    _set_deterministic_algorithms(value[0], warn_only=value[1])
 
 
 def _anomaly() -> tuple[bool, bool]:
@@ -147,7 +150,7 @@ def _anomaly() -> tuple[bool, bool]:
 
 
 _set_anomaly_enabled = torch.set_anomaly_enabled
-_set_default_dtype = torch._C._set_default_dtype
+_set_default_dtype = SET_DEFAULT_DTYPE.get()
 _chdir = os.chdir
 _shown = sys.modules["torch._tensor_str"].PRINT_OPTS
 

@@ -6,13 +6,14 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
-
 from distsim.debug.records import HostWait, Wait
+from distsim.torch_compat.works import FUTURE
 
 __all__ = ["calls_behind", "is_done", "made_of", "why_it_waits"]
 
-is_done = torch._C.Future.done
+_Future = FUTURE.get()
+
+is_done = _Future.done
 """torch's own, which takes no time."""
 
 _sources: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()

@@ -9,8 +9,11 @@ from typing import Any
 from torch.autograd import DeviceType
 
 from distsim.errors import NotSimulated
+from distsim.torch_compat.works import KINETO_EVENT
 
 __all__ = ["BACKEND_THREAD", "MAIN_THREAD", "Event", "Result"]
+
+_KinetoEvent = KINETO_EVENT.get()
 
 MAIN_THREAD, BACKEND_THREAD = 1, 2
 """Collectives run beside the program: they have a line of their own in the trace."""
@@ -52,6 +55,7 @@ _ANSWERS: dict[str, Any] = {
     "kwinputs": {},
     "extra_meta": {},
     "stack": [],
+    "typed_metadata": {},
 }
 """What a Kineto event of a plain operator on the CPU answers."""
 
@@ -69,9 +73,9 @@ class Event:
         self._answers = {**_ANSWERS, **own, **answers}
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name not in self._answers:
+        if name.startswith("__") or (name not in self._answers and not hasattr(_KinetoEvent, name)):
             raise AttributeError(name)
-        answer = self._answers[name]
+        answer = self._answers.get(name)  # None: a question that only a newer torch asks
         return lambda: answer
 
 

@@ -17,6 +17,16 @@ from distsim.sim.device.timeline import Comm, Kernel
 from distsim.sim.isolation.process import current_process, current_task
 from distsim.sim.observe.gpu_tracks import operator_name
 from distsim.sim.observe.profile import BACKEND_THREAD, MAIN_THREAD, Event, Result
+from distsim.torch_compat.ddp import PREPARE_FOR_BACKWARD
+from distsim.torch_compat.works import (
+    ADD_METADATA_JSON,
+    DISABLE_PROFILER,
+    ENABLE_PROFILER,
+    PREPARE_PROFILER,
+    PROFILES,
+    SUPPORTED_ACTIVITIES,
+    SUPPORTED_ACTIVITIES_HERE,
+)
 
 if TYPE_CHECKING:
     from distsim.debug.records import CallRecord
@@ -25,6 +35,14 @@ if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
 
 __all__ = ["Recorder", "profiler_patches"]
+
+_prepare_for_backward = PREPARE_FOR_BACKWARD.get()
+_profiler_enabled = PROFILES.get()
+_add_metadata_json = ADD_METADATA_JSON.get()
+_disable_profiler = DISABLE_PROFILER.get()
+_enable_profiler = ENABLE_PROFILER.get()
+_prepare_profiler = PREPARE_PROFILER.get()
+_supported_activities = SUPPORTED_ACTIVITIES.get()
 
 _NCCL = {
     "all_reduce": "AllReduce",
@@ -212,14 +230,13 @@ _NOT_RECORDED = {
 
 def profiler_patches() -> list[tuple[Any, str, Any]]:
     """(holder, attribute, replacement) of the C++ profiler's entrances."""
-    real_prepare, real_enable = torch_profiler._prepare_profiler, torch_profiler._enable_profiler
-    real_disable, label = torch_profiler._disable_profiler, torch_profiler.record_function
+    real_prepare, real_enable = _prepare_profiler, _enable_profiler
+    real_disable, label = _disable_profiler, torch_profiler.record_function
     real_enter, real_exit = label.__enter__, label.__exit__
-    real_metadata, real_script = torch.autograd._add_metadata_json, torch.jit.script
+    real_metadata, real_script = _add_metadata_json, torch.jit.script
     real_config = torch_profiler.profile.config
-    real_supported = torch.autograd._supported_activities
-    reducer = torch._C._distributed_c10d.Reducer
-    real_prepare_backward = reducer.prepare_for_backward
+    real_supported = _supported_activities
+    real_prepare_backward = _prepare_for_backward
 
     @functools.wraps(real_config)
     def config(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -270,7 +287,7 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
 
     def enter(self: Any) -> Any:
         task = current_task()
-        if task is None or torch.autograd._profiler_enabled():  # the legacy profiler: C++'s own, and a thread's
+        if task is None or _profiler_enabled():  # the legacy profiler: C++'s own, and a thread's
             return real_enter(self)
         if task.process.recorder is not None:
             task.process.recorder.labels.append((self.name, task.now_s()))
@@ -305,14 +322,14 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
 
     return [
         (torch.jit, "script", script),
-        (torch_profiler, "_prepare_profiler", prepare),
-        (torch_profiler, "_enable_profiler", enable),
-        (torch_profiler, "_supported_activities", supported),
-        (torch.autograd, "_supported_activities", supported),
-        (torch_profiler, "_disable_profiler", disable),
-        (torch.autograd, "_add_metadata_json", metadata),
+        *PREPARE_PROFILER.replaced_by(prepare),
+        *ENABLE_PROFILER.replaced_by(enable),
+        *SUPPORTED_ACTIVITIES.replaced_by(supported),
+        *SUPPORTED_ACTIVITIES_HERE.replaced_by(supported),
+        *DISABLE_PROFILER.replaced_by(disable),
+        *ADD_METADATA_JSON.replaced_by(metadata),
         (torch_profiler.profile, "config", config),
-        (reducer, "prepare_for_backward", prepare_for_backward),
+        *PREPARE_FOR_BACKWARD.replaced_by(prepare_for_backward),
         (label, "__enter__", enter),
         (label, "__exit__", leave),
     ]

@@ -25,6 +25,7 @@ import simpy
 
 from distsim.errors import NotSimulated
 from distsim.sim.isolation.process import current_task, require_task
+from distsim.sim.isolation.resemblance import class_for_ranks, refusing_class
 from distsim.sim.processes.threads import CoopLock
 
 if TYPE_CHECKING:
@@ -161,20 +162,8 @@ def _with_context(base: type, name: str) -> type:
     return type(name, (Shared, base), {"__init__": __init__})
 
 
-def _switch(real: Any, simulated: Any) -> Any:
-    """The simulated thing inside a rank, the real one elsewhere."""
-
-    def make(*args: Any, **kwargs: Any) -> Any:
-        return (real if current_task() is None else simulated)(*args, **kwargs)
-
-    return make
-
-
-def _refused(real: Any, name: str) -> Any:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise NotSimulated(name, "use Process, spawn, ThreadPool, Queue, Pipe, Event or Lock")
-
-    return _switch(real, refuse)
+def _not_simulated(name: str) -> NotSimulated:
+    return NotSimulated(name, "use Process, spawn, ThreadPool, Queue, Pipe, Event or Lock")
 
 
 def _pool_init(real: Any) -> Any:
@@ -184,7 +173,17 @@ def _pool_init(real: Any) -> Any:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         if current_task() is not None and not isinstance(self, multiprocessing.pool.ThreadPool):
             self._state = multiprocessing.pool.TERMINATE  # its __del__ asks
-            raise NotSimulated("multiprocessing.Pool", "use Process, spawn, ThreadPool, Queue, Pipe, Event or Lock")
+            raise _not_simulated("multiprocessing.Pool")
+        real(self, *args, **kwargs)
+
+    return init
+
+
+def _executor_init(real: Any) -> Any:
+    @functools.wraps(real)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if current_task() is not None:
+            raise _not_simulated("concurrent.futures.ProcessPoolExecutor")
         real(self, *args, **kwargs)
 
     return init
@@ -194,20 +193,27 @@ def sharing_patches() -> list[tuple[Any, str, Any]]:
     """(holder, attribute, replacement) of everything that processes share."""
     synchronize, queues = multiprocessing.synchronize, multiprocessing.queues
     patches: list[tuple[Any, str, Any]] = [
-        (synchronize, "Lock", _switch(synchronize.Lock, _with_context(CoopLock, "Lock"))),
-        (synchronize, "RLock", _switch(synchronize.RLock, _with_context(threading._PyRLock, "RLock"))),  # type: ignore[attr-defined]
+        (synchronize, "Lock", class_for_ranks(synchronize.Lock, _with_context(CoopLock, "Lock"))),
+        (synchronize, "RLock", class_for_ranks(synchronize.RLock, _with_context(threading._PyRLock, "RLock"))),  # type: ignore[attr-defined]
     ]
     for name in ("Event", "Condition", "Semaphore", "BoundedSemaphore", "Barrier"):
         simulated = _with_context(getattr(threading, name), name)
-        patches.append((synchronize, name, _switch(getattr(synchronize, name), simulated)))
+        patches.append((synchronize, name, class_for_ranks(getattr(synchronize, name), simulated)))
     for holder in (queues, sys.modules.get("torch.multiprocessing.queue")):
+        plain: type = Queue
         for name in ("Queue", "SimpleQueue", "JoinableQueue"):
             if hasattr(holder, name):
-                patches.append((holder, name, _switch(getattr(holder, name), Queue)))
+                stand_in = class_for_ranks(getattr(holder, name), Queue if name == "SimpleQueue" else plain)
+                plain = stand_in if name == "Queue" else plain  # a JoinableQueue is a Queue
+                patches.append((holder, name, stand_in))
     manager, executor = multiprocessing.managers.SyncManager, process_pool.ProcessPoolExecutor
     patches += [
-        (multiprocessing.managers, "SyncManager", _refused(manager, "multiprocessing.Manager")),
+        (
+            multiprocessing.managers,
+            "SyncManager",
+            refusing_class(manager, lambda: _not_simulated("multiprocessing.Manager")),
+        ),
         (multiprocessing.pool.Pool, "__init__", _pool_init(multiprocessing.pool.Pool.__init__)),
-        (executor, "__init__", _refused(executor.__init__, "concurrent.futures.ProcessPoolExecutor")),
+        (executor, "__init__", _executor_init(executor.__init__)),
     ]
     return patches

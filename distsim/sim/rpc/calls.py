@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch._C._distributed_rpc import WorkerInfo
-from torch.distributed.rpc import internal
+from torch.distributed.rpc import WorkerInfo, internal
 
 from distsim.sim.isolation.process import require_task
 from distsim.sim.rpc.agent.futures import Reply
@@ -19,6 +17,7 @@ from distsim.sim.rpc.requests import request, with_tensors
 from distsim.sim.rpc.rref import SimRRef
 from distsim.sim.rpc.rref_context import Owner, User
 from distsim.sim.rpc.state import agent_here, rrefs_here
+from distsim.torch_compat.rpc import JIT_RESOLVE_PACKET
 
 __all__ = [
     "invoke_remote_builtin",
@@ -28,6 +27,8 @@ __all__ = [
     "invoke_rpc_python_udf",
     "invoke_rpc_torchscript",
 ]
+
+_jit_resolve_packet = JIT_RESOLVE_PACKET.get()
 
 
 def invoke_rpc_python_udf(
@@ -79,7 +80,7 @@ def invoke_remote_torchscript(
 
 
 def _operator(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, list[Tensor]]:
-    torch._C._jit_resolve_packet(op, *args, **kwargs)  # raises torch's error where no overload takes them
+    _jit_resolve_packet(op, *args, **kwargs)  # raises torch's error where no overload takes them
     pickled, tensors = internal.serialize((args, kwargs))
     return pickled, tensors
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.distributed.rpc as rpc
 
 from distsim.sim.isolation.process import current_task
 from distsim.sim.rpc.agent.agent import Answered, Call, SimAgent
 from distsim.sim.rpc.agent.futures import Reply
 from distsim.sim.rpc.agent.message import Failed, Message
+from distsim.torch_compat.rpc import DISTRIBUTED_RPC_TESTING, FAULTY_AGENT_INIT
 
 __all__ = ["faulty_init"]
 
-_real_init = torch._C._faulty_agent_init
+_distributed_rpc_testing = DISTRIBUTED_RPC_TESTING.get()
+
+_real_init = FAULTY_AGENT_INIT.get()
 _real_kinds: dict[str, Any] = {name: getattr(rpc, name) for name in ("TensorPipeAgent", "RpcAgent")}
 
 
@@ -58,7 +60,7 @@ def faulty_init() -> bool:
         done = bool(_real_init())
     finally:
         vars(rpc).update(led)
-    testing: Any = torch._C._distributed_rpc_testing
+    testing: Any = _distributed_rpc_testing
     real = testing.FaultyTensorPipeAgent
     testing.FaultyTensorPipeAgent = lambda *args: (real if current_task() is None else FaultyAgent)(*args)
     return done

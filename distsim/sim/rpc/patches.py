@@ -15,8 +15,6 @@ from typing import Any
 import torch
 import torch.distributed.autograd  # what they import from C++ has to be there to be replaced
 import torch.distributed.rpc as rpc
-from torch import _jit_internal
-from torch.distributed.rpc import api, backend_registry
 
 from distsim.sim.isolation.modules.aliases import ALIASES
 from distsim.sim.isolation.process import current_task, require_task
@@ -36,11 +34,36 @@ from distsim.sim.rpc.rref_context import RRefContext
 from distsim.sim.rpc.script import call_script, qualified_name, script
 from distsim.sim.rpc.serving import serve
 from distsim.sim.rpc.state import agent_here, autograd_here, rpc_here, rrefs_here
+from distsim.torch_compat.rpc import (
+    ALL_GATHER_DICT_LOCK,
+    CREATE_DEVICE_LIST,
+    CREATE_REVERSE_MAPPING,
+    DISTRIBUTED_AUTOGRAD,
+    DISTRIBUTED_RPC,
+    FAULTY_AGENT_INIT,
+    INIT_COUNTER_LOCK,
+    INIT_PROCESS_GROUP,
+    JIT_INTERNAL,
+    QUALIFIED_NAME,
+    SCRIPT,
+    SCRIPT_IMPL,
+    TENSORPIPE_EXCHANGE_AND_CHECK_ALL_DEVICE_MAPS,
+    VALIDATE_DEVICE_MAPS,
+)
+from distsim.torch_compat.works import COLLECT_ALL
 
 __all__ = ["give_locks", "rpc_patches"]
 
-_C_rpc: Any = torch._C._distributed_rpc
-_C_autograd: Any = torch._C._distributed_autograd
+_create_device_list = CREATE_DEVICE_LIST.get()
+_create_reverse_mapping = CREATE_REVERSE_MAPPING.get()
+_distributed_autograd = DISTRIBUTED_AUTOGRAD.get()
+_distributed_rpc = DISTRIBUTED_RPC.get()
+_jit_internal = JIT_INTERNAL.get()
+_script = SCRIPT.get()
+_validate_device_maps = VALIDATE_DEVICE_MAPS.get()
+
+_C_rpc: Any = _distributed_rpc
+_C_autograd: Any = _distributed_autograd
 _REAL = {name: vars(module)[name] for module in (_C_rpc, _C_autograd) for name in vars(module)}
 
 
@@ -187,8 +210,8 @@ class _Rendezvous:
         return list(self.workers.meet("devices", self._rank, self._size, value, "init_rpc: the other workers").values())
 
 
-_real_group = backend_registry._init_process_group
-_real_exchange = backend_registry._tensorpipe_exchange_and_check_all_device_maps
+_real_group = INIT_PROCESS_GROUP.get()
+_real_exchange = TENSORPIPE_EXCHANGE_AND_CHECK_ALL_DEVICE_MAPS.get()
 
 
 def _init_group(store: Any, rank: int, world_size: int) -> Any:
@@ -203,9 +226,9 @@ def _exchange(name: str, device_count: int, device_maps: Any, devices: Any, grou
     counts = {name: count for name, count, _, _ in gathered}
     maps = {name: found for name, _, found, _ in gathered}
     all_devices = {name: found for name, _, _, found in gathered}
-    backend_registry._validate_device_maps(names, counts, maps, all_devices)
-    back = backend_registry._create_reverse_mapping(name, names, maps)
-    return back, backend_registry._create_device_list(devices, device_maps, back)
+    _validate_device_maps(names, counts, maps, all_devices)
+    back = _create_reverse_mapping(name, names, maps)
+    return back, _create_device_list(devices, device_maps, back)
 
 
 _OPTIMIZER = "torch.distributed.optim.optimizer"
@@ -213,7 +236,7 @@ _OPTIMIZER = "torch.distributed.optim.optimizer"
 
 def _locks() -> list[tuple[Any, str, Any]]:
     """DistributedOptimizer may not be imported yet: that takes a second."""
-    locks = [(api, "_all_gather_dict_lock", _reentrant()), (rpc, "_init_counter_lock", CoopLock())]
+    locks = [*ALL_GATHER_DICT_LOCK.replaced_by(_reentrant()), *INIT_COUNTER_LOCK.replaced_by(CoopLock())]
     module = sys.modules.get(_OPTIMIZER)
     return locks if module is None else [*locks, (module._LocalOptimizer, "global_lock", CoopLock())]
 
@@ -242,16 +265,16 @@ def rpc_patches() -> list[tuple[Any, str, Any]]:
     return [
         *{(id(holder), name): (holder, name, value) for holder, name, value in patches}.values(),
         (real_rref, "__new__", staticmethod(_new_rref)),
-        (backend_registry, "_init_process_group", _init_group),
-        (backend_registry, "_tensorpipe_exchange_and_check_all_device_maps", _exchange),
+        *INIT_PROCESS_GROUP.replaced_by(_init_group),
+        *TENSORPIPE_EXCHANGE_AND_CHECK_ALL_DEVICE_MAPS.replaced_by(_exchange),
         *_locks(),
         *record_patches(),
         *profiling_patches(),
-        (torch.jit._script, "_script_impl", script),
+        *SCRIPT_IMPL.replaced_by(script),
         (torch.jit.ScriptFunction, "__call__", call_script),
-        (_jit_internal, "_qualified_name", qualified_name),
-        (torch._C, "_faulty_agent_init", faulty_init),
-        (torch._C, "_collect_all", collect_all),
+        *QUALIFIED_NAME.replaced_by(qualified_name),
+        *FAULTY_AGENT_INIT.replaced_by(faulty_init),
+        *COLLECT_ALL.replaced_by(collect_all),
     ]
 
 

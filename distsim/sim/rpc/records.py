@@ -16,6 +16,7 @@ from distsim.debug.words.error_text import error_line
 from distsim.sim.isolation.process import current_task, require_task
 from distsim.sim.observe.user_stack import call_stack
 from distsim.sim.rpc.state import RpcState, rpc_here
+from distsim.torch_compat.rpc import ENABLE_RPC_PROFILER, FINALIZE_SHUTDOWN, WAIT_ALL_WORKERS
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
@@ -118,10 +119,10 @@ def _record(
 
 # -- what torch's Python says on its way to C++
 
-_real_profiler = api._enable_rpc_profiler
+_real_profiler = ENABLE_RPC_PROFILER.get()
 _real_init = rpc.init_rpc
-_real_meeting = api._wait_all_workers
-_real_end = api._finalize_shutdown
+_real_meeting = WAIT_ALL_WORKERS.get()
+_real_end = FINALIZE_SHUTDOWN.get()
 
 
 def _calling(should_profile: bool, operator: Any, function: Any, mode: Any, to: Any) -> Any:
@@ -176,8 +177,8 @@ def _end(*args: Any, **kwargs: Any) -> Any:
 def record_patches() -> list[tuple[Any, str, Any]]:
     """(holder, attribute, replacement) while a simulation runs."""
     return [
-        (api, "_enable_rpc_profiler", _calling),
+        *ENABLE_RPC_PROFILER.replaced_by(_calling),
         (rpc, "init_rpc", _init),
-        (api, "_wait_all_workers", _meet_to_end),
-        (api, "_finalize_shutdown", _end),
+        *WAIT_ALL_WORKERS.replaced_by(_meet_to_end),
+        *FINALIZE_SHUTDOWN.replaced_by(_end),
     ]

@@ -17,8 +17,11 @@ from distsim.sim.rpc.agent.profiling import begin_call, reply_came
 from distsim.sim.rpc.autograd.functions import attach, received
 from distsim.sim.rpc.records import ended
 from distsim.sim.rpc.state import agent_here, rpc_here
+from distsim.torch_compat.rpc import HANDLE_EXCEPTION
 
 __all__ = ["content", "request", "with_tensors"]
+
+_handle_exception = HANDLE_EXCEPTION.get()
 
 Content = Callable[[Message], Any]
 
@@ -96,5 +99,5 @@ def content(message: Message) -> Any:
 
     tensors = received(rpc_here().autograd, message)
     value = internal.deserialize(message.payload, tensors) if message.payload else None
-    internal._handle_exception(value)
+    _handle_exception(value)
     return value

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any, Generic, Self, TypeVar
 
 from torch import Tensor
-from torch._C._distributed_rpc import WorkerInfo
 from torch.distributed import autograd
-from torch.distributed.rpc import api, internal, rref_proxy
+from torch.distributed.rpc import WorkerInfo, api, rref_proxy
 from torch.futures import Future
 
 from distsim.sim.rpc.agent.message import Message
@@ -16,8 +15,13 @@ from distsim.sim.rpc.records import called
 from distsim.sim.rpc.requests import content, request
 from distsim.sim.rpc.rref_context import TIMED_OUT, ForkData, Owner, User, shown
 from distsim.sim.rpc.state import agent_here, rrefs_here
+from distsim.torch_compat.rpc import HANDLE_EXCEPTION, RREF_TYPEOF_ON_OWNER, RREF_TYPEOF_ON_USER
 
 __all__ = ["SimPyRRef", "SimRRef", "arriving"]
+
+_handle_exception = HANDLE_EXCEPTION.get()
+_rref_typeof_on_owner = RREF_TYPEOF_ON_OWNER.get()
+_rref_typeof_on_user = RREF_TYPEOF_ON_USER.get()
 
 T = TypeVar("T")
 
@@ -90,7 +94,7 @@ class SimPyRRef(Generic[T]):
                 f"Call it on owner {_text(self.owner())}"
             )
         value = rref.get()
-        internal._handle_exception(value)
+        _handle_exception(value)
         found: T = value
         return found
 
@@ -111,9 +115,9 @@ class SimPyRRef(Generic[T]):
     def _get_type(self, timeout: float = -1.0, blocking: bool = True) -> Any:
         if self._type_future is None:
             if self.is_owner():
-                self._type_future = api._rref_typeof_on_owner(self, blocking=False)
+                self._type_future = _rref_typeof_on_owner(self, blocking=False)
             else:
-                asked = api._rref_typeof_on_user(self, timeout, blocking=False)
+                asked = _rref_typeof_on_user(self, timeout, blocking=False)
                 if not blocking:
                     self._type_future = asked
                 else:
@@ -184,7 +188,7 @@ def _text(info: WorkerInfo) -> str:
 def backward_from(rref: Owner, context_id: int, retain_graph: bool) -> None:
     """Backward with the value of *rref* as root: in a context, or by the local engine."""
     value = rref.get()
-    internal._handle_exception(value)
+    _handle_exception(value)
     if not isinstance(value, Tensor):
         raise RuntimeError("RRef should contain a tensor for .backward()")
     if context_id == -1:

@@ -7,18 +7,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import _jit_internal
-from torch.jit import _script
 
 from distsim.errors import NotSimulated
 from distsim.sim.isolation.process import current_task
 from distsim.sim.rpc.rref import SimRRef
 from distsim.sim.rpc.state import rpc_here
+from distsim.torch_compat.rpc import JIT_INTERNAL, PYTHON_CU, QUALIFIED_NAME, SCRIPT, SCRIPT_IMPL
 
 __all__ = ["call_script", "qualified_name", "run_script", "script"]
 
-_real_name = _jit_internal._qualified_name
-_real_script = _script._script_impl
+_jit_internal = JIT_INTERNAL.get()
+_python_cu = PYTHON_CU.get()
+_script = SCRIPT.get()
+
+_real_name = QUALIFIED_NAME.get()
+_real_script = SCRIPT_IMPL.get()
 _functions: dict[str, Any] = {}
 """By qualified name: TorchScript functions whose Python text is known."""
 
@@ -63,7 +66,7 @@ def run_script(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     known = _functions.get(name)
     if known is None and _has_reference((args, kwargs)):
         raise NotSimulated(f"the TorchScript function {name} on an RRef", "call the Python function instead")
-    function = known if known is not None else torch.jit._state._python_cu.find_function(name)
+    function = known if known is not None else _python_cu.find_function(name)
     return function(*args, **kwargs)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.distributed.rpc import internal
 
 from distsim.sim.rpc.agent.agent import SimAgent, error_text
@@ -20,8 +19,14 @@ from distsim.sim.rpc.rref import arriving, backward_from
 from distsim.sim.rpc.rref_context import Owner, User
 from distsim.sim.rpc.script import run_script
 from distsim.sim.rpc.state import autograd_here, rrefs_here
+from distsim.torch_compat.rpc import JIT_GET_OPERATION, RUN_FUNCTION
+from distsim.torch_compat.works import FUTURE
 
 __all__ = ["serve"]
+
+_jit_get_operation = JIT_GET_OPERATION.get()
+_run_function = RUN_FUNCTION.get()
+_Future = FUTURE.get()
 
 Respond = Callable[[Message | Failed], None]
 Finish = Callable[[Any, BaseException | None], None]
@@ -122,17 +127,17 @@ def _loaded(message: Message, pending: list[User]) -> tuple[Callable[[], Any], b
     if isinstance(loaded, AttributeError):
         raise loaded
     if message.kind.startswith("PYTHON"):
-        return lambda: internal._run_function(loaded), bool(message.fields), loaded
+        return lambda: _run_function(loaded), bool(message.fields), loaded
     args, kwargs = loaded
     if message.kind.startswith("TORCHSCRIPT"):
         name, is_async = message.fields
         return lambda: run_script(name, args, kwargs), is_async, None
-    operator = torch._C._jit_get_operation(message.fields)[0]
+    operator = _jit_get_operation(message.fields)[0]
     return lambda: operator(*args, **kwargs), False, None
 
 
 def _when_done(value: Any, finish: Finish, is_script: bool) -> None:
-    if not isinstance(value, torch._C.Future):
+    if not isinstance(value, _Future):
         kind = type(value)
         if is_script:
             raise RuntimeError(f"Async functions must return an IValue of Future type, but got {kind.__name__}")

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
-from torch._C._distributed_c10d import Work
+from torch.distributed import Work
 
 from distsim.debug.evidence import guard_findings as seen
 from distsim.debug.evidence.forked_calls import forked_call
@@ -30,6 +30,7 @@ from distsim.sim.c10d.arrival import Arrival
 from distsim.sim.c10d.buffers import as_gloo_sees
 from distsim.sim.c10d.communicator import Communicator
 from distsim.sim.c10d.data import Tensors
+from distsim.sim.c10d.group.newer import add_newer_methods
 from distsim.sim.c10d.group.questions import Questions, own_timeout
 from distsim.sim.c10d.group.timeouts import connect_error, timeout_error
 from distsim.sim.c10d.monitored_barrier import monitored_barrier
@@ -98,15 +99,18 @@ class SimGroup(Questions):
         )
         process.made_call(record)
 
-    def _backend_for(self, call: Call) -> SimGroup:
-        if not call.is_for_host():
-            return self
+    def _host_group(self) -> SimGroup:
+        """The backend of tensors on the CPU, where a GPU's have another."""
         if self.on_host is None:
             process, cpu = self._process, {"cpu": self._backends["cpu"]}
             there = self._communicator.on_host(algorithms(cpu["cpu"]))
             self.on_host = SimGroup(process, there, self._place, cpu, self._timeout, self._explicit, self._store)
             process.group_objects.append(self.on_host)
         return self.on_host
+
+    def _get_backend(self, device: torch.device) -> SimGroup:
+        self._flavour(torch.device(device))
+        return self._host_group() if self.has_two_backends and torch.device(device).type == "cpu" else self
 
     # -- the way of every call
 
@@ -352,6 +356,11 @@ class SimGroup(Questions):
         if task is not None and task.process is self._process:
             self._on_gpu.finish(task)
 
+    def abort(self) -> None:
+        self.shutdown()
+        if self.hooks is not None:
+            self.hooks.abort()
+
     def meet(self, group: Group, why: Wait | None, record: CallRecord) -> None:
         """Block until every member of *group* has made this group (gloo connects when it is made). *why*: what the rank
         waits for meanwhile, where it is not *record*, since nobody knows yet who the members are."""
@@ -401,15 +410,27 @@ def _method(name: str, read: Reader) -> Callable[..., Any]:
             call = read(self._group.ranks, args, kwargs)
         except (TypeError, ValueError, AttributeError, LookupError):
             raise refusals.argument_error(name) from None
-        return (self._backend_for(call) if self.has_two_backends else self), call
+        return (self._host_group() if self.has_two_backends and call.is_for_host() else self), call
 
     def collective(self: SimGroup, *args: Any, **kwargs: Any) -> Work:
         group, call = asked(self, args, kwargs)
-        return group._collective(call, own_timeout(call, args, kwargs))
+        timeout = own_timeout(call, args, kwargs)
+        if self.hooks is None:
+            return group._collective(call, timeout)
+        finish = self.hooks.begin(call)
+        work = group._collective(call, timeout)
+        finish(work)
+        return work
 
     def message(self: SimGroup, *args: Any, **kwargs: Any) -> Work:
         group, call = asked(self, args, kwargs)
-        return group._message(call, name == "recv_anysource", not waits_itself(sys._getframe(1)))
+        any_source, is_async = name == "recv_anysource", not waits_itself(sys._getframe(1))
+        if self.hooks is None:
+            return group._message(call, any_source, is_async)
+        finish = self.hooks.begin(call)
+        work = group._message(call, any_source, is_async)
+        finish(work)
+        return work
 
     def monitored(self: SimGroup, *args: Any, **kwargs: Any) -> None:
         group, call = asked(self, args, kwargs)
@@ -424,3 +445,4 @@ def _method(name: str, read: Reader) -> Callable[..., Any]:
 
 for _name, _reader in METHODS.items():
     setattr(SimGroup, _name, _method(_name, _reader))
+add_newer_methods(SimGroup)

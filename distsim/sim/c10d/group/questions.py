@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from distsim.debug.records import Group
 from distsim.debug.records.arguments import Call
+from distsim.sim.c10d.group.newer import CallHooks
 
 __all__ = ["Questions", "own_timeout"]
 
@@ -39,6 +40,8 @@ class Questions(dist.ProcessGroup):
         self._explicit = explicit_timeout
         self._store = store
         self._numbers = {"collective": 0, "p2p": 0}
+        self.hooks: CallHooks | None = None
+        """None until the program registers one."""
 
     def getBackendName(self) -> str:
         """What C++ asks. Not `gloo`: DDP's logger would take the group for a C++ ProcessGroupGloo."""
@@ -72,10 +75,6 @@ class Questions(dist.ProcessGroup):
     def _device_types(self) -> list[torch.device]:
         return [torch.device(kind) for kind in self._backends]
 
-    def _get_backend(self, device: torch.device) -> Questions:
-        self._flavour(torch.device(device))
-        return self
-
     def _flavour(self, device: torch.device) -> str:
         flavour = self._backends.get(device.type)
         if flavour is None:
@@ -92,7 +91,10 @@ class Questions(dist.ProcessGroup):
     create_device = staticmethod(dist.ProcessGroupGloo.create_device)
     create_default_device = staticmethod(dist.ProcessGroupGloo.create_default_device)
 
-    supports_splitting = False
+    supports_splitting = supports_shrinking = supports_time_estimate = False
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        return False
 
     @property
     def supports_coalescing(self) -> bool:
@@ -123,8 +125,6 @@ class Questions(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         pass
-
-    abort = shutdown
 
 
 def own_timeout(call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> timedelta | None:

@@ -20,10 +20,13 @@ from distsim.sim.device.streams import accelerators_of, current_stream, set_curr
 from distsim.sim.device.timeline import Mark, Stream
 from distsim.sim.isolation.process import RankTask, current_task
 from distsim.sim.kernel.behind import is_done, made_of
+from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID, FUTURE
 
 __all__ = ["InBackward", "callback_patches", "have_stream_wait", "written"]
 
-_Base = torch._C.Future
+_current_graph_task_id = CURRENT_GRAPH_TASK_ID.get()
+
+_Base = FUTURE.get()
 _real_then, _real_add, _real_set = _Base.then, _Base.add_done_callback, _Base.set_result
 _real_init = Future.__init__
 _AFTER = "_distsim_written"
@@ -136,7 +139,7 @@ def _complete(task: RankTask, value: object, devices: Iterable[Device]) -> None:
         device = by_index[index]
         mark = device.timeline.mark(current_stream(task, device), task.now_s())
         written([tensor for tensor in tensors if tensor.device.index == index], mark)
-    if tensors and torch._C._current_graph_task_id() != -1:
+    if tensors and _current_graph_task_id() != -1:
         task.process.notes.backward.append(InBackward(task, tensors))
 
 

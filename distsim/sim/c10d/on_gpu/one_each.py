@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from distsim.torch_compat.cuda_api import PARSE_VISIBLE_DEVICES
+
 if TYPE_CHECKING:
     from distsim.sim.device.gpu import Device
     from distsim.sim.isolation.process import RankTask, SimProcess
 
 __all__ = ["OneEach"]
+
+_parse_visible_devices = PARSE_VISIBLE_DEVICES.get()
 
 FIRST_BUS = 0x1B
 """Of the first GPU of a node, as people know it from a DGX H100; the others follow."""
@@ -51,5 +55,5 @@ def _on_node(process: SimProcess, index: int) -> str:
     """The program may have left itself only some of the node's GPUs."""
     if b"CUDA_VISIBLE_DEVICES" not in process.changed_environ:
         return str(index)
-    visible = torch.cuda._parse_visible_devices()
+    visible = _parse_visible_devices()
     return str(visible[index]) if index < len(visible) else str(index)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.futures import Future
 
@@ -21,8 +20,12 @@ from distsim.sim.device.gpu import Device
 from distsim.sim.device.streams import current_stream
 from distsim.sim.device.timeline import Mark
 from distsim.sim.isolation.process import require_task
+from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID, EXECUTION_ENGINE
 
 __all__ = ["GpuWork"]
+
+_current_graph_task_id = CURRENT_GRAPH_TASK_ID.get()
+_execution_engine = EXECUTION_ENGINE.get()
 
 
 class GpuWork(SimWork):
@@ -99,10 +102,10 @@ class GpuWork(SimWork):
             self._future.set_result(value)
             self.record.waited = True
             self.device.in_flight.forget(self.record)
-            if torch._C._current_graph_task_id() != -1:  # DDP's reducer waits for it in C++
+            if _current_graph_task_id() != -1:  # DDP's reducer waits for it in C++
                 notes = self.process.notes
                 notes.backward.append(self)
                 if len(notes.backward) == 1:
                     process = self.process
-                    torch.autograd.Variable._execution_engine.queue_callback(lambda: drain_backward(process))
+                    _execution_engine.queue_callback(lambda: drain_backward(process))
         return self._future

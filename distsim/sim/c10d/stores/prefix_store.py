@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import Store
+from torch.distributed import Store
 
 from distsim.sim.c10d.stores.store import as_bytes, as_key
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import simpy
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch.distributed import Store
 
 from distsim.debug.records import StoreWait, Wait
 from distsim.sim.isolation.process import RankTask, require_task

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from distsim.sim.device.allocator.allocator import Allocator
 from distsim.sim.device.allocator.claims import Claims, claim_all
+from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID
 
 __all__ = ["Shortage", "shortage"]
+
+_current_graph_task_id = CURRENT_GRAPH_TASK_ID.get()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,5 +46,5 @@ def shortage(memory: Allocator, nbytes: int) -> Shortage:
         memory.ledger.now(),
         memory.ledger.kind,
         claims,
-        torch._C._current_graph_task_id() != -1,
+        _current_graph_task_id() != -1,
     )

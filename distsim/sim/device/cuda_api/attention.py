@@ -12,14 +12,15 @@ import math
 
 import torch
 from torch import Tensor
+from torch.backends import cuda
 from torch.nn.attention import SDPBackend
 
 from distsim.errors import NotSimulated
 from distsim.sim.isolation.process import current_task
+from distsim.torch_compat.device import aten
 
 __all__ = ["choice", "register_attention"]
 
-aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
 _MOST_OF_FLASH = 256
 """Elements of a head (check_head_dim_size_flash)."""
@@ -32,7 +33,6 @@ def choice(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, grouped: bool, cudnn_first: bool
 ) -> SDPBackend:
     """The backend that torch takes on CUDA; `ERROR` where the program allows none that fits."""
-    core = torch._C
     order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     order.insert(0 if cudnn_first and mask is None else len(order), SDPBackend.CUDNN_ATTENTION)
     four = all(t.dim() == 4 for t in (query, key, value))
@@ -44,14 +44,14 @@ def choice(
     last = last and head == key.shape[-1] and query.shape[0] == key.shape[0] == value.shape[0]
     half, plain = query.dtype in _HALVES, square or not causal
     fits = {
-        SDPBackend.FLASH_ATTENTION: core._get_flash_sdp_enabled() and last and some and half and plain and mask is None
+        SDPBackend.FLASH_ATTENTION: cuda.flash_sdp_enabled() and last and some and half and plain and mask is None
         and head == value_head and head <= _MOST_OF_FLASH and (same_heads or grouped),
-        SDPBackend.EFFICIENT_ATTENTION: core._get_mem_efficient_sdp_enabled() and last and some and same_heads
+        SDPBackend.EFFICIENT_ATTENTION: cuda.mem_efficient_sdp_enabled() and last and some and same_heads
         and (half or query.dtype is torch.float32) and not (mask is not None and mask.requires_grad),
-        SDPBackend.CUDNN_ATTENTION: core._get_cudnn_sdp_enabled() and last and some and half and plain
+        SDPBackend.CUDNN_ATTENTION: cuda.cudnn_sdp_enabled() and last and some and half and plain
         and (max(heads) <= _CUDNN_HEADS or (cudnn_first and heads == (192, 128))) and not any(h % 8 for h in heads)
         and (same_heads or grouped),
-        SDPBackend.MATH: core._get_math_sdp_enabled(),
+        SDPBackend.MATH: cuda.math_sdp_enabled(),
     }  # fmt: skip
     return next((backend for backend in order if fits[backend]), SDPBackend.ERROR)
 

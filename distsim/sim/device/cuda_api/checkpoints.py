@@ -24,6 +24,13 @@ from distsim.sim.device.allocator.host_memory import still_unknown
 from distsim.sim.device.cuda_api.ranks import Patch
 from distsim.sim.isolation.process import RankTask, current_task
 from distsim.sim.isolation.torch_state.torch_state import STATE
+from distsim.torch_compat.state import (
+    CREATE_GLOBAL_PLAN,
+    LOAD_STATE_DICT,
+    SAVE_STATE_DICT,
+    VALIDATE_GLOBAL_PLAN,
+    WRITE_ITEM,
+)
 
 __all__ = ["checkpoint_patches", "give_back_dcp", "time_dcp"]
 
@@ -207,14 +214,16 @@ def _plan_for_all(real: Callable[..., Any]) -> Callable[..., Any]:
             "the distributed checkpoint on disk has the parts of the ranks that ran, and no others (--ranks all writes "
             "all of them)"
         )
-        from torch.distributed.checkpoint import default_planner as planner
-
-        validate = planner._validate_global_plan
-        planner._validate_global_plan = lambda *_: []  # nobody has the other ranks' parts
+        planner, name, validate = (
+            VALIDATE_GLOBAL_PLAN.holder(),
+            VALIDATE_GLOBAL_PLAN.attribute,
+            VALIDATE_GLOBAL_PLAN.get(),
+        )
+        setattr(planner, name, lambda *_: [])  # nobody has the other ranks' parts
         try:
             return real(self, _of_equal_ranks(plans))
         finally:
-            planner._validate_global_plan = validate
+            setattr(planner, name, validate)
 
     return plan_for_all
 
@@ -260,14 +269,14 @@ def time_dcp() -> None:
     if _dcp:
         return
     with STATE.everyones():  # not the rank's own assignment, whose GPU happens to be the first
-        from torch.distributed.checkpoint import default_planner, filesystem, state_dict_loader, state_dict_saver
+        from torch.distributed.checkpoint import FileSystemReader
 
         led: list[Any] = [
-            (filesystem, "_write_item", _write_item),
-            (filesystem.FileSystemReader, "read_data", _read_data),
-            (default_planner.DefaultSavePlanner, "_create_global_plan", _plan_for_all),
-            (state_dict_saver, "_save_state_dict", _by_each),
-            (state_dict_loader, "_load_state_dict", _by_each),
+            *WRITE_ITEM.replaced_by(_write_item),
+            (FileSystemReader, "read_data", _read_data),
+            *CREATE_GLOBAL_PLAN.replaced_by(_plan_for_all),
+            *SAVE_STATE_DICT.replaced_by(_by_each),
+            *LOAD_STATE_DICT.replaced_by(_by_each),
         ]
         for holder, name, ours in led:
             real = getattr(holder, name)

@@ -16,8 +16,12 @@ from distsim.errors import NotSimulated
 from distsim.sim.device.cuda_api.ranks import Patch, gpu
 from distsim.sim.device.generator import CudaGenerator
 from distsim.sim.isolation.process import current_task
+from distsim.torch_compat.cuda_api import GENERATOR
+from distsim.torch_compat.device import SET_DEFAULT_TENSOR_TYPE
 
 __all__ = ["class_patches"]
+
+_set_default_tensor_type = SET_DEFAULT_TENSOR_TYPE.get()
 
 _TYPES = {
     "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
@@ -91,7 +95,7 @@ def class_patches() -> list[Patch]:
             f"torch.cuda.{name}", (), {"dtype": dtype, "real": real, "is_cuda": True, "__module__": "torch.cuda"}
         )
         patches.append((torch.cuda, name, ours))
-    real_new, real_default, real_type = UntypedStorage.__new__, torch._C._set_default_tensor_type, Tensor.type
+    real_new, real_default, real_type = UntypedStorage.__new__, _set_default_tensor_type, Tensor.type
 
     def new(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
         if device is None or torch.device(device).type != "cuda" or current_task() is None:
@@ -119,8 +123,8 @@ def class_patches() -> list[Patch]:
     return [
         *patches,
         (torch, "Generator", Generator),
-        (torch._C, "Generator", Generator),
+        *GENERATOR.replaced_by(Generator),
         (Tensor, "type", as_type),
         (UntypedStorage, "__new__", staticmethod(new)),
-        (torch._C, "_set_default_tensor_type", default),
+        *SET_DEFAULT_TENSOR_TYPE.replaced_by(default),
     ]

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.nn.modules import module as torch_modules
-from torch.utils._triton import has_triton_package
 
-from distsim.errors import NotSimulated
 from distsim.sim.device.cuda_api.ranks import Patch, for_ranks, refused, with_gpus
 from distsim.sim.isolation.modules.absent import no_launch
 from distsim.sim.isolation.process import RankTask, current_task
+from distsim.torch_compat.compiler import HAS_ANY_GLOBAL_HOOK, HAS_TRITON_PACKAGE, OPTIMIZED_MODULE, WARN_ONCE
 
 __all__ = ["compiled_patches"]
+
+has_triton_package = HAS_TRITON_PACKAGE.get()
 
 EAGER = (
     "torch.compile: what it was given runs eagerly, operator by operator; nothing is fused (--fuse prices it as the "
@@ -28,9 +28,7 @@ FUSED = (
     "torch.compile: what it was given runs eagerly, and is priced as one graph of fused kernels a call (--fuse); graph "
     "breaks, CUDA graphs (reduce-overhead) and the time to compile are not in it"
 )
-flex_module = importlib.import_module("torch.nn.attention.flex_attention")
-"""The package has a function of that name."""
-_real_warn_once = flex_module._warn_once
+_real_warn_once = WARN_ONCE.get()
 _REMEDY = "run the step eagerly, without a CUDA graph"
 
 
@@ -45,11 +43,9 @@ def _compile(task: RankTask, model: Any = None, **options: Any) -> Any:
         if isinstance(module, torch.nn.Module):  # Module.compile() gives its own call
             return _graph(model, type(module), sum(1 for _ in module.parameters()))
         return _graph(model, model, 0)
-    from torch._dynamo.eval_frame import OptimizedModule
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of global hooks: those are ours
-        return OptimizedModule(model, _AsItIs(model))
+        return OPTIMIZED_MODULE.get()(model, _AsItIs(model))
 
 
 _compiled: dict[RankTask, int] = {}
@@ -111,31 +107,20 @@ def _any_hook_of_the_program(task: RankTask) -> bool:
     return any(not type(getattr(hook, "__self__", None)).__module__.startswith("distsim.") for hook in hooks)
 
 
-def _refusing(name: str, real: type) -> type:
-    """A class like *real* that no rank can make one of."""
-
-    def new(cls: type, *args: Any, **kwargs: Any) -> NoReturn:
-        if current_task() is None:
-            real(*args, **kwargs)
-        raise NotSimulated(name, _REMEDY)
-
-    return type(real.__name__, (real,), {"__new__": new, "__init__": lambda self, *args, **kwargs: None})
-
-
 def compiled_patches() -> list[Patch]:
     """(holder, attribute, replacement) of the compiler and of graphs."""
     graphs = torch.cuda.graphs
     has_triton_package()  # torch remembers what it is told first; ranks can import a stand-in for Triton (absent.py)
-    any_hook = for_ranks(torch_modules._has_any_global_hook, _any_hook_of_the_program)
     patches: list[Patch] = [
         (torch, "compile", with_gpus(torch.compile, _compile)),
-        (flex_module, "_warn_once", for_ranks(_real_warn_once, _warn_once)),
-        (torch_modules, "_has_any_global_hook", any_hook),
+        *WARN_ONCE.replaced_by(for_ranks(_real_warn_once, _warn_once)),
+        *(
+            HAS_ANY_GLOBAL_HOOK.replaced_by(for_ranks(HAS_ANY_GLOBAL_HOOK.get(), _any_hook_of_the_program))
+            if HAS_ANY_GLOBAL_HOOK.exists()
+            else []
+        ),
     ]
-    for name in ("CUDAGraph", "graph"):
-        stand_in = _refusing(f"torch.cuda.{name}", getattr(graphs, name))
-        patches += [(holder, name, stand_in) for holder in (torch.cuda, graphs)]
-    for name in ("make_graphed_callables", "graph_pool_handle"):
+    for name in ("CUDAGraph", "graph", "make_graphed_callables", "graph_pool_handle"):
         call = refused(f"torch.cuda.{name}", _REMEDY, getattr(graphs, name))
         patches += [(holder, name, call) for holder in (torch.cuda, graphs)]
     return [*patches, *_triton_patches()]

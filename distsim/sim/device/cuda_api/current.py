@@ -18,17 +18,24 @@ import torch
 from distsim.sim.device.cuda_api.events import CALL_S, CudaEventBase, Event
 from distsim.sim.device.cuda_api.ranks import (
     Patch,
+    accelerator_function,
     accelerators,
-    for_ranks,
+    cuda_function,
     gpu,
-    only_ranks,
     visible_devices,
-    with_gpus,
 )  # fmt: skip
 from distsim.sim.device.cuda_api.streams import CUDA, CudaStreamBase, Stream, handle, make_current
 from distsim.sim.device.gpu import invalid_ordinal
 from distsim.sim.device.streams import accelerators_of, current_device, current_stream, set_current_device
 from distsim.sim.isolation.process import RankTask
+from distsim.torch_compat.cuda_api import (
+    CUDA_EVENT_BASE,
+    CUDA_STREAM_BASE,
+    EVENT,
+    EXCHANGE_DEVICE,
+    MAYBE_EXCHANGE_DEVICE,
+    STREAM,
+)
 
 __all__ = ["current_patches"]
 
@@ -97,25 +104,25 @@ def _on_top() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    core: Any = torch._C
-    before = core._CudaStreamBase, core._CudaEventBase
-    core._CudaStreamBase, core._CudaEventBase = CudaStreamBase, CudaEventBase
+    before = [(name, name.get()) for name in (CUDA_STREAM_BASE, CUDA_EVENT_BASE)]
+    for (name, _), ours in zip(before, (CudaStreamBase, CudaEventBase), strict=True):
+        setattr(name.holder(), name.attribute, ours)
     try:
         spec.loader.exec_module(module)
     finally:
-        core._CudaStreamBase, core._CudaEventBase = before
+        for name, real in before:
+            setattr(name.holder(), name.attribute, real)
     return module
 
 
 def current_patches() -> list[Patch]:
     """(holder, attribute, replacement) of streams, events and the current device."""
-    core: Any = torch._C
     ours = _on_top()
     patches: list[Patch] = [
-        (core, "_CudaStreamBase", CudaStreamBase),
-        (core, "_CudaEventBase", CudaEventBase),
-        (core, "Stream", Stream),
-        (core, "Event", Event),
+        *CUDA_STREAM_BASE.replaced_by(CudaStreamBase),
+        *CUDA_EVENT_BASE.replaced_by(CudaEventBase),
+        *STREAM.replaced_by(Stream),
+        *EVENT.replaced_by(Event),
         (torch, "Stream", Stream),
         (torch, "Event", Event),
     ]
@@ -133,11 +140,9 @@ def current_patches() -> list[Patch]:
         ("getCurrentRawStream", _raw),
         ("synchronize", _synchronize),
     )
-    for name, answer in answers:
-        real = getattr(core, f"_cuda_{name}", None)
-        call = only_ranks(name, answer) if real is None else for_ranks(real, answer)
-        patches.append((core, f"_cuda_{name}", call))
-    answers = (
+    called = {short: cuda_function(short, ask) for short, ask in answers}
+    patches += called.values()
+    accelerator_answers: tuple[tuple[str, Callable[..., Any]], ...] = (
         ("getDeviceIndex", lambda task: current_device(task)),
         ("setDeviceIndex", lambda task, index: _set_device(task, index) if index >= 0 else None),
         ("exchangeDevice", _exchange),
@@ -146,11 +151,8 @@ def current_patches() -> list[Patch]:
         ("setStream", _accelerator_set_stream),
         ("synchronizeDevice", _synchronize),
     )
-    for name, answer in answers:
-        patches.append((core, f"_accelerator_{name}", with_gpus(getattr(core, f"_accelerator_{name}"), answer)))
-    exchanged = {name: value for holder, name, value in patches if holder is core}
-    patches += [
-        (torch.cuda, "_exchange_device", exchanged["_cuda_exchangeDevice"]),
-        (torch.cuda, "_maybe_exchange_device", exchanged["_cuda_maybeExchangeDevice"]),
-    ]
+    for name, answer in accelerator_answers:
+        patches += accelerator_function(name, answer)
+    patches += EXCHANGE_DEVICE.replaced_by(called["exchangeDevice"][2])
+    patches += MAYBE_EXCHANGE_DEVICE.replaced_by(called["maybeExchangeDevice"][2])
     return patches

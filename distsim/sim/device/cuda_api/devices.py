@@ -19,6 +19,7 @@ from distsim.sim.device.cuda_api.ranks import (
     indexed,
     only_ranks,
     refused,
+    refused_function,
     visible_devices,
     with_gpus,
 )  # fmt: skip
@@ -26,8 +27,26 @@ from distsim.sim.device.gpu import Device
 from distsim.sim.device.streams import accelerators_of, current_stream
 from distsim.sim.device.timeline import Kernel
 from distsim.sim.isolation.process import RankTask, current_task, require_task
+from distsim.torch_compat.cuda_api import (
+    ACCELERATOR_GET_ACCELERATOR,
+    COPIES,
+    CORE_PROPERTIES_CLASS,
+    CREATE_JIT_FN,
+    CREATE_MULTI_OUTPUT_JIT_FN,
+    CUDA,
+    GET_DEVICE_INDEX,
+    IS_COMPILED,
+    MODULE,
+    NVTX,
+    PROPERTIES,
+    PROPERTIES_CLASS,
+)
+from distsim.torch_compat.names import Name
 
 __all__ = ["device_patches"]
+
+_get_device_index = GET_DEVICE_INDEX.get()
+_is_compiled = IS_COMPILED.get()
 
 CUDA_VERSION = "12.8"
 """What torch.version.cuda says, and the runtime."""
@@ -194,7 +213,7 @@ def _lazy_init(task: RankTask) -> None:
 
 
 def _sensed(task: RankTask, device: Any) -> Device:
-    return gpu(task, torch.cuda._utils._get_device_index(device, optional=True))
+    return gpu(task, _get_device_index(device, optional=True))
 
 
 def _utilization(task: RankTask, device: Any = None) -> int:
@@ -226,18 +245,21 @@ def _everywhere(name: str, value: Any, modules: list[Any]) -> list[Patch]:
 
 def device_patches() -> list[Patch]:
     """(holder, attribute, replacement) of devices, their properties, and the beginning."""
-    cuda, core = torch.cuda, torch._C
-    was_compiled = cuda._is_compiled()
+    cuda = torch.cuda
+    was_compiled = _is_compiled()
     patches: list[Patch] = []
     takers = [m for path, m in sys.modules.copy().items() if path.startswith(("torch.cuda", "torch.accelerator"))]
     for name, ours in (
         ("is_available", _available),
         ("device_count", visible_devices),
         ("is_initialized", _initialized),
-        ("_lazy_init", _lazy_init),
-        ("_lazy_call", _lazy_call),
+        (MODULE["_lazy_init"].attribute, _lazy_init),
+        (MODULE["_lazy_call"].attribute, _lazy_call),
         ("is_current_stream_capturing", lambda task: False),
-        ("_get_generator", lambda task, device: accelerators(task).generator(indexed(task, device.index))),
+        (
+            MODULE["_get_generator"].attribute,
+            lambda task, device: accelerators(task).generator(indexed(task, device.index)),
+        ),
     ):
         patches += _everywhere(name, for_ranks(getattr(cuda, name), ours), takers)
     for name, ours in (("utilization", _utilization), ("device_memory_used", _memory_used)):
@@ -245,27 +267,14 @@ def device_patches() -> list[Patch]:
     tools = "the simulated GPU has no such sensor, only utilization and device_memory_used: drop the call, or guard it"
     for name in ("temperature", "power_draw", "clock_rate", "memory_usage", "list_gpu_processes"):
         patches += _everywhere(name, refused(f"torch.cuda.{name}", tools, getattr(cuda, name)), takers)
-    for name in ("jiterator._create_jit_fn", "jiterator._create_multi_output_jit_fn", "_compile_kernel"):
-        holder: Any = cuda
-        *path, name = name.split(".")
-        for part in path:
-            holder = getattr(holder, part)
-        if hasattr(holder, name):
+    for function in (CREATE_JIT_FN, CREATE_MULTI_OUTPUT_JIT_FN, MODULE["_compile_kernel"]):
+        if function.exists():
             remedy = "call it under distsim.kernel_cost(fn, flops=, bytes=)"
-            patches.append((holder, name, refused(f"torch.cuda.{name}", remedy, getattr(holder, name))))
+            patches.append(refused_function(function, f"torch.cuda.{function.attribute}", remedy))
     one_process = "use torch.nn.parallel.DistributedDataParallel, one process for each GPU"
-    for name in (
-        "_broadcast",
-        "_broadcast_out",
-        "_broadcast_coalesced",
-        "_scatter",
-        "_scatter_out",
-        "_gather",
-        "_gather_out",
-    ):
-        real = getattr(core, name, None)
+    for function in COPIES.values():
         patches.append(
-            (core, name, refused("a copy to several GPUs of one process (torch.nn.DataParallel)", one_process, real))
+            refused_function(function, "a copy to several GPUs of one process (torch.nn.DataParallel)", one_process)
         )
     nvml = sys.modules.get("pynvml")  # torch has imported it, where it is installed
     for name in ("nvmlInit", "nvmlInit_v2", "nvmlInitWithFlags"):
@@ -274,24 +283,24 @@ def device_patches() -> list[Patch]:
     for holder in (torch.distributed, torch.distributed.distributed_c10d):
         patches.append((holder, "is_nccl_available", with_gpus(holder.is_nccl_available, lambda task: True)))
     patches += [
-        (cuda, "_is_compiled", lambda: was_compiled or current_task() is not None),
-        (cuda, "_cudart", _Runtime()),
+        *IS_COMPILED.replaced_by(lambda: was_compiled or current_task() is not None),
+        *MODULE["_cudart"].replaced_by(_Runtime()),
         (cuda, "default_generators", _Generators()),
-        (cuda, "_get_device_properties", only_ranks("get_device_properties", _properties)),
-        (cuda, "_CudaDeviceProperties", _CudaDeviceProperties),
-        (core, "_CudaDeviceProperties", _CudaDeviceProperties),
-        (core, "_cuda_getArchFlags", only_ranks("get_arch_list", lambda task: ARCHITECTURES)),
-        (core, "_cuda_init", only_ranks("init", _lazy_init)),
-        (core, "_cuda_isInBadFork", lambda: False),
-        (core, "_cuda_get_sync_debug_mode", only_ranks("get_sync_debug_mode", lambda task: 0)),
-        (core, "_cuda_set_sync_debug_mode", only_ranks("set_sync_debug_mode", lambda task, mode: None)),
-        (core, "_cuda_sleep", only_ranks("_sleep", _sleep)),
-        (core, "_cuda_getCurrentBlasHandle", refused("torch.cuda.current_blas_handle", "call torch's operators")),
-        (core, "_cuda_getCurrentSolverHandle", refused("torch.cuda.current_solver_handle", "call torch's operators")),
-        (cuda.nvtx, "_nvtx", _Tools()),
+        _added(PROPERTIES, only_ranks("get_device_properties", _properties)),
+        _added(PROPERTIES_CLASS, _CudaDeviceProperties),
+        _added(CORE_PROPERTIES_CLASS, _CudaDeviceProperties),
+        _added(CUDA["getArchFlags"], only_ranks("get_arch_list", lambda task: ARCHITECTURES)),
+        _added(CUDA["init"], only_ranks("init", _lazy_init)),
+        _added(CUDA["isInBadFork"], lambda: False),
+        _added(CUDA["get_sync_debug_mode"], only_ranks("get_sync_debug_mode", lambda task: 0)),
+        _added(CUDA["set_sync_debug_mode"], only_ranks("set_sync_debug_mode", lambda task, mode: None)),
+        _added(CUDA["sleep"], only_ranks("_sleep", _sleep)),
+        _added(CUDA["getCurrentBlasHandle"], refused("torch.cuda.current_blas_handle", "call torch's operators")),
+        _added(CUDA["getCurrentSolverHandle"], refused("torch.cuda.current_solver_handle", "call torch's operators")),
+        *NVTX.replaced_by(_Tools()),
         # torch's own error log asks for NCCL's version when a call on an nccl group fails
         (cuda.nccl, "version", lambda: NCCL_VERSION),
-        (core, "_accelerator_getAccelerator", for_ranks(core._accelerator_getAccelerator, _accelerator)),
+        *ACCELERATOR_GET_ACCELERATOR.replaced_by(for_ranks(ACCELERATOR_GET_ACCELERATOR.get(), _accelerator)),
         (torch.version, "cuda", CUDA_VERSION),
         (torch.backends.cuda, "is_built", lambda: was_compiled or current_task() is not None),
         (torch.backends.cudnn, "is_available", for_ranks(torch.backends.cudnn.is_available, _available)),
@@ -300,6 +309,11 @@ def device_patches() -> list[Patch]:
         (torch.backends.cudnn, "version", for_ranks(torch.backends.cudnn.version, lambda task: CUDNN_VERSION)),
     ]  # fmt: skip
     return patches
+
+
+def _added(name: Name, value: Any) -> Patch:
+    """The patch of what a torch without CUDA lacks."""
+    return name.holder(), name.attribute, value
 
 
 def _sleep(task: RankTask, cycles: int) -> None:

@@ -13,15 +13,26 @@ import warnings
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode, _DispatchCacheKey
 
 from distsim.errors import NotSimulated
 from distsim.sim.device.cuda_api.attention import register_attention
 from distsim.sim.device.cuda_api.ranks import Patch
 from distsim.sim.device.streams import accelerators_of
 from distsim.sim.isolation.process import current_task
+from distsim.torch_compat.device import (
+    CACHE_KEY,
+    DISPATCH_CACHE_KEY,
+    DISPATCH_GET_ALL_OP_NAMES,
+    DISPATCH_HAS_KERNEL_FOR_DISPATCH_KEY,
+    FAKE_TENSOR_MODE,
+)
 
 __all__ = ["fake_patches", "give_back_kernels", "register_kernels"]
+
+_DispatchCacheKey = DISPATCH_CACHE_KEY.get()
+_dispatch_get_all_op_names = DISPATCH_GET_ALL_OP_NAMES.get()
+_dispatch_has_kernel_for_dispatch_key = DISPATCH_HAS_KERNEL_FOR_DISPATCH_KEY.get()
+FakeTensorMode = FAKE_TENSOR_MODE.get()
 
 _HAS_KERNELS = torch.version.cuda is not None or torch.version.hip is not None
 _PLAIN = frozenset(
@@ -43,7 +54,7 @@ def register_kernels() -> None:
     aten = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that they stand in the place of others, which is the point
-        for name in torch._C._dispatch_get_all_op_names():
+        for name in _dispatch_get_all_op_names():
             if name.startswith("aten::") and _is_ours(name):
                 operator = _operator(name)
                 aten.impl(operator, functools.partial(_as_the_mode, operator), "CUDA")
@@ -60,7 +71,7 @@ def give_back_kernels() -> None:
 
 def _is_ours(name: str) -> bool:
     """Views that torch composes of others do without."""
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    has = _dispatch_has_kernel_for_dispatch_key
     if has(name, "CUDA"):
         return _HAS_KERNELS
     if name.removeprefix("aten::") in _PLAIN | _FUSED:
@@ -85,7 +96,7 @@ def _as_the_mode(operator: Any, *args: Any, **kwargs: Any) -> Any:
 def fake_patches() -> list[Patch]:
     """(holder, attribute, replacement) of what fake tensors are remembered by: torch does so for the whole process, and
     "cuda" without a number is the current GPU, which each process has its own of."""
-    real: Any = FakeTensorMode._cache_key
+    real: Any = CACHE_KEY.get()
 
     def key(self: Any, state: Any, func: Any, args: Any, kwargs: Any) -> Any:
         found = real(self, state, func, args, kwargs)
@@ -94,4 +105,4 @@ def fake_patches() -> list[Patch]:
             return found
         return _DispatchCacheKey((*found.key, task.cuda_device))
 
-    return [(FakeTensorMode, "_cache_key", key)]
+    return CACHE_KEY.replaced_by(key)

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from distsim.sim.device.allocator import Tallies
-from distsim.sim.device.cuda_api.ranks import Patch, for_ranks, gpu, only_ranks, refused, with_gpus
+from distsim.sim.device.cuda_api.ranks import Patch, accelerator_function, cuda_function, gpu, refused, refused_function
 from distsim.sim.device.gpu import Device
 from distsim.sim.isolation.process import RankTask
+from distsim.torch_compat.cuda_api import CUDA
 
 __all__ = ["memory_info", "memory_patches"]
 
@@ -72,7 +73,6 @@ def _set_fraction(task: RankTask, fraction: float, index: int | None = None) -> 
 
 def memory_patches() -> list[Patch]:
     """(holder, attribute, replacement) of what torch.cuda.memory and torch.accelerator.memory ask of C++."""
-    core = torch._C
     patches: list[Patch] = []
     for name, answer in (
         ("memoryStats", _per_gpu(memory_stats)),
@@ -89,8 +89,7 @@ def memory_patches() -> list[Patch]:
         ("ipc_collect", lambda task: None),
         ("canDeviceAccessPeer", lambda task, one, other: one != other),
     ):
-        real = getattr(core, f"_cuda_{name}", None)
-        patches.append((core, f"_cuda_{name}", only_ranks(name, answer) if real is None else for_ranks(real, answer)))
+        patches.append(cuda_function(name, answer))
     asks = "ask torch.cuda.memory_stats() or memory_summary()"
     owns = "allocate with torch.empty(..., device='cuda')"
     for name, call, remedy in (
@@ -105,11 +104,13 @@ def memory_patches() -> list[Patch]:
         ("getAllocator", "torch.cuda.memory._get_current_allocator", owns),
         ("getStreamFromExternal", "torch.cuda.get_stream_from_external", "use torch.cuda.Stream()"),
     ):
-        patches.append((core, f"_cuda_{name}", refused(call, remedy, getattr(core, f"_cuda_{name}", None))))
+        patches.append(refused_function(CUDA[name], call, remedy))
     for name in ("MemPool", "use_mem_pool"):
-        real = getattr(torch.cuda.memory, name)
+        real = getattr(torch.cuda.memory, name, None)
         patches += [
-            (holder, name, refused(f"torch.cuda.{name}", owns, real)) for holder in (torch.cuda.memory, torch.cuda)
+            (holder, name, refused(f"torch.cuda.{name}", owns, real))
+            for holder in (torch.cuda.memory, torch.cuda)
+            if hasattr(holder, name)
         ]
     for name, answer in (
         ("isAllocatorInitialized", lambda task: task.process.accelerators.used),
@@ -120,5 +121,5 @@ def memory_patches() -> list[Patch]:
         ("resetPeakStats", _per_gpu(lambda device: device.memory.reset_peaks())),
         ("getMemoryInfo", _per_gpu(memory_info)),
     ):
-        patches.append((core, f"_accelerator_{name}", with_gpus(getattr(core, f"_accelerator_{name}"), answer)))
+        patches += accelerator_function(name, answer)
     return patches

@@ -6,24 +6,30 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from distsim.errors import NotSimulated
 from distsim.sim.device.gpu import Accelerators, Device
 from distsim.sim.device.streams import accelerators_of, current_device
 from distsim.sim.isolation.process import RankTask, current_task
+from distsim.sim.isolation.resemblance import refusing_class
+from distsim.torch_compat.cuda_api import ACCELERATOR, CUDA, PARSE_VISIBLE_DEVICES
+from distsim.torch_compat.names import Name
 
 __all__ = [
     "Patch",
+    "accelerator_function",
     "accelerators",
+    "cuda_function",
     "for_ranks",
     "gpu",
     "indexed",
     "only_ranks",
     "refused",
+    "refused_function",
     "visible_devices",
     "with_gpus",
 ]
+
+_parse_visible_devices = PARSE_VISIBLE_DEVICES.get()
 
 Patch = tuple[Any, str, Any]
 
@@ -64,7 +70,9 @@ def with_gpus(real: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..
 
 
 def refused(call: str, remedy: str, real: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """A rank is told that *call* is not simulated."""
+    """What stands for *real* (a function or a class) and raises for a rank: *call* is not simulated."""
+    if isinstance(real, type):
+        return refusing_class(real, lambda: NotSimulated(call, remedy))
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         if current_task() is None and real is not None:
@@ -74,13 +82,32 @@ def refused(call: str, remedy: str, real: Callable[..., Any] | None = None) -> C
     return refuse
 
 
+def cuda_function(name: str, answer: Callable[..., Any]) -> Patch:
+    """The patch of `torch._C._cuda_*name*`, which a torch without CUDA lacks."""
+    function = CUDA[name]
+    real = function.get(None)
+    holder = function.holder()
+    return holder, function.attribute, only_ranks(name, answer) if real is None else for_ranks(real, answer)
+
+
+def accelerator_function(name: str, answer: Callable[..., Any]) -> list[Patch]:
+    """The patch of `torch._C._accelerator_*name*`, where this torch has it."""
+    function = ACCELERATOR[name]
+    return function.replaced_by(with_gpus(function.get(None), answer))
+
+
+def refused_function(function: Name, call: str, remedy: str) -> Patch:
+    """The patch of a function of C++ that refuses *call* for a rank."""
+    return function.holder(), function.attribute, refused(call, remedy, function.get(None))
+
+
 def visible_devices(task: RankTask) -> int:
     """How many GPUs the process sees: those of its node, or as many as it has left itself in CUDA_VISIBLE_DEVICES."""
     found = task.process.accelerators
     if found is None:
         return 0
     if not found.used and b"CUDA_VISIBLE_DEVICES" in task.process.changed_environ:
-        chosen = torch.cuda._parse_visible_devices()
+        chosen = _parse_visible_devices()
         found.count = len([one for one in chosen if isinstance(one, str) or one < found.physical])
     return int(found.count)
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from distsim.sim.device.allocator.host_memory import still_unknown
 from distsim.sim.device.allocator.ledger import COMMUNICATION
@@ -17,8 +16,25 @@ from distsim.sim.device.gpu import Held
 from distsim.sim.device.operators.values import Shadow
 from distsim.sim.device.streams import current_stream
 from distsim.sim.isolation.process import current_task, require_task
+from distsim.torch_compat.device import (
+    DISABLE_CURRENT_MODES,
+    DISABLED_TORCH_DISPATCH_IMPL,
+    GET_CURRENT_DISPATCH_MODE_STACK,
+    IS_FUNCTORCH_WRAPPED_TENSOR,
+    PY_TORCH_FILE_WRITER,
+    STR,
+    TENSOR_STR,
+)
 
 __all__ = ["tensor_patches"]
+
+_disabled_torch_dispatch_impl = DISABLED_TORCH_DISPATCH_IMPL.get()
+_disable_current_modes = DISABLE_CURRENT_MODES.get()
+_get_current_dispatch_mode_stack = GET_CURRENT_DISPATCH_MODE_STACK.get()
+_is_functorch_wrapped_tensor = IS_FUNCTORCH_WRAPPED_TENSOR.get()
+_PyTorchFileWriter = PY_TORCH_FILE_WRITER.get()
+_str = STR.get()
+_tensor_str = TENSOR_STR.get()
 
 _BASE = 0x7F00_0000_0000
 """Where the memory of GPU 0 begins, as addresses go."""
@@ -28,7 +44,7 @@ _LOADED = 1 << 15
 
 _SPARSE = 1 << 16
 """Bytes of unknown values from which on a file has a hole in their place."""
-_write_record = torch._C.PyTorchFileWriter.write_record
+_write_record = _PyTorchFileWriter.write_record
 
 _storage_nbytes, _storage_resize, _data_ptr = UntypedStorage.nbytes, UntypedStorage.resize_, Tensor.data_ptr
 
@@ -166,13 +182,13 @@ def _text(tensor: Tensor) -> str | None:
         return f"<{tensor.numel()} unknown values>, size={tuple(tensor.shape)}"
     host = tensor.detach().cpu()
     prefix = "tensor(" if type(tensor) in (Tensor, torch.nn.Parameter) else f"{type(tensor).__name__}("
-    with torch.utils._python_dispatch._disable_current_modes():
-        return str(torch._tensor_str._tensor_str(host, len(prefix)))
+    with _disable_current_modes():
+        return str(_tensor_str(host, len(prefix)))
 
 
 def tensor_patches() -> list[Patch]:
     """(holder, attribute, replacement) of tensors and storages, as Python sees them."""
-    real_str = torch._tensor_str._str
+    real_str = _str
     base = {
         name: getattr(UntypedStorage, name)
         for name in ("size", "cpu", "copy_", "to", "data_ptr", "__len__", "clone", "_write_file", "_set_from_file")
@@ -239,9 +255,9 @@ def tensor_patches() -> list[Patch]:
         "_set_from_file": set_from_file,
     }  # fmt: skip
     return [
-        (torch._tensor_str, "_str", show),
+        *STR.replaced_by(show),
         (Tensor, "data_ptr", data_ptr),
-        (torch._C.PyTorchFileWriter, "write_record", _write),
+        (_PyTorchFileWriter, "write_record", _write),
         *((UntypedStorage, name, ours) for name, ours in replaced.items()),
     ]
 
@@ -250,6 +266,6 @@ def _plain_on_gpu(tensor: Tensor) -> bool:
     return (
         tensor.is_cuda
         and tensor.layout is torch.strided
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-        and type(tensor).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+        and not _is_functorch_wrapped_tensor(tensor)
+        and type(tensor).__torch_dispatch__ is _disabled_torch_dispatch_impl
     )

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from distsim.sim.device.operators.values import Values
+from distsim.torch_compat.device import aten
 
 __all__ = ["EITHER", "guess_truth", "is_check", "note_truth", "truth"]
-
-aten = torch.ops.aten
 
 
 def _overloads(*packets: Any) -> frozenset[Any]:

@@ -12,17 +12,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.flex_attention import (
-    _construct_strides,
-    flex_attention,
-    flex_attention_backward,
-)
 
 from distsim.kernels.attention import Attention
 from distsim.sim.device.operators.handler import Handler, Mode
 from distsim.sim.device.timeline.steps import Counted
+from distsim.torch_compat.device import CONSTRUCT_STRIDES, FLEX_ATTENTION, FLEX_ATTENTION_BACKWARD
 
 __all__ = ["FLEX"]
+
+_construct_strides = CONSTRUCT_STRIDES.get()
+flex_attention = FLEX_ATTENTION.get()
+flex_attention_backward = FLEX_ATTENTION_BACKWARD.get()
 
 _FORWARD, _BACKWARD = 0.90, 0.85
 _KV_BLOCKS, _FULL_KV_BLOCKS = 2, 4

@@ -6,15 +6,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKey
-from torch._prims.rng_prims import run_dtensor_rng_op
 
 from distsim.errors import NotSimulated
 from distsim.sim.device.operators.flex import FLEX
+from distsim.torch_compat.device import DISPATCH_KEY, RUN_DTENSOR_RNG_OP, OpOverload, aten
 
 __all__ = ["COMPOSITE", "HIGHER", "PASSED", "PLANNED", "PYTHON", "VIEW", "classify", "gpu_of", "kinds", "look"]
 
-aten = torch.ops.aten
+DispatchKey = DISPATCH_KEY.get()
+run_dtensor_rng_op = RUN_DTENSOR_RNG_OP.get()
+
 VIEW, COMPOSITE, PASSED, PLANNED, HIGHER, PYTHON = range(6)
 
 kinds: dict[Any, int] = {}
@@ -28,7 +29,7 @@ _REGISTERED = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional
 
 
 def classify(func: Any) -> int:
-    if not isinstance(func, torch._ops.OpOverload):
+    if not isinstance(func, OpOverload):
         if func is run_dtensor_rng_op:
             return HIGHER
         if func in FLEX:

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from distsim.errors import NotSimulated
 from distsim.sim.device.operators import host_cells
+from distsim.torch_compat.device import DECOMPOSITION_TABLE, aten
 
 __all__ = ["ON_HOST", "decomposed", "not_on_host"]
 
-aten = torch.ops.aten
 _forward = aten._scaled_dot_product_flash_attention_for_cpu.default
 _backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
@@ -29,9 +29,8 @@ def not_on_host(what: Any, why: str) -> NotSimulated:
 
 def decomposed(func: Any, args: Any, kwargs: Any) -> Any:
     """What *func*, which the CPU has not, comes to by torch's own decomposition of it. Raises NotSimulated."""
-    from torch._decomp import decomposition_table
 
-    parts = decomposition_table.get(func)
+    parts = DECOMPOSITION_TABLE.get().get(func)
     if parts is None:
         raise not_on_host(func, "the CPU has no such operator")
     return parts(*args, **kwargs)

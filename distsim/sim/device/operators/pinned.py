@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-__all__ = ["PINNING", "asks_for_memory", "is_pinned", "make_pinned"]
+from distsim.torch_compat.device import aten
 
-aten = torch.ops.aten
+__all__ = ["PINNING", "asks_for_memory", "is_pinned", "make_pinned"]
 
 
 def is_pinned(tensor: Tensor) -> bool:

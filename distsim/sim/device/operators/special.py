@@ -10,10 +10,10 @@ from torch import Tensor
 
 from distsim.sim.device.operators import host_cells
 from distsim.sim.device.operators.handler import Handler, Mode
+from distsim.torch_compat.device import aten
 
 __all__ = ["SPECIAL"]
 
-aten = torch.ops.aten
 _CUDA = 1
 """c10::DeviceType::CUDA."""
 

@@ -12,10 +12,12 @@ from distsim.sim.device.operators.handler import Handler, Mode
 from distsim.sim.device.operators.pinned import is_pinned
 from distsim.sim.device.operators.plan import learn
 from distsim.sim.device.operators.torch_words import MISTAKES, in_torchs_words
+from distsim.torch_compat.device import DISABLE_TORCH_DISPATCH, aten
 
 __all__ = ["TRANSFERS"]
 
-aten = torch.ops.aten
+_DisableTorchDispatch = DISABLE_TORCH_DISPATCH.get()
+
 STAGED = 64 << 10
 """Bytes up to which a copy from pageable memory returns once they are staged (CUDA Runtime API, "API synchronization
 behavior": transfers of up to 64 KB)."""
@@ -234,7 +236,7 @@ def _resize(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     if needed > tensor.untyped_storage().nbytes():
         with mode:
             tensor.untyped_storage().resize_(needed)
-    with torch._C._DisableTorchDispatch():
+    with _DisableTorchDispatch():
         mode.under_meta(aten.set_.source_Storage_storage_offset, (tensor, tensor.untyped_storage(),
                         tensor.storage_offset(), size, tuple(reversed(stride))), {})  # fmt: skip
     return tensor

@@ -18,17 +18,21 @@ from distsim.errors import NotSimulated
 from distsim.sim.device.allocator.host_memory import erase, filled
 from distsim.sim.device.operators.plan import limit
 from distsim.sim.kernel.task import MANY_LOOKS
+from distsim.torch_compat.device import CONJ, NEG_VIEW
 
 if TYPE_CHECKING:
     from distsim.sim.observe.reading import Reading
 
 __all__ = ["KNOWLEDGE", "Data", "Pending", "Values"]
 
+_conj = CONJ.get()
+_neg_view = NEG_VIEW.get()
+
 KNOWLEDGE = ("_distsim_shadow", "_distsim_truth")
 """What a storage has of its values: the values, and what is guessed of unknown truths (checks.py)."""
 _set_ = torch.Tensor.set_
 _empty = torch.empty
-_conj, _neg_view = torch._conj, torch._neg_view
+_conj, _neg_view = _conj, _neg_view
 _HOST = torch.device("cpu")
 
 

@@ -15,11 +15,12 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from torch import Tensor
 
 from distsim.kernels.call import nbytes, tensors_in
 from distsim.kernels.fused import BACKWARD_S, FUSABLE, GRAPH_S, GUARD_S, KERNEL_S, MOST_FUSED, fused_cost
+from distsim.torch_compat.device import CURRENT_AUTOGRAD_NODE, GET_SEQUENCE_NR
+from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID
 
 if TYPE_CHECKING:
     from distsim.kernels import Cost, Gpu
@@ -28,8 +29,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Fusion"]
 
-_in_backward, _node = torch._C._current_graph_task_id, torch._C._current_autograd_node
-_next_node = torch._C._autograd._get_sequence_nr
+_current_autograd_node = CURRENT_AUTOGRAD_NODE.get()
+_current_graph_task_id = CURRENT_GRAPH_TASK_ID.get()
+
+_in_backward, _node = _current_graph_task_id, _current_autograd_node
+_next_node = GET_SEQUENCE_NR.get()
 MOST_CALLS = 1 << 16
 """Calls whose backward may still come."""
 _Place = Any

@@ -18,6 +18,7 @@ from distsim.sim.device.allocator.claims import claim_of_optimizer
 from distsim.sim.device.allocator.ledger import ACTIVATIONS, Ledger
 from distsim.sim.device.timeline.items import Mark
 from distsim.sim.device.timeline.timeline import Stream, Timeline
+from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID
 
 if TYPE_CHECKING:
     from distsim.debug.records import CallRecord
@@ -40,7 +41,7 @@ _REDUCTIONS = frozenset(
 )  # fmt: skip
 
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))) + os.sep
-_in_backward = torch._C._current_graph_task_id
+_in_backward = CURRENT_GRAPH_TASK_ID.get()
 
 
 @dataclass(slots=True)

@@ -15,13 +15,15 @@ from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
-import torch
 
 from distsim.sim.isolation.modules.aliases import ALIASES
 from distsim.sim.isolation.resemblance import resembling
 from distsim.sim.isolation.torch_state.words import TAGS_ARE_THERE, reader, space_of, tag_at
+from distsim.torch_compat.compiler import GET_BUILTIN_TABLE
 
 __all__ = ["MISSING", "Patch", "PatchTable", "attribute_of"]
+
+_get_builtin_table = GET_BUILTIN_TABLE.get()
 
 Patch = tuple[Any, str, Any]
 """Holder, attribute, replacement."""
@@ -114,7 +116,7 @@ class PatchTable:
             self._take_away()
 
     def _take_away(self) -> None:
-        known = torch.jit._builtins._get_builtin_table()
+        known = _get_builtin_table()
         for number in self._operators:
             known.pop(number, None)
         spaces, names, _, real = self._in_modules
@@ -177,7 +179,7 @@ class PatchTable:
 
     def _tell_compiler(self) -> None:
         """TorchScript knows some of torch's functions (torch.save) as operators: so does it what stands for them."""
-        known = torch.jit._builtins._get_builtin_table()
+        known = _get_builtin_table()
         if self._known_operators != len(known):
             self._known_operators = len(known)
             pairs = zip(self._real, self.patches, strict=True)

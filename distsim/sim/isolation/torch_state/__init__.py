@@ -1,6 +1,6 @@
 """torch's state for the whole process, kept once per simulated rank.
 
-`torch_places.py` lists the places; `torch_state.py` swaps what a rank changed; `class_guards.py` sees it in classes,
+The places are listed in torch_compat; `torch_state.py` swaps what a rank changed; `class_guards.py` sees it in classes,
 `words.py` that nobody has written anywhere; `sharding_rules.py`, `empty_shards.py` and `step_hooks.py` share what is
 the same for every rank.
 """
@@ -17,7 +17,6 @@ __all__ = [
     "step_hooks",
     "torch_flags",
     "torch_imports",
-    "torch_places",
     "torch_state",
     "words",
 ]

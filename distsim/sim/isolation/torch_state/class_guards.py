@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from distsim.sim.isolation.torch_state.torch_places import MODULES_OF_CLASSES
 from distsim.sim.isolation.torch_state.words import TAGS_ARE_THERE, reader, space_of, tag_at
+from distsim.torch_compat.state import MODULES_OF_CLASSES
 
 __all__ = [
     "MISSING",

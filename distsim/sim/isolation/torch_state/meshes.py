@@ -10,8 +10,8 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from distsim.sim.isolation.torch_state.torch_places import RANK_KEYED
 from distsim.sim.kernel.task import current_process
+from distsim.torch_compat.state import RANK_KEYED
 
 __all__ = ["follow", "forget_meshes", "mesh_patches"]
 

@@ -6,14 +6,16 @@ import functools
 from typing import Any
 
 import torch.library
-from torch._library import custom_ops
-from torch._library.custom_ops import CustomOpDef
 
 from distsim.errors import NotSimulated
 from distsim.sim.isolation.process import SimProcess
 from distsim.sim.kernel.task import current_process
+from distsim.torch_compat.state import CUSTOM_OP_DEF, CUSTOM_OPS, REGISTER_TO_DISPATCHER
 
 __all__ = ["operator_patches"]
+
+custom_ops = CUSTOM_OPS.get()
+CustomOpDef = CUSTOM_OP_DEF.get()
 
 BODIES = ("_init_fn", "_backend_fns", "_abstract_fn", "_setup_context_fn", "_backward_fn", "_vmap_fn")
 """What a `torch.library.custom_op` holds of the program's functions. The kernels that torch registers ask the
@@ -42,12 +44,12 @@ def operator_patches() -> list[tuple[Any, str, Any]]:
     patches.append((torch.library.Library, "__init__", init))
     patches.append((torch.library.Library, "impl", _implement))
     patches.append((custom_ops, "get_library_allowing_overwrite", _library))
-    patches.append((CustomOpDef, "_register_to_dispatcher", _register))
+    patches += REGISTER_TO_DISPATCHER.replaced_by(_register)
     return patches
 
 
 _real_library = custom_ops.get_library_allowing_overwrite
-_real_register = CustomOpDef._register_to_dispatcher
+_real_register = REGISTER_TO_DISPATCHER.get()
 _real_implement = torch.library.Library.impl
 
 

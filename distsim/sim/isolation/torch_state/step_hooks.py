@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from torch.optim import Optimizer
-
 from distsim.sim.isolation.torch_state.torch_state import STATE
 from distsim.sim.kernel.task import current_process
+from distsim.torch_compat.state import PATCH_STEP_FUNCTION
 
 __all__ = ["optimizer_patches"]
 
-_real: Any = Optimizer._patch_step_function
+_real: Any = PATCH_STEP_FUNCTION.get()
 
 
 @functools.wraps(_real)
@@ -33,4 +32,4 @@ def _patch_step_function(self: Any) -> None:
 
 def optimizer_patches() -> list[tuple[Any, str, Any]]:
     """(holder, attribute, replacement)."""
-    return [(Optimizer, "_patch_step_function", _patch_step_function)]
+    return PATCH_STEP_FUNCTION.replaced_by(_patch_step_function)

@@ -2,7 +2,7 @@
 
 A rank that changes none of it costs one look at all places (words.py); what a rank has changed goes with the
 baton (copy on write). Three ways of noticing: the names that torch binds anew and the containers it
-changes in place are looked at (torch_places.py); a torch module tells when an attribute of it is
+changes in place are looked at (torch_compat/state.py); a torch module tells when an attribute of it is
 assigned; and CPython marks a class, with all that inherit from it, when an attribute of it is.
 """
 
@@ -35,9 +35,9 @@ from distsim.sim.isolation.torch_state.class_guards import (
 from distsim.sim.isolation.torch_state.meshes import follow, forget_meshes
 from distsim.sim.isolation.torch_state.place import Content, Known, Name, Own
 from distsim.sim.isolation.torch_state.torch_imports import TorchFinder
-from distsim.sim.isolation.torch_state.torch_places import CONTENTS, GROWING, REBOUND
 from distsim.sim.isolation.torch_state.words import TAGS_ARE_THERE, WORD_BYTES, Kinds, reader, tag_at
 from distsim.sim.kernel.task import Task, current_process, current_task
+from distsim.torch_compat.state import CONTENTS, GROWING, REBOUND
 
 __all__ = ["STATE", "Own", "TorchState"]
 

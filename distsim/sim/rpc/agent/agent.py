@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import simpy
 import torch
-from torch._C._distributed_rpc import WorkerInfo
+from torch.distributed.rpc import WorkerInfo
 
 from distsim.debug.records import HostWait
 from distsim.sim.isolation.process import current_task, require_task

@@ -6,17 +6,19 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import simpy
-import torch
 from torch.futures import Future
 
 from distsim.sim.isolation.process import current_task
 from distsim.sim.kernel.behind import is_done, made_of
+from distsim.torch_compat.works import COLLECT_ALL
 
 if TYPE_CHECKING:
     from distsim.debug.records import Wait
     from distsim.sim.isolation.process import SimProcess
 
 __all__ = ["Reply", "collect_all"]
+
+_collect_all = COLLECT_ALL.get()
 
 
 class Reply(Future[Any]):
@@ -67,7 +69,7 @@ class Reply(Future[Any]):
         return super().wait()
 
 
-_real_collect_all: Any = torch._C._collect_all
+_real_collect_all: Any = _collect_all
 
 
 def collect_all(futures: Sequence[Any]) -> Any:

@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distsim.torch_compat.device import DISABLE_TORCH_DISPATCH
+from distsim.torch_compat.works import ENABLE_RECORD_FUNCTION
+
 __all__ = ["ENVELOPE_BYTES", "Failed", "Message", "copied"]
+
+_DisableTorchDispatch = DISABLE_TORCH_DISPATCH.get()
+_enable_record_function = ENABLE_RECORD_FUNCTION.get()
 
 ENVELOPE_BYTES = 64
 """Kind, ids and sizes that every message has (TensorPipe's descriptor of a message without tensors)."""
@@ -75,12 +81,12 @@ def _nbytes(tensor: Tensor) -> int:
 
 def copied(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors as they are now, without their history. What the host does for it is the network card's work."""
-    torch.autograd._enable_record_function(False)
+    _enable_record_function(False)
     try:
-        with torch._C._DisableTorchDispatch(), torch.no_grad():
+        with _DisableTorchDispatch(), torch.no_grad():
             return [_copy(tensor.detach()) for tensor in tensors]
     finally:
-        torch.autograd._enable_record_function(True)
+        _enable_record_function(True)
 
 
 def _copy(tensor: Tensor) -> Tensor:

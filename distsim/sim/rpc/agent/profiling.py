@@ -16,16 +16,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.autograd import profiler_legacy
-
 from distsim.sim.isolation.process import RankTask, current_task, require_task
 from distsim.sim.rpc.agent.message import Failed, Message
+from distsim.torch_compat.works import DISABLE_PROFILER_LEGACY, ENABLE_PROFILER_LEGACY
 
 __all__ = ["ProfilerKeys", "begin_call", "profiled", "profiling_patches", "reply_came", "with_events"]
 
+_disable_profiler_legacy = DISABLE_PROFILER_LEGACY.get()
+_enable_profiler_legacy = ENABLE_PROFILER_LEGACY.get()
+
 _clock_s = time.perf_counter
-_real_enable: Any = profiler_legacy._enable_profiler_legacy
-_real_disable: Any = profiler_legacy._disable_profiler_legacy
+_real_enable: Any = _enable_profiler_legacy
+_real_disable: Any = _disable_profiler_legacy
 _here = threading.local()
 """Of a thread: `profile`, and `key`, what the call that it is about to make is shown as."""
 _handles = itertools.count(1 << 40)
@@ -282,6 +284,6 @@ def _disable(*args: Any) -> Any:
 def profiling_patches() -> list[tuple[Any, str, Any]]:
     """(holder, attribute, replacement) while a simulation runs."""
     return [
-        (profiler_legacy, "_enable_profiler_legacy", _enable),
-        (profiler_legacy, "_disable_profiler_legacy", _disable),
+        *ENABLE_PROFILER_LEGACY.replaced_by(_enable),
+        *DISABLE_PROFILER_LEGACY.replaced_by(_disable),
     ]

@@ -12,8 +12,11 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from distsim.sim.rpc.agent.message import Message
 from distsim.sim.rpc.autograd.context import NONE, Container, Context, Send
 from distsim.sim.rpc.autograd.engine import came_back, label
+from distsim.torch_compat.device import DISABLE_TORCH_DISPATCH
 
 __all__ = ["attach", "received"]
+
+_DisableTorchDispatch = DISABLE_TORCH_DISPATCH.get()
 
 
 class _Recv(torch.autograd.Function):
@@ -43,7 +46,7 @@ _Recv._backward_cls.__name__ = "torch::distributed::autograd::RecvRpcBackward"
 
 
 def _edge(tensor: Tensor) -> Any:
-    with torch.enable_grad(), torch._C._DisableTorchDispatch():
+    with torch.enable_grad(), _DisableTorchDispatch():
         if tensor.layout is torch.strided:
             return get_gradient_edge(tensor)
         token = tensor.clone().grad_fn  # torch's way is a view, which no sparse tensor has
@@ -73,7 +76,7 @@ def received(container: Container, message: Message) -> list[Tensor]:
         return tensors
     context = container.get_or_create(message.context_id)
     if asks:
-        with torch.enable_grad(), torch._C._DisableTorchDispatch():
+        with torch.enable_grad(), _DisableTorchDispatch():
             dummy = torch.empty(0, requires_grad=True)
             fresh = _Recv.apply(dummy, (context, message), [tensors[i] for i in asks])
         for i, tensor in zip(asks, fresh, strict=True):

@@ -1,0 +1,170 @@
+"""`distsim doctor`: what this machine, Python and torch can do, in a form to paste into an issue."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from distsim import __version__
+from distsim.errors import DistsimError, UsageError
+
+__all__ = ["add_parser", "lines"]
+
+DESCRIPTION = """\
+Print versions, what is supported, what is refused and why, and the rights that diagnoses need.
+Paste it into an issue.
+"""
+EXTRAS = ("py-spy", "mpi4py", "plotly", "pytest")
+"""Distributions beside torch that decide what distsim can do."""
+PTRACE_SCOPES = {"0": "any process", "1": "children only", "2": "root only", "3": "none"}
+"""/proc/sys/kernel/yama/ptrace_scope: whose stacks and memory a process may read."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `doctor`."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="print versions, what is supported, what is refused and why",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report; 0, whatever it says."""
+    for subject, text in lines():
+        print(f"{subject:<20}{text}", flush=True)
+    return 0
+
+
+def lines() -> Iterator[tuple[str, str]]:
+    """Subject and text of each line."""
+    yield "distsim", f"{__version__} ({Path(__file__).parents[1]})"
+    yield "python", f"{sys.version.split()[0]} {platform.python_implementation()} ({sys.executable})"
+    libc = " ".join(platform.libc_ver())
+    yield "system", f"{platform.system()} {platform.release()} {platform.machine()}, {libc}, {os.cpu_count()} cores"
+    yield "torch", _or_error(_torch)
+    yield "beside it", ", ".join(f"{name} {_version(name)}" for name in EXTRAS)
+    yield "real jobs", _or_error(_real_jobs)
+    yield "simulations", _or_error(_simulations)
+    yield "simulated GPUs", _or_error(_simulated_gpus)
+    yield "left out", _or_error(_left_out)
+    yield "ptrace", _or_error(_ptrace)
+    yield "/dev/shm", _or_error(_shared_memory)
+
+
+def _or_error(describe: Callable[[], str]) -> str:
+    """A report of what is broken must not break."""
+    try:
+        return describe()
+    except DistsimError as error:
+        return f"refused: {error}"
+    except Exception as error:
+        return f"failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _imported_torch() -> Any:
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError("torch is not installed (distsim diagnose, watch and topo do without)")
+    return importlib.import_module("torch")
+
+
+def _torch() -> str:
+    from distsim.torch_compat.releases import other_torches
+
+    torch = _imported_torch()
+    build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+    count = torch.cuda.device_count() if torch.version.cuda else 0
+    dist = importlib.import_module("torch.distributed")
+    backends = [name for name in ("gloo", "nccl", "mpi") if dist.is_available() and dist.is_backend_available(name)]
+    others = other_torches()
+    return f"{torch.__version__}, {build}, {count} GPUs, backends {' '.join(backends) or 'none'} ({torch.__file__})" + (
+        f"; hides another: {', '.join(others)}" if others else ""
+    )
+
+
+def _supported(part: Any) -> str:
+    from distsim.torch_compat.releases import compared, tested_range
+
+    side = compared(_imported_torch().__version__, part)
+    place = {-1: "older than", 0: "one of", 1: "newer than"}[side]
+    return f"supported; this torch is {place} the tested releases ({tested_range(part)})"
+
+
+def _real_jobs() -> str:
+    from distsim.torch_compat.names import GUARD, unmet
+    from distsim.torch_compat.releases import tested_range
+
+    _imported_torch()
+    lacking = sorted({name.feature for name in unmet(GUARD)})
+    if lacking:
+        return f"refused: expected {tested_range(GUARD)}; this one lacks {', '.join(lacking)}"
+    return _supported(GUARD)
+
+
+def _simulations() -> str:
+    from distsim.torch_compat.names import SIM
+
+    importlib.import_module("distsim.sim")
+    return _supported(SIM)
+
+
+def _simulated_gpus() -> str:
+    if _imported_torch().cuda.is_available():
+        return "not tried beside a real GPU; a simulation never uses it"
+    importlib.import_module("distsim.sim")
+    hooks = importlib.import_module("distsim.sim.device.hooks")
+    with hooks.accepted():
+        hooks.tested()
+    return "supported"
+
+
+def _left_out() -> str:
+    from distsim.torch_compat.names import all_names, left_out
+
+    for name in all_names().values():
+        name.get()
+    return ", ".join(f"{feature} ({path})" for path, feature in sorted(left_out.items())) or "nothing"
+
+
+def _ptrace() -> str:
+    """Opening a process's memory asks for the same right as reading its stack."""
+    try:
+        scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="utf-8").strip()
+    except OSError:
+        scope = "0"
+    with subprocess.Popen(
+        [sys.executable, "-IS", "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as child:
+        try:
+            os.close(os.open(f"/proc/{child.pid}/mem", os.O_RDONLY))
+            answer = "stacks of other processes can be read"
+        except OSError as error:
+            answer = f"stacks of other processes cannot be read ({error.strerror}); in a container add SYS_PTRACE"
+    return f"{answer}; yama allows {PTRACE_SCOPES.get(scope, scope)}"
+
+
+def _shared_memory() -> str:
+    folder = "/dev/shm"
+    if not os.path.isdir(folder):
+        return "not there: flight records lie in the temporary folder"
+    free_gib = shutil.disk_usage(folder).free / (1 << 30)
+    return f"{'writable' if os.access(folder, os.W_OK) else 'not writable'}, {free_gib:.1f} GiB free"

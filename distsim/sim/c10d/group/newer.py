@@ -1,0 +1,183 @@
+"""What groups of torch 2.14 have beside those of older releases: hooks on calls, windows, reconfiguration.
+
+A method is there only where torch's own groups have it, so that `hasattr` answers as for a real group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from distsim.debug.records import P2P
+from distsim.debug.records.arguments import Call
+from distsim.errors import NotSimulated
+from distsim.sim.isolation.process import current_task
+from distsim.torch_compat.groups import FLIGHT_RECORDER_HOOK, HOOK_OP_NAME, NAN_CHECK_HOOK
+
+__all__ = ["CallHooks", "add_newer_methods", "hook_patches"]
+
+
+_NAMES = {"send": "SEND", "recv": "RECV", "broadcast": "BROADCAST", "barrier": "BARRIER"}
+
+
+def _hook_name(op: str) -> Any:
+    """Member of torch's `HookOpName` for one of our operations."""
+    kinds = ("all_reduce", "reduce_scatter", "reduce", "all_gather", "all_to_all", "scatter", "gather")
+    name = _NAMES.get(op) or next(kind for kind in kinds if op.startswith(kind))
+    return getattr(HOOK_OP_NAME.get(), name.upper().replace("L_", "L", 1))
+
+
+@dataclass(frozen=True, slots=True)
+class PreHookArgs:
+    """What a pre-hook is called with (torch's class of that name has no constructor)."""
+
+    name: Any
+    async_op: bool
+    input_tensors: list[torch.Tensor]
+    output_tensors: list[torch.Tensor]
+    root: int
+    op_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class PostHookArgs:
+    """What a post-hook is called with."""
+
+    name: Any
+    async_op: bool
+    work: Any
+    op_id: int
+
+
+class CallHooks:
+    """The hooks that a program has registered on one group."""
+
+    def __init__(self) -> None:
+        self.before: dict[int, Callable[[PreHookArgs], None]] = {}
+        self.after: dict[int, Callable[[PostHookArgs], None]] = {}
+        self.on_abort: dict[int, Callable[[], None]] = {}
+        self._calls = 0
+
+    def begin(self, call: Call) -> Callable[[Any], None]:
+        """Run the hooks before *call*; what is returned runs those after it, with the call's Work."""
+        op, number = call.key[0], self._calls
+        self._calls += 1
+        name = _hook_name(op)
+        if op in P2P:
+            root = -1 if call.peer < 0 else int(call.opts)
+        else:
+            root = -1 if call.key[5] is None else int(getattr(call.opts, "rootRank", call.opts) or 0)
+        inputs = list(call.inputs) if call.key[1] else []
+        outputs = list(call.outputs) if call.key[2] else []
+        for hook in list(self.before.values()):
+            hook(PreHookArgs(name, call.is_async, inputs, outputs, root, number))
+
+        def finish(work: Any) -> None:
+            for after in list(self.after.values()):
+                after(PostHookArgs(name, call.is_async, work, number))
+
+        return finish
+
+    def abort(self) -> None:
+        """The group is aborted."""
+        for hook in list(self.on_abort.values()):
+            hook()
+
+
+def _hooks_of(group: Any) -> CallHooks:
+    if group.hooks is None:
+        group.hooks = CallHooks()
+    hooks: CallHooks = group.hooks
+    return hooks
+
+
+def _register(kind: str) -> Callable[..., None]:
+    def register(self: Any, hook_id: int, hook: Callable[..., None]) -> None:
+        if kind == "on_abort" and self.name() == "gloo":
+            raise RuntimeError("Backend gloo does not support registerAbortHook")
+        getattr(_hooks_of(self), kind)[hook_id] = hook
+
+    return register
+
+
+def _unregister(kind: str) -> Callable[..., None]:
+    def unregister(self: Any, hook_id: int) -> None:
+        getattr(_hooks_of(self), kind).pop(hook_id, None)
+
+    return unregister
+
+
+def _gather_single(self: Any, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
+    backend = self._flavour_of(input)
+    if backend == "gloo":
+        raise RuntimeError("Backend gloo does not support gather_single")
+    raise NotSimulated("torch.distributed.gather_single", "call torch.distributed.gather")
+
+
+def _new_window(self: Any, tensor: torch.Tensor | None = None) -> Any:
+    if self.name() == "gloo":
+        raise RuntimeError("Backend gloo does not support new_window")
+    raise NotSimulated("ProcessGroup.new_window", "send and receive the tensors, or call a collective")
+
+
+def _reconfigure(self: Any, *args: Any) -> Any:
+    raise NotSimulated("ProcessGroup.reconfigure", "make another group by new_group")
+
+
+def _add_ephemeral_timeout(self: Any, timeout: Any) -> None:
+    """A simulated call has its timeout from the start: the one of the group, or its own."""
+
+
+_METHODS: dict[str, Any] = {
+    "register_pre_hook": _register("before"),
+    "unregister_pre_hook": _unregister("before"),
+    "register_post_hook": _register("after"),
+    "unregister_post_hook": _unregister("after"),
+    "register_abort_hook": _register("on_abort"),
+    "unregister_abort_hook": _unregister("on_abort"),
+    "gather_single": _gather_single,
+    "gather_into_tensor": _gather_single,
+    "supports_window": False,
+    "new_window": _new_window,
+    "supports_reconfigure": False,
+    "get_reconfigure_handle": _reconfigure,
+    "reconfigure": _reconfigure,
+    "_add_ephemeral_timeout": _add_ephemeral_timeout,
+    "get_backend": lambda self, device: self._get_backend(device),
+}
+
+
+def hook_patches() -> list[tuple[Any, str, Any]]:
+    """(holder, attribute, replacement) of the hooks that torch brings itself: C++ would call them, and does not."""
+    patches = []
+    for name, advice in (
+        (NAN_CHECK_HOOK, "distsim names the rank whose tensor has the first NaN"),
+        (FLIGHT_RECORDER_HOOK, "the report has every call"),
+    ):
+        hook = name.get(None)
+        if hook is not None:
+            patches.append((hook, "attach", staticmethod(_attach(hook.attach, name.attribute, advice))))
+    return patches
+
+
+def _attach(real: Callable[[Any], Any], name: str, advice: str) -> Callable[[Any], Any]:
+    def attach(pg: Any) -> Any:
+        task = current_task()
+        if task is None:
+            return real(pg)
+        task.world.note(f"torch's {name} records nothing in a simulation; {advice}")
+        return SimpleNamespace(remove=lambda: None)
+
+    return attach
+
+
+def add_newer_methods(group: type) -> None:
+    """Give class *group* those of the methods that this torch's groups have."""
+    for name, method in _METHODS.items():
+        if hasattr(dist.ProcessGroup, name):
+            setattr(group, name, method)

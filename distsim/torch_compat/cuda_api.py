@@ -1,0 +1,104 @@
+"""What torch.cuda and torch.accelerator ask of C++."""
+
+from __future__ import annotations
+
+from distsim.torch_compat.names import FEATURE, OPTIONAL, SIM, Name
+
+__all__: list[str] = []
+
+PARSE_VISIBLE_DEVICES = Name("torch.cuda._parse_visible_devices", "CUDA_VISIBLE_DEVICES", SIM)
+GET_DEVICE_INDEX = Name("torch.cuda._utils._get_device_index", "torch.cuda.utilization and its kin", SIM)
+IS_COMPILED = Name("torch.cuda._is_compiled", "torch.cuda in a torch without CUDA", SIM)
+CUDA_STREAM_BASE = Name("torch._C._CudaStreamBase", "torch.cuda.Stream", SIM)
+CUDA_EVENT_BASE = Name("torch._C._CudaEventBase", "torch.cuda.Event", SIM)
+ACCELERATOR_GET_ACCELERATOR = Name("torch._C._accelerator_getAccelerator", "the accelerator of a rank", SIM)
+
+CUDA = {
+    name: Name(f"torch._C._cuda_{name}", "torch.cuda", OPTIONAL, cuda_build=True)
+    for name in [
+        "getDevice",
+        "setDevice",
+        "exchangeDevice",
+        "maybeExchangeDevice",
+        "getDeviceCount",
+        "getCurrentStream",
+        "getDefaultStream",
+        "setStream",
+        "getCurrentRawStream",
+        "synchronize",
+        "memoryStats",
+        "resetPeakMemoryStats",
+        "resetAccumulatedMemoryStats",
+        "emptyCache",
+        "setMemoryFraction",
+        "getMemoryFraction",
+        "getAllocatorBackend",
+        "cudaCachingAllocator_is_enabled",
+        "hostMemoryStats",
+        "resetAccumulatedHostMemoryStats",
+        "resetPeakHostMemoryStats",
+        "ipc_collect",
+        "canDeviceAccessPeer",
+        "memorySnapshot",
+        "record_memory_history",
+        "record_memory_history_legacy",
+        "cudaCachingAllocator_raw_alloc",
+        "cudaCachingAllocator_raw_delete",
+        "cudaCachingAllocator_enable",
+        "customAllocator",
+        "changeCurrentAllocator",
+        "getAllocator",
+        "getStreamFromExternal",
+        "getArchFlags",
+        "init",
+        "isInBadFork",
+        "get_sync_debug_mode",
+        "set_sync_debug_mode",
+        "sleep",
+        "getCurrentBlasHandle",
+        "getCurrentSolverHandle",
+    ]
+}
+"""Functions of C++ that a torch built for CUDA has; a simulation puts its own in their place, or beside none."""
+ACCELERATOR = {
+    name: Name(f"torch._C._accelerator_{name}", "torch.accelerator", FEATURE, since=since)
+    for since, names in (
+        ("2.6", "getDeviceIndex setDeviceIndex getStream setStream synchronizeDevice"),
+        (
+            "2.12",
+            "exchangeDevice maybeExchangeDevice isAllocatorInitialized emptyCache emptyHostCache getDeviceStats "
+            "resetAccumulatedStats resetPeakStats getMemoryInfo",
+        ),
+    )
+    for name in names.split()
+}
+COPIES = {
+    name: Name(f"torch._C.{name}", "torch.nn.DataParallel", OPTIONAL, cuda_build=True)
+    for name in [
+        "_broadcast",
+        "_broadcast_out",
+        "_broadcast_coalesced",
+        "_scatter",
+        "_scatter_out",
+        "_gather",
+        "_gather_out",
+    ]
+}
+"""Copies to several GPUs of one process."""
+MODULE = {
+    name: Name(f"torch.cuda.{name}", "torch.cuda", FEATURE)
+    for name in ["_lazy_init", "_lazy_call", "_get_generator", "_compile_kernel", "_cudart"]
+}
+PROPERTIES = Name("torch.cuda._get_device_properties", "torch.cuda.get_device_properties", OPTIONAL, cuda_build=True)
+PROPERTIES_CLASS = Name("torch.cuda._CudaDeviceProperties", "torch.cuda.get_device_properties", FEATURE)
+CORE_PROPERTIES_CLASS = Name(
+    "torch._C._CudaDeviceProperties", "torch.cuda.get_device_properties", OPTIONAL, cuda_build=True
+)
+EXCHANGE_DEVICE = Name("torch.cuda._exchange_device", "torch.cuda.device", FEATURE)
+MAYBE_EXCHANGE_DEVICE = Name("torch.cuda._maybe_exchange_device", "torch.cuda.device", FEATURE)
+NVTX = Name("torch.cuda.nvtx._nvtx", "torch.cuda.nvtx", FEATURE)
+CREATE_JIT_FN = Name("torch.cuda.jiterator._create_jit_fn", "torch.cuda.jiterator", FEATURE)
+CREATE_MULTI_OUTPUT_JIT_FN = Name("torch.cuda.jiterator._create_multi_output_jit_fn", "torch.cuda.jiterator", FEATURE)
+STREAM = Name("torch._C.Stream", "torch.Stream", SIM, public="torch.Stream")
+EVENT = Name("torch._C.Event", "torch.Event", SIM, public="torch.Event")
+GENERATOR = Name("torch._C.Generator", "torch.Generator", SIM, public="torch.Generator")

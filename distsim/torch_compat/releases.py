@@ -1,0 +1,145 @@
+"""Releases of torch that are tested, and what the Python and torch at hand can do.
+
+torch is imported only by a function that is called for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+import re
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from distsim.errors import UsageError
+from distsim.torch_compat.names import GUARD, SIM, Need, left_out, unmet
+
+__all__ = ["TESTED", "check_simulation", "compared", "other_torches", "remarks", "tested_range", "unsupported"]
+
+TESTED: dict[Need, tuple[str, str]] = {GUARD: ("2.6", "2.14"), SIM: ("2.13", "2.14")}
+"""The oldest and the newest minor release that the suite runs on; a package index or pip never sees the newest."""
+_PARTS = {GUARD: "the guard of real jobs", SIM: "simulations"}
+
+
+def tested_range(part: Need) -> str:
+    """The tested releases of *part* (GUARD or SIM), as a message names them: `torch 2.13 to 2.14`."""
+    return "torch {} to {}".format(*TESTED[part])
+
+
+def compared(version: str, part: Need) -> int:
+    """-1, 0 or 1: *version* is older than the tested releases, one of them, or newer."""
+    oldest, newest = (_minor(release) for release in TESTED[part])
+    return (_minor(version) > newest) - (_minor(version) < oldest)
+
+
+def check_simulation() -> None:
+    """Refuse to simulate on a Python or torch that cannot.
+
+    Raises:
+        UsageError: in one line, what was expected, what is there, and what to do.
+    """
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise UsageError(
+            f"expected a Python with a global lock, found a free-threaded build ({sys.version.split()[0]}): simulated "
+            "ranks take turns under that lock; use the usual build"
+        )
+    if importlib.util.find_spec("_ctypes") is None:
+        raise UsageError(
+            f"expected a Python with ctypes, found {sys.executable} without: build it again with libffi installed"
+        )
+    torch = _torch()
+    lacking = _unmet_simulation(torch)
+    if lacking:
+        raise UsageError(
+            f"expected {tested_range(SIM)}, found {torch.__version__}, which lacks what {_PARTS[SIM]} need: "
+            f"{', '.join(lacking)}; install one of those releases"
+        )
+
+
+def unsupported(error: Exception) -> Exception:
+    """What to raise for *error*, raised while the simulator was imported: one line for a torch that is not tested."""
+    version = str(getattr(sys.modules.get("torch"), "__version__", "0.0"))
+    if not compared(version, SIM):
+        return error
+    return UsageError(f"expected {tested_range(SIM)} for {_PARTS[SIM]}, found {version}: {error}; install one of those")
+
+
+def remarks(part: Need) -> list[str]:
+    """What is to be said of this torch when *part* begins: it is not tested, there are two, features are left out."""
+    torch: Any = sys.modules["torch"]
+    lines = []
+    side = compared(torch.__version__, part)
+    if side:
+        which, limit = ("newer", "newest") if side > 0 else ("older", "oldest")
+        lines.append(
+            f"torch {torch.__version__} is {which} than the {limit} that {_PARTS[part]} were tested on "
+            f"({TESTED[part][side > 0]})"
+        )
+    others = other_torches()
+    if others:
+        lines.append(f"several torches are on the path: {torch.__file__} is used, not {', '.join(others)}; remove one")
+    if left_out:
+        lines.append(f"torch {torch.__version__} lacks {', '.join(sorted(left_out))}; left out: " + _features())
+    return lines
+
+
+def other_torches() -> list[str]:
+    """Folders named `torch` on the path that hold another torch than the one that is imported first."""
+    found: dict[str, str] = {}
+    for entry in sys.path:
+        folder = os.path.join(entry or ".", "torch")
+        if os.path.exists(os.path.join(folder, "version.py")):
+            found.setdefault(os.path.realpath(folder), folder)
+    return list(found.values())[1:]
+
+
+def _features() -> str:
+    return ", ".join(sorted(set(left_out.values())))
+
+
+def _minor(version: str) -> tuple[int, int]:
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _torch() -> Any:
+    """torch with torch.distributed."""
+    try:
+        torch = importlib.import_module("torch")
+        has_distributed = importlib.import_module("torch.distributed").is_available()
+    except Exception as error:  # a torch of another machine, or half of one
+        line = " ".join(str(error).split())
+        raise UsageError(
+            f"expected {tested_range(SIM)}, but it cannot be imported ({line}): pip install torch"
+        ) from error
+    if not has_distributed:
+        raise UsageError(
+            f"expected a torch with torch.distributed, found {torch.__version__} built without it (USE_DISTRIBUTED=0): "
+            "install the one of pip"
+        )
+    return torch
+
+
+def _unmet_simulation(torch: Any) -> list[str]:
+    """The features that the simulator cannot do without and this torch lacks; looked up once for a torch and Python."""
+    here = Path(__file__).parent
+    stamp = [str(max(file.stat().st_mtime_ns for file in here.glob("*.py"))), str(os.path.getmtime(torch.__file__))]
+    key = "|".join([torch.__version__, sys.version, str(here), *stamp])
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "distsim" / "torch_compat.json"
+    known: dict[str, list[str]] = {}
+    with contextlib.suppress(OSError, ValueError):
+        known = json.loads(cache.read_text(encoding="utf-8"))
+        if key in known:
+            return [str(feature) for feature in known[key]]
+    lacking = sorted({name.feature for name in unmet(SIM)})
+    with contextlib.suppress(OSError):
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        new = cache.with_name(f"{cache.name}.{os.getpid()}")
+        new.write_text(json.dumps({key: lacking, **dict(list(known.items())[:7])}), encoding="utf-8")
+        new.replace(cache)
+    return lacking

@@ -1,0 +1,146 @@
+"""What torch 2.14 brought for process groups, in a simulation; skipped where torch is older."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import distsim
+from distsim.sim.observe.profile import Event
+
+pytestmark = pytest.mark.skipif(not hasattr(dist.ProcessGroup, "register_pre_hook"), reason="torch has no such hooks")
+
+
+def run(body: Any, backend: str = "gloo") -> list[Any]:
+    """What *body* returned on each of two ranks with GPUs, called with the group and a tensor."""
+
+    def main() -> Any:
+        dist.init_process_group(backend)
+        on_gpu = "nccl" in backend
+        if on_gpu:
+            torch.cuda.set_device(dist.get_rank())
+        return body(dist.group.WORLD, torch.ones(4, device="cuda" if on_gpu else "cpu"))
+
+    return list(distsim.simulate(main, on="dgx-h100:1", nproc_per_node=2).results)
+
+
+def test_hooks_fire_as_on_gloo() -> None:
+    """Each call between its two hooks, with torch's operation, number, tensors and root; none once taken away."""
+
+    def body(pg: Any, t: Any) -> Any:
+        seen: list[Any] = []
+        pg.register_pre_hook(
+            1,
+            lambda a: seen.append(
+                (a.name.name, a.op_id, a.async_op, len(a.input_tensors), len(a.output_tensors), a.root)
+            ),
+        )
+        pg.register_post_hook(1, lambda a: seen.append((a.op_id, a.work.is_completed() in (True, False))))
+        dist.all_reduce(t)
+        dist.broadcast(t, 1)
+        dist.all_gather([torch.empty(4), torch.empty(4)], t)
+        dist.barrier()
+        other = 1 - dist.get_rank()
+        batch = [dist.P2POp(dist.isend, t, other), dist.P2POp(dist.irecv, torch.empty(4), other)]
+        for work in dist.batch_isend_irecv(batch):
+            work.wait()
+        dist.monitored_barrier()
+        pg.unregister_pre_hook(1)
+        pg.unregister_post_hook(1)
+        dist.all_reduce(t)
+        return seen
+
+    # as torch 2.14.1 answers on two ranks of gloo
+    calls = [
+        ("ALLREDUCE", 0, False, 1, 0, -1), ("BROADCAST", 1, False, 1, 0, 1), ("ALLGATHER", 2, False, 1, 2, -1),
+        ("BARRIER", 3, False, 0, 0, -1), ("SEND", 4, True, 1, 0, 1), ("RECV", 5, True, 0, 1, 1),
+    ]  # fmt: skip
+    expected = [step for call in calls for step in (call, (call[1], True))]
+    assert run(body)[0] == expected
+
+
+def test_a_hook_refuses_a_call() -> None:
+    """An exception of a hook reaches the line of the call, which no other rank has seen."""
+
+    def body(pg: Any, t: Any) -> Any:
+        pg.register_pre_hook(1, lambda a: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            dist.all_reduce(t)
+        pg.unregister_pre_hook(1)
+        dist.all_reduce(t)
+        return t.tolist()
+
+    assert run(body) == [[2.0] * 4] * 2
+
+
+@pytest.mark.parametrize("backend", ["nccl2", "nccl-lazy", "nccl-legacy", "cpu:gloo,cuda:nccl2"])
+def test_backends_of_the_registry_are_nccl(backend: str) -> None:
+    """torch's other NCCL backends run the simulated NCCL, and a batch of messages is one kernel there."""
+
+    def body(pg: Any, t: Any) -> Any:
+        other, received = 1 - dist.get_rank(), torch.empty_like(t)
+        for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, t, other), dist.P2POp(dist.irecv, received, other)]):
+            work.wait()
+        dist.all_reduce(t)
+        return dist.get_backend(), received.tolist()
+
+    assert run(body, backend) == [(backend, [1.0] * 4)] * 2
+
+
+@pytest.mark.parametrize(("backend", "kind"), [("gloo", "RuntimeError"), ("nccl", "NotSimulated")])
+def test_what_no_simulated_group_does_is_refused_by_name(backend: str, kind: str) -> None:
+    """gather_single and windows raise gloo's own sentence on gloo, and NotSimulated with the name elsewhere."""
+
+    def body(pg: Any, t: Any) -> Any:
+        errors = []
+        for call in (
+            lambda: dist.gather_single(t, torch.empty(8, device=t.device) if dist.get_rank() == 0 else None, dst=0),
+            lambda: pg.new_window(),
+        ):
+            with pytest.raises(RuntimeError) as raised:
+                call()
+            errors.append((type(raised.value).__name__, str(raised.value)))
+        return errors, pg.supports_window, pg.supports_reconfigure
+
+    errors, *supported = run(body, backend)[0]
+    assert supported == [False, False]
+    assert [name for name, _ in errors] == [kind] * 2
+    assert ["gather_single" in errors[0][1], "new_window" in errors[1][1]] == [True, True]
+
+
+def test_a_timeout_that_was_set_is_the_works() -> None:
+    """`torch.distributed.set_timeout` changes what a handle says, and reconfiguration is refused by name."""
+    from datetime import timedelta
+
+    def body(pg: Any, t: Any) -> Any:
+        dist.set_timeout(timedelta(seconds=33))
+        work = dist.all_reduce(t, async_op=True)
+        work.wait()
+        return work.timeout.total_seconds()
+
+    assert run(body) == [33.0] * 2
+    with pytest.raises(distsim.RankFailure, match="enable_reconfigure"):
+        distsim.simulate(lambda: dist.init_process_group("gloo", enable_reconfigure=True), nproc_per_node=1)
+
+
+def test_torchs_nan_check_is_named_in_a_note() -> None:
+    """TORCH_DIST_NAN_CHECK attaches a hook that a simulation never calls: the report says so."""
+
+    def main() -> None:
+        os.environ["TORCH_DIST_NAN_CHECK"] = "1"
+        dist.init_process_group("gloo")
+
+    outcome = distsim.simulate(main, nproc_per_node=1)
+    assert any("NanCheckHook" in note for note in outcome.notes)
+
+
+def test_a_profilers_event_answers_what_a_newer_torch_asks() -> None:
+    """A question of torch's own event class that the simulator does not know has an empty answer, any other none."""
+    event = Event(1, "aten::add", 0.0, 1.0)
+    assert all(not callable(getattr(event, name)()) for name in dir(torch._C._autograd._KinetoEvent) if name[0] != "_")
+    with pytest.raises(AttributeError):
+        _ = event.no_such_question

@@ -1,0 +1,135 @@
+"""Which releases of torch are tested, and one line for a Python or torch that cannot simulate."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import sysconfig
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from distsim.errors import UsageError
+from distsim.torch_compat import releases
+from distsim.torch_compat.names import GUARD, SIM, Name
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """What is known of this torch is looked up anew, and written to a folder of the test's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "distsim" / "torch_compat.json"
+
+
+def refusal() -> str:
+    """The one line with which a simulation is refused."""
+    with pytest.raises(UsageError) as refused:
+        releases.check_simulation()
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "part", "side"),
+    [
+        ("2.13.0+cpu", SIM, 0),
+        ("2.14.1+cu130", SIM, 0),
+        ("2.9.1", SIM, -1),
+        ("2.16.0.dev20261120+cpu", SIM, 1),
+        ("3.0", GUARD, 1),
+        ("2.6.0", GUARD, 0),
+        ("2.5.1", GUARD, -1),
+        ("local", GUARD, -1),
+    ],
+)
+def test_a_release_is_compared_with_those_that_are_tested(version: str, part: Any, side: int) -> None:
+    """By its first two numbers; a nightly build is newer than its predecessor."""
+    assert releases.compared(version, part) == side
+
+
+def test_this_torch_simulates_and_nothing_is_said() -> None:
+    """On a tested release: no refusal, no remark."""
+    releases.check_simulation()
+    is_tested = releases.compared(torch.__version__, SIM) == 0
+    assert is_tested != any("than the" in line for line in releases.remarks(SIM))
+
+
+def test_a_free_threaded_python_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks take turns under Python's lock."""
+    real = sysconfig.get_config_var
+    monkeypatch.setattr(sysconfig, "get_config_var", lambda name: 1 if name == "Py_GIL_DISABLED" else real(name))
+    assert "free-threaded" in refusal()
+
+
+def test_a_python_without_ctypes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was built without libffi."""
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "_ctypes" else real(name))
+    assert "expected a Python with ctypes" in refusal()
+
+
+def test_a_torch_without_distributed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.distributed can be imported there, and is not available."""
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    assert "expected a torch with torch.distributed, found" in refusal()
+
+
+def test_a_torch_that_cannot_be_imported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it raises, several lines included."""
+
+    def broken(name: str) -> Any:
+        raise OSError("libcudart.so.13: cannot open\nshared object file")
+
+    monkeypatch.setattr(releases.importlib, "import_module", broken)
+    assert "cannot be imported (libcudart.so.13: cannot open shared object file): pip install torch" in refusal()
+
+
+def test_a_torch_without_what_simulations_need_is_refused(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+    """By the features that rest on it; the answer is kept for the next run."""
+    lacking = [Name("torch._not_there", "groups of ranks", SIM), Name("torch._nor_this", "a mode", SIM)]
+    monkeypatch.setattr(releases, "unmet", lambda part: lacking)
+    assert "which lacks what simulations need: a mode, groups of ranks; install one of those" in refusal()
+    monkeypatch.setattr(releases, "unmet", lambda part: [])
+    assert "groups of ranks" in refusal()
+    (known,) = json.loads(own_cache.read_text()).values()
+    assert known == ["a mode", "groups of ranks"]
+
+
+def test_a_cache_that_is_damaged_or_not_writable_stops_nobody(own_cache: Path) -> None:
+    """It is looked up anew."""
+    own_cache.parent.mkdir()
+    own_cache.write_text("{")
+    releases.check_simulation()
+    own_cache.unlink()
+    own_cache.parent.rmdir()
+    own_cache.parent.write_text("a file")
+    releases.check_simulation()
+
+
+def test_a_newer_torch_and_what_it_lacks_are_remarked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run goes on; two lines say what is not tested, and what is left out."""
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.16.0.dev1", __file__=torch.__file__))
+    monkeypatch.setattr(releases, "left_out", {"torch._gone": "profiles"})
+    newer, lacks = releases.remarks(SIM)
+    assert newer == "torch 2.16.0.dev1 is newer than the newest that simulations were tested on (2.14)"
+    assert lacks == "torch 2.16.0.dev1 lacks torch._gone; left out: profiles"
+    assert isinstance(releases.unsupported(ImportError("cannot import name 'x'")), UsageError)
+
+
+def test_an_error_of_ours_on_a_tested_torch_stays_what_it_is() -> None:
+    """A defect of distsim is no user's mistake."""
+    error = AttributeError("ours")
+    assert releases.unsupported(error) is error
+
+
+def test_two_torches_on_the_path_are_remarked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The one that is used, and the one to remove."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "version.py").write_text("__version__ = '2.1'")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    assert releases.other_torches() == [str(tmp_path / "torch")]
+    assert any("several torches are on the path" in line for line in releases.remarks(SIM))
