@@ -1,4 +1,6 @@
-"""What a release of torch changes for distsim: `python -m tests.benchmarks.new_torch RELEASE`.
+"""What a release of torch changes for distsim.
+
+    python -m tests.benchmarks.new_torch [RELEASE] [--against RELEASE] [--record]
 
 Every entry of `distsim.torch_compat` is looked up in that release, and its signature and body are compared with those
 that were recorded of the release before it (tests/torch_compat/recorded.json); the behaviour tests run. The release is
