@@ -96,9 +96,12 @@ class Patches:
     def lead_global(self, name: Name, word: str, value: Any) -> None:
         """Let the function *name* find *value* where it says *word*; the rest of its module keeps the word.
 
-        This is how a built-in name is led elsewhere: a module of torch uses it in other functions, too.
+        This is how a built-in name is led elsewhere: a module of torch uses it in other functions, too. What a program
+        has put in the place of torch's function is left alone.
         """
         function = inspect.unwrap(name.get())
+        if not inspect.isfunction(function):
+            return name.leave_out()
         code, hidden = function.__code__, f"_distsim_{word}"
         self.put(sys.modules[function.__module__], hidden, value)
         words = tuple(hidden if one == word else one for one in code.co_names)

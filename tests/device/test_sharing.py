@@ -52,7 +52,7 @@ def rate(hosts: str, nic: float = 50.0, num_nics: int = 4, nvlink: float = 450.0
     """Of a group with a rank on each host named, a letter each."""
     node = SimpleNamespace(nvlink_bytes_per_s=nvlink, pcie_bytes_per_s=55.0, nic_bytes_per_s=nic, num_nics=num_nics)
     world: Any = SimpleNamespace(
-        slots=[SimpleNamespace(host=host) for host in hosts],
+        slot_of=lambda rank: SimpleNamespace(host=hosts[rank]),
         cluster=SimpleNamespace(node=node),
         traced=SimpleNamespace(standing_for=lambda group: None),
     )

@@ -233,5 +233,5 @@ class HashStore(SimStore):
     _absent = "Wait timeout"
     _shown_prefix = ""
 
-    def __init__(self) -> None:
-        super().__init__(KeyValues(require_task().world.env), DEFAULT_TIMEOUT)
+    def __init__(self, values: KeyValues | None = None) -> None:
+        super().__init__(values or KeyValues(require_task().world.env), DEFAULT_TIMEOUT)

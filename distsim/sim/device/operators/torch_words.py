@@ -45,6 +45,13 @@ _OF_ONE_DTYPE = frozenset(
      aten.masked_scatter.default, aten.binary_cross_entropy.default}
 )  # fmt: skip
 """Their tensors of floating point have one data type, on every device; the meta kernels of some let others pass."""
+_TENSOR_TYPES = {
+    torch.float32: "torch.cuda.FloatTensor",
+    torch.float64: "torch.cuda.DoubleTensor",
+    torch.float16: "torch.cuda.HalfTensor",
+    torch.bfloat16: "CUDABFloat16Type",
+}
+"""C++ names of CUDA tensors (DeprecatedTypeProperties::toString)."""
 _LOSSES = frozenset({aten.nll_loss_forward.default, aten.nll_loss2d_forward.default})
 
 
@@ -52,6 +59,10 @@ def refuse_mixed_dtypes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     """torch's error for tensors whose data types *func* does not take together."""
     if func in _LOSSES:
         mixed = args[1].dtype not in (torch.int64, torch.uint8)
+    elif func is aten.convolution.default and args[0].dtype != args[1].dtype:
+        # native/Convolution.cpp, check_input_same_type_as_parameters. The text of a CPU depends on its instructions.
+        one, other = (_TENSOR_TYPES.get(value.dtype, str(value.dtype)) for value in args[:2])
+        raise RuntimeError(f"Input type ({one}) and weight type ({other}) should be the same")
     elif func in _OF_ONE_DTYPE:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         mixed = len({t.dtype for t in tensors if t.dtype.is_floating_point or t.dtype.is_complex}) > 1
