@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
-from distsim.debug.records import Caught, Evidence, Site
+from distsim.debug.records import Evidence
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from tests.debug.builders import FILE, Step, all_reduce, barrier, coll, group, play, recv, send
@@ -165,7 +165,66 @@ for name, value in metrics.items():  #@ cause
     dist.all_reduce(value)  #@ call
 dist.barrier()  #@ end
 """,
-        "Give `metrics.items()` the same keys in the same order on every rank",
+        "Make the keys of `metrics` the same on every rank (gather them first",
+    ),
+    "keys by a subscript": (
+        """
+for step in range(steps):
+    m = make()
+    for k in m:  #@ cause
+        dist.all_reduce(m[k])  #@ call
+    dist.barrier()  #@ end
+""",
+        "Make the keys of `m` the same on every rank (gather them first, or fill the missing with a neutral value): "
+        f"rank 1 goes less often through the loop at {FILE}:3 than the others.",
+    ),
+    "keys through a function": (
+        """
+def reduce_all(values):
+    for name in sorted(values):  #@ cause
+        dist.all_reduce(tensor_of(name))  #@ call
+out = {"loss": 1.0}
+reduce_all(out)
+dist.barrier()  #@ end
+""",
+        "Make the keys of `values` the same on every rank",
+    ),
+    "list": (
+        """
+pending = [x for x in parts if x is not None]
+for x in pending:  #@ cause
+    dist.all_reduce(x)  #@ call
+dist.barrier()  #@ end
+""",
+        "Make the items of `pending` the same on every rank",
+    ),
+    "list of batches": (
+        """
+batches = [b for b in make()]
+for batch in batches:  #@ cause
+    dist.all_reduce(batch)  #@ call
+dist.barrier()  #@ end
+""",
+        "Give every rank the same number of batches in `batches` (drop_last=True",
+    ),
+    "start of a resumed loop": (
+        """
+start = load(path)["step"]
+for step in range(start, 100):  #@ cause
+    dist.all_reduce(x)  #@ call
+dist.barrier()  #@ end
+""",
+        "Begin at the same step on every rank: load the same checkpoint everywhere, or broadcast `start` from rank 0",
+    ),
+    "counter of a resumed loop": (
+        """
+done = state["done"]
+while done < 100:  #@ cause
+    dist.all_reduce(x)  #@ call
+    done += 1
+dist.barrier()  #@ end
+""",
+        "Begin at the same step on every rank: load the same checkpoint everywhere, or broadcast `done` from rank 0",
     ),
     "generation": (
         """
@@ -218,6 +277,118 @@ def test_what_ends_a_loop_on_some_ranks_is_the_advice(name: str) -> None:
     assert {p.lines[m] for m in ("cause", "why") if m in p.lines and (m == "why" or name != "no_sync of FSDP")} <= shown
 
 
+AGREED = {
+    "tensor": """
+for batch in loader:  #@ cause
+    dist.all_reduce(x)  #@ call
+    dist.all_reduce(bad)
+    if bad.item() > 0:
+        break
+dist.barrier()  #@ end
+""",
+    "flag through a name": """
+for batch in loader:  #@ cause
+    dist.all_reduce(x)  #@ call
+    dist.broadcast(flag, src=0)
+    stop = flag.item()
+    if stop:
+        break
+dist.barrier()  #@ end
+""",
+    "function": """
+def any_rank(value):
+    flag = torch.tensor(value)
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag)
+for batch in loader:  #@ cause
+    dist.all_reduce(x)  #@ call
+    if any_rank(loss > 3):
+        break
+dist.barrier()  #@ end
+""",
+    "number of the step": """
+for step, batch in enumerate(loader):  #@ cause
+    dist.all_reduce(x)  #@ call
+    if step >= most:
+        break
+dist.barrier()  #@ end
+""",
+}
+
+
+@pytest.mark.parametrize("name", AGREED)
+def test_an_exit_that_all_ranks_agree_on_is_not_blamed(name: str) -> None:
+    """A loop is left by a collective's answer or by its count: what remains is the loader."""
+    p = program(AGREED[name])
+    d = uneven(p)
+    assert d.suggestion.startswith("Give every rank the same number of batches in"), d.suggestion
+    assert [site.line for site in d.causes] == [p.cause]
+
+
+def test_a_condition_that_a_collective_has_not_decided_is_not_agreed() -> None:
+    """Half of the condition is the rank's own, and a reduced gradient makes no loss alike."""
+    p = program("""
+for step in range(9):
+    dist.all_reduce(torch.ones(4))  #@ call
+    dist.all_reduce(bad)
+    if bad.item() or torch.isnan(loss):  #@ cause
+        break
+dist.barrier()  #@ end
+""")
+    assert uneven(p).suggestion.startswith("Agree on `bad.item() or torch.isnan(loss)` before any rank leaves")
+
+
+def test_an_exit_and_a_loader_are_both_possible() -> None:
+    """Where the text does not show which of two ends the loop, neither is stated as a fact."""
+    p = program("""
+for batch in loader:  #@ loader
+    dist.all_reduce(x)  #@ call
+    if spiked(loss):  #@ exit
+        break
+dist.barrier()  #@ end
+""")
+    d = uneven(p)
+    assert f"It may be decided by each rank for itself at {FILE}:3. If it is not: give every rank" in d.suggestion
+    assert [site.line for site in d.causes] == [p.exit, p.loader]
+
+
+def test_a_rank_that_counts_from_another_step() -> None:
+    """Every third step evaluates, and rank 1 is at another step: the checkpoint is the cause."""
+    p = program("""
+start = load(path)
+for step in range(start, 12):  #@ loop
+    dist.all_reduce(x)  #@ call
+    if step % 3 == 2:  #@ every
+        dist.all_gather(scores, y)  #@ evaluate
+dist.barrier()
+""")
+
+    def steps(rank: int) -> list[Step]:
+        first = 6 if rank == 1 else 4
+        rounds = [
+            [all_reduce(p.call), *([coll("all_gather", p.evaluate)] if s % 3 == 2 else [])] for s in range(first, 12)
+        ]
+        return [call for calls in rounds for call in calls]
+
+    d = only(play(3, steps, sources={FILE: p.text}))
+    assert d.culprits == (1,)
+    assert d.suggestion.startswith("Begin at the same step on every rank: load the same checkpoint everywhere")
+    assert [site.line for site in d.causes] == [p.every, p.loop]
+
+
+def test_a_loop_that_begins_at_a_number_was_not_resumed() -> None:
+    """All ranks begin at 0: no checkpoint is blamed."""
+    p = program("""
+for step in range(12):
+    dist.all_reduce(x)  #@ call
+    if step % 3 == 2:
+        dist.all_gather(scores, y)  #@ evaluate
+""")
+    odd = [all_reduce(p.call)] * 4
+    even = [all_reduce(p.call)] * 3 + [coll("all_gather", p.evaluate)]
+    assert "checkpoint" not in only(play(3, lambda r: odd if r == 1 else even, sources={FILE: p.text})).suggestion
+
+
 def test_a_counted_no_sync_is_not_blamed() -> None:
     """Where the micro-batches are counted alike on all ranks, no_sync() is not the cause."""
     p = program("""
@@ -234,82 +405,6 @@ def test_without_the_program_the_advice_is_that_of_the_kind() -> None:
     """Records alone do not say what ended the loop."""
     p = program("for i in x:\n    dist.all_reduce(x)  #@ call\ndist.barrier()  #@ end")
     assert uneven(replace(p, text="")).suggestion.startswith("Give every rank the same number of iterations")
-
-
-TRY = """
-for step in range(9):
-    try:
-        dist.all_reduce(step_of(batch))  #@ call
-    except Exception as error:  #@ handler
-        continue
-dist.barrier()  #@ end
-"""
-
-
-def caught(p: Program, error: str, *ranks: int, **kw: Any) -> Diagnosis:
-    """`uneven`, where *ranks* have caught *error* at the line of the handler."""
-
-    def steps(rank: int) -> list[Step]:
-        return [all_reduce(p.call) for _ in range(2 if rank == 1 else 4)] + [barrier(p.end)]
-
-    evidence = play(3, steps, sources={FILE: p.text})
-    for rank in ranks:
-        evidence.ranks[rank].caught = (Caught(error, Site(FILE, p.handler, "<module>"), **kw),)
-    return only(evidence)
-
-
-def test_a_swallowed_exception_is_the_cause() -> None:
-    """The rank that caught it, the line, the call before it and the cure are told."""
-    d = caught(program(TRY), "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", 1, calls=2)
-    assert d.suggestion.startswith("Skip the step on all ranks or on none: after the try, all_reduce (MAX)")
-    assert "smaller micro-batch" in d.suggestion
-    assert f"Rank 1 caught torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB at {FILE}:4, after " in (
-        d.explanation
-    )
-    assert "all_reduce #2" in d.explanation
-    assert [site.line for site in d.causes] == [4]
-
-
-def test_what_every_rank_catches_is_no_cause() -> None:
-    """An exception that the others caught at the same line, as often, explains nothing."""
-    assert "caught" not in caught(program(TRY), "KeyError: 'x'", 0, 1, 2).explanation
-
-
-def test_what_is_caught_away_from_the_calls_is_no_cause() -> None:
-    """A handler around an import does not make a rank leave out calls."""
-    p = program("""
-try:
-    import apex
-except ImportError:  #@ handler
-    apex = None
-for step in range(rounds):
-    dist.all_reduce(x)  #@ call
-dist.barrier()  #@ end
-""")
-    assert "caught" not in caught(p, "ModuleNotFoundError: No module named 'apex'", 1).explanation
-
-
-def test_a_rank_that_ended_after_what_it_caught() -> None:
-    """Who caught an exception around its last calls and ended is told to make the last call in a finally block."""
-    p = program("""
-def driver():
-    for i in range(5):
-        dist.broadcast(x, src=0)  #@ own
-try:
-    driver()  #@ main
-except KeyError as error:  #@ handler
-    print(error)
-while True:
-    dist.broadcast(x, src=0)  #@ call
-""")
-    own = coll("broadcast", p.own, root=0, function="driver", callers=(Site(FILE, p.main, "<module>"),))
-    theirs = coll("broadcast", p.call, root=0)
-    evidence = play(3, lambda r: [own] * 2 if r == 0 else [theirs] * 3, sources={FILE: p.text})
-    evidence.ranks[0].caught = (Caught("KeyError: 'prompt_7'", Site(FILE, p.handler, "<module>"), calls=2),)
-    d = only(evidence)
-    assert d.culprits == (0,)
-    assert d.suggestion.startswith("Make the last call (a stop command, say) in a finally block, or raise the KeyError")
-    assert "destroy_process_group" not in d.explanation + d.suggestion
 
 
 ORDERS = {

@@ -5,4 +5,14 @@
 
 from __future__ import annotations
 
-__all__ = ["blocks", "caught", "cause", "find_cause", "iterations", "program_text", "unordered"]
+__all__ = [
+    "blocks",
+    "caught",
+    "cause",
+    "collections",
+    "find_cause",
+    "iterations",
+    "program_text",
+    "resumed",
+    "unordered",
+]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Sequence
 
 from distsim.debug.diagnosis.causes.cause import Cause
 from distsim.debug.diagnosis.causes.program_text import FUNCTIONS, ProgramText
 from distsim.debug.diagnosis.context import Case
-from distsim.debug.records import Caught, Phase, Site
+from distsim.debug.records import P2P, Caught, Phase, Site
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.words.phrases import are, call_text, capital, one_line, place, ranks_text
 
@@ -24,7 +25,7 @@ def caught_exception(case: Case, d: Diagnosis, text: ProgramText) -> Cause | Non
         (rank, caught)
         for rank in (*d.culprits, *(d.victims if len(d.culprits) * 2 >= len(states) else ()))
         for caught in states[rank].caught
-        if not _usual(case, rank, caught) and _leaves_out_calls(case, rank, caught, text)
+        if not _usual(case, rank, caught) and _may_leave_out_calls(case, d, rank, caught, text)
     ]
     if not candidates:
         return None
@@ -51,7 +52,7 @@ def _cure(caught: Caught, who_has: str, at: str, over: bool) -> str:
         )
     cure = (
         f"Skip the step on all ranks or on none: after the try, all_reduce (MAX) whether a rank failed. "
-        f"{capital(who_has)} caught {name} at {at} and left out calls. "
+        f"{capital(who_has)} caught {name} at {at} and may have left out calls by it. "
     )
     if name == OUT_OF_MEMORY:
         return cure + "Or let it need less memory: a smaller micro-batch, activation checkpointing."
@@ -65,27 +66,58 @@ def _usual(case: Case, rank: int, caught: Caught) -> bool:
     return sum(c.times >= caught.times for c in like) * 2 >= max(1, len(others))
 
 
-def _leaves_out_calls(case: Case, rank: int, caught: Caught, text: ProgramText) -> bool:
-    """Calls stand in the `try`, or behind it in the function or loop that its handler leaves or goes on in."""
+def _may_leave_out_calls(case: Case, d: Diagnosis, rank: int, caught: Caught, text: ProgramText) -> bool:
+    """*rank* has made fewer calls than another in the `try`, or in the function or loop whose rest its handler leaves
+    out; or it ended without another call."""
     handler = _handler(text, caught.site)
-    frames = [frame for record in _calls_near(case, rank) for frame in record]
     if handler is None:
         return caught.kind.endswith(OUT_OF_MEMORY)
     statement, clause = handler
-    begin, end = statement.lineno, statement.body[-1].end_lineno or statement.lineno
-    if any(f.file == caught.site.file and begin <= f.line <= end for f in frames):
-        return True
-    if not any(isinstance(n, ast.Continue | ast.Break | ast.Return) for part in clause.body for n in ast.walk(part)):
-        return False
-    function = next((n for n in text.around(caught.site) if isinstance(n, FUNCTIONS)), None)
-    first, last = (0, 1 << 62) if function is None else (function.lineno, function.end_lineno or 0)
-    return any(f.file == caught.site.file and first <= f.line <= last for f in frames)
+    regions = [(statement.lineno, statement.body[-1].end_lineno or statement.lineno)]
+    leaves = {type(n) for part in clause.body for n in ast.walk(part)} & {ast.Continue, ast.Break, ast.Return}
+    if leaves:
+        around = text.around(caught.site)
+        kinds = FUNCTIONS if ast.Return in leaves else (*FUNCTIONS, ast.For, ast.AsyncFor, ast.While)
+        left = next((n for n in around if isinstance(n, kinds)), None)
+        regions.append((0, 1 << 62) if left is None else (left.lineno, left.end_lineno or 0))
+    state = case.index.states[rank]
+    if state.phase is Phase.FINISHED or state.over or state.leaving:
+        last = max((call.index for call in case.index.records(rank)), default=-1)
+        if last < caught.calls:
+            return _has_calls(case, caught.site.file, regions)
+    if d.call is None or d.call.op in P2P:  # a rank's messages have no number that another rank has too
+        return _has_calls(case, caught.site.file, regions)
+    own, others = _calls_at(case, d, caught.site.file, regions, rank)
+    return any(others[site] > own[site] for site in others)
 
 
-def _calls_near(case: Case, rank: int) -> Sequence[tuple[Site, ...]]:
-    """Stacks of calls of all ranks: what this one left out, another has made."""
-    stacks = {record.way for r in case.index.states for record in case.index.records(r)[-256:]}
-    return list(stacks)
+def _has_calls(case: Case, file: str, regions: Sequence[tuple[int, int]]) -> bool:
+    frames = (f for rank in case.index.states for r in case.index.records(rank)[-256:] for f in r.way)
+    return any(f.file == file and any(a <= f.line <= b for a, b in regions) for f in frames)
+
+
+def _calls_at(
+    case: Case, d: Diagnosis, file: str, regions: Sequence[tuple[int, int]], rank: int
+) -> tuple[Counter[int], Counter[int]]:
+    """Calls through the lines of *regions* up to the diagnosed one: those of *rank*, and the most of another rank. Only
+    calls that the records of both still hold are counted."""
+    own: Counter[int] = Counter()
+    most: Counter[int] = Counter()
+    for log in case.index.group_logs:
+        until = d.call.seq if d.call is not None and d.group == log.group else 1 << 62
+        since = max((calls[0].seq for calls in log.calls.values() if calls), default=0)
+        for other, calls in log.calls.items():
+            lines = Counter(
+                line
+                for call in calls
+                if since <= call.seq <= until
+                for line in {f.line for f in call.way if f.file == file and any(a <= f.line <= b for a, b in regions)}
+            )
+            if other == rank:
+                own += lines
+            else:
+                most |= lines
+    return own, most
 
 
 def _handler(text: ProgramText, site: Site) -> tuple[ast.Try | ast.TryStar, ast.ExceptHandler] | None:

@@ -9,6 +9,7 @@ from distsim.debug.diagnosis.causes.caught import caught_exception
 from distsim.debug.diagnosis.causes.cause import Cause, sides_of
 from distsim.debug.diagnosis.causes.iterations import generation, loop_cause
 from distsim.debug.diagnosis.causes.program_text import ProgramText
+from distsim.debug.diagnosis.causes.resumed import resumed_elsewhere
 from distsim.debug.diagnosis.causes.unordered import unordered_operands
 from distsim.debug.diagnosis.context import Case
 from distsim.debug.records import Phase
@@ -56,8 +57,8 @@ def _cause(case: Case, d: Diagnosis) -> Cause | None:
         return cause
     uneven = d.kind is Kind.UNEVEN_ITERATIONS
     if uneven or d.kind in (Kind.MISSING_RANK, Kind.EXTRA_COLLECTIVE, *REORDERED):
-        cause = generation(text, sides) or no_sync_block(text, sides)
-    return cause or (loop_cause(text, sides) if uneven else None)
+        cause = generation(text, sides) or no_sync_block(text, sides) or resumed_elsewhere(text, sides)
+    return cause or (loop_cause(text, sides, d.culprits) if uneven else None)
 
 
 def _still_runs(case: Case, d: Diagnosis) -> bool:

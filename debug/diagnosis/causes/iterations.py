@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from distsim.debug.diagnosis.causes.cause import Cause, Sides
+from distsim.debug.diagnosis.causes.collections import BATCHES, collection_loop
 from distsim.debug.diagnosis.causes.program_text import FUNCTIONS, Decision, Loop, ProgramText, words_of
+from distsim.debug.diagnosis.causes.resumed import first_step, same_start
 from distsim.debug.records import Site
 from distsim.debug.words.phrases import place
 
@@ -19,7 +21,6 @@ CLOCKS = frozenset(
     {"time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns", "now", "elapsed"}
 )
 FILES = frozenset({"exists", "isfile", "is_file", "stat", "listdir", "glob"})
-BATCHES = re.compile(r"load|data|batch|sampl|iter|train|val|test", re.IGNORECASE)
 LONGEST = 44
 """Letters of a condition that a suggestion holds."""
 
@@ -52,11 +53,12 @@ def _ends_answer(text: ProgramText, decision: Decision) -> bool:
     return any(ENDS_ANSWER.search(word) for word in (*decision.words, *re.findall(r"\w+", line)))
 
 
-def loop_cause(text: ProgramText, sides: Sides) -> Cause | None:
-    """What decides on each rank by itself how often it goes round the loop."""
-    loops: list[tuple[Site, Loop]] = []
-    for inside, outside in ((sides.others, sides.culprits), (sides.culprits, sides.others)):
-        loops = loops or text.loops(inside, outside)
+def loop_cause(text: ProgramText, sides: Sides, ranks: Sequence[int]) -> Cause | None:
+    """What may decide on each rank by itself how often it goes round the loop; *ranks*: the culprits."""
+    loops, longer = text.loops(sides.others, sides.culprits), False
+    if not loops:
+        loops, longer = text.loops(sides.culprits, sides.others), True
+    apart = bool(loops)
     loops = loops or text.loops(sides.others) or text.loops(sides.culprits)
     decisions = [d for site, loop in loops for d in text.decisions(site.file, loop)]
     flags = signal_flags(text)
@@ -71,20 +73,34 @@ def loop_cause(text: ProgramText, sides: Sides) -> Cause | None:
     for decision in decisions:
         if (cause := _by_itself(decision)) is not None:
             return cause
-    for decision in decisions:
-        shown, at = _short(decision.text), place(decision.site)
-        if decision.leaves:
-            return Cause(
-                f"Agree on `{shown}` before any rank leaves the loop: all_reduce it, or let rank 0 decide and "
-                f"broadcast. Each rank decides it by itself at {at}.",
-                lines=(decision.site,),
-            )
-        return Cause(
-            f"Skip the round on all ranks or on none: all_reduce whether any rank does. `{shown}` at {at} skips it "
-            "on some ranks alone.",
-            lines=(decision.site,),
+    header = None
+    if apart:
+        header = collection_loop(text, *loops[0], ranks, longer)
+    if header is None and loops:
+        header = _by_header(text, *loops[0])
+    return _by_decision(decisions, header) if decisions else header
+
+
+def _by_decision(decisions: Sequence[Decision], header: Cause | None) -> Cause:
+    """Conditions that no rule knows more of: the text does not show that they differ between ranks."""
+    first, *more = decisions
+    shown, also = _short(first.text), "".join(f", or `{_short(d.text)}` at {place(d.site)}" for d in more[:1])
+    if first.leaves:
+        cure = (
+            f"Agree on `{shown}` before any rank leaves the loop: all_reduce it, or let rank 0 decide and broadcast. "
+            f"It may be decided by each rank for itself at {place(first.site)}{also}."
         )
-    return _by_header(*loops[0]) if loops else None
+    else:
+        cure = (
+            f"Skip the round on all ranks or on none: all_reduce whether any rank does. `{shown}` at "
+            f"{place(first.site)}{also} may be decided by each rank for itself."
+        )
+    lines = tuple(d.site for d in decisions[:2])
+    if header is None or set(header.lines) <= set(lines):
+        return Cause(cure, lines=lines)
+    return Cause(
+        f"{cure} If it is not: {header.suggestion[:1].lower()}{header.suggestion[1:]}", lines=lines + header.lines
+    )
 
 
 def _by_itself(decision: Decision) -> Cause | None:
@@ -103,19 +119,16 @@ def _by_itself(decision: Decision) -> Cause | None:
     return None
 
 
-def _by_header(site: Site, loop: Loop) -> Cause | None:
+def _by_header(text: ProgramText, site: Site, loop: Loop) -> Cause | None:
     header = Site(site.file, loop.lineno, "")
     at = place(header)
+    if (start := first_step(text, site, loop)) is not None:
+        return same_start(start, header)
     if isinstance(loop, ast.While):
         shown = _short(ast.unparse(loop.test))
         return Cause(f"Make `while {shown}` at {at} end in the same round on every rank.", lines=(header,))
     over = ast.unparse(loop.iter)
     shown = _short(over)
-    if re.search(r"\.(items|keys|values)\(\)$", over):
-        return Cause(
-            f"Give `{shown}` the same keys in the same order on every rank: the loop at {at} makes a call for each.",
-            lines=(header,),
-        )
     bound = loop.iter if isinstance(loop.iter, ast.Call) and words_of(loop.iter.func) == {"range"} else None
     names = words_of(loop.iter) - {"range", "enumerate", "zip", "len"}
     if not names:

@@ -12,6 +12,8 @@ from distsim.debug.records import Site
 __all__ = ["Decision", "Loop", "ProgramText", "words_of"]
 
 Loop = ast.For | ast.AsyncFor | ast.While
+AGREEING = frozenset({"all_reduce", "broadcast", "all_gather_object", "broadcast_object_list", "all_gather"})
+"""Collectives after which all ranks hold the same value in their first argument."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
@@ -72,13 +74,16 @@ class ProgramText:
         ]
 
     def decisions(self, file: str, loop: Loop, *, counted: bool = False) -> list[Decision]:
-        """Conditions that end *loop* or skip a round of it; those that its counter decides only where *counted*."""
+        """Conditions that end *loop* or skip a round of it; those that its counter decides, or that the ranks have
+        agreed on by a collective, only where *counted*."""
         targets = _counters(loop)
         met: list[Decision] = []
         tests = [(loop.test, loop.lineno, True)] if isinstance(loop, ast.While) else []
         tests += list(_exits(loop.body, own=True))
         for test, line, leaves in tests:
             if isinstance(test, ast.Constant) or (not counted and _counts(test, targets)):
+                continue
+            if not counted and self._agreed(file, loop, test, line):
                 continue
             words = words_of(test)
             for name, value in _assigned(loop):
@@ -89,7 +94,19 @@ class ProgramText:
             met.append(Decision(Site(file, line, ""), ast.unparse(test), words, leaves))
         return met
 
-    def _functions(self, file: str, names: frozenset[str]) -> list[ast.stmt]:
+    def _agreed(self, file: str, loop: Loop, test: ast.expr, line: int) -> bool:
+        """Each part of *test* reads what a collective above it in the loop has written, or a function that answers
+        with such a value."""
+        written = _written_by_collectives(loop, line)
+        agreed = {function.name for function in self._functions(file, words_of(loop)) if _answers_alike(function)}
+        for name, value in _assigned(loop):
+            words = words_of(value)
+            if words & agreed or any(written.get(word, value.lineno) < value.lineno for word in words):
+                written.setdefault(name, value.lineno)
+        parts = test.values if isinstance(test, ast.BoolOp) else [test]
+        return all(words_of(part) & (written.keys() | agreed) for part in parts)
+
+    def _functions(self, file: str, names: frozenset[str]) -> list[ast.FunctionDef]:
         tree = self.tree(file)
         functions = () if tree is None else ast.walk(tree)
         return [n for n in functions if isinstance(n, ast.FunctionDef) and n.name in names]
@@ -134,6 +151,28 @@ class ProgramText:
             values = [k.value for k in call.keywords if k.arg == name] or call.args[at : at + 1]
             met += [(Site(site.file, call.lineno, ""), value) for value in values]
         return met
+
+
+def _written_by_collectives(scope: ast.AST, until: int) -> dict[str, int]:
+    """Names of tensors and lists that collectives of *scope* write for all ranks, and the first line of each."""
+    written: dict[str, int] = {}
+    for call in ast.walk(scope):
+        if isinstance(call, ast.Call) and call.args and call.lineno <= until and _name(call.func) in AGREEING:
+            written.setdefault(_name(call.args[0]), call.lineno)
+    written.pop("", None)
+    return written
+
+
+def _answers_alike(function: ast.FunctionDef) -> bool:
+    """What *function* returns is read out of what a collective in it has written."""
+    written = _written_by_collectives(function, function.end_lineno or 0)
+    returns = [node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value is not None]
+    return bool(returns) and all(words_of(value) & written.keys() for value in returns)
+
+
+def _name(node: ast.expr) -> str:
+    """The last word of a name: `all_reduce` of `dist.all_reduce`."""
+    return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
 def words_of(node: ast.AST) -> frozenset[str]:

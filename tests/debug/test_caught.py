@@ -1,0 +1,127 @@
+"""Exceptions that one rank caught: which of them explain a hang, and which do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distsim.debug.records import Caught, Site
+from distsim.debug.records.diagnosis import Diagnosis
+from tests.debug.builders import FILE, Step, all_reduce, barrier, coll, play
+from tests.debug.test_causes import Program, only, program
+
+TRY = """
+for step in range(9):
+    try:
+        dist.all_reduce(step_of(batch))  #@ call
+    except Exception as error:  #@ handler
+        continue
+dist.barrier()  #@ end
+"""
+
+
+def caught(p: Program, error: str, *ranks: int, **kw: Any) -> Diagnosis:
+    """`uneven`, where *ranks* have caught *error* at the line of the handler."""
+
+    def steps(rank: int) -> list[Step]:
+        return [all_reduce(p.call) for _ in range(2 if rank == 1 else 4)] + [barrier(p.end)]
+
+    evidence = play(3, steps, sources={FILE: p.text})
+    for rank in ranks:
+        evidence.ranks[rank].caught = (Caught(error, Site(FILE, p.handler, "<module>"), **kw),)
+    return only(evidence)
+
+
+def test_a_swallowed_exception_is_the_cause() -> None:
+    """The rank that caught it, the line, the call before it and the cure are told."""
+    d = caught(program(TRY), "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", 1, calls=2)
+    assert d.suggestion.startswith("Skip the step on all ranks or on none: after the try, all_reduce (MAX)")
+    assert "smaller micro-batch" in d.suggestion
+    assert f"Rank 1 caught torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB at {FILE}:4, after " in (
+        d.explanation
+    )
+    assert "all_reduce #2" in d.explanation
+    assert [site.line for site in d.causes] == [4]
+
+
+def test_what_every_rank_catches_is_no_cause() -> None:
+    """An exception that the others caught at the same line, as often, explains nothing."""
+    assert "caught" not in caught(program(TRY), "KeyError: 'x'", 0, 1, 2).explanation
+
+
+def test_what_is_caught_away_from_the_calls_is_no_cause() -> None:
+    """A handler around an import does not make a rank leave out calls."""
+    p = program("""
+try:
+    import apex
+except ImportError:  #@ handler
+    apex = None
+for step in range(rounds):
+    dist.all_reduce(x)  #@ call
+dist.barrier()  #@ end
+""")
+    assert "caught" not in caught(p, "ModuleNotFoundError: No module named 'apex'", 1).explanation
+
+
+def test_what_is_caught_around_calls_that_were_all_made_is_no_cause() -> None:
+    """Rank 1 caught an exception while logging, made every call there, and left the loop early for another reason."""
+    p = program("""
+for batch in loader:
+    dist.all_reduce(x)  #@ call
+    try:
+        dist.all_reduce(metric)  #@ metric
+        writer.write(metric)
+    except OSError:  #@ handler
+        pass
+dist.barrier()  #@ end
+""")
+    pair = [all_reduce(p.call, shape=(8,)), all_reduce(p.metric, shape=(1,))]
+    evidence = play(3, lambda r: pair * (2 if r == 1 else 4) + [barrier(p.end)], sources={FILE: p.text})
+    evidence.ranks[1].caught = (Caught("OSError: disk full", Site(FILE, p.handler, "<module>"), calls=2),)
+    d = only(evidence)
+    assert "OSError" not in d.explanation + d.suggestion
+    assert "drop_last" in d.suggestion
+
+
+def test_what_is_caught_before_an_innocent_round_is_left_is_no_cause() -> None:
+    """A handler that goes on in another loop than the one that diverges explains nothing."""
+    p = program("""
+for file in files:
+    try:
+        dist.all_reduce(size_of(file))  #@ first
+    except OSError:  #@ handler
+        continue
+for batch in loader:
+    dist.all_reduce(x)  #@ call
+dist.barrier()  #@ end
+""")
+
+    def steps(rank: int) -> list[Step]:
+        return [all_reduce(p.first)] * 3 + [all_reduce(p.call)] * (2 if rank == 1 else 4) + [barrier(p.end)]
+
+    evidence = play(3, steps, sources={FILE: p.text})
+    evidence.ranks[1].caught = (Caught("OSError: gone", Site(FILE, p.handler, "<module>"), calls=2),)
+    d = only(evidence)
+    assert "OSError" not in d.explanation + d.suggestion
+
+
+def test_a_rank_that_ended_after_what_it_caught() -> None:
+    """Who caught an exception around its last calls and ended is told to make the last call in a finally block."""
+    p = program("""
+def driver():
+    for i in range(5):
+        dist.broadcast(x, src=0)  #@ own
+try:
+    driver()  #@ main
+except KeyError as error:  #@ handler
+    print(error)
+while True:
+    dist.broadcast(x, src=0)  #@ call
+""")
+    own = coll("broadcast", p.own, root=0, function="driver", callers=(Site(FILE, p.main, "<module>"),))
+    theirs = coll("broadcast", p.call, root=0)
+    evidence = play(3, lambda r: [own] * 2 if r == 0 else [theirs] * 3, sources={FILE: p.text})
+    evidence.ranks[0].caught = (Caught("KeyError: 'prompt_7'", Site(FILE, p.handler, "<module>"), calls=2),)
+    d = only(evidence)
+    assert d.culprits == (0,)
+    assert d.suggestion.startswith("Make the last call (a stop command, say) in a finally block, or raise the KeyError")
+    assert "destroy_process_group" not in d.explanation + d.suggestion
