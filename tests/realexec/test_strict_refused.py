@@ -31,7 +31,7 @@ REFUSED = {
     "csr": lambda how: dist.all_reduce(torch.eye(4).to_sparse_csr(), **how),
     "coordinates": lambda how: dist.broadcast(coordinates(), 0, **how),
     "maximum": lambda how: dist.all_reduce(coordinates(), MAX, **how),
-    "list": lambda how: dist.all_gather([ones(3)] * 9, ones(3), **how),
+    "list": lambda how: dist.all_gather([ones(3) for _ in range(9)], ones(3), **how),
     "size": lambda how: dist.all_gather_single(ones(5), ones(4), **how),
     "outputs": lambda how: dist.all_gather_coalesced([[ones(3), ones(5)]] * size, [ones(3), ones(4)], **how),
 }

@@ -14,6 +14,7 @@ from tests.scenarios.as_on_gloo import endings
 ROOT = Path(__file__).parents[2] / "scenarios"
 FILES = find_scenarios([ROOT / "hangs"])
 OTHERWISE = {
+    "aliased_outputs": "it is a warning, and ranks that all were killed are an error",
     "never_waited": "it is a warning, and ranks that all were killed are an error",
 }
 """Programs of whose real ranks, ended so, something else is told, and why."""
