@@ -1,16 +1,22 @@
-"""How closely a real job is watched, and what follows a hang: arguments first, environment second."""
+"""How closely a real job is watched, and what follows a hang: arguments first, environment second.
+
+`VARIABLES` and the fields of `Settings` are all environment variables that distsim reads (docs/environment.md).
+"""
 
 from __future__ import annotations
 
+import difflib
 import enum
+import functools
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from distsim.errors import UsageError
 
-__all__ = ["Level", "OnHang", "Settings"]
+__all__ = ["LAUNCHED", "VARIABLES", "Level", "OnHang", "Settings", "unknown_variables", "warn_of_unknown_variables"]
 
 
 class Level(enum.StrEnum):
@@ -31,6 +37,19 @@ class OnHang(enum.StrEnum):
 
 
 PREFIX = "DISTSIM_"
+LAUNCHED = "DISTSIM_LAUNCHED"
+"""Set for the processes of a job: the folder of its rings."""
+VARIABLES = {
+    "DISTSIM_SECRET": "Secret by which the monitors of several hosts recognize each other; the same on every host.",
+    "DISTSIM_SECRET_FILE": "File that holds the secret instead: your own, mode 600, the same on every host.",
+    LAUNCHED: "Set by `distsim run` for the processes of its job: the folder of the flight records. Do not set it.",
+    "DISTSIM_SECONDS": "For distsim's own tests: how long `.ci/versions` may take, in seconds.",
+    "DISTSIM_UPDATE_GOLDEN": "For distsim's own tests: write the golden files anew.",
+    "DISTSIM_ENVIRONMENTS": "For distsim's own tests: folder of the environments with other releases of torch.",
+}
+"""Environment variables beside those of `Settings`, and what each is for; none has a default."""
+LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "RANK")
+"""Variables in which launchers number the processes of a host, the most reliable first."""
 
 
 @dataclass(frozen=True)
@@ -38,23 +57,27 @@ class Settings:
     """Every field has an environment variable: `DISTSIM_LEVEL`, `DISTSIM_ON_HANG`, ..."""
 
     level: Level = Level.CHECK
+    """What is done at each call: `off`, `record` (keep flight records only), `check` (a monitor compares the calls of
+    all ranks) or `strict` (ranks compare before any byte goes out, and each raises at its own line)."""
     on_hang: OnHang = OnHang.REPORT
+    """What follows the report of a hang: `report` (leave the job alone), `abort` (end the job) or `wait` (keep
+    everything as it is for a debugger). `distsim run` aborts unless this or --on-hang says otherwise."""
     directory: str = ""
-    """Where the rings go; empty: in memory, by the job's name."""
+    """Folder of the flight records (rings); empty: in memory, by the job's name."""
     hang_after_s: float = 60.0
     """A rank that computes on is taken for missing when others have waited this long for it. A job in which no rank
     waits hangs when all its ranks have stood still for this long; ranks that compute never do. More than a slow
     checkpoint (30 s), less than torch's timeouts (10 and 30 minutes)."""
     straggler_after_s: float = 10.0
-    """It is named a straggler, in one line, after this long."""
+    """A rank that others wait for is named a straggler, in one line, after this long."""
     report: str = ""
     """File for the JSON report."""
     nan: bool = False
-    """Look for NaN in every call's tensors."""
+    """Look for NaN in the tensors of every call (1: yes)."""
     checksum: bool = False
-    """Look for buffers that are written while in flight."""
+    """Look for buffers that are written while in flight (1: yes)."""
     monitor: bool = True
-    """Start a monitor process from local rank 0; the launcher starts its own."""
+    """Start a monitor process on each host from its ranks (0: no). `distsim run` starts its own."""
 
     @classmethod
     def read(cls, given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Settings:
@@ -78,6 +101,33 @@ class Settings:
         for name, value in asdict(self).items():
             said[_variable(name)] = str(int(value)) if isinstance(value, bool) else str(value)
         return said
+
+    @classmethod
+    def variables(cls) -> dict[str, str]:
+        """The environment variable of each field."""
+        return {field.name: _variable(field.name) for field in fields(cls)}
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """A line for each variable that begins like ours and that distsim does not read, with the nearest name."""
+    known = [*Settings.variables().values(), *VARIABLES]
+    lines = []
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in known:
+            near = difflib.get_close_matches(name.removeprefix(PREFIX), [k.removeprefix(PREFIX) for k in known], n=1)
+            hint = f"did you mean {PREFIX}{near[0]}?" if near else f"it reads {', '.join(Settings.variables().values())}"
+            lines.append(f"distsim does not read {name}: {hint} (docs/environment.md)")
+    return lines
+
+
+@functools.cache
+def warn_of_unknown_variables() -> None:
+    """Print those lines once a job: in its launcher, or in the first rank of a host where the launcher is not ours."""
+    number = next((os.environ[name] for name in LOCAL_RANKS if name in os.environ), "0")
+    if LAUNCHED in os.environ or number != "0":
+        return
+    for line in unknown_variables(os.environ):
+        print(f"distsim: warning: {line}", file=sys.stderr, flush=True)
 
 
 def _variable(name: str) -> str:

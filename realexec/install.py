@@ -11,7 +11,7 @@ from typing import Any
 
 from distsim.debug.evidence.watched_source import report_to, watch_imports
 from distsim.debug.rings.world import World
-from distsim.debug.settings import Level, Settings
+from distsim.debug.settings import Level, Settings, warn_of_unknown_variables
 from distsim.realexec.mpi.mpirun import started_by_mpirun
 from distsim.realexec.process.session import EndHooks, Session
 from distsim.realexec.process.worlds import count_in, launched
@@ -67,6 +67,8 @@ def install(
         "checksum": checksum,
     }
     settings = Settings.read(given)
+    if not _started:
+        warn_of_unknown_variables()
     if _settings is not None:
         remove()
     import torch.distributed as dist

@@ -29,7 +29,7 @@ from distsim.debug.report.whereabouts import MARKER
 from distsim.debug.rings.jobdir import default_directory
 from distsim.debug.rings.private import private_folder, write_private
 from distsim.debug.rings.reader import RingReader
-from distsim.debug.settings import Level, OnHang, Settings
+from distsim.debug.settings import LAUNCHED, Level, OnHang, Settings, warn_of_unknown_variables
 from distsim.errors import UsageError
 from distsim.realexec.last_line import failure_line, say_if_killed, verdict_line
 from distsim.realexec.mpi import launch as mpi
@@ -39,13 +39,11 @@ from distsim.torch_compat import elastic
 
 __all__ = ["launch"]
 
-LAUNCHED = "DISTSIM_LAUNCHED"
-"""Set for the processes of a job: the folder of its rings."""
-
 
 def launch(args: argparse.Namespace) -> int:
     """Run under torch elastic; 0 finished, 1 a rank failed, 3 hang, 4 inconsistent collectives."""
     _check_backend(args.on)
+    warn_of_unknown_variables()
     _leave_outer_job()
     started = started_by_mpirun(os.environ) if args.on == "mpi" else None
     if started is not None:

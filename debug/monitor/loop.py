@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -463,8 +464,20 @@ class Monitor:
         self._print(new, evidence)
         self._say_notes()
         self._write()
-        if any(d.ends_job for d in new) and self.settings.on_hang is OnHang.ABORT and not self.aborted:
-            self.abort()
+        if any(d.ends_job for d in new) and not self.aborted:
+            if self.settings.on_hang is OnHang.ABORT:
+                self.abort()
+            elif self.settings.on_hang is OnHang.REPORT and self._launcher is None:
+                self._say_left_alone(evidence)
+
+    def _say_left_alone(self, evidence: Evidence) -> None:
+        """Under a launcher of somebody else nothing ends the job: say so, where a rank still lives."""
+        if any(state.phase in LIVING for state in evidence.ranks.values()):
+            self._say(
+                "the job is not ended (DISTSIM_ON_HANG=report): its ranks may wait until their timeout. "
+                "DISTSIM_ON_HANG=abort ends such a job at once. "
+                f"Its flight records: distsim diagnose {shlex.quote(str(self.directory))}"
+            )
 
     def _print(self, new: Sequence[Diagnosis], evidence: Evidence) -> None:
         from distsim.debug.report.console import Console, piped_width

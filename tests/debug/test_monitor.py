@@ -95,6 +95,23 @@ def waiting(last: Step, waited_s: float = 5.0) -> Evidence:
     return evidence
 
 
+@pytest.mark.parametrize(
+    ("on_hang", "launcher", "said"),
+    [("report", None, True), ("report", own_process(), False), ("wait", None, False), ("abort", None, False)],
+)
+def test_a_job_that_is_left_alone_is_said_to_be(tmp_path: Path, on_hang: str, launcher: Any, said: bool) -> None:
+    """Under another launcher the last line is how to end such a job and where its records are."""
+    if launcher is not None:
+        (tmp_path / "launcher.json").write_text(json.dumps(launcher))
+    evidence = play(2, lambda r: [all_reduce(11, shape=(4 + r,))])
+    monitor = Watching(tmp_path, evidence)
+    monitor.settings = Settings.read({"on_hang": on_hang, "directory": str(tmp_path)}, {})
+    monitor.tell(diagnose(evidence), evidence)
+    last = monitor.said[-1]
+    assert ("DISTSIM_ON_HANG=abort ends such a job" in last and last.endswith(f"diagnose {tmp_path}")) == said
+    assert monitor.ended == (on_hang == "abort")
+
+
 def test_a_warning_is_withdrawn_when_it_went_on(tmp_path: Path) -> None:
     """One line takes it back, the report is empty, and what comes back later is told again."""
     stopped, goes_on = waiting(frozen(10)), play(2, lambda r: [all_reduce(11)], hang_after_s=60.0)

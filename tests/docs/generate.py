@@ -10,7 +10,7 @@ from tests.house.tree import ROOT
 def main() -> None:
     """The pages of reference, and the reports that pages show."""
     for name, made in PAGES.items():
-        (ROOT / "docs" / "reference" / name).write_text(made().rstrip() + "\n", encoding="utf-8")
+        (ROOT / "docs" / name).write_text(made().rstrip() + "\n", encoding="utf-8")
     for page in sorted((ROOT / "docs").glob("*.md")):
         text = page.read_text(encoding="utf-8")
         page.write_text(fill(text), encoding="utf-8")

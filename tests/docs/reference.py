@@ -1,4 +1,4 @@
-"""The pages of docs/reference, out of what the code says of itself."""
+"""The pages of docs/reference and docs/environment.md, out of what the code says of itself."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from distsim.cli.dispatch import COMMANDS, EXIT_CODES, Parser
 from distsim.cluster.files.spec import ClusterSpec
 from distsim.cluster.files.table import Key, Table
+from distsim.debug.settings import VARIABLES, Settings
 from distsim.scenario.file.json_schema import json_schema
 
-__all__ = ["PAGES", "clusters", "commands", "python", "scenarios"]
+__all__ = ["PAGES", "clusters", "commands", "environment", "python", "scenarios"]
 
 MADE = "<!-- Made by `python -m tests.docs.generate`: change what it is made of. -->\n"
 
@@ -302,4 +303,46 @@ def _is_text(node: ast.stmt | None) -> Any:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
-PAGES = {"scenario.md": scenarios, "cluster.md": clusters, "cli.md": commands, "python.md": python}
+# -- the environment
+
+
+def environment() -> str:
+    """Every environment variable that distsim reads."""
+    texts = _field_texts(Settings)
+    lines = ["| variable | default | |", "| --- | --- | --- |"]
+    for field, variable in Settings.variables().items():
+        value = getattr(Settings, field)
+        default = "" if value == "" else code(f"{value:g}" if isinstance(value, float | int) else value)
+        lines.append(f"| `{variable}` | {default} | {cell(texts[field])} |")
+    lines += [f"| `{name}` | | {cell(text)} |" for name, text in VARIABLES.items()]
+    return "\n".join(
+        [
+            f"{MADE}# Environment variables\n",
+            "Real jobs under guard (`distsim run --on gloo`, `python -m distsim.debug`, `distsim.debug.install()`) "
+            "read these; a flag or an argument overrides its variable. Times are in seconds. A variable that begins "
+            "with `DISTSIM_` and is not in this table is a warning with the nearest name, once a job.\n",
+            *lines,
+        ]
+    )
+
+
+def _field_texts(table: type) -> dict[str, str]:
+    """The docstring below each field of a class."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(table))).body
+    assert isinstance(tree, ast.ClassDef)
+    pairs = zip(tree.body, [*tree.body[1:], None], strict=True)
+    return {
+        ast.unparse(n.target): after.value.value
+        for n, after in pairs
+        if isinstance(n, ast.AnnAssign) and _is_text(after)
+    }  # type: ignore[union-attr]
+
+
+PAGES = {
+    "environment.md": environment,
+    "reference/scenario.md": scenarios,
+    "reference/cluster.md": clusters,
+    "reference/cli.md": commands,
+    "reference/python.md": python,
+}
+"""Pages below docs that are made, and what makes each."""
