@@ -110,12 +110,13 @@ class Settings:
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """A line for each variable that begins like ours and that distsim does not read, with the nearest name."""
-    known = [*Settings.variables().values(), *VARIABLES]
+    own = [*Settings.variables().values()]
+    known = [*own, *VARIABLES]
     lines = []
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in known:
             near = difflib.get_close_matches(name.removeprefix(PREFIX), [k.removeprefix(PREFIX) for k in known], n=1)
-            hint = f"did you mean {PREFIX}{near[0]}?" if near else f"it reads {', '.join(Settings.variables().values())}"
+            hint = f"did you mean {PREFIX}{near[0]}?" if near else f"it reads {', '.join(own)}"
             lines.append(f"distsim does not read {name}: {hint} (docs/environment.md)")
     return lines
 

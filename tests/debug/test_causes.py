@@ -352,11 +352,12 @@ dist.barrier()  #@ end
     assert [site.line for site in d.causes] == [p.exit, p.loader]
 
 
-def test_a_rank_that_counts_from_another_step() -> None:
+@pytest.mark.parametrize("start", ["start", "0 if fresh else loaded", "state['step'] + 1"])
+def test_a_rank_that_counts_from_another_step(start: str) -> None:
     """Every third step evaluates, and rank 1 is at another step: the checkpoint is the cause."""
-    p = program("""
+    p = program(f"""
 start = load(path)
-for step in range(start, 12):  #@ loop
+for step in range({start}, 12):  #@ loop
     dist.all_reduce(x)  #@ call
     if step % 3 == 2:  #@ every
         dist.all_gather(scores, y)  #@ evaluate

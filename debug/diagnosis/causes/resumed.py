@@ -24,7 +24,7 @@ def resumed_elsewhere(text: ProgramText, sides: Sides) -> Cause | None:
                     continue
                 shared = [loop for at, loop in text.loops([site]) if _holds(loop, at, outside)]
                 for loop in shared:
-                    start = first_step(text, site, loop)
+                    start = first_step(text, site, loop, named=False)
                     if start is None or not words_of(node.test) & _counter(loop):
                         continue
                     return same_start(start, Site(site.file, loop.lineno, ""), (Site(site.file, node.lineno, ""),))
@@ -40,11 +40,13 @@ def same_start(start: str, header: Site, lines: tuple[Site, ...] = ()) -> Cause:
     )
 
 
-def first_step(text: ProgramText, site: Site, loop: Loop) -> str | None:
-    """The variable at which *loop* begins to count; None where all ranks begin at a number of the program's text."""
+def first_step(text: ProgramText, site: Site, loop: Loop, named: bool = True) -> str | None:
+    """The variable at which *loop* begins to count; None where all ranks begin at a number of the program's text.
+    With *named*, only a variable that is called like a step."""
     match loop:
-        case ast.For(iter=ast.Call(func=ast.Name(id="range"), args=[start, _, *_])):
-            return ast.unparse(start) if any(map(STEPS.search, words_of(start))) else None
+        case ast.For(iter=ast.Call(func=ast.Name(id="range"), args=[start, _])):
+            words = words_of(start)
+            return ast.unparse(start) if words and (not named or any(map(STEPS.search, words))) else None
         case ast.While():
             for name in sorted(_counter(loop) & words_of(loop.test)):
                 before = [value for line, value in text.assignments(site, name) if line < loop.lineno]
