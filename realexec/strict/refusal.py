@@ -10,7 +10,7 @@ from distsim.debug.evidence.call_records import call_records
 from distsim.debug.evidence.rank_state import sources
 from distsim.debug.matching.agreement import Mismatch
 from distsim.debug.matching.index import EvidenceIndex
-from distsim.debug.records import CallRecord, Evidence
+from distsim.debug.records import CallRecord, Evidence, State
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.reader import RingReader
 from distsim.debug.words.phrases import call_text, place
@@ -79,4 +79,9 @@ def _divergence(mismatch: Mismatch, met: Sequence[CallRecord], readers: Sequence
     )
     index = EvidenceIndex(evidence)
     log = next((log for log in map(index.group_log, met) if log is not None), None)
-    return next(reversed(find_divergences(index, log)), None) if log is not None else None
+    divergence = next(reversed(find_divergences(index, log)), None) if log is not None else None
+    if log is None or divergence is None or divergence.seq == mismatch.seq:
+        return divergence
+    if any(record.state is State.FAILED for record in log.meetings[divergence.seq].values()):
+        return None  # an earlier call that was refused: the program has caught that and gone on
+    return divergence

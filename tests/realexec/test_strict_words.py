@@ -50,7 +50,7 @@ for step in range(3):
 
 @pytest.mark.slow
 def test_calls_of_two_lines_are_no_one_call_of_two_shapes(zygote: Zygote, folder: Path) -> None:
-    """The exception says that different calls met, and names the kind, the lines and the cure that the report names."""
+    """The exception says that different calls met, and names the kind and the lines that the report names."""
     script = folder / "lines.py"
     script.write_text(LINES)
     result = zygote.run(script, 3, directory=folder, level="strict")
@@ -60,4 +60,3 @@ def test_calls_of_two_lines_are_no_one_call_of_two_shapes(zygote: Zygote, folder
         text = output[output.index("CollectiveMismatch: ") :]
         assert text.startswith("CollectiveMismatch: uneven_iterations: different calls met as #7 on group default_pg")
         assert told.explanation in text
-        assert told.suggestion in text
