@@ -105,9 +105,13 @@ class Name:
         return [(self.holder(), self.attribute, value)]
 
     def leave_out(self) -> None:
-        """Note that its feature is left out, unless it is optional."""
-        if self.need is not OPTIONAL:
+        """Note that its feature is left out, unless it is optional or came with a later release of torch."""
+        if self.need is not OPTIONAL and not self._is_to_come():
             left_out[self.path] = self.feature
+
+    def _is_to_come(self) -> bool:
+        torch = sys.modules.get("torch")
+        return torch is not None and bool(torch.__version__ < self.since)  # a TorchVersion compares by release
 
 
 def all_names() -> dict[str, Name]:
