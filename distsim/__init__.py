@@ -5,6 +5,7 @@
 
 The map of the house (each package says more at its own door; docs/architecture.md draws it):
 
+- `distsim.options`      the options of a simulated run: flags, scenario keys and arguments of `simulate` come from it
 - `distsim.sim`          the simulator: `kernel` (time and tasks), `isolation`, `processes`, `world`, `c10d`, `faults`,
                          `observe`, `rpc`, `device`: CPU, simulated GPUs and their torch.cuda
 - `distsim.kernels`      what an operator costs on a GPU: a data file for each GPU, a rule for each kind of operator

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from distsim.cli.dispatch import REAL_BACKENDS, many_imports, parse
 from distsim.deprecated.launch import local_rank_flag
 from distsim.errors import UsageError
+from distsim.options import add_flags, default_of, options_of
 from distsim.text.output_files import check_file_or_folder, check_writable, say_written
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_parser", "explain"]
 
-DEFAULT_CLUSTER = "dgx-h100:1"
+DEFAULT_CLUSTER = default_of("on")
 BUDGET_S = 60.0
 
 NO_MEANING_IN_SIMULATION = (
@@ -112,7 +113,7 @@ def _add_own_flags(parser: argparse.ArgumentParser) -> None:
         help="the ranks learn LOCAL_RANK from the environment; with --no-use-env the script is also given "
         "--local_rank=N, as by torch.distributed.launch (python -m distsim.deprecated.launch says so)",
     )
-    where.add_argument("--seed", type=int, default=0, metavar="N", help="of everything random (default: 0)")
+    add_flags(where, "seed")
     where.add_argument(
         "--ranks",
         type=_trace,
@@ -131,38 +132,9 @@ def _add_own_flags(parser: argparse.ArgumentParser) -> None:
         f"so that a run is the same on every machine; 60 or 60s (default: {BUDGET_S:g})",
     )
     values = parser.add_argument_group("the values of tensors on simulated GPUs")
-    values.add_argument(
-        "--data",
-        choices=["shapes", "real"],
-        default="shapes",
-        help="shapes: tensors have them, and no values but the few that come from the host (seeds, labels, splits, "
-        "pickled objects); real: all are computed on the CPU, so losses are true, it takes as long and as much memory "
-        "as there, and a host waits for a collective before it computes on (default: shapes)",
-    )
-    values.add_argument(
-        "--placeholder",
-        type=float,
-        default=1.0,
-        metavar="VALUE",
-        help="what a number that nobody knows reads as, say loss.item(); the report counts them by line, and says "
-        "where a condition depends on one; integers are 0 (default: 1.0)",
-    )
-    values.add_argument(
-        "--fuse",
-        action="store_true",
-        help="price what torch.compile is given as the compiler's fused kernels; it runs eagerly all the same "
-        "(default: as it runs, operator by operator)",
-    )
+    add_flags(values, "data", "placeholder", "fuse")
     network = parser.add_argument_group("the simulated network")
-    network.add_argument(
-        "--fidelity",
-        choices=["fluid", "message"],
-        default="fluid",
-        help="fluid flows, or every message by itself: exact and slow (default: fluid)",
-    )
-    network.add_argument("--algo", metavar="NAME", help="one algorithm for all (ring, tree, ...), as NCCL_ALGO")
-    network.add_argument("--proto", metavar="NAME", help="one protocol for all (LL, LL128, Simple), as NCCL_PROTO")
-    network.add_argument("--nccl-version", metavar="X.Y", help="whose choice of algorithms to follow")
+    add_flags(network, "fidelity", "algo", "proto", "nccl_version")
     output = parser.add_argument_group("what it leaves")
     output.add_argument("--report", metavar="FILE", help="the report as JSON (schema distsim.report/1)")
     output.add_argument(
@@ -173,21 +145,9 @@ def _add_own_flags(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--html", metavar="FILE", help="the report as a page one can look at: one file, needs no network (extra: html)"
     )
-    output.add_argument(
-        "--tokens-per-step",
-        type=int,
-        default=None,
-        metavar="N",
-        help="tokens of a training step, all ranks together, for tokens/s (default: those looked up in the embedding)",
-    )
+    add_flags(output, "tokens_per_step")
     output.add_argument("--quiet", action="store_true", help="no progress, and no report unless something is wrong")
-    output.add_argument(
-        "--host-timeout",
-        type=float,
-        default=None,
-        metavar="SECONDS",
-        help="wall time a rank may compute between two calls before it counts as stuck on the host",
-    )
+    add_flags(output, "host_timeout_s")
     # Ours first in the help text: torchrun's twenty are known, or looked up.
     groups = parser._action_groups
     own = [group for group in groups if group in (where, values, network, output)]
@@ -285,28 +245,21 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
     notes.extend(_ignored(args))
     notes.extend(misplaced(args.training_script, args.training_script_args))
     log_dir = _log_dir(args, notes)
+    options = options_of(args) | {
+        "on": on,
+        "nnodes": _nnodes(args.nnodes, notes),
+        "nproc_per_node": _nproc_per_node(args.nproc_per_node),
+        "log_dir": log_dir,
+        "trace": args.trace is not None or args.html is not None,
+    }
     request = RunRequest(
-        program=args.training_script,
+        args.training_script,
         module=args.module,
         args=list(args.training_script_args),
         local_rank_flag=local_rank_flag(args.training_script, args.module, args.use_env),
-        on=on,
-        nnodes=_nnodes(args.nnodes, notes),
-        nproc_per_node=_nproc_per_node(args.nproc_per_node),
-        seed=args.seed,
-        fidelity=args.fidelity,
-        algo=args.algo,
-        proto=args.proto,
-        nccl_version=args.nccl_version,
-        log_dir=log_dir,
-        tokens_per_step=args.tokens_per_step,
-        host_timeout_s=args.host_timeout,
-        data=args.data,
-        placeholder=args.placeholder,
-        fuse=args.fuse,
-        trace=args.trace is not None or args.html is not None,
         budget_s={"auto": args.budget, "sample": 0.0, "all": None}[args.ranks],
         sample_is_enough=args.ranks == "sample" or (sys.stdout.isatty() and not os.environ.get("CI")),
+        **options,
     )
     return request, notes
 

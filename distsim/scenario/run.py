@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from distsim.debug.report.render import render_diagnoses
 from distsim.debug.report.whereabouts import whereabouts
 from distsim.errors import DistsimError
+from distsim.options import options_of
 from distsim.report import Summary, report_document
 from distsim.scenario.expect.figures import figures
 from distsim.scenario.expect.replay import REST, WIDTH, never_struck, replay_command
@@ -72,28 +73,19 @@ def simulate_scenario(
         schedule,
         memory=spec.expect.memory_below is not None,
     )
-    common: dict[str, Any] = {
+    options = options_of(spec) | {
         "on": scenario.cluster,
-        "nnodes": spec.nnodes,
-        "nproc_per_node": spec.nproc_per_node,
-        "seed": spec.seed,
-        "fidelity": spec.fidelity,
-        "algo": spec.algo,
-        "data": spec.data,
-        "placeholder": spec.placeholder,
-        "fuse": spec.fuse,
-        "proto": spec.proto,
         "host_timeout_s": min(limits.host_timeout_s, limits.wall_time_s),
         "conditions": conditions,
         "trace": trace,
     }
     with _captured() as printed, _environment(spec.env):
         if scenario.function is None:
-            outcome = run_program(RunRequest(program=str(scenario.file), args=list(spec.args), **common))
+            outcome = run_program(RunRequest(program=str(scenario.file), args=list(spec.args), **options))
             if outcome.interrupted:  # as `simulate` does: no scenario after this one
                 raise KeyboardInterrupt
         else:
-            outcome = simulate(_caller(scenario), check=False, **common)
+            outcome = simulate(_caller(scenario), check=False, **options)
             outcome.program = spec.program
     return outcome, printed(), conditions
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
-from typing import Any
+from typing import Any, Literal
 
 import simpy
 import torch
@@ -43,7 +43,7 @@ from distsim.sim.patches import simulation
 from distsim.sim.processes.hosts import master_address
 from distsim.sim.processes.lifecycle import Program, live
 from distsim.sim.world import Setting, Surroundings, World
-from distsim.sim.world.conditions import DATA, Conditions, RunRequest
+from distsim.sim.world.conditions import Conditions, RunRequest
 from distsim.sim.world.equal_ranks import StartAgain
 from distsim.sim.world.undo import UndoLog
 from distsim.torch_compat.names import SIM
@@ -90,13 +90,13 @@ def simulate(
     nnodes: int | None = None,
     nproc_per_node: int | None = None,
     seed: int = 0,
-    fidelity: str = "fluid",
+    fidelity: Literal["fluid", "message"] = "fluid",
     algo: str | None = None,
     proto: str | None = None,
     nccl_version: str | None = None,
     host_timeout_s: float | None = None,
     log_dir: str | None = None,
-    data: str = "shapes",
+    data: Literal["shapes", "real"] = "shapes",
     placeholder: float = 1.0,
     fuse: bool = False,
     trace: bool = False,
@@ -106,14 +106,12 @@ def simulate(
     """Call `fn(*args, **kwargs)` on every rank of a simulated cluster.
 
     *fn* finds its rank as under torchrun: in the environment, or after `init_process_group`.
-    *data* "real" has the values of all tensors on simulated GPUs computed on the CPU; else one that nobody knows reads
-    as *placeholder*. With *fuse*, what torch.compile is given is priced as fused kernels. *trace* keeps what
-    `distsim.report.write_trace` draws: every call and every operator, where else each rank's last calls are kept.
-    `Outcome.results` holds what each rank returned. A rank that raises raises `RankFailure` here,
-    with all ranks' tracebacks merged and the diagnosis after them, unless *check* is False; a hang or
-    mismatch without an exception is reported in `Outcome.diagnoses`. Ctrl-C, in the main thread and with Python's own
-    handler, ends the simulation and raises KeyboardInterrupt here, which says where every rank was; so far as the run
-    came it is in its attribute `outcome`, unless Ctrl-C is pressed again while the ranks are diagnosed.
+    The keyword arguments from *nnodes* to *trace* are those of `distsim.options.RunOptions`, which says what each does;
+    *trace* keeps what `distsim.report.write_trace` draws. `Outcome.results` holds what each rank returned. A rank that
+    raises raises `RankFailure` here, with all ranks' tracebacks merged and the diagnosis after them, unless *check* is
+    False; a hang or mismatch without an exception is reported in `Outcome.diagnoses`. Ctrl-C, in the main thread and
+    with Python's own handler, ends the simulation and raises KeyboardInterrupt here, which says where every rank was; so
+    far as the run came it is in its attribute `outcome`, unless Ctrl-C is pressed again while the ranks are diagnosed.
     """
     request = RunRequest(
         program=getattr(fn, "__qualname__", repr(fn)),
@@ -263,7 +261,7 @@ def _attempt(
         page.listen()
     width = len(str(len(slots) - 1))
     sample = None if again is None else again.sample
-    data = Data(_is_real(request.data), request.placeholder, request.fuse)
+    data = Data(request.data == "real", request.placeholder, request.fuse)
     unbounded = request.conditions is not None or data.real or len(slots) <= MANY_RANKS
     budget_s = None if unbounded else request.budget_s
     undo = None if budget_s is None else UndoLog()
@@ -359,12 +357,6 @@ def _attempt(
             page.rest()
 
     return summing_up(world, evidence, request, name, ctrl_c.pressed, _real_perf_counter() - started)
-
-
-def _is_real(data: str) -> bool:
-    if data not in DATA:
-        raise UsageError(f"data: expected {' or '.join(DATA)}, got {data!r}")
-    return data == "real"
 
 
 @functools.cache

@@ -11,13 +11,16 @@ import re
 import textwrap
 import types
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from distsim.cli.dispatch import COMMANDS, EXIT_CODES, Parser
 from distsim.cluster.files.spec import ClusterSpec
 from distsim.cluster.files.table import Key, Table
 from distsim.debug.settings import VARIABLES, Settings
+from distsim.options import RunOptions, meaning
 from distsim.scenario.file.json_schema import json_schema
+from distsim.sim import simulate
 
 __all__ = ["PAGES", "clusters", "commands", "environment", "python", "scenarios"]
 
@@ -256,9 +259,20 @@ def python() -> str:
         for name in names:
             found = getattr(importlib.import_module(module), name)
             parts += [f"## {module}.{name}\n", *_signature(name, found), *_words(found)]
+            if found is simulate:
+                parts += _options()
             if inspect.isclass(found) and not issubclass(found, BaseException):
                 parts += _attributes(found)
     return "\n".join(parts)
+
+
+def _options() -> list[str]:
+    rows = [
+        f"| `{option.name}` | {code(repr(option.default))} | {cell(meaning(option.name))} |"
+        for option in fields(RunOptions)
+        if option.name in inspect.signature(simulate).parameters
+    ]
+    return ["| option | default | |", "| --- | --- | --- |", *rows, ""]
 
 
 def _signature(name: str, found: Any) -> list[str]:

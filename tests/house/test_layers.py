@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "constants": {"constants"},
     "collectives": {"collectives", "constants", "cluster", "errors", "text"},
     "kernels": {"kernels", "cluster", "errors", "text"},
+    "options": {"options", "errors", "cluster"},  # the cluster for type checkers only
     "network": {"network", "collectives", "cluster", "errors", "text"},
     "calibration": {
         "torch_compat",
@@ -36,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "sim": {
         *("sim", "network", "collectives", "kernels", "cluster", "debug", "deprecated", "errors", "text", "watcher"),
-        "torch_compat",
+        *("torch_compat", "options"),
     },
     "report": {"report", "sim", "debug", "errors", "text", "__version__", "watcher"},
 }

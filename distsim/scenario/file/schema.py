@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from distsim.debug.records.kinds import Kind
 from distsim.errors import UsageError
+from distsim.options import Data, Fidelity, default_of, meaning
 from distsim.scenario.file.fault_schema import FaultSpec, Rank, Seconds, Table, quantity
 from distsim.text.units import parse_bandwidth, parse_memory
 
@@ -38,6 +39,10 @@ Bandwidth = Annotated[float, BeforeValidator(_bandwidth), quantity("300GB/s", ex
 Memory = Annotated[int, BeforeValidator(_memory), quantity("512MiB", exclusiveMinimum=0)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 RankOrAll = Annotated[str, Field(pattern=r"^(all|\d+)$")]
+
+
+def _option(name: str) -> Any:
+    return Field(default_of(name), description=meaning(name))
 
 
 class CallSpec(Table):
@@ -131,22 +136,18 @@ class ScenarioSpec(Table):
     )
     args: list[str] = Field(default_factory=list, description="the script's, or the function's")
     env: dict[str, str] = Field(default_factory=dict, description="environment variables of every rank")
-    on: str = Field("dgx-h100:1", description="a cluster: preset:nodes, or a cluster file beside this one")
-    nnodes: Count | None = Field(None, description="nodes that are used (default: all of the cluster)")
-    nproc_per_node: Count | None = Field(None, description="ranks on each (default: one a GPU, or a socket)")
+    on: str = Field(default_of("on"), description="a cluster: preset:nodes, or a cluster file beside this one")
+    nnodes: Count | None = _option("nnodes")
+    nproc_per_node: Count | None = _option("nproc_per_node")
     backend: Literal["sim", "gloo"] = Field("sim", description="simulated, or for real on gloo")
-    seed: Annotated[int, Field(ge=0, strict=True)] = Field(0, description="the same seed gives the same run")
+    seed: Annotated[int, Field(ge=0, strict=True)] = _option("seed")
     schedule: str | None = Field(None, description="as `distsim scenario run --explore` prints it")
-    data: Literal["shapes", "real"] = Field(
-        "shapes", description="of tensors on simulated GPUs: shapes only, or real numbers, computed on the CPU"
-    )
-    placeholder: float = Field(1.0, description="what a number on a simulated GPU that nobody knows reads as")
-    fuse: bool = Field(False, description="price what torch.compile is given as fused kernels")
-    fidelity: Literal["fluid", "message"] = Field(
-        "fluid", description="of the network: flows that share links, or every message by itself (slower)"
-    )
-    algo: str | None = Field(None, description="the algorithm of collectives, as NCCL_ALGO says it")
-    proto: str | None = Field(None, description="the protocol of collectives, as NCCL_PROTO says it")
+    data: Data = _option("data")
+    placeholder: float = _option("placeholder")
+    fuse: bool = _option("fuse")
+    fidelity: Fidelity = _option("fidelity")
+    algo: str | None = _option("algo")
+    proto: str | None = _option("proto")
     guards: list[Literal["nan", "buffers", "payloads"]] = Field(
         default_factory=list,
         description="look for NaN in inputs, for buffers written to while in flight, for corrupted payloads",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from distsim.cluster import Cluster
 from distsim.debug.records import Evidence
+from distsim.options import RunOptions
 from distsim.sim.faults.fault import Rule
 from distsim.sim.kernel.limits import Limits
 from distsim.sim.kernel.schedule import Schedule
@@ -16,11 +16,7 @@ from distsim.sim.outcome import Progress
 if TYPE_CHECKING:
     from distsim.sim.world import Setting, World
 
-__all__ = ["DATA", "Conditions", "RunRequest"]
-
-DATA = ("shapes", "real")
-"""What tensors on simulated GPUs have: shapes, and values where they are few and came from the host; or all values,
-computed on the CPU."""
+__all__ = ["Conditions", "RunRequest"]
 
 
 @dataclass(slots=True)
@@ -77,36 +73,17 @@ class Conditions:
 
 
 @dataclass
-class RunRequest:
-    """All that describes one simulated run; the names are the command line's."""
+class RunRequest(RunOptions):
+    """One simulated run: a program, its options and its conditions."""
 
     program: str
     """Path of a script, or the name of a module with *module*."""
+    _: KW_ONLY
     module: bool = False
     args: list[str] = field(default_factory=list)
     local_rank_flag: str | None = None
     """Of an argument before them that tells each rank its local rank; None: the environment does."""
-    on: str | Cluster = "dgx-h100:1"
-    nnodes: int | None = None
-    nproc_per_node: int | None = None
-    seed: int = 0
-    fidelity: str = "fluid"
-    algo: str | None = None
-    proto: str | None = None
-    nccl_version: str | None = None
-    log_dir: str | None = None
-    tokens_per_step: float | None = None
-    """Of all ranks together; None: counted at the embedding."""
-    host_timeout_s: float | None = None
-    data: str = "shapes"
-    """One of DATA."""
-    placeholder: float = 1.0
-    """What a number on a simulated GPU that nobody knows reads as."""
-    fuse: bool = False
-    """Whether what torch.compile is given is priced as fused kernels."""
     progress: Callable[[Progress], None] | None = None
-    trace: bool = False
-    """Whether every call and every operator is kept for a trace, not the last calls alone."""
     budget_s: float | None = None
     """CPU seconds (estimated) for tracing every rank of a program on GPUs, beyond which a sample of its ranks is traced
     (world/traced.py); None: every rank is traced, whatever it takes."""
