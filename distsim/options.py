@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -130,8 +129,8 @@ def options_of(source: object) -> dict[str, Any]:
     return {name: getattr(source, name) for name in _FIELDS if hasattr(source, name)}
 
 
-def add_flags(group: argparse._ArgumentGroup, *names: str) -> None:
-    """Add a flag for each option in *names*: `nccl_version` is `--nccl-version`, `host_timeout_s` `--host-timeout`."""
+def add_flags(group: Any, *names: str) -> None:
+    """Add to *group* of a parser a flag for each option in *names*: `--host-timeout` for `host_timeout_s`."""
     for name in names:
         flag, text, default = "--" + name.removesuffix("_s").replace("_", "-"), meaning(name), default_of(name)
         if default is False:

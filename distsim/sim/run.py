@@ -110,8 +110,8 @@ def simulate(
     *trace* keeps what `distsim.report.write_trace` draws. `Outcome.results` holds what each rank returned. A rank that
     raises raises `RankFailure` here, with all ranks' tracebacks merged and the diagnosis after them, unless *check* is
     False; a hang or mismatch without an exception is reported in `Outcome.diagnoses`. Ctrl-C, in the main thread and
-    with Python's own handler, ends the simulation and raises KeyboardInterrupt here, which says where every rank was; so
-    far as the run came it is in its attribute `outcome`, unless Ctrl-C is pressed again while the ranks are diagnosed.
+    with Python's own handler, ends the simulation and raises KeyboardInterrupt here, which says where every rank was;
+    its attribute `outcome` has the run so far, unless Ctrl-C is pressed again while the ranks are diagnosed.
     """
     request = RunRequest(
         program=getattr(fn, "__qualname__", repr(fn)),

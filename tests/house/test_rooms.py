@@ -15,7 +15,7 @@ pytestmark = pytest.mark.xdist_group("syntax trees")  # which every process woul
 
 MOST_ENTRIES = 13
 SHELL = {
-    *("__init__.py", "__main__.py", "py.typed", "pytest_plugin.py", "test.py", "errors.py"),
+    *("__init__.py", "__main__.py", "py.typed", "pytest_plugin.py", "test.py", "errors.py", "options.py"),
     *("debug", "realexec", "deprecated"),
 }
 """What stands in the top package and is not a sub-package of it: doors (`distsim.deprecated` is that of old
