@@ -183,6 +183,73 @@ print(fast.state.found)
         sys.modules.pop(name, None)
 
 
+def forget(*packages: str) -> None:
+    """Take *packages*, which a simulation shared, out of the host's `sys.modules`."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
+        del sys.modules[name]
+
+
+SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
+
+
+def test_a_namespace_is_shared_with_its_compiled_part(script: Scripts, installed: Path) -> None:
+    """A package without `__init__` of which one part is an extension module (google._upb beside google.protobuf) is
+    there once as a whole, and its parts are attributes of it on every rank."""
+    files = {f"wide/_core/_message{SUFFIX}": "", "wide/plain/__init__.py": "", "wide/plain/state.py": "seen = []\n"}
+    write(installed, files)
+    ran = script(
+        HEAD
+        + """
+if rank == 0:
+    import wide.plain.state
+dist.barrier()
+import wide.plain.state
+wide.plain.state.seen.append(rank)
+dist.barrier()
+print(wide.plain.state.seen)
+"""
+    )
+    assert [ran.of(rank) for rank in range(2)] == [["[0, 1]"]] * 2, ran.outcome.failures
+    forget("wide")
+
+
+def test_what_a_shared_module_imports_is_shared(script: Scripts, installed: Path) -> None:
+    """The body of a shared module runs on one rank: what it enters into `sys.modules`, by import or itself, is there on
+    the others (grain, torch.distributed._tensor); a user's module that it imports is not."""
+    body = "import sys, types, plain\nsys.modules['fast.alias'] = types.ModuleType('fast.alias')\n"
+    body += "from fast.inner import options\ntry:\n    import plugin\nexcept ImportError:\n    pass\n"
+    write(
+        installed,
+        {
+            f"fast/_core{SUFFIX}": "",
+            "fast/__init__.py": body,
+            "fast/inner/options.py": "",
+            "plain/__init__.py": "",
+            "plain/late.py": "seen = []\n",
+        },
+    )
+    ran = script(
+        HEAD
+        + """
+if rank == 0:
+    import fast
+dist.barrier()
+import fast
+import fast.alias
+import plain.late
+plain.late.seen.append(rank)
+dist.barrier()
+print([n for n in ("fast.inner", "fast.inner.options") if n not in sys.modules], fast.plain is plain)
+print(plain.late.seen, "plugin" in sys.modules)
+""",
+        files={"plugin.py": ""},
+    )
+    assert ran.of(0) == ["[] True", "[0, 1] True"], ran.outcome.failures
+    assert ran.of(1) == ["[] True", "[0, 1] False"]
+    assert "plugin" not in sys.modules
+    forget("fast", "plain")
+
+
 def test_the_standard_library_is_shared(script: Scripts) -> None:
     """A module of Python's own that one rank is the first to import is the same in all."""
     ran = script(

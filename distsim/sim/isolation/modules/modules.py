@@ -1,9 +1,9 @@
 """Modules are imported once per process, as they would be in separate processes.
 
-Shared by all processes are: the standard library, torch, distsim, what these two need, and packages that
-are compiled. Their global state is either thread-local or swapped by `SimProcess`. Everything else, the
-user's modules and the installed packages they stand on (Lightning, transformers, megatron), each process
-imports for itself: their state lies in classes and globals that only an instance of their own can keep apart.
+Shared by all processes are: the standard library, torch, distsim, what these two need, packages that are compiled,
+and whatever these import. Their global state is either thread-local or swapped by `SimProcess`. Everything else, the
+user's modules and the installed packages they stand on (Lightning, transformers, megatron), each process imports for
+itself: their state lies in classes and globals that only an instance of their own can keep apart.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import _frozen_importlib as bootstrap
 import _frozen_importlib_external as bootstrap_external
 import _imp
+import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
@@ -19,9 +20,9 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -55,10 +56,6 @@ _SITE = _with_separator(set(installed_here()))
 _SHARED = _with_separator({*installed_here(), *_other_roots()})
 _TEST_BODIES = "torch.testing._internal.distributed"
 """torch's own tests: programs for several processes that happen to lie among torch's modules."""
-
-
-_MAKES = {"torch.distributed.nn.api.remote_module": ("_remote_module_non_scriptable",)}
-"""Modules of torch that put another into sys.modules while they are imported, by no import."""
 
 
 def is_own_file(path: str | None) -> bool:
@@ -107,6 +104,13 @@ def _needed() -> frozenset[str]:
 
 
 @functools.cache
+def _is_compiled_namespace(folders: tuple[str, ...]) -> bool:
+    """Whether a part of a package without `__init__` is compiled: google._upb knows google.protobuf's classes."""
+    parts = (os.path.join(folder, name) for folder in folders if os.path.isdir(folder) for name in os.listdir(folder))
+    return any(os.path.isdir(part) and _is_compiled(part) for part in parts)
+
+
+@functools.cache
 def _is_compiled(folder: str) -> bool:
     extensions = sources = 0
     suffixes = tuple(importlib.machinery.EXTENSION_SUFFIXES)
@@ -145,6 +149,8 @@ class RankModules:
         """What was there when the first import came: there may be none, and a thousand names."""
         self._own: dict[str, bool] = {}
         self._extensions: dict[str, _OnceLoader] = {}
+        self._loading: set[int] = set()
+        """Processes that run the body of a shared module."""
         self.bodies = ModuleBodies()
 
     def found(self, fullname: str, spec: importlib.machinery.ModuleSpec) -> None:
@@ -156,13 +162,36 @@ class RankModules:
             own = self._own[fullname] = self._is_own(fullname, spec)
         if not own:
             self.shared.names.append(fullname)
-            self.shared.names += _MAKES.get(fullname, ())
         elif isinstance(spec.loader, importlib.machinery.ExtensionFileLoader):
             spec.loader = self._extensions.setdefault(fullname, _OnceLoader(spec.loader))
 
     def is_shared(self, fullname: str) -> bool:
         """Whether the module that was found as *fullname* is there once for all processes."""
         return not self._own.get(fullname, True)
+
+    @contextlib.contextmanager
+    def sharing_imports(self, fullname: str, process: int) -> Iterator[None]:
+        """Share what the body of shared module *fullname* enters into `sys.modules` of *process*: the installed
+        packages that it imports, and modules that it puts there itself. The user's own modules are not shared."""
+        if process in self._loading or not self.is_shared(fullname):
+            yield
+            return
+        before = set(sys.modules)
+        self._loading.add(process)
+        try:
+            yield
+        finally:
+            self._loading.discard(process)
+            for name in [name for name in sys.modules if name not in before]:
+                if self._own.get(name, True) and self._may_be_shared(name):
+                    self._own[name] = False
+                    self.shared.names.append(name)
+
+    def _may_be_shared(self, name: str) -> bool:
+        if name.partition(".")[0] in _OWN_ALL_THE_SAME or f"{name}.".startswith(f"{_TEST_BODIES}."):
+            return False
+        was_imported = name in self._own
+        return not (was_imported and is_own_file(getattr(sys.modules[name], "__file__", None)))
 
     def _is_own(self, fullname: str, spec: importlib.machinery.ModuleSpec) -> bool:
         parent = fullname.rpartition(".")[0]
@@ -176,13 +205,21 @@ class RankModules:
             return True
         if origin is not None and not origin.startswith(_SITE):
             return False
-        if parent and getattr(sys.modules.get(parent), "__file__", None) is not None:  # part of a package
+        if parent and self._decides_for_parts(parent):
             return self._own.get(parent, False)
         if fullname in (self._loaded or ()) or fullname.partition(".")[0] in _needed():
             return False
-        if spec.origin is None:  # what its parts are, each decides
-            return True
+        if spec.origin is None:
+            return not _is_compiled_namespace(tuple(folders))
         return not folders or not _is_compiled(folders[0])
+
+    def _decides_for_parts(self, package: str) -> bool:
+        """Whether parts of *package* are shared as it is: all but those of a package without `__init__`, each of which
+        decides for itself."""
+        module = sys.modules.get(package)
+        if getattr(module, "__file__", None) is not None or self._own.get(package) is False:
+            return True
+        return package in (self._loaded or ()) and _is_compiled_namespace(tuple(getattr(module, "__path__", ())))
 
 
 _deciding: list[RankModules] = []
@@ -198,6 +235,7 @@ def import_patches() -> list[tuple[Any, str, Any]]:
     module that calls a collective while it is imported must not block the same import in another rank.
     And installed code is read once for all."""
     real_find, real_lock = bootstrap._find_spec, bootstrap._get_module_lock  # type: ignore[attr-defined]
+    real_load = bootstrap._load_unlocked  # type: ignore[attr-defined]
     loader = bootstrap_external._LoaderBasics
     real_run = loader.exec_module
 
@@ -214,6 +252,13 @@ def import_patches() -> list[tuple[Any, str, Any]]:
     def module_lock(name: str) -> Any:
         process = current_process()
         return real_lock(name) if process is None else real_lock(f"{name}@{process.index}")
+
+    def load_unlocked(spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        process = current_process()
+        if process is None:
+            return cast(ModuleType, real_load(spec))
+        with _deciding[0].sharing_imports(spec.name, process.index):
+            return cast(ModuleType, real_load(spec))
 
     def exec_module(self: Any, module: ModuleType) -> None:
         process = current_process()
@@ -232,5 +277,6 @@ def import_patches() -> list[tuple[Any, str, Any]]:
     return [
         (bootstrap, "_find_spec", find_spec),
         (bootstrap, "_get_module_lock", module_lock),
+        (bootstrap, "_load_unlocked", load_unlocked),
         (loader, "exec_module", exec_module),
     ]
