@@ -28,6 +28,7 @@ from distsim.sim.isolation.modules.patch_table import Patch, PatchTable
 from distsim.sim.isolation.output import StreamProxy
 from distsim.sim.isolation.process import Notes, current_task
 from distsim.sim.isolation.randomness import random_patches
+from distsim.sim.isolation.real_children import child_patches
 from distsim.sim.isolation.switches import Host, switch_patches
 from distsim.sim.isolation.torch_state.meshes import mesh_patches
 from distsim.sim.isolation.torch_state.operators import operator_patches
@@ -192,6 +193,7 @@ _TABLE = PatchTable(
     future_patches,
     random_patches,
     environ_patches,
+    child_patches,
     pid_patches,
     host_patches,
     socket_patches,

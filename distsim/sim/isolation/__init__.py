@@ -14,6 +14,7 @@ __all__ = [
     "output",
     "process",
     "randomness",
+    "real_children",
     "resemblance",
     "switches",
     "torch_state",

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distsim.sim.isolation.modules.aliases import ALIASES, CLOCKS
-from distsim.sim.kernel.task import current_task
+from distsim.sim.isolation.process import current_task
 
 __all__ = ["clock_patches", "datetime_clock"]
 
@@ -48,6 +48,7 @@ def _sleep(seconds: float) -> None:
         return
     if seconds < 0:
         raise ValueError("sleep length must be non-negative")
+    task.process.real_children.sleep(seconds)
     task.sleep(seconds)
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import re
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
 
 from distsim.cluster import Slot
-from distsim.errors import NotSimulated
-from distsim.sim.kernel.task import current_process, current_task
+from distsim.sim.kernel.task import current_process
 
 __all__ = [
     "TORCHRUN",
@@ -71,19 +68,10 @@ def _put(key: bytes, value: bytes | None) -> None:
         _real_putenv(key, value)
 
 
-def _refuse_driver_tools(command: Any) -> None:
-    """They would tell of the GPU of the machine that simulates."""
-    first = command if isinstance(command, str | bytes | os.PathLike) else next(iter(command), "")
-    words = os.fsdecode(first).split()
-    if words and os.path.basename(words[0]) == "nvidia-smi":
-        raise NotSimulated("nvidia-smi", "ask torch.cuda.get_device_properties() and torch.cuda.mem_get_info()")
-
-
 def environ_patches() -> list[tuple[Any, str, Any]]:
     """(holder, attribute, replacement) of what changes or passes on the environment."""
     kind: Any = type(os.environ)
     real_setdefault = kind.setdefault
-    real_system, real_execute = os.system, subprocess.Popen._execute_child  # type: ignore[attr-defined]
 
     def putenv(key: bytes, value: bytes) -> None:
         process = current_process()
@@ -113,56 +101,13 @@ def environ_patches() -> list[tuple[Any, str, Any]]:
             process.notes.told_of_torchrun = True
         return answer
 
-    start = _on_all_cores(real_execute)
-
-    def execute(self: Any, *args: Any) -> None:
-        process = current_process()
-        if process is not None and process.accelerators is not None:
-            _refuse_driver_tools(args[0])
-        if current_task() is not None and args[6] is None:  # env: C's environment lacks RANK and its like
-            args = (*args[:6], dict(os.environ), *args[7:])
-        start(self, *args)
-
-    def system(command: str | bytes) -> int:
-        if current_task() is None:
-            return real_system(command)
-        code = subprocess.call(command, shell=True)
-        return code << 8 if code >= 0 else -code
-
-    patches: list[tuple[Any, str, Any]] = [
+    return [
         (kind, "setdefault", setdefault),
         (dist, "is_torchelastic_launched", is_torchelastic_launched),
         (dist.distributed_c10d, "is_torchelastic_launched", is_torchelastic_launched),
         (os, "putenv", putenv),
         (os, "unsetenv", unsetenv),
-        (os, "system", system),
-        (subprocess.Popen, "_execute_child", execute),
     ]
-    patches += [(os, name, _on_all_cores(getattr(os, name))) for name in ("posix_spawn", "posix_spawnp")]
-    for name in ("execv", "execve"):
-        patches.append((os, name, _refused_in_rank(name, getattr(os, name))))
-    return patches
-
-
-def _on_all_cores(real: Any) -> Any:
-    """*real* starts a program, which has no part in the turns of the ranks."""
-
-    @functools.wraps(real)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        process = current_process()
-        with contextlib.nullcontext() if process is None else process.world.core.left():
-            return real(*args, **kwargs)
-
-    return call
-
-
-def _refused_in_rank(name: str, real: Any) -> Any:
-    def call(*args: Any) -> Any:
-        if current_task() is None:
-            return real(*args)
-        raise NotSimulated(f"os.{name}", "it would replace all ranks at once; use subprocess.run")
-
-    return call
 
 
 def torchruns_environ(

@@ -26,6 +26,7 @@ from distsim.debug.records.call_log import CallLog
 from distsim.sim.isolation.environ import enter_environ, leave_environ
 from distsim.sim.isolation.logs import LogState
 from distsim.sim.isolation.modules.module_table import ModuleTable
+from distsim.sim.isolation.real_children import RealChildren
 from distsim.sim.isolation.switches import Switch, enter_places, exchange_places, leave_places
 from distsim.sim.isolation.torch_state.torch_state import Own
 from distsim.sim.kernel.task import Task
@@ -176,6 +177,7 @@ class SimProcess:
         """Handlers to call in its main thread, with their signals."""
         self.parent: SimProcess | None = None
         self.children: list[SimProcess] = []
+        self.real_children = RealChildren()
         self.daemonic = False
         self.ended_by_program = False
         """Its parent terminated it: no fault of its own."""

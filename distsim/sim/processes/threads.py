@@ -27,6 +27,9 @@ from distsim.sim.processes.thread_context import thread_of
 __all__ = ["CoopLock", "close_pools", "thread_patches"]
 
 
+OWN_THREADS = HostWait("a lock, condition or queue of its own threads")
+
+
 class CoopLock:
     """`threading.Lock` inside a rank; an ordinary lock outside a simulation."""
 
@@ -51,7 +54,7 @@ class CoopLock:
             left = None if give_up_s is None else max(0.0, give_up_s - task.now_s())
             in_time = False
             try:
-                in_time = task.wait_until(event, HostWait("a lock, condition or queue of its own threads"), left)
+                in_time = task.wait_until(event, OWN_THREADS, left)
             finally:
                 if not in_time and event in self._waiters:
                     self._waiters.remove(event)
@@ -225,12 +228,30 @@ def _select(self: selectors.EpollSelector, timeout: float | None = None) -> Any:
     if task is None:
         return _real_select(self, timeout)
     give_up_s = None if timeout is None else task.now_s() + max(0.0, timeout)
+    own_pipe = next(iter(self.get_map()), None)  # through which other threads wake the loop: registered first
     while not (ready := _real_select(self, 0)):
         left_s = None if give_up_s is None else give_up_s - task.now_s()
         if left_s is not None and left_s <= 0:
             break
+        if ready := _from_real_child(self, task):
+            break
         task.wait_until(task.world.poll_event(0), HostWait("its asyncio loop"), left_s)
+    if any(key.fd != own_pipe for key, _ in ready):
+        task.process.real_children.answered()
     return ready
+
+
+def _from_real_child(loop: selectors.EpollSelector, task: RankTask) -> Any:
+    """Let wall time pass, in which virtual time stands still, until the real program at the other end of a connection
+    of *loop* answers. Nothing where no thread waits for it, or it does not answer."""
+    children, main = task.process.real_children, task.process.main_task
+    if not children.wall_s or len(loop.get_map()) < 2:  # one is the loop's own pipe
+        return []
+    next_s, why = float(task.world.env.peek()), None if main is None else main.wait_reason
+    is_only = next_s == float("inf")
+    if next_s <= task.now_s() or not (main is task or why == OWN_THREADS or (is_only and isinstance(why, HostWait))):
+        return []
+    return children.wait(lambda left_s: _real_select(loop, left_s), is_only)
 
 
 def thread_patches() -> list[tuple[Any, str, Any]]:

@@ -1,0 +1,86 @@
+"""A real program that a rank starts gets wall time where the rank waits for it, and finds its parent."""
+
+from __future__ import annotations
+
+import pytest
+from sim.running import Scripts
+
+from distsim.sim.isolation.real_children import WALL_S, RealChildren
+
+SERVICE = """
+import os, socket, sys
+path, option, pid = sys.argv[1:]
+server = socket.socket(socket.AF_UNIX)
+server.bind(path + ".socket")
+server.listen()
+open(path, "w").close()
+connection, _ = server.accept()
+while asked := connection.recv(100):
+    connection.sendall(b"%s %s\\n" % (asked.strip(), str(int(pid) == os.getppid()).encode()))
+"""
+CLIENT = """
+import asyncio, concurrent.futures, os, subprocess, sys, tempfile, threading, time
+import torch, torch.distributed as dist
+folder = tempfile.mkdtemp()
+path = os.path.join(folder, "ready")
+here = os.path.dirname(os.path.abspath(__file__))
+child = subprocess.Popen([sys.executable, os.path.join(here, "service.py"), path, "--pid", str(os.getpid())])
+begun = time.monotonic()
+while not os.path.exists(path):
+    assert child.poll() is None and time.monotonic() - begun < 30, "the service did not start"
+    time.sleep(0.2)
+
+async def ask(what):
+    reader, writer = await asyncio.open_unix_connection(path + ".socket")
+    writer.write(what)
+    answer = await asyncio.wait_for(reader.readline(), 5)
+    writer.close()
+    return answer.decode().strip()
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_waits_for_its_service(script: Scripts) -> None:
+    """A service (wandb-core) that is told its parent's pid starts while the rank polls for its file, and answers the
+    asyncio loop of the main thread."""
+    ran = script(CLIENT + "print(asyncio.run(ask(b'loss')))\nchild.wait()\n", files={"service.py": SERVICE})
+    assert ran.outcome.exit_code == 0, ran.outcome.failures
+    assert ran.of(0) == ran.of(1) == ["loss True"]
+
+
+@pytest.mark.slow
+def test_a_loop_in_a_thread_waits_for_a_service(script: Scripts) -> None:
+    """The main thread waits for a future of a loop in another thread, the other rank in a collective."""
+    body = """
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    print(asyncio.run_coroutine_threadsafe(ask(b"loss"), loop).result(timeout=20))
+dist.barrier()
+child.kill()
+child.wait()
+"""
+    ran = script(CLIENT + body, files={"service.py": SERVICE})
+    assert ran.outcome.exit_code == 0, ran.outcome.failures
+    assert ran.of(0) == ["loss True"]
+
+
+def test_wall_time_is_given_while_there_is_a_child() -> None:
+    """Without a child no wall time passes; a glance leaves half of it for a wait in which nothing else can happen."""
+
+    class Child:
+        code: int | None = None
+
+        def poll(self) -> int | None:
+            return self.code
+
+    children, child, limits = RealChildren(), Child(), []
+    children.wait(limits.append, is_only=True)
+    children.add(child)  # type: ignore[arg-type]
+    children.wait(limits.append, is_only=False)
+    children.wait(limits.append, is_only=True)
+    child.code = 0
+    children.wait(limits.append, is_only=True)
+    assert len(limits) == 2
+    assert limits[0] < WALL_S / 2 < limits[1] <= WALL_S
