@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 import distsim
+from distsim.sim.observe import reading
 
 
 def unknown(numel: int) -> Tensor:
@@ -100,6 +102,62 @@ def test_a_loop_that_only_a_failed_check_ends() -> None:
 
     with pytest.raises(distsim.errors.RankFailure, match="ends, at"):
         distsim.simulate(until_it_overflows, "dgx-h100:1", nproc_per_node=1)
+
+
+@pytest.mark.parametrize(("low", "high"), [(-0.03, 0.03), (-2.0, 2.0), (0.01, 0.02)])
+def test_a_sampler_that_rejects_ends(low: float, high: float) -> None:
+    """`trunc_normal_` draws again what lies out of its bounds: a draw of unknown numbers lies within them."""
+
+    def initialise() -> int:
+        return torch.nn.init.trunc_normal_(torch.empty(512, 512, device="cuda"), std=0.01, a=low, b=high).numel()
+
+    assert distsim.simulate(initialise, "dgx-h100:1", nproc_per_node=1).results == [512 * 512]
+
+
+def test_what_is_written_over_a_draw_is_no_draw() -> None:
+    """A check of a tensor that was drawn and then computed with, or written to, reads the placeholder."""
+
+    def checks() -> list[bool]:
+        x = torch.empty(100_000, device="cuda").normal_()
+        before = bool((x > 0.5).any())
+        x.mul_(2)
+        y = torch.empty(100_000, device="cuda").uniform_(-3, 1)
+        y[0] = 7
+        return [before, bool((x > 0.5).any()), bool((y > 0.5).any())]
+
+    assert distsim.simulate(checks, "dgx-h100:1", nproc_per_node=1).results == [[False, True, True]]
+
+
+LIBRARY = """
+def until_it_is_small(x):
+    while True:
+        mask = x > 0.5
+        if not mask.any():
+            break
+        x = x * 2
+"""
+
+
+def test_a_librarys_loop_that_only_a_failed_check_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused with the user's line; that the same loop is come to as often as that is not."""
+    monkeypatch.setattr(reading, "IN_LIBRARY", 100)
+    file = tmp_path / "site-packages" / "library.py"
+    file.parent.mkdir()
+    file.write_text(LIBRARY)
+    space: dict[str, Any] = {}
+    exec(compile(LIBRARY, str(file), "exec"), space)
+    until_it_is_small = space["until_it_is_small"]
+
+    with pytest.raises(distsim.errors.RankFailure, match=r"`while` that only .*mask.any\(\) in until_it_is_small ends"):
+        distsim.simulate(lambda: until_it_is_small(unknown(4)), "dgx-h100:1", nproc_per_node=1)
+
+    def often() -> None:
+        small = torch.empty(100_000, device="cuda").uniform_(0, 0.1)
+        for _ in range(150):
+            until_it_is_small(small)
+            small.isfinite().all().item()
+
+    distsim.simulate(often, "dgx-h100:1", nproc_per_node=1)
 
 
 def test_masks_select_nothing() -> None:

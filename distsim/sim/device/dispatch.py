@@ -17,7 +17,7 @@ from distsim.sim.device.carrier import carrier, under_meta
 from distsim.sim.device.cpu import CpuRates
 from distsim.sim.device.generator import PlainGenerator
 from distsim.sim.device.gpu import Device
-from distsim.sim.device.operators.checks import guess_truth, is_check, note_truth
+from distsim.sim.device.operators.checks import guess_truth, is_check, note_truth, typical_draw
 from distsim.sim.device.operators.flex import FLEX
 from distsim.sim.device.operators.handler import Handler
 from distsim.sim.device.operators.kinds import (
@@ -165,7 +165,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         if plan is None or (plan.precision is not None and plan.precision != _precision()):
             gpu = accelerators[base]
             plan = learn(func, args, kwargs, gpu.torch_device, gpu.model.cost)
-            plan.checks = is_check(func, args, plan.outs)
+            plan.checks, plan.typical = is_check(func, args, plan.outs), typical_draw(func, args, kwargs)
             if plan.cost.kind in ("gemm", "conv") and torch.float32 in {t.dtype for t in tensors_in((args, kwargs))}:
                 plan.precision = _precision()
             plan.offset = (plan.device.index if plan.device is not None else base) - base
@@ -195,6 +195,8 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
                 result = plan.kind([self._part(out, args, kwargs, gpu, stream) for out in outs])
         if plan.checks and "_distsim_shadow" not in result.untyped_storage().__dict__:
             note_truth(result, truth)
+        if plan.typical is not None:
+            result.untyped_storage()._distsim_typical = plan.typical
         traced = task.world.traced
         if traced.counts and task not in traced.apart:
             traced.saw_operator(self._process.rank, plan.number)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from types import CodeType, FrameType
 
-from distsim.debug.records.frames import Owner, owner
+from distsim.debug.records.frames import Owner, is_ours, owner
 from distsim.sim.observe.user_stack import user_stack
 
 __all__ = ["Reading", "forget_readings", "reading"]
@@ -18,6 +18,8 @@ __all__ = ["Reading", "forget_readings", "reading"]
 MOST_PASSES, MOST_READINGS = 100, 2_000
 """Of a `while` that only a value nobody knows can end; the second where it stands in another loop or a function, which
 may come to it anew as often."""
+IN_LIBRARY = 10_000
+"""Of one in an installed library, in a row."""
 AGAIN = (ast.For, ast.AsyncFor, ast.While, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 LONGEST = 60
 """Characters of an expression that are shown."""
@@ -43,6 +45,8 @@ class Reading:
     most_passes: int = 0
     """Of a `while` that this value alone can end (nothing else with `and` or `or`, no break, return or raise inside):
     after how many readings it is one that never ends. 0: something else may end it."""
+    in_library: bool = False
+    """The `while` is an installed library's, which the place calls: other calls are other loops."""
     fixed: bool = False
     """Of a `while`: nothing in it changes what its condition asks, nor leaves it: it waits for the value to change."""
 
@@ -58,7 +62,15 @@ def reading(frame: FrameType) -> Reading:
         walk = walk.f_back
     if walk is None:
         return Reading(where)
-    return Reading(where, *_told(walk.f_code, walk.f_code.co_filename, walk.f_lasti))
+    expression, condition, passes, fixed = _told(walk.f_code, walk.f_code.co_filename, walk.f_lasti)
+    inner: FrameType | None = frame
+    while inner is not None and is_ours(inner.f_code.co_filename):
+        inner = inner.f_back
+    if inner is not None and inner is not walk:
+        in_loop, _, most, _ = _told(inner.f_code, inner.f_code.co_filename, inner.f_lasti)
+        if most:
+            return Reading(where, f"{in_loop} in {inner.f_code.co_name}", "while", IN_LIBRARY, in_library=True)
+    return Reading(where, expression, condition, passes, fixed=fixed)
 
 
 def forget_readings() -> None:

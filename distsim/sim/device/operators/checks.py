@@ -3,8 +3,9 @@
 `torch.isfinite(x).all()`, `(x > 0).all()` and `x.isnan().any()` are asked to raise or to skip a step where something is
 wrong. An unknown float stands for the placeholder, a finite positive number, and a truth that follows from that for
 each element alike is noted at its storage (`_distsim_truth`): a check reads it, a mask that selects rows does not.
-Of two unknown tensors that are compared `all` holds and `any` does not (`EITHER`). Of all other unknown truths nothing
-follows, and they are false. Each is a guess, and counted.
+Of numbers that were drawn (`normal_`, `uniform_`) each stands for the one in the middle, so that a sampler that
+draws again what lies out of bounds ends. Of two unknown tensors that are compared `all` holds and `any` does not
+(`EITHER`). Of all other unknown truths nothing follows, and they are false. Each is a guess, and counted.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 from distsim.sim.device.operators.values import Values
 from distsim.torch_compat.device import aten
 
-__all__ = ["EITHER", "guess_truth", "is_check", "note_truth", "truth"]
+__all__ = ["EITHER", "guess_truth", "is_check", "note_truth", "truth", "typical_draw"]
 
 
 def _overloads(*packets: Any) -> frozenset[Any]:
@@ -68,6 +69,16 @@ def guess_truth(values: Values, func: Any, args: tuple[Any, ...]) -> Truth:
     return _guess(values, func, args)
 
 
+def typical_draw(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
+    """The number in the middle of those that *func* draws; None where it draws none."""
+    if func is aten.normal_.default:
+        return float(args[1] if len(args) > 1 else kwargs.get("mean", 0.0))
+    if func is aten.uniform_.default:
+        low = args[1] if len(args) > 1 else kwargs.get("from", 0.0)
+        return (float(low) + float(args[2] if len(args) > 2 else kwargs.get("to", 1.0))) / 2
+    return None
+
+
 def note_truth(result: Tensor, found: Truth) -> None:
     """*result*, of no known value, is *found*."""
     if found is None:
@@ -115,4 +126,5 @@ def _stand_in(values: Values, value: Any) -> Any:
     if value.dtype is torch.bool:
         found = truth(value)
         return torch.tensor(found, device="cpu") if isinstance(found, bool) else None
-    return torch.tensor(values.number(value.dtype), dtype=value.dtype, device="cpu")
+    number = value.untyped_storage().__dict__.get("_distsim_typical", values.number(value.dtype))
+    return torch.tensor(number, dtype=value.dtype, device="cpu")

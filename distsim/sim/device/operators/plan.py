@@ -69,6 +69,7 @@ class Plan:
         "outs",
         "precision",
         "random",
+        "typical",
         "valued",
         "written",
     )
@@ -96,6 +97,8 @@ class Plan:
         self.valued = True
         """Whether values can be known at all."""
         self.random = False
+        self.typical: float | None = None
+        """The number in the middle of those that it draws."""
         self.counted: Counted | None = None
         """What it adds to a step's flops or tokens."""
 

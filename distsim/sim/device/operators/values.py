@@ -28,8 +28,8 @@ __all__ = ["KNOWLEDGE", "Data", "Pending", "Values"]
 _conj = CONJ.get()
 _neg_view = NEG_VIEW.get()
 
-KNOWLEDGE = ("_distsim_shadow", "_distsim_truth")
-"""What a storage has of its values: the values, and what is guessed of unknown truths (checks.py)."""
+KNOWLEDGE = ("_distsim_shadow", "_distsim_truth", "_distsim_typical")
+"""What a storage has of its values: the values, and what is guessed of unknown truths and draws (checks.py)."""
 _set_ = torch.Tensor.set_
 _empty = torch.empty
 _conj, _neg_view = _conj, _neg_view
@@ -80,6 +80,9 @@ class Values:
         self.everything = data.real
         self.reads: dict[tuple[str, Reading], int] = {}
         """(what was read, where) -> how often nobody knew it."""
+        self._counted: Reading | None = None
+        self._in_row = 0
+        """The last reading that was counted, and how many times in a row."""
         self._last: tuple[object, int] = (None, 0)
         self._times = 0
 
@@ -135,7 +138,8 @@ class Values:
             return
         if shadow is None:
             storage = tensor.untyped_storage()
-            storage.__dict__.pop("_distsim_truth", None)
+            for name in KNOWLEDGE[1:]:
+                storage.__dict__.pop(name, None)
             if tensor.numel() * tensor.element_size() == storage.nbytes() and self.keeps(tensor.numel(), tensor.dtype):
                 self.know(tensor, host.detach().to(tensor.dtype, copy=True).expand(tensor.shape), guess)
             return
@@ -164,7 +168,9 @@ class Values:
         """Values that nobody knows were asked for. Raises NotSimulated where a loop may wait for one for ever."""
         reading = where()
         passes = self.reads[what, reading] = self.reads.get((what, reading), 0) + 1
-        if passes == reading.most_passes:
+        self._in_row = self._in_row + 1 if self._counted == reading else 1
+        self._counted = reading
+        if (self._in_row if reading.in_library else passes) == reading.most_passes:
             raise NotSimulated(
                 f"a `while` that only {reading.expression or 'a value on the GPU'} ends, at {reading.where} (read "
                 f"{passes} times; nobody knows it, placeholder {self.placeholder:g})",
