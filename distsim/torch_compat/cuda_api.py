@@ -89,6 +89,11 @@ MODULE = {
     name: Name(f"torch.cuda.{name}", "torch.cuda", FEATURE)
     for name in ["_lazy_init", "_lazy_call", "_get_generator", "_compile_kernel", "_cudart"]
 }
+ALLOCATOR_STATE = Name("torch._C._cuda_CUDAAllocator_AllocatorState", "torch.compiler.reset", OPTIONAL, cuda_build=True)
+SET_CACHED_TENSORS_ENABLED = Name(
+    "torch._C._set_cached_tensors_enabled", "torch.compiler.reset", OPTIONAL, cuda_build=True
+)
+"""Names that the compiler's CUDA graphs import (torch/_inductor/cudagraph_trees.py)."""
 PROPERTIES = Name("torch.cuda._get_device_properties", "torch.cuda.get_device_properties", OPTIONAL, cuda_build=True)
 PROPERTIES_CLASS = Name("torch.cuda._CudaDeviceProperties", "torch.cuda.get_device_properties", FEATURE)
 CORE_PROPERTIES_CLASS = Name(

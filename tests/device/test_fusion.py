@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -78,6 +79,23 @@ def test_nothing_is_merged_where_nobody_asked() -> None:
     assert outcome.training is not None
     assert outcome.training.fused is None
     assert [note for note in outcome.notes if "nothing is fused (--fuse prices it" in note]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.utils.mkldnn scripts methods
+def test_the_compiler_is_reset() -> None:
+    """`torch.compiler.reset` imports the compiler's CUDA graphs, whose names a torch without CUDA lacks."""
+
+    def body() -> bool:
+        import torch._inductor.cudagraph_trees
+
+        torch.compiler.reset()
+        return torch._inductor.cudagraph_trees is not None
+
+    kept = {name: sys.modules.pop(name) for name in [n for n in sys.modules if n.endswith(".cudagraph_trees")]}
+    try:
+        assert distsim.simulate(body, "dgx-h100:1", nproc_per_node=1).results == [True]
+    finally:
+        sys.modules.update(kept)
 
 
 def test_products_collectives_and_whole_sums_part_kernels() -> None:

@@ -121,6 +121,24 @@ def test_tokens_are_counted_once_a_tensor_parallel_group(op: str) -> None:
     assert steps.same_tokens == {(0, 1): "mesh_tp"}
 
 
+def test_ids_of_several_tables_are_counted_once() -> None:
+    """Value embeddings are looked up with the ids of the tokens' own; a batch that comes again counts again, as does
+    another batch in the same buffer."""
+
+    def body() -> None:
+        tables = torch.nn.ModuleList([torch.nn.Embedding(64, 8) for _ in range(3)]).cuda()
+        optimizer = torch.optim.SGD(tables.parameters(), lr=0.1)
+        ids = torch.empty(4, 16, dtype=torch.long, device="cuda")
+        for _ in range(4):
+            for _ in range(2):  # micro-batches
+                ids.random_(0, 64)
+                sum(table(ids) for table in tables).sum().backward()
+            tables[0](ids), tables[0](ids)
+            optimizer.step()
+
+    assert ran(body, nproc=1)[1]["tokens_per_step"] == (2 + 2) * 4 * 16
+
+
 def test_an_account_splits_late_and_moving() -> None:
     """A snapshot keeps what was, and what came since is the difference."""
     account = Account()

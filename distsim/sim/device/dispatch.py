@@ -213,7 +213,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
             else:
                 fusion.launch(gpu, stream, plan.cost, task, func, (args, kwargs), result)
         if plan.counted is not None:
-            accelerators.steps.count(plan.counted)
+            accelerators.steps.count(plan.counted, args)
         return result
 
     def _launches(self, seconds: float) -> None:

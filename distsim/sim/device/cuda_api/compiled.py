@@ -15,6 +15,7 @@ from distsim.sim.device.cuda_api.ranks import Patch, for_ranks, refused, with_gp
 from distsim.sim.isolation.modules.absent import no_launch
 from distsim.sim.isolation.process import RankTask, current_task
 from distsim.torch_compat.compiler import HAS_ANY_GLOBAL_HOOK, HAS_TRITON_PACKAGE, OPTIMIZED_MODULE, WARN_ONCE
+from distsim.torch_compat.cuda_api import ALLOCATOR_STATE, SET_CACHED_TENSORS_ENABLED
 
 __all__ = ["compiled_patches"]
 
@@ -123,7 +124,16 @@ def compiled_patches() -> list[Patch]:
     for name in ("CUDAGraph", "graph", "make_graphed_callables", "graph_pool_handle"):
         call = refused(f"torch.cuda.{name}", _REMEDY, getattr(graphs, name))
         patches += [(holder, name, call) for holder in (torch.cuda, graphs)]
-    return [*patches, *_triton_patches()]
+    return [*patches, *_names_of_graphs(), *_triton_patches()]
+
+
+def _names_of_graphs() -> list[Patch]:
+    """Names that torch._dynamo.reset imports where CUDA is built, in a torch that has none of them."""
+    ours = (
+        (ALLOCATOR_STATE, type(ALLOCATOR_STATE.attribute, (), {})),
+        (SET_CACHED_TENSORS_ENABLED, lambda enabled: None),
+    )
+    return [(name.holder(), name.attribute, value) for name, value in ours if not name.exists()]
 
 
 def _triton_patches() -> list[Patch]:

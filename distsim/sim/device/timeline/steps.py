@@ -79,6 +79,10 @@ def counted(func: Any, args: tuple[Any, ...], cost: Cost) -> Counted | None:
     return Counted(_DTYPES.get(dtype, "fp32"), cost.flops, model)
 
 
+def _identity(tensor: torch.Tensor) -> tuple[Any, int, torch.Size]:
+    return weakref.ref(tensor.untyped_storage()), tensor.storage_offset(), tensor.shape
+
+
 @dataclass(slots=True)
 class StepEnd:
     """Sums from the beginning of the process to the end of a step."""
@@ -106,6 +110,9 @@ class Steps:
     """How many the last ones were."""
     same_tokens: dict[tuple[int, ...], str] = field(default_factory=dict)
     """Ranks that reduced activations in forward, with their group's label."""
+    _looked_up: dict[tuple[int, ...], tuple[Any, set[Any]]] = field(default_factory=dict)
+    """By the shape of the embedding: the ids of the last look-up in this forward, and the tables they were looked up
+    in."""
     ends: weakref.WeakKeyDictionary[Any, list[StepEnd]] = field(default_factory=weakref.WeakKeyDictionary)
     _last: list[list[StepEnd]] = field(default_factory=list)
     """The values of `ends`, which outlive their optimizers."""
@@ -116,8 +123,8 @@ class Steps:
     _backward_begun: bool = False
     """In this step."""
 
-    def count(self, what: Counted) -> None:
-        """An operator was launched."""
+    def count(self, what: Counted, args: tuple[Any, ...] = ()) -> None:
+        """An operator was launched with *args*."""
         if not self.tokens_or_flops:
             self.allocates(ACTIVATIONS)
         backward = _in_backward() != -1
@@ -125,13 +132,23 @@ class Steps:
             self.flops[what.dtype] = self.flops.get(what.dtype, 0) + what.flops
             if backward:
                 self._backward_begun = True
+                self._looked_up.clear()
             if backward and torch.is_grad_enabled() and _is_forward_again():
                 self.recomputes = True
             else:
                 self.model_flops[what.dtype] = self.model_flops.get(what.dtype, 0) + what.model_flops
-        if what.tokens and not backward:
+        if what.tokens and not backward and (not args or self._are_new(what.table, *args[:2])):
             self.tokens[what.table] = self.tokens.get(what.table, 0) + what.tokens
             self.sequences[what.table] = what.sequences
+
+    def _are_new(self, shape: tuple[int, ...], table: torch.Tensor, ids: torch.Tensor) -> bool:
+        """Whether *ids* were not looked up in another table of this shape before (value embeddings)."""
+        batch, tables = (_identity(ids), ids._version), self._looked_up.get(shape)
+        if tables is None or tables[0] != batch or _identity(table) in tables[1]:
+            self._looked_up[shape] = batch, {_identity(table)}
+            return True
+        tables[1].add(_identity(table))
+        return False
 
     @property
     def micro_batch(self) -> int:
@@ -162,6 +179,7 @@ class Steps:
     def end(self, optimizer: Any, timeline: Timeline, stream: Stream, now_s: float) -> None:
         """*optimizer* has launched the last kernel of its step."""
         self._backward_begun = False
+        self._looked_up.clear()
         self.allocates(ACTIVATIONS)
         if any(ledger.has_risen for ledger in self.ledgers):
             claim_of_optimizer(optimizer)
