@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from distsim.cli.calibration.logs import write
+from distsim.cli.inputs.logs import write
 from distsim.errors import UsageError
 from distsim.text.output_files import check_writable
 
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     if args.ops:
         return _ops(args)
     if logs:
-        from distsim.cli.calibration.logs import run_logs
+        from distsim.cli.inputs.logs import run_logs
 
         return run_logs(args)
     if tables:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distsim.cli.dispatch import REAL_BACKENDS, many_imports, parse
+from distsim.cli.inputs.launchers import Launched, program_of
 from distsim.deprecated.launch import local_rank_flag
 from distsim.errors import UsageError
 from distsim.options import add_flags, default_of, options_of
@@ -64,6 +65,7 @@ Run a torch.distributed program, unmodified.
 
   distsim run --on dgx-h100:4 train.py --lr 3e-4     simulated: 4 nodes of a preset, 32 ranks
   distsim run --on cluster.toml train.py             simulated: your own cluster
+  distsim run --on dgx-h100:4 -- torchrun train.py   another launcher's command, also accelerate launch, deepspeed, srun
   distsim run --on gloo --nproc-per-node 4 train.py  for real, under guard
 
 Without --on it is simulated on one node (dgx-h100:1). In a simulation the world is every
@@ -201,12 +203,15 @@ def explain(fate: Fate, argv: Sequence[str]) -> int:
 
 
 def _launch(args: argparse.Namespace) -> int:
+    notes: list[str] = []
+    if not args.no_python:
+        os.environ.update(_unpacked(args, notes).environ)
     for dest in ("nnodes", "nproc_per_node"):
         if getattr(args, dest) is None:
             setattr(args, dest, args.torchrun_defaults[dest])
     if not args.no_python and not args.module:
         _check_script(args.training_script)
-    for note in misplaced(args.training_script, args.training_script_args):
+    for note in (*notes, *misplaced(args.training_script, args.training_script_args)):
         print(f"distsim: {note}", file=sys.stderr)
     args.local_rank_flag = local_rank_flag(args.training_script, args.module, args.use_env)
     if importlib.util.find_spec("distsim.realexec.launch") is None:
@@ -236,6 +241,7 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
             f"--no-python {args.training_script}: only Python can be simulated; give the Python script "
             "itself, or run it for real with --on gloo"
         )
+    launched = _unpacked(args, notes)
     if not args.module:
         _check_script(args.training_script)
     if args.tokens_per_step is not None and args.tokens_per_step <= 0:
@@ -257,11 +263,34 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
         module=args.module,
         args=list(args.training_script_args),
         local_rank_flag=local_rank_flag(args.training_script, args.module, args.use_env),
+        environ=launched.environ,
+        under_srun="srun" in launched.launchers and "torchrun" not in launched.launchers,
         budget_s={"auto": args.budget, "sample": 0.0, "all": None}[args.ranks],
         sample_is_enough=args.ranks == "sample" or (sys.stdout.isatty() and not os.environ.get("CI")),
         **options,
     )
     return request, notes
+
+
+def _unpacked(args: argparse.Namespace, notes: list[str]) -> Launched:
+    """Put the Python program of another launcher's command in its place in *args*, and the ranks that the launcher
+    starts where no flag of ours says how many."""
+    launched = program_of(args.training_script, args.training_script_args, args.module)
+    if not launched.launchers:
+        return launched
+    args.training_script, args.training_script_args = launched.program, launched.arguments
+    args.module, args.use_env = launched.module, args.use_env and launched.use_env
+    notes.append(f"{' '.join(launched.launchers)}: its ranks are simulated; it is not run itself")
+    for dest in ("nnodes", "nproc_per_node"):
+        ours, said = getattr(args, dest), getattr(launched, dest)
+        if ours is not None and said is not None and ours != said:
+            flag = f"--{dest.replace('_', '-')}"
+            raise UsageError(
+                f"{flag} {ours} for distsim run and {said} for {launched.launchers[-1]}: distsim run stands for the "
+                "launcher; give the number once"
+            )
+        setattr(args, dest, said if ours is None else ours)
+    return launched
 
 
 OWN = ("--on", "--nnodes", "--nproc-per-node", "--nproc_per_node", "--host-timeout", "--standalone")
@@ -284,6 +313,11 @@ def _check_script(path: str) -> None:
     script = Path(path)
     if script.is_dir():
         raise UsageError(f"expected a Python script, got the folder {path}; for a package use -m {script.name}")
+    if script.suffix in (".sh", ".bash", ".slurm", ".sbatch"):
+        raise UsageError(
+            f"expected a Python script, got the shell script {path}: give the command in it that starts the training "
+            "(distsim run [--on CLUSTER] -- torchrun ... train.py)"
+        )
     if not script.exists():
         raise UsageError(f"no script {path}: no such file (looked in {Path.cwd()})")
 

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if args.training:
         if args.rows or args.torch_estimator:
             raise UsageError("--rows and --torch-estimator are for collectives: they do not go with --training")
-        from distsim.cli.calibration.training import run_training
+        from distsim.cli.inputs.training import run_training
 
         return run_training(args)
     from distsim.calibration.predictions.left_out import predicted

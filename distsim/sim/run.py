@@ -41,6 +41,7 @@ from distsim.sim.observe.user_stack import forget_stacks
 from distsim.sim.outcome import Outcome, Progress
 from distsim.sim.patches import simulation
 from distsim.sim.processes.hosts import master_address
+from distsim.sim.processes.launched_environ import sruns_environ
 from distsim.sim.processes.lifecycle import Program, live
 from distsim.sim.world import Setting, Surroundings, World
 from distsim.sim.world.conditions import Conditions, RunRequest
@@ -308,10 +309,13 @@ def _attempt(
                 world.note(f"the run began anew before anything of it was seen: {again.why}")
             address = master_address([slot.host for slot in slots])
             environ_of = torchruns_environ(slots, per_node, nodes, address)
+            if request.under_srun:
+                environ_of = sruns_environ(slots, per_node, nodes)
+            told = {os.fsencode(name): os.fsencode(value) for name, value in request.environ.items()}
             for slot in slots:
                 if slot.rank not in world.traced:
                     continue
-                process = world.new_process(slot, environ_of(slot), sys.argv, rank=slot.rank)
+                process = world.new_process(slot, environ_of(slot) | told, sys.argv, rank=slot.rank)
                 process.begin()
                 world.start_process(process, enter(process))
             if request.conditions is not None:

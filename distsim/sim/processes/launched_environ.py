@@ -1,13 +1,16 @@
-"""What a launcher says to the ranks it starts: torchrun's names, where the program starts its ranks itself."""
+"""What a launcher says to the ranks it starts: torchrun's names where the program starts its ranks itself, srun's."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 
+from distsim.cluster import Slot
 from distsim.sim.isolation.environ import TORCHRUN, without_launchers
 from distsim.sim.isolation.process import SimProcess
+from distsim.sim.processes.hosts import master_address, node_name
 
-__all__ = ["launcher_environ", "place_environ", "was_told_of_torchrun"]
+__all__ = ["launcher_environ", "place_environ", "sruns_environ", "was_told_of_torchrun"]
 
 
 def launcher_environ(process: SimProcess) -> None:
@@ -41,3 +44,32 @@ def place_environ(parent: SimProcess, rank: int) -> dict[bytes, bytes]:
     said = copies[rank % len(copies)].environ
     keys = [key for key in map(os.fsencode, TORCHRUN) if key not in parent.changed_environ]
     return {key: said[key] for key in keys if key in said}
+
+
+def sruns_environ(slots: Sequence[Slot], per_node: int, nodes: int) -> Callable[[Slot], dict[bytes, bytes]]:
+    """What srun puts into the environment of the task on a slot (slurm.schedmd.com/srun.html)."""
+    hosts = sorted({slot.host for slot in slots})
+    said = {
+        "SLURM_JOB_ID": "1",
+        "SLURM_JOBID": "1",
+        "SLURM_STEP_ID": "0",
+        "SLURM_NTASKS": str(len(slots)),
+        "SLURM_NPROCS": str(len(slots)),
+        "SLURM_NNODES": str(nodes),
+        "SLURM_JOB_NUM_NODES": str(nodes),
+        "SLURM_NTASKS_PER_NODE": str(per_node),
+        "SLURM_TASKS_PER_NODE": str(per_node) if nodes == 1 else f"{per_node}(x{nodes})",
+        "SLURM_JOB_NODELIST": ",".join(map(node_name, hosts)),
+        "SLURM_NODELIST": ",".join(map(node_name, hosts)),
+        "SLURM_GPUS_ON_NODE": str(per_node),
+        "SLURM_LAUNCH_NODE_IPADDR": master_address(hosts),
+    }
+    common = without_launchers(os.environ._data)  # type: ignore[attr-defined]
+    common.update((name.encode(), value.encode()) for name, value in said.items())
+
+    def of(slot: Slot) -> dict[bytes, bytes]:
+        rank, local_rank = b"%d" % slot.rank, b"%d" % slot.local_rank
+        place = {b"SLURM_PROCID": rank, b"SLURM_LOCALID": local_rank, b"SLURM_NODEID": b"%d" % hosts.index(slot.host)}
+        return common | place | {b"SLURMD_NODENAME": node_name(slot.host).encode()}
+
+    return of

@@ -83,6 +83,10 @@ class RunRequest(RunOptions):
     args: list[str] = field(default_factory=list)
     local_rank_flag: str | None = None
     """Of an argument before them that tells each rank its local rank; None: the environment does."""
+    environ: dict[str, str] = field(default_factory=dict)
+    """Variables that the launcher gives each rank beside those of its place."""
+    under_srun: bool = False
+    """Whether srun starts the ranks, so that they have its variables in the place of torchrun's."""
     progress: Callable[[Progress], None] | None = None
     budget_s: float | None = None
     """CPU seconds (estimated) for tracing every rank of a program on GPUs, beyond which a sample of its ranks is traced

@@ -1,0 +1,256 @@
+"""The Python program that a launcher's command starts, its ranks, and what the launcher tells them.
+
+Launchers may stand in each other: `srun torchrun train.py`. The innermost one that says how many ranks there are wins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from distsim.errors import UsageError
+
+__all__ = ["Launched", "program_of"]
+
+
+@dataclass
+class Launched:
+    """A Python program, and how its launchers would start it."""
+
+    program: str
+    arguments: list[str]
+    module: bool = False
+    nnodes: str | None = None
+    """As torchrun's `--nnodes`; None: the launcher does not say."""
+    nproc_per_node: str | None = None
+    use_env: bool = True
+    """Whether the program learns its local rank from the environment alone."""
+    environ: dict[str, str] = field(default_factory=dict)
+    """Variables that each rank is given."""
+    launchers: list[str] = field(default_factory=list)
+    """Their names, the outermost one first."""
+
+
+def program_of(program: str, arguments: Sequence[str], module: bool) -> Launched:
+    """Return what `program arguments`, or `-m program arguments` with *module*, starts.
+
+    Raises:
+        UsageError: the command starts no Python program, or a flag of its launcher is not known.
+    """
+    command = Launched(program, list(arguments), module)
+    while True:
+        name = _launcher(command)
+        if name is None:
+            return command
+        command.launchers.append(name)
+        _LAUNCHERS[name](command)
+
+
+def _launcher(command: Launched) -> str | None:
+    """The launcher that *command* begins with; None: it is the program."""
+    if command.module:
+        return _MODULES.get(command.program)
+    name = os.path.basename(command.program)
+    if name.endswith(".py") or (os.path.exists(command.program) and not os.access(command.program, os.X_OK)):
+        return None
+    if re.fullmatch(r"python[\d.]*", name):
+        return "python"
+    if name in _REFUSED:
+        raise UsageError(f"{name} starts no simulated ranks; give its Python program to distsim run")
+    return name if name in _LAUNCHERS else None
+
+
+class _Flags(argparse.ArgumentParser):
+    """A launcher's flags, then its program and the program's arguments."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(prog=name, add_help=False, allow_abbrev=False)
+
+    def values(self, names: str) -> _Flags:
+        for name in names.split():
+            self.add_argument(*name.split("|"), default=None)
+        return self
+
+    def switches(self, names: str) -> _Flags:
+        for name in names.split():
+            self.add_argument(*name.split("|"), action="store_true")
+        return self
+
+    def of(self, words: Sequence[str]) -> argparse.Namespace:
+        """The values of *words*; `rest` is what follows the flags."""
+        self.add_argument("rest", nargs=argparse.REMAINDER)
+        found = self.parse_args(words)
+        if found.rest[:1] == ["--"]:
+            del found.rest[0]
+        if not found.rest or found.rest[0].startswith("-"):
+            self.error(f"its flag {found.rest[0]} is not known" if found.rest else "expected a program")
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(
+            f"{self.prog}: {message}; give the Python program itself to distsim run, with --nnodes and --nproc-per-node"
+        )
+
+
+def _go_on(command: Launched, words: Sequence[str], module: bool = False) -> None:
+    command.program, command.arguments, command.module = words[0], list(words[1:]), module
+
+
+def _python(command: Launched) -> None:
+    words = command.arguments
+    while words and words[0].startswith("-"):
+        flag = words.pop(0)
+        if flag == "-m" and words:
+            _go_on(command, words, module=True)
+            return
+        if flag in ("-W", "-X") and words:
+            words.pop(0)
+        elif flag == "-c" or not re.fullmatch(r"-[bBdEiIOPqsSuvx]+|-[WX].+", flag):
+            raise UsageError(f"python {flag}: expected a script or -m MODULE")
+    if not words:
+        raise UsageError("python: expected a script or -m MODULE")
+    _go_on(command, words)
+
+
+def _torchrun(command: Launched) -> None:
+    from torch.distributed.run import get_args_parser
+
+    parser = get_args_parser()
+    parser.error = _Flags("torchrun").error
+    found = parser.parse_args(command.arguments)
+    if found.no_python:
+        raise UsageError(f"torchrun --no-python {found.training_script}: only Python can be simulated")
+    command.nnodes, command.nproc_per_node = str(found.nnodes), str(found.nproc_per_node)
+    _go_on(command, [found.training_script, *found.training_script_args], found.module)
+
+
+def _torch_launch(command: Launched) -> None:
+    """torch.distributed.launch: torchrun, and an argument that tells the local rank."""
+    switches = [word for word in command.arguments if word in ("--use-env", "--use_env")]
+    command.use_env = bool(switches)
+    command.arguments = [word for word in command.arguments if word not in switches]
+    _torchrun(command)
+
+
+def _accelerate(command: Launched) -> None:
+    """By accelerate's own parser and environment: a hundred flags and a configuration file."""
+    if command.arguments[:1] != ["launch"]:
+        raise UsageError(f"accelerate {' '.join(command.arguments[:1])}: only accelerate launch starts a program")
+    command.arguments.pop(0)
+    _accelerate_launch(command)
+
+
+def _accelerate_launch(command: Launched) -> None:
+    try:
+        launch: Any = importlib.import_module("accelerate.commands.launch")
+        environs: Any = importlib.import_module("accelerate.utils.launch")
+    except ImportError:
+        raise UsageError(
+            "accelerate launch: accelerate is not installed, which reads its flags; give the program to distsim run"
+        ) from None
+    parser = launch.launch_command_parser()
+    parser.error = _Flags("accelerate launch").error
+    flags = parser.parse_args(command.arguments)
+    said = flags.num_processes
+    environ: dict[str, Any] = dict(os.environ)
+    try:
+        flags, *_ = launch._validate_launch_command(flags)
+        processes = said or (flags.num_processes if flags.config_file else None)
+        machines = int(flags.num_machines or 1)
+        flags.num_processes, flags.num_machines, flags.main_process_port = processes or 2, 1, 0
+        told = (
+            environs.prepare_deepspeed_cmd_env(flags)[1]
+            if flags.use_deepspeed
+            else environs.prepare_multi_gpu_env(flags)
+        )
+    except (ValueError, RuntimeError, OSError, AttributeError, TypeError) as error:
+        raise UsageError(f"accelerate launch: {error}") from error
+    command.environ.update({name: value for name, value in told.items() if environ.get(name) != value})
+    command.nnodes = str(machines)
+    if processes:
+        command.nproc_per_node = str(max(1, int(processes) // machines))
+    _go_on(command, [flags.training_script, *flags.training_script_args], flags.module)
+
+
+def _deepspeed(command: Launched) -> None:
+    """deepspeed/launcher/runner.py"""
+    flags = _Flags("deepspeed").values(
+        "-H|--hostfile -i|--include -e|--exclude --num_nodes|--num-nodes --min_elastic_nodes --max_elastic_nodes "
+        "--num_gpus|--num-gpus --master_port --master_addr --node_rank --launcher --launcher_args --ssh_port "
+        "--enable_each_rank_log --bind_core_list --venv_script --autotuning --log_level"
+    )
+    flags.switches(
+        "--module --no_python --no_local_rank --no_ssh --no_ssh_check --force_multi --save_pid --elastic_training "
+        "--bind_cores_to_rank --use_local_rank"
+    )
+    found = flags.of(command.arguments)
+    if found.no_python:
+        raise UsageError(f"deepspeed --no_python {found.rest[0]}: only Python can be simulated")
+    command.use_env = found.no_local_rank
+    command.nnodes, command.nproc_per_node = found.num_nodes, found.num_gpus
+    if found.include:  # node1:0,1@node2:0,1
+        hosts = found.include.split("@")
+        command.nnodes, (_, _, chosen) = str(len(hosts)), hosts[0].partition(":")
+        command.nproc_per_node = str(len(chosen.split(","))) if chosen else found.num_gpus
+    elif found.hostfile and found.num_nodes is None:
+        command.nnodes = str(len(_hosts(found.hostfile)))
+    _go_on(command, found.rest, found.module)
+
+
+def _hosts(path: str) -> list[str]:
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError as error:
+        raise UsageError(f"deepspeed --hostfile {path}: cannot be read ({error.strerror})") from None
+    return [line for line in lines if line.partition("#")[0].strip()]
+
+
+def _srun(command: Launched) -> None:
+    """slurm.schedmd.com/srun.html: those that say how many, and those of a value that jobs use."""
+    flags = _Flags("srun").values(
+        "-n|--ntasks -N|--nodes --ntasks-per-node --gres -G|--gpus --gpus-per-node --gpus-per-task -c|--cpus-per-task "
+        "-p|--partition -A|--account -t|--time -J|--job-name -o|--output -e|--error -w|--nodelist -x|--exclude "
+        "-q|--qos -D|--chdir -C|--constraint --mem --mem-per-cpu --mem-per-gpu --export --mpi --cpu-bind --gpu-bind "
+        "--jobid --container-image --container-mounts --container-workdir --container-name --distribution --signal "
+        "--network --kill-on-bad-exit --wait"
+    )
+    flags.switches("-l|--label -u|--unbuffered --exclusive --overlap --no-container-mount-home -v|--verbose --pty -K")
+    found = flags.of(command.arguments)
+    nodes = (found.nodes or "").partition("-")[2] or found.nodes
+    per_node = found.ntasks_per_node
+    try:
+        if found.ntasks is not None and per_node is None:
+            per_node = str(max(1, int(found.ntasks) // int(nodes or 1)))
+        command.nnodes, command.nproc_per_node = nodes, per_node and str(int(per_node))
+    except ValueError:
+        raise UsageError(f"srun: expected numbers, got --nodes {found.nodes} --ntasks {found.ntasks}") from None
+    _go_on(command, found.rest)
+
+
+_LAUNCHERS: dict[str, Callable[[Launched], None]] = {
+    "python": _python,
+    "torchrun": _torchrun,
+    "torch.distributed.launch": _torch_launch,
+    "accelerate": _accelerate,
+    "accelerate-launch": _accelerate_launch,
+    "deepspeed": _deepspeed,
+    "ds": _deepspeed,
+    "srun": _srun,
+}
+_MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torch.distributed.launch",
+    "accelerate.commands.launch": "accelerate-launch",
+    "accelerate": "accelerate",
+    "accelerate.commands.accelerate_cli": "accelerate",
+    "deepspeed": "deepspeed",
+    "deepspeed.launcher.runner": "deepspeed",
+}
+"""Modules that start ranks, by the launcher that they are."""
+_REFUSED = ("mpirun", "mpiexec", "bash", "sh", "horovodrun", "composer", "ray", "env", "nohup")

@@ -1,0 +1,126 @@
+"""`distsim run` with another launcher's command: its program, its ranks, what it tells them."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from distsim.cli import main
+from distsim.cli.inputs.launchers import program_of
+from distsim.errors import UsageError
+
+
+def launched(command: str) -> tuple[object, ...]:
+    """(program, its arguments, nnodes, nproc_per_node, whether the environment alone tells the local rank)."""
+    words = shlex.split(command)
+    module = words[0] == "-m"
+    answer = program_of(words[module], words[module + 1 :], module)
+    program = f"-m {answer.program}" if answer.module else answer.program
+    return program, answer.arguments, answer.nnodes, answer.nproc_per_node, answer.use_env
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("train.py --lr 1", ("train.py", ["--lr", "1"], None, None, True)),
+        ("torchrun --nproc-per-node 8 --nnodes=4 train.py -x", ("train.py", ["-x"], "4", "8", True)),
+        ("/opt/bin/torchrun --standalone -m pkg.train", ("-m pkg.train", [], "1", "1", True)),
+        ("-m torch.distributed.run --nproc_per_node gpu train.py", ("train.py", [], "1:1", "gpu", True)),
+        ("python3.11 -u -m torch.distributed.launch --nproc-per-node=2 t.py", ("t.py", [], "1", "2", False)),
+        ("python -m torch.distributed.launch --use-env t.py", ("t.py", [], "1", "1", True)),
+        ("deepspeed --num_gpus 4 t.py --deepspeed", ("t.py", ["--deepspeed"], None, "4", False)),
+        ("deepspeed --include a:0,1@b:0,1 --no_local_rank t.py", ("t.py", [], "2", "2", True)),
+        ("srun -N 2 --ntasks-per-node=8 --gres=gpu:8 python -u t.py -x", ("t.py", ["-x"], "2", "8", True)),
+        ("srun -n 16 --nodes 2 python t.py", ("t.py", [], "2", "8", True)),
+        ("srun -N 2 torchrun --nnodes 2 --nproc-per-node 8 t.py", ("t.py", [], "2", "8", True)),
+        ("python -X faulthandler -O t.py", ("t.py", [], None, None, True)),
+    ],
+)
+def test_the_program_of_a_command(command: str, expected: tuple[object, ...]) -> None:
+    """The innermost program, the ranks of the innermost launcher that says how many."""
+    found = launched(command)
+    assert (*found[:2], str(found[2] or "None").removesuffix(":1"), *found[3:]) == (
+        *expected[:2],
+        str(expected[2] or "None").removesuffix(":1"),
+        *expected[3:],
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("torchrun --frobnicate 3 t.py", "torchrun: unrecognized arguments: --frobnicate"),
+        ("srun --frobnicate 3 t.py", "srun: unrecognized arguments: --frobnicate"),
+        ("deepspeed --num_gpus 2", "deepspeed: expected a program"),
+        ("python -c pass", "python -c: expected a script"),
+        ("mpirun -np 2 python t.py", "mpirun starts no simulated ranks"),
+        ("deepspeed --hostfile /nowhere t.py", "--hostfile /nowhere: cannot be read"),
+    ],
+)
+def test_a_command_that_is_not_understood(command: str, words: str) -> None:
+    """One line names the launcher and the flag."""
+    with pytest.raises(UsageError, match=words):
+        launched(command)
+
+
+def test_accelerate_reads_its_own_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parser, its configuration file and its environment; the number of ranks is that of all machines."""
+    import argparse
+
+    def parser() -> argparse.ArgumentParser:
+        made = argparse.ArgumentParser()
+        for flag in ("--num_processes", "--num_machines", "--config_file"):
+            made.add_argument(flag)
+        made.add_argument("--module", "-m", action="store_true")
+        made.add_argument("--use_deepspeed", action="store_true")
+        made.add_argument("training_script")
+        made.add_argument("training_script_args", nargs=argparse.REMAINDER)
+        return made
+
+    launch = SimpleNamespace(launch_command_parser=parser, _validate_launch_command=lambda args: (args, None, False))
+    modules: dict[str, Any] = {f"accelerate{name}": ModuleType(name) for name in ("", ".commands", ".utils")}
+    modules["accelerate.commands.launch"] = launch
+    told = ModuleType("accelerate.utils.launch")
+    told.prepare_multi_gpu_env = lambda args: {"ACCELERATE_MIXED_PRECISION": "bf16"}  # type: ignore[attr-defined]
+    told.prepare_deepspeed_cmd_env = told.prepare_multi_gpu_env  # type: ignore[attr-defined]
+    for name, module in {**modules, told.__name__: told}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    for command in (["launch"], None):
+        words = ["--num_processes", "16", "--num_machines", "2", "t.py", "--lr", "1"]
+        program, module = ("accelerate", False) if command else ("accelerate.commands.launch", True)
+        answer = program_of(program, [*(command or []), *words], module)
+        assert (answer.program, answer.arguments) == ("t.py", ["--lr", "1"])
+        assert (answer.nnodes, answer.nproc_per_node) == ("2", "8")
+        assert answer.environ == {"ACCELERATE_MIXED_PRECISION": "bf16"}
+
+
+def test_the_number_of_ranks_is_given_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """distsim run stands for the launcher: two numbers are refused; so is a shell script, with what to give."""
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "train.sh").write_text("torchrun train.py")
+    script = str(tmp_path / "train.py")
+    command = ["--nproc-per-node", "1", "-m", "torch.distributed.run", "--nproc-per-node", "2", script]
+    assert main(["run", *command]) == 2
+    assert "--nproc-per-node 1 for distsim run and 2 for torchrun" in capsys.readouterr().err
+    assert main(["run", str(tmp_path / "train.sh")]) == 2
+    assert "got the shell script" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_ranks_of_a_launcher_are_simulated(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun inside distsim run starts no process; under srun the ranks have its variables."""
+    monkeypatch.delenv("SLURM_PROCID", raising=False)
+    body = "import os\nprint(*(os.environ.get(n) for n in ('RANK', 'SLURM_PROCID', 'SLURM_NODEID', 'SLURM_NTASKS')))\n"
+    path = str(tmp_path / "train.py")
+    Path(path).write_text(body)
+    assert main(["run", "--on", "dgx-h100:2", "--quiet", "--", "torchrun", "--nproc-per-node", "2", path]) == 0
+    assert capfd.readouterr().out.splitlines() == ["[0] 0 None None None", "[1] 1 None None None"]
+    assert main(["run", "--on", "dgx-h100:2", "--quiet", "srun", "-N2", "--ntasks-per-node", "1", "python", path]) == 0
+    assert capfd.readouterr().out.splitlines() == ["[0] None 0 0 2", "[1] None 1 1 2"]
