@@ -23,6 +23,7 @@ from distsim.debug.records.kinds import Kind
 from distsim.debug.report.whereabouts import first_places, whereabouts
 from distsim.errors import RankFailure, UsageError
 from distsim.network import make_network
+from distsim.sim.device.gpu import Accelerators
 from distsim.sim.device.operators.values import Data
 from distsim.sim.faults.planted import Faults
 from distsim.sim.faults.tensors import Guards
@@ -312,6 +313,9 @@ def _attempt(
             if request.under_srun:
                 environ_of = sruns_environ(slots, per_node, nodes)
             told = {os.fsencode(name): os.fsencode(value) for name, value in request.environ.items()}
+            if cluster.node.num_gpus:
+                path = os.pathsep.join((Accelerators.TOOLS, os.environ.get("PATH", os.defpath)))
+                told[b"PATH"] = os.fsencode(path)
             for slot in slots:
                 if slot.rank not in world.traced:
                     continue

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import shutil
 import subprocess
 import time
 import warnings
@@ -16,6 +18,7 @@ import torch
 
 import distsim
 from distsim.kernels import Gpu
+from distsim.sim.device import nvidia_smi
 
 TRITON = importlib.util.find_spec("triton") is not None
 """It comes with torch for CUDA."""
@@ -139,17 +142,49 @@ def test_the_machine_answers_as_before() -> None:
     assert not hasattr(torch._C, "_cuda_getDeviceCount") or torch.version.cuda
 
 
-def test_tools_of_the_driver_are_refused() -> None:
-    """nvidia-smi would tell of the machine that simulates."""
+@pytest.mark.slow
+def test_nvidia_smi_shows_the_simulated_gpus() -> None:
+    """By its name, by its path and in a shell: the node's GPUs with what they hold; what it lacks is said."""
 
     def body() -> Any:
-        return raised(lambda: subprocess.run(["/usr/bin/nvidia-smi", "-L"], check=False)), raised(
-            lambda: subprocess.check_output("nvidia-smi --query-gpu=name", shell=True)
-        )
+        torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
 
-    for kind, text in ranks(body, 1)[0]:
-        assert kind == "NotSimulated"
-        assert text.startswith("nvidia-smi is not simulated: ask torch.cuda")
+        def run(*command: str, **how: Any) -> tuple[int, list[str]]:
+            done = subprocess.run([*command] if len(command) > 1 else command[0], capture_output=True, text=True, **how)
+            return done.returncode, done.stdout.splitlines() or [done.stderr.strip()]
+
+        query = "nvidia-smi --query-gpu=index,memory.total,power.draw --format=csv,{} -i 1"
+        return [
+            run("/usr/bin/nvidia-smi", "-L"),
+            run(*query.format("noheader").split()),
+            run(query.format("nounits"), shell=True),
+            run("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"),
+            run("nvidia-smi", "--query-gpu=frobs", "--format=csv"),
+            run("nvidia-smi", "topo", "-m"),
+            run("nvidia-smi | grep -c H100", shell=True),
+            (os.path.isabs(shutil.which("nvidia-smi") or ""), torch.cuda.get_device_properties(0).uuid),
+        ]
+
+    listed, plain, csv, used, unknown, topo, table, (there, uuid) = ranks(body, 1)[0]
+    assert (listed[0], len(listed[1])) == (0, 8)
+    assert listed[1][0] == f"GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-{uuid})"
+    assert plain == (0, ["1, 81008 MiB, [N/A]"])
+    assert csv == (0, ["index, memory.total [MiB], power.draw [W]", "1, 81008, [N/A]"])
+    assert 1024 < int(used[1][0]) < 2048
+    assert used[1][1:] == ["0"] * 7
+    assert unknown == (2, ['Field "frobs" is not a valid field to query.'])
+    assert topo[0] == 2
+    assert "not simulated" in topo[1][0]
+    assert table == (0, ["8"])
+    assert there
+
+
+def test_the_table_of_nvidia_smi_is_straight(capsys: pytest.CaptureFixture[str]) -> None:
+    """All lines of the table are as wide as its bars."""
+    gpu = {"index": 0, "name": "NVIDIA H100 80GB HBM3", "uuid": "GPU-0", "bus_id": "00000000:00:00.0"}
+    gpu |= {"compute_cap": "9.0", "total_mib": 81008, "used_mib": 4630, "utilization": 100}
+    assert nvidia_smi.main([], json.dumps({"now": "now", "cuda": "12.8", "gpus": [gpu]})) == 0
+    assert {len(line) for line in capsys.readouterr().out.splitlines() if line not in ("", "now")} == {91}
 
 
 def test_triton_is_defined_and_not_launched() -> None:

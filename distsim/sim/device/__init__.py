@@ -18,6 +18,7 @@ __all__ = [
     "gpu",
     "hooks",
     "memory",
+    "nvidia_smi",
     "operators",
     "streams",
     "timeline",

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
+import os
+import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +26,7 @@ from distsim.sim.device.timeline import Wait as StreamWait
 from distsim.sim.device.timeline.fusion import Fusion
 from distsim.sim.device.timeline.in_flight import InFlight
 from distsim.sim.device.timeline.steps import Steps
+from distsim.sim.isolation.clock import EPOCH_S
 from distsim.sim.observe.figures import Saved
 
 if TYPE_CHECKING:
@@ -30,9 +35,13 @@ if TYPE_CHECKING:
 
 _nbytes = UntypedStorage.nbytes
 
-__all__ = ["KERNELS", "Accelerators", "Device", "Held", "open_call", "prepare"]
+__all__ = ["CUDA_VERSION", "KERNELS", "Accelerators", "Device", "Held", "open_call", "prepare", "uuid_of"]
 
 
+CUDA_VERSION = "12.8"
+"""What torch.version.cuda says, and the runtime."""
+SAMPLE_S = 1 / 6
+"""What NVML looks back on for its utilization: "between 1 second and 1/6 second, depending on the product"."""
 KERNELS = "the kernels of its GPU"
 """What a host waits for where no call with others is among it: that ends by itself."""
 
@@ -239,6 +248,19 @@ class Device:
                 left.append((block, marks))
         self._deferred = left
 
+    def utilization(self, now_s: float) -> int:
+        """The percentage of the last sample of time in which a kernel ran, one that waits for others included."""
+        self.timeline.catch_up()
+        begin_s = max(0.0, now_s - SAMPLE_S)
+        spans = [(item.begun_s, item.ended_s) for _, item in self.timeline.done]
+        spans += [(s.items[0].begun_s, None) for s in self.streams if s.items and isinstance(s.items[0], Kernel)]
+        busy_s, until_s = 0.0, begin_s
+        for from_s, to_s in sorted((a, now_s if b is None else b) for a, b in spans if a is not None):
+            if to_s > until_s:
+                busy_s += min(to_s, now_s) - max(from_s, until_s)
+                until_s = to_s
+        return round(100 * busy_s / (now_s - begin_s)) if now_s > begin_s else 0
+
 
 def _succeed(event: simpy.Event) -> None:
     event.succeed()
@@ -290,9 +312,16 @@ def open_call(comm: Comm) -> CallRecord:
     return call
 
 
+def uuid_of(host: int, index: int) -> str:
+    """Of GPU *index* of a node."""
+    return f"d15751a0-0000-0000-{host:04x}-{index:012x}"
+
+
 class Accelerators:
     """The GPUs of one process, as many as its node has, made when first used."""
 
+    TOOLS = os.path.join(os.path.dirname(__file__), "tools")
+    """What stands for the driver's own programs, on PATH of each rank."""
     some_used = False
     """Whether any process of any simulation here has: else no tensor lies on a GPU."""
 
@@ -381,6 +410,31 @@ class Accelerators:
         finally:
             own.set_host_state(default.get_state())
             default.set_state(state)
+
+    def told(self) -> dict[str, str]:
+        """What a real program that the rank starts is told of its GPUs (nvidia_smi.py)."""
+        world, host, mib = self.process.world, self.process.slot.host, 1 << 20
+        used = dict.fromkeys(range(self.physical), 0)
+        for process in world.processes:
+            if process.accelerators is not None and process.slot.host == host and process.alive:
+                for device in process.accelerators.devices:
+                    used[device.index] += (device.memory.reserved + device.model.context_bytes) // mib
+        now_s = float(world.env.now)
+        gpus = [
+            {
+                "index": index,
+                "name": self.model.title,
+                "uuid": f"GPU-{uuid_of(host, index)}",
+                "bus_id": f"00000000:{index:02X}:00.0",
+                "compute_cap": ".".join(map(str, divmod(self.model.compute_capability, 10))),
+                "total_mib": self.model.memory_bytes // mib,
+                "used_mib": used[index],
+                "utilization": 0 if index not in self._devices else self._devices[index].utilization(now_s),
+            }
+            for index in range(self.physical)
+        ]
+        described = json.dumps({"now": time.asctime(time.gmtime(EPOCH_S + now_s)), "cuda": CUDA_VERSION, "gpus": gpus})
+        return {"DISTSIM_GPUS": described, "DISTSIM_PYTHON": sys.executable}
 
     @property
     def devices(self) -> list[Device]:

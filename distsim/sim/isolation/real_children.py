@@ -72,12 +72,12 @@ class RealChildren:
         return ready
 
 
-def _refuse_driver_tools(command: Any) -> None:
-    """They would tell of the GPU of the machine that simulates."""
-    first = command if isinstance(command, str | bytes | os.PathLike) else next(iter(command), "")
-    words = os.fsdecode(first).split()
-    if words and os.path.basename(words[0]) == "nvidia-smi":
-        raise NotSimulated("nvidia-smi", "ask torch.cuda.get_device_properties() and torch.cuda.mem_get_info()")
+def _with_tools(command: Any, tools: str) -> Any:
+    """*command* with the tool of folder *tools* where it names the driver's by its path."""
+    if isinstance(command, str | bytes | os.PathLike) or not command:
+        return command
+    name = os.path.basename(os.fsdecode(command[0]))
+    return [os.path.join(tools, name), *command[1:]] if name in os.listdir(tools) else command
 
 
 def _with_real_pid(command: Any, pid: int) -> Any:
@@ -99,14 +99,15 @@ def child_patches() -> list[tuple[Any, str, Any]]:
 
     def execute(self: Any, *args: Any) -> None:
         process = current_process()
-        if process is not None and process.accelerators is not None:
-            _refuse_driver_tools(args[0])
         if current_task() is not None and args[6] is None:  # env: C's environment lacks RANK and its like
             args = (*args[:6], dict(os.environ), *args[7:])
         if process is None:
             start(self, *args)
             return
-        start(self, _with_real_pid(args[0], os.getpid()), *args[1:])
+        command, gpus = _with_real_pid(args[0], os.getpid()), process.accelerators
+        if gpus is not None:
+            command, args = _with_tools(command, gpus.TOOLS), (*args[:6], {**args[6], **gpus.told()}, *args[7:])
+        start(self, command, *args[1:])
         process.real_children.add(self)
 
     def system(command: str | bytes) -> int:

@@ -23,7 +23,7 @@ from distsim.sim.device.cuda_api.ranks import (
     visible_devices,
     with_gpus,
 )  # fmt: skip
-from distsim.sim.device.gpu import Device
+from distsim.sim.device.gpu import CUDA_VERSION, Device, uuid_of
 from distsim.sim.device.streams import accelerators_of, current_stream
 from distsim.sim.device.timeline import Kernel
 from distsim.sim.isolation.process import RankTask, current_task, require_task
@@ -48,12 +48,8 @@ __all__ = ["device_patches"]
 _get_device_index = GET_DEVICE_INDEX.get()
 _is_compiled = IS_COMPILED.get()
 
-CUDA_VERSION = "12.8"
-"""What torch.version.cuda says, and the runtime."""
 CUDNN_VERSION = 91_900
 NCCL_VERSION = (2, 27, 3)
-SAMPLE_S = 1 / 6
-"""What NVML looks back on for its utilization: "between 1 second and 1/6 second, depending on the product"."""
 ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
 """Of torch 2.13's wheels (PYTORCH_RELEASES_CODE_CC in torch/cuda/__init__.py)."""
 
@@ -80,8 +76,7 @@ class _CudaDeviceProperties:
         self.shared_memory_per_block = 48 << 10
         self.shared_memory_per_multiprocessor = _SHARED_PER_MULTIPROCESSOR.get(model.compute_capability, 100) << 10
         self.shared_memory_per_block_optin = self.shared_memory_per_multiprocessor - (1 << 10)
-        host = device.process.slot.host
-        self.uuid = f"d15751a0-0000-0000-{host:04x}-{device.index:012x}"
+        self.uuid = uuid_of(device.process.slot.host, device.index)
         self.pci_bus_id, self.pci_device_id, self.pci_domain_id = device.index, 0, 0
         self.gcnArchName = self.name
 
@@ -217,18 +212,7 @@ def _sensed(task: RankTask, device: Any) -> Device:
 
 
 def _utilization(task: RankTask, device: Any = None) -> int:
-    """The percentage of the last sample of time in which a kernel ran, one that waits for others included."""
-    on, now_s = _sensed(task, device), task.now_s()
-    on.timeline.catch_up()
-    begin_s = max(0.0, now_s - SAMPLE_S)
-    spans = [(item.begun_s, item.ended_s) for _, item in on.timeline.done]
-    spans += [(s.items[0].begun_s, None) for s in on.streams if s.items and isinstance(s.items[0], Kernel)]
-    busy_s, until_s = 0.0, begin_s
-    for from_s, to_s in sorted((a, now_s if b is None else b) for a, b in spans if a is not None):
-        if to_s > until_s:
-            busy_s += min(to_s, now_s) - max(from_s, until_s)
-            until_s = to_s
-    return round(100 * busy_s / (now_s - begin_s)) if now_s > begin_s else 0
+    return _sensed(task, device).utilization(task.now_s())
 
 
 def _memory_used(task: RankTask, device: Any = None) -> int:

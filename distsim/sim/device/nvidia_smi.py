@@ -1,0 +1,131 @@
+"""`nvidia-smi` of a simulated node: its table, `-L` and `--query-gpu`, in a process of its own that imports no torch.
+
+The rank that starts it says in DISTSIM_GPUS what its GPUs are and hold. Sensors that no simulation has are [N/A].
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["DRIVER_VERSION", "main"]
+
+DRIVER_VERSION = "570.124.06"
+_UNITS = {"memory": "MiB", "utilization": "%", "power": "W", "clocks": "MHz"}
+_SENSORS = ("power", "clocks", "temperature", "fan", "pstate", "serial", "vbios_version", "display")
+_BAR = "+-----------------------------------------+------------------------+----------------------+"
+_WIDTH = len(_BAR) - 2
+
+
+def main(words: Sequence[str], described: str) -> int:
+    """Print what `nvidia-smi *words*` prints of the GPUs in *described*, and return its exit code."""
+    node = json.loads(described)
+    flags, chosen = _flags(words), list(node["gpus"])
+    for name in flags.keys() & {"-i", "--id"}:
+        chosen = [gpu for gpu in chosen if str(gpu["index"]) in flags[name].split(",") or gpu["uuid"] in flags[name]]
+    unknown = flags.keys() - {"-i", "--id", "-L", "--list-gpus", "--query-gpu", "--query-compute-apps", "--format"}
+    if unknown:
+        remedy = "-L, --query-gpu=... --format=csv, or no flag"
+        print(f"distsim: nvidia-smi {min(unknown)} is not simulated: use {remedy}", file=sys.stderr)
+        return 2
+    if flags.keys() & {"-L", "--list-gpus"}:
+        print("\n".join(f"GPU {gpu['index']}: {gpu['name']} (UUID: {gpu['uuid']})" for gpu in chosen))
+        return 0
+    how = flags.get("--format", "").replace(" ", "").split(",")
+    if "--query-compute-apps" in flags:
+        if "noheader" not in how:
+            print(flags["--query-compute-apps"].replace(",", ", "))
+        return 0
+    if "--query-gpu" in flags:
+        return _query([name.strip() for name in flags["--query-gpu"].split(",")], how, chosen, node)
+    print(_table(chosen, node))
+    return 0
+
+
+def _flags(words: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    left = list(words)
+    while left:
+        name, equals, value = left.pop(0).partition("=")
+        takes = name in ("-i", "--id", "--query-gpu", "--query-compute-apps", "--format")
+        found[name] = left.pop(0) if takes and not equals and left else value
+    return found
+
+
+def _query(names: Sequence[str], how: Sequence[str], gpus: Sequence[dict[str, Any]], node: dict[str, Any]) -> int:
+    if "csv" not in how:
+        print('"--format=" switch is missing. Please specify one.', file=sys.stderr)
+        return 2
+    columns = []
+    for name in names:
+        values = [_value(name, gpu, node) for gpu in gpus]
+        if None in values:
+            print(f'Field "{name}" is not a valid field to query.', file=sys.stderr)
+            return 2
+        unit = _UNITS.get(name.partition(".")[0], "")
+        title = f"{name} [{unit}]" if unit else name
+        has_unit = unit and "nounits" not in how
+        columns.append([title, *(f"{v} {unit}" if has_unit and v != "[N/A]" else str(v) for v in values)])
+    lines = [", ".join(line) for line in zip(*columns, strict=True)]
+    print("\n".join(lines[1:] if "noheader" in how else lines))
+    return 0
+
+
+def _value(name: str, gpu: dict[str, Any], node: dict[str, Any]) -> Any:
+    """Of one field; None where nvidia-smi has none of that name."""
+    known = {
+        "timestamp": node["now"],
+        "driver_version": DRIVER_VERSION,
+        "count": len(node["gpus"]),
+        "index": gpu["index"],
+        "name": gpu["name"],
+        "gpu_name": gpu["name"],
+        "uuid": gpu["uuid"],
+        "gpu_uuid": gpu["uuid"],
+        "pci.bus_id": gpu["bus_id"],
+        "gpu_bus_id": gpu["bus_id"],
+        "compute_cap": gpu["compute_cap"],
+        "compute_mode": "Default",
+        "persistence_mode": "Enabled",
+        "mig.mode.current": "Disabled",
+        "memory.total": gpu["total_mib"],
+        "memory.used": gpu["used_mib"],
+        "memory.free": gpu["total_mib"] - gpu["used_mib"],
+        "memory.reserved": 0,
+        "utilization.gpu": gpu["utilization"],
+        "utilization.memory": "[N/A]",
+    }
+    return known.get(name, "[N/A]" if name.startswith(_SENSORS) else None)
+
+
+def _table(gpus: Sequence[dict[str, Any]], node: dict[str, Any]) -> str:
+    head = f"| NVIDIA-SMI {DRIVER_VERSION:<22} Driver Version: {DRIVER_VERSION:<14} CUDA Version: {node['cuda']:<8} |"
+    lines = [
+        node["now"],
+        f"+{'-' * _WIDTH}+",
+        head,
+        _BAR.replace("+", "|", 1),
+        "| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |",
+        "| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |",
+        "|                                         |                        |               MIG M. |",
+        "|=========================================+========================+======================|",
+    ]
+    for gpu in gpus:
+        memory = f"{gpu['used_mib']}MiB / {gpu['total_mib']:>6}MiB"
+        lines += [
+            f"| {gpu['index']:>3}  {gpu['name'][:28]:<28}   On  |   {gpu['bus_id']} Off |                    0 |",
+            f"| N/A   N/A    P0             N/A /   N/A | {memory:>22} | {gpu['utilization']:>6}%      Default |",
+            "|                                         |                        |             Disabled |",
+            _BAR,
+        ]
+    apps = ["Processes:", " GPU   GI   CI              PID   Type   Process name                        GPU Memory"]
+    lines += ["", f"+{'-' * _WIDTH}+", *(f"| {line:<{_WIDTH - 2}} |" for line in apps), f"|{'=' * _WIDTH}|"]
+    lines += [f"| {'  No running processes found':<{_WIDTH - 2}} |", f"+{'-' * _WIDTH}+"]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], os.environ["DISTSIM_GPUS"]))
