@@ -339,3 +339,55 @@ def test_a_group_of_several_may_be_fake() -> None:
         return dist.get_world_size(both), dist.get_rank(both), x.tolist(), whole.tolist()
 
     assert ranks(body) == [(2, rank, [rank + 3.0] * 2, [2.0, 2.0]) for rank in range(2)]
+
+
+def test_a_default_group_may_be_fake() -> None:
+    """One rank stands for eight: the sizes of groups and meshes are those of eight, and nobody is waited for."""
+
+    def body() -> Any:
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+
+        dist.init_process_group("fake", rank=2, world_size=8)
+        mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp"))
+        x = torch.full((2,), 3.0, device="cuda")
+        dist.all_reduce(x)
+        dist.barrier()
+        return dist.get_world_size(), dist.get_rank(), mesh["tp"].size(), x.tolist()
+
+    outcome = distsim.simulate(body, on="dgx-h100:1", nproc_per_node=1)
+    assert outcome.results == [(8, 2, 4, [3.0, 3.0])]
+    assert any("backend fake" in note for note in outcome.notes)
+
+
+def test_options_of_nccl_are_taken() -> None:
+    """Megatron-core makes groups with ProcessGroupNCCL.Options, which a torch without NCCL lacks; making the group
+    itself by hand is refused."""
+
+    def body() -> Any:
+        import torch.distributed as dist
+
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(dist.get_rank())
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        options.config.max_ctas, options.config.net_name = 8, "IB"
+        group = dist.new_group([0, 1], pg_options=options, timeout=timedelta(seconds=30))
+        x = torch.ones(2, device="cuda")
+        dist.all_reduce(x, group=group)
+        by_hand = raised(lambda: dist.ProcessGroupNCCL(None, 0, 2, options))[0]
+        return x.tolist(), by_hand, raised(lambda: dist.shrink_group([1 - dist.get_rank()]))
+
+    assert (
+        ranks(body)
+        == [
+            (
+                [2.0, 2.0],
+                "NotSimulated",
+                (
+                    "NotSimulated",
+                    "torch.distributed.shrink_group is not simulated: make a group of the remaining ranks by new_group",
+                ),
+            )
+        ]
+        * 2
+    )

@@ -14,6 +14,7 @@ __all__ = [
     "data",
     "group",
     "monitored_barrier",
+    "nccl_class",
     "on_gpu",
     "operations",
     "refusals",

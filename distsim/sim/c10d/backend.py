@@ -31,6 +31,7 @@ from distsim.sim.c10d import monitored_barrier as barrier
 from distsim.sim.c10d.communicator import Communicator
 from distsim.sim.c10d.group import SimGroup, hook_patches
 from distsim.sim.c10d.group.rendezvous import Rendezvous, meeting_place
+from distsim.sim.c10d.nccl_class import nccl_patches
 from distsim.sim.c10d.operations import algorithms
 from distsim.sim.isolation.process import SimProcess, current_task, require_task
 from distsim.sim.isolation.torch_state.torch_state import STATE
@@ -150,8 +151,10 @@ def _new_process_group_helper(
     third_party = [name for name in asked if name not in _SIMULATED | alone]
     if third_party:
         # torch's own `fake` moves nothing between ranks: a mesh has it for axes over which nothing is ever sent
-        if third_party[0] in ("ucc", "xccl") or (third_party[0] == "fake" and not global_ranks_in_group):
+        if third_party[0] in ("ucc", "xccl"):
             raise NotSimulated(f"backend {third_party[0]!r}", "use gloo, nccl, mpi or sim")
+        if third_party[0] == "fake" and not global_ranks_in_group:
+            task.world.note("backend fake: one rank stands for all; its collectives move nothing and take no time")
         return _real_helper(group_size, group_rank, global_ranks_in_group, backend, store, group_name, *args, **kwargs)
     default = not global_ranks_in_group
     if group_size == -1:  # MPI assigns size and rank itself
@@ -280,6 +283,8 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
     if getattr(options, "enable_reconfigure", False):
         raise NotSimulated("init_process_group(enable_reconfigure=True)", "leave it out, and make groups by new_group")
     process, world = task.process, task.world
+    if backend_options is not None and type(backend_options).__qualname__ == "ProcessGroupNCCL.Options":
+        world.note("ProcessGroupNCCL.Options (stream priority, CTAs, ...) changes no time of a simulation")
     notes = process.notes
     backends, description, record = notes.group_asked or ({"cpu": "sim", "cuda": "sim"}, None, None)
     notes.group_asked = None
@@ -376,6 +381,7 @@ def _not_by_hand(kind: type, name: str) -> Any:
 def backend_patches() -> list[tuple[Any, str, Any]]:
     """(holder, attribute, replacement) while a simulation runs."""
     patches: list[tuple[Any, str, Any]] = [
+        *nccl_patches(),
         *WORLD.replaced_by(_WorldProxy()),
         *NEW_GROUP_HELPER.replaced_by(_new_process_group_helper),
         (c10d, "rendezvous", _rendezvous),

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from distsim.debug.records import Group
 from distsim.debug.records.arguments import Call
+from distsim.errors import NotSimulated
 from distsim.sim.c10d.group.newer import CallHooks
 
 __all__ = ["Questions", "own_timeout"]
@@ -91,7 +92,14 @@ class Questions(dist.ProcessGroup):
     create_device = staticmethod(dist.ProcessGroupGloo.create_device)
     create_default_device = staticmethod(dist.ProcessGroupGloo.create_default_device)
 
-    supports_splitting = supports_shrinking = supports_time_estimate = False
+    supports_splitting = supports_time_estimate = False
+
+    @property
+    def supports_shrinking(self) -> bool:
+        return "nccl" in self._backends.values()
+
+    def shrink(self, *args: Any) -> Any:
+        raise NotSimulated("torch.distributed.shrink_group", "make a group of the remaining ranks by new_group")
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
         return False
