@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distsim.cli.attach import check_no_process
 from distsim.errors import UsageError
 from distsim.text.output_files import check_writable, say_written
 from distsim.text.strangers import folded, printable
@@ -62,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from distsim.debug.report.console import Console, piped_width
     from distsim.debug.report.render import render_diagnoses
 
+    check_no_process(args.directory)
     check_writable(args.report, "--report")
     if args.html is not None:
         from distsim.report.html import check_page

@@ -23,13 +23,14 @@ from distsim.text.strangers import printable
 if TYPE_CHECKING:
     from distsim.watcher.fate import Fate
 
-__all__ = ["COMMANDS", "REAL_BACKENDS", "main", "many_imports", "parse", "present"]
+__all__ = ["COMMANDS", "REAL_BACKENDS", "main", "many_imports", "module_of", "parse", "present"]
 
 COMMANDS: dict[str, str] = {
     "run": "run a torch.distributed program, simulated or for real",
     "bench": "time one collective on a cluster, in nccl-tests' table",
     "topo": "list the known clusters, show one",
     "diagnose": "say post mortem which rank hung a job, and where",
+    "attach": "say which rank hangs a job that was started without distsim",
     "watch": "show a live job, group by group",
     "html": "make a page one can look at of a JSON report",
     "scenario": "run scenario files: program, cluster, faults, expected outcome",
@@ -38,7 +39,9 @@ COMMANDS: dict[str, str] = {
     "calibrate": "fit a cluster file to your own measurements",
     "doctor": "print versions, what is supported, what is refused and why",
 }
-"""Every command with its one line of help; the module is `distsim.cli.<command>`."""
+"""Every command with its one line of help; the module is `module_of(command)`."""
+ROOMS = {"calibrate": "inputs.calibrate", "validate": "inputs.validate"}
+"""Commands whose module lies in a room of its own."""
 
 EXIT_CODES = """\
 exit codes:
@@ -176,12 +179,17 @@ def many_imports(own_process: bool) -> Iterator[None]:
         gc.enable()
 
 
+def module_of(command: str) -> str:
+    """The module of a command, by its full name."""
+    return f"distsim.cli.{ROOMS.get(command, command)}"
+
+
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The arguments of a command that exists; `func` is what carries it out."""
     name = argv[0]
     parser = Parser(prog="distsim")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    importlib.import_module(f"distsim.cli.{name}").add_parser(subparsers)
+    importlib.import_module(module_of(name)).add_parser(subparsers)
     try:
         args, unknown = parser.parse_known_args(argv)
     except UsageError:
@@ -200,7 +208,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def present() -> Iterable[str]:
     """The commands whose module exists: a half-built feature is not offered."""
     for name in COMMANDS:
-        if importlib.util.find_spec(f"distsim.cli.{name}") is not None:
+        if importlib.util.find_spec(module_of(name)) is not None:
             yield name
 
 

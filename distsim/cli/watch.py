@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from distsim.cli.attach import check_no_process
 from distsim.errors import UsageError
 from distsim.text.output_files import say_written
 from distsim.text.strangers import folded, printable
@@ -44,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
         from distsim.report.html import check_page
 
         check_page(args.html)
+    check_no_process(args.directory)
     once = args.html is not None or not sys.stdout.isatty()
     if not once:
         _await_job(args)

@@ -14,7 +14,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from distsim.cli import main
-from distsim.cli.dispatch import COMMANDS, Parser, present
+from distsim.cli.dispatch import COMMANDS, Parser, module_of, present
 from distsim.errors import DistsimError, UsageError
 from tests.golden import assert_golden
 
@@ -53,7 +53,7 @@ def test_nothing_at_all_is_a_mistake_that_shows_the_help(capsys: pytest.CaptureF
 def test_every_command_of_the_table_has_a_module_or_is_not_offered() -> None:
     """The table and the folder agree: no module is forgotten."""
     folder = Path(str(sys.modules["distsim.cli"].__file__)).parent
-    modules = {path.stem for path in folder.glob("*.py") if "def add_parser(" in path.read_text()}
+    modules = {path.stem for path in folder.rglob("*.py") if "def add_parser(" in path.read_text()}
     assert modules == set(present())
     assert modules <= set(COMMANDS)
 
@@ -77,7 +77,7 @@ def test_flags_are_frozen(command: str) -> None:
     """A flag that somebody's script uses does not vanish unseen (run's are in test_run.py)."""
     parser = Parser(prog="distsim")
     subparsers = parser.add_subparsers()
-    importlib.import_module(f"distsim.cli.{command}").add_parser(subparsers)
+    importlib.import_module(module_of(command)).add_parser(subparsers)
     text = "\n".join(sorted(_lines(subparsers.choices[command], command))) + "\n"
     assert_golden(GOLDEN / f"flags_{command}.txt", text)
 

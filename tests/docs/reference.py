@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from distsim.cli.dispatch import COMMANDS, EXIT_CODES, Parser
+from distsim.cli.dispatch import COMMANDS, EXIT_CODES, Parser, module_of
 from distsim.cluster.files.spec import ClusterSpec
 from distsim.cluster.files.table import Key, Table
 from distsim.debug.settings import VARIABLES, Settings
@@ -191,7 +191,7 @@ def commands() -> str:
     for name, line in COMMANDS.items():
         parser = Parser(prog="distsim")
         added = parser.add_subparsers(dest="command")
-        importlib.import_module(f"distsim.cli.{name}").add_parser(added)
+        importlib.import_module(module_of(name)).add_parser(added)
         parts += _command(added.choices[name], line, 2)
     return "\n".join(parts)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from distsim.debug.attach import Doing, Place, judge
+from distsim.debug.records import Site
 from distsim.debug.report.render import render_diagnoses
 from distsim.scenario import load_scenario
 from distsim.scenario.run import simulate_scenario
@@ -19,10 +21,30 @@ _TRACEBACK = re.compile(r"^  traceback of .*\n(?:    .*\n|\n(?=    ))*", re.MULT
 
 
 def report(scenario: str) -> str:
-    """What the run of *scenario* (`hangs/raises`) says first."""
+    """What the run of *scenario* (`hangs/raises`) says first; what `attach` says of three ranks."""
+    if scenario == "attach":
+        return attach_report()
     outcome, _, _ = simulate_scenario(load_scenario(ROOT / "scenarios" / f"{scenario}.toml"))
     text = render_diagnoses(outcome.diagnoses[:1], outcome.evidence).plain(WIDTH)
     return _TRACEBACK.sub("", text).rstrip() + "\n"
+
+
+def attach_report() -> str:
+    """Of a rank that waits for a message, a turn of its loop behind the others."""
+
+    def stack(*lines: tuple[int, str]) -> tuple[Site, ...]:
+        return tuple(Site("train.py", line, function) for line, function in lines)
+
+    call = stack((3, "helper"), (8, "main"), (13, "<module>"))
+    message = stack((11, "main"), (13, "<module>"))
+    places = [
+        Place(0, 1, Doing.CALL, "all_reduce", call[0], call, counters={("main", "step"): 4}),
+        Place(1, 2, Doing.CALL, "wait() of an async call", message[0], message, counters={("main", "step"): 3}),
+        Place(2, 3, Doing.CALL, "all_reduce", call[0], call, counters={("main", "step"): 4}),
+    ]
+    lines = ["", "", "    dist.all_reduce(t)", *[""] * 7, "            w.wait()"]
+    judged = judge(places, 3, sources={"train.py": "\n".join(lines)})
+    return render_diagnoses(judged.diagnoses, judged.evidence).plain(WIDTH).rstrip() + "\n"
 
 
 def fill(text: str) -> str:

@@ -1,7 +1,7 @@
 """What commands read beside their own flags: commands of other launchers, logs of nccl-tests, published steps.
 
-`launchers.py` is for `distsim run`, `logs.py` is `distsim calibrate --from LOGS`, `training.py` is
-`distsim validate --training`.
+`launchers.py` is for `distsim run`, `calibrate.py` and `logs.py` are `distsim calibrate`, `validate.py` and `training.py`
+`distsim validate`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,149 @@
+"""The ranks of one host, as data that another host can judge, and the judgement of several hosts together."""
+
+from __future__ import annotations
+
+import linecache
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from distsim.debug.attach.judge import Judged, judge
+from distsim.debug.attach.places import Doing, Place, place_of
+from distsim.debug.attach.processes import find_ranks
+from distsim.debug.attach.stacks import sample_ranks
+from distsim.debug.evidence.typed import MOST, text, whole
+from distsim.debug.records import Site
+from distsim.debug.records.frames import absolute
+
+__all__ = ["HostPlaces", "judge_hosts", "look_at_host"]
+
+SCHEMA = "distsim.places/1"
+MOST_LINES = 1_000_000
+"""Of a file whose lines another host sends."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlaces:
+    """Where the ranks of one host are."""
+
+    host: str
+    world_size: int
+    places: Sequence[Place]
+    gone: Sequence[int] = ()
+    """Ranks that should run on this host and have no process."""
+    lines: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    """By file: the lines of the program at which ranks are."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, for another host."""
+        return {
+            "schema": SCHEMA,
+            "host": self.host,
+            "world_size": self.world_size,
+            "gone": list(self.gone),
+            "lines": {file: {str(number): line for number, line in some.items()} for file, some in self.lines.items()},
+            "places": [_to_json(place) for place in self.places],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> HostPlaces:
+        """The inverse of `to_json`. A ValueError, KeyError or TypeError where *data* is something else."""
+        if data["schema"] != SCHEMA:
+            raise ValueError(f"expected {SCHEMA}, got {data['schema']!r}")
+        return cls(
+            text(data["host"], "host"),
+            whole(data["world_size"], "world_size"),
+            [_from_json(one) for one in data["places"]],
+            [whole(rank, "gone") for rank in data["gone"]],
+            {
+                text(file, "file"): {
+                    whole(number, "line", 1, MOST_LINES): text(line, "line") for number, line in some.items()
+                }
+                for file, some in data["lines"].items()
+            },
+        )
+
+
+def look_at_host(pids: Iterable[int] = (), pattern: str = "") -> HostPlaces:
+    """Find the ranks on this host (`find_ranks`) and sample them. A UsageError where there is none."""
+    processes = find_ranks(pids, pattern)
+    places = [place for sample in sample_ranks(processes) if (place := place_of(sample)) is not None]
+    ranks = {place.rank for place in places}
+    size = max((process.world_size or 0 for process in processes), default=0) or len(ranks)
+    local = max((process.local_world_size or 0 for process in processes), default=0)
+    gone: list[int] = []
+    if local and len(ranks) < local:  # ranks of one host follow each other under every launcher that sets it
+        first = min(ranks) // local * local
+        gone = [rank for rank in range(first, min(first + local, size)) if rank not in ranks]
+    return HostPlaces(platform.node(), size, places, gone, _lines(places))
+
+
+def judge_hosts(hosts: Sequence[HostPlaces]) -> Judged:
+    """Judge the ranks of all *hosts* as one job."""
+    return judge(
+        [place for host in hosts for place in host.places],
+        max(host.world_size for host in hosts),
+        [rank for host in hosts for rank in host.gone],
+        _sources([host.lines for host in hosts]),
+    )
+
+
+def _lines(places: Iterable[Place]) -> dict[str, dict[int, str]]:
+    wanted: dict[str, set[int]] = {}
+    for place in places:
+        if place.site is not None:
+            wanted.setdefault(place.site.file, set()).add(place.site.line)
+    return {
+        file: {number: linecache.getline(absolute(file), number).rstrip() for number in sorted(numbers)}
+        for file, numbers in wanted.items()
+    }
+
+
+def _sources(hosts: Iterable[Mapping[str, Mapping[int, str]]]) -> dict[str, str]:
+    """Texts of files in which only the known lines are not empty."""
+    known: dict[str, dict[int, str]] = {}
+    for lines in hosts:
+        for file, some in lines.items():
+            known.setdefault(file, {}).update(some)
+    return {
+        file: "\n".join(some.get(number, "") for number in range(1, max(some) + 1))
+        for file, some in known.items()
+        if some
+    }
+
+
+def _to_json(place: Place) -> dict[str, Any]:
+    return {
+        "rank": place.rank,
+        "pid": place.pid,
+        "doing": place.doing.name,
+        "op": place.op,
+        "stack": [site.to_json() for site in place.stack],
+        "peer": place.peer,
+        "root": place.root,
+        "counters": [[*key, value] for key, value in place.counters.items()],
+        "thread": place.thread,
+        "busy": place.busy,
+        "moved": place.moved,
+        "why": place.why,
+    }
+
+
+def _from_json(data: Mapping[str, Any]) -> Place:
+    stack = tuple(map(Site.from_json, data["stack"]))
+    return Place(
+        whole(data["rank"], "rank"),
+        whole(data["pid"], "pid"),
+        Doing[data["doing"]],
+        text(data["op"], "op"),
+        stack[0] if stack else None,
+        stack,
+        None if data["peer"] is None else whole(data["peer"], "peer"),
+        None if data["root"] is None else whole(data["root"], "root"),
+        {(text(f, "function"), text(v, "variable")): whole(n, "value", -MOST) for f, v, n in data["counters"]},
+        text(data["thread"], "thread"),
+        data["busy"] is True,
+        data["moved"] is True,
+        text(data["why"], "why"),
+    )

@@ -1,0 +1,348 @@
+"""From places to diagnoses: who is elsewhere than the others. Pure.
+
+Stacks show where ranks are and not what they called before, so every sentence says what it rests on: a diagnosis names
+the ranks that are not where most of the others wait, in another call, on the host, at another turn of the same loop.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from distsim.debug.attach.places import Doing, Place
+from distsim.debug.attach.stacks import APART_S
+from distsim.debug.diagnosis.inconclusive import Inconclusive
+from distsim.debug.records import Evidence, Phase, RankState, Site
+from distsim.debug.records.diagnosis import Diagnosis, Stuck
+from distsim.debug.records.kinds import Kind
+from distsim.debug.words.phrases import are, capital, ranks_text
+from distsim.debug.words.phrases import place as place_text
+
+__all__ = ["Judged", "judge"]
+
+BY_STACKS = "By stacks only: what the ranks called before is not known."
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What the stacks of a job show."""
+
+    diagnoses: list[Diagnosis]
+    evidence: Evidence
+    inconclusive: Inconclusive | None = None
+    running: str = ""
+    """Where the ranks are, if no rank waits for another."""
+
+
+def judge(
+    places: Iterable[Place], world_size: int, gone: Iterable[int] = (), sources: Mapping[str, str] = {}
+) -> Judged:
+    """Diagnose a job by the *places* of its ranks. *gone*: ranks that should run on these hosts and have no process.
+
+    *sources* are texts of the program's files. Nothing is said of ranks of other hosts.
+    """
+    by_rank = {place.rank: place for place in places}
+    gone = sorted(set(gone) - set(by_rank))
+    evidence = Evidence(
+        max(world_size, len(by_rank)),
+        {rank: _state(place) for rank, place in by_rank.items()},
+        sources=sources,
+        notes=_notes(by_rank, world_size, gone),
+    )
+    unread = [rank for rank, place in by_rank.items() if place.doing is Doing.UNKNOWN]
+    seen = {rank: place for rank, place in by_rank.items() if place.doing is not Doing.UNKNOWN}
+    waiting = {rank: place for rank, place in seen.items() if place.waits and not place.moved}
+    diagnosis = None
+    if waiting or gone:
+        diagnosis = (
+            _gone(gone, waiting)
+            or _circle(waiting)
+            or _unmatched(waiting)
+            or _elsewhere(seen, waiting)
+            or _meeting(waiting, world_size)
+        )
+    elif seen and all(place.doing is Doing.HOST and not place.moved for place in seen.values()):
+        diagnosis = _all_on_host(seen)
+    if diagnosis is not None:
+        return Judged([diagnosis], evidence)
+    nothing = _nothing(seen, waiting, unread)
+    return Judged([], evidence, nothing, "" if nothing else f"{_listed(seen)}.")
+
+
+def _gone(gone: Sequence[int], waiting: Mapping[int, Place]) -> Diagnosis | None:
+    if not gone or not waiting:
+        return None
+    return _diagnosis(
+        Kind.RANK_EXITED,
+        gone,
+        waiting,
+        waiting,
+        f"{capital(ranks_text(gone))} {are(gone, 'has', 'have')} no process on this host, and the others wait.",
+        f"Read the end of the log of {ranks_text(gone)}: it exited, raised or was killed (the kernel's log names the "
+        "out-of-memory killer). Then end the others.",
+    )
+
+
+def _circle(waiting: Mapping[int, Place]) -> Diagnosis | None:
+    """Messages whose ends wait for each other."""
+    for first in waiting:
+        path: list[int] = []
+        rank: int | None = first
+        while rank is not None and rank in waiting and rank not in path:
+            path.append(rank)
+            rank = waiting[rank].peer
+        if rank is None or rank not in path:
+            continue
+        circle = path[path.index(rank) :]
+        if len(circle) == 2 and len({waiting[rank].op.lstrip("i") for rank in circle}) == 2:
+            continue  # a send and a receive of one pair meet
+        steps = "; ".join(_message(waiting, rank) for rank in circle)
+        return _diagnosis(
+            Kind.DEADLOCK_CYCLE, circle, waiting, waiting,
+            f"Each waits for the next: {steps}.",
+            "Let one of them call in the other order, or start all with isend and irecv before the first wait "
+            "(batch_isend_irecv on NCCL).",
+            cycle=tuple(circle),
+        )  # fmt: skip
+    return None
+
+
+def _unmatched(waiting: Mapping[int, Place]) -> Diagnosis | None:
+    """Messages whose other end is in a call of all."""
+    alone = {rank: place.peer for rank, place in waiting.items() if place.peer is not None and place.peer in waiting}
+    alone = {rank: peer for rank, peer in alone.items() if waiting[peer].peer is None}
+    if not alone:
+        return None
+    culprits = sorted(set(alone.values()))
+    messages = "; ".join(_message(waiting, rank) for rank in list(alone)[:4])
+    return _diagnosis(
+        Kind.P2P_UNMATCHED, culprits, waiting, waiting,
+        f"The other end of a message is missing: {messages}, which {are(culprits, 'waits', 'wait')} in "
+        f"{_op({rank: waiting[rank] for rank in culprits})}.",
+        "Find the call that should be the message's other end, or leave the message out.",
+    )  # fmt: skip
+
+
+def _message(waiting: Mapping[int, Place], rank: int) -> str:
+    return f"rank {rank} waits in {waiting[rank].op} for rank {waiting[rank].peer}"
+
+
+def _elsewhere(seen: Mapping[int, Place], waiting: Mapping[int, Place]) -> Diagnosis | None:
+    """Some ranks are not where most are."""
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for rank, place in seen.items():
+        groups[place.key].append(rank)
+    main = max(groups.values(), key=len)
+    host = [rank for rank in seen if rank not in waiting]
+    if host and not (len(main) > len(seen) / 2 and set(main) <= set(host) and _idle(seen, main)):
+        return _not_in_call(seen, waiting, host)
+    turns = _turns(seen)
+    if turns is not None and (len(main) <= len(seen) / 2 or len(main) == len(seen)):
+        return _other_turn(seen, waiting, turns)
+    if len(groups) == 1:
+        return _roots(waiting)
+    culprits = sorted(set(seen) - set(main)) if len(main) > len(seen) / 2 else sorted(seen)
+    said = f" They are {turns[2]}." if turns is not None else ""
+    return _diagnosis(
+        Kind.MISSING_RANK if len(culprits) < len(seen) else Kind.WRONG_ORDER, culprits, seen, seen,
+        f"The ranks are at different places: {_listed(seen)}.{said}",
+        "Compare the paths to these lines: a call behind a condition, an exception that was handled, or a loop of "
+        "another length.",
+    )  # fmt: skip
+
+
+def _idle(seen: Mapping[int, Place], ranks: Iterable[int]) -> bool:
+    return not any(seen[rank].moved or seen[rank].busy for rank in ranks)
+
+
+def _roots(waiting: Mapping[int, Place]) -> Diagnosis | None:
+    """One call with several roots."""
+    roots = {rank: place.root for rank, place in waiting.items() if place.root is not None}
+    counts = Counter(roots.values())
+    if len(counts) < 2 or len(roots) < len(waiting):
+        return None
+    usual, most = counts.most_common(1)[0]
+    culprits = [rank for rank, root in roots.items() if root != usual] if most > len(roots) / 2 else sorted(roots)
+    listed = "; ".join(
+        f"{ranks_text(rank for rank in roots if roots[rank] == root)} {root}" for root in dict.fromkeys(roots.values())
+    )
+    return _diagnosis(
+        Kind.ROOT_MISMATCH, culprits, waiting, waiting,
+        f"The ranks wait in {_op(waiting)} with different roots: {listed}.",
+        "Give every rank the same root (src or dst is a rank of the whole job; group_src one of the group).",
+    )  # fmt: skip
+
+
+def _not_in_call(seen: Mapping[int, Place], waiting: Mapping[int, Place], host: Sequence[int]) -> Diagnosis:
+    moving = [rank for rank in host if seen[rank].moved or seen[rank].busy]
+    stuck = [rank for rank in host if rank not in moving]
+    culprits = stuck or moving
+    what = _listed({rank: seen[rank] for rank in culprits})
+    if stuck:
+        more = f" {capital(ranks_text(moving))} {are(moving, 'runs', 'run')} on." if moving else ""
+        return _diagnosis(
+            Kind.HOST_STUCK, stuck, waiting, {**waiting, **{r: seen[r] for r in stuck}},
+            f"{capital(ranks_text(waiting))} {are(waiting, 'waits', 'wait')} in {_op(waiting)}; {what}, outside of "
+            f"torch.distributed, and did not move for {APART_S:g} s.{more}",
+            f"Look at what {ranks_text(stuck)} {are(stuck, 'waits', 'wait')} for on its host: a lock, a queue, a data "
+            "loader, a file system, input.",
+        )  # fmt: skip
+    return _diagnosis(
+        Kind.STRAGGLER, moving, waiting, {**waiting, **{rank: seen[rank] for rank in moving}},
+        f"{capital(ranks_text(waiting))} {are(waiting, 'waits', 'wait')} in {_op(waiting)}; {what}, and still "
+        f"{are(moving, 'runs', 'run')}.",
+        f"If {ranks_text(moving)} {are(moving, 'is', 'are')} at the same line in a minute, it is a loop that does not "
+        "end; otherwise it is slower than the others, or has other work.",
+    )  # fmt: skip
+
+
+Turns = tuple[list[int], list[int], str]
+
+
+def _turns(seen: Mapping[int, Place]) -> Turns | None:
+    """Ranks whose loop is at another turn than that of most, these most, and how that is said."""
+    shared: Counter[tuple[str, str]] = Counter(key for place in seen.values() for key in place.counters)
+    for key, count in shared.items():
+        if count < len(seen):
+            continue
+        values = {rank: place.counters[key] for rank, place in seen.items()}
+        by_value: dict[int, list[int]] = defaultdict(list)
+        for rank, value in values.items():
+            by_value[value].append(rank)
+        most = max(len(ranks) for ranks in by_value.values())
+        main = [value for value, ranks in by_value.items() if len(ranks) == most]
+        if len(by_value) == 1 or len(by_value) > max(2, len(seen) // 2) or set(values.values()) == set(seen):
+            continue  # equal on all, or a number of the rank's own
+        if max(by_value) - min(by_value) > 1 and len(main) != 1:
+            continue
+        usual = main[0] if len(main) == 1 else max(main)
+        others = sorted(rank for rank, value in values.items() if value != usual)
+        listed = ", ".join(f"{key[1]}={value} on {ranks_text(ranks)}" for value, ranks in sorted(by_value.items()))
+        return others, sorted(by_value[usual]), f"at different turns of the loop in {key[0]}: {listed}"
+    return None
+
+
+def _other_turn(seen: Mapping[int, Place], waiting: Mapping[int, Place], turns: Turns) -> Diagnosis:
+    culprits, main, said = turns
+    others = {rank: waiting[rank] for rank in main if rank in waiting}
+    return _diagnosis(
+        Kind.UNEVEN_ITERATIONS, culprits, others, waiting,
+        f"The ranks wait {said}. {capital(_listed(waiting))}.",
+        "Find why the numbers of turns differ: batches of each rank's own data, a condition on a local value, an "
+        "exception that was handled.",
+    )  # fmt: skip
+
+
+def _meeting(waiting: Mapping[int, Place], world_size: int) -> Diagnosis | None:
+    """All that are here wait for others to join."""
+    if not waiting or any(place.doing is not Doing.MEETING for place in waiting.values()):
+        return None
+    missing = sorted(set(range(world_size)) - set(waiting))
+    if not missing:
+        return None
+    return _diagnosis(
+        Kind.NEVER_JOINED, missing, waiting, waiting,
+        f"{capital(ranks_text(waiting))} {are(waiting, 'waits', 'wait')} in {_op(waiting)} for a world of "
+        f"{world_size} ranks; {ranks_text(missing)} {are(missing, 'is', 'are')} not on the hosts that were looked at.",
+        "Look whether they run on another host, with the same MASTER_ADDR and MASTER_PORT (distsim attach there).",
+    )  # fmt: skip
+
+
+def _all_on_host(seen: Mapping[int, Place]) -> Diagnosis:
+    return _diagnosis(
+        Kind.HOST_STUCK, sorted(seen), {}, seen,
+        f"No rank is in a call of torch.distributed, none computes, and none moved for {APART_S:g} s: {_listed(seen)}.",
+        "Look at what they wait for on their hosts: a lock, a queue, a data loader, a file system, input.",
+    )  # fmt: skip
+
+
+def _nothing(seen: Mapping[int, Place], waiting: Mapping[int, Place], unread: Sequence[int]) -> Inconclusive | None:
+    if waiting and len(waiting) == len(seen):
+        ranks = ranks_text(waiting)
+        return Inconclusive(
+            f"{ranks} {are(waiting, 'waits', 'wait')} at the same place, so stacks do not tell them apart",
+            (f"{capital(_listed(waiting))}.",),
+            "Run it again in a moment: if no rank has moved, the network, tensors of other shapes or another group may "
+            "hold them, which stacks do not show. Start the next run under the guard (distsim run --on gloo | nccl).",
+        )
+    if unread:
+        return Inconclusive(
+            f"no stack of {ranks_text(unread)} could be read",
+            (f"{capital(_listed(seen))}.",) if seen else (),
+            "Run distsim attach as the user of the job, with the right to ptrace.",
+        )
+    return None
+
+
+def _diagnosis(
+    kind: Kind,
+    culprits: Sequence[int],
+    victims: Mapping[int, Place],
+    known: Mapping[int, Place],
+    explanation: str,
+    suggestion: str,
+    cycle: tuple[int, ...] | None = None,
+) -> Diagnosis:
+    sites: dict[int, Site] = {rank: place.site for rank, place in known.items() if place.site is not None}
+    stuck = {
+        rank: Stuck(
+            place.op, file=place.site.file if place.site else None, line=place.site.line if place.site else None
+        )
+        for rank, place in known.items()
+        if place.waits
+    }
+    return Diagnosis(
+        kind,
+        cycle or tuple(sorted(culprits)),
+        tuple(sorted(set(victims) - set(culprits))),
+        sites=sites,
+        stuck=stuck,
+        cycle=cycle,
+        explanation=f"{explanation} {BY_STACKS}",
+        suggestion=suggestion,
+    )
+
+
+def _state(place: Place) -> RankState:
+    phase = Phase.BLOCKED if place.waits else Phase.RUNNING if place.busy or place.moved else Phase.HOST_STUCK
+    return RankState(place.rank, phase, site=place.site, stack=place.stack, pid=place.pid)
+
+
+def _notes(places: Mapping[int, Place], world_size: int, gone: Sequence[int]) -> list[str]:
+    notes = [
+        f"the call of rank {place.rank} is in its thread {place.thread}" for place in places.values() if place.thread
+    ]
+    unread = [rank for rank, place in places.items() if place.doing is Doing.UNKNOWN]
+    if unread:
+        notes.append(f"no stack of {ranks_text(unread)}: {places[unread[0]].why}")
+    elsewhere = world_size - len(places) - len(gone)
+    if elsewhere > 0:
+        notes.append(f"{elsewhere} of {world_size} ranks are not on the hosts that were looked at")
+    return notes
+
+
+def _op(places: Mapping[int, Place]) -> str:
+    return " and ".join(dict.fromkeys(_call(place) for place in places.values()))
+
+
+def _call(place: Place) -> str:
+    at = f" at {place_text(place.site)}" if place.site is not None else ""
+    return f"{place.op}{at}"
+
+
+def _listed(places: Mapping[int, Place]) -> str:
+    """`ranks 0,1 wait in barrier at train.py:11; rank 2 is at data.py:7`."""
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for rank, place in places.items():
+        groups[place.key].append(rank)
+    parts = []
+    for ranks in sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks)):
+        place = places[ranks[0]]
+        if place.waits:
+            parts.append(f"{ranks_text(ranks)} {are(ranks, 'waits', 'wait')} in {_call(place)}")
+        else:
+            what = f"{place.op} " if place.op else ""
+            at = f"at {place_text(place.site, function=True)}" if place.site is not None else "outside of the program"
+            parts.append(f"{ranks_text(ranks)} {are(ranks, 'is', 'are')} {what}{at}")
+    return "; ".join(parts)

@@ -1,0 +1,189 @@
+"""A rank's stack as a place: the call of torch.distributed that it waits in, or what else it does, and in which turn of
+which loop."""
+
+from __future__ import annotations
+
+import enum
+import linecache
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from distsim.debug.attach.stacks import Frame, Sample, Thread
+from distsim.debug.records import COLLECTIVES, P2P, Site
+from distsim.debug.records.frames import Owner, owner, program_frames
+
+__all__ = ["Doing", "Place", "place_of"]
+
+
+class Doing(enum.Enum):
+    """What a rank does at its place."""
+
+    CALL = "waits in a call of torch.distributed"
+    MEETING = "waits for others to join"
+    TORCH = "waits in torch, for a device or a reduction of gradients"
+    HOST = "waits on the host"
+    RUNS = "computes"
+    UNKNOWN = "could not be read"
+
+
+OBJECT_CALLS = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list")
+CALLS = frozenset(COLLECTIVES | P2P | {*OBJECT_CALLS, "isend", "irecv", "batch_isend_irecv", "monitored_barrier"})
+PEERS = {
+    "recv": ("src", "group_src"),
+    "irecv": ("src", "group_src"),
+    "send": ("dst", "group_dst"),
+    "isend": ("dst", "group_dst"),
+}
+MEETINGS = (
+    *(
+        "init_process_group",
+        "new_group",
+        "split_group",
+        "new_subgroups",
+        "rendezvous",
+        "_store_based_barrier",
+        "init_rpc",
+    ),
+)
+DEVICE = re.compile(r"\.(item|tolist|cpu|synchronize)\(")
+ON_HOST = ("/torch/utils/data/", "/torch/multiprocessing/")
+"""Parts of torch that wait for other processes of the rank's own host."""
+FILES = ("distributed_c10d.py", "_functional_collectives.py", "/rendezvous.py", "/rpc/__init__.py", "/rpc/api.py")
+ROOTS = {
+    **dict.fromkeys(("broadcast", "scatter", "broadcast_object_list", "scatter_object_list"), ("src", "group_src")),
+    **dict.fromkeys(("reduce", "gather", "gather_object"), ("dst", "group_dst")),
+}
+BACKWARD = "_engine_run_backward"
+COUNTED_FRAMES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one rank is."""
+
+    rank: int
+    pid: int
+    doing: Doing
+    op: str = ""
+    """The call, by torch.distributed's name; in words where it has none."""
+    site: Site | None = None
+    stack: tuple[Site, ...] = ()
+    """The user's frames, innermost first."""
+    peer: int | None = None
+    """The rank that a message comes from or goes to."""
+    root: int | None = None
+    """The root of a collective that has one."""
+    counters: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Whole numbers among the variables of the outer frames: (function, variable)."""
+    thread: str = ""
+    """The thread that waits in the call, where it is not the main one."""
+    busy: bool = False
+    moved: bool = False
+    why: str = ""
+    """Why it could not be read."""
+
+    @property
+    def waits(self) -> bool:
+        """It waits for other ranks, as far as its stack shows."""
+        return self.doing in (Doing.CALL, Doing.MEETING, Doing.TORCH)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Ranks with equal keys are at one place."""
+        return self.op or self.doing.value, str(self.site)
+
+
+def place_of(sample: Sample) -> Place | None:
+    """The place of a rank; None for a process that is no rank (spawned, and not by torch.multiprocessing)."""
+    rank = sample.process.rank
+    if rank is None:
+        rank = _spawned(sample.threads)
+        if rank is None:
+            return None
+    pid = sample.process.pid
+    if not sample.threads:
+        return Place(rank, pid, Doing.UNKNOWN, why=sample.why)
+    main, *others = sample.threads
+    place = _place(rank, pid, main)
+    if place.doing in (Doing.HOST, Doing.UNKNOWN):  # the main thread waits for another one, which may be in a call
+        for thread in others:
+            there = _place(rank, pid, thread, thread.name)
+            if there.doing in (Doing.CALL, Doing.MEETING):
+                return there
+    if sample.stopped:
+        return Place(rank, pid, Doing.HOST, "stopped (SIGSTOP)", place.site, place.stack, counters=place.counters)
+    return place
+
+
+def _place(rank: int, pid: int, thread: Thread, name: str = "") -> Place:
+    stack = program_frames(((frame.file, frame.line, frame.function) for frame in thread.frames), abroad=True)
+    site = stack[0] if stack else None
+    doing, op, call = _doing(thread)
+    peer, root = (None, None) if call is None else (_number(call, PEERS), _number(call, ROOTS))
+    return Place(
+        rank, pid, doing, op, site, stack, peer, root, _counters(thread.frames), name, thread.busy, thread.moved
+    )
+
+
+def _doing(thread: Thread) -> tuple[Doing, str, Frame | None]:
+    """What the thread does, the name of its call, and the frame of the call."""
+    call = next((frame for frame in reversed(thread.frames) if _is_call(frame)), None)
+    if call is not None and call.function in MEETINGS:
+        return Doing.MEETING, call.function.lstrip("_"), None
+    if call is not None:
+        return Doing.CALL, call.function, call
+    innermost = thread.frames[0]
+    text = linecache.getline(innermost.file, innermost.line).strip()
+    if DEVICE.search(text):  # the host spins while it waits for a GPU
+        return Doing.TORCH, text, None
+    if thread.busy:
+        return Doing.RUNS, "", None
+    if any(frame.function == BACKWARD for frame in thread.frames):
+        return Doing.TORCH, "backward", None
+    if ".wait()" in text or "wait_tensor" in (innermost.function, text):
+        return Doing.CALL, "wait() of an async call", None
+    if DEVICE.search(text):
+        return Doing.TORCH, text, None
+    if (
+        "/torch/" in innermost.file
+        and "/torch/utils/data/" not in innermost.file
+        and "/torch/multiprocessing/" not in innermost.file
+    ):
+        return Doing.TORCH, innermost.function, None
+    return Doing.HOST, "", None
+
+
+def _is_call(frame: Frame) -> bool:
+    if not frame.file.endswith(
+        ("distributed_c10d.py", "_functional_collectives.py", "/rendezvous.py", "/rpc/__init__.py")
+    ):
+        return False
+    return frame.function in CALLS or frame.function in MEETINGS or "_functional_collectives" in frame.file
+
+
+def _number(frame: Frame, variables: Mapping[str, Sequence[str]]) -> int | None:
+    """The first variable of the call that is a rank."""
+    texts = (frame.variable(name) for name in variables.get(frame.function, ()))
+    return next((int(text) for text in texts if text is not None and text.isdigit()), None)
+
+
+def _counters(frames: Iterable[Frame]) -> dict[tuple[str, str], int]:
+    """Of the outermost frames of the program, where its loops are."""
+    program = [frame for frame in frames if owner(frame.file, abroad=True) is Owner.USER]
+    counters = {}
+    for frame in reversed(program[-COUNTED_FRAMES:]):
+        for name, text in frame.variables:
+            if text.lstrip("-").isdigit() and len(text) < 12:
+                counters[frame.function, name] = int(text)
+    return counters
+
+
+def _spawned(threads: Iterable[Thread]) -> int | None:
+    """The number that torch.multiprocessing.spawn has given to this process."""
+    for thread in threads:
+        for frame in thread.frames:
+            if frame.function == "_wrap" and frame.file.endswith("torch/multiprocessing/spawn.py"):
+                text = frame.variable("i")
+                return int(text) if text is not None and text.isdigit() else None
+    return None

@@ -1,0 +1,173 @@
+"""`distsim attach PID`: which rank hangs a job that was started without distsim, by its stacks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distsim.errors import UsageError
+from distsim.text.output_files import check_writable, say_written
+from distsim.text.strangers import printable
+
+if TYPE_CHECKING:
+    from distsim.debug.attach import HostPlaces, Judged
+
+__all__ = ["add_parser", "check_no_process"]
+
+DESCRIPTION = """\
+Say which rank hangs a running job, without anything installed in it.
+
+  distsim attach 4711           the launcher's process (torchrun, mpirun, a script that spawns), or ranks
+  distsim attach                the only job of this host
+  distsim attach --hosts FILE   on every host in FILE, through ssh; distsim has to be installed there
+
+Takes two stack samples of each rank with py-spy, a second apart, without stopping it, and names the
+ranks that are not where the others wait. Stacks do not show what a rank called before: the report
+says what it rests on.
+
+exit codes: 0 no rank hangs, or nothing tells the waiting ranks apart, 2 usage, 3 a hang was seen
+"""
+SSH_S = 120
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `attach`."""
+    parser = subparsers.add_parser(
+        "attach",
+        help="say which rank hangs a job that was started without distsim",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("pids", metavar="PID", type=int, nargs="*", help="launcher or ranks (default: all ranks here)")
+    parser.add_argument("--torchrun", metavar="PID", type=int, help="the launcher's process, as PID")
+    parser.add_argument("--pattern", metavar="REGEX", help="ranks whose command line matches, as in pgrep -f")
+    parser.add_argument("--hosts", metavar="FILE", type=Path, help="a file with a host name in each line, for ssh")
+    parser.add_argument("--report", metavar="FILE", help="the diagnoses as JSON (schema distsim.report/1)")
+    parser.add_argument("--html", metavar="FILE", help="a page one can look at (extra: html)")
+    parser.add_argument("--places", action="store_true", help="print where the ranks are as JSON, and judge nothing")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look at the ranks, print what is seen, and answer the exit code."""
+    from distsim.debug.attach import judge_hosts, look_at_host
+
+    check_writable(args.report, "--report")
+    if args.html is not None:
+        from distsim.report.html import check_page
+
+        check_page(args.html)
+    pids = [*args.pids, *([args.torchrun] if args.torchrun is not None else [])]
+    if args.pattern is not None:
+        _check_pattern(args.pattern)
+    if args.hosts is not None:
+        if pids:
+            raise UsageError("--hosts: process numbers differ by host; choose the job there by --pattern")
+        seen = _on_hosts(args.hosts, args.pattern)
+    else:
+        seen = [look_at_host(pids, args.pattern or "")]
+    if args.places:
+        print(json.dumps(seen[0].to_json()))
+        return 0
+    judged = judge_hosts(seen)
+    return _tell(judged, args)
+
+
+def check_no_process(directory: Path) -> None:
+    """A UsageError where a folder of records is expected, and the number of a running process came."""
+    name = str(directory)
+    if name.isdigit() and not directory.exists() and Path(f"/proc/{name}").exists():
+        raise UsageError(
+            f"expected a folder of records, got {name}, a running process: distsim attach {name} reads its stacks"
+        )
+
+
+def _tell(judged: Judged, args: argparse.Namespace) -> int:
+    from distsim.debug.records.report_json import diagnoses_to_json, exit_code
+    from distsim.debug.report.console import Console, piped_width
+    from distsim.debug.report.render import render_diagnoses
+
+    console = Console(width=None if sys.stdout.isatty() else piped_width(110))
+    if judged.running:
+        console.print(f"RUNNING  the ranks move. Last seen: {judged.running}", highlight=False)
+    else:
+        console.print(render_diagnoses(judged.diagnoses, judged.evidence, judged.inconclusive), crop=False)
+    code = int(exit_code(judged.diagnoses))
+    if args.report:
+        report = {"schema": "distsim.report/1", **diagnoses_to_json(judged.diagnoses), "exit_code": code}
+        if judged.inconclusive:
+            report["inconclusive"] = str(judged.inconclusive)
+        Path(args.report).write_text(json.dumps(report, indent=1) + "\n")
+        say_written(args.report)
+    if args.html:
+        from distsim.report.html.reports import write_records
+
+        more: dict[str, Any] = {"inconclusive": str(judged.inconclusive)} if judged.inconclusive else {}
+        replay = shlex.join(["distsim", *args.argv])
+        write_records(judged.diagnoses, judged.evidence, args.html, replay, program="a running job", **more)
+        say_written(args.html)
+    return code
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"--pattern: expected a regular expression, got {pattern!r} ({error})") from None
+
+
+def _on_hosts(file: Path, pattern: str | None) -> list[HostPlaces]:
+    """The ranks of each host in *file*; a host that cannot be looked at is one line on stderr."""
+    try:
+        hosts = [line.split("#")[0].strip() for line in file.read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--hosts {file}: expected a file with a host name in each line ({error})") from None
+    hosts = [host for host in hosts if host]
+    if wrong := [host for host in hosts if not re.fullmatch(r"[\w@.:\[\]-]+", host) or host.startswith("-")]:
+        raise UsageError(f"--hosts {file}: expected a host name in each line, got {wrong[0]!r}")
+    if not hosts:
+        raise UsageError(f"--hosts {file}: expected a host name in each line, got none")
+    command = ["distsim", "attach", "--places", *(["--pattern", pattern] if pattern else [])]
+    with ThreadPoolExecutor(min(32, len(hosts))) as pool:
+        answers = list(pool.map(lambda host: _ask(host, command), hosts))
+    seen = []
+    for host, answer in zip(hosts, answers, strict=True):
+        if isinstance(answer, str):
+            print(f"distsim: {host}: {printable(answer)}", file=sys.stderr)
+        else:
+            seen.append(answer)
+    if not seen:
+        raise UsageError(f"--hosts {file}: none of {len(hosts)} hosts could be looked at")
+    return seen
+
+
+def _ask(host: str, command: Sequence[str]) -> HostPlaces | str:
+    from distsim.debug.attach import HostPlaces
+
+    try:
+        done = subprocess.run(
+            ["ssh", "-o", "BatchMode=yes", host, shlex.join(command)],
+            capture_output=True,
+            text=True,
+            timeout=SSH_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        return "ssh is not installed"
+    except subprocess.TimeoutExpired:
+        return f"no answer in {SSH_S} s"
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        return said[-1].removeprefix("distsim: error: ")
+    try:
+        return HostPlaces.from_json(json.loads(done.stdout))
+    except (ValueError, KeyError, TypeError):
+        return "it answered something else than the places of ranks: is another release of distsim installed there?"

@@ -1,0 +1,147 @@
+"""`distsim attach` on jobs that plain torchrun has started: found, sampled and named."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from distsim.cli.dispatch import main
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("attach")]
+
+PROGRAM = """\
+import os, sys, threading, time
+import torch
+import torch.distributed as dist
+
+def say():
+    open(os.path.join(sys.argv[1], f"ready{dist.get_rank()}"), "w")
+
+def work(tensor):
+    for step in range(6):
+        dist.all_reduce(tensor)
+        if step == 3 and dist.get_rank() == 1:
+            say()
+            STUCK
+        elif step == 3:
+            say()
+
+dist.init_process_group("gloo")
+work(torch.ones(4))
+"""
+
+
+def free_port() -> str:
+    with socket.socket() as any_port:
+        any_port.bind(("127.0.0.1", 0))
+        return str(any_port.getsockname()[1])
+
+
+def looked(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Look until the hang is seen: on a busy machine ranks are still on their way to it at the first look."""
+    for _ in range(6):
+        code = main(arguments)
+        told = capsys.readouterr()
+        if code == 3:
+            break
+    return code, told.err + told.out
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[str], int]]:
+    """Start three ranks that hang as the text says, and answer the launcher's process once they are there."""
+    jobs = []
+
+    def begin(stuck: str) -> int:
+        program = tmp_path / "train.py"
+        program.write_text(PROGRAM.replace("STUCK", stuck))
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--master-port", free_port()]
+        job = subprocess.Popen(
+            [*command, str(program), str(tmp_path)],
+            env={name: value for name, value in os.environ.items() if not name.startswith("DISTSIM")},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        jobs.append(job)
+        while not all((tmp_path / f"ready{rank}").exists() for rank in range(3)):
+            assert job.poll() is None, "the job has ended"
+            os.sched_yield()
+        return job.pid
+
+    yield begin
+    for job in jobs:
+        job.terminate()
+        job.wait()
+
+
+@pytest.mark.parametrize(
+    ("stuck", "kind"),
+    [
+        pytest.param("threading.Lock().acquire() and threading.Event().wait()", "host_stuck", id="on the host"),
+        pytest.param("dist.irecv(tensor, src=0).wait()", "missing_rank", id="in another call"),
+    ],
+)
+def test_the_rank_is_named(
+    stuck: str, kind: str, start: Callable[[str], int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its number, with its line, the others' line, and what the statement rests on."""
+    launcher = start(stuck)
+    code, text = looked(["attach", str(launcher), "--report", str(tmp_path / "report.json")], capsys)
+    (found,) = json.loads((tmp_path / "report.json").read_text())["diagnoses"]
+    assert (code, found["kind"], found["culprits"], found["victims"]) == (3, kind, [1], [0, 2]), text
+    assert stuck in text
+    assert "dist.all_reduce(tensor)" in text
+    assert "stacks only" in " ".join(text.split())
+
+
+def test_a_host_is_asked_through_ssh(
+    start: Callable[[str], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it prints is judged here; a host that does not answer is one line."""
+    start("threading.Event().wait()")
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "ssh").write_text(
+        f'#!/bin/sh\n[ "$3" = down ] && echo "ssh: cannot connect" >&2 && exit 255\n'
+        f'shift 3\ndistsim() {{ "{sys.executable}" -m distsim "$@"; }}\neval "$@"\n'
+    )
+    (tools / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    (tmp_path / "hosts").write_text("here\ndown  # for repair\n")
+    code, text = looked(["attach", "--hosts", str(tmp_path / "hosts"), "--pattern", str(tmp_path / "train.py")], capsys)
+    first, second = text.splitlines()[:2]
+    assert (code, first) == (3, "distsim: down: ssh: cannot connect"), text
+    assert "rank 1" in second
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["999999999"], "expected the number of a running process, got 999999999: there is no such process"),
+        ([str(os.getpid())], "no rank among process"),
+        (["--pattern", "("], "--pattern: expected a regular expression, got '('"),
+        (["--pattern", "no such command line"], "no rank among the processes whose command line matches"),
+        (["--hosts", "/nowhere"], "--hosts /nowhere: expected a file with a host name in each line"),
+        (["--hosts", os.devnull], "expected a host name in each line, got none"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was expected, what came; no traceback."""
+    assert main(["attach", *arguments]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("distsim: error: ")
+    assert line in said
+
+
+@pytest.mark.parametrize("command", ["diagnose", "watch"])
+def test_who_gives_a_process_to_another_command_is_told(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """They read records; the stacks of a running process are attach's."""
+    assert main([command, str(os.getpid())]) == 2
+    assert f"distsim attach {os.getpid()}" in capsys.readouterr().err

@@ -1,0 +1,137 @@
+"""What the places of ranks say: pure rules on places that stand here as a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from distsim.debug.attach import Doing, HostPlaces, Judged, Place, judge, judge_hosts
+from distsim.debug.records import Site
+from distsim.debug.records.kinds import Kind
+from distsim.debug.report.render import render_diagnoses
+
+
+def at(rank: int, op: str = "all_reduce", line: int = 9, doing: Doing = Doing.CALL, **more: Any) -> Place:
+    site = Site("train.py", line, "main")
+    return Place(rank, 100 + rank, doing, op, site, (site,), **more)
+
+
+def host(rank: int, line: int = 5, **more: Any) -> Place:
+    return at(rank, "", line, Doing.HOST, **more)
+
+
+def turn(rank: int, step: int, op: str = "all_reduce", line: int = 9) -> Place:
+    return at(rank, op, line, counters={("main", "step"): step, ("main", "rank"): rank})
+
+
+@pytest.mark.parametrize(
+    ("places", "kind", "culprits"),
+    [
+        pytest.param([at(0), at(1), at(2, "barrier", 12)], Kind.MISSING_RANK, (2,), id="in another call"),
+        pytest.param([at(0), at(1), at(2, line=12)], Kind.MISSING_RANK, (2,), id="in the same call at another line"),
+        pytest.param([at(0), at(1, "barrier", 12)], Kind.WRONG_ORDER, (0, 1), id="two ranks are a tie"),
+        pytest.param(
+            [at(0), at(1), at(2, "barrier", 12), at(3, "broadcast", 3)],
+            Kind.WRONG_ORDER,
+            (0, 1, 2, 3),
+            id="no majority",
+        ),
+        pytest.param([at(0), host(1), at(2)], Kind.HOST_STUCK, (1,), id="on the host"),
+        pytest.param([host(0), at(1), host(2)], Kind.MISSING_RANK, (1,), id="most wait for a thread of theirs"),
+        pytest.param([at(0), at(1, "", 5, Doing.RUNS, busy=True)], Kind.STRAGGLER, (1,), id="computes"),
+        pytest.param([host(0), host(1, 7)], Kind.HOST_STUCK, (0, 1), id="all on the host"),
+        pytest.param([turn(0, 4), turn(1, 3), turn(2, 4)], Kind.UNEVEN_ITERATIONS, (1,), id="a turn behind"),
+        pytest.param([turn(0, 4), turn(1, 3, "barrier", 12)], Kind.UNEVEN_ITERATIONS, (1,), id="turns settle a tie"),
+        pytest.param(
+            [at(0, "recv", peer=1), at(1, "recv", peer=2), at(2, "recv", peer=0)],
+            Kind.DEADLOCK_CYCLE,
+            (0, 1, 2),
+            id="a circle of messages",
+        ),
+        pytest.param([at(0, "recv", 4, peer=1), at(1), at(2)], Kind.P2P_UNMATCHED, (1,), id="no other end"),
+        pytest.param(
+            [at(0, "broadcast", root=0), at(1, "broadcast", root=1), at(2, "broadcast", root=0)],
+            Kind.ROOT_MISMATCH,
+            (1,),
+            id="another root",
+        ),
+    ],
+)
+def test_who_is_elsewhere_is_named(places: list[Place], kind: Kind, culprits: tuple[int, ...]) -> None:
+    """The minority by call, line, turn of a loop, root; the other end of a message; no minority: all of them."""
+    (found,) = judge(places, len(places)).diagnoses
+    assert (found.kind, found.culprits) == (kind, culprits)
+    assert found.explanation.endswith("By stacks only: what the ranks called before is not known.")
+    assert set(culprits).isdisjoint(found.victims)
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        pytest.param([at(0, moved=True), at(1, moved=True)], id="they move"),
+        pytest.param([at(0, moved=True), host(1, moved=True)], id="one on the host, and they move"),
+    ],
+)
+def test_ranks_that_move_are_no_hang(places: list[Place]) -> None:
+    """A healthy job may be met in a collective at both samples."""
+    judged = judge(places, 2)
+    assert (judged.diagnoses, judged.inconclusive) == ([], None)
+    assert judged.running
+
+
+def test_ranks_at_one_place_accuse_nobody() -> None:
+    """Two groups, shapes, the network: stacks do not show them."""
+    judged = judge([at(0), at(1)], 2)
+    assert judged.diagnoses == []
+    assert "ranks 0,1 wait at the same place" in str(judged.inconclusive).lower()
+
+
+def test_a_send_and_its_receive_are_no_circle() -> None:
+    """They meet."""
+    judged = judge([at(0, "send", peer=1), at(1, "recv", line=9, peer=0)], 2)
+    assert Kind.DEADLOCK_CYCLE not in {found.kind for found in judged.diagnoses}
+
+
+def test_a_rank_without_a_process_is_named() -> None:
+    """Before what the others do: they wait for it."""
+    (found,) = judge([at(0), at(2)], 3, gone=[1]).diagnoses
+    assert (found.kind, found.culprits, found.victims) == (Kind.RANK_EXITED, (1,), (0, 2))
+
+
+def test_ranks_of_other_hosts_are_not_accused() -> None:
+    """Nobody looked at them; the report says how many."""
+    judged = judge([at(0), at(1)], 4)
+    assert judged.diagnoses == []
+    assert "2 of 4 ranks are not on the hosts that were looked at" in judged.evidence.notes
+
+
+def test_who_waits_to_meet_names_who_is_not_there() -> None:
+    """Every rank that was found is in init_process_group, and the world is larger."""
+    (found,) = judge([at(0, "init_process_group", 3, Doing.MEETING)], 2).diagnoses
+    assert (found.kind, found.culprits) == (Kind.NEVER_JOINED, (1,))
+
+
+def _two_hosts() -> Judged:
+    first = HostPlaces("a", 4, [at(0), at(1)], (), {"train.py": {9: "dist.all_reduce(t)"}})
+    second = HostPlaces("b", 4, [at(2), host(3)], (), {"train.py": {5: "batch = next(data)", 9: "dist.all_reduce(t)"}})
+    return judge_hosts([HostPlaces.from_json(one.to_json()) for one in (first, second)])
+
+
+def test_hosts_are_judged_together() -> None:
+    """As one job, with the lines that each host sent."""
+    judged = _two_hosts()
+    (found,) = judged.diagnoses
+    assert (found.kind, found.culprits, found.victims) == (Kind.HOST_STUCK, (3,), (0, 1, 2))
+    text = render_diagnoses(judged.diagnoses, judged.evidence).plain(100)
+    assert "train.py:5  |  batch = next(data)" in text
+
+
+@pytest.mark.parametrize(
+    "change", [{"schema": "other/1"}, {"places": [{}]}, {"world_size": "many"}, {"gone": [-(10**30)]}]
+)
+def test_another_hosts_answer_is_checked(change: dict[str, Any]) -> None:
+    """It may come from another release, or from anything else that was found under the name."""
+    data = HostPlaces("a", 2, [at(0)]).to_json() | change
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        HostPlaces.from_json(data)
