@@ -52,13 +52,14 @@ def test_simulated_ranks_that_are_all_stuck_are_one_hang(tmp_path: Path) -> None
 
 
 WORKER = """\
-import torch, torch.distributed as dist
+import ctypes, torch, torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 dist.init_process_group("gloo")
 class Shared(Dataset):
     def __len__(self):
         return 4
     def __getitem__(self, i):
+        ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG: stuck in C++, it would outlive its rank
         seed = torch.tensor([i])
         dist.broadcast(seed, src=0)
         return seed
@@ -75,7 +76,7 @@ def test_a_collective_in_a_forked_worker_is_reported_by_name(zygote: Zygote, fol
     result = zygote.run(program, 2, directory=folder, hang_after_s=3.0)
     (hang,) = result.diagnoses
     assert (hang.kind, hang.culprits, hang.exit_code) == (Kind.HOST_STUCK, (0, 1), 3)
-    assert {site.line for site in hang.sites.values()} == {9}
+    assert {site.line for site in hang.sites.values()} == {10}
     assert "called broadcast" in hang.explanation
     assert result.report.count("called broadcast") >= 2  # type: ignore[attr-defined]
 
@@ -86,7 +87,7 @@ def test_a_collective_in_a_simulated_worker_is_reported_by_name(tmp_path: Path) 
     program.write_text(WORKER.format(context=""))
     (hang,) = run_program(RunRequest(str(program), on="ethernet-cpu:1", nproc_per_node=2)).diagnoses
     assert (hang.kind, hang.culprits, hang.exit_code) == (Kind.HOST_STUCK, (0, 1), 3)
-    assert {site.line for site in hang.sites.values()} == {9}
+    assert {site.line for site in hang.sites.values()} == {10}
     assert "called broadcast" in hang.explanation
 
 

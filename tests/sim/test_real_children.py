@@ -13,8 +13,10 @@ path, option, pid = sys.argv[1:]
 server = socket.socket(socket.AF_UNIX)
 server.bind(path + ".socket")
 server.listen()
+server.settimeout(60)  # it ends also if nobody asks any more
 open(path, "w").close()
 connection, _ = server.accept()
+connection.settimeout(60)
 while asked := connection.recv(100):
     subprocess.run([sys.executable, "-c", "import asyncio"])  # it works for some tenths of a second
     connection.sendall(b"%s %s\\n" % (asked.strip(), str(int(pid) == os.getppid()).encode()))
