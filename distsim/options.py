@@ -14,10 +14,11 @@ from distsim.errors import UsageError
 if TYPE_CHECKING:
     from distsim.cluster import Cluster
 
-__all__ = ["Data", "Fidelity", "RunOptions", "add_flags", "default_of", "meaning", "options_of"]
+__all__ = ["Data", "Fidelity", "RunOptions", "Silent", "add_flags", "default_of", "meaning", "options_of"]
 
 Data = Literal["shapes", "real"]
 Fidelity = Literal["fluid", "message"]
+Silent = Literal["off", "watch", "strict"]
 
 
 def _about(meaning: str, kind: Any = str, metavar: str | None = None) -> dict[str, Any]:
@@ -48,6 +49,15 @@ class RunOptions:
             "(seeds, labels, splits, pickled objects); real: all are computed on the CPU, so losses are true, it takes "
             "as long and as much memory as there, and the host waits for a collective before it computes on",
             Data,
+        ),
+    )
+    silent: Silent | None = field(
+        default=None,
+        metadata=_about(
+            "look for silent wrong results where values are real: replicas that drift apart, gradients that no call "
+            "reduced, one batch on all ranks (docs/silent.md). watch reports them after the verdict; strict makes an "
+            "error among them exit code 5 (default: watch in a simulation of up to 64 ranks, off for a real job)",
+            Silent,
         ),
     )
     placeholder: float = field(
@@ -107,8 +117,9 @@ class RunOptions:
     def __post_init__(self) -> None:
         for name, option in _FIELDS.items():
             words = get_args(option.metadata["kind"])
-            if words and getattr(self, name) not in words:
-                raise UsageError(f"{name}: expected {' or '.join(words)}, got {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if words and value not in words and not (value is None and option.default is None):
+                raise UsageError(f"{name}: expected {' or '.join(words)}, got {value!r}")
 
 
 _FIELDS = {option.name: option for option in fields(RunOptions)}

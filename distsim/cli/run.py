@@ -134,7 +134,14 @@ def _add_own_flags(parser: argparse.ArgumentParser) -> None:
         f"so that a run is the same on every machine; 60 or 60s (default: {BUDGET_S:g})",
     )
     values = parser.add_argument_group("the values of tensors on simulated GPUs")
-    add_flags(values, "data", "placeholder", "fuse")
+    add_flags(values, "data", "placeholder", "fuse", "silent")
+    values.add_argument(
+        "--silent-allow",
+        action="append",
+        default=[],
+        metavar="KIND:TENSOR",
+        help="do not report this silent finding, as replicas_diverge:*.experts.*; may be given several times",
+    )
     network = parser.add_argument_group("the simulated network")
     add_flags(network, "fidelity", "algo", "proto", "nccl_version")
     output = parser.add_argument_group("what it leaves")
@@ -266,6 +273,7 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
         environ=launched.environ,
         under_srun="srun" in launched.launchers and "torchrun" not in launched.launchers,
         budget_s={"auto": args.budget, "sample": 0.0, "all": None}[args.ranks],
+        silent_allow=args.silent_allow,
         sample_is_enough=args.ranks == "sample" or (sys.stdout.isatty() and not os.environ.get("CI")),
         **options,
     )
@@ -383,7 +391,7 @@ def _leave(outcome: Outcome, args: argparse.Namespace) -> int:
     """Print the summary, write the files; the exit code is the run's, or 2 where a file failed."""
     from distsim.report import print_summary, write_report, write_trace
 
-    if not args.quiet or outcome.exit_code != 0 or outcome.diagnoses:
+    if not args.quiet or outcome.exit_code != 0 or outcome.diagnoses or outcome.silent:
         print_summary(outcome)
     failed = False
     for flag, path, write in (

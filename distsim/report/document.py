@@ -8,7 +8,7 @@ takes one away or changes its meaning changes the schema's number.
 - `program`, `cluster`, `backend`, `seed`, `world_size`: what ran; `software`: whose collectives were assumed (NCCL's
   version, plugin, settings, the cluster's variant), null where none but gloo's or MPI's were used
 - `exit_code`: 0 finished, 1 raised, 3 hang, 4 inconsistent collectives, 5 the ranks that were traced finished and
-  these are not all; `interrupted`: by Ctrl-C
+  these are not all, or with `--silent strict` all finished and `silent` has an error; `interrupted`: by Ctrl-C
 - `proof`: what the verdict rests on, `all` ranks or a `sample` of them; `not_traced[]`: ranks that did not run, or not
   to their end, of which nothing is known
 - `virtual_time_s`, `events`: how long the program took on the cluster; simulated events
@@ -21,6 +21,8 @@ takes one away or changes its meaning changes the schema's number.
   peak_utilisation`
 - `diagnoses[]`: `distsim.debug.diagnosis.diagnose.Diagnosis.to_json`, the root cause first; empty for a
   healthy run. `see` is the kind's section in the documentation
+- `silent[]`: silent wrong results: `kind, level` (error, warning, notice), `ranks, tensors, step, site, evidence,
+  distance, explanation, suggestion, see`; empty where nobody looked (`--silent off`, more than 64 ranks, no values)
 - `failures[]`: `ranks, type, message, traceback`, equal ones merged
 - `notes[]`: one sentence each
 - `training`, where ranks used GPUs: what their optimizers' steps were, see `distsim.report.training`
@@ -114,6 +116,7 @@ def report_document(outcome: Outcome) -> dict[str, Any]:
             }
             for failure in merge_failures(outcome.failures)
         ],
+        "silent": [finding.to_json() for finding in outcome.silent],
         "notes": list(outcome.notes),
     }
     if outcome.training is not None:

@@ -52,6 +52,7 @@ class Summary:
         yield Failures(outcome.failures, told)
         yield Whereabouts(outcome)
         yield from self._header()
+        yield from _silent(outcome)
         if outcome.exit_code == 3:
             yield from self._notes()
             return  # where the time went until then is nobody's question; a JSON report has it
@@ -97,6 +98,15 @@ class Summary:
             yield Text()
             yield Text(title, style="bold")
             yield body  # type: ignore[misc]
+
+
+def _silent(outcome: Outcome) -> RenderResult:
+    """Silent wrong results, after the verdict that they do not change."""
+    if outcome.silent:
+        from distsim.debug.silent.report import SilentReport
+
+        yield Text()
+        yield SilentReport(outcome.silent)
 
 
 def _moved(outcome: Outcome) -> bool:

@@ -8,15 +8,19 @@ from typing import Any
 
 from distsim.debug.diagnosis.diagnose import Diagnosis
 from distsim.debug.records import CallRecord, Evidence, Phase
+from distsim.debug.silent.finding import Level, SilentFinding
 from distsim.errors import Failure
 from distsim.sim.observe.figures import GpuTrack, Training
 from distsim.text.units import format_time
 
-__all__ = ["NOT_PROVEN", "CollectiveTotal", "Failure", "LinkUse", "Outcome", "Progress", "RankSummary"]
+__all__ = ["NOT_PROVEN", "SILENT_FAULT", "CollectiveTotal", "Failure", "LinkUse", "Outcome", "Progress", "RankSummary"]
 
 
 NOT_PROVEN = 5
 """The exit code of a run that ended well in the ranks that were traced, where these are not all."""
+SILENT_FAULT = 5
+"""The exit code of a run that ended well and has a silent error, with `--silent strict`: as NOT_PROVEN, the end alone
+proves nothing."""
 
 
 @dataclass(slots=True)
@@ -115,6 +119,8 @@ class Outcome:
     """What the GPUs did; None where no rank has used one."""
     gpu_tracks: Mapping[int, list[GpuTrack]] = field(default_factory=dict)
     """By rank, for the trace: what its GPUs ran."""
+    silent: list[SilentFinding] = field(default_factory=list)
+    """What the program computes otherwise than it says, though all calls matched."""
     notes: list[str] = field(default_factory=list)
     not_traced: Sequence[int] = ()
     """Ranks that did not run, or not to their end, because tracing every rank was beyond the budget."""
@@ -159,6 +165,11 @@ class Outcome:
     def is_proven(self) -> bool:
         """Whether it can be said of every rank that it finished, where it is not said that one did not."""
         return not self.not_traced or self.exit_code not in (0, NOT_PROVEN)
+
+    @property
+    def has_silent_error(self) -> bool:
+        """Whether a silent finding is an error, and not a warning."""
+        return any(one.level is Level.ERROR for one in self.silent)
 
     @property
     def diagnosis(self) -> Diagnosis | None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.utils.data
 
+from distsim.debug.silent.collect.hooks import global_hooks
 from distsim.errors import UsageError
 from distsim.sim.c10d.backend import backend_patches, register_backend
 from distsim.sim.c10d.work import future_patches
@@ -34,6 +35,7 @@ from distsim.sim.isolation.torch_state.meshes import mesh_patches
 from distsim.sim.isolation.torch_state.operators import operator_patches
 from distsim.sim.isolation.torch_state.step_hooks import optimizer_patches
 from distsim.sim.observe.profiler import profiler_patches
+from distsim.sim.observe.silent import current_collector, silent_patches
 from distsim.sim.observe.training import noticed
 from distsim.sim.processes.hosts import host_patches
 from distsim.sim.processes.ipc import sharing_patches
@@ -55,9 +57,9 @@ _set_thread_isolation_mode = SET_THREAD_ISOLATION_MODE.get()
 
 
 @contextlib.contextmanager
-def simulation(gpus: bool) -> Iterator[Host]:
+def simulation(gpus: bool, silent: bool = False) -> Iterator[Host]:
     """Python and torch as simulated ranks see them, for the time of one simulation in this process. *gpus*: torch
-    accepts CUDA tensors."""
+    accepts CUDA tensors. *silent*: torch tells the ranks' collectors of their steps."""
     if _active[0]:
         raise UsageError(
             "a simulation already runs in this process: distsim.simulate and run_program cannot be called by a rank"
@@ -86,6 +88,7 @@ def simulation(gpus: bool) -> Iterator[Host]:
         host = Host(environ, modules.shared)
         with (
             noticed(),
+            global_hooks(current_collector) if silent else contextlib.nullcontext(),
             caught_by_ranks(),
             host.torch.watching(_TABLE.is_as_put),
             accepted() if gpus else contextlib.nullcontext(),
@@ -210,5 +213,6 @@ _TABLE = PatchTable(
     cuda_patches,
     import_patches,
     log_patches,
+    silent_patches,
     rpc_patches,
 )

@@ -36,6 +36,7 @@ from distsim.sim.kernel.interrupts import CtrlC
 from distsim.sim.observe.evidence import evidence as evidence_of
 from distsim.sim.observe.lookahead import Lookahead
 from distsim.sim.observe.reading import forget_readings
+from distsim.sim.observe.silent import MOST_RANKS, collector_of
 from distsim.sim.observe.totals import summing_up
 from distsim.sim.observe.training import finish
 from distsim.sim.observe.user_stack import forget_stacks
@@ -99,6 +100,7 @@ def simulate(
     host_timeout_s: float | None = None,
     log_dir: str | None = None,
     data: Literal["shapes", "real"] = "shapes",
+    silent: Literal["off", "watch", "strict"] | None = None,
     placeholder: float = 1.0,
     fuse: bool = False,
     trace: bool = False,
@@ -128,6 +130,7 @@ def simulate(
         host_timeout_s=host_timeout_s,
         log_dir=log_dir,
         data=data,
+        silent=silent,
         placeholder=placeholder,
         fuse=fuse,
         trace=trace,
@@ -262,6 +265,7 @@ def _attempt(
         )
         page.listen()
     width = len(str(len(slots) - 1))
+    silent = request.silent != "off" and len(slots) <= MOST_RANKS
     sample = None if again is None else again.sample
     data = Data(request.data == "real", request.placeholder, request.fuse)
     unbounded = request.conditions is not None or data.real or len(slots) <= MANY_RANKS
@@ -282,7 +286,7 @@ def _attempt(
     stack_bytes = threading.stack_size(_STACK_BYTES)
     try:
         traced = len(slots) if sample is None else len(sample.traced)
-        with CtrlC() as ctrl_c, simulation(gpus=cluster.node.num_gpus > 0) as host, paced(traced):
+        with CtrlC() as ctrl_c, simulation(cluster.node.num_gpus > 0, silent) as host, paced(traced):
             setting = Setting(
                 cluster,
                 slots,
@@ -294,6 +298,7 @@ def _attempt(
                 torch_rng=_fresh_rng(),
                 open_streams=streams_of,
                 guards=Guards(),
+                silent=collector_of if silent else None,
                 faults=Faults,
                 data=data,
                 keeps_all_calls=request.trace,

@@ -26,6 +26,12 @@ REGISTER_TO_DISPATCHER = Name(
     "torch._library.custom_ops.CustomOpDef._register_to_dispatcher", "operators that each rank defines", SIM
 )
 PATCH_STEP_FUNCTION = Name("torch.optim.Optimizer._patch_step_function", "hooks of an optimizer's steps", FEATURE)
+LOCAL_TENSOR = Name(
+    "torch.distributed.tensor.DTensor._local_tensor",
+    "the part of a DTensor that a rank holds, for silent checks",
+    FEATURE,
+    public="torch.distributed.tensor.DTensor.to_local, which is an operator",
+)
 VALIDATE_GLOBAL_PLAN = Name(
     "torch.distributed.checkpoint.default_planner._validate_global_plan", "checkpoints of equal ranks", FEATURE
 )

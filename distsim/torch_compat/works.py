@@ -56,7 +56,7 @@ SOURCE_RANK = Name(
     "torch._C._distributed_c10d.Work._source_rank", "the sender that recv without a source met", OPTIONAL
 )
 
-CURRENT_GRAPH_TASK_ID = Name("torch._C._current_graph_task_id", "whether a backward pass runs", SIM)
+CURRENT_GRAPH_TASK_ID = Name("torch._C._current_graph_task_id", "whether a backward pass runs", SIM | FEATURE)
 EXECUTION_ENGINE = Name("torch.autograd.Variable._execution_engine", "callbacks at the end of a backward pass", SIM)
 SET_MULTITHREADING_ENABLED = Name(
     "torch._C._set_multithreading_enabled",

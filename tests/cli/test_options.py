@@ -30,7 +30,7 @@ def test_a_scenario_has_them_as_keys_with_their_defaults() -> None:
     """Those that do not belong to one machine or one report."""
     scenario = options_of(ScenarioSpec(program="train.py"))
     assert scenario == {name: default_of(name) for name in scenario}
-    assert NAMES - set(scenario) == {"nccl_version", "host_timeout_s", "tokens_per_step", "log_dir", "trace"}
+    assert NAMES - set(scenario) == {"nccl_version", "host_timeout_s", "tokens_per_step", "log_dir", "trace", "silent"}
 
 
 @pytest.mark.parametrize(

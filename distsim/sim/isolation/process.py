@@ -192,6 +192,8 @@ class SimProcess:
         self.threads: list[weakref.ref[threading.Thread]] = []
         self.program: Any = None
         """The script or module it runs (`rank.Program`); None for a function."""
+        self.silent: Any = None
+        """Records facts for silent faults (debug/silent/collect), where somebody watches."""
         self.unarmed: dict[tuple[str, Any], Any] = {}
         """What it has set without effect (processes/unarmed.py)."""
         self.notes = Notes()

@@ -14,6 +14,7 @@ __all__ = [
     "profile",
     "profiler",
     "reading",
+    "silent",
     "sureness",
     "totals",
     "training",

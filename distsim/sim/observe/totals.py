@@ -13,11 +13,13 @@ from distsim.debug.records import P2P, CallRecord, Evidence
 from distsim.debug.records.call_log import CallSum
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
+from distsim.debug.silent.finding import Level
 from distsim.debug.words.phrases import ranks_text
 from distsim.sim.observe.gpu_tracks import GpuTracks
+from distsim.sim.observe.silent import silent_findings
 from distsim.sim.observe.sureness import Sureness, step_interval
 from distsim.sim.observe.training import training_of
-from distsim.sim.outcome import NOT_PROVEN, CollectiveTotal, Failure, LinkUse, Outcome, RankSummary
+from distsim.sim.outcome import NOT_PROVEN, SILENT_FAULT, CollectiveTotal, Failure, LinkUse, Outcome, RankSummary
 from distsim.text.units import format_time
 
 if TYPE_CHECKING:
@@ -62,13 +64,17 @@ def summing_up(
         training.step_low_s, training.step_high_s = sure
     if training is not None:
         diagnoses = [_short_of_memory(diagnosis, training) for diagnosis in diagnoses]
+    silent = silent_findings(world, request.silent_allow)
+    exit_code = _exit_code(diagnoses, failures, started, interrupted)
+    if not exit_code and request.silent == "strict" and any(one.level is Level.ERROR for one in silent):
+        exit_code = SILENT_FAULT
     return Outcome(
         world_size=world.world_size,
         cluster=world.cluster.name if not isinstance(request.on, str) else request.on,
         backend=backend,
         seed=world.seed,
         program=name,
-        exit_code=_exit_code(diagnoses, failures, started, interrupted) or _unproven(world, request),
+        exit_code=exit_code or _unproven(world, request),
         virtual_time_s=virtual_s,
         wall_time_s=wall_s,
         events=world.events,
@@ -86,6 +92,7 @@ def summing_up(
         for_trace=request.trace,
         training=training,
         gpu_tracks=GpuTracks(ranks),
+        silent=silent,
         notes=notes,
         not_traced=tuple(world.traced.not_traced),
         unseen=world.traced.unseen,

@@ -87,6 +87,8 @@ class RunRequest(RunOptions):
     """Variables that the launcher gives each rank beside those of its place."""
     under_srun: bool = False
     """Whether srun starts the ranks, so that they have its variables in the place of torchrun's."""
+    silent_allow: Sequence[str] = ()
+    """Patterns `kind:tensor` of silent findings that are known to be right."""
     progress: Callable[[Progress], None] | None = None
     budget_s: float | None = None
     """CPU seconds (estimated) for tracing every rank of a program on GPUs, beyond which a sample of its ranks is traced

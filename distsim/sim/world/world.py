@@ -108,6 +108,8 @@ class Setting:
     """For a trace or a scenario; else the last ones tell (call_log.py)."""
     keeps_slices: bool = False
     """What each rank's CPU computed when, for a trace."""
+    silent: Callable[[SimProcess], Any] | None = None
+    """Makes what records a process for silent faults; None: nobody watches."""
     late_ranks_are_planted: bool = False
     """Somebody wants to see who comes late, however little: a scenario. Else it is told at the end, where it costs."""
 
@@ -164,6 +166,7 @@ class World(Scheduler):
         """When a mismatch ended the run; what is simulated after that only helps to name it."""
         self.final: Evidence | None = None
         self.guards, self.memory = setting.guards, setting.memory
+        self.silent = setting.silent
         self.data, self.schedule = setting.data, setting.schedule
         self._store_waiters: list[simpy.Event] = []
         self._next_port = 40_000
@@ -231,6 +234,8 @@ class World(Scheduler):
                 self.world_size = max(self.world_size, rank + 1)
         if self.cluster.node.num_gpus:
             process.accelerators = Accelerators(process, self.cluster.node.num_gpus)
+        if self.silent is not None:
+            process.silent = self.silent(process)
         self.processes.append(process)
         process.stdout, process.stderr = self.open_streams(process)
         return process

@@ -132,6 +132,8 @@ class SimGroup(Questions):
         task.compute(world.cluster.cpu.op_overhead_s)
         if process.notes.in_worker:
             self._wait_in_worker(task, call)
+        if process.silent is not None:
+            process.silent.on_call(call, self._group.ranks, process.rank, sys._getframe(1))
         if world.schedule is not None:
             task.compute(world.schedule.delay_s(process.rank, process.calls.made))
         if self._runs_on_gpu(call):

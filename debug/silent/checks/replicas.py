@@ -1,0 +1,271 @@
+"""Replicas: equal at the start, after each step, and between steps; and what their optimizers start from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from distsim.debug.silent.facts import StepFact, Vector
+from distsim.debug.silent.finding import Level, Sighting, SilentKind
+from distsim.debug.silent.replicas import ReplicaSet
+from distsim.debug.silent.view import Key, View, clusters, differ, distance, norm
+from distsim.debug.words.phrases import ranks_text
+
+__all__ = [
+    "changed_outside_step",
+    "hyperparameter_differs",
+    "optimizer_state_differs",
+    "replicas_differ_at_start",
+    "replicas_diverge",
+]
+
+OF_UPDATE = 1e-2
+"""Part of its update by which a parameter may differ between replicas."""
+OF_STATE = 1e-4
+"""Part of its norm by which a moment may differ."""
+OWN = 1e-4
+"""Part of its norm by which a gradient that nobody reduced may differ from the sum of the local ones."""
+
+Sets = dict[Key, list[ReplicaSet]]
+Steps = Mapping[int, StepFact]
+
+
+def _each(sets: Sets, guesses: bool = False) -> Iterator[tuple[Key, ReplicaSet]]:
+    for key, of_key in sets.items():
+        for one in of_key:
+            if guesses or not one.evidence.is_guess:
+                yield key, one
+
+
+def _spread(vectors: Mapping[int, Vector]) -> float:
+    first = next(iter(vectors.values()))
+    return max(distance(first, vector) for vector in vectors.values())
+
+
+def _agreeing(vectors: Mapping[int, Vector]) -> str:
+    """Which ranks agree: `ranks 0,2 agree, and ranks 1,3`; empty where no two do."""
+    groups = [group for group in clusters(vectors) if len(group) > 1]
+    return ", and ".join(ranks_text(group) for group in groups)
+
+
+def replicas_differ_at_start(view: View, sets: Sets) -> Iterator[Sighting]:
+    """Ranks whose gradients are made equal begin with unlike values."""
+    for key, one in _each(sets):
+        steps = view.steps.get((key.optimizer, 1), {})
+        before = view.vectors("before", steps, key, one.ranks)
+        if before is None or not differ(before):
+            continue
+        holders = [rank for rank in sorted(view.parameters[key]) if rank in steps]
+        agree = _agreeing(view.vectors("before", steps, key, holders) or before)
+        reason = "The values of {tensor} on {ranks} differ before the first step"
+        reason += f"; {agree} have equal values." if agree else "."
+        yield Sighting(
+            SilentKind.REPLICAS_DIFFER_AT_START,
+            Level.ERROR,
+            one.ranks,
+            key.name,
+            0,
+            steps[one.ranks[0]].site,
+            one.evidence.sentence,
+            reason,
+            "Load the checkpoint on every rank, seed all ranks alike, or broadcast {tensor} before training; where "
+            "other ranks agree, reduce the gradient over their group.",
+            _spread(before) / (norm(before.values()) or 1.0),
+        )
+
+
+def replicas_diverge(view: View, sets: Sets) -> Iterator[Sighting]:
+    """Replicas that were equal before a step are not after it."""
+    for key, one in _each(sets, guesses=True):
+        sighting = _divergence(view, key, one)
+        if sighting is not None:
+            yield sighting
+
+
+def _divergence(view: View, key: Key, one: ReplicaSet) -> Sighting | None:
+    sighting: Sighting | None = None
+    for number, steps in view.steps_of(key.optimizer):
+        before = view.vectors("before", steps, key, one.ranks)
+        after = view.vectors("after", steps, key, one.ranks)
+        if before is None or after is None:
+            continue
+        if not differ(before):
+            if sighting is not None and not one.evidence.is_proof:
+                sighting = None  # the values have met again: local SGD
+            if sighting is None:
+                sighting = _diverged(view, key, one, number, steps, before, after)
+        elif sighting is None:
+            return None  # they differed before, which another check reports
+    return sighting
+
+
+def _diverged(
+    view: View,
+    key: Key,
+    one: ReplicaSet,
+    number: int,
+    steps: Steps,
+    before: Mapping[int, Vector],
+    after: Mapping[int, Vector],
+) -> Sighting | None:
+    update = max(distance(after[rank], before[rank]) for rank in one.ranks)
+    if not differ(after, OF_UPDATE * update):
+        return None
+    reason, suggestion = _why(view, key, one, steps)
+    return Sighting(
+        SilentKind.REPLICAS_DIVERGE,
+        Level.ERROR if one.evidence.is_proof else Level.WARNING,
+        one.ranks,
+        key.name,
+        number,
+        steps[one.ranks[0]].site,
+        one.evidence.sentence,
+        reason,
+        suggestion,
+        _spread(after) / (update or 1.0),
+        one.evidence.is_guess,
+    )
+
+
+def _why(view: View, key: Key, one: ReplicaSet, steps: Steps) -> tuple[str, str]:
+    """What made the replicas diverge, and the cure."""
+    gradients, local = view.vectors("gradients", steps, key, one.ranks), view.local(steps, key, one.ranks)
+    reduce = "All-reduce the gradient of {tensor} over {ranks} before the step (call the DistributedDataParallel model "
+    reduce += "itself, and end each accumulation outside of no_sync), or say that it may differ: "
+    reduce += '--silent-allow "replicas_diverge:{first}".'
+    if gradients is None:
+        without = [rank for rank in one.ranks if view.vectors("gradients", steps, key, [rank]) is None]
+        return f"Some ranks ({ranks_text(tuple(without))}) have no gradient of {{tensor}}, and the others step.", reduce
+    if not differ(gradients, OWN * norm(gradients.values())):
+        return (
+            "The gradients of {tensor} are equal on {ranks}, and the steps are not: the optimizers differ.",
+            "Give the optimizers of {ranks} the same settings and the same state.",
+        )
+    if local is not None and all(
+        distance(gradients[rank], local[rank]) <= OWN * norm([local[rank]]) for rank in one.ranks
+    ):
+        return (
+            "The gradient of {tensor} on each rank is that rank's own: no call made it equal before the step.",
+            reduce,
+        )
+    return "The gradients of {tensor} differ between {ranks} when the optimizer reads them.", reduce
+
+
+def changed_outside_step(view: View, sets: Sets) -> Iterator[Sighting]:
+    """Replicas that were equal after a step are not before the next one."""
+    for key, one in _each(sets):
+        last: tuple[int, Mapping[int, Vector]] | None = None
+        for number, steps in view.steps_of(key.optimizer):
+            before = view.vectors("before", steps, key, one.ranks)
+            if last is not None and before is not None and last[0] == number - 1:
+                if not differ(last[1]) and differ(before):
+                    yield _change(key, one, number, steps, last[1], before)
+                    break
+            after = view.vectors("after", steps, key, one.ranks)
+            last = None if after is None else (number, after)
+
+
+def _change(
+    key: Key, one: ReplicaSet, number: int, steps: Steps, after: Mapping[int, Vector], before: Mapping[int, Vector]
+) -> Sighting:
+    moved = [rank for rank in one.ranks if differ({0: after[rank], 1: before[rank]})]
+    return Sighting(
+        SilentKind.CHANGED_OUTSIDE_STEP,
+        Level.ERROR,
+        tuple(moved),
+        key.name,
+        number - 1,
+        steps[one.ranks[0]].site,
+        one.evidence.sentence.replace("{ranks}", ranks_text(one.ranks)),
+        f"{{tensor}} changed on {ranks_text(tuple(moved))} after step {number - 1} and before step {number}, outside "
+        "of the optimizer, and the replicas are no longer equal.",
+        "Make the change on every rank, or on one and broadcast it.",
+        _spread(before) / (norm(before.values()) or 1.0),
+    )
+
+
+def hyperparameter_differs(view: View, sets: Sets) -> Iterator[Sighting]:
+    """Replicas are stepped with other settings."""
+    for key, one in _each(sets):
+        for number, steps in view.steps_of(key.optimizer):
+            if any(rank not in steps for rank in one.ranks):
+                continue
+            numbers = {rank: dict(steps[rank].hyperparameters[view.numbers[rank][key]]) for rank in one.ranks}
+            unlike = _unlike(numbers)
+            if unlike:
+                values = ", ".join(f"{numbers[rank].get(unlike)} on rank {rank}" for rank in one.ranks[:4])
+                yield Sighting(
+                    SilentKind.HYPERPARAMETER_DIFFERS,
+                    Level.ERROR,
+                    one.ranks,
+                    key.name,
+                    number,
+                    steps[one.ranks[0]].site,
+                    one.evidence.sentence,
+                    f"`{unlike}` of the optimizer is {values}.",
+                    f"Set `{unlike}` from values that all of {{ranks}} have.",
+                )
+                break
+
+
+def _unlike(numbers: Mapping[int, Mapping[str, float]]) -> str:
+    """The first setting that differs."""
+    first, *others = numbers.values()
+    for name, value in first.items():
+        if any(name in other and abs(other[name] - value) > 1e-12 * abs(value) for other in others):
+            return name
+    return ""
+
+
+def optimizer_state_differs(view: View, sets: Sets) -> Iterator[Sighting]:
+    """The optimizers of replicas start a step from other moments or counts."""
+    for key, one in _each(sets):
+        for number, steps in view.steps_of(key.optimizer):
+            if any(rank not in steps or not steps[rank].owns_state for rank in one.ranks):
+                continue
+            if _is_spread(view, steps, one.ranks, key.optimizer):
+                break
+            states = {rank: steps[rank].state.get(view.numbers[rank][key]) for rank in one.ranks}
+            name, reason = _unlike_state(states, number)
+            if name:
+                yield Sighting(
+                    SilentKind.OPTIMIZER_STATE_DIFFERS,
+                    Level.ERROR,
+                    one.ranks,
+                    key.name,
+                    number,
+                    steps[one.ranks[0]].site,
+                    one.evidence.sentence,
+                    reason,
+                    "Load the optimizer's state on all of {ranks}, or on none.",
+                )
+                break
+
+
+def _unlike_state(states: Mapping[int, Mapping[str, Vector] | None], number: int) -> tuple[str, str]:
+    """The first entry of the state that differs, and a sentence; empty where none does."""
+    known = {rank: state for rank, state in states.items() if state is not None}
+    if len(known) < len(states):
+        return "", ""
+    for name in sorted({name for state in known.values() for name in state}):
+        having = tuple(rank for rank, state in known.items() if name in state)
+        if len(having) < len(known):
+            if number == 1:
+                return name, f"`{name}` of {{tensor}} is there before the first step on {ranks_text(having)} alone."
+            continue
+        vectors = {rank: state[name] for rank, state in known.items()}
+        if differ(vectors, OF_STATE * norm(vectors.values())):
+            return name, f"`{name}` of {{tensor}} in the optimizer's state differs between {{ranks}}."
+    return "", ""
+
+
+def _is_spread(view: View, steps: Steps, ranks: Sequence[int], optimizer: int) -> bool:
+    """Whether each parameter's state lives on one rank and several ranks have some, as ZeRO divides it."""
+    owners = set()
+    for key, facts in view.parameters.items():
+        if key.optimizer != optimizer or any(rank not in facts for rank in ranks):
+            continue
+        having = [rank for rank in ranks if steps[rank].state.get(view.numbers[rank][key])]
+        if len(having) > 1:
+            return False
+        owners.update(having)
+    return len(owners) > 1

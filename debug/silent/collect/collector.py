@@ -1,0 +1,382 @@
+"""The record of one rank: what the hooks see becomes facts, a step at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed import get_process_group_ranks
+
+from distsim.debug.records import P2P, Site
+from distsim.debug.records.arguments import Call
+from distsim.debug.records.frames import is_ours, program_frames, steps
+from distsim.debug.records.signature import REDUCE_OPS
+from distsim.debug.silent.collect.lookup import Addresses
+from distsim.debug.silent.collect.names import Parameters, Tracked
+from distsim.debug.silent.collect.sketch import Reader, array_of, sketch
+from distsim.debug.silent.facts import CallSum, InputFact, ParameterFact, Pass, RankFacts, StepFact, Vector, Window
+from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID
+
+__all__ = ["Collector"]
+
+FIRST_STEPS = 3
+EVERY = 100
+"""All tensors are sketched in the first steps of an optimizer, and in every hundredth."""
+TURNS = 16
+"""Between, one tensor in sixteen in turn."""
+SMALL = 1 << 20
+"""Elements of an optimizer's parameters up to which all are sketched in every step."""
+MOST_INPUTS, MOST_ELEMENTS = 8, 1 << 20
+"""Tensors of a model's input that are sketched, and elements of each."""
+MOST_FACTS = 64
+"""Of each kind between two steps."""
+
+_current_graph_task_id: Callable[[], int] = CURRENT_GRAPH_TASK_ID.get(lambda: -1)
+_C10D = ("/distributed_c10d.py", "/c10d_logger.py", "/_functional_collectives.py", "/torch/_ops.py")
+_OF_TORCH = (
+    "/torch/autograd/graph.py",
+    "/torch/nn/parallel/",
+    "/torch/nn/modules/_functions.py",
+    "/torch/distributed/fsdp/",
+    "/torch/distributed/algorithms/",
+    "/torch/distributed/optim/",
+    "/torch/distributed/utils.py",
+)
+"""Files of torch that reduce gradients, gather parameters, or synchronize statistics; the first calls C++."""
+
+
+class _Optimizer:
+    """How far an optimizer has come."""
+
+    __slots__ = ("number", "reference", "sampled", "steps")
+
+    def __init__(self, number: int, optimizer: Any) -> None:
+        self.number = number
+        self.reference = weakref.ref(optimizer)
+        self.steps = 0
+        self.sampled: frozenset[int] = frozenset()
+        """Parameters that were sketched after the last step."""
+
+
+class Collector:
+    """Records one rank. *publish* gets each step; *read* answers the values of a tensor, where somebody knows them."""
+
+    def __init__(self, rank: int, publish: Callable[[StepFact], None] | None = None, read: Reader = array_of) -> None:
+        self.facts = RankFacts(rank)
+        self.read = read
+        self.parameters = Parameters(read, self._on_gradient)
+        self.facts.parameters = self.parameters.facts
+        self._addresses = Addresses(self.parameters)
+        self._publish = publish or self.facts.steps.append
+        self._optimizers: dict[int, _Optimizer] = {}
+        self._stepping: list[tuple[Any, StepFact | None]] = []
+        self.window = Window()
+        self._calls: dict[tuple[Any, ...], CallSum] = {}
+        self._sites: dict[Any, Site | None] = {}
+        self._depth = 0
+        self._new_ddps: list[weakref.ref[Any]] = []
+        self._roots: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._busy = threading.local()
+
+    # -- where in a step
+
+    @property
+    def pass_(self) -> Pass:
+        """Where in a training step the rank is."""
+        if _current_graph_task_id() != -1:
+            return Pass.BACKWARD
+        return Pass.FORWARD if self._depth else Pass.BETWEEN
+
+    @contextlib.contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Within this the tool works for itself: nothing is recorded."""
+        before = getattr(self._busy, "is_set", False)
+        self._busy.is_set = True
+        try:
+            yield
+        finally:
+            self._busy.is_set = before
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether this thread does the tool's own work."""
+        return getattr(self._busy, "is_set", False)
+
+    def sketch(self, tensor: Any) -> Vector | None:
+        """The sketch of a tensor that holds finite numbers."""
+        vector = sketch(tensor, self.read)
+        return vector if vector is not None and np.isfinite(vector).all() else None
+
+    def site(self, key: Any, frame: FrameType | None) -> Site | None:
+        """The user's line above *frame*, looked up once for each *key*."""
+        if key not in self._sites:
+            self._sites[key] = next(iter(program_frames(steps(frame))), None)
+        return self._sites[key]
+
+    # -- models
+
+    def enter_module(self, module: Any, args: Sequence[Any], frame: FrameType) -> None:
+        """A module's forward begins."""
+        if self.is_busy or _current_graph_task_id() != -1:
+            return
+        self._depth += 1
+        if self._depth == 1:
+            self._enter_root(module, args, frame)
+
+    def leave_module(self) -> None:
+        """A module's forward has ended, or raised."""
+        if not self.is_busy and _current_graph_task_id() == -1 and self._depth:
+            self._depth -= 1
+
+    def _enter_root(self, module: Any, args: Sequence[Any], frame: FrameType) -> None:
+        self._add_ddps()
+        if module not in self._roots:
+            if next(module.parameters(), None) is None:
+                return
+            self._roots.add(module)
+            self.add_model(getattr(module, "module", module))
+        if not torch.is_grad_enabled() or len(self.window.inputs) >= MOST_FACTS:
+            return
+        keywords = frame.f_locals.get("kwargs")
+        tensors = list(_tensors([*args, *(keywords.values() if isinstance(keywords, dict) else ())]))[:MOST_INPUTS]
+        values = [value.reshape(-1)[:MOST_ELEMENTS] for t in tensors if (value := self.read(t)) is not None]
+        if not values or len(values) < len(tensors):
+            return
+        vectors = tuple(sketch_of for t in tensors if (sketch_of := self.sketch(t)) is not None)
+        if len(vectors) == len(tensors):
+            shapes = tuple(tuple(t.shape) for t in tensors)
+            constant = all(bool((value == value[0]).all()) for value in values)
+            site = self.site((type(module), frame.f_code), frame)
+            name = type(getattr(module, "module", module)).__name__
+            self.window.inputs.append(InputFact(name, bool(module.training), shapes, vectors, constant, site))
+
+    def add_model(self, model: Any) -> None:
+        """Follow the parameters of *model*."""
+        self.parameters.add_model(model)
+        self._addresses.forget()
+
+    def new_ddp(self, ddp: Any) -> None:
+        """DistributedDataParallel is about to make copies of a model equal."""
+        self._new_ddps.append(weakref.ref(ddp))
+
+    def _add_ddps(self) -> None:
+        """Take note of the models whose constructor has ended since the last look."""
+        while self._new_ddps:
+            ddp = self._new_ddps.pop()()
+            if ddp is None or getattr(ddp, "process_group", None) is None:
+                continue
+            self.add_model(ddp.module)
+            with self.set_aside():
+                ranks = tuple(get_process_group_ranks(ddp.process_group))
+            for fact in self._facts_of(ddp):
+                fact.ddp = ranks
+
+    def compress(self, ddp: Any) -> None:
+        """A communication hook was registered: reduced gradients may be approximations."""
+        self._add_ddps()
+        for fact in self._facts_of(ddp):
+            fact.compressed = True
+
+    def _facts_of(self, ddp: Any) -> Iterator[ParameterFact]:
+        ignored = getattr(ddp, "parameters_to_ignore", ())
+        for name, parameter in ddp.module.named_parameters():
+            tracked = self.parameters.get(parameter)
+            if tracked is not None and name not in ignored:
+                yield self.parameters.facts[tracked.index]
+
+    def _on_gradient(self, tracked: Tracked, gradient: Any) -> None:
+        """A backward pass has come to a parameter."""
+        if self.is_busy:
+            return
+        self._addresses.forget()
+        parameter = tracked.reference()
+        if parameter is not None and parameter.grad is None:
+            tracked.local.clear()
+        if tracked.sampled and len(tracked.local) < MOST_FACTS and (vector := self.sketch(gradient)) is not None:
+            tracked.local.append(vector)
+
+    # -- optimizers
+
+    def before_step(self, optimizer: Any, has_closure: bool, frame: FrameType) -> None:
+        """`Optimizer.step` begins."""
+        if self.is_busy or self._stepping:  # ZeRO's own optimizer steps inside its step
+            self._stepping.append((optimizer, None))
+            return
+        self._add_ddps()
+        record = self._record_of(optimizer)
+        record.steps += 1
+        self._depth = 0
+        followed = self._followed(optimizer)
+        numbers = tuple(tracked.index for _, tracked, _ in followed)
+        step = StepFact(record.number, record.steps, numbers, has_closure=has_closure)
+        step.site = self.site(id(optimizer), frame)
+        step.owns_state = not any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__)
+        sampled = self._sampled(record.steps, followed)
+        for parameter, tracked, group in followed:
+            number, gradient = tracked.index, parameter.grad
+            step.without_gradient += gradient is None
+            step.hyperparameters[number] = group
+            if number not in sampled and number not in record.sampled:
+                continue
+            _put(step.before, number, self.sketch(parameter))
+            if number in sampled and gradient is not None and not has_closure:
+                _put(step.gradients, number, self.sketch(gradient))
+                if tracked.local:
+                    step.local[number] = tracked.local
+                step.state[number] = self._state_of(optimizer, parameter)
+        record.sampled = sampled
+        self._stepping.append((optimizer, step))
+
+    def after_step(self, optimizer: Any) -> None:
+        """`Optimizer.step` has ended."""
+        while self._stepping:
+            of, step = self._stepping.pop()
+            if of is optimizer:
+                break
+        else:
+            return
+        if step is None:
+            return
+        record = self._record_of(optimizer)
+        followed = self._followed(optimizer)
+        following = self._sampled(record.steps + 1, followed)
+        for parameter, tracked, _ in followed:
+            if tracked.index in record.sampled:
+                _put(step.after, tracked.index, self.sketch(parameter))
+            tracked.local = []
+            tracked.sampled = tracked.index in following
+        step.window, self.window, self._calls = self.window, Window(), {}
+        self._publish(step)
+
+    def _record_of(self, optimizer: Any) -> _Optimizer:
+        record = self._optimizers.get(id(optimizer))
+        if record is None or record.reference() is not optimizer:
+            record = self._optimizers[id(optimizer)] = _Optimizer(len(self._optimizers), optimizer)
+        return record
+
+    def _followed(self, optimizer: Any) -> list[tuple[Any, Tracked, tuple[tuple[str, float], ...]]]:
+        """The parameters of *optimizer* with their hyperparameters."""
+        followed = []
+        for place, group in enumerate(optimizer.param_groups):
+            numbers = _hyperparameters(group)
+            for number, parameter in enumerate(group["params"]):
+                tracked = self.parameters.get(parameter)
+                if tracked is None:
+                    tracked = self.parameters.add(parameter, f"param_groups[{place}][{number}]", "")
+                    self._addresses.forget()
+                followed.append((parameter, tracked, numbers))
+        return followed
+
+    def _sampled(self, step: int, followed: Sequence[tuple[Any, Tracked, Any]]) -> frozenset[int]:
+        """The parameters that are sketched in *step*."""
+        numbers = [tracked.index for _, tracked, _ in followed]
+        if step > FIRST_STEPS and step % EVERY and self._is_large(numbers):
+            return frozenset(number for place, number in enumerate(numbers) if place % TURNS == step % TURNS)
+        return frozenset(numbers)
+
+    def _is_large(self, numbers: Sequence[int]) -> bool:
+        return len(numbers) > SMALL >> 12 or sum(self.parameters.facts[number].numel for number in numbers) > SMALL
+
+    def _state_of(self, optimizer: Any, parameter: Any) -> dict[str, Vector]:
+        state = getattr(optimizer, "state", {})
+        entries = state.get(parameter) if isinstance(state, Mapping) and parameter in state else None
+        vectors: dict[str, Vector] = {}
+        if not isinstance(entries, Mapping):
+            return vectors
+        for name, value in entries.items():
+            if isinstance(value, torch.Tensor):
+                _put(vectors, str(name), self.sketch(value))
+            elif isinstance(value, int | float) and not isinstance(value, bool):
+                vectors[str(name)] = np.array([value, *[0.0] * 15], dtype=np.float32)
+        return vectors
+
+    # -- calls
+
+    def on_call(self, call: Call, ranks: tuple[int, ...], rank: int, frame: FrameType | None) -> None:
+        """A process group is about to carry out *call*; *frame* is of whoever called the group."""
+        if self.is_busy:
+            return
+        op, where = call.key[0], self.pass_
+        members = tuple(sorted({rank, call.peer} - {-1})) if op in P2P else ranks
+        reduce_op = None if call.key[4] is None else REDUCE_OPS[call.key[4]] if call.key[4] < len(REDUCE_OPS) else "?"
+        caller = _caller(frame)
+        by_torch = caller is not None and _is_torchs(caller.f_code)
+        key = (op, members, reduce_op, where, by_torch)
+        total = self._calls.get(key)
+        if total is None:
+            total = self._calls[key] = CallSum(op, members, reduce_op, where, by_torch, self.site(key, caller))
+            self.window.calls.append(total)
+        total.count += 1
+        for tensor in (*call.inputs, *call.outputs):
+            total.largest = max(total.largest, int(tensor.numel()))
+        if where is Pass.BETWEEN:
+            for tensor in call.inputs or call.outputs:
+                gradient = self._addresses.gradient_of(tensor)
+                value = None if gradient is not None else self._addresses.value_of(tensor)
+                if gradient is not None:
+                    total.gradients.add(gradient.index)
+                elif value is not None:
+                    total.values.add(value.index)
+
+
+def _put(vectors: dict[Any, Vector], key: Any, vector: Vector | None) -> None:
+    if vector is not None:
+        vectors[key] = vector
+
+
+def _tensors(values: Any, depth: int = 0) -> Iterator[Any]:
+    """The tensors in lists, tuples and dictionaries."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif depth < 3 and isinstance(values, list | tuple | Mapping):
+        for value in values.values() if isinstance(values, Mapping) else values:
+            yield from _tensors(value, depth + 1)
+
+
+def _hyperparameters(group: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
+    """The numbers among a parameter group's settings."""
+    numbers: list[tuple[str, float]] = []
+    for name, value in group.items():
+        if name == "params":
+            continue
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            known = array_of(value)
+            value = None if known is None else float(known.reshape(-1)[0])
+        if isinstance(value, bool | int | float):
+            numbers.append((str(name), float(value)))
+        elif isinstance(value, tuple | list) and all(isinstance(one, int | float) for one in value):
+            numbers += [(f"{name}[{place}]", float(one)) for place, one in enumerate(value)]
+    return tuple(numbers)
+
+
+def _caller(frame: FrameType | None) -> FrameType | None:
+    """The first frame outside of distsim and of torch.distributed's public functions."""
+    while frame is not None and _is_between(frame.f_code):
+        frame = frame.f_back
+    return frame
+
+
+_between: dict[CodeType, bool] = {}
+_torchs: dict[CodeType, bool] = {}
+
+
+def _is_between(code: CodeType) -> bool:
+    known = _between.get(code)
+    if known is None:
+        file = code.co_filename
+        known = _between[code] = file.endswith(_C10D) or is_ours(file) or file.endswith("/contextlib.py")
+    return known
+
+
+def _is_torchs(code: CodeType) -> bool:
+    known = _torchs.get(code)
+    if known is None:
+        file = code.co_filename
+        known = _torchs[code] = any(part in file for part in _OF_TORCH)
+    return known

@@ -1,0 +1,92 @@
+"""Puts the hooks in place that feed the collectors; which collector hears them is for the caller to say."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+    register_module_module_registration_hook,
+)
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from distsim.debug.silent.collect.collector import Collector
+
+__all__ = ["Current", "function_patches", "global_hooks"]
+
+Current = Callable[[], "Collector | None"]
+"""Answers the collector of the rank that runs."""
+
+
+@contextlib.contextmanager
+def global_hooks(current: Current) -> Iterator[None]:
+    """Within this, torch tells of forward passes, of optimizers' steps, and of DistributedDataParallel's models: its
+    constructor is not wrapped, so that its warnings name the program's line."""
+
+    def enter(module: Any, args: Any) -> None:
+        collector = current()
+        if collector is not None:
+            collector.enter_module(module, args, sys._getframe(1))
+
+    def leave(module: Any, args: Any, output: Any) -> None:
+        collector = current()
+        if collector is not None:
+            collector.leave_module()
+
+    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+        collector = current()
+        if collector is not None:
+            has_closure = any(callable(one) for one in (*args[1:], *kwargs.values()))
+            collector.before_step(optimizer, has_closure, sys._getframe(1))
+
+    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+        collector = current()
+        if collector is not None:
+            collector.after_step(optimizer)
+
+    def registered(module: Any, name: str, part: Any) -> None:
+        if name == "module" and isinstance(module, DistributedDataParallel):
+            collector = current()
+            if collector is not None:
+                collector.new_ddp(module)
+
+    handles = [
+        register_module_module_registration_hook(registered),
+        register_module_forward_pre_hook(enter),
+        register_module_forward_hook(leave, always_call=True),
+        register_optimizer_step_pre_hook(before),
+        register_optimizer_step_post_hook(after),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def function_patches(current: Current) -> list[tuple[Any, str, Callable[..., Any]]]:
+    """(holder, attribute, replacement) of torch's functions that no hook tells of."""
+
+    def heard(holder: Any, name: str, hear: Callable[..., None]) -> tuple[Any, str, Callable[..., Any]]:
+        original = getattr(holder, name)
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            answer = original(*args, **kwargs)
+            collector = current()
+            if collector is not None and not collector.is_busy:
+                hear(collector, answer, *args, **kwargs)
+            return answer
+
+        return holder, name, call
+
+    def hooked_ddp(collector: Collector, answer: Any, ddp: Any, *args: Any, **kwargs: Any) -> None:
+        collector.compress(ddp)
+
+    return [heard(DistributedDataParallel, "register_comm_hook", hooked_ddp)]

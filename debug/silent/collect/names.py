@@ -1,0 +1,96 @@
+"""The parameters of one rank: their names, and what is kept of each between two steps."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from distsim.debug.silent.collect.sketch import Reader, array_of, is_constant, local_part
+from distsim.debug.silent.facts import ParameterFact, Vector
+
+__all__ = ["Parameters", "Tracked", "mesh_ranks"]
+
+
+class Tracked:
+    """A parameter that was seen, and the sketches of its gradients since its last step."""
+
+    __slots__ = ("index", "local", "reference", "sampled")
+
+    def __init__(self, index: int, parameter: Any) -> None:
+        self.index = index
+        self.reference = weakref.ref(parameter)
+        self.sampled = True
+        """Whether its gradients are sketched before the next step."""
+        self.local: list[Vector] = []
+        """Of each backward pass, before any reduction."""
+
+
+class Parameters:
+    """All parameters that a rank was seen to have. *on_gradient(tracked, gradient)* hears of each local gradient."""
+
+    def __init__(self, read: Reader, on_gradient: Callable[[Tracked, Any], None]) -> None:
+        self.facts: list[ParameterFact] = []
+        self._read = read
+        self._on_gradient = on_gradient
+        self._by_id: dict[int, Tracked] = {}
+
+    def get(self, parameter: Any) -> Tracked | None:
+        """What is kept of *parameter*; None where it was never seen."""
+        tracked = self._by_id.get(id(parameter))
+        return tracked if tracked is not None and tracked.reference() is parameter else None
+
+    def living(self) -> Iterable[tuple[Any, Tracked]]:
+        """All that the program still has."""
+        for tracked in list(self._by_id.values()):
+            parameter = tracked.reference()
+            if parameter is not None:
+                yield parameter, tracked
+
+    def add_model(self, model: Any) -> None:
+        """Name the parameters of *model* that have no name yet."""
+        for prefix, module in model.named_modules(remove_duplicate=True):
+            for leaf, parameter in module.named_parameters(recurse=False):
+                if parameter.requires_grad and self.get(parameter) is None:
+                    self.add(parameter, f"{prefix}.{leaf}".lstrip("."), prefix)
+
+    def add(self, parameter: Any, name: str, module: str) -> Tracked:
+        """Begin to follow *parameter*."""
+        tracked = Tracked(len(self.facts), parameter)
+        self._by_id[id(parameter)] = tracked
+        shape = tuple(int(size) for size in local_part(parameter).shape)
+        fact = ParameterFact(name, shape, module, is_constant(parameter, self._read))
+        if type(parameter).__name__ == "DTensor":
+            fact.mesh = mesh_ranks(parameter.device_mesh, parameter.placements)
+        elif parameter.is_leaf and parameter.requires_grad:
+            parameter.register_hook(lambda gradient: self._on_gradient(tracked, gradient))
+        self.facts.append(fact)
+        return tracked
+
+
+def mesh_ranks(mesh: Any, placements: Any) -> tuple[int, ...]:
+    """The ranks that hold the same part as this one: alike in the coordinates of all dimensions that are no copies."""
+    ranks, coordinate = mesh.mesh, mesh.get_coordinate()
+    if coordinate is None:
+        return ()
+    shape = tuple(ranks.shape)
+    numbers = _numbers(ranks)
+    same = []
+    for place in range(len(numbers)):
+        at: list[int] = []
+        rest = place
+        for size in reversed(shape):
+            rest, step = divmod(rest, size)
+            at.insert(0, step)
+        if all(
+            placement.is_replicate() or mine == other
+            for placement, mine, other in zip(placements, coordinate, at, strict=True)
+        ):
+            same.append(numbers[place])
+    return tuple(same)
+
+
+def _numbers(ranks: Any) -> list[int]:
+    """The ranks of a mesh in order, read past the program's modes."""
+    values = array_of(ranks)
+    return [int(rank) for rank in (ranks.flatten().tolist() if values is None else values.reshape(-1))]

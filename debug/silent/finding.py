@@ -1,0 +1,110 @@
+"""What a check reports: a sighting in one step of one tensor, and the finding that many of them make."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+from distsim.debug.records import Site
+
+__all__ = ["Level", "Sighting", "SilentFinding", "SilentKind"]
+
+
+class Level(enum.StrEnum):
+    """How sure and how grave a finding is."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTICE = "notice"
+
+
+class SilentKind(enum.StrEnum):
+    """What is wrong. The values are part of the report's schema."""
+
+    REPLICAS_DIFFER_AT_START = "replicas_differ_at_start"
+    REPLICAS_DIVERGE = "replicas_diverge"
+    CHANGED_OUTSIDE_STEP = "changed_outside_step"
+    HYPERPARAMETER_DIFFERS = "hyperparameter_differs"
+    OPTIMIZER_STATE_DIFFERS = "optimizer_state_differs"
+
+    @property
+    def label(self) -> str:
+        """For people: `replicas diverge`."""
+        return self.value.replace("_", " ")
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """One tensor of one set of ranks in which a check saw a fault."""
+
+    kind: SilentKind
+    level: Level
+    ranks: tuple[int, ...]
+    tensor: str
+    """Its name; empty where the fault is not of a tensor."""
+    step: int
+    """Number of the optimizer's step; 0: before the first."""
+    site: Site | None
+    evidence: str
+    """Why the ranks should agree, a sentence with `{tensor}` and `{ranks}`."""
+    reason: str
+    """What was seen, a sentence with `{tensor}` and `{ranks}`. Sightings with one reason are one finding."""
+    suggestion: str
+    """What to do, likewise; `{first}` is the first tensor."""
+    distance: float | None = None
+    is_guess: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SilentFinding:
+    """One cause, with all tensors that show it."""
+
+    kind: SilentKind
+    level: Level
+    ranks: tuple[int, ...]
+    tensors: tuple[str, ...]
+    step: int
+    site: Site | None
+    evidence: str
+    explanation: str
+    suggestion: str
+    distance: float | None = None
+
+    @property
+    def see(self) -> str:
+        """Its section in the documentation."""
+        return f"docs/silent.md#{self.kind.value}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data for a report."""
+        return {
+            "kind": self.kind.value,
+            "level": self.level.value,
+            "ranks": list(self.ranks),
+            "tensors": list(self.tensors),
+            "step": self.step,
+            "site": None if self.site is None else self.site.to_json(),
+            "evidence": self.evidence,
+            "distance": self.distance,
+            "explanation": self.explanation,
+            "suggestion": self.suggestion,
+            "see": self.see,
+        }
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> SilentFinding:
+        """The inverse of `to_json`."""
+        site = document["site"]
+        return cls(
+            SilentKind(document["kind"]),
+            Level(document["level"]),
+            tuple(document["ranks"]),
+            tuple(document["tensors"]),
+            document["step"],
+            None if site is None else Site.from_json(site),
+            document["evidence"],
+            document["explanation"],
+            document["suggestion"],
+            document["distance"],
+        )

@@ -1,0 +1,48 @@
+"""Silent findings as a section of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from distsim.debug.report.lines import Line
+from distsim.debug.silent.finding import Level, SilentFinding
+from distsim.debug.words.phrases import place, ranks_text
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+__all__ = ["SilentReport"]
+
+STYLES = {Level.ERROR: "bold red", Level.WARNING: "bold yellow", Level.NOTICE: "bold"}
+SHOWN = 8
+"""Findings that are shown in full, and tensors that a heading names."""
+
+
+class SilentReport:
+    """The SILENT section as a rich renderable."""
+
+    def __init__(self, findings: Sequence[SilentFinding]) -> None:
+        self.findings = findings
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for line in silent_lines(self.findings):
+            yield from line.wrapped(options.max_width)
+
+
+def silent_lines(findings: Sequence[SilentFinding]) -> list[Line]:
+    """The lines of the section."""
+    lines = []
+    for finding in findings[:SHOWN]:
+        names = ", ".join(finding.tensors[:SHOWN])
+        names += f" and {len(finding.tensors) - SHOWN} more" if len(finding.tensors) > SHOWN else ""
+        heading = ["SILENT", finding.level.value, finding.kind.label, names, ranks_text(finding.ranks)]
+        heading.append(f"at step {finding.step}" if finding.step else "before the first step")
+        lines.append(Line("  ".join(part for part in heading if part), 0, 8, STYLES[finding.level]))
+        where = "" if finding.site is None else f" The step is at {place(finding.site)}."
+        apart = "" if finding.distance is None else f" Distance: {finding.distance:.2g}."
+        lines.append(Line(" ".join(filter(None, [finding.explanation, finding.evidence])) + where + apart))
+        lines.append(Line(f"next: {finding.suggestion} See {finding.see}", style="bold"))
+    if len(findings) > SHOWN:
+        lines.append(Line(f"... and {len(findings) - SHOWN} more silent findings (--report FILE has all)", 0))
+    return lines

@@ -1,0 +1,127 @@
+"""The facts of all ranks side by side: which parameter of one rank is which of another, and step by step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from distsim.debug.silent.facts import ParameterFact, RankFacts, StepFact, Vector, Window
+
+__all__ = ["EQUAL", "Key", "View", "clusters", "differ", "distance", "norm"]
+
+EQUAL = 1e-6
+"""Part of the norm by which equal tensors may differ: additions in another order."""
+
+
+class Key(NamedTuple):
+    """Names one parameter on all ranks that have it."""
+
+    optimizer: int
+    name: str
+    shape: tuple[int, ...]
+
+
+def distance(one: Vector, other: Vector) -> float:
+    """The distance of two tensors, from their sketches."""
+    return float(np.linalg.norm(one.astype(np.float64) - other.astype(np.float64)))
+
+
+def norm(vectors: Iterable[Vector]) -> float:
+    """The largest norm of some tensors."""
+    return max((float(np.linalg.norm(vector.astype(np.float64))) for vector in vectors), default=0.0)
+
+
+def differ(vectors: Mapping[int, Vector], tolerance: float = 0.0) -> bool:
+    """Whether the tensors of some ranks differ by more than *tolerance*, and by more than a rounding."""
+    limit = max(tolerance, EQUAL * norm(vectors.values()))
+    first = next(iter(vectors.values()), None)
+    return first is not None and any(distance(first, vector) > limit for vector in vectors.values())
+
+
+def clusters(vectors: Mapping[int, Vector], relative: float = EQUAL) -> list[tuple[int, ...]]:
+    """The ranks in groups that agree, the largest first."""
+    groups: list[tuple[Vector, list[int]]] = []
+    limit = relative * norm(vectors.values())
+    for rank, vector in sorted(vectors.items()):
+        for center, ranks in groups:
+            if distance(center, vector) <= limit:
+                ranks.append(rank)
+                break
+        else:
+            groups.append((vector, [rank]))
+    return sorted((tuple(ranks) for _, ranks in groups), key=lambda ranks: (-len(ranks), ranks))
+
+
+class View:
+    """Facts of all ranks, by parameter and by step."""
+
+    def __init__(self, facts: Mapping[int, RankFacts]) -> None:
+        self.facts = dict(sorted(facts.items()))
+        self.parameters: dict[Key, dict[int, ParameterFact]] = defaultdict(dict)
+        self.numbers: dict[int, dict[Key, int]] = {}
+        """Of each rank: the place of a parameter in its own list."""
+        self.keys: dict[int, dict[int, Key]] = {}
+        """The inverse."""
+        self.steps: dict[tuple[int, int], dict[int, StepFact]] = defaultdict(dict)
+        """By optimizer and number of the step, then by rank."""
+        for rank, record in self.facts.items():
+            self._add(rank, record)
+        self.order = sorted(self.steps, key=lambda step: (step[1], step[0]))
+        """The steps, the first of each optimizer first."""
+
+    def _add(self, rank: int, record: RankFacts) -> None:
+        numbers: dict[Key, int] = {}
+        keys: dict[int, Key] = {}
+        for step in record.steps:
+            self.steps[step.optimizer, step.number][rank] = step
+            for number in step.parameters:
+                if number in keys:
+                    continue
+                fact = record.parameters[number]
+                key, times = Key(step.optimizer, fact.name, fact.shape), 1
+                while key in numbers:
+                    times += 1
+                    key = Key(step.optimizer, f"{fact.name} (number {times})", fact.shape)
+                numbers[key], keys[number] = number, key
+                self.parameters[key][rank] = fact
+        self.numbers[rank], self.keys[rank] = numbers, keys
+
+    def steps_of(self, optimizer: int) -> Iterator[tuple[int, dict[int, StepFact]]]:
+        """Number and facts of each step of an optimizer, in order."""
+        for step in self.order:
+            if step[0] == optimizer:
+                yield step[1], self.steps[step]
+
+    def vectors(
+        self, role: str, steps: Mapping[int, StepFact], key: Key, ranks: Sequence[int]
+    ) -> dict[int, Vector] | None:
+        """The sketches of a parameter in one step (*role*: before, gradients, after) on *ranks*; None where one of
+        them has none."""
+        vectors: dict[int, Vector] = {}
+        for rank in ranks:
+            step = steps.get(rank)
+            vector = None if step is None else getattr(step, role).get(self.numbers[rank].get(key, -1))
+            if vector is None:
+                return None
+            vectors[rank] = vector
+        return vectors
+
+    def local(self, steps: Mapping[int, StepFact], key: Key, ranks: Sequence[int]) -> dict[int, Vector] | None:
+        """The sums of the local gradients of all micro-batches on *ranks*; None where one of them has none."""
+        sums: dict[int, Vector] = {}
+        for rank in ranks:
+            parts = steps[rank].local.get(self.numbers[rank].get(key, -1)) if rank in steps else None
+            if not parts:
+                return None
+            sums[rank] = np.sum(np.stack(parts).astype(np.float64), axis=0)
+        return sums
+
+    def windows(self, rank: int) -> Iterator[Window]:
+        """What a rank did between its steps, in order."""
+        record = self.facts[rank]
+        for step in record.steps:
+            yield step.window
+        yield record.rest

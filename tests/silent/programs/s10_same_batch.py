@@ -1,0 +1,28 @@
+"""No DistributedSampler: both ranks train on the same batches. ranks: 2"""
+
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+
+FIX = "fixed" in sys.argv
+dist.init_process_group("gloo")
+r, w = dist.get_rank(), dist.get_world_size()
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+torch.manual_seed(0)
+X, Y = torch.randn(64, 16), torch.randint(4, (64,))
+ds = TensorDataset(X, Y)
+
+m = DDP(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)))
+o = torch.optim.SGD(m.parameters(), 0.1)
+dl = DataLoader(ds, 8, sampler=DistributedSampler(ds)) if FIX else DataLoader(ds, 8, shuffle=True)  # <- culprit
+for e in range(2):
+    for x, y in dl:
+        F.cross_entropy(m(x), y).backward()
+        o.step()
+        o.zero_grad()
+dist.destroy_process_group()

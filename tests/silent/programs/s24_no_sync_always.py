@@ -1,0 +1,28 @@
+"""Gradient accumulation: the last micro-batch is inside no_sync too. ranks: 2"""
+
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+
+FIX = "fixed" in sys.argv
+dist.init_process_group("gloo")
+r, w = dist.get_rank(), dist.get_world_size()
+import contextlib
+
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.manual_seed(0)
+m = DDP(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)))
+o = torch.optim.SGD(m.parameters(), 0.1)
+torch.manual_seed(r)
+for s in range(6):
+    for k in range(4):
+        x, y = torch.randn(8, 16), torch.randint(4, (8,))
+        with contextlib.nullcontext() if FIX and k == 3 else m.no_sync():  # <- culprit
+            (F.cross_entropy(m(x), y) / 4).backward()
+    o.step()
+    o.zero_grad()
+dist.destroy_process_group()
