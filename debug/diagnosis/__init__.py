@@ -1,4 +1,4 @@
-"""From evidence to diagnoses, root cause first. Pure: no I/O, no clock, no torch.
+"""From evidence to diagnoses, root cause first. Pure: no I/O, no clock; `silent.collect` alone imports torch.
 
 Read `diagnose.py`; each other module answers for one family of faults.
 """
@@ -16,6 +16,7 @@ __all__ = [
     "inconclusive",
     "pairs",
     "ranking",
+    "silent",
     "stragglers",
     "waits",
 ]

@@ -103,7 +103,7 @@ class Summary:
 def _silent(outcome: Outcome) -> RenderResult:
     """Silent wrong results, after the verdict that they do not change."""
     if outcome.silent:
-        from distsim.debug.silent.report import SilentReport
+        from distsim.debug.report.silent import SilentReport
 
         yield Text()
         yield SilentReport(outcome.silent)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distsim.debug.diagnosis.diagnose import Diagnosis
+from distsim.debug.diagnosis.silent.finding import Level, SilentFinding
 from distsim.debug.records import CallRecord, Evidence, Phase
-from distsim.debug.silent.finding import Level, SilentFinding
 from distsim.errors import Failure
 from distsim.sim.observe.figures import GpuTrack, Training
 from distsim.text.units import format_time

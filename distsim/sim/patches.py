@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.utils.data
 
-from distsim.debug.silent.collect.hooks import global_hooks
+from distsim.debug.diagnosis.silent.collect.hooks import global_hooks
 from distsim.errors import UsageError
 from distsim.sim.c10d.backend import backend_patches, register_backend
 from distsim.sim.c10d.work import future_patches

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from distsim.debug.silent.facts import ParameterFact, RankFacts, StepFact, Vector
+from distsim.debug.diagnosis.silent.facts import ParameterFact, RankFacts, StepFact, Vector
 
 __all__ = ["run_of", "vector"]
 

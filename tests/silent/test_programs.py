@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distsim.debug.silent.finding import SilentFinding
+from distsim.debug.diagnosis.silent.finding import SilentFinding
 from distsim.sim.run import RunRequest, run_program
 
 PROGRAMS = Path(__file__).parent / "programs"

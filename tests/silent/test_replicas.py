@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from distsim.debug.silent.facts import CallSum, ParameterFact, Pass, RankFacts, StepFact
-from distsim.debug.silent.judge import judge
-from distsim.debug.silent.replicas import Evidence, replica_sets
-from distsim.debug.silent.view import View
+from distsim.debug.diagnosis.silent.facts import CallSum, ParameterFact, Pass, RankFacts, StepFact
+from distsim.debug.diagnosis.silent.judge import judge
+from distsim.debug.diagnosis.silent.replicas import Evidence, replica_sets
+from distsim.debug.diagnosis.silent.view import View
 from tests.silent.facts import run_of, vector
 
 

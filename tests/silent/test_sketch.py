@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from distsim.debug.silent.collect.sketch import array_of, is_constant, sketch
+from distsim.debug.diagnosis.silent.collect.sketch import array_of, is_constant, sketch
 
 
 def test_the_sketch_of_a_sum_is_the_sum_of_the_sketches() -> None:

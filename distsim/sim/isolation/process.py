@@ -193,7 +193,7 @@ class SimProcess:
         self.program: Any = None
         """The script or module it runs (`rank.Program`); None for a function."""
         self.silent: Any = None
-        """Records facts for silent faults (debug/silent/collect), where somebody watches."""
+        """Records facts for silent faults (debug/diagnosis/silent/collect), where somebody watches."""
         self.unarmed: dict[tuple[str, Any], Any] = {}
         """What it has set without effect (processes/unarmed.py)."""
         self.notes = Notes()

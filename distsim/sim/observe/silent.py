@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from distsim.debug.silent.collect.collector import Collector
-from distsim.debug.silent.collect.hooks import function_patches
-from distsim.debug.silent.collect.sketch import array_of
-from distsim.debug.silent.finding import SilentFinding
-from distsim.debug.silent.judge import judge
+from distsim.debug.diagnosis.silent.collect.collector import Collector
+from distsim.debug.diagnosis.silent.collect.hooks import function_patches
+from distsim.debug.diagnosis.silent.collect.sketch import array_of
+from distsim.debug.diagnosis.silent.finding import SilentFinding
+from distsim.debug.diagnosis.silent.judge import judge
 from distsim.sim.isolation.process import current_task
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from torch.multiprocessing import ProcessRaisedException
 
+from distsim.debug.diagnosis.silent.finding import Level
 from distsim.debug.records import P2P, CallRecord, Evidence
 from distsim.debug.records.call_log import CallSum
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
-from distsim.debug.silent.finding import Level
 from distsim.debug.words.phrases import ranks_text
 from distsim.sim.observe.gpu_tracks import GpuTracks
 from distsim.sim.observe.silent import silent_findings

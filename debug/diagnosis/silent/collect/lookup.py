@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from distsim.debug.silent.collect.names import Parameters, Tracked
-from distsim.debug.silent.collect.sketch import local_part
+from distsim.debug.diagnosis.silent.collect.names import Parameters, Tracked
+from distsim.debug.diagnosis.silent.collect.sketch import local_part
 
 __all__ = ["Addresses"]
 

@@ -13,14 +13,23 @@ import numpy as np
 import torch
 from torch.distributed import get_process_group_ranks
 
+from distsim.debug.diagnosis.silent.collect.lookup import Addresses
+from distsim.debug.diagnosis.silent.collect.names import Parameters, Tracked
+from distsim.debug.diagnosis.silent.collect.sketch import Reader, array_of, sketch
+from distsim.debug.diagnosis.silent.facts import (
+    CallSum,
+    InputFact,
+    ParameterFact,
+    Pass,
+    RankFacts,
+    StepFact,
+    Vector,
+    Window,
+)
 from distsim.debug.records import P2P, Site
 from distsim.debug.records.arguments import Call
 from distsim.debug.records.frames import is_ours, program_frames, steps
 from distsim.debug.records.signature import REDUCE_OPS
-from distsim.debug.silent.collect.lookup import Addresses
-from distsim.debug.silent.collect.names import Parameters, Tracked
-from distsim.debug.silent.collect.sketch import Reader, array_of, sketch
-from distsim.debug.silent.facts import CallSum, InputFact, ParameterFact, Pass, RankFacts, StepFact, Vector, Window
 from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID
 
 __all__ = ["Collector"]

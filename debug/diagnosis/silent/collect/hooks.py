@@ -16,7 +16,7 @@ from torch.nn.modules.module import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from distsim.debug.silent.collect.collector import Collector
+from distsim.debug.diagnosis.silent.collect.collector import Collector
 
 __all__ = ["Current", "function_patches", "global_hooks"]
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from distsim.debug.silent.facts import Vector
+from distsim.debug.diagnosis.silent.facts import Vector
 from distsim.torch_compat.state import LOCAL_TENSOR
 
 __all__ = ["WIDTH", "Reader", "array_of", "is_constant", "local_part", "sketch", "sketch_array"]

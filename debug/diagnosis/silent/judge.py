@@ -6,11 +6,11 @@ import fnmatch
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from distsim.debug.silent.checks import CHECKS
-from distsim.debug.silent.facts import RankFacts
-from distsim.debug.silent.finding import Level, Sighting, SilentFinding, SilentKind
-from distsim.debug.silent.replicas import replica_sets
-from distsim.debug.silent.view import View
+from distsim.debug.diagnosis.silent.checks import CHECKS
+from distsim.debug.diagnosis.silent.facts import RankFacts
+from distsim.debug.diagnosis.silent.finding import Level, Sighting, SilentFinding, SilentKind
+from distsim.debug.diagnosis.silent.replicas import replica_sets
+from distsim.debug.diagnosis.silent.view import View
 from distsim.debug.words.phrases import ranks_text
 
 __all__ = ["judge"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from distsim.debug.silent.facts import StepFact, Vector
-from distsim.debug.silent.finding import Level, Sighting, SilentKind
-from distsim.debug.silent.replicas import ReplicaSet
-from distsim.debug.silent.view import Key, View, clusters, differ, distance, norm
+from distsim.debug.diagnosis.silent.facts import StepFact, Vector
+from distsim.debug.diagnosis.silent.finding import Level, Sighting, SilentKind
+from distsim.debug.diagnosis.silent.replicas import ReplicaSet
+from distsim.debug.diagnosis.silent.view import Key, View, clusters, differ, distance, norm
 from distsim.debug.words.phrases import ranks_text
 
 __all__ = [

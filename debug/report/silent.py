@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from distsim.debug.diagnosis.silent.finding import Level, SilentFinding
 from distsim.debug.report.lines import Line
-from distsim.debug.silent.finding import Level, SilentFinding
 from distsim.debug.words.phrases import place, ranks_text
 
 if TYPE_CHECKING:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from distsim.debug.silent.checks.replicas import (
+from distsim.debug.diagnosis.silent.checks.replicas import (
     changed_outside_step,
     hyperparameter_differs,
     optimizer_state_differs,
     replicas_differ_at_start,
     replicas_diverge,
 )
-from distsim.debug.silent.finding import Sighting, SilentKind
-from distsim.debug.silent.replicas import ReplicaSet
-from distsim.debug.silent.view import Key, View
+from distsim.debug.diagnosis.silent.finding import Sighting, SilentKind
+from distsim.debug.diagnosis.silent.replicas import ReplicaSet
+from distsim.debug.diagnosis.silent.view import Key, View
 
 __all__ = ["CHECKS", "Check"]
 

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from distsim.debug.silent.facts import StepFact
-from distsim.debug.silent.view import Key, View, clusters, differ, norm
+from distsim.debug.diagnosis.silent.facts import StepFact
+from distsim.debug.diagnosis.silent.view import Key, View, clusters, differ, norm
 
 __all__ = ["Evidence", "ReplicaSet", "replica_sets"]
 

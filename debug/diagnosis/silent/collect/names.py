@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from distsim.debug.silent.collect.sketch import Reader, array_of, is_constant, local_part
-from distsim.debug.silent.facts import ParameterFact, Vector
+from distsim.debug.diagnosis.silent.collect.sketch import Reader, array_of, is_constant, local_part
+from distsim.debug.diagnosis.silent.facts import ParameterFact, Vector
 
 __all__ = ["Parameters", "Tracked", "mesh_ranks"]
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distsim.debug.silent.facts import ParameterFact, RankFacts, StepFact, Vector, Window
+from distsim.debug.diagnosis.silent.facts import ParameterFact, RankFacts, StepFact, Vector, Window
 
 __all__ = ["EQUAL", "Key", "View", "clusters", "differ", "distance", "norm"]
 
