@@ -1,14 +1,20 @@
-"""Packages that a CUDA installation brings and the machine of a simulation lacks: they can be imported, not used.
+"""Packages that a CUDA installation brings and the machine of a simulation lacks.
 
 `triton` comes with torch for CUDA, so programs import it without asking, and define kernels. Launching one is refused.
+Libraries of `distsim/sim/stand_ins` stand in where a program does not catch the ImportError.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
+import linecache
+import os
+import re
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -16,6 +22,7 @@ from typing import Any, NoReturn
 
 from distsim.errors import NotSimulated
 from distsim.sim.kernel.task import current_process
+from distsim.sim.stand_ins import LIBRARIES, contents
 
 __all__ = ["no_launch", "stand_in"]
 
@@ -25,13 +32,21 @@ _VERSION = "3.7.0"
 
 def stand_in(name: str) -> importlib.machinery.ModuleSpec | None:
     """A module that stands for *name*, which is not installed; None: it is missing there, too."""
-    if name.partition(".")[0] != "triton":
+    library = name.partition(".")[0]
+    if library != "triton" and library not in LIBRARIES:
         return None
     process = current_process()
     if process is None or process.accelerators is None or _importer().partition(".")[0] == "torch":
         return None  # torch does without
     if name == "triton":
         _torch_does_without()
+    elif name == library:
+        if _is_optional():
+            return None
+        process.world.note(
+            f"{library} is not installed: a stand-in of torch's own operators takes its place; what it has not got is "
+            "refused where it is called"
+        )
     spec = importlib.machinery.ModuleSpec(name, _Loader(), is_package=True)
     return spec
 
@@ -41,6 +56,43 @@ def _torch_does_without() -> None:
     its inside."""
     with contextlib.suppress(ImportError):
         importlib.import_module("torch._inductor.runtime.triton_compat")
+
+
+def _is_optional() -> bool:
+    """Whether the program goes on without the module that is being imported: it catches the exception."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_lineno in _guarded_lines(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@functools.lru_cache(256)
+def _guarded_lines(file: str) -> frozenset[int]:
+    """Lines of *file* where an ImportError is caught."""
+    if file.startswith(("<", _HERE)):
+        return frozenset()
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return frozenset()
+    lines: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Try):
+            caught = [handler.type for handler in node.handlers]
+        elif isinstance(node, ast.With):
+            calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
+            caught = [arg for call in calls if "suppress" in ast.unparse(call.func) for arg in call.args]
+        else:
+            continue
+        if any(kind is None or _CATCHES.search(ast.unparse(kind)) for kind in caught):
+            lines.update(range(node.body[0].lineno, (node.body[-1].end_lineno or 0) + 1))
+    return frozenset(lines)
+
+
+_CATCHES = re.compile(r"\b(ImportError|ModuleNotFoundError|Exception|BaseException)\b")
+_HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 
 def _importer() -> str:
@@ -63,6 +115,8 @@ class _Loader(importlib.abc.Loader):
                 __version__=_VERSION, jit=_jit, cdiv=_cdiv, next_power_of_2=_next_power_of_2, Config=_Config,
                 autotune=_decorator, heuristics=_decorator,
             )  # fmt: skip
+        elif module.__name__.partition(".")[0] in LIBRARIES:
+            vars(module).update(contents(module.__name__))
 
 
 class _Package(ModuleType):

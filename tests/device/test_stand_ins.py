@@ -1,0 +1,154 @@
+"""Libraries that only a GPU machine has: torch's operators stand in where a program cannot do without."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import distsim
+from distsim.sim.isolation.modules import absent
+
+
+@pytest.fixture(autouse=True)
+def _absent() -> Iterator[None]:
+    """No library of a stand-in is left over from another test."""
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] in absent.LIBRARIES]:
+        del sys.modules[name]
+
+
+def simulated(fn: Any, **how: Any) -> Any:
+    return distsim.simulate(fn, on="dgx-h100:1", nproc_per_node=1, **how)
+
+
+def q(*shape: int) -> torch.Tensor:
+    return torch.ones(*shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+
+def test_attention_has_torchs_shapes_and_price() -> None:
+    """flash_attn's functions give torch's results in their own layout, forward and backward, at FlashAttention-2's
+    price; sequences in one row are priced as sequences of one length."""
+
+    def body() -> Any:
+        from flash_attn import flash_attn_func, flash_attn_qkvpacked_func, flash_attn_varlen_func
+        from flash_attn.flash_attn_interface import flash_attn_with_kvcache
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        from xformers.ops import LowerTriangularMask, memory_efficient_attention
+
+        def seconds(call: Any) -> float:
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda._sleep(10_000_000)
+            begin.record()
+            call()
+            end.record()
+            torch.cuda.synchronize()
+            return begin.elapsed_time(end)
+
+        x, row = q(4, 1024, 8, 64), q(4096, 8, 64)
+        starts = torch.arange(0, 4097, 1024, dtype=torch.int32, device="cuda")
+        flash_attn_func(x, x, x, causal=True).sum().backward()
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            torchs = x.transpose(1, 2)
+            own = seconds(lambda: torch.nn.functional.scaled_dot_product_attention(torchs, torchs, torchs))
+        return (
+            seconds(lambda: flash_attn_func(x, x, x)) / own,
+            seconds(lambda: flash_attn_varlen_func(row, row, row, starts, starts, 1024, 1024)) / own,
+            tuple(flash_attn_varlen_func(row[:4000], row[:4000], row[:4000], starts, starts, 1500, 1500).shape),
+            tuple(flash_attn_qkvpacked_func(q(2, 128, 3, 8, 64)).shape),
+            tuple(flash_attn_with_kvcache(q(2, 1, 8, 64), q(2, 512, 8, 64), q(2, 512, 8, 64)).shape),
+            tuple(memory_efficient_attention(x, x, x, attn_bias=LowerTriangularMask()).shape),
+        )
+
+    outcome = simulated(body)
+    plain, varlen, *shapes = outcome.results[0]
+    assert plain == pytest.approx(1.0)
+    assert varlen == pytest.approx(1.0)
+    assert shapes == [(4000, 8, 64), (2, 128, 8, 64), (2, 1, 8, 64), (4, 1024, 8, 64)]
+    assert any("flash_attn is not installed: a stand-in" in note for note in outcome.notes)
+
+
+def test_the_rest_of_flash_attn_and_apex() -> None:
+    """Rotary embedding, norms, cross entropy, padding and the optimizer run a step."""
+
+    def body() -> Any:
+        from apex.normalization import FusedLayerNorm
+        from apex.optimizers import FusedAdam
+        from flash_attn.bert_padding import pad_input, unpad_input
+        from flash_attn.layers.rotary import apply_rotary_emb
+        from flash_attn.losses.cross_entropy import CrossEntropyLoss
+        from flash_attn.ops.rms_norm import RMSNorm
+
+        model = torch.nn.Sequential(RMSNorm(64), FusedLayerNorm(64)).to("cuda", torch.bfloat16)
+        optimizer = FusedAdam(model.parameters(), lr=1e-3)
+        cos = torch.ones(128, 16, device="cuda", dtype=torch.bfloat16)
+        turned = apply_rotary_emb(q(2, 128, 8, 64), cos, cos, interleaved=True)
+        rows, places, _, longest, _ = unpad_input(turned.flatten(2), torch.ones(2, 128, device="cuda"))
+        out = model(pad_input(rows, places, 2, longest).view(2, 128, 8, 64))
+        CrossEntropyLoss()(out.view(-1, 64), torch.zeros(2048, dtype=torch.long, device="cuda")).backward()
+        optimizer.step()
+        return tuple(out.shape)
+
+    assert simulated(body).results == [(2, 128, 8, 64)]
+
+
+def test_a_program_that_can_do_without_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import whose ImportError is caught, here or by who imports the module, finds nothing."""
+    (tmp_path / "uses_flash.py").write_text("import flash_attn\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def body() -> Any:
+        import contextlib
+
+        found = []
+        try:
+            import flash_attn  # noqa: F401
+
+            found.append("flash_attn")
+        except ImportError:
+            pass
+        with contextlib.suppress(ModuleNotFoundError):
+            import uses_flash  # noqa: F401
+
+            found.append("uses_flash")
+        return found
+
+    assert simulated(body).results == [[]]
+
+
+def test_what_a_stand_in_has_not_got_is_refused_by_name() -> None:
+    """A name can be imported and passed round; its call says what it is, and what to do."""
+
+    def body() -> Any:
+        import transformer_engine.pytorch as te
+        from flash_attn import something_new
+
+        names = []
+        for call in (something_new, te.Linear):
+            with pytest.raises(distsim.NotSimulated, match=r"price what it does with distsim\.kernel_cost") as error:
+                call(1, 2)
+            names.append(str(error.value).partition(" ")[0])
+        return names
+
+    assert simulated(body).results == [["flash_attn.something_new", "transformer_engine.pytorch.Linear"]]
+
+
+def test_values_are_computed_or_refused() -> None:
+    """With --data real attention has its values; what the stand-in takes for granted is refused."""
+
+    def body() -> Any:
+        from flash_attn import flash_attn_func, flash_attn_varlen_func
+
+        x = torch.arange(2 * 4 * 2 * 8, device="cuda", dtype=torch.bfloat16).view(2, 4, 2, 8) / 64
+        out = flash_attn_func(x, x, x, causal=True)
+        by_torch = torch.nn.functional.scaled_dot_product_attention(*[x.transpose(1, 2).cpu()] * 3, is_causal=True)
+        row, starts = x.view(8, 2, 8), torch.tensor([0, 3, 8], dtype=torch.int32, device="cuda")
+        with pytest.raises(distsim.NotSimulated, match="flash_attn_varlen_func with --data real"):
+            flash_attn_varlen_func(row, row, row, starts, starts, 5, 5)
+        return torch.allclose(out.cpu(), by_torch.transpose(1, 2), atol=0.02)
+
+    assert simulated(body, data="real").results == [True]
