@@ -76,6 +76,13 @@ class RunOptions:
             "as it runs, operator by operator)"
         ),
     )
+    strict_kernels: bool = field(
+        default=False,
+        metadata=_about(
+            "refuse a Triton kernel that distsim.kernel_cost has not been told of (default: price it by the bytes of "
+            "its tensors, and say so in the report)"
+        ),
+    )
     fidelity: Fidelity = field(
         default="fluid",
         metadata=_about(

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from distsim.errors import UsageError
-from distsim.kernels.call import Call
+from distsim.kernels.call import Call, tensors_in
 from distsim.kernels.cost import Cost
 from distsim.kernels.pricing import Pricing, math_dtype
 
-__all__ = ["custom_cost", "kernel_cost"]
+__all__ = ["custom_cost", "kernel_cost", "triton_cost"]
 
 Amount = int | float | Callable[..., int | float]
 
@@ -29,6 +29,8 @@ def kernel_cost(fn: Any = None, *, flops: Amount = 0, bytes: Amount | None = Non
         @distsim.kernel_cost(flops=lambda x, w: 2 * x.numel() * w.shape[-1])
         @torch.library.custom_op("my::product", mutates_args=())
         def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor: ...
+
+    Of a Triton kernel the name is `"triton::name"`, and the arguments are those of the launch.
 
     A UsageError says so if *fn* is no operator or an amount is negative.
     """
@@ -64,15 +66,36 @@ def custom_cost(pricing: Pricing, call: Call) -> Cost | None:
     said = said or _COSTS.get(call.name)
     if said is None:
         return None
-    flops = int(_amount(said[0], call))
-    moved = int(_amount(said[1], call)) if said[1] is not None else call.read + call.write
+    return _cost(pricing, said, call.args, call.kwargs, call.inputs, call.read + call.write)
+
+
+def triton_cost(
+    pricing: Pricing, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], moved: int
+) -> tuple[Cost, bool]:
+    """What a launch of the Triton kernel *name* costs that moves *moved* bytes unless the user said more of it by
+    `kernel_cost("triton::name", ...)`, and whether the user did."""
+    said = _COSTS.get(f"triton::{name}")
+    inputs = tuple(tensors_in((args, kwargs)))
+    return _cost(pricing, said or (0, None), args, kwargs, inputs, moved), said is not None
+
+
+def _cost(
+    pricing: Pricing,
+    said: tuple[Amount, Amount | None],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    inputs: tuple[Any, ...],
+    all_bytes: int,
+) -> Cost:
+    flops = int(_amount(said[0], args, kwargs))
+    moved = int(_amount(said[1], args, kwargs)) if said[1] is not None else all_bytes
     cost = pricing.bytes(moved, pricing.spec.memory.elementwise, "custom", flops=flops)
-    dtype = next((math_dtype(each.dtype) for each in call.inputs if each.dtype.is_floating_point), "fp32")
+    dtype = next((math_dtype(each.dtype) for each in inputs if each.dtype.is_floating_point), "fp32")
     chip, gemm = pricing.spec.chip, pricing.spec.gemm
     rate = chip.peak(dtype) * gemm.sustained(dtype)
     math = flops / rate + pricing.spec.memory.floor
     return Cost(max(cost.seconds, math), 1, flops, moved, "custom", cost.seconds >= math)
 
 
-def _amount(amount: Amount, call: Call) -> int | float:
-    return amount(*call.args, **call.kwargs) if callable(amount) else amount
+def _amount(amount: Amount, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | float:
+    return amount(*args, **kwargs) if callable(amount) else amount

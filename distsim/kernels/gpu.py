@@ -10,7 +10,7 @@ from distsim.errors import NotSimulated, UsageError
 from distsim.kernels.attention import Attention
 from distsim.kernels.call import Call
 from distsim.kernels.cost import Cost
-from distsim.kernels.custom import custom_cost
+from distsim.kernels.custom import custom_cost, triton_cost
 from distsim.kernels.gpu_file import ChipSpec, GpuFile, gpu_names, read_gpu
 from distsim.kernels.pricing import Pricing
 from distsim.kernels.rules import price
@@ -114,6 +114,10 @@ class Gpu:
                 f"say it with distsim.kernel_cost({call.name!r}, flops=..., bytes=...)",
             )
         return found
+
+    def triton_cost(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], moved: int) -> tuple[Cost, bool]:
+        """What a launch of the Triton kernel *name* costs, and whether `kernel_cost` has been told of it."""
+        return triton_cost(self._pricing, name, args, kwargs, moved)
 
     def attention(self, call: Attention, nbytes: int) -> Cost:
         """What fused attention of that shape, which moves *nbytes*, costs in FlashAttention's kernel."""

@@ -103,6 +103,7 @@ def simulate(
     silent: Literal["off", "watch", "strict"] | None = None,
     placeholder: float = 1.0,
     fuse: bool = False,
+    strict_kernels: bool = False,
     trace: bool = False,
     conditions: Conditions | None = None,
     check: bool = True,
@@ -133,6 +134,7 @@ def simulate(
         silent=silent,
         placeholder=placeholder,
         fuse=fuse,
+        strict_kernels=strict_kernels,
         trace=trace,
         conditions=conditions,
     )
@@ -267,7 +269,7 @@ def _attempt(
     width = len(str(len(slots) - 1))
     silent = request.silent != "off" and len(slots) <= MOST_RANKS
     sample = None if again is None else again.sample
-    data = Data(request.data == "real", request.placeholder, request.fuse)
+    data = Data(request.data == "real", request.placeholder, request.fuse, request.strict_kernels)
     unbounded = request.conditions is not None or data.real or len(slots) <= MANY_RANKS
     budget_s = None if unbounded else request.budget_s
     undo = None if budget_s is None else UndoLog()

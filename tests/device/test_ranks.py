@@ -187,8 +187,8 @@ def test_the_table_of_nvidia_smi_is_straight(capsys: pytest.CaptureFixture[str])
     assert {len(line) for line in capsys.readouterr().out.splitlines() if line not in ("", "now")} == {91}
 
 
-def test_triton_is_defined_and_not_launched() -> None:
-    """A program that imports Triton and defines kernels goes on; a launch names the kernel and what to do."""
+def test_triton_is_defined() -> None:
+    """A program that imports Triton and defines kernels goes on; what runs inside a kernel alone is refused."""
 
     def body() -> Any:
         import triton
@@ -204,19 +204,71 @@ def test_triton_is_defined_and_not_launched() -> None:
         return (
             triton.cdiv(5, 2),
             triton.next_power_of_2(33),
-            raised(lambda: add[(1,)](1, 2)),
+            add is not None,
             raised(lambda: tl.arange(0, 2)),
         )
 
-    for blocks, power, launched, called in ranks(body):
-        assert (blocks, power) == (3, 64)
-        refusals = [("the Triton kernel add", launched)]
+    for blocks, power, defined, (kind, text) in ranks(body):
+        assert (blocks, power, defined) == (3, 64, True)
         if not TRITON:  # an installed one has errors of its own for that
-            refusals.append(("triton.language.arange", called))
-        for name, (kind, text) in refusals:
             assert kind == "NotSimulated"
-            assert text.startswith(f"{name} is not simulated")
+            assert text.startswith("triton.language.arange is not simulated")
             assert "distsim.kernel_cost(fn, flops=, bytes=)" in text
+
+
+def launches(**how: Any) -> distsim.Outcome:
+    """Launches of a Triton kernel, the first and the last with a declared cost."""
+
+    def body() -> Any:
+        import triton
+
+        @triton.jit
+        def plain(x: Any, y: Any, n: Any, BLOCK: Any) -> None:
+            """Adds."""
+
+        @triton.jit
+        def product(x: Any, y: Any, n: Any, BLOCK: Any) -> None:
+            """Multiplies."""
+
+        distsim.kernel_cost("triton::product", flops=lambda x, y, n, BLOCK: 2 * n**3, bytes=64)
+        x = torch.empty(1 << 24, device="cuda")
+        y = torch.zeros(4, device="cuda")
+        known = y.tolist()
+
+        def seconds(call: Any, n: int) -> float:
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda._sleep(10_000_000)
+            begin.record()
+            call[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, x, n, BLOCK=64, num_warps=4)
+            end.record()
+            torch.cuda.synchronize()
+            return begin.elapsed_time(end) / 1e3
+
+        times = seconds(product, 4096), seconds(plain, 4096)
+        plain[(1,)](x, y, 4, BLOCK=64)
+        return times, known, y.tolist()
+
+    return distsim.simulate(body, on="dgx-h100:1", nproc_per_node=1, **how)
+
+
+def test_a_triton_kernel_is_priced() -> None:
+    """By what kernel_cost says of it; else by the bytes of its tensors, with a note. Nobody knows what it writes."""
+    outcome = launches()
+    (product_s, plain_s), known, after = outcome.results[0]
+    model = Gpu.named("h100")
+    assert plain_s == pytest.approx(2 * 4 * (1 << 24) / (model.memory_bandwidth * 0.87), rel=0.1)
+    assert product_s > 2 * 4096**3 / model.spec.chip.flops["fp32"]
+    assert (known, after) == ([0.0] * 4, [1.0] * 4)
+    notes = [note for note in outcome.notes if note.startswith("Triton kernel")]
+    assert [note.split(":")[0] for note in notes] == ["Triton kernel plain"]
+
+
+@pytest.mark.parametrize("how", [{"strict_kernels": True}, {"data": "real"}])
+def test_a_triton_kernel_that_is_refused(how: dict[str, Any]) -> None:
+    """With --strict-kernels where its cost was not declared; with --data real any: nobody computes it."""
+    (failure,) = launches(check=False, **how).failures
+    name = "plain with --strict-kernels" if "strict_kernels" in how else "product with --data real"
+    assert failure.message.startswith(f"the Triton kernel {name} is not simulated")
 
 
 @pytest.mark.skipif(TRITON, reason="Triton is installed, as it is on machines without a GPU, too")

@@ -145,6 +145,7 @@ class ScenarioSpec(Table):
     data: Data = _option("data")
     placeholder: float = _option("placeholder")
     fuse: bool = _option("fuse")
+    strict_kernels: bool = _option("strict_kernels")
     fidelity: Fidelity = _option("fidelity")
     algo: str | None = _option("algo")
     proto: str | None = _option("proto")

@@ -38,6 +38,7 @@ from distsim.sim.device.operators.special import SPECIAL
 from distsim.sim.device.operators.transfers import STAGED, TRANSFERS
 from distsim.sim.device.operators.values import KNOWLEDGE, Values
 from distsim.sim.device.streams import accelerators_of, current_stream
+from distsim.sim.isolation.modules.absent import no_launch
 from distsim.sim.isolation.process import RankTask
 from distsim.torch_compat.compiler import leaves_code
 from distsim.torch_compat.device import (
@@ -309,6 +310,28 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
                 self._forget(Given(path).of(args, kwargs))
         return made[0] if plan.kind is None else plan.kind(made)
 
+    def launch_triton(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Launch the Triton kernel *name*; nobody knows what it writes."""
+        task, tensors = self._task, [t for t in tensors_in((args, kwargs)) if t.is_cuda]
+        data = task.world.data
+        gpu = self.gpu(tensors[0].device if tensors else torch.device("cuda"))
+        cost, is_declared = gpu.model.triton_cost(name, args, kwargs, sum(map(_bytes_of, tensors)))
+        if data.real or (data.strict_kernels and not is_declared):
+            why = "with --data real" if data.real else "with --strict-kernels"
+            raise no_launch(name, why)
+        if not is_declared:
+            task.world.note(
+                f"Triton kernel {name}: priced as if it moved each of its tensors through memory once; "
+                f"distsim.kernel_cost('triton::{name}', flops=..., bytes=...) says more, --strict-kernels refuses it"
+            )
+        for tensor in tensors:
+            self._forget(tensor)
+        task.world.ticks += 1
+        task.quiet_polls = task.time_queries = 0
+        self.launch(gpu.torch_device, cost, name)
+        if task.world.traced.counts and task not in task.world.traced.apart:
+            task.world.traced.saw_operator(self._process.rank, None)
+
     # -- for the handlers
 
     @property
@@ -377,6 +400,10 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         from distsim.sim.observe.reading import reading
 
         return reading(sys._getframe(1))
+
+
+def _bytes_of(tensor: Tensor) -> int:
+    return int(tensor.numel() * tensor.element_size())
 
 
 _OVERWRITE = frozenset(

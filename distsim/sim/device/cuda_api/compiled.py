@@ -12,7 +12,7 @@ import torch
 from torch.nn.modules import module as torch_modules
 
 from distsim.sim.device.cuda_api.ranks import Patch, for_ranks, refused, with_gpus
-from distsim.sim.isolation.modules.absent import no_launch
+from distsim.sim.isolation.modules.absent import launch
 from distsim.sim.isolation.process import RankTask, current_task
 from distsim.torch_compat.compiler import HAS_ANY_GLOBAL_HOOK, HAS_TRITON_PACKAGE, OPTIMIZED_MODULE, WARN_ONCE
 from distsim.torch_compat.cuda_api import ALLOCATOR_STATE, SET_CACHED_TENSORS_ENABLED
@@ -142,14 +142,15 @@ def _triton_patches() -> list[Patch]:
     for module, name in (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner")):
         kernel = getattr(sys.modules.get(module), name, None)
         if kernel is not None:
-            patches.append((kernel, "run", _launch(kernel.run)))
+            patches.append((kernel, "run", _in_rank(kernel.run)))
     return patches
 
 
-def _launch(real: Callable[..., Any]) -> Callable[..., Any]:
-    def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _in_rank(real: Callable[..., Any]) -> Callable[..., Any]:
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if current_task() is None:
             return real(self, *args, **kwargs)
-        raise no_launch(getattr(self, "base_fn", self).__name__)
+        launch(getattr(self, "base_fn", self).__name__, args, kwargs)
+        return None
 
-    return launch
+    return run

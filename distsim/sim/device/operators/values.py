@@ -66,6 +66,8 @@ class Data:
     """A number that nobody knows; integers are 0."""
     fuse: bool = False
     """Whether what torch.compile is given is priced as fused kernels (`--fuse`)."""
+    strict_kernels: bool = False
+    """Whether a Triton kernel without a declared cost is refused (`--strict-kernels`)."""
     SHAPES: ClassVar[Data]
 
 

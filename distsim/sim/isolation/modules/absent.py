@@ -21,10 +21,10 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from distsim.errors import NotSimulated
-from distsim.sim.kernel.task import current_process
+from distsim.sim.kernel.task import current_process, current_task
 from distsim.sim.stand_ins import LIBRARIES, contents
 
-__all__ = ["no_launch", "stand_in"]
+__all__ = ["launch", "no_launch", "stand_in"]
 
 _VERSION = "3.7.0"
 """Of triton beside torch 2.13."""
@@ -162,28 +162,45 @@ class _Part:
 
 
 class _Kernel:
-    """A function under triton.jit: it is defined, and cannot be launched."""
+    """A function under triton.jit: it is defined, and priced where it is launched."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn = fn
         self.__name__ = getattr(fn, "__name__", "kernel")
+        self._qualname = f"triton::{self.__name__}"  # what distsim.kernel_cost asks for
         self.__doc__ = fn.__doc__
 
-    def __getitem__(self, grid: Any) -> Callable[..., NoReturn]:
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
         return self.run
 
-    def run(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise no_launch(self.__name__)
+    def run(self, *args: Any, **kwargs: Any) -> None:
+        launch(self.__name__, args, kwargs)
 
-    __call__ = run
-    warmup = run
+    def warmup(self, *args: Any, **kwargs: Any) -> None:
+        """Compile it, which takes no time of a simulation."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError("Cannot call @triton.jit'd outside of the scope of a kernel")  # as Triton says it
 
 
-def no_launch(kernel: str) -> NotSimulated:
-    """What the launch of a kernel raises, of an installed Triton as well."""
+LAUNCH_OPTIONS = ("grid", "warmup", "num_warps", "num_stages", "num_ctas", "maxnreg", "stream")
+"""Arguments of a launch that are not the kernel's own."""
+
+
+def launch(kernel: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Launch the Triton kernel of that name in the rank that runs, of an installed Triton as well."""
+    mode = getattr(current_task(), "dispatch_mode", None)
+    if mode is None:
+        raise no_launch(kernel, "outside of a rank on GPUs")
+    if not kwargs.get("warmup"):
+        mode.launch_triton(kernel, args, {name: value for name, value in kwargs.items() if name not in LAUNCH_OPTIONS})
+
+
+def no_launch(kernel: str, why: str) -> NotSimulated:
+    """What the launch of a kernel raises where it cannot be priced."""
     return NotSimulated(
-        f"the Triton kernel {kernel}",
-        "call the function that launches it through distsim.kernel_cost(fn, flops=, bytes=)",
+        f"the Triton kernel {kernel} {why}",
+        f"say what it costs with distsim.kernel_cost('triton::{kernel}', flops=, bytes=)",
     )
 
 
