@@ -189,7 +189,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     name = argv[0]
     parser = Parser(prog="distsim")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    importlib.import_module(module_of(name)).add_parser(subparsers)
+    module = importlib.import_module(module_of(name))
+    module.add_parser(subparsers)
+    argv = getattr(module, "rewritten", list)(argv)
     try:
         args, unknown = parser.parse_known_args(argv)
     except UsageError:

@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
+import shlex
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distsim.errors import UsageError
+from distsim.options import add_flags, default_of
 from distsim.text.output_files import check_writable, say_written
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from distsim.scenario.explore.sweep import Point
+    from distsim.scenario.file.load import Scenario
 
-__all__ = ["add_parser"]
+__all__ = ["add_parser", "rewritten"]
 
 WHOLE = 16
 """Up to this width a column of a setting is not broken."""
 DESCRIPTION = """\
-Run one scenario under every combination of some settings, and compare.
+Run one scenario, or one script, under every combination of some settings, and compare.
 
   distsim sweep step.toml --vary cluster.nodes=1,2,4,8
   distsim sweep step.toml --vary cluster.nodes=2,4 --vary faults[0].factor=1,0.5,0.1 --csv out.csv
-  distsim sweep step.toml --vary on=dgx-h100:2,dgx-a100:2 --vary args[1]=1024,4096 -n 2 --plot out.html
+  distsim sweep --on dgx-h100:8,hgx-h200:8 --vary --tp=1,2,4,8 --vary --mbs=1,2 train.py --layers 32
 
-PATH is a key of the scenario file, or cluster.nodes. What the file expects is not checked.
+PATH is a key of the scenario file, cluster.nodes, or a flag of the script (--tp). What the file expects is not
+checked. Points run side by side. Training steps are sorted by tokens/s per GPU, and the best one is marked.
 """
 
 
@@ -34,31 +41,61 @@ def add_parser(subparsers: Any) -> None:
     """Add `sweep`."""
     parser = subparsers.add_parser(
         "sweep",
-        help="run one scenario under many settings",
+        help="run one scenario or script under many settings",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="distsim sweep [flags] --vary PATH=A,B [--vary ...] SCENARIO | SCRIPT [script's own arguments]",
     )
-    parser.add_argument("scenario", metavar="SCENARIO", help="a scenario file")
-    parser.add_argument("--vary", action="append", required=True, metavar="PATH=A,B", help="may be given several times")
-    parser.add_argument("-n", dest="workers", type=int, default=1, metavar="WORKERS", help="processes (default: 1)")
+    parser.add_argument("scenario", metavar="SCENARIO|SCRIPT", help="a scenario file (.toml), or a script (.py)")
+    parser.add_argument("--vary", action="append", default=[], metavar="PATH=A,B", help="may be given several times")
+    parser.add_argument(
+        "-n",
+        dest="workers",
+        type=int,
+        default=os.cpu_count() or 1,
+        metavar="WORKERS",
+        help="processes (default: all cores)",
+    )
     parser.add_argument("--ray", nargs="?", const="local", metavar="ADDRESS", help="on a Ray cluster (extra: ray)")
+    parser.add_argument("--price", type=float, metavar="AMOUNT", help="of a GPU's hour, for the cost of tokens")
     parser.add_argument("--csv", metavar="FILE", help="all figures of all points")
     parser.add_argument("--plot", metavar="FILE", help="a picture (extra: plot)")
     parser.add_argument("--html", metavar="FILE", help="a page with bars and every run (extra: html)")
     parser.add_argument(
         "--figure", default="virtual_time_s", metavar="NAME", help="of the plot and the page (default: virtual_time_s)"
     )
+    of_script = parser.add_argument_group("where a script runs (a scenario file says it itself)")
+    of_script.add_argument("--on", metavar="CLUSTER,...", help="clusters: each is one more setting to vary")
+    add_flags(of_script, *OF_SCRIPT)
+    of_script.add_argument("--script-arguments", help=argparse.SUPPRESS)
     parser.set_defaults(func=run)
+
+
+OF_SCRIPT = ("nnodes", "nproc_per_node", "fuse", "fidelity")
+
+
+def rewritten(argv: Sequence[str]) -> list[str]:
+    """*argv* as argparse takes it: `--vary --tp=1,2` is one word, and what follows a script is the script's."""
+    words, rest = [], list(argv)
+    while rest:
+        word = rest.pop(0)
+        if word == "--vary" and rest and rest[0].startswith("-") and "=" in rest[0]:
+            word += f"={rest.pop(0)}"
+        words.append(word)
+        if word.endswith(".py") and not word.startswith("-"):
+            return [*words, f"--script-arguments={shlex.join(rest)}"]
+    return words
 
 
 def run(args: argparse.Namespace) -> int:
     """Run every point and print the table; 0 unless a setting does not fit."""
     from distsim.report.image import check_image, write_image
-    from distsim.scenario import load_scenario
     from distsim.scenario.explore.sweep import parse_variation, sweep, write_csv
 
     if args.workers < 1:
         raise UsageError(f"-n: expected at least one worker, got {args.workers}")
+    if args.price is not None and not 0.0 <= args.price < float("inf"):
+        raise UsageError(f"--price: expected an amount of money for a GPU's hour, got {args.price:g}")
     check_writable(args.csv, "--csv", "sweep.csv")
     check_image(args.plot)
     if args.html is not None:
@@ -66,10 +103,22 @@ def run(args: argparse.Namespace) -> int:
 
         check_page(args.html)
     variations = [parse_variation(text) for text in args.vary]
-    points = list(
-        sweep(load_scenario(args.scenario), variations, args.workers, args.ray, picture=args.html is not None)
-    )
-    _table(points)
+    scenario = _scenario(args)
+    clusters = [] if args.on is None else args.on.split(",")
+    if len(clusters) > 1:
+        variations.insert(0, parse_variation(f"on={args.on}"))
+    if not variations:
+        raise UsageError("nothing to vary: expected --vary PATH=A,B, or several clusters after --on")
+    points = []
+    try:
+        for point in sweep(scenario, variations, args.workers, args.ray, picture=args.html is not None):
+            points.append(point)
+    except KeyboardInterrupt:
+        if points:
+            _table(points, args.price)
+            print(f"distsim: interrupted after {len(points)} points", file=sys.stderr)
+        raise
+    _table(points, args.price)
     if args.csv is not None:
         write_csv(points, Path(args.csv))
     if args.plot is not None:
@@ -77,6 +126,28 @@ def run(args: argparse.Namespace) -> int:
     if args.html is not None:
         _write_page(points, args)
     return 0
+
+
+def _scenario(args: argparse.Namespace) -> Scenario:
+    from distsim.scenario import load_scenario
+    from distsim.scenario.explore.sweep import script
+
+    given = {name: getattr(args, name) for name in OF_SCRIPT if getattr(args, name) != default_of(name)}
+    if args.scenario.endswith(".py"):
+        if args.on is not None:
+            given["on"] = args.on.split(",")[0]
+        arguments = shlex.split(args.script_arguments or "")
+        if own := [word for word in arguments if word.partition("=")[0] in ("--vary", "--csv", "--html", "--plot")]:
+            print(
+                f"distsim: {own[0]} stands behind {args.scenario}, so the script gets it; what is meant for distsim "
+                "sweep stands before the script",
+                file=sys.stderr,
+            )
+        return script(Path(args.scenario), arguments, **given)
+    if given or args.on is not None:
+        name = "on" if args.on is not None else next(iter(given))
+        raise UsageError(f"--{name.replace('_', '-')}: a scenario file says it itself; vary it with --vary {name}=A,B")
+    return load_scenario(args.scenario)
 
 
 def _write_page(points: list[Point], args: argparse.Namespace) -> None:
@@ -99,12 +170,15 @@ def _known(points: list[Point], figure: str) -> None:
         raise UsageError(f"--figure {figure}: no such figure; there are {', '.join(known)}")
 
 
-def _table(points: list[Point]) -> None:
+def _table(points: list[Point], price: float | None) -> None:
     """One table; two where it is wider than the terminal, or than COLUMNS in a pipe."""
     from distsim.debug.report.console import Console, piped_width
 
     console = Console(width=None if sys.stdout.isatty() else piped_width(160))
-    times, rates = _times(points), _rates(points)
+    trains = any("step_s" in point.result.figures or point.result.figures.get("fits") == 0.0 for point in points)
+    if trains:
+        points = sorted(points, key=lambda point: -_rate(point))
+    times, rates = (_steps(points, price), {}) if trains else (_times(points), _rates(points))
     settings = {name: [str(point.settings[name]) for point in points] for name in points[0].settings}
     whole = _as_table(settings, times | rates)
     if console.measure(whole, options=console.options.update(width=10_000)).maximum <= console.width or not rates:
@@ -112,6 +186,69 @@ def _table(points: list[Point]) -> None:
     else:
         console.print(_as_table(settings, times))
         console.print(_as_table(settings, rates))
+    for point in points:
+        if why := _why(point):
+            named = ", ".join(f"{name}={value}" for name, value in point.settings.items())
+            console.print(f"{named}: {why}", highlight=False, markup=False)
+
+
+def _rate(point: Point) -> float:
+    """What training points are sorted by: tokens per second and GPU, or steps; 0 where it did not come to a step."""
+    figures = point.result.figures
+    if not figures.get("fits") or point.result.exit_code or not figures.get("step_s"):
+        return 0.0
+    return figures.get("tokens_per_s", 1.0 / figures["step_s"]) / max(figures.get("gpus", 1.0), 1.0)
+
+
+def _steps(points: list[Point], price: float | None) -> dict[str, list[str]]:
+    """The columns of training points, which are in their order: the best first."""
+    from distsim.text.units import format_bytes, format_time
+
+    def column(name: str, text: Callable[[float], str]) -> list[str]:
+        return [text(found[name]) if found.get(name) is not None else "-" for found in figures]
+
+    figures = [point.result.figures for point in points]
+    best = points[0] if _rate(points[0]) else None
+    columns = {"": ["best" if point is best else "" for point in points]}
+    columns["fits"] = ["-" if "fits" not in found else "yes" if found["fits"] else "NO" for found in figures]
+    columns["step"] = column("step_s", format_time)
+    if any("step_low_s" in found for found in figures):
+        columns["8 of 10 within"] = [
+            f"±{(f['step_high_s'] - f['step_low_s']) / 2 / f['step_s']:.1%}" if "step_low_s" in f else "-"
+            for f in figures
+        ]
+    columns["tokens/s"] = column("tokens_per_s", "{:,.0f}".format)
+    columns["MFU"] = column("mfu", "{:.1%}".format)
+    columns["peak memory"] = [
+        f"{format_bytes(f['peak_gpu_memory_bytes'])} {f['gpu_memory_share']:.0%}" if "gpu_memory_share" in f else "-"
+        for f in figures
+    ]
+    columns["exposed"] = column("step_exposed_s", format_time)
+    columns["bubble"] = column("step_bubble_s", format_time)
+    if price is not None:
+        columns["cost of 1B tokens"] = [
+            f"{price * f['gpus'] * 1e9 / f['tokens_per_s'] / 3600:,.2f}" if f.get("tokens_per_s") else "-"
+            for f in figures
+        ]
+    return columns
+
+
+def _why(point: Point) -> str:
+    """Why it came to no end, in a line; empty where it did."""
+    from distsim.text.units import format_bytes
+
+    result = point.result
+    if result.ran and not result.exit_code and not result.limit:
+        return ""
+    if result.figures.get("fits") == 0.0:
+        missing = format_bytes(result.figures["missing_gpu_memory_bytes"])
+        return f"out of memory: a GPU lacked {missing} where it stopped"
+    if not result.ran:
+        return "; ".join(result.wrong)
+    error = re.findall(r"^\s*((?:\w+\.)*\w*(?:Error|Exception)\b.*)$", result.report, re.MULTILINE)
+    printed = [re.sub(r"^ *\[\d+\] ", "", line) for line in result.output.splitlines() if line.strip()]
+    said = [*error, *reversed(printed)]
+    return f"{result.verdict}: {said[0].strip()}" if said else result.verdict
 
 
 def _as_table(settings: dict[str, list[str]], figures: dict[str, list[str]]) -> Table:

@@ -7,6 +7,9 @@ from distsim.text.units import format_bandwidth, format_bytes, format_time
 __all__ = ["figure_name", "figure_text", "figure_unit", "time_unit"]
 
 
+SHARES = ("busiest_link", "mfu", "gpu_memory_share")
+
+
 def time_unit(end_s: float) -> tuple[float, str]:
     """What seconds are multiplied with on an axis that ends there, and the unit's name."""
     for limit, scale, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
@@ -18,7 +21,7 @@ def time_unit(end_s: float) -> tuple[float, str]:
 def figure_name(name: str) -> str:
     """`virtual_time_s` -> `virtual time`; the unit is in the values."""
     kind, _, rest = name.partition(".")
-    for ending in ("_bytes_per_s", "_bytes", "_s"):
+    for ending in ("_bytes_per_s", "_bytes", "_s") if not kind.startswith("tokens") else ():
         kind = kind.removesuffix(ending)
     return " ".join(part for part in (kind.replace("_", " "), rest) if part)
 
@@ -32,9 +35,9 @@ def figure_text(name: str, value: float | None) -> str:
         return format_bandwidth(value)
     if kind.endswith("_bytes"):
         return format_bytes(int(value))
-    if kind.endswith("_s"):
+    if kind.endswith("_s") and not kind.endswith("_per_s"):
         return format_time(value)
-    return f"{value:.1%}" if kind == "busiest_link" else f"{value:,.6g}"
+    return f"{value:.1%}" if kind in SHARES else f"{value:,.6g}"
 
 
 def figure_unit(name: str, top: float) -> tuple[float, str]:
@@ -44,6 +47,6 @@ def figure_unit(name: str, top: float) -> tuple[float, str]:
         return 1e-9, "GB/s"
     if kind.endswith("_bytes"):
         return 1e-9, "GB"
-    if kind.endswith("_s"):
+    if kind.endswith("_s") and not kind.endswith("_per_s"):
         return time_unit(top)
-    return (100.0, "%") if kind == "busiest_link" else (1.0, "number")
+    return (100.0, "%") if kind in SHARES else (1.0, "number")

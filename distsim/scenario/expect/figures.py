@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from distsim.sim import Outcome
+    from distsim.sim.observe.figures import Training
 
 __all__ = ["figures", "step_time_s"]
 
@@ -27,7 +28,40 @@ def figures(outcome: Outcome) -> dict[str, float]:
         found[name] = max(found.get(name, 0.0), total.busbw_bytes_per_s)
     if outcome.links:
         found["busiest_link"] = max(link.mean_utilisation for link in outcome.links)
+    if outcome.training is not None:
+        found |= _of_training(outcome.training)
     return found
+
+
+def _of_training(training: Training) -> dict[str, float]:
+    """The step of the rank that the others wait for, and the memory of the fullest GPU. Where a rank ran out of memory
+    the peak is what it would have needed at least."""
+    peak = float(training.peak_reserved_bytes)
+    short = max((one.reserved + one.missing for one in training.out_of_memory), default=0)
+    missing = max((one.missing for one in training.out_of_memory), default=0)
+    capacity = training.memory_bytes - training.context_bytes
+    found = {
+        "gpus": float(training.num_gpus),
+        "peak_gpu_memory_bytes": max(peak, float(short)),
+        "gpu_memory_share": max(peak, float(short)) / capacity if capacity > 0 else 0.0,
+        "fits": float(not training.out_of_memory),
+        "missing_gpu_memory_bytes": float(missing),
+    }
+    figures = {
+        "step_s": training.step_time_s,
+        "tokens_per_step": training.tokens_per_step,
+        "tokens_per_s": training.tokens_per_s,
+        "mfu": training.mfu,
+    }
+    pacing = training.pacing
+    if pacing is not None:
+        figures |= {
+            "step_compute_s": pacing.compute_s,
+            "step_exposed_s": pacing.exposed_s,
+            "step_bubble_s": pacing.bubble_s,
+            "step_host_s": pacing.host_s,
+        }
+    return found | {name: value for name, value in figures.items() if value is not None}
 
 
 def _sure(outcome: Outcome, exposed_s: float) -> dict[str, float]:

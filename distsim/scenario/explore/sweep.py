@@ -21,9 +21,11 @@ from distsim.scenario.file.schema import ScenarioSpec
 from distsim.scenario.suite import run_suite
 from distsim.text.strangers import brief, load_toml
 
-__all__ = ["Point", "Variation", "parse_variation", "sweep", "write_csv"]
+__all__ = ["Point", "Variation", "parse_variation", "script", "sweep", "write_csv"]
 
 MAX_POINTS = 10_000
+POINT_S = 3600.0
+"""Wall time of one point of a script: points run side by side, and some are large."""
 NODES = ("cluster.nodes", "on.nodes")
 """Not a key of the file: the number behind the cluster's name."""
 
@@ -44,8 +46,17 @@ class Point:
     result: Result
 
 
+def script(path: Path, arguments: Sequence[str], **keys: Any) -> Scenario:
+    """A script as a scenario: *arguments* are its own, *keys* those of a scenario file."""
+    if not path.is_file():
+        raise UsageError(f"no script {path}: no such file")
+    limits = {"wall_time_s": POINT_S, "host_timeout_s": POINT_S / 4}
+    return check({"program": path.name, "args": list(arguments), "limits": limits, **keys}, path.with_suffix(".toml"))
+
+
 def parse_variation(text: str) -> Variation:
-    """`cluster.nodes=1,2,4`, `faults[0].factor=0.5,0.1`, `seed=1,2`, `on=dgx-h100:2,dgx-a100:2`."""
+    """`cluster.nodes=1,2,4`, `faults[0].factor=0.5,0.1`, `seed=1,2`, `on=dgx-h100:2,dgx-a100:2`; `--tp=1,2` is a flag
+    of the program."""
     path, equals, values = text.partition("=")
     if not equals or not path.strip() or not values.strip():
         raise UsageError(f"--vary {brief(text, 200)}: expected PATH=VALUE,VALUE, such as cluster.nodes=1,2,4")
@@ -96,6 +107,8 @@ def sweep(
 def _check_path(path: str) -> None:
     """Of the cluster only the number of nodes can be varied; what else is unknown the check of the file says."""
     head = re.split(r"[.\[]", path)[0]
+    if path.startswith("-"):
+        return
     if path in (*NODES, "on") or (head in ScenarioSpec.model_fields and head != "on"):
         return
     near = difflib.get_close_matches(path, NODES, 1)
@@ -111,11 +124,25 @@ def _changed(scenario: Scenario, chosen: Mapping[str, Any]) -> dict[str, Any]:
     data = copy.deepcopy(scenario.data)
     data["expect"] = {}  # a sweep asks what happens, it expects nothing
     for path, value in chosen.items():
-        if path in NODES:
+        if path.startswith("-"):
+            data["args"] = [*_without_flag(data.get("args", ()), path), f"{path}={value}"]
+        elif path in NODES:
             data["on"] = f"{scenario.spec.on.partition(':')[0]}:{value}"
         else:
             _set(data, path, value)
     return data
+
+
+def _without_flag(arguments: Sequence[str], flag: str) -> list[str]:
+    """*arguments* without *flag* and its value, written in one word or in two."""
+    left: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word == flag:
+            next(words, None)
+        elif not word.startswith(f"{flag}="):
+            left.append(word)
+    return left
 
 
 def _set(data: dict[str, Any], path: str, value: Any) -> None:
