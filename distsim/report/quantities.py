@@ -35,7 +35,7 @@ def figure_text(name: str, value: float | None) -> str:
         return format_bandwidth(value)
     if kind.endswith("_bytes"):
         return format_bytes(int(value))
-    if kind.endswith("_s") and not kind.endswith("_per_s"):
+    if kind.endswith("_s") and not kind.endswith("per_s"):
         return format_time(value)
     return f"{value:.1%}" if kind in SHARES else f"{value:,.6g}"
 
@@ -47,6 +47,6 @@ def figure_unit(name: str, top: float) -> tuple[float, str]:
         return 1e-9, "GB/s"
     if kind.endswith("_bytes"):
         return 1e-9, "GB"
-    if kind.endswith("_s") and not kind.endswith("_per_s"):
+    if kind.endswith("_s") and not kind.endswith("per_s"):
         return time_unit(top)
     return (100.0, "%") if kind in SHARES else (1.0, "number")
