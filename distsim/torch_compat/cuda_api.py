@@ -94,6 +94,7 @@ SET_CACHED_TENSORS_ENABLED = Name(
     "torch._C._set_cached_tensors_enabled", "torch.compiler.reset", OPTIONAL, cuda_build=True
 )
 """Names that the compiler's CUDA graphs import (torch/_inductor/cudagraph_trees.py)."""
+HOST_EMPTY_CACHE = Name("torch._C._host_emptyCache", "torch.cuda.graph", OPTIONAL, cuda_build=True)
 PROPERTIES = Name("torch.cuda._get_device_properties", "torch.cuda.get_device_properties", OPTIONAL, cuda_build=True)
 PROPERTIES_CLASS = Name("torch.cuda._CudaDeviceProperties", "torch.cuda.get_device_properties", FEATURE)
 CORE_PROPERTIES_CLASS = Name(

@@ -87,11 +87,7 @@ EXPECTED: dict[str, Any] = {
     "pinned": (False, True, True, [1.0, 1.0, 1.0, 1.0], False),
     "masks": ([3.0, 4.0, 5.0], 10.0, True, [2, 3, 4]),
     "vmapped": ([3.0, 12.0], [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]]),
-    "graphs": (
-        False,
-        ("NotSimulated", f"torch.cuda.CUDAGraph {REFUSED}: run the step eagerly, without a CUDA graph"),
-        ("NotSimulated", f"torch.cuda.make_graphed_callables {REFUSED}: run the step eagerly, without a CUDA graph"),
-    ),
+    "graphs": (False, ("", ""), ("", "")),
     "ranges": True,
     "deep_copies": ("cuda:0", [0.0, 1.0, 2.0], [1.0, 2.0, 3.0], True, [0.0, 0.0]),
     "moves": ("torch.bfloat16", "cpu", [1.0, 1.0, 1.0], "torch.cuda.HalfTensor"),

@@ -16,6 +16,7 @@ import torch
 from torch import UntypedStorage
 
 from distsim.debug.records import CallRecord, CallWait, HostWait, State, Wait
+from distsim.errors import NotSimulated
 from distsim.kernels import Cost
 from distsim.sim.device.allocator import Allocator, Block, Full
 from distsim.sim.device.allocator.shortage import Shortage, shortage
@@ -104,6 +105,9 @@ class Device:
 
     def launch(self, stream: Stream, cost: Cost, task: RankTask, name: Any) -> None:
         """Put a kernel at the end of *stream*; the host goes on."""
+        if self._accelerators.capture is not None:
+            self._accelerators.capture.kernels.append((self, cost, name))
+            return
         seconds = cost.seconds if cost.memory_bound else cost.seconds * self._accelerators.slowest
         seconds += self.model.gap_s
         launched_s = task.now_s() + self.model.launch_s
@@ -129,6 +133,8 @@ class Device:
 
     def communicate(self, stream: Stream, comm: Comm) -> Mark:
         """Put a communication kernel at the end of *stream*; the mark behind it."""
+        if self._accelerators.capture is not None:
+            raise NotSimulated("a collective in a CUDA graph", "leave it out of the capture")
         self.comms.append(comm)
         self.timeline.put(stream, comm)
         if self.process.recorder is not None:
@@ -164,6 +170,8 @@ class Device:
 
     def synchronize(self, task: RankTask, mark: Mark, limit_s: float | None = None, explicit: bool = True) -> bool:
         """The host waits until *mark* is reached, or for *limit_s*; whether it has been (see Task.wait_until)."""
+        if self._accelerators.capture is not None:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
         task.flush()
         self.in_flight.host_waits()
         if self.timeline.reached(mark):
@@ -340,6 +348,10 @@ class Accelerators:
         self.values = Values(process.world.data)
         self.steps = Steps()
         self.saved = Saved()
+        self.capture_stream: Any = None
+        """Of captures that name none."""
+        self.capture: Any = None
+        """The CUDA graph that is being captured (cuda_api/graphs.py)."""
         self.fusion = Fusion() if process.world.data.fuse else None
         """Of what torch.compile was given (--fuse)."""
         self._devices: dict[int, Device] = {}

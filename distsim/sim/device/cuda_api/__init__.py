@@ -13,6 +13,7 @@ from distsim.sim.device.cuda_api.compiled import compiled_patches
 from distsim.sim.device.cuda_api.current import current_patches
 from distsim.sim.device.cuda_api.devices import device_patches
 from distsim.sim.device.cuda_api.fallbacks import fake_patches, give_back_kernels, register_kernels
+from distsim.sim.device.cuda_api.graphs import graph_patches
 from distsim.sim.device.cuda_api.memory import memory_patches
 from distsim.sim.device.cuda_api.ranks import Patch
 from distsim.sim.device.cuda_api.tensors import tensor_patches
@@ -29,6 +30,7 @@ def cuda_patches() -> list[Patch]:
         *class_patches(),
         *tensor_patches(),
         *compiled_patches(),
+        *graph_patches(),
         *fake_patches(),
         *checkpoint_patches(),
     ]

@@ -1,4 +1,4 @@
-"""torch.compile on simulated GPUs, which runs what it is given as it is, and CUDA graphs, which are refused."""
+"""torch.compile on simulated GPUs, which runs what it is given as it is, and launches of Triton kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as torch_modules
 
-from distsim.sim.device.cuda_api.ranks import Patch, for_ranks, refused, with_gpus
+from distsim.sim.device.cuda_api.ranks import Patch, for_ranks, with_gpus
 from distsim.sim.isolation.modules.absent import launch
 from distsim.sim.isolation.process import RankTask, current_task
 from distsim.torch_compat.compiler import HAS_ANY_GLOBAL_HOOK, HAS_TRITON_PACKAGE, OPTIMIZED_MODULE, WARN_ONCE
@@ -30,7 +30,6 @@ FUSED = (
     "breaks, CUDA graphs (reduce-overhead) and the time to compile are not in it"
 )
 _real_warn_once = WARN_ONCE.get()
-_REMEDY = "run the step eagerly, without a CUDA graph"
 
 
 def _compile(task: RankTask, model: Any = None, **options: Any) -> Any:
@@ -105,12 +104,12 @@ def _any_hook_of_the_program(task: RankTask) -> bool:
         if name.startswith("_global_") and name.endswith("_hooks")
         for hook in known.values()
     ]
-    return any(not type(getattr(hook, "__self__", None)).__module__.startswith("distsim.") for hook in hooks)
+    owners = [getattr(hook, "__self__", hook) for hook in hooks]
+    return any(not str(getattr(owner, "__module__", "")).startswith("distsim.") for owner in owners)
 
 
 def compiled_patches() -> list[Patch]:
-    """(holder, attribute, replacement) of the compiler and of graphs."""
-    graphs = torch.cuda.graphs
+    """(holder, attribute, replacement) of the compiler and of Triton."""
     has_triton_package()  # torch remembers what it is told first; ranks can import a stand-in for Triton (absent.py)
     patches: list[Patch] = [
         (torch, "compile", with_gpus(torch.compile, _compile)),
@@ -121,9 +120,6 @@ def compiled_patches() -> list[Patch]:
             else []
         ),
     ]
-    for name in ("CUDAGraph", "graph", "make_graphed_callables", "graph_pool_handle"):
-        call = refused(f"torch.cuda.{name}", _REMEDY, getattr(graphs, name))
-        patches += [(holder, name, call) for holder in (torch.cuda, graphs)]
     return [*patches, *_names_of_graphs(), *_triton_patches()]
 
 

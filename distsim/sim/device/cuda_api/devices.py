@@ -239,7 +239,6 @@ def device_patches() -> list[Patch]:
         ("is_initialized", _initialized),
         (MODULE["_lazy_init"].attribute, _lazy_init),
         (MODULE["_lazy_call"].attribute, _lazy_call),
-        ("is_current_stream_capturing", lambda task: False),
         (
             MODULE["_get_generator"].attribute,
             lambda task, device: accelerators(task).generator(indexed(task, device.index)),

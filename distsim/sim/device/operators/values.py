@@ -7,6 +7,7 @@ operator whose inputs all have one. One unknown input makes the result unknown; 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -82,6 +83,8 @@ class Values:
         self.everything = data.real
         self.reads: dict[tuple[str, Reading], int] = {}
         """(what was read, where) -> how often nobody knew it."""
+        self.written: list[weakref.ref[torch.UntypedStorage]] | None = None
+        """Storages that were written to since a capture began; None: nothing is captured."""
         self._counted: Reading | None = None
         self._in_row = 0
         """The last reading that was counted, and how many times in a row."""
@@ -119,6 +122,8 @@ class Values:
     def know(self, tensor: Tensor, host: Tensor, guess: bool = False) -> None:
         """*tensor* has the values of *host*, which nobody else will write to."""
         storage = tensor.untyped_storage()
+        if self.written is not None:
+            self.written.append(weakref.ref(storage))
         data = host.untyped_storage()
         if (
             host.stride() != tensor.stride()
@@ -138,6 +143,8 @@ class Values:
         if host is None:
             self.forget(tensor)
             return
+        if self.written is not None:
+            self.written.append(weakref.ref(tensor.untyped_storage()))
         if shadow is None:
             storage = tensor.untyped_storage()
             for name in KNOWLEDGE[1:]:

@@ -120,6 +120,8 @@ class Steps:
     """Of its GPUs' memory."""
     modules: Any = None
     """Where memory is taken, told in the second step (allocator/modules.py)."""
+    _captured_ends: list[Any] | None = None
+    _before_capture: tuple[dict[Any, int], ...] = ()
     _backward_begun: bool = False
     """In this step."""
 
@@ -176,8 +178,39 @@ class Steps:
         """Whether a forward has begun at all: before, parameters are made and compared."""
         return bool(self.tokens or self.model_flops)
 
+    def begin_capture(self, ends: list[Any]) -> None:
+        """What is launched from now on is captured and does not run; optimizers whose step ends meanwhile are added to
+        *ends*."""
+        self._captured_ends = ends
+        self._before_capture = tuple(dict(sums) for sums in self._sums)
+
+    def end_capture(self) -> tuple[dict[Any, int], ...]:
+        """Return what the capture would add to the sums, which are as before it."""
+        self._captured_ends = None
+        added = []
+        for sums, before in zip(self._sums, self._before_capture, strict=True):
+            added.append({key: count - before.get(key, 0) for key, count in sums.items()})
+            sums.clear()
+            sums.update(before)
+        return tuple(added)
+
+    def add(self, added: tuple[dict[Any, int], ...]) -> None:
+        """A graph that was captured runs."""
+        if not self.tokens_or_flops:
+            self.allocates(ACTIVATIONS)
+        for sums, more in zip(self._sums, added, strict=True):
+            for key, count in more.items():
+                sums[key] = sums.get(key, 0) + count
+
+    @property
+    def _sums(self) -> tuple[dict[Any, int], ...]:
+        return self.model_flops, self.flops, self.tokens
+
     def end(self, optimizer: Any, timeline: Timeline, stream: Stream, now_s: float) -> None:
         """*optimizer* has launched the last kernel of its step."""
+        if self._captured_ends is not None:
+            self._captured_ends.append(optimizer)
+            return
         self._backward_begun = False
         self._looked_up.clear()
         self.allocates(ACTIVATIONS)
