@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 
 from stages import all_gather, reduce_scatter
@@ -49,9 +48,15 @@ class Bucket:
         each = flat.numel() // self.size
         return flat[self.rank * each : (self.rank + 1) * each]
 
-    def pieces(self, tensors: list[torch.Tensor], rank: int) -> list[torch.Tensor]:
-        """The shares of a rank where every parameter is cut for itself."""
-        return [tensor.detach().view(-1).tensor_split(self.size)[rank] for tensor in tensors]
+    def share_sizes(self) -> list[int]:
+        """Elements of each parameter on a rank where every parameter is cut for itself; the last ranks have fewer."""
+        return [-(-p.numel() // self.size) for p in self.params]
+
+    def pieces(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """This rank's shares of *tensors*, one for each parameter, where every parameter is cut for itself."""
+        sizes = self.share_sizes()
+        flats = [tensor.detach().view(-1) for tensor in tensors]
+        return [flat[self.rank * n : (self.rank + 1) * n] for flat, n in zip(flats, sizes, strict=True)]
 
     def reduce(self) -> None:
         if self.size == 1:
@@ -107,7 +112,7 @@ class Optimizer:
         if not bucket.whole:
             source = [bucket.mine(bucket.weight)] if self.share else bucket.params
             return [part.detach().float().clone() for part in source]
-        parts = bucket.pieces(bucket.params, bucket.rank) if self.share else [p.detach() for p in bucket.params]
+        parts = bucket.pieces(bucket.params) if self.share else [p.detach() for p in bucket.params]
         flat = torch.empty(sum(part.numel() for part in parts), device=parts[0].device)
         masters = flat.split([part.numel() for part in parts])
         torch._foreach_copy_(list(masters), [part.flatten() for part in parts])
@@ -155,9 +160,11 @@ class Optimizer:
 
     @torch.no_grad()
     def after_backward(self) -> None:
-        """Each backward pass has ended."""
+        """Take the gradients of a backward pass that has ended; of a rank's other model chunks there are none."""
         for bucket in self.buckets if self.late else ():
             for p, view in zip(bucket.params, bucket.views, strict=True):
+                if p.grad is None:
+                    continue
                 if not (self.ddp and self.last):
                     view.add_(p.grad)
                 p.grad = None
@@ -178,7 +185,7 @@ class Optimizer:
         for bucket in self.buckets:
             if self.share:
                 whole = bucket.whole
-                gradients += bucket.pieces(bucket.views, bucket.rank) if whole else [bucket.mine(bucket.gradient)]
+                gradients += bucket.pieces(bucket.views) if whole else [bucket.mine(bucket.gradient)]
             else:
                 gradients += bucket.views
         if self.fp16:
@@ -216,24 +223,21 @@ class Optimizer:
             work.wait()
 
     def _gather_pieces(self) -> None:
-        """As nanotron (distributed.py, all_gather_coalesced): all pieces of a rank in one tensor, and back."""
+        """As nanotron (distributed.py, all_gather_coalesced): all pieces of a rank in one tensor, and back.
+
+        nanotron copies the piece of every rank by itself. Here one copy a parameter takes them all, so that the host
+        launches as many kernels on 512 replicas as on two.
+        """
         masters = iter(self.masters)
         for bucket in self.buckets:
-            mine = bucket.pieces(bucket.params, bucket.rank)
+            mine, sizes = bucket.pieces(bucket.params), bucket.share_sizes()
             torch._foreach_copy_(mine, [next(masters) for _ in mine])
             if bucket.size == 1:
                 continue
-            everyones = [bucket.pieces(bucket.params, rank) for rank in range(bucket.size)]
-            longest = sum(piece.numel() for piece in everyones[0])
-            sent, received = _flat(mine, longest), [_flat(pieces, longest) for pieces in everyones]
-            dist.all_gather(received, sent, group=bucket.group)
-            for pieces, flat in zip(everyones, received, strict=True):
-                start = 0
-                for piece in pieces:
-                    piece.copy_(flat[start : start + piece.numel()])
-                    start += piece.numel()
-
-
-def _flat(pieces: list[torch.Tensor], numel: int) -> torch.Tensor:
-    flat = torch.cat(pieces)
-    return flat if flat.numel() == numel else F.pad(flat, (0, numel - flat.numel()))
+            sent = mine[0].new_zeros(sum(sizes))
+            ends = [part[: piece.numel()] for part, piece in zip(sent.split(sizes), mine, strict=True)]
+            torch._foreach_copy_(ends, mine)
+            received = sent.new_empty(bucket.size * sum(sizes))
+            all_gather(received, sent, group=bucket.group)
+            for p, parts in zip(bucket.params, received.view(bucket.size, -1).split(sizes, dim=1), strict=True):
+                p.view(-1).copy_(parts.flatten()[: p.numel()])
