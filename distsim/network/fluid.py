@@ -89,6 +89,12 @@ class FluidNetwork:
         _FluidRun(self, lambda: self.compiler.compile_send(src_device, dst_device, nbytes, flavour, flow_key), done)
         return done
 
+    def send_channels(
+        self, src_device: str, dst_device: str, nbytes: int, flavour: str = "nccl", flow_key: int = 0
+    ) -> int:
+        """How many channels such a transfer takes."""
+        return self.compiler.compile_send(src_device, dst_device, nbytes, flavour, flow_key).channels
+
     def set_link(
         self, index: int, bandwidth_factor: float = 1.0, extra_latency_s: float = 0.0, up: bool = True
     ) -> None:

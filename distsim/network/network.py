@@ -34,6 +34,11 @@ class Network(Protocol):
         """Start a point-to-point transfer now, between two ranks that are both ready; the event is as
         above."""
 
+    def send_channels(
+        self, src_device: str, dst_device: str, nbytes: int, flavour: str = "nccl", flow_key: int = 0
+    ) -> int:
+        """How many channels such a transfer takes."""
+
     def set_link(
         self, index: int, bandwidth_factor: float = 1.0, extra_latency_s: float = 0.0, up: bool = True
     ) -> None:

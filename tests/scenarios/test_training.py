@@ -182,6 +182,16 @@ def test_a_pipeline_changes_no_number(chunks: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("on", ["dgx-h100:1", "dgx-b200:1"])
+def test_a_llama_of_two_chunks_a_rank_trains(on: str) -> None:
+    """As nanotron (before Blackwell) and as Megatron-LM: a backward pass has gradients of one chunk alone."""
+    shape = ("--layers", "4", "--hidden", "64", "--heads", "4", "--vocab", "128", "--seq", "16", "--steps", "1")
+    layout = ("--arch", "llama", "--pp", "2", "--vpp", "2", "--accum", "4")
+    program = str(FOLDER / "tp_pp.py")
+    assert run_program(RunRequest(program=program, args=(*shape, *layout), on=on, nproc_per_node=2)).exit_code == 0
+
+
+@pytest.mark.slow
 def test_ways_to_sum_and_to_cut_change_no_weight(tmp_path: Path) -> None:
     """Gradients added at once or after the backward pass, summed in buckets or whole, state cut over ranks or not."""
     ran = run_program(RunRequest(program=_program(tmp_path, OPTIMIZERS), on="ethernet-cpu:1", nproc_per_node=2))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from distsim.debug.records import CallRecord
+from distsim.debug.records import CallRecord, State
 from distsim.sim.c10d.data import Tensors
 from distsim.sim.c10d.work import SimWork
 from distsim.sim.device.operators.values import Values
@@ -46,3 +47,11 @@ class Arrival:
     """Of a call on a GPU: what is known of its values."""
     sums: list[tuple[int | None, int | None]] | None = None
     """Checksums of the inputs when the call was made, and how often torch had counted a write to each (guards.py)."""
+    on_start: Callable[[], None] | None = None
+    """Called when the other members have come too: bytes move from now on."""
+
+    def start(self, now_s: float) -> None:
+        """The other members have come too, at *now_s*."""
+        self.record.started_s, self.record.state = now_s, State.STARTED
+        if self.on_start is not None:
+            self.on_start()

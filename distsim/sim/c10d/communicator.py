@@ -92,7 +92,7 @@ class Communicator:
 
     @property
     def channels(self) -> int:
-        """How many SMs NCCL's kernels take for it, one for each channel."""
+        """How many SMs NCCL's kernels take for its collectives, one for each channel."""
         return 16 if self._crosses_nodes else 24
 
     @functools.cached_property
@@ -166,8 +166,7 @@ class Communicator:
             return
         now_s = float(self.world.env.now)
         for member in came:
-            member.record.started_s = now_s
-            member.record.state = State.STARTED
+            member.start(now_s)
         self.world.faults.on_start(came)
         plan = meeting.transfer(members)
         moved = self.world.env.timeout(0.0) if plan is None else self.world.network.collective(plan)
@@ -252,6 +251,14 @@ class Communicator:
         if self.stand_in is not None and self.stand_in[place] != place:
             self.world.traced.split_by(self.group)
 
+    def message_channels(self, source: int, destination: int, nbytes: int) -> int:
+        """How many SMs NCCL's kernel takes for a message of *nbytes* between two places, one for each channel."""
+        ends = self.devices[source], self.devices[destination]
+        return self.world.network.send_channels(*ends, nbytes, self.flavour, self._flow_key(source, destination))
+
+    def _flow_key(self, source: int, destination: int) -> int:
+        return self.key ^ (source * 65_537 + destination)
+
     def _transmit(self, send: Letter, recv: Letter) -> None:
         if check_pair(send.arrival.record, recv.arrival.record) is not None:
             self.world.stop_for_mismatch([send.arrival.work, recv.arrival.work])
@@ -259,12 +266,10 @@ class Communicator:
         assert send.source is not None
         recv.arrival.work.sender = send.source
         now_s = float(self.world.env.now)
-        for record in (send.arrival.record, recv.arrival.record):
-            record.started_s = now_s
-            record.state = State.STARTED
+        for letter in (send, recv):
+            letter.arrival.start(now_s)
         if recv.arrival.record.peer is None:
             recv.arrival.record.peer = self.group.ranks[send.source]
-        flow_key = self.key ^ (send.source * 65_537 + recv.destination)
         ends = [send.arrival, recv.arrival]
         self.world.faults.on_start(ends)
         moved: simpy.Event = self.world.network.send(
@@ -272,7 +277,7 @@ class Communicator:
             self.devices[recv.destination],
             send.arrival.record.nbytes,
             self.flavour,
-            flow_key,
+            self._flow_key(send.source, recv.destination),
         )
 
         assert moved.callbacks is not None

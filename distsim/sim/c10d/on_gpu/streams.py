@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from distsim.debug.records import P2P
+from distsim.debug.records import P2P, CallRecord
 from distsim.sim.c10d.on_gpu.flat import Flat, flat_of
 from distsim.sim.c10d.on_gpu.watchdog import Watchdog, tolerant
 from distsim.sim.c10d.on_gpu.work import GpuWork
@@ -32,6 +32,8 @@ __all__ = ["GroupStreams", "device_of"]
 Meet = Callable[[Any], None]
 Part = tuple["Arrival", GpuWork, Meet]
 """One call: its arrival, its handle, and what brings it to those of the others."""
+MOST_CHANNELS = 64
+"""Of one kernel: MAXCHANNELS of NCCL v2.30.7, src/include/device.h."""
 
 
 class GroupStreams:
@@ -91,6 +93,31 @@ class GroupStreams:
             work.flat = flat
         self._put(task, device, stream, [part], peer, flat)
 
+    def _watch_buffers(self, task: RankTask, device: Device, stream: Stream, comm: Comm, parts: Sequence[Part]) -> None:
+        """Report what is written to, or read, before *comm* has ended."""
+        for arrival, work, _ in parts:
+            used = partial(task.world.guards.used_in_flight, arrival.record)
+            outputs = work.stash[len(work.stash) - work.num_outputs :]
+            device.in_flight.began(comm, stream, work.stash, outputs, used)
+
+    def _channels(self, records: Sequence[CallRecord]) -> int:
+        """SMs of one kernel: those of the group's collectives; of messages what theirs take, which are fewer.
+
+        What goes to the rank *d* places on and what comes from the rank *d* places back is one round of NCCL's, and
+        shares its channels (src/enqueue.cc, addP2pToPlan).
+        """
+        communicator = self._communicator
+        if any(record.op not in P2P or record.peer is None for record in records):
+            return communicator.channels
+        rounds: dict[int, int] = {}
+        for record in records:
+            assert record.peer is not None
+            own, peer = (communicator.group.ranks.index(rank) for rank in (record.rank, record.peer))
+            channels = communicator.message_channels(own, peer, record.nbytes)
+            distance = (peer - own if record.op == "send" else own - peer) % len(communicator.group.ranks)
+            rounds[distance] = max(rounds.get(distance, 0), channels)
+        return min(sum(rounds.values()), MOST_CHANNELS)
+
     def _stream(self, device: Device, peer: int) -> Stream:
         """NCCL's stream of this group; of a pair of ranks for a message outside a batch, *peer* -1 where it is none."""
         stream = self._streams.get((device.index, peer))
@@ -127,6 +154,7 @@ class GroupStreams:
 
         def begin(_: Comm) -> None:
             for arrival, _, meet in parts:
+                arrival.on_start = lambda: device.timeline.meet(comm)
                 meet(arrival)
 
         def one_ended(_: Any) -> None:
@@ -137,9 +165,9 @@ class GroupStreams:
             else:
                 device.ended(comm)
 
-        load = Load(*device.model.comm_load(self._communicator.channels, self._communicator.rate_bytes_per_s))
         records = [arrival.record for arrival, _, _ in parts]
-        comm = Comm(now_s + device.model.launch_s, load, begin, records[0], records)
+        load = Load(*device.model.comm_load(self._channels(records), self._communicator.rate_bytes_per_s))
+        comm = Comm(now_s + device.model.launch_s, load, begin, records[0], records, waits=True)
         if not self._tolerant:
             comm.expires_s = min(work.expires_s for _, work, _ in parts)
             comm.explicit = any(work.has_own_limit for _, work, _ in parts)
@@ -154,12 +182,8 @@ class GroupStreams:
         if device.watchdog is not None:
             device.watchdog.watch(comm)
         self._last[device.index, peer] = stream, mark
-        guards = task.world.guards
-        if stream is not current and "buffers" in guards.watch:
-            for arrival, work, _ in parts:
-                used = partial(guards.used_in_flight, arrival.record)
-                outputs = work.stash[len(work.stash) - work.num_outputs :]
-                device.in_flight.began(comm, stream, work.stash, outputs, used)
+        if stream is not current and "buffers" in task.world.guards.watch:
+            self._watch_buffers(task, device, stream, comm, parts)
         for _, work, _ in parts:
             work.mark = mark
 

@@ -66,6 +66,8 @@ class Comm:
     """All of them: a batch has several."""
     expires_s: float = NEVER
     """When the program no longer waits for it."""
+    waits: bool = False
+    """Its peers have not come: it holds its SMs, and moves nothing through memory."""
     explicit: bool = False
     """The program has set that limit itself."""
     behind: Mark | None = None

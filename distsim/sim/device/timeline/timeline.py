@@ -4,7 +4,8 @@ A stream runs its items one after another, as CUDA's do: kernels, marks, waits f
 communication kernels, which begin when their turn comes and end when the network says so. The host only puts items
 at the end; it waits for a mark where a program synchronizes.
 
-At once: a communication kernel holds SMs and memory bandwidth from its turn on, also while it waits for its peers. A
+At once: a communication kernel holds SMs from its turn on, also while it waits for its peers, and memory bandwidth as
+soon as they have come: until then it polls flags. A
 kernel that computes on the SMs that are left is slowed by the bandwidth that is taken as well: all of it where memory
 is what limits it, FEELS of it where its own traffic only has to get through. NVIDIA/nccl issue 1428 has one A100's
 kernels beside an all_gather: a matrix product takes 1.76 times as long, attention 1.83, elementwise kernels 2.5 times.
@@ -142,6 +143,15 @@ class Timeline:
         mark.waiters.append(tell)
         self._plan()
 
+    def meet(self, comm: Comm) -> None:
+        """The peers of *comm* have come: it moves bytes from now on."""
+        if not comm.waits:
+            return
+        self._advance(float(self._env.now))
+        comm.waits = False
+        self._share()
+        self._plan()
+
     def end(self, comm: Comm) -> None:
         """The network has moved the last byte of *comm*."""
         self._advance(float(self._env.now))
@@ -205,7 +215,9 @@ class Timeline:
 
     def _share(self) -> None:
         self._compute_left = max(LEAST_SHARE, 1.0 - sum(comm.load.multiprocessors for comm in self._comms))
-        self._memory_left = max(LEAST_SHARE, 1.0 - sum(comm.load.memory_bandwidth for comm in self._comms))
+        self._memory_left = max(
+            LEAST_SHARE, 1.0 - sum(comm.load.memory_bandwidth for comm in self._comms if not comm.waits)
+        )
 
     def _rate(self, kernel: Kernel, computing: int) -> float:
         if not self._comms:
