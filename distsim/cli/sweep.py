@@ -186,10 +186,29 @@ def _table(points: list[Point], price: float | None) -> None:
     else:
         console.print(_as_table(settings, times))
         console.print(_as_table(settings, rates))
+    alike = _as_good(points) if trains else 0
+    if alike:
+        console.print(
+            f"{alike} of the others cannot be told apart from the best: what their steps may err is as large as what "
+            "lies between them"
+        )
     for point in points:
         if why := _why(point):
             named = ", ".join(f"{name}={value}" for name, value in point.settings.items())
             console.print(f"{named}: {why}", highlight=False, markup=False)
+
+
+def _as_good(points: list[Point]) -> int:
+    """How many of *points*, the best first, may be as quick as the first within what a step may err."""
+    best = points[0].result.figures
+    if not _rate(points[0]) or "step_high_s" not in best:
+        return 0
+    least = _rate(points[0]) * best["step_s"] / best["step_high_s"]
+    others = [(_rate(point), point.result.figures) for point in points[1:]]
+    return sum(
+        rate > 0.0 and "step_low_s" in found and rate * found["step_s"] >= least * found["step_low_s"]
+        for rate, found in others
+    )
 
 
 def _rate(point: Point) -> float:

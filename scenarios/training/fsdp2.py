@@ -95,7 +95,7 @@ def measured(logits: torch.Tensor, targets: torch.Tensor, metrics: torch.Tensor)
 
 
 def main() -> None:
-    args = options("FSDP2, in the manner of torchtitan", LLAMA_3_8B, does=("tp",))
+    args = options("FSDP2, in the manner of torchtitan", LLAMA_3_8B, does=("tp", "fused_norm"))
     if args.arch == "gpt" and args.tp > 1:
         refuse(f"--tp {args.tp}: here it is for a Llama (--arch llama); tp_pp.py cuts a GPT")
     device = start()

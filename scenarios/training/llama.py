@@ -10,16 +10,20 @@ from torch import nn
 
 
 class RMSNorm(nn.Module):
-    """In float32 and unfused, as torch's own was when the figures were taken (2.6)."""
+    """In float32 and unfused, as torch's own was when the figures were taken (2.6); or *fused*, in one kernel that
+    keeps no copy in float32."""
 
-    def __init__(self, hidden: int) -> None:
+    def __init__(self, hidden: int, fused: bool) -> None:
         super().__init__()
+        self.fused = fused
         self.weight = nn.Parameter(torch.ones(hidden))
 
     def reset_parameters(self) -> None:
         nn.init.ones_(self.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.fused:
+            return F.rms_norm(x, self.weight.shape, self.weight, 1e-5)
         up = x.float()
         up = up * torch.rsqrt(up.pow(2).mean(-1, keepdim=True) + 1e-5)
         return up.type_as(x) * self.weight
@@ -73,11 +77,11 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, hidden: int, heads: int, kv_heads: int, ffn: int) -> None:
+    def __init__(self, hidden: int, heads: int, kv_heads: int, ffn: int, fused_norm: bool) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(hidden)
+        self.attention_norm = RMSNorm(hidden, fused_norm)
         self.attention = Attention(hidden, heads, kv_heads)
-        self.ffn_norm = RMSNorm(hidden)
+        self.ffn_norm = RMSNorm(hidden, fused_norm)
         self.feed_forward = FeedForward(hidden, ffn)
 
     def forward(self, x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
@@ -93,9 +97,9 @@ class Llama(nn.Module):
         self.head_dim, self.seq = args.hidden // args.heads, args.seq
         self.tok_embeddings = nn.Embedding(args.vocab, args.hidden)
         self.register_buffer("turns", rotations(self.head_dim, self.seq), persistent=False)
-        shape = (args.hidden, args.heads, args.kv_heads, args.ffn)
+        shape = (args.hidden, args.heads, args.kv_heads, args.ffn, args.fused_norm)
         self.layers = nn.ModuleDict({str(n): Block(*shape) for n in range(args.layers)})
-        self.norm = RMSNorm(args.hidden)
+        self.norm = RMSNorm(args.hidden, args.fused_norm)
         self.output = nn.Linear(args.hidden, args.vocab, bias=False)
 
     @torch.no_grad()

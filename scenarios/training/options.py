@@ -69,12 +69,22 @@ def options(
     shape.add_argument("--arch", choices=archs, help="default: what the shape says, see _arch() in options.py")
     if "ep" in does:
         shape.add_argument("--experts", type=_positive, help="of a layer (default: the published of --hidden, or 8)")
+    parser.set_defaults(fused_norm=False)
+    if "fused_norm" in does:
+        shape.add_argument("--fused-norm", action="store_true", help="RMSNorm in one kernel, as torch has it since 2.9")
     batch = parser.add_argument_group("the batch")
     batch.add_argument("--seq", type=_positive, help="tokens of a sequence")
     batch.add_argument("--mbs", type=_positive, default=mbs, help="sequences of a micro-batch")
     batch.add_argument("--accum", type=_positive, default=1, help="micro-batches of a step, on each replica")
     layout = parser.add_argument_group("over how many ranks")
     layout.add_argument("--tp", type=_positive, default=1, help="tensor parallel")
+    if {"tp", "pp"} <= set(does):
+        layout.add_argument(
+            "--sequence-parallel",
+            choices=("on", "off"),
+            default="on",
+            help="cut what lies between the layers along the sequence, over the tensor parallel ranks",
+        )
     layout.add_argument("--pp", type=_positive, default=1, help="pipeline parallel")
     layout.add_argument("--vpp", type=_positive, default=1, help="model chunks a pipeline rank (interleaved)")
     layout.add_argument("--dp", type=_positive, help="data parallel (default: what the others leave)")

@@ -21,7 +21,7 @@ device = start()
 as_published(device)
 mesh = init_device_mesh(device.type, (args.pp, args.dp, args.tp), mesh_dim_names=("pp", "dp", "tp"))
 pp, dp, tp = (mesh.get_group(name) for name in ("pp", "dp", "tp"))
-cut = Tensor(tp, args.tp, mesh.get_local_rank("tp"), sequence=args.tp > 1)
+cut = Tensor(tp, args.tp, mesh.get_local_rank("tp"), sequence=args.tp > 1 and args.sequence_parallel == "on")
 
 torch.manual_seed(mesh.get_local_rank("pp") * args.tp + cut.rank)
 pipeline = Pipeline(args, pp, cut, device, lambda number, stages: Stage(args, number, stages, cut, device))

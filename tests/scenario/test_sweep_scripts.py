@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from distsim.cli.dispatch import main
-from distsim.cli.sweep import rewritten
+from distsim.cli.sweep import _as_good, rewritten
 from distsim.report.quantities import figure_name, figure_text, figure_unit
 
 TRAIN = """\
@@ -104,3 +106,20 @@ def test_a_figure_has_its_unit(name: str, value: float, text: str, people_say: s
     """Tokens per second are no seconds, shares are per cent."""
     assert (figure_text(name, value), figure_name(name)) == (text, people_say)
     assert figure_unit("tokens_per_s", 10.0) == (1.0, "number")
+
+
+def test_layouts_within_each_others_errors_are_not_told_apart() -> None:
+    """Two of three may be as quick as the best, by what their steps may err; the third is not. Without an interval
+    nothing is said."""
+
+    def point(name: int, step_s: float, spread: float | None) -> Any:
+        figures = {"step_s": step_s, "fits": 1.0, "gpus": 8.0}
+        if spread is not None:
+            figures |= {"step_low_s": step_s * (1 - spread), "step_high_s": step_s * (1 + spread)}
+        result = SimpleNamespace(figures=figures, exit_code=0, passed=True, failures=[], error=None, text="")
+        return SimpleNamespace(settings={"n": name}, result=result)
+
+    steps_s = [1.3, 1.0, 1.08, 1.12]
+    assert _as_good([point(n, step_s, 0.1) for n, step_s in enumerate(sorted(steps_s))]) == 2
+    assert _as_good([point(n, step_s, None) for n, step_s in enumerate(sorted(steps_s))]) == 0
+    assert _as_good([point(0, 1.0, 0.1), point(1, 1.3, 0.01)]) == 0

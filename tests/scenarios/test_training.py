@@ -192,6 +192,30 @@ def test_a_llama_of_two_chunks_a_rank_trains(on: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "more", "less"),
+    [
+        ("fsdp2.py", (), ("--fused-norm",)),
+        ("zero1.py", ("--tp", "2", "--sequence-parallel", "off"), ("--tp", "2")),
+        ("tp_pp.py", ("--tp", "2", "--sequence-parallel", "off"), ("--tp", "2")),
+    ],
+)
+def test_what_a_flag_saves_of_memory(program: str, more: tuple[str, ...], less: tuple[str, ...]) -> None:
+    """A norm in one kernel keeps no float32 copy; activations that are whole on each rank of TP take more."""
+    shape = ("--arch", "llama", "--layers", "4", "--hidden", "256", "--heads", "4", "--vocab", "256", "--seq", "8192")
+    peaks = []
+    for flags_of in (more, less):
+        request = RunRequest(
+            program=str(FOLDER / program), args=(*shape, "--steps", "2", *flags_of), on="dgx-h100:1", nproc_per_node=2
+        )
+        ran = run_program(request)
+        assert ran.exit_code == 0
+        assert ran.training is not None
+        peaks.append(ran.training.peak_allocated_bytes)
+    assert peaks[1] < 0.9 * peaks[0]
+
+
+@pytest.mark.slow
 def test_ways_to_sum_and_to_cut_change_no_weight(tmp_path: Path) -> None:
     """Gradients added at once or after the backward pass, summed in buckets or whole, state cut over ranks or not."""
     ran = run_program(RunRequest(program=_program(tmp_path, OPTIMIZERS), on="ethernet-cpu:1", nproc_per_node=2))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from distsim.calibration.training.intervals import Held, held, level, residuals_of
 from distsim.calibration.training.runs import Run
 
 __all__ = ["LARGEST", "MEDIANS", "MEMORY", "Summary", "summarise"]
@@ -29,6 +30,8 @@ class Summary:
     """Median absolute error of the peaks that were published."""
     unseen: float | None
     """Median absolute error of the step of those that nobody looked at before; None without one."""
+    held: Held | None
+    """How well the intervals of left out sources hold their rows; None where all rows have one source."""
     broken: list[str]
     """Every bound that does not hold, in words."""
 
@@ -53,7 +56,16 @@ def summarise(runs: Sequence[Run]) -> Summary:
             broken.append(f"{run.row.name}: memory is {run.memory_error:+.1%} off, at most {MEMORY:.0%}")
     memory = [abs(run.memory_error) for run in runs if run.memory_error is not None]
     unseen = [abs(run.step_error) for run in runs if run.row.unseen and run.step_error is not None]
-    return Summary(runs, medians, median(memory) if memory else None, median(unseen) if unseen else None, broken)
+    residuals = residuals_of(runs)
+    several = len({one.source for one in residuals}) > 1
+    return Summary(
+        runs,
+        medians,
+        median(memory) if memory else None,
+        median(unseen) if unseen else None,
+        held(residuals, level(residuals)) if several else None,
+        broken,
+    )
 
 
 def _place(run: Run) -> str:

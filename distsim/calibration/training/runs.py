@@ -40,6 +40,8 @@ class Run:
     mfu: float | None = None
     micro_batches: tuple[int, int] | None = None
     """Of the two steps that were simulated, where the row's has many more."""
+    regime: str | None = None
+    """What the errors of its step go by, as its report says."""
     failure: str = ""
     """Why there are no figures: the last line that the run wrote."""
 
@@ -159,6 +161,7 @@ def run_of(row: Row, wall_s: float, report: dict[str, Any]) -> Run:
         peak_memory_bytes=training["peak_allocated_bytes" if row.memory_of == ALLOCATED else "peak_memory_bytes"],
         tokens_per_s_per_gpu=training.get("tokens_per_s_per_gpu"),
         mfu=training.get("mfu"),
+        regime=training.get("step_regime"),
     )
 
 

@@ -92,6 +92,11 @@ def print_summary(summary: Summary, seconds: float) -> None:
     if summary.unseen is not None:
         unseen = sum(run.row.unseen for run in summary.runs)
         print(f"? ({unseen} of them) nobody looked at while the model was mended: median error {summary.unseen:.1%}")
+    if summary.held is not None:
+        print(
+            f"intervals of sources left out hold {summary.held.share:.0%} of {summary.held.rows} rows of "
+            f"{summary.held.sources} sources; their median half-width is {summary.held.half_width:.1%}"
+        )
     continued = sum(run.micro_batches is not None for run in summary.runs)
     if continued:
         print(
@@ -105,6 +110,8 @@ def print_summary(summary: Summary, seconds: float) -> None:
 
 
 def _document(summary: Summary) -> dict[str, Any]:
+    from dataclasses import asdict
+
     rows = []
     for run in summary.runs:
         row = run.row
@@ -112,6 +119,7 @@ def _document(summary: Summary) -> dict[str, Any]:
         entry |= {"flags": list(row.flags), "published_step_s": row.step_s, "published_memory_GiB": row.memory_gib}
         entry |= {"step_time_s": run.step_s, "peak_memory_bytes": run.peak_memory_bytes}
         entry |= {"tokens_per_s_per_gpu": run.tokens_per_s_per_gpu, "mfu": run.mfu, "wall_s": run.wall_s}
+        entry |= {"regime": run.regime, "source": row.source}
         entry |= {"micro_batches_simulated": run.micro_batches, "unseen": row.unseen}
         rows.append(entry | {"step_error": run.step_error, "memory_error": run.memory_error, "failure": run.failure})
     return {
@@ -120,5 +128,6 @@ def _document(summary: Summary) -> dict[str, Any]:
         "medians": summary.medians,
         "memory_median": summary.memory,
         "unseen_median": summary.unseen,
+        "intervals": None if summary.held is None else asdict(summary.held),
         "broken": summary.broken,
     }

@@ -3,7 +3,9 @@
 - `steps`: ends of an optimizer's `step`, of the rank with fewest; `first_counted`: the figures are means of the steps
   from this one (counted from 1) on; `step_times_s[]`: each the slowest rank's, from step 2 on (of a single step, that
   one's, from the first use of the GPU); `step_time_s`: their median, of the counted ones; `step_low_s`, `step_high_s`:
-  where a measured one would lie in eight cases of ten, by the errors of the exposed communication alone
+  where a measured one would lie in eight cases of ten, by the errors of published steps and of the exposed
+  communication; `step_regime`: whose errors these are (one node, many nodes, near launch-bound); `launching_s`: what
+  the host of the mean rank needs to launch a step's kernels
 - `tokens_per_step`, `tokens_how`: of all ranks together, and where that number is from; `tokens_per_s`,
   `tokens_per_s_per_gpu`
 - `model_flops`, `hardware_flops`: a step's, all GPUs together: the products of forward and backward; all that
@@ -60,6 +62,8 @@ _FIELDS = (
     "step_time_s",
     "step_low_s",
     "step_high_s",
+    "step_regime",
+    "launching_s",
     "tokens_per_step",
     "tokens_how",
     "tokens_per_s",

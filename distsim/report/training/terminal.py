@@ -13,6 +13,7 @@ from distsim.debug.words.phrases import ranks_text
 from distsim.report.tables import bar
 from distsim.report.training.gains import gains
 from distsim.report.training.memory import memory_table, shortage
+from distsim.sim.observe.step_errors import LAUNCH_BOUND, step_error
 from distsim.text.ranks import format_ranks
 from distsim.text.units import format_bytes, format_time
 
@@ -77,7 +78,9 @@ def _head(training: Training) -> RenderableType:
     if training.steps:
         lines.add_row("step", _step(training))
         if training.step_low_s is not None and training.step_high_s is not None:
-            lines.add_row("network", _sure(training.step_low_s, training.step_high_s))
+            lines.add_row("likely", _sure(training))
+        if training.step_regime == LAUNCH_BOUND:
+            lines.add_row("host", _launch_bound(training))
         lines.add_row("tokens", _tokens(training))
         use = _use(training)
         if use is not None:
@@ -139,11 +142,30 @@ def _step(training: Training) -> Text:
     return Text.assemble((format_time(training.step_time_s), "bold"), f" ({which})")
 
 
-def _sure(low_s: float, high_s: float) -> Text:
+def _sure(training: Training) -> Text:
     """Where a measured step would lie, and what that knows of."""
+    assert training.step_low_s is not None
+    assert training.step_high_s is not None
+    assert training.step_regime is not None
+    known = step_error(training.step_regime)
     return Text.assemble(
-        f"{format_time(low_s)} to {format_time(high_s)} ",
-        ("by what exposed communication may err in 8 cases of 10; what operators err comes on top", "dim"),
+        f"{format_time(training.step_low_s)} to {format_time(training.step_high_s)} ",
+        (
+            f"in 8 cases of 10, by {known.rows} published steps of {known.sources} sources ({known.regime}) and what "
+            "exposed communication may err",
+            "dim",
+        ),
+    )
+
+
+def _launch_bound(training: Training) -> Text:
+    """How much of a step the host needs for its launches."""
+    assert training.launching_s is not None
+    assert training.step_time_s is not None
+    share = training.launching_s / training.step_time_s
+    return Text.assemble(
+        (f"needs {format_time(training.launching_s)}, {share:.0%} of the step, to launch its kernels: ", "yellow"),
+        "Python, hooks and logging come on top, and may set the pace; published steps of this kind took longer",
     )
 
 

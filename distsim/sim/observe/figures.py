@@ -197,9 +197,13 @@ class Training:
     """Each the slowest rank's, from the second on; of a single step, that one's."""
     step_time_s: float | None = None
     step_low_s: float | None = None
-    """Where a measured step would lie in eight cases of ten, by the errors of what communication is exposed
-    (sureness.py); None where nothing of it was measured."""
+    """Where a measured step would lie in eight cases of ten, by the errors of published steps of its regime
+    (step_errors.py) and of what communication is exposed (sureness.py)."""
     step_high_s: float | None = None
+    step_regime: str | None = None
+    """What the errors of a step go by: one node, many nodes, near launch-bound."""
+    launching_s: float | None = None
+    """What the host of the mean rank needs to launch the kernels of a step."""
     tokens_per_step: float | None = None
     tokens_how: str = ""
     """Where the number of tokens is from."""

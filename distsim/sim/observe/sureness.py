@@ -1,12 +1,13 @@
 """How sure a run's times are: the interval of its collectives (collectives/uncertainty.py), carried to its steps.
 
 Errors of calls alike are the model's, not chance: they are added up, not averaged out. A step's interval is that of the
-communication which nothing hides on the rank that paces the others; what is hidden is taken to stay so, and computation
-to be exact.
+communication which nothing hides on the rank that paces the others, and of published steps (step_errors.py), which has
+the errors of operators, of the host and of what is taken to be hidden.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from distsim.collectives.uncertainty import Interval, interval, size_class
 from distsim.debug.records import CallRecord
 from distsim.debug.records.call_log import CallSum
 from distsim.sim.observe.figures import Training
+from distsim.sim.observe.step_errors import step_error
 from distsim.sim.outcome import CollectiveTotal
 
 if TYPE_CHECKING:
@@ -28,7 +30,8 @@ class Sureness:
 
     def __init__(self, world: World, nccl_version: str | None) -> None:
         self._world = world
-        self._known = nccl_version != "ideal"
+        self.is_known = nccl_version != "ideal"
+        """Whether its times are of a machine that one could measure."""
         self._nodes: dict[tuple[str, int | None, int | None], int] = {}
         self._factors: dict[tuple[int, str, str, str], tuple[float, float] | None] = {}
 
@@ -59,20 +62,25 @@ class Sureness:
         return self._factors[key]
 
     def _interval(self, record: CallRecord, nodes: int, flavour: str) -> Interval | None:
-        return interval(self._world.cluster, record.nbytes, nodes, 1.0, flavour, record.op) if self._known else None
+        return interval(self._world.cluster, record.nbytes, nodes, 1.0, flavour, record.op) if self.is_known else None
 
 
 def step_interval(training: Training, totals: Sequence[CollectiveTotal]) -> tuple[float, float] | None:
-    """(low_s, high_s) of a step; None where it has no communication that nothing hides, or none that was measured."""
+    """(low_s, high_s) of a step; None without a step.
+
+    The errors of its exposed communication and those of published steps of its regime have nothing to do with each
+    other: their squares are added.
+    """
     rank = training.pacing
-    if rank is None or not training.step_time_s:
+    if rank is None or not training.step_time_s or training.step_regime is None:
         return None
+    known = step_error(training.step_regime)
     sums: dict[tuple[str, str], list[float]] = {}
     for total in totals:
-        known = sums.setdefault((total.op, total.group), [0.0, 0.0, 0.0])
+        summed = sums.setdefault((total.op, total.group), [0.0, 0.0, 0.0])
         low_s, high_s = (total.low_s, total.high_s) if total.low_s is not None else (total.time_s, total.time_s)
         for place, seconds in enumerate((total.time_s, low_s, high_s or 0.0)):
-            known[place] += seconds
+            summed[place] += seconds
     low_s = high_s = training.step_time_s
     for wait in rank.waits:
         # A receive is timed as the send that it waits for.
@@ -80,4 +88,8 @@ def step_interval(training: Training, totals: Sequence[CollectiveTotal]) -> tupl
         if time_s > 0.0:
             low_s -= wait.moving_s * (1.0 - low / time_s)
             high_s += wait.moving_s * (high / time_s - 1.0)
-    return (low_s, high_s) if high_s > low_s else None
+    step_s = training.step_time_s
+    return (
+        max(0.0, step_s - math.hypot(step_s - low_s, step_s * (1.0 - known.low))),
+        step_s + math.hypot(high_s - step_s, step_s * (known.high - 1.0)),
+    )

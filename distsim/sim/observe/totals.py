@@ -58,9 +58,10 @@ def summing_up(
     backend = next((b for p in ranks for b in _backends(p)), "none")
     diagnoses = list(world.diagnoses)
     notes = [*world.notes, *_of_polls(world), *_of_launcher(world)]
-    totals = _totals(ranks, Sureness(world, request.nccl_version))
+    sureness = Sureness(world, request.nccl_version)
+    totals = _totals(ranks, sureness)
     training = training_of(world, ranks, request.tokens_per_step)
-    if training is not None and (sure := step_interval(training, totals)) is not None:
+    if training is not None and sureness.is_known and (sure := step_interval(training, totals)) is not None:
         training.step_low_s, training.step_high_s = sure
     if training is not None:
         diagnoses = [_short_of_memory(diagnosis, training) for diagnosis in diagnoses]

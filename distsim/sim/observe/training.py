@@ -36,6 +36,7 @@ from distsim.sim.observe.figures import (
 )
 from distsim.sim.observe.gpu_tracks import operator_name
 from distsim.sim.observe.reading import Reading
+from distsim.sim.observe.step_errors import regime_of
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
@@ -153,6 +154,9 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
         found.peak_dtype = _dtype(max(every, key=lambda dtype: every[dtype]))
         found.peak_flops_per_s = gpu.peak_flops.get(found.peak_dtype)
     found.operators = _operators(ends, begins, alike, found.steps, counted)
+    found.launching_s = sum(operator.count for operator in found.operators) * gpu.host_op_s
+    nodes = {world.slot_of(rank).host for process in stepping for rank in like[process]}
+    found.step_regime = regime_of(found.launching_s, found.step_time_s, len(nodes))
     _find_path(found, ends)
     if tokens_per_step is not None:
         found.tokens_per_step, found.tokens_how = tokens_per_step, "--tokens-per-step"

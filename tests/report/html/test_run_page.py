@@ -124,7 +124,7 @@ def test_the_times_say_whose_they_are_and_how_sure() -> None:
     report = report_document(finished()) | {"software": "NCCL 2.21.5, aws-ofi-nccl 1.9.1", "training": training}
     text = seen_of(report).text
     assert "software assumed: NCCL 2.21.5, aws-ofi-nccl 1.9.1" in text
-    assert "400 us a training step (300 us to 500 us in 8 cases of 10, by its exposed communication)" in text
+    assert "400 us a training step (300 us to 500 us in 8 cases of 10, by published steps)" in text
     unsure = {"step_time_s": 0.0004, "step_low_s": None, "step_high_s": None}
     text = seen_of(report | {"software": None, "training": unsure}).text
     assert "software" not in text

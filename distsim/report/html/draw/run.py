@@ -135,7 +135,7 @@ def _interval(training: Mapping[str, Any]) -> str:
     low_s, high_s = training.get("step_low_s"), training.get("step_high_s")
     if low_s is None or high_s is None:
         return ""
-    return f" ({format_time(low_s)} to {format_time(high_s)} in 8 cases of 10, by its exposed communication)"
+    return f" ({format_time(low_s)} to {format_time(high_s)} in 8 cases of 10, by published steps)"
 
 
 def _parts(document: Mapping[str, Any], picture: dict[str, Any] | None, diagnoses: Sequence[Diagnosis]) -> list[Part]:

@@ -1,0 +1,104 @@
+"""Where a measured step lies: the spread of published steps around simulated ones, by regime and source.
+
+Every source has the same weight, since the rows of one share their framework, machine and way to measure. A regime that
+few sources have is held to the others: those count as much as `HOLD` sources of its own. How far the quantiles reach is
+asked of sources that were left out: as far as `SHARE` of them needs, each against intervals that it had no part in.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from distsim.calibration.training.runs import Run
+
+__all__ = ["SHARE", "Held", "Residual", "held", "interval", "level", "residuals_of", "source_of"]
+
+SHARE = 0.8
+"""Of rows of a source that nobody fitted, in their interval."""
+HOLD = 2.0
+"""So many sources say that a regime is as all are."""
+LEVELS = tuple(0.80 + 0.01 * step for step in range(20))
+"""Shares of the known residuals between the two ends of an interval; more where too few of the unknown lie inside."""
+_REPOSITORY = re.compile(r"github(?:\.com/|:)([\w.-]+/[\w.-]+)")
+_PAPER = re.compile(r"arXiv:[\d.]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """One published step."""
+
+    source: str
+    regime: str
+    value: float
+    """Logarithm of published / simulated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How well intervals hold the rows of sources that they had no part in."""
+
+    share: float
+    rows: int
+    sources: int
+    half_width: float
+    """The median, of the simulated step."""
+
+
+def source_of(text: str) -> str:
+    """The repository or paper that a row's source names, whatever the file in it."""
+    match = _REPOSITORY.search(text) or _PAPER.search(text)
+    return match.group(match.lastindex or 0) if match else text
+
+
+def residuals_of(runs: Sequence[Run]) -> list[Residual]:
+    """Those of the rows that ran."""
+    return [
+        Residual(source_of(run.row.source), run.regime, math.log(run.row.step_s / run.step_s))
+        for run in runs
+        if run.step_s and run.regime
+    ]
+
+
+def interval(residuals: Sequence[Residual], regime: str, share: float) -> tuple[float, float]:
+    """Factors of a simulated step between which *share* of the measured ones lie; the simulated one always does."""
+    own = Counter(one.source for one in residuals if one.regime == regime)
+    others = Counter(one.source for one in residuals if one.regime != regime)
+    held = HOLD / max(1, len(others))
+    weighted = sorted(
+        (one.value, 1.0 / own[one.source] if one.regime == regime else held / others[one.source]) for one in residuals
+    )
+    total = sum(weight for _, weight in weighted)
+    low = high = 0.0
+    reached = 0.0
+    for value, weight in weighted:
+        if reached <= total * (1.0 - share) / 2:
+            low = value
+        reached += weight
+        if reached < total * (1.0 + share) / 2 or value == weighted[-1][0]:
+            high = value
+    return math.exp(min(low, 0.0)), math.exp(max(high, 0.0))
+
+
+def held(residuals: Sequence[Residual], share: float) -> Held:
+    """How many rows lie in the interval of quantiles at *share*, made without their source."""
+    inside, widths = 0, []
+    sources = {one.source for one in residuals}
+    for source in sources:
+        known = [one for one in residuals if one.source != source]
+        for one in residuals:
+            if one.source == source and known:
+                low, high = interval(known, one.regime, share)
+                inside += low <= math.exp(one.value) <= high
+                widths.append((high - low) / 2)
+    rows = max(1, len(widths))
+    return Held(inside / rows, len(widths), len(sources), median(widths) if widths else math.inf)
+
+
+def level(residuals: Sequence[Residual]) -> float:
+    """The least of `LEVELS` at which `SHARE` of the rows of left out sources lie inside; the last where none does."""
+    return next((share for share in LEVELS if held(residuals, share).share >= SHARE), LEVELS[-1])

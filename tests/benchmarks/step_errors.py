@@ -1,0 +1,54 @@
+"""Write the intervals of training steps anew, from what `distsim validate --training --json` printed.
+
+distsim validate --training --json > validation.json
+python -m tests.benchmarks.step_errors validation.json
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+from distsim.calibration.constants import data_folder
+from distsim.calibration.training.intervals import Residual, held, interval, level, source_of
+
+HEAD = """\
+# Published / simulated step: the factors between which eight of ten measured steps of a regime are to be expected, the
+# simulated step always among them. Every source has the same weight. Of {rows} rows of {sources} sources, each against
+# intervals made without its source, {share:.0%} lie inside; the median half-width is {half_width:.1%}.
+# Made by `python -m tests.benchmarks.step_errors` from `distsim validate --training --json`.
+"""
+REGIMES = ("one node", "many nodes", "near launch-bound")
+
+
+def text_of(residuals: list[Residual]) -> str:
+    """The file that holds the intervals of *residuals*."""
+    share = level(residuals)
+    known = held(residuals, share)
+    head = HEAD.format(rows=known.rows, sources=known.sources, share=known.share, half_width=known.half_width)
+    parts = [head]
+    for regime in REGIMES:
+        own = [one for one in residuals if one.regime == regime]
+        low, high = interval(residuals, regime, share)
+        sources = len({one.source for one in own})
+        parts.append(f'["{regime}"]\nlow = {low:.4f}\nhigh = {high:.4f}\nrows = {len(own)}\nsources = {sources}\n')
+    return "\n".join(parts)
+
+
+def main() -> None:
+    """Read the validation named on the command line, write the file, print it."""
+    rows = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))["rows"]
+    residuals = [
+        Residual(source_of(row["source"]), row["regime"], math.log(row["published_step_s"] / row["step_time_s"]))
+        for row in rows
+        if row["step_time_s"] and row["regime"]
+    ]
+    text = text_of(residuals)
+    (data_folder() / "training" / "step_errors.toml").write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
