@@ -1,18 +1,20 @@
 """Write the intervals of training steps anew, from what `distsim validate --training --json` printed.
 
-distsim validate --training --json > validation.json
-python -m tests.benchmarks.step_errors validation.json
+    distsim validate --training --json > validation.json
+    python -m tests.benchmarks.step_errors validation.json
+
+Peer: none, no other simulator states an interval. Aim: 80 % of the rows of left out sources lie inside.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path
 
 from distsim.calibration.constants import data_folder
 from distsim.calibration.training.intervals import Residual, held, interval, level, source_of
+from tests.benchmarks.arguments import Arguments
 
 HEAD = """\
 # Published / simulated step: the factors between which eight of ten measured steps of a regime are to be expected, the
@@ -39,7 +41,11 @@ def text_of(residuals: list[Residual]) -> str:
 
 def main() -> None:
     """Read the validation named on the command line, write the file, print it."""
-    rows = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))["rows"]
+    parser = Arguments(__doc__)
+    parser.add_argument(
+        "validation", nargs="?", type=Path, default=Path("validation.json"), help="what validate printed"
+    )
+    rows = json.loads(parser.parse_args().validation.read_text(encoding="utf-8"))["rows"]
     residuals = [
         Residual(source_of(row["source"]), row["regime"], math.log(row["published_step_s"] / row["step_time_s"]))
         for row in rows

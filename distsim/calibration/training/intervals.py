@@ -1,7 +1,8 @@
 """Where a measured step lies: the spread of published steps around simulated ones, by regime and source.
 
 Every source has the same weight, since the rows of one share their framework, machine and way to measure. A regime that
-few sources have is held to the others: those count as much as `HOLD` sources of its own. How far the quantiles reach is
+few sources have is held to the others: those count as much as `HOLD` sources of its own; what the host bounds is a
+matter of its own. How far the quantiles reach is
 asked of sources that were left out: as far as `SHARE` of them needs, each against intervals that it had no part in.
 """
 
@@ -22,6 +23,8 @@ SHARE = 0.8
 """Of rows of a source that nobody fitted, in their interval."""
 HOLD = 2.0
 """So many sources say that a regime is as all are."""
+BOUND_BY_HOST = "near launch-bound"
+"""The regime whose errors say nothing of the others, nor theirs of it, unless there is nothing else."""
 LEVELS = tuple(0.80 + 0.01 * step for step in range(20))
 """Shares of the known residuals between the two ends of an interval; more where too few of the unknown lie inside."""
 _REPOSITORY = re.compile(r"github(?:\.com/|:)([\w.-]+/[\w.-]+)")
@@ -66,22 +69,28 @@ def residuals_of(runs: Sequence[Run]) -> list[Residual]:
 
 def interval(residuals: Sequence[Residual], regime: str, share: float) -> tuple[float, float]:
     """Factors of a simulated step between which *share* of the measured ones lie; the simulated one always does."""
-    own = Counter(one.source for one in residuals if one.regime == regime)
-    others = Counter(one.source for one in residuals if one.regime != regime)
+    kin = [one for one in residuals if one.regime == regime or BOUND_BY_HOST not in (one.regime, regime)]
+    kin = kin or list(residuals)
+    own = Counter(one.source for one in kin if one.regime == regime)
+    others = Counter(one.source for one in kin if one.regime != regime)
     held = HOLD / max(1, len(others))
     weighted = sorted(
-        (one.value, 1.0 / own[one.source] if one.regime == regime else held / others[one.source]) for one in residuals
+        (one.value, 1.0 / own[one.source] if one.regime == regime else held / others[one.source]) for one in kin
     )
-    total = sum(weight for _, weight in weighted)
-    low = high = 0.0
-    reached = 0.0
-    for value, weight in weighted:
-        if reached <= total * (1.0 - share) / 2:
-            low = value
-        reached += weight
-        if reached < total * (1.0 + share) / 2 or value == weighted[-1][0]:
-            high = value
+    low, high = (_quantile(weighted, (1.0 + sign * share) / 2) for sign in (-1, 1))
     return math.exp(min(low, 0.0)), math.exp(max(high, 0.0))
+
+
+def _quantile(weighted: Sequence[tuple[float, float]], share: float) -> float:
+    """The value below which *share* of the weight lies, between sorted values in a straight line."""
+    total, reached = sum(weight for _, weight in weighted), 0.0
+    before = None
+    for value, weight in weighted:
+        at = (reached + weight / 2) / total
+        if at >= share:
+            return value if before is None else before[0] + (value - before[0]) * (share - before[1]) / (at - before[1])
+        before, reached = (value, at), reached + weight
+    return weighted[-1][0]
 
 
 def held(residuals: Sequence[Residual], share: float) -> Held:

@@ -42,6 +42,8 @@ class Run:
     """Of the two steps that were simulated, where the row's has many more."""
     regime: str | None = None
     """What the errors of its step go by, as its report says."""
+    launching_share: float | None = None
+    """Of its step, that the host needs to launch its kernels."""
     failure: str = ""
     """Why there are no figures: the last line that the run wrote."""
 
@@ -154,6 +156,7 @@ def run_of(row: Row, wall_s: float, report: dict[str, Any]) -> Run:
             f"the report of {row.program} on {row.on} has no 'training': it ran without a simulated GPU, "
             "so there is no step to compare"
         )
+    launching_s = training.get("launching_s")
     return Run(
         row,
         wall_s,
@@ -162,6 +165,7 @@ def run_of(row: Row, wall_s: float, report: dict[str, Any]) -> Run:
         tokens_per_s_per_gpu=training.get("tokens_per_s_per_gpu"),
         mfu=training.get("mfu"),
         regime=training.get("step_regime"),
+        launching_share=None if launching_s is None else launching_s / training["step_time_s"],
     )
 
 

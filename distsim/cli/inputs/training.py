@@ -119,7 +119,7 @@ def _document(summary: Summary) -> dict[str, Any]:
         entry |= {"flags": list(row.flags), "published_step_s": row.step_s, "published_memory_GiB": row.memory_gib}
         entry |= {"step_time_s": run.step_s, "peak_memory_bytes": run.peak_memory_bytes}
         entry |= {"tokens_per_s_per_gpu": run.tokens_per_s_per_gpu, "mfu": run.mfu, "wall_s": run.wall_s}
-        entry |= {"regime": run.regime, "source": row.source}
+        entry |= {"regime": run.regime, "launching_share": run.launching_share, "source": row.source}
         entry |= {"micro_batches_simulated": run.micro_batches, "unseen": row.unseen}
         rows.append(entry | {"step_error": run.step_error, "memory_error": run.memory_error, "failure": run.failure})
     return {
