@@ -186,7 +186,7 @@ def _table(points: list[Point], price: float | None) -> None:
     else:
         console.print(_as_table(settings, times))
         console.print(_as_table(settings, rates))
-    alike = _as_good(points) if trains else 0
+    alike = as_good(points) if trains else 0
     if alike:
         console.print(
             f"{alike} of the others cannot be told apart from the best: what their steps may err is as large as what "
@@ -198,7 +198,7 @@ def _table(points: list[Point], price: float | None) -> None:
             console.print(f"{named}: {why}", highlight=False, markup=False)
 
 
-def _as_good(points: list[Point]) -> int:
+def as_good(points: list[Point]) -> int:
     """How many of *points*, the best first, may be as quick as the first within what a step may err."""
     best = points[0].result.figures
     if not _rate(points[0]) or "step_high_s" not in best:

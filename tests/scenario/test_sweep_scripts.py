@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from distsim.cli.dispatch import main
-from distsim.cli.sweep import _as_good, rewritten
+from distsim.cli.sweep import as_good, rewritten
 from distsim.report.quantities import figure_name, figure_text, figure_unit
 
 TRAIN = """\
@@ -120,6 +120,6 @@ def test_layouts_within_each_others_errors_are_not_told_apart() -> None:
         return SimpleNamespace(settings={"n": name}, result=result)
 
     steps_s = [1.3, 1.0, 1.08, 1.12]
-    assert _as_good([point(n, step_s, 0.1) for n, step_s in enumerate(sorted(steps_s))]) == 2
-    assert _as_good([point(n, step_s, None) for n, step_s in enumerate(sorted(steps_s))]) == 0
-    assert _as_good([point(0, 1.0, 0.1), point(1, 1.3, 0.01)]) == 0
+    assert as_good([point(n, step_s, 0.1) for n, step_s in enumerate(sorted(steps_s))]) == 2
+    assert as_good([point(n, step_s, None) for n, step_s in enumerate(sorted(steps_s))]) == 0
+    assert as_good([point(0, 1.0, 0.1), point(1, 1.3, 0.01)]) == 0

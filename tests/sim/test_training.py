@@ -14,6 +14,7 @@ import torch.distributed as dist
 from rich.console import Console
 from torch.distributed.fsdp import fully_shard
 
+from distsim.collectives.step_errors import LAUNCH_BOUND, step_error
 from distsim.debug.records import CallRecord, Group
 from distsim.report import Summary, print_summary, report_document
 from distsim.sim import Outcome, simulate
@@ -22,7 +23,6 @@ from distsim.sim.device.timeline import Kernel, Mark, Timeline
 from distsim.sim.device.timeline.account import Account
 from distsim.sim.device.timeline.steps import Counted, Steps
 from distsim.sim.kernel.limits import Limits
-from distsim.sim.observe.step_errors import LAUNCH_BOUND, step_error
 from distsim.sim.world.conditions import Conditions
 
 TOKENS, WIDTH, WORDS = 2048, 1024, 4096

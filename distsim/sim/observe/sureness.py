@@ -11,18 +11,18 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from distsim.collectives.step_errors import LAUNCH_BOUND, step_error
 from distsim.collectives.uncertainty import Interval, interval, size_class
 from distsim.debug.records import CallRecord
 from distsim.debug.records.call_log import CallSum
 from distsim.sim.observe.figures import Training
-from distsim.sim.observe.step_errors import step_error
 from distsim.sim.outcome import CollectiveTotal
 
 if TYPE_CHECKING:
     from distsim.sim.c10d.group.questions import Questions
     from distsim.sim.world import World
 
-__all__ = ["Sureness", "step_interval"]
+__all__ = ["LAUNCH_BOUND", "Sureness", "step_error", "step_interval"]
 
 
 class Sureness:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from distsim.collectives.step_errors import regime_of
 from distsim.debug.words.phrases import ranks_text
 from distsim.sim.device.allocator.ledger import OPTIMIZER
 from distsim.sim.device.allocator.modules import Modules, family
@@ -36,7 +37,6 @@ from distsim.sim.observe.figures import (
 )
 from distsim.sim.observe.gpu_tracks import operator_name
 from distsim.sim.observe.reading import Reading
-from distsim.sim.observe.step_errors import regime_of
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
