@@ -110,9 +110,13 @@ def _left_loop(
 
 
 def _under_condition(case: Case, awaited: CallRecord, made: CallRecord) -> bool:
-    """*made* stands before *awaited* under an `if` of its own, and no other rank has ever made it."""
+    """*made* stands under an `if` of its own, before *awaited* or behind it for some ranks only, and no other rank has
+    ever made it."""
     relation = relate(made, awaited, case.index.evidence.sources)
-    if not relation.certain or relation.order is not Order.BEFORE or relation.my_guard is None:
+    before = relation.order is Order.BEFORE and relation.my_guard is not None
+    for_some = relation.mine_for_some and not relation.theirs_for_some
+    after = relation.order is Order.AFTER and relation.passed and for_some
+    if not relation.certain or not (before or after):
         return False
     return not any(
         record.site == made.site

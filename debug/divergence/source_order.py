@@ -82,6 +82,8 @@ def relate(mine: CallRecord, theirs: CallRecord, sources: Mapping[str, str]) -> 
             their_line = relation.theirs_each_round and _inevitable(their_frames[:j], sources)
             return replace(
                 relation,
+                mine_for_some=relation.mine_for_some or _asks_rank(my_frames[:i], sources),
+                theirs_for_some=relation.theirs_for_some or _asks_rank(their_frames[:j], sources),
                 passed=relation.passed and not j,
                 mine_each_round=my_line and _spelled(mine, sources),
                 theirs_each_round=their_line and _spelled(theirs, sources),
@@ -100,6 +102,16 @@ def _in_loop(frames: Sequence[Site], sources: Mapping[str, str]) -> bool:
         tree = _parse(sources[site.file]) if site.file in sources else None
         inside = tree is not None and _path(tree, site.line)
         if inside and any(step.is_loop for step in _innermost_function(inside)):
+            return True
+    return False
+
+
+def _asks_rank(frames: Sequence[Site], sources: Mapping[str, str]) -> bool:
+    """One of these lines stands under an `if` of its function that asks for the rank."""
+    for site in frames:
+        tree = _parse(sources[site.file]) if site.file in sources else None
+        inside = tree is not None and _path(tree, site.line)
+        if inside and any(step.asks_rank for step in _innermost_function(inside)):
             return True
     return False
 

@@ -62,6 +62,19 @@ _NEXT = {
 }
 
 
+_ALIKE = {
+    Kind.SHAPE_MISMATCH: (
+        "Give the tensor at {mine} one shape on every rank. Where it holds a batch: pad it to the longest (all_reduce "
+        "MAX of its length first), or leave out a short last batch (drop_last=True)."
+    ),
+    Kind.DTYPE_MISMATCH: (
+        "Use one dtype at {mine} on every rank: autocast, a default that depends on the device, or a loaded state may "
+        "choose it for each rank."
+    ),
+}
+"""Where the ranks are at one line."""
+
+
 def no_record_advice(ranks: Sequence[int]) -> str:
     """The suggestion for ranks that nothing is known of."""
     who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {format_ranks(ranks)}"
@@ -101,6 +114,11 @@ def raised_advice(who: str, exception: str, awaited: bool) -> str:
             f"Pass group_src= (or group_dst=) for a rank within the group: src= and dst= are global ranks, and rank "
             f"{stranger[1]} is not a member."
         )
+    if awaited and exception.startswith("FileNotFoundError"):
+        return (
+            f"Look for what writes that file: where another rank does, {who} may have come too early; call "
+            "dist.barrier() between the writing and the reading."
+        )
     return advice(Kind.RANK_RAISED, who=who) if awaited else f"Fix the exception of {who}."
 
 
@@ -110,6 +128,8 @@ def advice(kind: Kind, *, who: str = "the rank", mine: str = "", theirs: str = "
     if text is not None:
         spends = "spend their" if who.startswith("ranks ") else "spends its"
         return text.format(who=who, mine=mine, theirs=theirs, spends=spends)
+    if mine == theirs and kind in _ALIKE:
+        return _ALIKE[kind].format(mine=mine)
     if mine == theirs:
         return f"Make the call at {mine} alike on every rank."
     return f"Make the calls at {mine} and {theirs} alike."

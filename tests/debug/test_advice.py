@@ -13,6 +13,12 @@ from distsim.debug.words.phrases import exception_line
     ("exception", "awaited", "said"),
     [
         ("ValueError: bad", True, "Fix the exception of rank 1 first: whatever waits for it only follows from it."),
+        (
+            "FileNotFoundError: [Errno 2] a.pt",
+            True,
+            "Look for what writes that file: where another rank",
+        ),
+        ("FileNotFoundError: [Errno 2] a.pt", False, "Fix the exception of rank 1."),
         ("ValueError: bad", False, "Fix the exception of rank 1."),
         ("NotSimulated: nvidia-smi is not simulated: ask torch.cuda", False, "Ask torch.cuda."),
         ("OutOfMemoryError: CUDA out of memory. Tried to ...", True, "Let rank 1 need less: a smaller micro-batch, "),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from distsim.debug.records import Caught, Site
 from distsim.debug.records.diagnosis import Diagnosis
 from tests.debug.builders import FILE, Step, all_reduce, barrier, coll, play
@@ -102,6 +104,29 @@ dist.barrier()  #@ end
     evidence.ranks[1].caught = (Caught("OSError: gone", Site(FILE, p.handler, "<module>"), calls=2),)
     d = only(evidence)
     assert "OSError" not in d.explanation + d.suggestion
+
+
+RETRY = """
+for step in range(9):
+    for attempt in range(3):
+        try:
+            dist.all_reduce(x)  #@ call
+            break
+        except OSError:  #@ handler
+            HANDLES
+dist.barrier()  #@ end
+"""
+
+
+@pytest.mark.parametrize("handles", ["continue", "raise"])
+def test_a_retry_that_makes_a_call_again(handles: str) -> None:
+    """Rank 1 has been through the try once more than the others; a handler that raises does not go round again."""
+    p = program(RETRY.replace("HANDLES", handles))
+    evidence = play(3, lambda r: [all_reduce(p.call)] * (5 if r == 1 else 4) + [barrier(p.end)], sources={FILE: p.text})
+    evidence.ranks[1].caught = (Caught("OSError: stale", Site(FILE, p.handler, "<module>"), calls=3),)
+    d = only(evidence)
+    assert d.suggestion.startswith("Keep collectives out of the block that is tried again") == (handles == "continue")
+    assert ([site.line for site in d.causes] == [p.handler]) == (handles == "continue")
 
 
 def test_a_rank_that_ended_after_what_it_caught() -> None:

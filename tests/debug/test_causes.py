@@ -277,6 +277,48 @@ def test_what_ends_a_loop_on_some_ranks_is_the_advice(name: str) -> None:
     assert {p.lines[m] for m in ("cause", "why") if m in p.lines and (m == "why" or name != "no_sync of FSDP")} <= shown
 
 
+def test_a_loop_of_a_fixed_length_does_not_generate() -> None:
+    """A function may be named `sample`, and still go round three times on every rank: no answer ends early there."""
+    p = program("""
+def sample():
+    for _ in range(3):
+        model(x)  #@ call
+sample()
+dist.barrier()  #@ end
+""")
+    assert "synced_gpus" not in uneven(p).suggestion
+
+
+def test_a_clock_behind_two_names() -> None:
+    """The condition reads a flag, which reads a number, which reads the clock."""
+    p = program("""
+while not stop:  #@ cause
+    dist.all_reduce(x)  #@ call
+    spent = time.monotonic() - began
+    stop = spent > limit
+dist.barrier()  #@ end
+""")
+    d = uneven(p)
+    assert d.suggestion.startswith("Let rank 0 decide on the time limit and broadcast it")
+    assert [site.line for site in d.causes] == [p.cause]
+
+
+def test_a_collective_under_an_if_that_was_not_made_agrees_on_nothing() -> None:
+    """The records show no call at the line of the all_reduce: the flag stays each rank's own."""
+    p = program("""
+for batch in loader:
+    dist.all_reduce(x)  #@ call
+    if args.sync:
+        dist.all_reduce(bad)
+    if bad.item() > 0:  #@ cause
+        break
+dist.barrier()  #@ end
+""")
+    d = uneven(p)
+    assert d.suggestion.startswith("Agree on `bad.item() > 0` before any rank leaves the loop")
+    assert p.cause in [site.line for site in d.causes]
+
+
 AGREED = {
     "tensor": """
 for batch in loader:  #@ cause

@@ -13,7 +13,7 @@ from distsim.debug.records import P2P, Caught, Phase, Site
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.words.phrases import are, call_text, capital, one_line, place, ranks_text
 
-__all__ = ["caught_exception"]
+__all__ = ["caught_exception", "repeated_calls"]
 
 OUT_OF_MEMORY = "OutOfMemoryError"
 
@@ -41,6 +41,34 @@ def caught_exception(case: Case, d: Diagnosis, text: ProgramText) -> Cause | Non
     then = "ended" if over else "went on"
     says = f"{capital(who)} caught {error}{often} at {at}{after}, and {then}."
     return Cause(_cure(caught, f"{who} {have}", at, over), says, (caught.site,))
+
+
+def repeated_calls(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
+    """A culprit caught an exception in a loop, and has made calls of its `try` once more than the others."""
+    if d.call is None or d.call.op in P2P:
+        return None
+    for rank in d.culprits:
+        for caught in reversed(case.index.states[rank].caught):
+            handler = _handler(text, caught.site)
+            if handler is None or _usual(case, rank, caught):
+                continue
+            statement, clause = handler
+            ends = {type(n) for part in clause.body for n in ast.walk(part)} & {ast.Break, ast.Return, ast.Raise}
+            if ends or not any(isinstance(n, ast.For | ast.While) for n in text.around(caught.site)):
+                continue
+            block = [(statement.lineno, statement.body[-1].end_lineno or statement.lineno)]
+            own, others = _calls_at(case, d, caught.site.file, block, rank)
+            if not any(own[line] > others[line] > 0 for line in own) or any(others[n] > own[n] for n in others):
+                continue
+            name, at = caught.kind.rpartition(".")[2], place(caught.site)
+            return Cause(
+                f"Keep collectives out of the block that is tried again, or try again on all ranks: after the try, "
+                f"all_reduce (MAX) whether a rank failed. Rank {rank} caught {name} at {at} and has made the calls of "
+                "that try more often than the others.",
+                f"Rank {rank} caught {one_line(caught.error)} at {at}, and went through the try again.",
+                (caught.site,),
+            )
+    return None
 
 
 def _cure(caught: Caught, who_has: str, at: str, over: bool) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from distsim.debug.diagnosis.causes.blocks import join_block, no_sync_block
-from distsim.debug.diagnosis.causes.caught import caught_exception
+from distsim.debug.diagnosis.causes.caught import caught_exception, repeated_calls
 from distsim.debug.diagnosis.causes.cause import Cause, sides_of
+from distsim.debug.diagnosis.causes.elsewhere import awaited_key, held_lock, message_loop, skipped_init, unlike_mesh
+from distsim.debug.diagnosis.causes.guards import guard_by_rank, guarded_call
 from distsim.debug.diagnosis.causes.iterations import generation, loop_cause
 from distsim.debug.diagnosis.causes.program_text import ProgramText
 from distsim.debug.diagnosis.causes.resumed import resumed_elsewhere
@@ -34,10 +36,20 @@ SHIFTED = frozenset(
 """Kinds that follow from calls which some ranks left out, added or made in another order."""
 REORDERED = frozenset({Kind.WRONG_ORDER, Kind.OP_MISMATCH, Kind.SHAPE_MISMATCH, Kind.DTYPE_MISMATCH})
 
+ELSEWHERE = {
+    Kind.NEVER_JOINED: skipped_init,
+    Kind.HOST_STUCK: held_lock,
+    Kind.STRAGGLER: held_lock,
+    Kind.GROUP_CREATION_ORDER: unlike_mesh,
+    Kind.P2P_UNMATCHED: message_loop,
+}
+"""Kinds with one rule of their own."""
+
 
 def with_cause(case: Case, d: Diagnosis) -> Diagnosis:
     """The diagnosis with the advice that removes its cause, where the evidence shows one."""
-    if d.kind not in SHIFTED or not d.culprits or _still_runs(case, d):
+    known = d.kind in SHIFTED or d.kind in ELSEWHERE
+    if not known or not d.culprits or _still_runs(case, d):
         return d
     cause = _cause(case, d)
     if cause is None:
@@ -47,18 +59,33 @@ def with_cause(case: Case, d: Diagnosis) -> Diagnosis:
 
 
 def _cause(case: Case, d: Diagnosis) -> Cause | None:
-    text = ProgramText(case.index.evidence.sources)
-    if (cause := caught_exception(case, d, text)) is not None:
+    text = ProgramText(case.index.evidence.sources, _lines_called(case))
+    if d.kind in ELSEWHERE:
+        return ELSEWHERE[d.kind](case, d, text)
+    if (cause := repeated_calls(case, d, text) or caught_exception(case, d, text)) is not None:
+        return cause
+    if d.kind is Kind.MISSING_RANK and (cause := awaited_key(case, d, text)) is not None:
         return cause
     sides = sides_of(case, d)
     if (cause := join_block(case, d, text, sides)) is not None:
         return cause
     if d.kind in REORDERED and (cause := unordered_operands(case, d, text, sides)) is not None:
         return cause
+    one_sided = d.kind in (Kind.EXTRA_COLLECTIVE, Kind.MISSING_RANK) and bool(sides.culprits and sides.others)
+    if one_sided and (cause := guard_by_rank(text, sides, d)) is not None:
+        return cause
     uneven = d.kind is Kind.UNEVEN_ITERATIONS
     if uneven or d.kind in (Kind.MISSING_RANK, Kind.EXTRA_COLLECTIVE, *REORDERED):
         cause = generation(text, sides) or no_sync_block(text, sides) or resumed_elsewhere(text, sides)
+    if cause is None and one_sided:
+        return guarded_call(text, sides, d)
     return cause or (loop_cause(text, sides, d.culprits) if uneven else None)
+
+
+def _lines_called(case: Case) -> frozenset[tuple[str, int]]:
+    """File and line of every frame on the records."""
+    ways = {record.way for rank in case.index.states for record in case.index.records(rank)}
+    return frozenset((frame.file, frame.line) for way in ways for frame in way)
 
 
 def _still_runs(case: Case, d: Diagnosis) -> bool:

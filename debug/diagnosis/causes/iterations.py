@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 
 from distsim.debug.diagnosis.causes.cause import Cause, Sides
 from distsim.debug.diagnosis.causes.collections import BATCHES, collection_loop
-from distsim.debug.diagnosis.causes.program_text import FUNCTIONS, Decision, Loop, ProgramText, words_of
+from distsim.debug.diagnosis.causes.program_text import FUNCTIONS, Decision, Loop, ProgramText, shortened, words_of
 from distsim.debug.diagnosis.causes.resumed import first_step, same_start
 from distsim.debug.records import Site
 from distsim.debug.words.phrases import place
 
-__all__ = ["generation", "loop_cause", "signal_flags"]
+__all__ = ["by_itself", "generation", "header_cause", "loop_cause", "signal_flags"]
 
 GENERATES = re.compile(r"generat|decod|sampl|rollout|beam|infer", re.IGNORECASE)
 ENDS_ANSWER = re.compile(r"(^|_)eos|end_of|stop_(token|id)|max_new|(un)?finished|max_len", re.IGNORECASE)
@@ -21,8 +21,6 @@ CLOCKS = frozenset(
     {"time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns", "now", "elapsed"}
 )
 FILES = frozenset({"exists", "isfile", "is_file", "stat", "listdir", "glob"})
-LONGEST = 44
-"""Letters of a condition that a suggestion holds."""
 
 
 def generation(text: ProgramText, sides: Sides) -> Cause | None:
@@ -33,7 +31,7 @@ def generation(text: ProgramText, sides: Sides) -> Cause | None:
             name = site.function if function is None else getattr(function, "name", "")
             leaving = [d for d in text.decisions(site.file, loop, counted=True) if d.leaves]
             ends = [d for d in leaving if _ends_answer(text, d)]
-            if not GENERATES.search(name) and not ends:
+            if not ends and not (GENERATES.search(name) and (leaving or not _fixed_length(loop))):
                 continue
             return Cause(
                 "Keep all ranks in the generation loop until the last is done: synced_gpus=True in generate(), or "
@@ -46,6 +44,13 @@ def generation(text: ProgramText, sides: Sides) -> Cause | None:
         if below is not None and "generation" in below.file:
             return Cause("Pass synced_gpus=True to generate(): all ranks go on until the longest answer is done.")
     return None
+
+
+def _fixed_length(loop: Loop) -> bool:
+    """`for _ in range(3)`: as many rounds on every rank."""
+    over = None if isinstance(loop, ast.While) else loop.iter
+    is_range = isinstance(over, ast.Call) and words_of(over.func) == {"range"}
+    return is_range and isinstance(over, ast.Call) and all(isinstance(a, ast.Constant) for a in over.args)
 
 
 def _ends_answer(text: ProgramText, decision: Decision) -> bool:
@@ -71,20 +76,20 @@ def loop_cause(text: ProgramText, sides: Sides, ranks: Sequence[int]) -> Cause |
                 lines=(decision.site, flags[flag]),
             )
     for decision in decisions:
-        if (cause := _by_itself(decision)) is not None:
+        if (cause := by_itself(decision)) is not None:
             return cause
     header = None
     if apart:
         header = collection_loop(text, *loops[0], ranks, longer)
     if header is None and loops:
-        header = _by_header(text, *loops[0])
+        header = header_cause(text, *loops[0])
     return _by_decision(decisions, header) if decisions else header
 
 
 def _by_decision(decisions: Sequence[Decision], header: Cause | None) -> Cause:
     """Conditions that no rule knows more of: the text does not show that they differ between ranks."""
     first, *more = decisions
-    shown, also = _short(first.text), "".join(f", or `{_short(d.text)}` at {place(d.site)}" for d in more[:1])
+    shown, also = shortened(first.text), "".join(f", or `{shortened(d.text)}` at {place(d.site)}" for d in more[:1])
     if first.leaves:
         cure = (
             f"Agree on `{shown}` before any rank leaves the loop: all_reduce it, or let rank 0 decide and broadcast. "
@@ -103,7 +108,8 @@ def _by_decision(decisions: Sequence[Decision], header: Cause | None) -> Cause:
     )
 
 
-def _by_itself(decision: Decision) -> Cause | None:
+def by_itself(decision: Decision) -> Cause | None:
+    """The cause where the condition reads a clock or looks for a file."""
     at = place(decision.site)
     if decision.words & CLOCKS:
         return Cause(
@@ -119,16 +125,17 @@ def _by_itself(decision: Decision) -> Cause | None:
     return None
 
 
-def _by_header(text: ProgramText, site: Site, loop: Loop) -> Cause | None:
+def header_cause(text: ProgramText, site: Site, loop: Loop) -> Cause | None:
+    """What the loop runs over, where nothing in it decides how often."""
     header = Site(site.file, loop.lineno, "")
     at = place(header)
     if (start := first_step(text, site, loop)) is not None:
         return same_start(start, header)
     if isinstance(loop, ast.While):
-        shown = _short(ast.unparse(loop.test))
+        shown = shortened(ast.unparse(loop.test))
         return Cause(f"Make `while {shown}` at {at} end in the same round on every rank.", lines=(header,))
     over = ast.unparse(loop.iter)
-    shown = _short(over)
+    shown = shortened(over)
     bound = loop.iter if isinstance(loop.iter, ast.Call) and words_of(loop.iter.func) == {"range"} else None
     names = words_of(loop.iter) - {"range", "enumerate", "zip", "len"}
     if not names:
@@ -180,7 +187,3 @@ def _set_by(tree: ast.Module, handler: ast.expr) -> Iterator[str]:
             word = getattr(base, "attr", getattr(base, "id", None))
             if word is not None:
                 yield word
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."

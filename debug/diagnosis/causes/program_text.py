@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from distsim.debug.records import Site
 
-__all__ = ["Decision", "Loop", "ProgramText", "words_of"]
+__all__ = ["Decision", "Loop", "ProgramText", "shortened", "words_of"]
 
 Loop = ast.For | ast.AsyncFor | ast.While
 AGREEING = frozenset({"all_reduce", "broadcast", "all_gather_object", "broadcast_object_list", "all_gather"})
 """Collectives after which all ranks hold the same value in their first argument."""
+LONGEST = 44
+"""Letters of a condition that a suggestion holds."""
+DEEPEST = 3
+"""Assignments between a condition and the value that it depends on."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
@@ -33,8 +38,10 @@ class Decision:
 class ProgramText:
     """Syntax trees of the files of one evidence."""
 
-    def __init__(self, sources: Mapping[str, str]) -> None:
+    def __init__(self, sources: Mapping[str, str], called: frozenset[tuple[str, int]] | None = None) -> None:
+        """*called*: file and line of every frame on the records; None where a call in the text counts as made."""
         self._sources = sources
+        self._called = called
 
     def tree(self, file: str) -> ast.Module | None:
         """The syntax tree of *file*; None where its text is not known, or is not Python."""
@@ -46,6 +53,10 @@ class ProgramText:
         for file in self._sources:
             if (tree := self.tree(file)) is not None:
                 yield file, tree
+
+    def mentions(self, pattern: re.Pattern[str]) -> bool:
+        """*pattern* occurs in one of the files."""
+        return any(pattern.search(source) for source in self._sources.values())
 
     def line(self, site: Site) -> str:
         """The text of a line."""
@@ -86,9 +97,7 @@ class ProgramText:
             if not counted and self._agreed(file, loop, test, line):
                 continue
             words = words_of(test)
-            for name, value in _assigned(loop):
-                if name in words:
-                    words |= words_of(value)
+            words = _through_assignments(words, loop)
             for function in self._functions(file, words):
                 words |= words_of(function)
             met.append(Decision(Site(file, line, ""), ast.unparse(test), words, leaves))
@@ -97,14 +106,54 @@ class ProgramText:
     def _agreed(self, file: str, loop: Loop, test: ast.expr, line: int) -> bool:
         """Each part of *test* reads what a collective above it in the loop has written, or a function that answers
         with such a value."""
-        written = _written_by_collectives(loop, line)
-        agreed = {function.name for function in self._functions(file, words_of(loop)) if _answers_alike(function)}
+        written = self._written_by_collectives(file, loop, line)
+        agreed = {f.name for f in self._functions(file, words_of(loop)) if self._answers_alike(file, f)}
         for name, value in _assigned(loop):
             words = words_of(value)
             if words & agreed or any(written.get(word, value.lineno) < value.lineno for word in words):
                 written.setdefault(name, value.lineno)
         parts = test.values if isinstance(test, ast.BoolOp) else [test]
         return all(words_of(part) & (written.keys() | agreed) for part in parts)
+
+    def agreed_above(self, site: Site, test: ast.expr) -> bool:
+        """A collective above *test* in the function, or the module, of *site* has written what it reads."""
+        tree = self.tree(site.file)
+        function = next((n for n in self.around(site) if isinstance(n, FUNCTIONS)), tree)
+        if function is None:
+            return False
+        written = self._written_by_collectives(site.file, function, test.lineno)
+        return bool(_through_assignments(words_of(test), function) & written.keys())
+
+    def words_through(self, site: Site, test: ast.expr) -> frozenset[str]:
+        """Names that *test* reads, through assignments in the function, or the module, of *site*."""
+        scope = next((n for n in self.around(site) if isinstance(n, FUNCTIONS)), self.tree(site.file))
+        return words_of(test) if scope is None else _through_assignments(words_of(test), scope)
+
+    def _written_by_collectives(self, file: str, scope: ast.AST, until: int) -> dict[str, int]:
+        """Names of tensors and lists that collectives of *scope* have written for all ranks, and the first line of
+        each. One under an `if` that no record shows was not made."""
+        written: dict[str, int] = {}
+        for call in ast.walk(scope):
+            if not isinstance(call, ast.Call) or not call.args or call.lineno > until:
+                continue
+            if _name(call.func) in AGREEING and not self._left_out(file, scope, call):
+                written.setdefault(_name(call.args[0]), call.lineno)
+        written.pop("", None)
+        return written
+
+    def _left_out(self, file: str, scope: ast.AST, call: ast.Call) -> bool:
+        """An `if` of *scope* stands around *call*, and no record shows its line."""
+        lines = range(call.lineno, (call.end_lineno or call.lineno) + 1)
+        if self._called is None or any((file, line) in self._called for line in lines):
+            return False
+        ifs = [node for node in ast.walk(scope) if isinstance(node, ast.If)]
+        return any(node.lineno <= call.lineno <= (node.end_lineno or 0) for node in ifs)
+
+    def _answers_alike(self, file: str, function: ast.FunctionDef) -> bool:
+        """What *function* returns is read out of what a collective in it has written."""
+        written = self._written_by_collectives(file, function, function.end_lineno or 0)
+        values = [node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value is not None]
+        return bool(values) and all(words_of(value) & written.keys() for value in values)
 
     def _functions(self, file: str, names: frozenset[str]) -> list[ast.FunctionDef]:
         tree = self.tree(file)
@@ -153,26 +202,14 @@ class ProgramText:
         return met
 
 
-def _written_by_collectives(scope: ast.AST, until: int) -> dict[str, int]:
-    """Names of tensors and lists that collectives of *scope* write for all ranks, and the first line of each."""
-    written: dict[str, int] = {}
-    for call in ast.walk(scope):
-        if isinstance(call, ast.Call) and call.args and call.lineno <= until and _name(call.func) in AGREEING:
-            written.setdefault(_name(call.args[0]), call.lineno)
-    written.pop("", None)
-    return written
-
-
-def _answers_alike(function: ast.FunctionDef) -> bool:
-    """What *function* returns is read out of what a collective in it has written."""
-    written = _written_by_collectives(function, function.end_lineno or 0)
-    returns = [node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value is not None]
-    return bool(returns) and all(words_of(value) & written.keys() for value in returns)
-
-
 def _name(node: ast.expr) -> str:
     """The last word of a name: `all_reduce` of `dist.all_reduce`."""
     return str(getattr(node, "attr", getattr(node, "id", "")))
+
+
+def shortened(text: str) -> str:
+    """The first letters of a condition, as many as a suggestion holds."""
+    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
 def words_of(node: ast.AST) -> frozenset[str]:
@@ -255,6 +292,14 @@ def _counts(test: ast.expr, counters: frozenset[str]) -> bool:
         return False
     ends = [words_of(end) for end in (test.left, *test.comparators)]
     return any(words and words <= counters for words in ends)
+
+
+def _through_assignments(words: frozenset[str], scope: ast.AST) -> frozenset[str]:
+    """*words*, and what the assignments of *scope* to them read in turn."""
+    assigned = _assigned(scope)
+    for _ in range(DEEPEST):
+        words = words.union(*(words_of(value) for name, value in assigned if name in words))
+    return words
 
 
 def _assigned(scope: ast.AST) -> list[tuple[str, ast.expr]]:

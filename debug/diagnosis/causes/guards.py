@@ -1,0 +1,123 @@
+"""Calls under an `if` whose condition differs between ranks: the branch that one side took and the other did not."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+
+from distsim.debug.diagnosis.causes.cause import Cause, Sides
+from distsim.debug.diagnosis.causes.iterations import by_itself
+from distsim.debug.diagnosis.causes.program_text import FUNCTIONS, Decision, ProgramText, shortened, words_of
+from distsim.debug.divergence.source_order import RANK
+from distsim.debug.records import Site
+from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.kinds import Kind
+from distsim.debug.words.phrases import place
+
+__all__ = ["guard_by_rank", "guard_decision", "guarded_call"]
+
+DDP = re.compile(r"\bDistributedDataParallel\b|\bDDP\(")
+SHARDED = re.compile(r"\bfully_shard\b|\bFullyShardedDataParallel\b|\bFSDP\(|\bdeepspeed\b")
+
+
+def guard_by_rank(text: ProgramText, sides: Sides, d: Diagnosis) -> Cause | None:
+    """The call of one side stands under an `if` that asks for the rank."""
+    for guard in _guards(text, *_guarded(sides, d)):
+        if RANK.search(guard.text) is None:
+            continue
+        call = _guarded(sides, d)[0][0]
+        at, shown = place(call), f"`if {shortened(guard.text)}` at {place(guard.site)}"
+        cure = f"Make the call at {at} on every rank, or on none: it stands under {shown}."
+        if not _spelled(text, call, d) and text.mentions(SHARDED):
+            cure += " The forward of a sharded model gathers its parameters from all ranks: every rank must run it."
+        elif not _spelled(text, call, d) and text.mentions(DDP):
+            cure += " Where the model is in DDP, model.module has no collectives: validate and save with that."
+        return Cause(cure, lines=(guard.site,))
+    return None
+
+
+def guarded_call(text: ProgramText, sides: Sides, d: Diagnosis) -> Cause | None:
+    """The call of one side stands under an `if` that each rank may decide for itself."""
+    decision = guard_decision(text, *_guarded(sides, d))
+    if decision is None:
+        return None
+    call = _guarded(sides, d)[0][0]
+    if (cause := by_itself(decision)) is not None:
+        return cause
+    shown = f"`{shortened(decision.text)}` at {place(decision.site)}"
+    if decision.words >= {"grad"} and "None" in decision.text:
+        return Cause(
+            f"Reduce every parameter's gradient on every rank (zeros where it is None): {shown} may leave out the "
+            f"call at {place(call)} on some ranks.",
+            lines=(decision.site,),
+        )
+    return Cause(
+        f"Agree on {shown} first (all_reduce it, or let rank 0 decide and broadcast), or make the call at "
+        f"{place(call)} whatever it says: each rank may decide it for itself.",
+        lines=(decision.site,),
+    )
+
+
+def guard_decision(text: ProgramText, frames: Sequence[Site], outside: Sequence[Site]) -> Decision | None:
+    """The innermost condition around *frames*, and not around *outside*, that the ranks have not agreed on."""
+    for guard in _guards(text, frames, outside):
+        test = ast.parse(guard.text, mode="eval").body
+        ast.copy_location(test, ast.Constant(0, lineno=guard.site.line, col_offset=0))
+        if not words_of(test) or _counts_rounds(text, guard, test) or text.agreed_above(guard.site, test):
+            continue
+        return guard
+    return None
+
+
+def _guarded(sides: Sides, d: Diagnosis) -> tuple[Sequence[Site], Sequence[Site]]:
+    """The frames of the call that not all make, and those of the other side."""
+    if d.kind is Kind.MISSING_RANK:
+        return sides.others, sides.culprits
+    return sides.culprits, sides.others
+
+
+def _spelled(text: ProgramText, site: Site, d: Diagnosis) -> bool:
+    """The line names the collective itself: no model makes it there."""
+    return d.call is not None and re.search(rf"\b{re.escape(d.call.op)}", text.line(site)) is not None
+
+
+def _guards(text: ProgramText, frames: Sequence[Site], outside: Sequence[Site]) -> Iterator[Decision]:
+    """Conditions around *frames* whose branch no line of *outside* is in, innermost first. Where both are at one line,
+    in other rounds, those within its innermost loop."""
+    for frame in frames:
+        alike = any((o.file, o.line) == (frame.file, frame.line) for o in outside)
+        for node in text.around(frame):
+            if isinstance(node, ast.For | ast.AsyncFor | ast.While) and alike:
+                break
+            if not isinstance(node, ast.If):
+                continue
+            block = next((b for b in (node.body, node.orelse) if _holds(b, frame.line)), None)
+            if block is None:
+                continue
+            if not alike and any(o.file == frame.file and _holds(block, o.line) for o in outside):
+                continue
+            yield _decision(text, frame, node)
+        if alike:
+            return
+
+
+def _holds(block: Sequence[ast.stmt], line: int) -> bool:
+    return bool(block) and block[0].lineno <= line <= (block[-1].end_lineno or 0)
+
+
+def _decision(text: ProgramText, frame: Site, node: ast.If) -> Decision:
+    words = text.words_through(frame, node.test)
+    return Decision(Site(frame.file, node.lineno, frame.function), ast.unparse(node.test), words, leaves=False)
+
+
+def _counts_rounds(text: ProgramText, guard: Decision, test: ast.expr) -> bool:
+    """The condition reads only counters of the loops around it, and constants of the module."""
+    counters: frozenset[str] = frozenset()
+    for node in text.around(guard.site):
+        if isinstance(node, ast.For | ast.AsyncFor):
+            counters |= words_of(node.target)
+        if isinstance(node, FUNCTIONS):
+            break
+    words = {w for w in words_of(test) if not w.isupper()}
+    return bool(words & counters) and words <= counters
