@@ -56,7 +56,8 @@ class RunOptions:
         metadata=_about(
             "look for silent wrong results where values are real: replicas that drift apart, gradients that no call "
             "reduced, one batch on all ranks (docs/silent.md). watch reports them after the verdict; strict makes an "
-            "error among them exit code 5 (default: watch in a simulation of up to 64 ranks, off for a real job)",
+            "error among them exit code 5 (default: watch in a simulation of up to 64 ranks; real jobs are not "
+            "searched)",
             Silent,
         ),
     )

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from distsim.debug.diagnosis.silent.finding import SilentFinding
+from distsim.cli import main
+from distsim.debug.diagnosis.silent.finding import SilentFinding, SilentKind
 from distsim.sim.run import RunRequest, run_program
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -15,6 +16,13 @@ FAULTY = {
     "s01_skip_load": "replicas_differ_at_start",
     "s03_update_one": "changed_outside_step",
     "s13_wrong_group": "replicas_differ_at_start",
+    "s05_tp_batches": "replicate_is_not",
+    "s07_sp_layernorm": "replicas_diverge",
+    "s09_div_twice": "gradient_scale",
+    "s10_same_batch": "same_batch",
+    "s12_gather_alias": "aliased_outputs",
+    "s14_dropout_differs": "dropout_differs",
+    "s18_token_norm": "tokens_weigh_differently",
     "s16_opt_state": "optimizer_state_differs",
     "s24_no_sync_always": "replicas_diverge",
     "s25_bypass_ddp": "replicas_diverge",
@@ -72,3 +80,15 @@ def test_strict_makes_an_error_an_exit_code() -> None:
 def test_off_looks_at_nothing() -> None:
     """Without the search there is no finding."""
     assert findings("s01_skip_load", silent="off") == (0, [])
+
+
+def test_a_real_job_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """A search that does not take place is not promised."""
+    assert main(["run", "--on", "gloo", "--silent", "watch", str(PROGRAMS / "s01_skip_load.py")]) == 2
+    assert "--silent watch: only simulations are searched" in capsys.readouterr().err
+
+
+def test_every_kind_has_its_section_in_the_documentation() -> None:
+    """A report's `see` leads somewhere."""
+    text = (Path(__file__).parents[2] / "docs" / "silent.md").read_text(encoding="utf-8")
+    assert [kind.value for kind in SilentKind if f"\n## {kind.value}\n" not in text] == []

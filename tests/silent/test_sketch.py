@@ -82,6 +82,14 @@ def test_a_storage_that_was_read_can_still_be_resized() -> None:
     tensor.untyped_storage().resize_(0)
 
 
+def test_an_array_keeps_its_tensor_alive() -> None:
+    """The values of a temporary (the state of a generator) stay as they were when it is gone."""
+    values = array_of(torch.full((1 << 20,), 7.0))
+    assert values is not None
+    torch.full((1 << 20,), 8.0)
+    assert (values == 7.0).all()
+
+
 def test_constants_are_known() -> None:
     """Zeros of a bias and ones of a norm say nothing of replicas."""
     assert is_constant(torch.ones(5))

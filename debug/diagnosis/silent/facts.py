@@ -17,7 +17,9 @@ from distsim.debug.records import Site
 __all__ = [
     "BufferFact",
     "CallSum",
+    "ClipFact",
     "DropoutFact",
+    "EpochFact",
     "InputFact",
     "LossFact",
     "ParameterFact",
@@ -38,7 +40,10 @@ class Pass(enum.StrEnum):
 
     FORWARD = "forward"
     BACKWARD = "backward"
+    REDUCTION = "reduction"
+    """After a backward pass, before the step."""
     BETWEEN = "between"
+    """Before the first backward pass of a step."""
 
 
 @dataclass(slots=True)
@@ -107,17 +112,42 @@ class LossFact:
     """One call of a loss function: how much each counted target weighs in the gradient."""
 
     reduction: str
+    """`mean`, `sum`, or `none`: nobody knows what this backward pass began with."""
     targets: int
     """Counted: without those that are ignored."""
-    weight: Vector | None = None
-    """The gradient that came in at the scalar, as its first element; None: no backward pass came here."""
+    weight: float | None = None
+    """The gradient that came in at the scalar; None: no backward pass came here."""
+    counts_tokens: bool = False
+    """Its targets are classes, of which some may be ignored."""
+    site: Site | None = None
+
+
+@dataclass(slots=True)
+class ClipFact:
+    """One clipping of gradients."""
+
+    limit: float
+    norm: float | None
+    is_plain: bool
+    """The norm is of plain tensors; that of DTensors is the same on all ranks."""
+    site: Site | None = None
+
+
+@dataclass(slots=True)
+class EpochFact:
+    """One pass over data that a DistributedSampler shuffles."""
+
+    sampler: int
+    """Number of the sampler on its rank."""
+    epoch: int
     site: Site | None = None
 
 
 @dataclass(slots=True)
 class PlacementFact:
-    """A tensor that `DTensor.from_local` was told to be replicated."""
+    """An input of a module that is declared to be replicated."""
 
+    module: str
     ranks: tuple[int, ...]
     vector: Vector
     shape: tuple[int, ...]
@@ -156,12 +186,8 @@ class Window:
     buffers: list[BufferFact] = field(default_factory=list)
     aliased: list[tuple[str, tuple[int, ...], Site | None]] = field(default_factory=list)
     """Operation, ranks and line of calls whose outputs share memory."""
-    clips: list[tuple[float, Vector, bool, Site | None]] = field(default_factory=list)
-    """Limit, norm (as its first element), whether tensors were plain, and line of each clipping of gradients."""
-    epochs: list[tuple[int, int, Site | None]] = field(default_factory=list)
-    """Sampler, epoch and line of each pass over shuffled data."""
-    lost_writes: list[tuple[str, Site | None]] = field(default_factory=list)
-    """Unsharded FSDP parameters that were written to before their shards were taken."""
+    clips: list[ClipFact] = field(default_factory=list)
+    epochs: list[EpochFact] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -27,6 +27,20 @@ class SilentKind(enum.StrEnum):
     CHANGED_OUTSIDE_STEP = "changed_outside_step"
     HYPERPARAMETER_DIFFERS = "hyperparameter_differs"
     OPTIMIZER_STATE_DIFFERS = "optimizer_state_differs"
+    ALIASED_OUTPUTS = "aliased_outputs"
+    GRADIENT_REDUCE_OP = "gradient_reduce_op"
+    REPLICATE_IS_NOT = "replicate_is_not"
+    SAME_BATCH = "same_batch"
+    MODE_DIFFERS = "mode_differs"
+    EPOCHS_ALIKE = "epochs_alike"
+    STEP_WITHOUT_GRADIENTS = "step_without_gradients"
+    GRADIENT_SCALE = "gradient_scale"
+    MIXED_SCALE = "mixed_scale"
+    TOKENS_WEIGH_DIFFERENTLY = "tokens_weigh_differently"
+    DROPOUT_DIFFERS = "dropout_differs"
+    EQUAL_DROPOUT = "equal_dropout"
+    CLIPPED_BY_LOCAL_NORM = "clipped_by_local_norm"
+    TIED_NOT_SYNCHRONIZED = "tied_not_synchronized"
 
     @property
     def label(self) -> str:

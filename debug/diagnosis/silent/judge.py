@@ -22,6 +22,11 @@ CONSEQUENCES = {
             SilentKind.HYPERPARAMETER_DIFFERS,
             SilentKind.OPTIMIZER_STATE_DIFFERS,
             SilentKind.CHANGED_OUTSIDE_STEP,
+            SilentKind.GRADIENT_REDUCE_OP,
+            SilentKind.REPLICATE_IS_NOT,
+            SilentKind.MODE_DIFFERS,
+            SilentKind.DROPOUT_DIFFERS,
+            SilentKind.CLIPPED_BY_LOCAL_NORM,
         }
     ),
     SilentKind.OPTIMIZER_STATE_DIFFERS: frozenset(

@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from distsim.debug.diagnosis.silent.facts import StepFact
+from distsim.debug.diagnosis.silent.facts import CallSum, Pass, StepFact
 from distsim.debug.diagnosis.silent.view import Key, View, clusters, differ, norm
 
-__all__ = ["Evidence", "ReplicaSet", "replica_sets"]
+__all__ = ["Evidence", "ReplicaSet", "activation_groups", "replica_sets"]
 
 
 class Evidence(enum.IntEnum):
@@ -20,6 +20,8 @@ class Evidence(enum.IntEnum):
     MESH = 2
     REDUCED = 3
     EQUALIZED = 4
+    ACTIVATIONS = 5
+    BULK = 6
 
     @property
     def is_proof(self) -> bool:
@@ -41,6 +43,10 @@ _SENTENCES = {
     Evidence.DDP: "DistributedDataParallel keeps {tensor} equal on {ranks}.",
     Evidence.MESH: "The placements of {tensor} say that {ranks} hold the same values.",
     Evidence.REDUCED: "The gradient of {tensor} is all-reduced over {ranks}.",
+    Evidence.ACTIVATIONS: "{ranks} exchange activations in forward or backward, and {tensor} was equal on them at the "
+    "start.",
+    Evidence.BULK: "Most gradients of this optimizer are reduced over {ranks}, and {tensor} was equal on them at the "
+    "start.",
     Evidence.EQUALIZED: "The gradients of {tensor} on {ranks} are made equal before the step.",
 }
 
@@ -129,4 +135,109 @@ def _equalized(view: View, key: Key, ranks: list[int], steps: dict[int, StepFact
             yield ReplicaSet(key, group, Evidence.EQUALIZED)
 
 
-SOURCES: tuple[Source, ...] = (of_ddp, of_mesh, of_reduced_gradients, of_equalized_gradients)
+def of_activations(view: View) -> Iterator[ReplicaSet]:
+    """A parameter that began equal on ranks that exchange activations: tensor or sequence parallelism."""
+    groups = activation_groups(view)
+    experts = _ranks_of_experts(view)
+    for key, facts in view.parameters.items():
+        for group in groups:
+            ranks = tuple(rank for rank in group if rank in facts)
+            if len(ranks) > 1 and experts.isdisjoint(ranks) and _began_equal(view, key, ranks):
+                yield ReplicaSet(key, ranks, Evidence.ACTIVATIONS)
+
+
+SYMMETRIC = frozenset(
+    {
+        *("all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_into_tensor", "all_gather_coalesced"),
+        *("all_gather_into_tensor_coalesced", "reduce_scatter", "reduce_scatter_tensor"),
+        "reduce_scatter_tensor_coalesced",
+    }
+)
+"""Operations in which all ranks have the same part."""
+
+
+def activation_groups(view: View) -> list[tuple[int, ...]]:
+    """Groups of ranks that exchange activations inside of forward or backward, but those of DDP."""
+    data_parallel = {fact.ddp for facts in view.parameters.values() for fact in facts.values()}
+    groups = {
+        tuple(sorted(call.ranks))
+        for call in _calls(view)
+        if call.pass_ in (Pass.FORWARD, Pass.BACKWARD) and call.op in SYMMETRIC and not call.by_torch
+    }
+    return sorted(group for group in groups if len(group) > 1 and group not in data_parallel)
+
+
+def _calls(view: View) -> Iterator[CallSum]:
+    for rank in view.facts:
+        for window in view.windows(rank):
+            yield from window.calls
+
+
+def _ranks_of_experts(view: View) -> set[int]:
+    """Ranks that exchange tokens by all_to_all in forward: what they do not reduce may be experts."""
+    ranks: set[int] = set()
+    for call in _calls(view):
+        if call.op.startswith("all_to_all") and call.pass_ in (Pass.FORWARD, Pass.BACKWARD):
+            ranks.update(call.ranks)
+    return ranks
+
+
+def _began_equal(view: View, key: Key, ranks: tuple[int, ...]) -> bool:
+    """Whether a parameter was equal before the first step, and not by chance: zeros and ones count only where all
+    parameters of their module are equal, or they may be the bias of a sharded weight."""
+    facts, steps = view.parameters[key], view.steps.get((key.optimizer, 1), {})
+    if any(facts[rank].mesh for rank in ranks) or not _is_equal(view, key, ranks, steps):
+        return False
+    if not any(facts[rank].constant for rank in ranks):
+        return True
+    module = facts[ranks[0]].module
+    siblings = {
+        other
+        for rank in ranks
+        for other, number in view.numbers[rank].items()
+        if view.facts[rank].parameters[number].module == module and other.optimizer == key.optimizer
+    }
+    return all(_is_equal(view, other, ranks, steps) for other in siblings)
+
+
+def _is_equal(view: View, key: Key, ranks: tuple[int, ...], steps: dict[int, StepFact]) -> bool:
+    before = view.vectors("before", steps, key, ranks)
+    return before is not None and not differ(before)
+
+
+def of_bulk_reductions(view: View) -> Iterator[ReplicaSet]:
+    """A parameter that began equal on ranks that reduce most of the model's gradients between backward and step."""
+    experts = _ranks_of_experts(view)
+    for optimizer in sorted({key.optimizer for key in view.parameters}):
+        keys = [key for key in view.parameters if key.optimizer == optimizer]
+        for group in _bulk_groups(view, optimizer):
+            for key in keys:
+                ranks = tuple(rank for rank in group if rank in view.parameters[key])
+                if len(ranks) > 1 and experts.isdisjoint(ranks) and _began_equal(view, key, ranks):
+                    yield ReplicaSet(key, ranks, Evidence.BULK)
+
+
+def _bulk_groups(view: View, optimizer: int) -> list[tuple[int, ...]]:
+    """Groups over which at least half of an optimizer's elements were reduced between backward and step."""
+    groups: set[tuple[int, ...]] = set()
+    for _, steps in view.steps_of(optimizer):
+        for rank, step in steps.items():
+            parameters = view.facts[rank].parameters
+            size = sum(parameters[number].numel for number in step.parameters)
+            reduced: dict[tuple[int, ...], int] = defaultdict(int)
+            for call in step.window.calls:
+                if call.pass_ is Pass.REDUCTION and call.op in SYMMETRIC and not call.values:
+                    own = sum(parameters[number].numel for number in call.gradients)
+                    reduced[tuple(sorted(call.ranks))] += own or call.largest
+            groups.update(group for group, elements in reduced.items() if 2 * elements >= size)
+    return sorted(groups)
+
+
+SOURCES: tuple[Source, ...] = (
+    of_ddp,
+    of_mesh,
+    of_reduced_gradients,
+    of_equalized_gradients,
+    of_activations,
+    of_bulk_reductions,
+)

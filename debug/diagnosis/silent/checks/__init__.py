@@ -7,6 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from distsim.debug.diagnosis.silent.checks.calls import aliased_outputs, gradient_reduce_op, step_without_gradients
+from distsim.debug.diagnosis.silent.checks.inputs import epochs_alike, mode_differs, replicate_is_not, same_batch
+from distsim.debug.diagnosis.silent.checks.model_parallel import (
+    clipped_by_local_norm,
+    dropout_differs,
+    equal_dropout,
+    tied_not_synchronized,
+)
 from distsim.debug.diagnosis.silent.checks.replicas import (
     changed_outside_step,
     hyperparameter_differs,
@@ -14,6 +22,7 @@ from distsim.debug.diagnosis.silent.checks.replicas import (
     replicas_differ_at_start,
     replicas_diverge,
 )
+from distsim.debug.diagnosis.silent.checks.scale import gradient_scale, mixed_scale, tokens_weigh_differently
 from distsim.debug.diagnosis.silent.finding import Sighting, SilentKind
 from distsim.debug.diagnosis.silent.replicas import ReplicaSet
 from distsim.debug.diagnosis.silent.view import Key, View
@@ -27,6 +36,20 @@ CHECKS: dict[SilentKind, Check] = {
     SilentKind.HYPERPARAMETER_DIFFERS: hyperparameter_differs,
     SilentKind.OPTIMIZER_STATE_DIFFERS: optimizer_state_differs,
     SilentKind.CHANGED_OUTSIDE_STEP: changed_outside_step,
+    SilentKind.ALIASED_OUTPUTS: aliased_outputs,
+    SilentKind.GRADIENT_REDUCE_OP: gradient_reduce_op,
+    SilentKind.REPLICATE_IS_NOT: replicate_is_not,
+    SilentKind.SAME_BATCH: same_batch,
+    SilentKind.MODE_DIFFERS: mode_differs,
+    SilentKind.EPOCHS_ALIKE: epochs_alike,
+    SilentKind.STEP_WITHOUT_GRADIENTS: step_without_gradients,
+    SilentKind.GRADIENT_SCALE: gradient_scale,
+    SilentKind.MIXED_SCALE: mixed_scale,
+    SilentKind.TOKENS_WEIGH_DIFFERENTLY: tokens_weigh_differently,
+    SilentKind.DROPOUT_DIFFERS: dropout_differs,
+    SilentKind.EQUAL_DROPOUT: equal_dropout,
+    SilentKind.CLIPPED_BY_LOCAL_NORM: clipped_by_local_norm,
+    SilentKind.TIED_NOT_SYNCHRONIZED: tied_not_synchronized,
     SilentKind.REPLICAS_DIVERGE: replicas_diverge,
 }
 """A cause stands before its consequences."""

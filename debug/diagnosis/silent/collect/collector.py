@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,13 +16,15 @@ import torch
 from torch.distributed import get_process_group_ranks
 
 from distsim.debug.diagnosis.silent.collect.lookup import Addresses
-from distsim.debug.diagnosis.silent.collect.names import Parameters, Tracked
-from distsim.debug.diagnosis.silent.collect.sketch import Reader, array_of, sketch
+from distsim.debug.diagnosis.silent.collect.names import Parameters, Tracked, mesh_ranks
+from distsim.debug.diagnosis.silent.collect.sketch import Reader, array_of, local_part, sketch
 from distsim.debug.diagnosis.silent.facts import (
     CallSum,
     InputFact,
+    LossFact,
     ParameterFact,
     Pass,
+    PlacementFact,
     RankFacts,
     StepFact,
     Vector,
@@ -28,7 +32,7 @@ from distsim.debug.diagnosis.silent.facts import (
 )
 from distsim.debug.records import P2P, Site
 from distsim.debug.records.arguments import Call
-from distsim.debug.records.frames import is_ours, program_frames, steps
+from distsim.debug.records.frames import Owner, is_ours, owner, program_frames, steps
 from distsim.debug.records.signature import REDUCE_OPS
 from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID
 
@@ -45,6 +49,8 @@ MOST_INPUTS, MOST_ELEMENTS = 8, 1 << 20
 """Tensors of a model's input that are sketched, and elements of each."""
 MOST_FACTS = 64
 """Of each kind between two steps."""
+GATHERS = ("all_gather", "all_gather_coalesced", "gather", "all_to_all")
+"""Operations that write one output for each rank."""
 
 _current_graph_task_id: Callable[[], int] = CURRENT_GRAPH_TASK_ID.get(lambda: -1)
 _C10D = ("/distributed_c10d.py", "/c10d_logger.py", "/_functional_collectives.py", "/torch/_ops.py")
@@ -89,6 +95,13 @@ class Collector:
         self._calls: dict[tuple[Any, ...], CallSum] = {}
         self._sites: dict[Any, Site | None] = {}
         self._depth = 0
+        self._has_gradients = False
+        """A backward pass has come to a parameter since the last step."""
+        self.looks_closely = True
+        """All tensors are sketched until the next step."""
+        self.roots: dict[Any, LossFact] = {}
+        """Losses of which no backward pass has begun, by their nodes in autograd's graph."""
+        self._numbers: list[weakref.ref[Any]] = []
         self._new_ddps: list[weakref.ref[Any]] = []
         self._roots: weakref.WeakSet[Any] = weakref.WeakSet()
         self._busy = threading.local()
@@ -100,7 +113,9 @@ class Collector:
         """Where in a training step the rank is."""
         if _current_graph_task_id() != -1:
             return Pass.BACKWARD
-        return Pass.FORWARD if self._depth else Pass.BETWEEN
+        if self._depth:
+            return Pass.FORWARD
+        return Pass.REDUCTION if self._has_gradients else Pass.BETWEEN
 
     @contextlib.contextmanager
     def set_aside(self) -> Iterator[None]:
@@ -122,6 +137,13 @@ class Collector:
         vector = sketch(tensor, self.read)
         return vector if vector is not None and np.isfinite(vector).all() else None
 
+    def here(self, kind: str) -> Site | None:
+        """The user's line that runs, looked up once for each *kind*."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and owner(frame.f_code.co_filename) is not Owner.USER:
+            frame = frame.f_back
+        return None if frame is None else self.site((kind, frame.f_code, frame.f_lineno), frame)
+
     def site(self, key: Any, frame: FrameType | None) -> Site | None:
         """The user's line above *frame*, looked up once for each *key*."""
         if key not in self._sites:
@@ -138,10 +160,34 @@ class Collector:
         if self._depth == 1:
             self._enter_root(module, args, frame)
 
-    def leave_module(self) -> None:
-        """A module's forward has ended, or raised."""
-        if not self.is_busy and _current_graph_task_id() == -1 and self._depth:
-            self._depth -= 1
+    def leave_module(self, module: Any, args: Sequence[Any]) -> None:
+        """A module's forward has ended, or raised. *args* are those that its own hooks have made."""
+        if self.is_busy or _current_graph_task_id() != -1 or not self._depth:
+            return
+        self._depth -= 1
+        if self.looks_closely:
+            for tensor in args:
+                if type(tensor).__name__ == "DTensor":
+                    self._add_placement(module, tensor)
+
+    def _add_placement(self, module: Any, tensor: Any) -> None:
+        ranks = mesh_ranks(tensor.device_mesh, tensor.placements)
+        vector = self.sketch(tensor) if len(ranks) > 1 and self.keeps(self.window.placements) else None
+        if vector is not None and not any(placement.is_partial() for placement in tensor.placements):
+            shape, site = tuple(local_part(tensor).shape), self.here("placement")
+            self.window.placements.append(PlacementFact(type(module).__name__, ranks, vector, shape, site))
+
+    def keeps(self, facts: Sequence[Any]) -> bool:
+        """Whether there is room for one more of these *facts* before the next step."""
+        return len(facts) < MOST_FACTS
+
+    def number_of(self, thing: Any) -> int:
+        """The number of something of the program's, from 0 in the order of first sight."""
+        for number, reference in enumerate(self._numbers):
+            if reference() is thing:
+                return number
+        self._numbers.append(weakref.ref(thing))
+        return len(self._numbers) - 1
 
     def _enter_root(self, module: Any, args: Sequence[Any], frame: FrameType) -> None:
         self._add_ddps()
@@ -150,7 +196,7 @@ class Collector:
                 return
             self._roots.add(module)
             self.add_model(getattr(module, "module", module))
-        if not torch.is_grad_enabled() or len(self.window.inputs) >= MOST_FACTS:
+        if not torch.is_grad_enabled() or not self.keeps(self.window.inputs):
             return
         keywords = frame.f_locals.get("kwargs")
         tensors = list(_tensors([*args, *(keywords.values() if isinstance(keywords, dict) else ())]))[:MOST_INPUTS]
@@ -204,10 +250,11 @@ class Collector:
         if self.is_busy:
             return
         self._addresses.forget()
+        self._has_gradients = True
         parameter = tracked.reference()
         if parameter is not None and parameter.grad is None:
             tracked.local.clear()
-        if tracked.sampled and len(tracked.local) < MOST_FACTS and (vector := self.sketch(gradient)) is not None:
+        if tracked.sampled and self.keeps(tracked.local) and (vector := self.sketch(gradient)) is not None:
             tracked.local.append(vector)
 
     # -- optimizers
@@ -261,6 +308,9 @@ class Collector:
             tracked.local = []
             tracked.sampled = tracked.index in following
         step.window, self.window, self._calls = self.window, Window(), {}
+        self._has_gradients = False
+        self.roots.clear()
+        self.looks_closely = len(following) == len(followed)
         self._publish(step)
 
     def _record_of(self, optimizer: Any) -> _Optimizer:
@@ -324,7 +374,9 @@ class Collector:
         total.count += 1
         for tensor in (*call.inputs, *call.outputs):
             total.largest = max(total.largest, int(tensor.numel()))
-        if where is Pass.BETWEEN:
+        if len(call.outputs) > 1 and op in GATHERS and _share_memory(call.outputs):
+            self.window.aliased.append((op, members, total.site))
+        if where in (Pass.REDUCTION, Pass.BETWEEN):
             for tensor in call.inputs or call.outputs:
                 gradient = self._addresses.gradient_of(tensor)
                 value = None if gradient is not None else self._addresses.value_of(tensor)
@@ -332,6 +384,17 @@ class Collector:
                     total.gradients.add(gradient.index)
                 elif value is not None:
                     total.values.add(value.index)
+
+
+def _share_memory(tensors: Sequence[Any]) -> bool:
+    """Whether two of *tensors* have a byte in common."""
+    ranges = []
+    for tensor in tensors:
+        with contextlib.suppress(RuntimeError):  # sparse, fake
+            if tensor.numel() and tensor.is_contiguous() and tensor.data_ptr():
+                ranges.append((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes))
+    ranges.sort()
+    return any(end > begin for (_, end), (begin, _) in itertools.pairwise(ranges))
 
 
 def _put(vectors: dict[Any, Vector], key: Any, vector: Vector | None) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch.nn.modules.module import (
@@ -16,12 +15,9 @@ from torch.nn.modules.module import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from distsim.debug.diagnosis.silent.collect.collector import Collector
+from distsim.debug.diagnosis.silent.collect.functions import Current
 
-__all__ = ["Current", "function_patches", "global_hooks"]
-
-Current = Callable[[], "Collector | None"]
-"""Answers the collector of the rank that runs."""
+__all__ = ["global_hooks"]
 
 
 @contextlib.contextmanager
@@ -37,7 +33,7 @@ def global_hooks(current: Current) -> Iterator[None]:
     def leave(module: Any, args: Any, output: Any) -> None:
         collector = current()
         if collector is not None:
-            collector.leave_module()
+            collector.leave_module(module, args)
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         collector = current()
@@ -68,25 +64,3 @@ def global_hooks(current: Current) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def function_patches(current: Current) -> list[tuple[Any, str, Callable[..., Any]]]:
-    """(holder, attribute, replacement) of torch's functions that no hook tells of."""
-
-    def heard(holder: Any, name: str, hear: Callable[..., None]) -> tuple[Any, str, Callable[..., Any]]:
-        original = getattr(holder, name)
-
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            answer = original(*args, **kwargs)
-            collector = current()
-            if collector is not None and not collector.is_busy:
-                hear(collector, answer, *args, **kwargs)
-            return answer
-
-        return holder, name, call
-
-    def hooked_ddp(collector: Collector, answer: Any, ddp: Any, *args: Any, **kwargs: Any) -> None:
-        collector.compress(ddp)
-
-    return [heard(DistributedDataParallel, "register_comm_hook", hooked_ddp)]

@@ -66,11 +66,12 @@ def sketch_array(values: NDArray[Any]) -> Vector:
 
 
 class _Memory:
-    """The elements of a tensor where they lie."""
+    """The elements of a tensor where they lie; an array that is made of it keeps the tensor alive."""
 
-    __slots__ = ("__array_interface__",)
+    __slots__ = ("__array_interface__", "tensor")
 
     def __init__(self, tensor: torch.Tensor, kind: str) -> None:
+        self.tensor = tensor
         size = tensor.element_size()
         self.__array_interface__ = {
             "data": (tensor.data_ptr(), True),

@@ -1,0 +1,168 @@
+"""What ranks train on: the same batch, another mode, one order again, inputs that are no copies."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from distsim.debug.diagnosis.silent.facts import InputFact, StepFact
+from distsim.debug.diagnosis.silent.finding import Level, Sighting, SilentKind
+from distsim.debug.diagnosis.silent.replicas import Evidence, ReplicaSet, activation_groups
+from distsim.debug.diagnosis.silent.view import Key, View, differ
+
+__all__ = ["epochs_alike", "mode_differs", "replicate_is_not", "same_batch"]
+
+Sets = dict[Key, list[ReplicaSet]]
+STEPS = 4
+"""With equal inputs, from which on it is no chance: a warm-up batch is often the same everywhere."""
+PASSES = 3
+"""Over the data in one order, from which on it is no look at one batch or at the length of an epoch."""
+DATA_PARALLEL = (Evidence.DDP, Evidence.REDUCED, Evidence.EQUALIZED)
+
+
+def _data_parallel(view: View, sets: Sets) -> list[tuple[int, tuple[int, ...]]]:
+    """Optimizer and ranks of sets whose members should read other data: they exchange no activations."""
+    groups = [set(group) for group in activation_groups(view)]
+    pairs = {
+        (key.optimizer, one.ranks) for key, of_key in sets.items() for one in of_key if one.evidence in DATA_PARALLEL
+    }
+    pairs |= {
+        (key.optimizer, fact.fsdp) for key, facts in view.parameters.items() for fact in facts.values() if fact.fsdp
+    }
+    return sorted(pair for pair in pairs if not any(len(group & set(pair[1])) > 1 for group in groups))
+
+
+def same_batch(view: View, sets: Sets) -> Iterator[Sighting]:
+    """Data-parallel ranks were given equal inputs in every step."""
+    for optimizer, ranks in _data_parallel(view, sets):
+        equal, seen, site = 0, set(), None
+        for _, steps in view.steps_of(optimizer):
+            inputs = _inputs(steps, ranks)
+            if inputs is None:
+                continue
+            if not all(_are_equal([of_rank[place] for of_rank in inputs]) for place in range(len(inputs[0]))):
+                break
+            equal += 1
+            seen.add(b"".join(vector.tobytes() for fact in inputs[0] for vector in fact.vectors))
+            site = site or inputs[0][0].site
+        else:
+            if equal >= STEPS and len(seen) > 1:
+                yield Sighting(
+                    SilentKind.SAME_BATCH,
+                    Level.WARNING,
+                    ranks,
+                    "",
+                    STEPS,
+                    site,
+                    "",
+                    f"{{ranks}} are data parallel, and their models had equal inputs in all of {equal} steps: "
+                    "each rank "
+                    "trains on the same batches.",
+                    "Give each rank its own part of the data: DataLoader(..., "
+                    "sampler=DistributedSampler(dataset)), or "
+                    "another seed a rank.",
+                )
+
+
+def _inputs(steps: Mapping[int, StepFact], ranks: Sequence[int]) -> list[list[InputFact]] | None:
+    """The inputs of each rank in one step; None where they cannot be compared."""
+    if any(rank not in steps for rank in ranks):
+        return None
+    inputs = [[fact for fact in steps[rank].window.inputs if fact.training] for rank in ranks]
+    if not inputs[0] or any(len(of_rank) != len(inputs[0]) for of_rank in inputs):
+        return None
+    return None if all(fact.constant for fact in inputs[0]) else inputs
+
+
+def _are_equal(facts: Sequence[InputFact]) -> bool:
+    first, *others = facts
+    return all(
+        other.shapes == first.shapes
+        and all(bool((a == b).all()) for a, b in zip(first.vectors, other.vectors, strict=True))
+        for other in others
+    )
+
+
+def mode_differs(view: View, sets: Sets) -> Iterator[Sighting]:
+    """One rank's model is in training mode, and another's in evaluation mode, in the same call."""
+    pairs = {(key.optimizer, one.ranks) for key, of_key in sets.items() for one in of_key if not one.evidence.is_guess}
+    for optimizer, ranks in sorted(pairs):
+        for number, steps in view.steps_of(optimizer):
+            calls = [steps[rank].window.inputs for rank in ranks if rank in steps]
+            if len(calls) < len(ranks) or any(len(of_rank) != len(calls[0]) for of_rank in calls):
+                continue
+            for place, first in enumerate(calls[0]):
+                facts = [of_rank[place] for of_rank in calls]
+                if {fact.model for fact in facts} != {first.model} or len({fact.training for fact in facts}) < 2:
+                    continue
+                in_training = [rank for rank, fact in zip(ranks, facts, strict=True) if fact.training]
+                yield Sighting(
+                    SilentKind.MODE_DIFFERS,
+                    Level.WARNING,
+                    ranks,
+                    first.model,
+                    number,
+                    first.site,
+                    "",
+                    f"{{tensor}} is in training mode on ranks {in_training} of {{ranks}} alone: dropout and "
+                    "normalization "
+                    "differ between replicas.",
+                    "Call model.train() or model.eval() on every rank.",
+                )
+                return
+
+
+def epochs_alike(view: View, sets: Sets) -> Iterator[Sighting]:
+    """A DistributedSampler shuffles, and two passes over the data have one order."""
+    for rank in view.facts:
+        passes: dict[tuple[int, int], int] = defaultdict(int)
+        for number, window in enumerate(view.windows(rank)):
+            for fact in window.epochs:
+                passes[fact.sampler, fact.epoch] += 1
+                if passes[fact.sampler, fact.epoch] == PASSES:
+                    yield Sighting(
+                        SilentKind.EPOCHS_ALIKE,
+                        Level.WARNING,
+                        (rank,),
+                        "",
+                        number + 1,
+                        fact.site,
+                        "",
+                        f"A DistributedSampler that shuffles is iterated again at epoch {fact.epoch}: every epoch "
+                        "has the "
+                        "same order.",
+                        "Call sampler.set_epoch(epoch) before each epoch.",
+                    )
+                    break
+            else:
+                continue
+            break
+
+
+def replicate_is_not(view: View, sets: Sets) -> Iterator[Sighting]:
+    """A module's input is declared to be replicated over a mesh, and the ranks hold other values."""
+    for step in view.order:
+        steps = view.steps[step]
+        for rank, of_rank in steps.items():
+            for place, fact in enumerate(of_rank.window.placements):
+                if rank != fact.ranks[0] or any(other not in steps for other in fact.ranks):
+                    continue
+                placements = {other: steps[other].window.placements for other in fact.ranks}
+                if any(len(facts) != len(of_rank.window.placements) for facts in placements.values()):
+                    continue
+                vectors = {other: facts[place].vector for other, facts in placements.items()}
+                if any(facts[place].shape != fact.shape for facts in placements.values()) or differ(vectors, 0.0):
+                    yield Sighting(
+                        SilentKind.REPLICATE_IS_NOT,
+                        Level.ERROR,
+                        fact.ranks,
+                        "",
+                        step[1],
+                        fact.site,
+                        "",
+                        f"The input of {fact.module} is declared Replicate() on {{ranks}}, which hold other values.",
+                        "Give all of {ranks} the same input: load one batch for each data-parallel group, or "
+                        "broadcast it "
+                        "inside the tensor-parallel group.",
+                    )
+                    return

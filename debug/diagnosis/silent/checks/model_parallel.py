@@ -1,0 +1,165 @@
+"""Ranks that share a forward pass: random states, norms, and weights that two stages hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from distsim.debug.diagnosis.silent.facts import StepFact, Vector
+from distsim.debug.diagnosis.silent.finding import Level, Sighting, SilentKind
+from distsim.debug.diagnosis.silent.replicas import ReplicaSet, activation_groups
+from distsim.debug.diagnosis.silent.view import EQUAL, Key, View, differ, distance, norm
+
+__all__ = ["clipped_by_local_norm", "dropout_differs", "equal_dropout", "tied_not_synchronized"]
+
+Sets = dict[Key, list[ReplicaSet]]
+NORMS = 1e-3
+"""Part by which the norms of ranks that share a forward may differ."""
+OF_UPDATE = 1e-2
+
+
+def _dropouts(view: View, is_fault: str) -> Iterator[tuple[int, tuple[int, ...], str, StepFact]]:
+    for group in activation_groups(view):
+        for step in view.order:
+            steps = view.steps[step]
+            facts = [steps[rank].window.dropouts for rank in group if rank in steps]
+            if len(facts) < len(group) or any(len(of_rank) != len(facts[0]) for of_rank in facts):
+                continue
+            for place, first in enumerate(facts[0]):
+                alike = [of_rank[place] for of_rank in facts]
+                if any(one.shape != first.shape for one in alike):
+                    continue
+                same_input = not differ({number: one.vector for number, one in enumerate(alike)})
+                same_state = len({one.state for one in alike}) == 1
+                fault = "dropout" if same_input and not same_state else "equal" if same_state and not same_input else ""
+                if fault == is_fault:
+                    yield step[1], group, str(first.site), steps[group[0]]
+                    break
+            else:
+                continue
+            break
+
+
+def dropout_differs(view: View, sets: Sets) -> Iterator[Sighting]:
+    """Copies of one activation are dropped by other masks."""
+    for number, group, where, step in _dropouts(view, "dropout"):
+        yield Sighting(
+            SilentKind.DROPOUT_DIFFERS,
+            Level.WARNING,
+            group,
+            "",
+            number,
+            step.site,
+            "",
+            f"The dropout at {where} has equal inputs and unlike random states on {{ranks}}, which share a "
+            "forward pass: "
+            "copies of one activation get other masks.",
+            "Seed the generator alike on all of {ranks} where activations are replicated.",
+        )
+
+
+def equal_dropout(view: View, sets: Sets) -> Iterator[Sighting]:
+    """Parts of one activation are dropped by the same mask."""
+    for number, group, where, step in _dropouts(view, "equal"):
+        yield Sighting(
+            SilentKind.EQUAL_DROPOUT,
+            Level.WARNING,
+            group,
+            "",
+            number,
+            step.site,
+            "",
+            f"The dropout at {where} has unlike inputs and equal random states on {{ranks}}, which share a "
+            "forward pass: "
+            "parts of one activation get the same mask.",
+            "Seed the generator differently on {ranks} where activations are sharded.",
+        )
+
+
+def clipped_by_local_norm(view: View, sets: Sets) -> Iterator[Sighting]:
+    """Ranks that hold parts of one model clip by the norm of their own part."""
+    for group in activation_groups(view):
+        for step in view.order:
+            steps = view.steps[step]
+            clips = {rank: steps[rank].window.clips[-1] for rank in group if rank in steps and steps[rank].window.clips}
+            norms = [clip.norm for clip in clips.values() if clip.norm is not None and clip.is_plain]
+            if len(norms) < len(group) or max(norms) <= min(clip.limit for clip in clips.values()):
+                continue
+            if max(norms) - min(norms) > NORMS * max(norms):
+                yield Sighting(
+                    SilentKind.CLIPPED_BY_LOCAL_NORM,
+                    Level.WARNING,
+                    group,
+                    "",
+                    step[1],
+                    clips[group[0]].site,
+                    "",
+                    f"Gradients are clipped by norms that differ between {{ranks}} ({min(norms):.3g} to "
+                    f"{max(norms):.3g}), "
+                    "which share a forward pass: each rank scales its part by another factor.",
+                    "Clip by the norm of the whole model: add the squares of the parts over {ranks}, and count "
+                    "what is "
+                    "replicated once.",
+                )
+                break
+
+
+def tied_not_synchronized(view: View, sets: Sets) -> Iterator[Sighting]:
+    """Two stages of a pipeline hold one weight, and step it apart."""
+    pairs = {
+        tuple(sorted(call.ranks))
+        for rank in view.facts
+        for window in view.windows(rank)
+        for call in window.calls
+        if call.op in ("send", "recv") and len(call.ranks) == 2
+    }
+    for one, other in sorted(pair for pair in pairs if all(rank in view.facts for rank in pair)):
+        yield from _untied(view, one, other)
+
+
+def _untied(view: View, one: int, other: int) -> Iterator[Sighting]:
+    first = {rank: _first_steps(view, rank) for rank in (one, other)}
+    before = {rank: _all(first[rank], "before") for rank in first}
+    ties = [
+        (a, b)
+        for a, vector in before[one].items()
+        for b, twin in before[other].items()
+        if _shape(view, one, a) == _shape(view, other, b)
+        and not view.facts[one].parameters[a].constant
+        and distance(vector, twin) <= EQUAL * norm([vector])
+    ]
+    if not ties or 2 * len(ties) > min(len(before[one]), len(before[other])):
+        return  # stages that began from one seed
+    after = {rank: _all(first[rank], "after") for rank in first}
+    for a, b in ties:
+        if a not in after[one] or b not in after[other]:
+            continue
+        update = max(distance(after[one][a], before[one][a]), distance(after[other][b], before[other][b]))
+        apart = distance(after[one][a], after[other][b])
+        if apart > max(OF_UPDATE * update, EQUAL * norm([after[one][a]])):
+            names = view.facts[one].parameters[a].name, view.facts[other].parameters[b].name
+            yield Sighting(
+                SilentKind.TIED_NOT_SYNCHRONIZED,
+                Level.WARNING,
+                (one, other),
+                " and ".join(dict.fromkeys(names)),
+                1,
+                first[one][0].site,
+                "",
+                "{tensor} were equal on {ranks}, two stages of a pipeline, before the first step, and are not "
+                "after it: a "
+                "tied weight whose gradients nobody added up.",
+                "All-reduce the gradients of the tied weight over the stages that hold it, before the step.",
+                apart / (update or 1.0),
+            )
+
+
+def _first_steps(view: View, rank: int) -> Sequence[StepFact]:
+    return [step for step in view.facts[rank].steps if step.number == 1]
+
+
+def _all(steps: Sequence[StepFact], role: str) -> Mapping[int, Vector]:
+    return {number: vector for step in steps for number, vector in getattr(step, role).items()}
+
+
+def _shape(view: View, rank: int, number: int) -> tuple[int, ...]:
+    return view.facts[rank].parameters[number].shape

@@ -1,0 +1,187 @@
+"""How large a gradient is: means that were divided twice, sums that were not, targets that weigh differently."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from distsim.debug.diagnosis.silent.facts import LossFact, StepFact
+from distsim.debug.diagnosis.silent.finding import Level, Sighting, SilentKind
+from distsim.debug.diagnosis.silent.replicas import Evidence, ReplicaSet
+from distsim.debug.diagnosis.silent.view import Key, View
+
+__all__ = ["gradient_scale", "mixed_scale", "tokens_weigh_differently"]
+
+Sets = dict[Key, list[ReplicaSet]]
+LINEAR = 1e-2
+"""Part of the gradient by which it may differ from a multiple of the sum of the local ones."""
+EXACT = 0.02
+"""Part by which the scale may differ from a number that explains it."""
+UNLIKE = 1.5
+"""Ratio of scales from which parameters are reduced differently."""
+HEAVIER = 1.05
+"""Ratio of weights from which targets weigh differently."""
+STEPS = 2
+"""In which the same has to be seen."""
+REDUCED = (Evidence.DDP, Evidence.REDUCED, Evidence.EQUALIZED)
+
+
+def _groups(sets: Sets) -> list[tuple[int, tuple[int, ...], list[Key]]]:
+    """Optimizer and ranks of gradients that are reduced together, with the parameters."""
+    keys: dict[tuple[int, tuple[int, ...]], list[Key]] = defaultdict(list)
+    for key, of_key in sets.items():
+        for one in of_key:
+            if one.evidence in REDUCED:
+                keys[key.optimizer, one.ranks].append(key)
+    return [(optimizer, ranks, of_group) for (optimizer, ranks), of_group in sorted(keys.items())]
+
+
+def _coefficients(
+    view: View, steps: Mapping[int, StepFact], ranks: Sequence[int], keys: Sequence[Key]
+) -> dict[Key, float]:
+    """What the sum of the local gradients was multiplied by, of each parameter whose gradient is such a multiple."""
+    coefficients = {}
+    for key in keys:
+        if any(view.parameters[key][rank].compressed for rank in ranks):
+            continue
+        local, final = view.local(steps, key, ranks), view.vectors("gradients", steps, key, ranks)
+        if local is None or final is None:
+            continue
+        total = np.sum(list(local.values()), axis=0)
+        reached = final[ranks[0]].astype(np.float64)
+        square, size = float(total @ total), float(np.linalg.norm(reached))
+        if square <= 0.0 or size <= 0.0:
+            continue
+        coefficient = float(total @ reached) / square
+        if float(np.linalg.norm(reached - coefficient * total)) <= LINEAR * size:
+            coefficients[key] = coefficient
+    return coefficients
+
+
+def _losses(steps: Mapping[int, StepFact], ranks: Sequence[int], micro: int) -> list[LossFact] | None:
+    """The losses of all ranks in a step; None where one of them is not known, or there are others."""
+    losses: list[LossFact] = []
+    for rank in ranks:
+        known = [one for one in steps[rank].window.losses if one.weight is not None or one.reduction == "none"]
+        if len(known) != micro or any(one.reduction == "none" for one in known):
+            return None
+        losses += known
+    return losses
+
+
+def _micro(view: View, steps: Mapping[int, StepFact], ranks: Sequence[int], key: Key) -> int:
+    """Micro-batches of a step, the same on all ranks; 0: they differ."""
+    counts = {len(steps[rank].local.get(view.numbers[rank][key], ())) for rank in ranks}
+    return counts.pop() if len(counts) == 1 else 0
+
+
+def gradient_scale(view: View, sets: Sets) -> Iterator[Sighting]:
+    """The gradient that reaches the optimizer is a whole multiple, or part, of the mean over all targets."""
+    for optimizer, ranks, keys in _groups(sets):
+        explanations: list[tuple[str, StepFact, int]] = []
+        for number, steps in view.steps_of(optimizer):
+            if any(rank not in steps or steps[rank].window.clips for rank in ranks):
+                continue
+            coefficients = _coefficients(view, steps, ranks, keys)
+            micro = _micro(view, steps, ranks, next(iter(coefficients), keys[0]))
+            losses = _losses(steps, ranks, micro) if coefficients and micro else None
+            if losses is None:
+                continue
+            weight = sum((one.weight or 0.0) * (one.targets if one.reduction == "sum" else 1) for one in losses)
+            scale = weight * float(np.median(list(coefficients.values())))
+            explanations.append((_explained(scale, len(ranks), micro), steps[ranks[0]], number))
+        words = {words for words, _, _ in explanations}
+        if len(explanations) >= STEPS and len(words) == 1 and "" not in words:
+            first = explanations[0]
+            yield Sighting(
+                SilentKind.GRADIENT_SCALE,
+                Level.WARNING,
+                ranks,
+                "",
+                first[2],
+                first[1].site,
+                "",
+                f"The gradient that the optimizer finds on {{ranks}} is {first[0]} times the gradient of the mean "
+                "loss.",
+                "Divide by the number of ranks or of micro-batches exactly once: DistributedDataParallel divides "
+                "by the "
+                "ranks, reduction='mean' by the targets of one micro-batch.",
+            )
+
+
+def _explained(scale: float, ranks: int, micro: int) -> str:
+    """What makes the scale another than 1: `1/4 (the ranks)`; empty where nothing does."""
+    numbers = {"the ranks": ranks, "the micro-batches": micro, "ranks and micro-batches": ranks * micro}
+    for words, number in numbers.items():
+        if number > 1 and abs(scale - number) <= EXACT * number:
+            return f"{number} ({words})"
+        if number > 1 and abs(scale * number - 1.0) <= EXACT:
+            return f"1/{number} ({words})"
+    return ""
+
+
+def mixed_scale(view: View, sets: Sets) -> Iterator[Sighting]:
+    """Parameters that are reduced together are scaled differently."""
+    for optimizer, ranks, keys in _groups(sets):
+        times = 0
+        for number, steps in view.steps_of(optimizer):
+            if any(rank not in steps for rank in ranks):
+                continue
+            coefficients = _coefficients(view, steps, ranks, keys)
+            sizes = {key: abs(one) for key, one in coefficients.items() if one}
+            middle = float(np.median(list(sizes.values()))) if sizes else 0.0
+            odd = [key for key, size in sizes.items() if not middle / UNLIKE < size < middle * UNLIKE]
+            times = times + 1 if odd else 0
+            if times == STEPS:
+                for key in odd:
+                    yield Sighting(
+                        SilentKind.MIXED_SCALE,
+                        Level.WARNING,
+                        ranks,
+                        key.name,
+                        number,
+                        steps[ranks[0]].site,
+                        "",
+                        f"The gradient of {{tensor}} is {coefficients[key] / middle:.3g} times as large as that "
+                        "of the other "
+                        "parameters that are reduced over {ranks}.",
+                        "Reduce all gradients over one group and with one operator, once each.",
+                    )
+                break
+
+
+def tokens_weigh_differently(view: View, sets: Sets) -> Iterator[Sighting]:
+    """A target counts more on one rank, or in one micro-batch, than in another."""
+    for optimizer, ranks, keys in _groups(sets):
+        times = 0
+        for number, steps in view.steps_of(optimizer):
+            if any(rank not in steps for rank in ranks):
+                continue
+            micro = max((len(steps[ranks[0]].local.get(view.numbers[ranks[0]][key], ())) for key in keys), default=0)
+            losses = _losses(steps, ranks, micro)
+            if losses is None or not all(one.counts_tokens for one in losses):
+                continue
+            weights = [
+                abs(one.weight or 0.0) / (one.targets if one.reduction == "mean" else 1)
+                for one in losses
+                if one.targets
+            ]
+            times = times + 1 if weights and max(weights) > HEAVIER * min(weights) > 0.0 else 0
+            if times == STEPS:
+                yield Sighting(
+                    SilentKind.TOKENS_WEIGH_DIFFERENTLY,
+                    Level.NOTICE,
+                    ranks,
+                    "",
+                    number,
+                    losses[0].site,
+                    "",
+                    f"A target weighs up to {max(weights) / min(weights):.2g} times as much on one rank or in one "
+                    "micro-batch "
+                    "of a step as in another: each mean is over its own count of targets.",
+                    "Sum the losses (reduction='sum') and divide by the count of targets of all ranks and "
+                    "micro-batches.",
+                )
+                break
