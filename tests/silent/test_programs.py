@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from distsim.cli import main
+from distsim.debug.diagnosis.silent.collect.collector import Collector
 from distsim.debug.diagnosis.silent.finding import SilentFinding, SilentKind
-from distsim.sim.run import RunRequest, run_program
+from distsim.sim.run import RunRequest, run_program, simulate
 
 PROGRAMS = Path(__file__).parent / "programs"
 FAULTY = {
@@ -92,3 +96,40 @@ def test_every_kind_has_its_section_in_the_documentation() -> None:
     """A report's `see` leads somewhere."""
     text = (Path(__file__).parents[2] / "docs" / "silent.md").read_text(encoding="utf-8")
     assert [kind.value for kind in SilentKind if f"\n## {kind.value}\n" not in text] == []
+
+
+def _train_with(kind: type[torch.nn.Linear]) -> None:
+    part = kind(4, 4)
+    model = torch.nn.Sequential(part)
+    dist.init_process_group("gloo")
+    optimizer = torch.optim.SGD([part.weight, part.bias], 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(4)).sum().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+
+class Closed(torch.nn.Linear):
+    """A module that refuses to list its parts, as RemoteModule does."""
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Any:
+        raise ValueError("not supported")
+
+
+def test_a_module_that_refuses_its_parts_trains_as_without_the_search() -> None:
+    """The search walks past methods that a class has replaced."""
+    outcome = simulate(lambda: _train_with(Closed), nproc_per_node=2)
+    assert (outcome.exit_code, outcome.silent, [n for n in outcome.notes if "silent" in n]) == (0, [], [])
+
+
+def test_a_fault_of_the_search_is_a_note_and_not_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be recorded ends the record; the program goes on."""
+
+    def fail(*args: object) -> None:
+        raise TypeError("nobody has thought of this")
+
+    monkeypatch.setattr(Collector, "add_model", fail)
+    outcome = simulate(lambda: _train_with(torch.nn.Linear), nproc_per_node=2)
+    assert (outcome.exit_code, outcome.silent) == (0, [])
+    assert "rank 0 is searched for silent faults up to a TypeError of the search itself" in outcome.notes

@@ -61,4 +61,7 @@ def silent_findings(world: World, allowed: Sequence[str]) -> list[SilentFinding]
             process.silent.facts.rank = process.rank
             process.silent.facts.rest = process.silent.window
             facts[process.rank] = process.silent.facts
+        if process.silent is not None and process.silent.failure is not None:
+            kind = type(process.silent.failure).__name__
+            world.note(f"rank {process.rank} is searched for silent faults up to a {kind} of the search itself")
     return judge(facts, allowed) if len(facts) > 1 else []

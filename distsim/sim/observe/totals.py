@@ -57,6 +57,7 @@ def summing_up(
     virtual_s = world.stopped_at_s or max([float(world.env.now), *(p.end_s or 0.0 for p in ranks)])
     backend = next((b for p in ranks for b in _backends(p)), "none")
     diagnoses = list(world.diagnoses)
+    silent = silent_findings(world, request.silent_allow)
     notes = [*world.notes, *_of_polls(world), *_of_launcher(world)]
     sureness = Sureness(world, request.nccl_version)
     totals = _totals(ranks, sureness)
@@ -65,7 +66,6 @@ def summing_up(
         training.step_low_s, training.step_high_s = sure
     if training is not None:
         diagnoses = [_short_of_memory(diagnosis, training) for diagnosis in diagnoses]
-    silent = silent_findings(world, request.silent_allow)
     exit_code = _exit_code(diagnoses, failures, started, interrupted)
     if not exit_code and request.silent == "strict" and any(one.level is Level.ERROR for one in silent):
         exit_code = SILENT_FAULT

@@ -16,7 +16,7 @@ import torch
 from torch.distributed import get_process_group_ranks
 
 from distsim.debug.diagnosis.silent.collect.lookup import Addresses
-from distsim.debug.diagnosis.silent.collect.names import Parameters, Tracked, mesh_ranks
+from distsim.debug.diagnosis.silent.collect.names import Parameters, Tracked, mesh_ranks, parameters_of
 from distsim.debug.diagnosis.silent.collect.sketch import Reader, array_of, local_part, sketch
 from distsim.debug.diagnosis.silent.facts import (
     CallSum,
@@ -92,6 +92,8 @@ class Collector:
         self._optimizers: dict[int, _Optimizer] = {}
         self._stepping: list[tuple[Any, StepFact | None]] = []
         self.window = Window()
+        self.failure: Exception | None = None
+        """Why the rank is not recorded any more."""
         self._calls: dict[tuple[Any, ...], CallSum] = {}
         self._sites: dict[Any, Site | None] = {}
         self._depth = 0
@@ -129,8 +131,17 @@ class Collector:
 
     @property
     def is_busy(self) -> bool:
-        """Whether this thread does the tool's own work."""
-        return getattr(self._busy, "is_set", False)
+        """Whether this thread does the tool's own work, or the rank is not recorded any more."""
+        return self.failure is not None or getattr(self._busy, "is_set", False)
+
+    def hear(self, event: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Take note of an event. What cannot be recorded ends the record and not the program."""
+        if self.is_busy:
+            return
+        try:
+            event(*args, **kwargs)
+        except Exception as error:  # a tensor or module of a kind that nobody has thought of
+            self.failure = error
 
     def sketch(self, tensor: Any) -> Vector | None:
         """The sketch of a tensor that holds finite numbers."""
@@ -154,7 +165,7 @@ class Collector:
 
     def enter_module(self, module: Any, args: Sequence[Any], frame: FrameType) -> None:
         """A module's forward begins."""
-        if self.is_busy or _current_graph_task_id() != -1:
+        if _current_graph_task_id() != -1:
             return
         self._depth += 1
         if self._depth == 1:
@@ -162,7 +173,7 @@ class Collector:
 
     def leave_module(self, module: Any, args: Sequence[Any]) -> None:
         """A module's forward has ended, or raised. *args* are those that its own hooks have made."""
-        if self.is_busy or _current_graph_task_id() != -1 or not self._depth:
+        if _current_graph_task_id() != -1 or not self._depth:
             return
         self._depth -= 1
         if self.looks_closely:
@@ -192,7 +203,7 @@ class Collector:
     def _enter_root(self, module: Any, args: Sequence[Any], frame: FrameType) -> None:
         self._add_ddps()
         if module not in self._roots:
-            if next(module.parameters(), None) is None:
+            if next(parameters_of(module), None) is None:
                 return
             self._roots.add(module)
             self.add_model(getattr(module, "module", module))
@@ -240,15 +251,16 @@ class Collector:
 
     def _facts_of(self, ddp: Any) -> Iterator[ParameterFact]:
         ignored = getattr(ddp, "parameters_to_ignore", ())
-        for name, parameter in ddp.module.named_parameters():
+        for name, parameter, _ in parameters_of(ddp.module):
             tracked = self.parameters.get(parameter)
             if tracked is not None and name not in ignored:
                 yield self.parameters.facts[tracked.index]
 
     def _on_gradient(self, tracked: Tracked, gradient: Any) -> None:
         """A backward pass has come to a parameter."""
-        if self.is_busy:
-            return
+        self.hear(self._add_gradient, tracked, gradient)
+
+    def _add_gradient(self, tracked: Tracked, gradient: Any) -> None:
         self._addresses.forget()
         self._has_gradients = True
         parameter = tracked.reference()
@@ -261,7 +273,7 @@ class Collector:
 
     def before_step(self, optimizer: Any, has_closure: bool, frame: FrameType) -> None:
         """`Optimizer.step` begins."""
-        if self.is_busy or self._stepping:  # ZeRO's own optimizer steps inside its step
+        if self._stepping:  # ZeRO's own optimizer steps inside its step
             self._stepping.append((optimizer, None))
             return
         self._add_ddps()
@@ -359,8 +371,9 @@ class Collector:
 
     def on_call(self, call: Call, ranks: tuple[int, ...], rank: int, frame: FrameType | None) -> None:
         """A process group is about to carry out *call*; *frame* is of whoever called the group."""
-        if self.is_busy:
-            return
+        self.hear(self._add_call, call, ranks, rank, frame)
+
+    def _add_call(self, call: Call, ranks: tuple[int, ...], rank: int, frame: FrameType | None) -> None:
         op, where = call.key[0], self.pass_
         members = tuple(sorted({rank, call.peer} - {-1})) if op in P2P else ranks
         reduce_op = None if call.key[4] is None else REDUCE_OPS[call.key[4]] if call.key[4] < len(REDUCE_OPS) else "?"

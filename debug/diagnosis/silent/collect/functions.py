@@ -54,8 +54,8 @@ def _after(holder: Any, name: str, hear: Callable[..., None], current: Current) 
     def call(*args: Any, **kwargs: Any) -> Any:
         answer = original(*args, **kwargs)
         collector = current()
-        if collector is not None and not collector.is_busy:
-            hear(collector, answer, *args, **kwargs)
+        if collector is not None:
+            collector.hear(hear, collector, answer, *args, **kwargs)
         return answer
 
     return holder, name, call
@@ -68,8 +68,8 @@ def _before(holder: Any, name: str, hear: Callable[..., None], current: Current)
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         collector = current()
-        if collector is not None and not collector.is_busy:
-            hear(collector, *args, **kwargs)
+        if collector is not None:
+            collector.hear(hear, collector, *args, **kwargs)
         return original(*args, **kwargs)
 
     return holder, name, call
@@ -128,12 +128,12 @@ def _follow(collector: Collector, loss: Any, fact: LossFact) -> None:
         return
     collector.roots[loss.grad_fn] = fact
 
-    def hear(gradient: Any) -> None:
+    def weigh(gradient: Any) -> None:
         values = collector.read(gradient)
         if values is not None and values.size == 1:
             fact.weight = (fact.weight or 0.0) + float(values.reshape(-1)[0])
 
-    loss.register_hook(hear)
+    loss.register_hook(lambda gradient: collector.hear(weigh, gradient))
 
 
 def _begins_backward(collector: Collector, tensors: Any = None, *args: Any, **kwargs: Any) -> None:

@@ -28,29 +28,29 @@ def global_hooks(current: Current) -> Iterator[None]:
     def enter(module: Any, args: Any) -> None:
         collector = current()
         if collector is not None:
-            collector.enter_module(module, args, sys._getframe(1))
+            collector.hear(collector.enter_module, module, args, sys._getframe(1))
 
     def leave(module: Any, args: Any, output: Any) -> None:
         collector = current()
         if collector is not None:
-            collector.leave_module(module, args)
+            collector.hear(collector.leave_module, module, args)
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         collector = current()
         if collector is not None:
             has_closure = any(callable(one) for one in (*args[1:], *kwargs.values()))
-            collector.before_step(optimizer, has_closure, sys._getframe(1))
+            collector.hear(collector.before_step, optimizer, has_closure, sys._getframe(1))
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
         collector = current()
         if collector is not None:
-            collector.after_step(optimizer)
+            collector.hear(collector.after_step, optimizer)
 
     def registered(module: Any, name: str, part: Any) -> None:
         if name == "module" and isinstance(module, DistributedDataParallel):
             collector = current()
             if collector is not None:
-                collector.new_ddp(module)
+                collector.hear(collector.new_ddp, module)
 
     handles = [
         register_module_module_registration_hook(registered),

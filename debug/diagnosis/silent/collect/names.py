@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+from torch.nn import Module
 
 from distsim.debug.diagnosis.silent.collect.sketch import Reader, array_of, is_constant, local_part
 from distsim.debug.diagnosis.silent.facts import ParameterFact, Vector
 
-__all__ = ["Parameters", "Tracked", "mesh_ranks"]
+__all__ = ["Parameters", "Tracked", "mesh_ranks", "parameters_of"]
 
 
 class Tracked:
@@ -49,10 +51,9 @@ class Parameters:
 
     def add_model(self, model: Any) -> None:
         """Name the parameters of *model* that have no name yet."""
-        for prefix, module in model.named_modules(remove_duplicate=True):
-            for leaf, parameter in module.named_parameters(recurse=False):
-                if parameter.requires_grad and self.get(parameter) is None:
-                    self.add(parameter, f"{prefix}.{leaf}".lstrip("."), prefix)
+        for name, parameter, module in parameters_of(model):
+            if parameter.requires_grad and self.get(parameter) is None:
+                self.add(parameter, name, module)
 
     def add(self, parameter: Any, name: str, module: str) -> Tracked:
         """Begin to follow *parameter*."""
@@ -66,6 +67,19 @@ class Parameters:
             parameter.register_hook(lambda gradient: self._on_gradient(tracked, gradient))
         self.facts.append(fact)
         return tracked
+
+
+def parameters_of(model: Module, prefix: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Any, str]]:
+    """Name, parameter and the name of its module, of all of *model*, past methods that its classes may have replaced: a
+    RemoteModule raises in `named_modules`."""
+    seen = set() if seen is None else seen
+    if id(model) in seen:
+        return
+    seen.add(id(model))
+    for leaf, parameter in Module.named_parameters(model, recurse=False):
+        yield f"{prefix}.{leaf}".lstrip("."), parameter, prefix
+    for name, part in Module.named_children(model):
+        yield from parameters_of(part, f"{prefix}.{name}".lstrip("."), seen)
 
 
 def mesh_ranks(mesh: Any, placements: Any) -> tuple[int, ...]:
