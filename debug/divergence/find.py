@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from distsim.debug.divergence.by_site import by_site
 from distsim.debug.divergence.divergence import SHIFTS, Divergence
-from distsim.debug.divergence.history import is_usual, left_out
+from distsim.debug.divergence.history import is_usual, left_out, usual_in_sisters
 from distsim.debug.divergence.not_arrived import refused_before
 from distsim.debug.divergence.realign import ahead_of, calls_from, earlier_shift, hypotheses, threads_raced
 from distsim.debug.divergence.source_order import Order, Relation, relate
@@ -149,9 +149,24 @@ def _fair(index: EvidenceIndex, found: Divergence) -> Divergence:
         return replace(found, kind=Kind.EXTRA_COLLECTIVE, tie=False)
     if relation.theirs_for_some and not relation.mine_for_some:
         return replace(_other_way_round(found), kind=Kind.EXTRA_COLLECTIVE)
+    if (by_sisters := _by_sisters(index, found)) is not None:
+        return by_sisters
     if found.kind is Kind.UNEVEN_ITERATIONS:
         return found  # who went round too often, and who not often enough, nobody knows
     return _by_habit(index, found) or _settled(index, found)
+
+
+def _by_sisters(index: EvidenceIndex, found: Divergence) -> Divergence | None:
+    """The other groups of the mesh's dimension made one of the two calls at this number: that side is right."""
+    log, mine, theirs = found.group_log, found.got, found.expected
+    mine_is_usual = usual_in_sisters(index, log, found.seq, mine, theirs)
+    if mine_is_usual is None:
+        return None
+    if not mine_is_usual:
+        return replace(found, tie=False)
+    relation = relate(theirs, mine, index.evidence.sources)
+    kind = _by_text(log, theirs, mine, relation) or Kind.MISSING_RANK
+    return replace(_other_way_round(found), kind=kind, relation=relation)
 
 
 def _earlier(log: GroupLog, found: Divergence, score: int) -> Divergence | None:

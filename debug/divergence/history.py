@@ -12,10 +12,13 @@ from distsim.debug.divergence.source_order import Order, relate
 from distsim.debug.matching.index import EvidenceIndex, GroupLog
 from distsim.debug.records import CallRecord
 
-__all__ = ["is_usual", "left_out"]
+__all__ = ["is_usual", "left_out", "usual_in_sisters"]
 
 WITNESSES = 32
 """Ranks asked for the order of two calls at most: what more would say is the same."""
+
+LOCKSTEP = 3
+"""Calls that groups of one dimension must have made alike before one is a witness for the other."""
 
 
 def left_out(index: EvidenceIndex, awaited: CallRecord, made: CallRecord, *, by_past: bool = False) -> bool:
@@ -44,6 +47,40 @@ def is_usual(index: EvidenceIndex, call: CallRecord, but: Collection[int] = ()) 
         if rank not in but
         for record in index.records(rank)
     )
+
+
+def usual_in_sisters(index: EvidenceIndex, log: GroupLog, seq: int, one: CallRecord, other: CallRecord) -> bool | None:
+    """Whether the other groups of a mesh's dimension made *one* at this number (True), or *other* (False).
+
+    A sister has the name and the size of *log* and other members, and has made the same calls up to *seq*: at least
+    `LOCKSTEP` of them. None where there is no sister, or where they do not agree.
+    """
+    votes: set[bool] = set()
+    for sister in index.group_logs:
+        if sister is log or not _sisters(log, sister):
+            continue
+        met = list(sister.meetings.get(seq, {}).values())
+        alike = [n for n in log.meetings if n < seq and n in sister.meetings]
+        if not met or len(alike) < LOCKSTEP or any(not _ways(sister, n) <= _ways(log, n) for n in alike):
+            continue
+        ways = {(r.way, r.op) for r in met}
+        if ways <= {(one.way, one.op)}:
+            votes.add(True)
+        elif ways <= {(other.way, other.op)}:
+            votes.add(False)
+        else:
+            return None
+    return votes.pop() if len(votes) == 1 else None
+
+
+def _sisters(a: GroupLog, b: GroupLog) -> bool:
+    first, second = a.group, b.group
+    named = first.description not in ("", "undefined") and first.description == second.description
+    return named and len(first.ranks) == len(second.ranks) and not set(first.ranks) & set(second.ranks)
+
+
+def _ways(log: GroupLog, seq: int) -> set[tuple[object, str]]:
+    return {(record.way, record.op) for record in log.meetings[seq].values()}
 
 
 def _alike(a: CallRecord, b: CallRecord) -> bool:

@@ -3,12 +3,17 @@
 Python has no hook for this before 3.12, and that of 3.12 (`sys.monitoring`) cannot tell a handler that matched from
 a `finally` block. A changed syntax tree can: the first statement of each handler is a call, which costs nothing until
 an exception is handled. Line numbers and tracebacks stay; nothing is written to `__pycache__`.
+
+An installed library is left as it is, for parsing all of them takes seconds, but for files that speak of running out
+of memory (accelerate's `find_executable_batch_size`, Lightning's batch size finder): what they handle is reported if it
+has crossed a frame of the user's.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import re
 import sys
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -25,6 +30,7 @@ __all__ = ["CaughtLog", "Change", "caught_here", "compiled", "report_to", "watch
 CAUGHT = "__distsim_caught__"
 Report = Callable[[BaseException, CodeType, int], None]
 """Takes an exception, the code that handles it, and the line of its `except`."""
+OUT_OF_MEMORY = re.compile(rb"out of memory|OutOfMemory", re.IGNORECASE)
 MOST_KEPT = 10
 """Different handlers that are kept of a rank: the last ones."""
 LONGEST = 300
@@ -72,7 +78,19 @@ def caught_here(line: int) -> None:
     error = sys.exception()
     if error is not None and _reports:
         with contextlib.suppress(Exception):  # nothing of ours may end the user's handler
-            _reports[-1](error, sys._getframe(1).f_code, line)
+            code = sys._getframe(1).f_code
+            if owner(code.co_filename) is not Owner.LIBRARY or _crossed_the_user(error):
+                _reports[-1](error, code, line)
+
+
+def _crossed_the_user(error: BaseException) -> bool:
+    """A frame of the user's stands between the handler and the line that raised."""
+    step = error.__traceback__
+    while step is not None:
+        if owner(step.tb_frame.f_code.co_filename) is Owner.USER:
+            return True
+        step = step.tb_next
+    return False
 
 
 @contextlib.contextmanager
@@ -122,13 +140,16 @@ def _after_docstring(tree: ast.Module) -> int:
 
 @contextlib.contextmanager
 def watch_imports() -> Iterator[None]:
-    """Compile the user's modules that are imported from here on with `compiled`."""
+    """Compile the user's modules that are imported from here on with `compiled`, and those of installed libraries that
+    speak of running out of memory."""
     original = SourceFileLoader.get_code
 
     def get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
         path = str(self.get_filename(fullname))
-        if type(self) is SourceFileLoader and owner(path) is Owner.USER:
-            return compiled(self.get_data(path), path)
+        if type(self) is SourceFileLoader and (whose := owner(path)) in (Owner.USER, Owner.LIBRARY):
+            source = self.get_data(path)
+            if whose is Owner.USER or OUT_OF_MEMORY.search(source):
+                return compiled(source, path)
         return original(self, fullname)
 
     SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]

@@ -230,3 +230,33 @@ def test_a_rank_that_hung_up_after_fewer_rounds_left_the_loop() -> None:
     state.phase, state.exception, state.exit_code = Phase.RAISED, last.error, 1
     (d,) = diagnose(replace(evidence, sources={FILE: PROGRAM}))
     assert (d.kind, d.culprits) == (Kind.UNEVEN_ITERATIONS, (1,))
+
+
+def shards(rounds_of_others: int, odd: bool = True) -> Diagnosis:
+    """Two shard groups of a mesh; rank 2 leaves out the backward of its third round. *odd*: ranks 0 and 1 do not."""
+    text = "for step in steps:\n    forward()\n    backward()\n"
+
+    def steps(rank: int) -> list[Step]:
+        own = group(0, 1, name="1", desc="mesh_shard") if rank < 2 else group(2, 3, name="2", desc="mesh_shard")
+        forward = [coll("all_gather", 2, own)] * 2
+        backward = [coll("all_gather", 3, own), coll("reduce_scatter", 3, own)]
+        rounds = [*forward, *backward] * (rounds_of_others if rank < 2 else 2)
+        if rank == 2 or (rank < 2 and not odd):
+            return [*rounds, *forward, *forward]
+        return [*rounds, *forward, *backward]
+
+    found = diagnose(play(4, steps, sources={FILE: text}))
+    return next(d for d in found if 2 in (*d.culprits, *d.victims))
+
+
+def test_the_other_group_of_a_mesh_settles_a_tie() -> None:
+    """Two ranks are at two lines: the one is odd that does not what the other shard group does at that number."""
+    d = shards(2)
+    assert (d.kind, d.culprits) == (Kind.MISSING_RANK, (2,))
+    assert "rank order" not in d.explanation
+    assert shards(2, odd=False).culprits == (3,)
+
+
+def test_a_group_of_a_mesh_that_is_elsewhere_settles_nothing() -> None:
+    """A pipeline stage whose group has made other calls so far is no witness: the tie stays one."""
+    assert "rank order" in shards(0).explanation

@@ -122,3 +122,35 @@ def test_the_last_handlers_are_kept_with_their_counts() -> None:
     assert {c.site.line for c in written.values()} == {*range(100, 109), 200}
     assert log.kept()[-1].error == "OSError: full"
     assert log.kept()[-1].kind == "OSError"
+
+
+LIBRARY = """
+NOTE
+
+def run(function):
+    try:
+        function()
+    except ValueError:
+        return None
+
+def own():
+    raise ValueError("its own")
+"""
+
+
+@pytest.mark.parametrize(("note", "most"), [("# CUDA out of memory", 1), ("# nothing", 0)])
+def test_a_library_that_speaks_of_memory(note: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it handles counts if it crossed a frame of the user's; other libraries are left as they are."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    name = f"finder_{most}"
+    (folder / f"{name}.py").write_text(LIBRARY.replace("NOTE", note))
+    monkeypatch.syspath_prepend(str(folder))
+    seen: list[int] = []
+    names: dict[str, object] = {"__name__": "example"}
+    with watch_imports(), report_to(lambda error, code, line: seen.append(line)):
+        module = importlib.import_module(name)
+        exec(compile("def step():\n    raise ValueError('of the user')", str(tmp_path / "user.py"), "exec"), names)
+        module.run(names["step"])
+        module.run(module.own)
+    assert seen == [7] * most

@@ -11,6 +11,7 @@ from distsim.debug.diagnosis.causes.program_text import FUNCTIONS, ProgramText
 from distsim.debug.diagnosis.context import Case
 from distsim.debug.records import P2P, Caught, Phase, Site
 from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.frames import Owner, owner
 from distsim.debug.words.phrases import are, call_text, capital, one_line, place, ranks_text
 
 __all__ = ["caught_exception", "repeated_calls"]
@@ -98,7 +99,7 @@ def _may_leave_out_calls(case: Case, d: Diagnosis, rank: int, caught: Caught, te
     """*rank* has made fewer calls than another in the `try`, or in the function or loop whose rest its handler leaves
     out; or it ended without another call."""
     handler = _handler(text, caught.site)
-    if handler is None:
+    if handler is None or owner(caught.site.file) is Owner.LIBRARY:  # frames of libraries are not on the records
         return caught.kind.endswith(OUT_OF_MEMORY)
     statement, clause = handler
     regions = [(statement.lineno, statement.body[-1].end_lineno or statement.lineno)]

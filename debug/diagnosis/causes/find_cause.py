@@ -9,7 +9,7 @@ from distsim.debug.diagnosis.causes.caught import caught_exception, repeated_cal
 from distsim.debug.diagnosis.causes.cause import Cause, sides_of
 from distsim.debug.diagnosis.causes.elsewhere import awaited_key, held_lock, message_loop, skipped_init, unlike_mesh
 from distsim.debug.diagnosis.causes.guards import guard_by_rank, guarded_call
-from distsim.debug.diagnosis.causes.iterations import generation, loop_cause
+from distsim.debug.diagnosis.causes.iterations import generation, loop_cause, skipped_round
 from distsim.debug.diagnosis.causes.program_text import ProgramText
 from distsim.debug.diagnosis.causes.resumed import resumed_elsewhere
 from distsim.debug.diagnosis.causes.unordered import unordered_operands
@@ -78,7 +78,8 @@ def _cause(case: Case, d: Diagnosis) -> Cause | None:
     if uneven or d.kind in (Kind.MISSING_RANK, Kind.EXTRA_COLLECTIVE, *REORDERED):
         cause = generation(text, sides) or no_sync_block(text, sides) or resumed_elsewhere(text, sides)
     if cause is None and one_sided:
-        return guarded_call(text, sides, d)
+        cause = guarded_call(text, sides, d)
+        return cause or (skipped_round(text, sides) if d.kind is Kind.MISSING_RANK else None)
     return cause or (loop_cause(text, sides, d.culprits) if uneven else None)
 
 

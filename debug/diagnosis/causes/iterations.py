@@ -13,7 +13,7 @@ from distsim.debug.diagnosis.causes.resumed import first_step, same_start
 from distsim.debug.records import Site
 from distsim.debug.words.phrases import place
 
-__all__ = ["by_itself", "generation", "header_cause", "loop_cause", "signal_flags"]
+__all__ = ["by_itself", "generation", "header_cause", "loop_cause", "signal_flags", "skipped_round"]
 
 GENERATES = re.compile(r"generat|decod|sampl|rollout|beam|infer", re.IGNORECASE)
 ENDS_ANSWER = re.compile(r"(^|_)eos|end_of|stop_(token|id)|max_new|(un)?finished|max_len", re.IGNORECASE)
@@ -106,6 +106,17 @@ def _by_decision(decisions: Sequence[Decision], header: Cause | None) -> Cause:
     return Cause(
         f"{cure} If it is not: {header.suggestion[:1].lower()}{header.suggestion[1:]}", lines=lines + header.lines
     )
+
+
+def skipped_round(text: ProgramText, sides: Sides) -> Cause | None:
+    """A condition above the call of the others by which a round of their loop may go past it."""
+    for site, loop in text.loops(sides.others):
+        if not any(o.file == site.file and loop.lineno <= o.line <= (loop.end_lineno or 0) for o in sides.culprits):
+            continue
+        skips = [d for d in text.decisions(site.file, loop) if not d.leaves and d.site.line < site.line]
+        if skips:
+            return by_itself(skips[-1]) or _by_decision(skips[-1:], None)
+    return None
 
 
 def by_itself(decision: Decision) -> Cause | None:

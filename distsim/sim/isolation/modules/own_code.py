@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from types import CodeType
 from typing import Any
 
-from distsim.debug.evidence.watched_source import compiled, report_to
+from distsim.debug.evidence.watched_source import compiled, report_to, watch_imports
 from distsim.sim.kernel.task import current_process
 
 __all__ = ["caught_by_ranks", "own_code"]
@@ -138,9 +139,11 @@ def _digest(salt: bytes, value: Any) -> bytes:
     return blake2b(repr(value).encode("utf-8", "backslashreplace"), digest_size=8, key=salt[:64]).digest()
 
 
-def caught_by_ranks() -> Any:
+@contextlib.contextmanager
+def caught_by_ranks() -> Iterator[None]:
     """For the time of a simulation: what a rank handles is noted with its process."""
-    return report_to(_note)
+    with report_to(_note), watch_imports():
+        yield
 
 
 def _note(error: BaseException, code: CodeType, line: int) -> None:
