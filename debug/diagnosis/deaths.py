@@ -60,7 +60,12 @@ def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis
         if first.over
         else _UNSEEN
         if unseen
-        else raised_advice(some_ranks_text(ranks), first.exception or "", bool(victims))
+        else raised_advice(
+            some_ranks_text(ranks),
+            first.exception or "",
+            bool(victims),
+            everyone=len(ranks) >= case.index.evidence.world_size,
+        )
         if kind is Kind.RANK_RAISED
         else advice(kind, who=some_ranks_text(ranks)),
         since_s=first.since_s if first.since_s is not None else (call.issued_s if call else None),

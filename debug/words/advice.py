@@ -96,8 +96,9 @@ _OUT_OF_MEMORY = "OutOfMemoryError: CUDA out of memory"
 _NOT_A_MEMBER = re.compile(r"Global rank (\d+) is not part of group")
 
 
-def raised_advice(who: str, exception: str, awaited: bool) -> str:
-    """The suggestion for ranks that raised *exception*, `ValueError: bad batch`; *awaited*: others wait for them."""
+def raised_advice(who: str, exception: str, awaited: bool, *, everyone: bool = False) -> str:
+    """The suggestion for ranks that raised *exception*, `ValueError: bad batch`; *awaited*: others wait for them;
+    *everyone*: all ranks raised it."""
     kind, says = _NOT_SIMULATED
     if exception.startswith(kind) and says in exception:
         remedy = exception.partition(says)[2].splitlines()[0]
@@ -114,7 +115,7 @@ def raised_advice(who: str, exception: str, awaited: bool) -> str:
             f"Pass group_src= (or group_dst=) for a rank within the group: src= and dst= are global ranks, and rank "
             f"{stranger[1]} is not a member."
         )
-    if awaited and exception.startswith("FileNotFoundError"):
+    if not everyone and exception.startswith("FileNotFoundError"):
         return (
             f"Look for what writes that file: where another rank does, {who} may have come too early; call "
             "dist.barrier() between the writing and the reading."

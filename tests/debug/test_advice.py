@@ -18,7 +18,7 @@ from distsim.debug.words.phrases import exception_line
             True,
             "Look for what writes that file: where another rank",
         ),
-        ("FileNotFoundError: [Errno 2] a.pt", False, "Fix the exception of rank 1."),
+        ("FileNotFoundError: [Errno 2] a.pt", False, "Look for what writes that file: where"),
         ("ValueError: bad", False, "Fix the exception of rank 1."),
         ("NotSimulated: nvidia-smi is not simulated: ask torch.cuda", False, "Ask torch.cuda."),
         ("OutOfMemoryError: CUDA out of memory. Tried to ...", True, "Let rank 1 need less: a smaller micro-batch, "),
@@ -44,3 +44,9 @@ def test_an_address_of_a_group_that_is_gone_is_explained() -> None:
     said = raised_advice("rank 0", error, awaited=True)
     assert "earlier init_process_group" in said
     assert "PrefixStore" in said
+
+
+def test_a_file_that_no_rank_has_found() -> None:
+    """Where every rank misses it, no other one has written it too late."""
+    error = "FileNotFoundError: [Errno 2] No such file: a.pt"
+    assert raised_advice("ranks 0,1", error, False, everyone=True) == "Fix the exception of ranks 0,1."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records import Site
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
@@ -205,3 +206,22 @@ for step in range(4):
     d = only(play(2, steps, sources={FILE: p.text}))
     assert (d.kind, d.culprits) == (Kind.EXTRA_COLLECTIVE, (0,))
     assert f"`if rank == 0` at {FILE}:{p.cause}" in d.suggestion
+
+
+def test_a_condition_that_lets_the_rank_through_before_is_not_named() -> None:
+    """Rank 1 belongs to the branch and has made the call twice: it is not the `if` that keeps it from the third."""
+    p = program("""
+for step in range(4):
+    if rank < 2:
+        dist.all_reduce(x, group=tp)  #@ call
+    dist.barrier()  #@ end
+""")
+    tp = group(0, 1, name="1", desc="tp")
+
+    def steps(rank: int) -> list[Step]:
+        calls = [all_reduce(p.call, tp), barrier(p.end)] if rank < 2 else [barrier(p.end)]
+        return [*calls, *calls, barrier(p.end)] if rank == 1 else [*calls, *calls, *calls]
+
+    (d,) = [d for d in diagnose(play(3, steps, sources={FILE: p.text})) if 1 in d.culprits]
+    assert "rank < 2" not in d.suggestion
+    assert not d.causes

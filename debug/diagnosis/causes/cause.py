@@ -31,6 +31,9 @@ class Sides:
     others: tuple[Site, ...]
     op: str
     """The operation that the others wait in."""
+    culprit_lines: frozenset[tuple[str, int]] = frozenset()
+    """File and line of the frames of all that the first culprit has called, and below of the other rank."""
+    other_lines: frozenset[tuple[str, int]] = frozenset()
 
 
 def sides_of(case: Case, d: Diagnosis) -> Sides:
@@ -41,7 +44,12 @@ def sides_of(case: Case, d: Diagnosis) -> Sides:
     if other is None:
         other = next((r for r in (*d.victims, *sorted(case.index.states)) if r not in d.culprits), None)
     own, theirs = _frames(case, culprit, calls), _frames(case, other, calls)
-    return Sides(own, theirs, "" if d.call is None else d.call.op)
+    return Sides(own, theirs, "" if d.call is None else d.call.op, _lines(case, culprit), _lines(case, other))
+
+
+def _lines(case: Case, rank: int | None) -> frozenset[tuple[str, int]]:
+    ways = set() if rank is None else {record.way for record in case.index.records(rank)}
+    return frozenset((frame.file, frame.line) for way in ways for frame in way)
 
 
 def _met(case: Case, d: Diagnosis) -> dict[int, CallRecord]:

@@ -17,6 +17,8 @@ from distsim.debug.words.phrases import place
 
 __all__ = ["guard_by_rank", "guard_decision", "guarded_call"]
 
+Lines = frozenset[tuple[str, int]]
+
 DDP = re.compile(r"\bDistributedDataParallel\b|\bDDP\(")
 SHARDED = re.compile(r"\bfully_shard\b|\bFullyShardedDataParallel\b|\bFSDP\(|\bdeepspeed\b")
 
@@ -59,9 +61,12 @@ def guarded_call(text: ProgramText, sides: Sides, d: Diagnosis) -> Cause | None:
     )
 
 
-def guard_decision(text: ProgramText, frames: Sequence[Site], outside: Sequence[Site]) -> Decision | None:
-    """The innermost condition around *frames*, and not around *outside*, that the ranks have not agreed on."""
-    for guard in _guards(text, frames, outside):
+def guard_decision(
+    text: ProgramText, frames: Sequence[Site], outside: Sequence[Site], lines: Lines = frozenset()
+) -> Decision | None:
+    """The innermost condition around *frames*, and not around *outside*, that the ranks have not agreed on; *lines*:
+    those that the other side has called."""
+    for guard in _guards(text, frames, outside, lines):
         test = ast.parse(guard.text, mode="eval").body
         ast.copy_location(test, ast.Constant(0, lineno=guard.site.line, col_offset=0))
         if not words_of(test) or _counts_rounds(text, guard, test) or text.agreed_above(guard.site, test):
@@ -70,11 +75,11 @@ def guard_decision(text: ProgramText, frames: Sequence[Site], outside: Sequence[
     return None
 
 
-def _guarded(sides: Sides, d: Diagnosis) -> tuple[Sequence[Site], Sequence[Site]]:
-    """The frames of the call that not all make, and those of the other side."""
+def _guarded(sides: Sides, d: Diagnosis) -> tuple[Sequence[Site], Sequence[Site], Lines]:
+    """The frames of the call that not all make, those of the other side, and the lines that this one has called."""
     if d.kind is Kind.MISSING_RANK:
-        return sides.others, sides.culprits
-    return sides.culprits, sides.others
+        return sides.others, sides.culprits, sides.culprit_lines
+    return sides.culprits, sides.others, sides.other_lines
 
 
 def _spelled(text: ProgramText, site: Site, d: Diagnosis) -> bool:
@@ -82,9 +87,10 @@ def _spelled(text: ProgramText, site: Site, d: Diagnosis) -> bool:
     return d.call is not None and re.search(rf"\b{re.escape(d.call.op)}", text.line(site)) is not None
 
 
-def _guards(text: ProgramText, frames: Sequence[Site], outside: Sequence[Site]) -> Iterator[Decision]:
+def _guards(text: ProgramText, frames: Sequence[Site], outside: Sequence[Site], lines: Lines) -> Iterator[Decision]:
     """Conditions around *frames* whose branch no line of *outside* is in, innermost first. Where both are at one line,
-    in other rounds, those within its innermost loop."""
+    in other rounds, those within its innermost loop. A rank that has been in the branch (*lines*) is not kept out of it
+    by a condition that stays what it is."""
     for frame in frames:
         alike = any((o.file, o.line) == (frame.file, frame.line) for o in outside)
         for node in text.around(frame):
@@ -97,9 +103,19 @@ def _guards(text: ProgramText, frames: Sequence[Site], outside: Sequence[Site]) 
                 continue
             if not alike and any(o.file == frame.file and _holds(block, o.line) for o in outside):
                 continue
+            if (frame.file, frame.line) in lines and not _changes(text, frame, node.test):
+                continue
             yield _decision(text, frame, node)
         if alike:
             return
+
+
+def _changes(text: ProgramText, frame: Site, test: ast.expr) -> bool:
+    """The condition calls something, or reads what a loop around *frame* counts or assigns."""
+    if any(isinstance(part, ast.Call | ast.Attribute | ast.Subscript) for part in ast.walk(test)):
+        return RANK.search(ast.unparse(test)) is None
+    loops = [loop for _, loop in text.loops((frame,))]
+    return any(words_of(test) & text.changed_by(loop) for loop in loops)
 
 
 def _holds(block: Sequence[ast.stmt], line: int) -> bool:

@@ -84,6 +84,11 @@ class ProgramText:
             and not any(o.file == frame.file and node.lineno <= o.line <= (node.end_lineno or 0) for o in outside)
         ]
 
+    def changed_by(self, loop: Loop) -> frozenset[str]:
+        """Names that a round of *loop* counts or gives a value."""
+        counted = frozenset() if isinstance(loop, ast.While) else words_of(loop.target)
+        return counted.union(name for name, _ in _assigned(loop))
+
     def decisions(self, file: str, loop: Loop, *, counted: bool = False) -> list[Decision]:
         """Conditions that end *loop* or skip a round of it; those that its counter decides, or that the ranks have
         agreed on by a collective, only where *counted*."""
