@@ -43,6 +43,8 @@ VARIABLES = {
     "DISTSIM_SECRET": "Secret by which the monitors of several hosts recognize each other; the same on every host.",
     "DISTSIM_SECRET_FILE": "File that holds the secret instead: your own, mode 600, the same on every host.",
     LAUNCHED: "Set by `distsim run` for the processes of its job: the folder of the flight records. Do not set it.",
+    "DISTSIM_GPUS": "Set for the `nvidia-smi` that a simulated rank starts: what its GPUs hold. Do not set it.",
+    "DISTSIM_PYTHON": "Set for the `nvidia-smi` that a simulated rank starts: the interpreter to run. Do not set it.",
     "DISTSIM_SECONDS": "For distsim's own tests: how long `.ci/versions` may take, in seconds.",
     "DISTSIM_UPDATE_GOLDEN": "For distsim's own tests: write the golden files anew.",
     "DISTSIM_ENVIRONMENTS": "For distsim's own tests: folder of the environments with other releases of torch.",
