@@ -435,7 +435,7 @@ def test_a_steps_time_carries_the_errors_of_what_is_exposed(tmp_path: Path) -> N
     print_summary(outcome, out)
     told = " ".join(out.getvalue().split())
     assert f"in 8 cases of 10, by {known.rows} published steps of {known.sources} sources" in told
-    assert ("to launch its kernels" in told) == (training.step_regime == LAUNCH_BOUND)
+    assert ("to launch its work" in told) == (training.step_regime == LAUNCH_BOUND)
     unknown = simulate(train, str(path), (2,), nproc_per_node=2, nccl_version="ideal")
     assert unknown.training is not None
     assert (unknown.training.step_low_s, unknown.training.step_high_s) == (None, None)

@@ -5,7 +5,9 @@
   one's, from the first use of the GPU); `step_time_s`: their median, of the counted ones; `step_low_s`, `step_high_s`:
   where a measured one would lie in eight cases of ten, by the errors of published steps and of the exposed
   communication; `step_regime`: whose errors these are (one node, many nodes, near launch-bound); `launching_s`: what
-  the host of the mean rank needs to launch a step's kernels
+  the host of the mean rank needs to launch the kernels of a step; `host_work_s`: what it spends on all that it
+  launches (views, autograd functions in Python and collectives, too); `host_bound`: the GPU of the rank that paces the
+  others stands idle for a tenth of the step or more because its host has launched nothing
 - `tokens_per_step`, `tokens_how`: of all ranks together, and where that number is from; `tokens_per_s`,
   `tokens_per_s_per_gpu`
 - `model_flops`, `hardware_flops`: a step's, all GPUs together: the products of forward and backward; all that
@@ -64,6 +66,8 @@ _FIELDS = (
     "step_high_s",
     "step_regime",
     "launching_s",
+    "host_work_s",
+    "host_bound",
     "tokens_per_step",
     "tokens_how",
     "tokens_per_s",

@@ -79,7 +79,7 @@ def _head(training: Training) -> RenderableType:
         lines.add_row("step", _step(training))
         if training.step_low_s is not None and training.step_high_s is not None:
             lines.add_row("likely", _sure(training))
-        if training.step_regime == LAUNCH_BOUND:
+        if training.host_bound or training.step_regime == LAUNCH_BOUND:
             lines.add_row("host", _launch_bound(training))
         lines.add_row("tokens", _tokens(training))
         use = _use(training)
@@ -139,7 +139,8 @@ def _step(training: Training) -> Text:
         which = f"{what} of {which}, {format_time(min(times))} to {format_time(max(times))}"
     else:
         which = f"median of {which}"
-    return Text.assemble((format_time(training.step_time_s), "bold"), f" ({which})")
+    bound = ", host-bound" if training.host_bound else ""
+    return Text.assemble((format_time(training.step_time_s), "bold"), (bound, "yellow"), f" ({which})")
 
 
 def _sure(training: Training) -> Text:
@@ -160,12 +161,17 @@ def _sure(training: Training) -> Text:
 
 def _launch_bound(training: Training) -> Text:
     """How much of a step the host needs for its launches."""
-    assert training.launching_s is not None
+    assert training.host_work_s is not None
     assert training.step_time_s is not None
-    share = training.launching_s / training.step_time_s
+    share = training.host_work_s / training.step_time_s
+    rank = training.pacing
+    needs = f"needs {format_time(training.host_work_s)}, {share:.0%} of the step, to launch its work"
+    if rank is not None and training.host_bound:
+        needs += f", and the GPU waits {format_time(rank.host_s)} for it"
     return Text.assemble(
-        (f"needs {format_time(training.launching_s)}, {share:.0%} of the step, to launch its kernels: ", "yellow"),
-        "Python, hooks and logging come on top, and may set the pace; published steps of this kind took longer",
+        (f"{needs}: ", "yellow"),
+        "module calls, data loading and logging come on top, and may set the pace; published steps of this kind took "
+        "longer",
     )
 
 

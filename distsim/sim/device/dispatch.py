@@ -66,8 +66,6 @@ aten = torch.ops.aten
 _HANDLERS: dict[Any, Handler] = {**TRANSFERS, **SPECIAL, **FLEX}
 _default_dtype = torch.get_default_dtype
 _mode_of, _FAKE = _get_dispatch_mode, _TorchDispatchModeKey.FAKE
-VIEW_SHARE = 0.4
-"""Of the host's time for an operator: a view launches no kernel (torch/benchmarks: about 2 of 5 us)."""
 
 
 class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
@@ -126,7 +124,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         task = self._task
         task.world.ticks += 1
         if kind == VIEW:
-            fusion, host_s = self._process.accelerators.fusion, VIEW_SHARE * self._process.accelerators.model.host_op_s
+            fusion, host_s = self._process.accelerators.fusion, self._process.accelerators.host.view_s
             if fusion is not None and fusion.compiles(task):
                 fusion.spares(host_s)
             else:
@@ -179,7 +177,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         if fusion is not None and not fusion.compiles(task):
             fusion = None
         if fusion is None:
-            self._launches(accelerators.model.host_op_s)
+            self._launches(accelerators.host.operator_s)
         task.quiet_polls = task.time_queries = 0
         gpu = accelerators[base + plan.offset]
         stream = current_stream(task, gpu)
@@ -220,7 +218,9 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
     def _launches(self, seconds: float) -> None:
         """The host takes so long for it, and longer where the operating system takes the CPU away."""
         task = self._task
-        task.debt_s += seconds if self._delayed is None else self._delayed(self._process, task.now_s(), seconds)
+        if self._delayed is not None:
+            seconds = self._delayed(self._process, task.now_s(), seconds)
+        self._process.accelerators.works_on_host(task, seconds)
 
     def _part(self, out: Any, args: Any, kwargs: Any, gpu: Device, stream: Any) -> Any:
         if type(out) is Made:
@@ -373,13 +373,13 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
     def launch(self, device: torch.device, cost: Cost, name: Any) -> None:
         """The kernels of one operator, on the current stream."""
         gpu = self.gpu(device)
-        self._launches(gpu.model.host_op_s)
+        self._launches(gpu.host.operator_s)
         gpu.launch(current_stream(self._task, gpu), cost, self._task, name)
 
     def copy_time(self, tensor: Tensor, to_host: bool, blocking: bool) -> None:
         """A transfer over PCIe on the current stream; the host waits where torch's would."""
         gpu = self.gpu(tensor.device)
-        self._launches(gpu.model.host_op_s)
+        self._launches(gpu.host.operator_s)
         nbytes = tensor.numel() * tensor.element_size()
         stream = current_stream(self._task, gpu)
         gpu.launch(stream, gpu.transfer_cost(nbytes, to_host, pinned=not blocking), self._task, aten.copy_.default)

@@ -18,6 +18,7 @@ from torch import UntypedStorage
 from distsim.debug.records import CallRecord, CallWait, HostWait, State, Wait
 from distsim.errors import NotSimulated
 from distsim.kernels import Cost
+from distsim.kernels.host import Host, host_of
 from distsim.sim.device.allocator import Allocator, Block, Full
 from distsim.sim.device.allocator.shortage import Shortage, shortage
 from distsim.sim.device.generator import CudaGenerator
@@ -94,6 +95,11 @@ class Device:
         self.last_launch_s = 0.0
         self._deferred: list[tuple[Block, list[Mark]]] = []
         self._waiting: list[RankTask] = []
+
+    @property
+    def host(self) -> Host:
+        """What launching work on it costs the CPU."""
+        return self._accelerators.host
 
     def new_stream(self, name: str) -> Stream:
         stream = self.timeline.stream(name)
@@ -361,6 +367,16 @@ class Accelerators:
     def model(self) -> Gpu:
         model: Gpu = self.process.world.gpu
         return model
+
+    @functools.cached_property
+    def host(self) -> Host:
+        """What launching work costs the CPUs of this cluster."""
+        return host_of(self.process.world.cluster.cpu.model, self.model.host_op_s)
+
+    def works_on_host(self, task: RankTask, seconds: float) -> None:
+        """The host of *task* launches work for so long."""
+        task.debt_s += seconds
+        self.steps.host_s += seconds
 
     @functools.cached_property
     def plans(self) -> dict[Any, Any]:

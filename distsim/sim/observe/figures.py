@@ -67,6 +67,10 @@ class Wait:
     """Of moving_s: what would be hidden if each call took half the time."""
 
 
+HOST_BOUND = 0.1
+"""Of a step, that the GPU waits for the host to launch something: the host sets the pace."""
+
+
 @dataclass(slots=True)
 class RankTraining:
     """One rank's mean step, of those that count. compute + exposed + bubble + host is the step."""
@@ -203,7 +207,9 @@ class Training:
     step_regime: str | None = None
     """What the errors of a step go by: one node, many nodes, near launch-bound."""
     launching_s: float | None = None
-    """What the host of the mean rank needs to launch the kernels of a step."""
+    """What the host of the mean rank needs to launch the kernels of a step: what its regime goes by."""
+    host_work_s: float | None = None
+    """What it spends on all classes of that work (kernels/host.py): views, functions in Python and collectives, too."""
     tokens_per_step: float | None = None
     tokens_how: str = ""
     """Where the number of tokens is from."""
@@ -246,6 +252,12 @@ class Training:
         longest = max((rank.step_s for rank in self.ranks), default=0.0)
         slow = [rank for rank in self.ranks if rank.step_s >= longest * (1 - 1e-3)]
         return max(slow, key=lambda r: (r.compute_s + r.host_s, -r.rank), default=None) if longest else None
+
+    @property
+    def host_bound(self) -> bool:
+        """Whether the pacing rank's GPU stands idle for a tenth of the step or more because nothing was launched."""
+        rank = self.pacing
+        return rank is not None and rank.host_s >= HOST_BOUND * rank.step_s
 
     @property
     def tokens_per_s(self) -> float | None:

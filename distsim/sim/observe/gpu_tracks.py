@@ -43,7 +43,7 @@ class GpuTracks(Mapping[int, list[GpuTrack]]):
 
 
 def _track(device: Device, steps: list[tuple[float, float]]) -> GpuTrack:
-    host_s, launch_s = device.model.host_op_s, device.model.launch_s
+    host_s, launch_s = device.host.operator_s, device.model.launch_s
     slices = []
     done = device.timeline.done
     for stream, item in islice(done, max(0, len(done) - MOST_SHOWN), None):

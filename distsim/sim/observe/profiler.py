@@ -126,7 +126,7 @@ class Recorder:
         if isinstance(item, Kernel):
             end_s = item.launched_s - device.model.launch_s
             shapes, self.arguments = [_shape(value) for value in self.arguments], ()
-            self._slice(f"aten::{operator_name(item.name)}", end_s - device.model.host_op_s, end_s, shapes, item)
+            self._slice(f"aten::{operator_name(item.name)}", end_s - device.host.operator_s, end_s, shapes, item)
 
     def _kernels(self, numbers: dict[int, int]) -> list[Event]:
         """What the GPUs ran. *numbers*: of the slices, by what they have launched."""

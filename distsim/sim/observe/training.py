@@ -154,7 +154,10 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
         found.peak_dtype = _dtype(max(every, key=lambda dtype: every[dtype]))
         found.peak_flops_per_s = gpu.peak_flops.get(found.peak_dtype)
     found.operators = _operators(ends, begins, alike, found.steps, counted)
-    found.launching_s = sum(operator.count for operator in found.operators) * gpu.host_op_s
+    host_s = _per_step(ends, alike, middle, lambda end: {"": end.host_s})
+    found.host_work_s = host_s.get("", 0.0) / max(1, sum(alike[process] for process in stepping))
+    operator_s = stepping[0].accelerators.host.operator_s
+    found.launching_s = sum(operator.count for operator in found.operators) * operator_s
     nodes = {world.slot_of(rank).host for process in stepping for rank in like[process]}
     found.step_regime = regime_of(found.launching_s, found.step_time_s, len(nodes))
     _find_path(found, ends)
@@ -218,7 +221,7 @@ def _account(end: StepEnd) -> Account:
     return end.account
 
 
-_NOTHING: dict[Any, int] = {}
+_NOTHING: dict[Any, float] = {}
 
 
 def _begin(ends: Sequence[StepEnd], first: int) -> tuple[StepEnd | None, Account]:
@@ -246,7 +249,7 @@ def _per_step(
     ends: dict[Any, list[StepEnd]],
     alike: dict[SimProcess, int],
     steps: Sequence[int],
-    what: Callable[[StepEnd], dict[Any, int]],
+    what: Callable[[StepEnd], Mapping[Any, float]],
 ) -> dict[Any, float]:
     """The mean sum over ranks in *steps*, by name."""
     total: dict[Any, float] = {}
@@ -257,7 +260,7 @@ def _per_step(
 
 
 def _in_steps(
-    ends: Sequence[StepEnd], steps: Sequence[int], what: Callable[[StepEnd], dict[Any, int]]
+    ends: Sequence[StepEnd], steps: Sequence[int], what: Callable[[StepEnd], Mapping[Any, float]]
 ) -> dict[Any, float]:
     """One rank's mean of *steps*."""
     found: dict[Any, float] = {}

@@ -222,7 +222,7 @@ class SimGroup(Questions):
         """Put the call into a stream of its GPU; the host goes on."""
         process, world = task.process, task.world
         device = self._on_gpu.device_of(task, call.first)
-        task.compute(device.model.host_op_s)
+        process.accelerators.works_on_host(task, self._on_gpu.host_s(device))
         if self._is_looked_at(task):
             task.flush()
         self._refuse_if_broken()

@@ -38,7 +38,7 @@ class Flat:
     def copy(self, task: RankTask, stream: Stream) -> None:
         """Put the copies at the end of *stream*; all are one kernel here, as long as they are together."""
         each = self._each
-        task.compute(self._count * self._device.model.host_op_s)
+        task.process.accelerators.works_on_host(task, self._count * self._device.host.operator_s)
         seconds = self._count * each.seconds + (self._count - 1) * self._device.model.gap_s
         cost = Cost(seconds, self._count, 0, self._count * each.nbytes, each.kind, each.memory_bound)
         self._device.launch(stream, cost, task, "copy_")

@@ -17,10 +17,11 @@ from distsim.sim.device.cuda_api.ranks import Patch, gpu
 from distsim.sim.device.generator import CudaGenerator
 from distsim.sim.isolation.process import current_task
 from distsim.torch_compat.cuda_api import GENERATOR
-from distsim.torch_compat.device import SET_DEFAULT_TENSOR_TYPE
+from distsim.torch_compat.device import GET_USER_FN, SET_DEFAULT_TENSOR_TYPE
 
 __all__ = ["class_patches"]
 
+_get_user_fn = GET_USER_FN.get(None)
 _set_default_tensor_type = SET_DEFAULT_TENSOR_TYPE.get()
 
 _TYPES = {
@@ -120,8 +121,15 @@ def class_patches() -> list[Patch]:
             return real_type(self, dtype, non_blocking, **kwargs)
         return self.to(self.device if self.is_cuda else "cuda", ours.dtype, non_blocking=non_blocking)
 
+    def user_fn(node: Any) -> Any:
+        task = current_task()
+        if task is not None and task.process.accelerators is not None and task.process.accelerators.works:
+            task.process.accelerators.works_on_host(task, task.process.accelerators.host.function_s)
+        return _get_user_fn(node)
+
     return [
         *patches,
+        *([] if _get_user_fn is None else GET_USER_FN.replaced_by(user_fn)),
         (torch, "Generator", Generator),
         *GENERATOR.replaced_by(Generator),
         (Tensor, "type", as_type),

@@ -24,6 +24,7 @@ from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID
 
 if TYPE_CHECKING:
     from distsim.kernels import Cost, Gpu
+    from distsim.kernels.host import Host
     from distsim.sim.device.timeline.timeline import Stream, Timeline
     from distsim.sim.isolation.process import RankTask
 
@@ -45,6 +46,9 @@ class Launcher(Protocol):
 
     @property
     def model(self) -> Gpu: ...
+
+    @property
+    def host(self) -> Host: ...
 
     @property
     def timeline(self) -> Timeline: ...
@@ -131,7 +135,7 @@ class Fusion:
         self.host_saved_s += seconds
 
     def _host(self, task: RankTask, saved_s: float) -> None:
-        task.debt_s -= saved_s
+        task.process.accelerators.works_on_host(task, -saved_s)
         self.host_saved_s += saved_s
 
     # -- kernels
@@ -140,7 +144,7 @@ class Fusion:
         self, device: Launcher, stream: Stream, cost: Cost, task: RankTask, func: Any, given: Any, made: Any
     ) -> None:
         """As `Device.launch`, of an operator of a compiled graph."""
-        self.spares(device.model.host_op_s)
+        self.spares(device.host.operator_s)
         self.kernels_before += cost.kernels
         if cost.kind not in FUSABLE or func._schema.name.startswith(("aten::_foreach", "aten::_fused")):
             self.flush()

@@ -91,6 +91,8 @@ class StepEnd:
     model_flops: dict[str, int]
     flops: dict[str, int]
     tokens: dict[tuple[int, ...], int]
+    host_s: float = 0.0
+    """Seconds that the host spent on launching work."""
     account: Account | None = None
     """The device's, when it got there."""
 
@@ -118,6 +120,8 @@ class Steps:
     """The values of `ends`, which outlive their optimizers."""
     ledgers: list[Ledger] = field(default_factory=list)
     """Of its GPUs' memory."""
+    host_s: float = 0.0
+    """Seconds that the host spent on launching work so far."""
     modules: Any = None
     """Where memory is taken, told in the second step (allocator/modules.py)."""
     _captured_ends: list[Any] | None = None
@@ -219,7 +223,7 @@ class Steps:
         for ledger in self.ledgers:
             ledger.settle()
         account = timeline.account
-        end = StepEnd(Mark(now_s), {**self.model_flops}, {**self.flops}, {**self.tokens})
+        end = StepEnd(Mark(now_s), {**self.model_flops}, {**self.flops}, {**self.tokens}, self.host_s)
 
         def reached(_: Mark) -> None:
             end.account = account.snapshot()

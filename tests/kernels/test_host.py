@@ -1,0 +1,65 @@
+"""What launching work costs the host, by the CPU that a cluster file names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from distsim.cluster import load_cluster
+from distsim.kernels.host import core_speed, host_of
+
+PRESETS = sorted(path.stem for path in (Path("distsim") / "cluster" / "presets").glob("*.toml"))
+
+
+@pytest.mark.parametrize(
+    ("model", "core"),
+    [
+        ("2x AMD EPYC 7742", "zen2"),
+        ("2x AMD EPYC 7V12", "zen2"),
+        ("2x AMD EPYC 7R13", "zen3"),
+        ("AMD EPYC 7543P", "zen3"),
+        ("2x AMD EPYC 9654", "zen4"),
+        ("2x AMD EPYC 9575F", "zen5"),
+        ("2x Intel Xeon Platinum 8275CL", "skylake"),
+        ("2x Intel Xeon Gold 6338", "ice lake"),
+        ("2x Intel Xeon Platinum 8480C", "golden cove"),
+        ("2x NVIDIA Grace", "neoverse v2"),
+    ],
+)
+def test_the_name_of_a_cpu_says_its_core(model: str, core: str) -> None:
+    """Names as clouds and makers write them lead to the kind of core."""
+    known = core_speed(model)
+    assert known is not None
+    assert known[0] == core
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_with_gpus_names_a_known_cpu(name: str) -> None:
+    """No preset with GPUs falls back on the time of an unknown host."""
+    cluster = load_cluster(name)
+    if cluster.node.num_gpus:
+        assert core_speed(cluster.cpu.model) is not None
+
+
+def test_a_slower_core_needs_longer_for_every_class() -> None:
+    """An EPYC 7742 needs longer than an EPYC 9654 for all that it launches."""
+    rome, genoa = host_of("AMD EPYC 7742", 9e-6), host_of("AMD EPYC 9654", 9e-6)
+    for field in ("operator_s", "view_s", "function_s", "collective_s", "message_s"):
+        assert getattr(rome, field) > getattr(genoa, field)
+
+
+def test_an_unknown_cpu_takes_the_operator_of_the_gpu_file() -> None:
+    """Without a known core the GPU file's operator scales the other classes."""
+    unknown = host_of("Quantum 9000", 9e-6)
+    assert unknown.operator_s == 9e-6
+    assert unknown.cpu == ""
+    twice = host_of("Quantum 9000", 18e-6)
+    assert twice.collective_s == pytest.approx(2 * unknown.collective_s)
+
+
+def test_a_call_of_torch_distributed_costs_more_than_an_operator_and_a_view_less() -> None:
+    """The classes are in the order of what they do: view, operator, message, collective."""
+    host = host_of("2x Intel Xeon Platinum 8480C", 7.5e-6)
+    assert host.operator_s == pytest.approx(7.5e-6)
+    assert host.view_s < host.operator_s < host.message_s < host.collective_s
