@@ -3,17 +3,20 @@
 `python -m tests.conformance.api_names` writes docs/api_table.md from it. One line a name, in the order of torch's pages
 (distributed.html, rpc.html, futures.html, elastic):
 
-    name | simulated | guarded | real | shown in
+    name | simulated | guarded | real | shown in [| since]
 
 simulated: `yes`; `same`: torch's own object, which needs nothing; `refused`: NotSimulated, with a remedy.
 guarded: `recorded`: the call is in the flight record, compared and diagnosed; `-`: nothing to record.
-real: `gloo`, or what else serves it. shown in: a file of tests whose programs use the name.
+real: `gloo`, or what else serves it. shown in: a file of tests whose programs use the name. since: the first release of
+torch that has the name, `cuda` behind it where only a torch that is built for CUDA has it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "api_table.md"
@@ -38,6 +41,13 @@ class Row:
     guarded: str
     real: str
     shown: str
+    since: str = ""
+
+    @property
+    def here(self) -> bool:
+        """Whether this torch may have the name."""
+        release, _, build = self.since.partition(" ")
+        return (not release or bool(torch.__version__ >= release)) and (not build or torch.version.cuda is not None)
 
 
 def rows() -> list[Row]:
@@ -48,8 +58,7 @@ def rows() -> list[Row]:
         if line.startswith("# "):
             section = line[2:]
         elif line.strip():
-            name, simulated, guarded, real, shown = (word.strip() for word in line.split("|"))
-            found.append(Row(section, name, simulated, guarded, real, shown))
+            found.append(Row(section, *(word.strip() for word in line.split("|"))))
     return found
 
 
@@ -61,7 +70,8 @@ def page() -> str:
             section = row.section
             lines += [f"\n## {section}\n", "| name | simulated | guarded | real | shown in |", "| --- " * 5 + "|"]
         shown = f"[{row.shown}](../tests/{row.shown})"
-        lines.append(f"| `{row.name}` | {row.simulated} | {row.guarded} | {row.real} | {shown} |")
+        since = f" (torch {row.since})".replace(" cuda", ", built for CUDA") if row.since else ""
+        lines.append(f"| `{row.name}`{since} | {row.simulated} | {row.guarded} | {row.real} | {shown} |")
     return "\n".join(lines) + "\n"
 
 

@@ -358,11 +358,12 @@ def test_the_timeout_of_a_group_can_be_changed(capsys: pytest.CaptureFixture[str
 
     def body() -> Any:
         import torch.distributed as dist
-        from torch.distributed.distributed_c10d import _set_pg_timeout
+        from torch.distributed import distributed_c10d as c10d
 
+        set_timeout = getattr(c10d, "set_timeout", None) or c10d._set_pg_timeout  # public from torch 2.14 on
         dist.init_process_group("nccl")
         torch.cuda.set_device(dist.get_rank())
-        _set_pg_timeout(timedelta(seconds=7))
+        set_timeout(timedelta(seconds=7))
         if dist.get_rank() == 0:
             dist.all_reduce(torch.ones(1, device="cuda"))
             torch.cuda.synchronize()

@@ -16,12 +16,15 @@ from torch.nn.parallel import DistributedDataParallel
 from distsim.errors import NotSimulated
 
 
-def test_a_group_made_by_hand_is_refused() -> None:
-    """A real gloo group would wait in C++ with the baton."""
+@pytest.mark.parametrize("name", ["ProcessGroupGloo", "ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy"])
+def test_a_group_made_by_hand_is_refused(name: str) -> None:
+    """A real group would wait in C++ with the baton."""
+    if not hasattr(dist, name):
+        pytest.skip(f"this torch has no {name}")
 
     def body() -> None:
-        with pytest.raises(NotSimulated, match=r"ProcessGroupGloo\(store, rank, size\) made by hand.*new_group"):
-            dist.ProcessGroupGloo(dist.HashStore(), int(os.environ["RANK"]), 2)
+        with pytest.raises(NotSimulated, match=rf"{name}\(store, rank, size\) made by hand.*new_group"):
+            getattr(dist, name)(dist.HashStore(), int(os.environ["RANK"]), 2)
 
     assert ranks(body).exit_code == 0
 

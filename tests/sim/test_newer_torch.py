@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import distsim
 from distsim.sim.observe.profile import Event
@@ -91,6 +93,13 @@ def test_backends_of_the_registry_are_nccl(backend: str) -> None:
     assert run(body, backend) == [(backend, [1.0] * 4)] * 2
 
 
+def deprecated(call: Any, *args: Any) -> Any:
+    """The answer of a function that warns of its own end."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return call(*args)
+
+
 @pytest.mark.parametrize(("backend", "kind"), [("gloo", "RuntimeError"), ("nccl", "NotSimulated")])
 def test_what_no_simulated_group_does_is_refused_by_name(backend: str, kind: str) -> None:
     """gather_single and windows raise gloo's own sentence on gloo, and NotSimulated with the name elsewhere."""
@@ -99,6 +108,7 @@ def test_what_no_simulated_group_does_is_refused_by_name(backend: str, kind: str
         errors = []
         for call in (
             lambda: dist.gather_single(t, torch.empty(8, device=t.device) if dist.get_rank() == 0 else None, dst=0),
+            lambda: deprecated(dist.gather_into_tensor, t, None if dist.get_rank() else t.repeat(2)),
             lambda: pg.new_window(),
         ):
             with pytest.raises(RuntimeError) as raised:
@@ -108,8 +118,9 @@ def test_what_no_simulated_group_does_is_refused_by_name(backend: str, kind: str
 
     errors, *supported = run(body, backend)[0]
     assert supported == [False, False]
-    assert [name for name, _ in errors] == [kind] * 2
-    assert ["gather_single" in errors[0][1], "new_window" in errors[1][1]] == [True, True]
+    assert [name for name, _ in errors] == [kind] * 3
+    named = ("gather_single", "gather_single", "new_window")
+    assert all(name in text for name, (_, text) in zip(named, errors, strict=True))
 
 
 def test_a_timeout_that_was_set_is_the_works() -> None:
@@ -125,6 +136,42 @@ def test_a_timeout_that_was_set_is_the_works() -> None:
     assert run(body) == [33.0] * 2
     with pytest.raises(distsim.RankFailure, match="enable_reconfigure"):
         distsim.simulate(lambda: dist.init_process_group("gloo", enable_reconfigure=True), nproc_per_node=1)
+
+
+def test_a_group_answers_for_its_backend() -> None:
+    """`get_backend_impl` gives what rank and size can be asked of, and asks for a device where there are two."""
+
+    def body(pg: Any, t: Any) -> Any:
+        impl = dist.get_backend_impl(device=torch.device("cpu"))
+        with pytest.raises(ValueError, match="pass the device"):
+            dist.get_backend_impl()
+        return impl.rank(), impl.size()
+
+    assert run(body, "cpu:gloo,cuda:nccl") == [(0, 2), (1, 2)]
+
+
+@pytest.mark.skipif(not hasattr(DeviceMesh, "abort"), reason="torch has no DeviceMesh.abort (2.15)")
+def test_a_mesh_is_aborted() -> None:
+    """Its groups are gone, and torch refuses what is asked of them."""
+
+    def body(pg: Any, t: Any) -> Any:
+        mesh = init_device_mesh("cuda", (2,))
+        group = mesh.get_group()
+        mesh.abort()
+        with pytest.raises(ValueError, match=r"[Pp]rocess group"):
+            dist.get_backend(group)
+        return True
+
+    assert run(body, "nccl") == [True, True]
+
+
+def test_a_recorder_that_torch_attaches_itself_is_not_noted() -> None:
+    """From 2.15 on every group of NCCL has torch's Flight Recorder: only a program that asks for it reads of it."""
+
+    def main() -> None:
+        dist.init_process_group("nccl")
+
+    assert "FlightRecorder" not in "".join(distsim.simulate(main, nproc_per_node=1).notes)
 
 
 def test_torchs_nan_check_is_named_in_a_note() -> None:

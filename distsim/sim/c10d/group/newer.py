@@ -1,10 +1,11 @@
-"""What groups of torch 2.14 have beside those of older releases: hooks on calls, windows, reconfiguration.
+"""What groups of torch 2.14 and later have beside those of older releases: hooks on calls, windows, reconfiguration.
 
 A method is there only where torch's own groups have it, so that `hasattr` answers as for a real group.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 
 from distsim.debug.records import P2P
 from distsim.debug.records.arguments import Call
@@ -165,12 +167,14 @@ def hook_patches() -> list[tuple[Any, str, Any]]:
     return patches
 
 
-def _attach(real: Callable[[Any], Any], name: str, advice: str) -> Callable[[Any], Any]:
-    def attach(pg: Any) -> Any:
+def _attach(real: Callable[..., Any], name: str, advice: str) -> Callable[..., Any]:
+    def attach(pg: Any, *args: Any, **kwargs: Any) -> Any:
         task = current_task()
         if task is None:
-            return real(pg)
-        task.world.note(f"torch's {name} records nothing in a simulation; {advice}")
+            return real(pg, *args, **kwargs)
+        # torch 2.15 attaches its recorder to every group of NCCL: a program that asked for nothing reads nothing
+        if not args or sys._getframe(1).f_globals.get("__name__") != c10d.__name__:
+            task.world.note(f"torch's {name} records nothing in a simulation; {advice}")
         return SimpleNamespace(remove=lambda: None)
 
     return attach
