@@ -10,7 +10,7 @@ takes one away or changes its meaning changes the schema's number.
 - `exit_code`: 0 finished, 1 raised, 3 hang, 4 inconsistent collectives, 5 the ranks that were traced finished and
   these are not all, or with `--silent strict` all finished and `silent` has an error; `interrupted`: by Ctrl-C
 - `proof`: what the verdict rests on, `all` ranks or a `sample` of them; `not_traced[]`: ranks that did not run, or not
-  to their end, of which nothing is known
+  to their end, of which nothing is known; `unseen`: the line that says so, with what running all would take
 - `virtual_time_s`, `events`: how long the program took on the cluster; simulated events
 - `ranks[]`: `rank, host, device, phase, exit_code`, and `end_s, compute_s, communication_s,
   exposed_s, idle_s`; `peak_memory_bytes` of its tensors where it was asked for
@@ -101,6 +101,7 @@ def report_document(outcome: Outcome) -> dict[str, Any]:
         "interrupted": outcome.interrupted,
         "proof": outcome.proof,
         "not_traced": list(outcome.not_traced),
+        "unseen": outcome.unseen,
         "virtual_time_s": outcome.virtual_time_s,
         "events": outcome.events,
         "ranks": [_rank(rank) for rank in outcome.ranks],

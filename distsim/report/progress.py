@@ -1,4 +1,4 @@
-"""One line that says how a simulation is doing, on a terminal only."""
+"""One line that says how a simulation is doing: always on a terminal, elsewhere now and then once it takes long."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["live_progress", "progress_line"]
 
 Report = Callable[["Progress"], None]
+FIRST_S, EVERY_S, SHARE = 5.0, 2.0, 0.1
+"""Where no terminal shows the line: wall time until it is written first, and then until it is written again, or this
+share of the time so far, so that a log of hours does not fill up."""
 
 
 def progress_line(progress: Progress) -> str:
@@ -24,6 +27,8 @@ def progress_line(progress: Progress) -> str:
         f"{progress.ranks_alive}/{progress.ranks_total} ranks alive",
         f"{progress.events:,} events, {progress.events_per_s:,.0f}/s",
     ]
+    if progress.tracing:
+        parts.append(progress.tracing)
     if progress.waiting:
         parts.append(progress.waiting)
     return ", ".join(parts)
@@ -38,11 +43,14 @@ def is_shown(stream: TextIO) -> bool:
 def live_progress(stream: TextIO, quiet: bool = False) -> Iterator[Report | None]:
     """Give what the simulator calls with its `Progress` a few times a second, or None for silence.
 
-    The line vanishes at the end. It is refreshed only by these calls: a thread of rich's own would
+    On a terminal the line vanishes at the end. It is refreshed only by these calls: a thread of rich's own would
     run beside the ranks and read clocks that are virtual to them.
     """
-    if quiet or not is_shown(stream):
+    if quiet:
         yield None
+        return
+    if not is_shown(stream):
+        yield _written_to(stream)
         return
     import sys
 
@@ -65,3 +73,16 @@ def live_progress(stream: TextIO, quiet: bool = False) -> Iterator[Report | None
 
     with live:
         yield report
+
+
+def _written_to(stream: TextIO) -> Report:
+    """Writes the line to a pipe or a file, of a simulation that takes long."""
+    next_s = FIRST_S
+
+    def report(progress: Progress) -> None:
+        nonlocal next_s
+        if progress.wall_s >= next_s:
+            next_s = progress.wall_s + max(EVERY_S, SHARE * progress.wall_s)
+            print(f"distsim: {progress.wall_s:.0f} s: {progress_line(progress)}", file=stream, flush=True)
+
+    return report

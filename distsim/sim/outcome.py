@@ -82,6 +82,9 @@ class Progress:
     events: int
     events_per_s: float
     waiting: str
+    wall_s: float = 0.0
+    tracing: str = ""
+    """Which ranks of a program on GPUs are traced, and what of the budget that has taken."""
 
 
 @dataclass(slots=True, repr=False)

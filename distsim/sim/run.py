@@ -393,4 +393,6 @@ def _progress(world: World, wall_s: float) -> Progress:
         world.events,
         world.events / wall_s if wall_s > 0 else 0.0,
         waiting,
+        wall_s,
+        world.traced.progress,
     )

@@ -1,4 +1,4 @@
-"""The live line: a terminal sees it, nobody else."""
+"""The live line: a terminal sees it, a pipe a line now and then."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ NOW = SimpleNamespace(
     events=81_000,
     events_per_s=40_500.4,
     waiting="all_reduce #3",
+    wall_s=5.0,
+    tracing="",
 )
 
 
@@ -51,14 +53,31 @@ def test_a_terminal_sees_the_line_and_is_left_clean() -> None:
     assert "\x1b[?25h" in text
 
 
-@pytest.mark.parametrize("why", ["pipe", "ci", "dumb", "quiet"])
-def test_nobody_else_sees_anything(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pipe, a CI log, a dumb terminal and --quiet get silence."""
+def at(wall_s: float) -> SimpleNamespace:
+    """NOW at another wall time, of a job of which a few ranks are traced."""
+    return SimpleNamespace(**{**vars(NOW), "wall_s": wall_s, "tracing": "4 of 16 ranks traced, step 2"})
+
+
+@pytest.mark.parametrize("why", ["pipe", "ci", "dumb"])
+def test_a_log_gets_a_line_now_and_then(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe, a CI log and a dumb terminal: nothing of a short run, then a plain line every 2 s, later fewer."""
     stream: io.StringIO = io.StringIO() if why == "pipe" else Terminal()
     if why == "ci":
         monkeypatch.setenv("CI", "true")
     if why == "dumb":
         monkeypatch.setenv("TERM", "dumb")
-    with live_progress(stream, quiet=why == "quiet") as report:
-        assert report is None
-    assert stream.getvalue() == ""
+    with live_progress(stream) as report:
+        assert report is not None
+        for wall_s in (0.2, 4.9, 5.0, 6.9, 7.0, 100.0, 109.0, 110.0):
+            report(at(wall_s))  # type: ignore[arg-type]
+    lines = stream.getvalue().splitlines()
+    assert [line.split(": ")[1] for line in lines] == ["5 s", "7 s", "100 s", "110 s"]
+    assert "81,000 events, 40,500/s, 4 of 16 ranks traced, step 2, all_reduce #3" in lines[0]
+
+
+def test_quiet_is_quiet() -> None:
+    """--quiet gets silence, on a terminal too."""
+    for stream in (io.StringIO(), Terminal()):
+        with live_progress(stream, quiet=True) as report:
+            assert report is None
+        assert stream.getvalue() == ""

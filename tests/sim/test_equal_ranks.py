@@ -148,18 +148,26 @@ def test_a_healthy_program_is_proven_healthy(program: str, tmp_path: Path, monke
     assert (tmp_path / "lines").read_text().count("\n") == 16
 
 
-@pytest.mark.parametrize("fault", ["raises", "leaves out the last"])
+UNREAD = {
+    "raises": ("if step == 2 and [r == 9 for r in range(16)][rank]: raise OSError('disk full')", "pass"),
+    "leaves out the last": ("pass", "if [r != 5 for r in range(16)][rank]: dist.all_reduce(torch.ones(8).cuda())"),
+}
+"""Faults of ranks that no test of the program names."""
+
+
+@pytest.mark.parametrize("fault", UNREAD)
 def test_a_sample_vouches_for_nobody_else(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the budget a fault of a rank that does not run is not seen, and the run does not say that it finished."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(traced, "OPERATOR_S", 1.0)
-    each, last, _, _ = FAULTS[fault]
-    outcome, _ = ran(tmp_path, STEP.format(each=each or "pass", last=last or "pass"), "auto")
+    each, last = UNREAD[fault]
+    outcome, _ = ran(tmp_path, STEP.format(each=each, last=last), "auto")
     assert outcome.exit_code == 5
     assert not outcome.diagnoses
     assert [rank.rank for rank in outcome.ranks] == [0, 8, 15]
     text = shown(outcome)
-    assert text.startswith("NOT PROVEN  3 of 16 ranks ran to their end; ranks 1-7,9-14 were not run")
+    assert text.startswith("NOT PROVEN  3 of 16 ranks were traced; ranks 1-7,9-14 were stopped before the end; ")
+    assert "train.py:" in text.partition("(--ranks all")[0]
     assert "\n3 of 16 ranks finished after " in text
     document = report_document(outcome)
     assert (document["proof"], document["exit_code"]) == ("sample", 5)
@@ -189,7 +197,7 @@ def test_a_fault_in_a_sample_is_told_of_ranks_that_ran(tmp_path: Path, monkeypat
     assert sorted(outcome.evidence.ranks) == [0, 8, 15]
     text = shown(outcome)
     assert not text.startswith("NOT PROVEN")
-    assert "not run: 3 of 16 ranks ran to their end" in text
+    assert "not run: 3 of 16 ranks were traced" in text
 
 
 def test_an_exception_in_a_sample_is_that_of_the_ranks_that_raised_it(
@@ -455,14 +463,15 @@ def test_what_a_rank_scatters_or_gathers_is_its_own(tmp_path: Path) -> None:
     """Who stands for others gets its own part, over NCCL and gloo, also of a root that nobody would have traced."""
     text = """\
     on_host = dist.new_group(backend="gloo")
+    scatters, gathers = ([r == root for r in range(size)][rank] for root in (5, 3))
     for device, group in (("cuda", None), ("cpu", on_host)):
         got = torch.zeros(2, device=device)
         parts = [torch.full((2,), 7.0, device=device) for place in range(size)]
         parts[0] += 1
-        dist.scatter(got, parts if rank == 5 else None, src=5, group=group)
+        dist.scatter(got, parts if scatters else None, src=5, group=group)
         whole = torch.zeros(size * 2, device=device)
         dist.all_gather_single(whole, got, group=group)
-        parts = [torch.zeros(2, device=device) for _ in range(size)] if rank == 3 else None
+        parts = [torch.zeros(2, device=device) for _ in range(size)] if gathers else None
         dist.gather(got, parts, dst=3, group=group)
         if rank == 0:
             print(device, got.tolist(), whole.sum().item())

@@ -33,7 +33,7 @@ from distsim.sim.device.operators.kinds import (
 )
 from distsim.sim.device.operators.on_host import ON_HOST, decomposed, not_on_host
 from distsim.sim.device.operators.pinned import PINNING, asks_for_memory, make_pinned
-from distsim.sim.device.operators.plan import LOOKS_LIKE, Given, Made, Plan, key_of, learn, tensors_in
+from distsim.sim.device.operators.plan import LOOKS_LIKE, Given, Made, Plan, key_of, learn, takes_any_float, tensors_in
 from distsim.sim.device.operators.special import SPECIAL
 from distsim.sim.device.operators.transfers import STAGED, TRANSFERS
 from distsim.sim.device.operators.values import KNOWLEDGE, Values
@@ -156,8 +156,9 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         base = task.cuda_device if device.index is None else device.index
         plans = accelerators.plans
         try:
-            named = key_of(tuple(kwargs.items()), base) if kwargs else ()
-            key = (id(func), _default_dtype(), key_of(args, base), named)
+            loose = takes_any_float(func)
+            named = key_of(tuple(kwargs.items()), base, loose) if kwargs else ()
+            key = (id(func), _default_dtype(), key_of(args, base, loose), named)
             plan = plans.get(key)
         except TypeError:  # an argument that cannot be hashed
             key, plan = None, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,6 +20,7 @@ from distsim.sim.world.equal_ranks import (
     families,
     kinds_by_place,
 )
+from distsim.sim.world.rank_uses import RankUse, own_files, rank_uses
 
 if TYPE_CHECKING:
     import simpy
@@ -44,6 +46,8 @@ START_S = 5.0
 """CPU seconds here of a run's start: torch, the first use of a GPU."""
 COMPARED_STEPS = 2
 """Optimizer steps for which the ranks of a sample are compared."""
+MOST_CLASSES = 32
+"""Classes of ranks, by the tests of the program, of which one rank each is in a sample."""
 
 
 class Job(Protocol):
@@ -94,6 +98,10 @@ class Traced:
         self._most_s = self._second_s = 0.0
         self._most_rank = -1
         self._is_compared = False
+        self._stopped: list[int] = []
+        """Ranks that had begun when the sample was taken."""
+        self._steps: dict[int, int] = {}
+        """By rank, the steps that its optimizers have made."""
         self._odd: set[int] = set()
         """Ranks of the sample that stand for themselves alone: they did not do the same as others of their kind."""
         self.cuts_unevenly = False
@@ -197,12 +205,14 @@ class Traced:
         labels = dict(sending)
         members = {ranks: labels.get(ranks, sending[0][1]) for family in whole for ranks in family} | labels
         sample = kinds_by_place(job.world_size, list(members.items()))
+        sample.add(self._one_of_each_class(sample.traced))
         sample.complete([c.group.ranks for c in communicators], [ranks for ranks, _ in sending])
         self.sample = sample
         if not self.not_all:  # ranks that send to each other in the default group are all of different kinds
             self.sample, self._budget_s, self.counts = None, None, False
             return
         gone = [rank for rank in job.rank_processes if rank not in sample.traced]
+        self._stopped = sorted(rank for rank in gone if job.rank_processes[rank].has_begun)
         for rank in gone:
             self._retire(job.rank_processes.pop(rank))
         for communicator in communicators:
@@ -212,6 +222,32 @@ class Traced:
         task = current_task()
         if task is not None and task.doom is not None:
             raise task.doom
+
+    def _uses(self) -> list[RankUse]:
+        """Where the program uses a rank's number."""
+        main = next((p.main for p in self._job.processes if p.main is not None), None)
+        slots = self._job.slots
+        nodes = {host: node for node, host in enumerate(dict.fromkeys(slot.host for slot in slots))}
+        per_node = max(slot.local_rank for slot in slots) + 1
+        places = [
+            {
+                "RANK": slot.rank,
+                "LOCAL_RANK": slot.local_rank,
+                "GROUP_RANK": nodes[slot.host],
+                "WORLD_SIZE": len(slots),
+                "LOCAL_WORLD_SIZE": per_node,
+            }
+            for slot in slots
+        ]
+        return [] if main is None else rank_uses(own_files(main), places)
+
+    def _one_of_each_class(self, traced: frozenset[int]) -> list[int]:
+        """Ranks that the program's tests tell from all those that are *traced*."""
+        outcomes = [use.outcomes for use in self._uses() if use.outcomes is not None]
+        first: dict[tuple[bool, ...], int] = {}
+        for rank in (*sorted(traced), *range(self._job.world_size)):
+            first.setdefault(tuple(outcome[rank] for outcome in outcomes), rank)
+        return [rank for rank in first.values() if rank not in traced][:MOST_CLASSES]
 
     def _retire(self, process: SimProcess) -> None:
         """*process* is traced no more: how it ends is not known."""
@@ -281,6 +317,7 @@ class Traced:
 
     def ended_step(self, process: SimProcess) -> None:
         """A traced rank's optimizer has made a step: nothing begins anew after the first."""
+        self._steps[process.rank] = self._steps.get(process.rank, 0) + 1
         for stream in self._held if self._job.crash is None else ():
             stream.release()
         if self._held and self._undo is not None:
@@ -334,22 +371,55 @@ class Traced:
         others = self.not_traced
         if not others:
             return ""
-        verb = "was" if len(others) == 1 else "were"
         size = self._job.world_size
+        never = [rank for rank in others if rank not in self._stopped]
+        parts = [
+            f"{ranks_text(ranks)} {'was' if len(ranks) == 1 else 'were'} {how}"
+            for ranks, how in ((never, "never run"), (self._stopped, "stopped before the end"))
+            if ranks
+        ]
         return (
-            f"{size - len(others)} of {size} ranks ran to their end; {ranks_text(others)} {verb} not run, or not that "
-            f"far (--ranks all: about {_rounded(self._whole_s())} of CPU time)"
+            f"{size - len(others)} of {size} ranks were traced; {' and '.join(parts)}{self._lines()} "
+            f"(--ranks all: about {_rounded(self._whole_s())} of CPU time)"
         )
+
+    @property
+    def progress(self) -> str:
+        """For who waits: the ranks that are traced, how far they are, and what of the budget that has taken."""
+        size = self._job.world_size
+        if not self.counts and self.sample is None:
+            return ""
+        steps = f", step {max(self._steps.values())}" if self._steps else ""
+        if self.sample is not None and self.not_all:
+            return (
+                f"{len(self.sample.traced)} of {size} ranks traced{steps}, the others left out by the budget "
+                f"(--ranks all: about {_rounded(self._whole_s())} so far)"
+            )
+        budget = "" if self._budget_s is None else f" of --budget {self._budget_s:g} s"
+        return f"all {size} ranks traced{steps}, about {_rounded(self.all_s)}{budget}"
+
+    def _lines(self) -> str:
+        """The lines by which those that did not run could differ, the likeliest first."""
+        assert self.sample is not None
+        traced = self.sample.traced
+        uses = [use for use in self._uses() if use.outcomes is None or use.tells_apart(traced)]
+        uses.sort(key=lambda use: (use.outcomes is None, use.how == "text"))
+        if not uses:
+            return ""
+        more = "" if len(uses) == 1 else f", and {len(uses) - 1} more {'line' if len(uses) == 2 else 'lines'}"
+        return f"; {uses[0].where} uses the rank in a way that could differ ({uses[0].text}){more}"
 
     def _whole_s(self) -> float:
         """What tracing every rank to the end of the program would take."""
         sample = self.sample
         assert sample is not None
+        others = Counter(kind for rank, kind in enumerate(sample.kinds) if rank not in sample.traced)
         total_s = START_S
-        for rank in sample.traced:
-            trace = self._traces.get(rank)
-            own_s = RANK_S + self._host_s.get(rank, 0.0) + (0.0 if trace is None else trace.operators * OPERATOR_S)
-            total_s += own_s * len(sample.stands_for(rank))
+        for kind, ranks in sample.by_kind.items():
+            for rank in ranks:
+                trace = self._traces.get(rank)
+                own_s = RANK_S + self._host_s.get(rank, 0.0) + (0.0 if trace is None else trace.operators * OPERATOR_S)
+                total_s += own_s * (1 + others[kind] if rank == ranks[0] else 1)
         return total_s
 
 

@@ -108,7 +108,9 @@ def _facts(document: Mapping[str, Any]) -> list[str]:
         found.append(f"on {document['cluster']}")
     if document.get("world_size"):
         found.append(f"{document['world_size']:,} ranks")
-    if others := document.get("not_traced"):
+    if document.get("unseen"):
+        found.append(str(document["unseen"]))
+    elif others := document.get("not_traced"):
         found.append(f"{ranks_text(others)} not run: nothing is known of {'it' if len(others) == 1 else 'them'}")
     if document.get("backend"):
         found.append(f"backend {document['backend']}")

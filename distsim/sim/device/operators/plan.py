@@ -14,7 +14,7 @@ from distsim.sim.device.generator import PlainGenerator, is_for_gpu
 from distsim.sim.device.operators.torch_words import MISTAKES, in_torchs_words, refuse_mixed_dtypes
 from distsim.sim.device.timeline.steps import Counted, counted
 
-__all__ = ["LOOKS_LIKE", "Made", "Plan", "key_of", "learn"]
+__all__ = ["LOOKS_LIKE", "Made", "Plan", "key_of", "learn", "takes_any_float"]
 
 META = torch.device("meta")
 aten = torch.ops.aten
@@ -103,14 +103,32 @@ class Plan:
         """What it adds to a step's flops or tokens."""
 
 
-def key_of(value: Any, base: int) -> Any:
-    """What of an argument decides what comes out; devices by their distance from number *base*."""
+def takes_any_float(func: Any) -> bool:
+    """Whether the floats that *func* gets never change what its result looks like: optimizers give other ones each
+    step (bias corrections, learning rates), which would each be a call of its own."""
+    known = _any_float.get(func)
+    if known is None:
+        is_one_by_one = torch.Tag.pointwise in func.tags or func._schema.name.startswith(
+            ("aten::_foreach_", "aten::_fused_")
+        )
+        known = _any_float[func] = is_one_by_one and torch.Tag.nondeterministic_seeded not in func.tags
+    return known
+
+
+_any_float: dict[Any, bool] = {}
+
+
+def key_of(value: Any, base: int, any_float: bool = False) -> Any:
+    """What of an argument decides what comes out; devices by their distance from number *base*. *any_float*: floats
+    by their type alone."""
     kind = type(value)
     if isinstance(value, Tensor):
         number = value.get_device()
         return (value.shape, value.stride(), value.dtype, number - base if number >= 0 else None)
     if kind is list or kind is tuple:
-        return tuple([key_of(item, base) for item in value])
+        return tuple([key_of(item, base, any_float) for item in value])
+    if kind is float and any_float:
+        return float
     if kind in _SCALARS:
         return (kind, value)
     if kind is torch.device:
