@@ -60,6 +60,6 @@ def test_an_unknown_cpu_takes_the_operator_of_the_gpu_file() -> None:
 
 def test_a_call_of_torch_distributed_costs_more_than_an_operator_and_a_view_less() -> None:
     """The classes are in the order of what they do: view, operator, message, collective."""
-    host = host_of("2x Intel Xeon Platinum 8480C", 7.5e-6)
-    assert host.operator_s == pytest.approx(7.5e-6)
+    host = host_of("2x Intel Xeon Platinum 8480C", 0.0)
+    assert host.operator_s == pytest.approx(9.76e-6, rel=0.01)
     assert host.view_s < host.operator_s < host.message_s < host.collective_s

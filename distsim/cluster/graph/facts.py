@@ -8,6 +8,21 @@ from dataclasses import dataclass, field, replace
 __all__ = ["Constant", "CpuModel", "GpuModel", "NcclFacts", "NodeModel"]
 
 
+SETTINGS_WITH_EFFECT = frozenset(
+    {
+        "NCCL_ALGO",
+        "NCCL_BUFFSIZE",
+        "NCCL_COLLNET_ENABLE",
+        "NCCL_CROSS_NIC",
+        "NCCL_NVLS_ENABLE",
+        "NCCL_PROTO",
+        "FI_CXI_RX_MATCH_MODE",
+        "FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD",
+    }
+)
+"""Of `nccl.settings`, and of what NCCL reads of its environment: the others change no simulated time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Constant:
     """A constant of the model of NCCL that was fitted to one cluster."""
@@ -148,5 +163,8 @@ class NcclFacts:
     @property
     def software(self) -> str:
         """The library, its version, plugin and settings in one line: what an answer assumed."""
-        settings = [f"{name}={value}" for name, value in self.settings.items()]
+        settings = [
+            f"{name}={value}" + ("" if name in SETTINGS_WITH_EFFECT else " (no effect on simulated times)")
+            for name, value in self.settings.items()
+        ]
         return ", ".join(filter(None, [f"{self.library.upper()} {self.version}", self.plugin, *settings]))
