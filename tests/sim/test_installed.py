@@ -217,7 +217,7 @@ def test_what_a_shared_module_imports_is_shared(script: Scripts, installed: Path
     """The body of a shared module runs on one rank: what it enters into `sys.modules`, by import or itself, is there on
     the others (grain, torch.distributed._tensor); a user's module that it imports is not."""
     body = "import sys, types, plain\nsys.modules['fast.alias'] = types.ModuleType('fast.alias')\n"
-    body += "from fast.inner import options\ntry:\n    import plugin\nexcept ImportError:\n    pass\n"
+    body += "from fast.inner import options\ntry:\n    import addon\nexcept ImportError:\n    pass\n"
     write(
         installed,
         {
@@ -240,13 +240,13 @@ import plain.late
 plain.late.seen.append(rank)
 dist.barrier()
 print([n for n in ("fast.inner", "fast.inner.options") if n not in sys.modules], fast.plain is plain)
-print(plain.late.seen, "plugin" in sys.modules)
+print(plain.late.seen, "addon" in sys.modules)
 """,
-        files={"plugin.py": ""},
+        files={"addon.py": ""},
     )
     assert ran.of(0) == ["[] True", "[0, 1] True"], ran.outcome.failures
     assert ran.of(1) == ["[] True", "[0, 1] False"]
-    assert "plugin" not in sys.modules
+    assert "addon" not in sys.modules
     forget("fast", "plain")
 
 
