@@ -22,7 +22,7 @@ from distsim.debug.diagnosis.ranking import merge_findings, order
 from distsim.debug.diagnosis.waits.idle import idle_job
 from distsim.debug.diagnosis.waits.patience import lateness, patience
 from distsim.debug.diagnosis.waits.proof import PROOFS, Proof
-from distsim.debug.diagnosis.waits.rendezvous import apart, follows
+from distsim.debug.diagnosis.waits.rendezvous import apart, follows, stale_addresses
 from distsim.debug.diagnosis.waits.wait_graph import Contradictions, Need, WaitGraph
 from distsim.debug.diagnosis.waits.weigh import Weigher
 from distsim.debug.divergence.find import Divergence, find_divergences
@@ -72,7 +72,7 @@ def diagnose(evidence: Evidence, *, nothing_moves: bool = False) -> list[Diagnos
     met = [_not_made(case, _with_refused(case, d)) for d in met]
     found = [_not_made(case, _with_refused(case, d)) for d in found]
     found += _unwaited_deaths(case, found + met)
-    meeting = apart(case)
+    meeting = [*apart(case), *stale_addresses(case)]
     found = [d for d in found if not follows(d, meeting)]
     found = merge_findings(case, [*met, *found, *stragglers(case), *idle_job(case), *meeting])
     blocked = [rank for rank, state in index.states.items() if state.phase is Phase.BLOCKED]

@@ -19,6 +19,7 @@ from distsim.debug.records.frames import absolute
 from distsim.debug.records.remote import SERVE
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.reader import Records, RingReader
+from distsim.debug.rings.world import WorldKind
 from distsim.text.strangers import load_json, read_bytes, within
 
 __all__ = [
@@ -145,6 +146,8 @@ def rank_state(
     reader = snap.reader
     header = reader.header
     state = RankState(reader.number, host=header.host, pid=header.pid, caught=reader.caught())
+    world = next((world for world in reversed(reader.worlds) if world.kind is WorldKind.DEFAULT), None)
+    state.reused_store = world.where if world is not None and world.reuses_store else None
     _exception(state, reader, records)
     inner, frames, keys = reader.position()
     if (call := _since(reader, records, origin_ns)) is not None:

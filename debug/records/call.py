@@ -294,6 +294,8 @@ class RankState:
     """Address of the store in which it meets the others in init_process_group: `host:port`."""
     reached_store: bool = True
     """It has reached that store."""
+    reused_store: str | None = None
+    """The store of its world where that holds the keys of an earlier world, too: `host:port`."""
     reason: str | None = None
     """What it does where it is stuck, or did when it died, if somebody knows: `it recurses without an end`."""
     caught: tuple[Caught, ...] = ()

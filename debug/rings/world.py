@@ -35,18 +35,20 @@ class World:
     kind: WorldKind
     where: str
     """The rendezvous, for people."""
+    reuses_store: bool = False
+    """Its store still holds what an earlier world of this process wrote there under the same keys."""
 
     def to_json(self) -> list[Any]:
         """All fields in their order."""
-        return [self.id, self.rank, self.size, self.kind.value, self.where]
+        return [self.id, self.rank, self.size, self.kind.value, self.where, self.reuses_store]
 
     @classmethod
     def from_json(cls, said: Any) -> World:
         """The inverse of `to_json`; ValueError where that is none."""
-        id_, rank, size, kind, where = said
+        id_, rank, size, kind, where, *reuses_store = said
         size = whole(size, "world size", 1, MOST_RANKS)
         rank = whole(rank, "rank", 0, size - 1)
-        return cls(text(id_, "world", 64), rank, size, WorldKind(kind), text(where, "where", 200))
+        return cls(text(id_, "world", 64), rank, size, WorldKind(kind), text(where, "where", 200), any(reuses_store))
 
 
 @dataclass(frozen=True, slots=True)

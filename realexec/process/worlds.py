@@ -37,13 +37,20 @@ class Worlds:
             return None
         times = self._times[place, size]
         number = blake2b(f"{place}|{size}|{times}".encode(), digest_size=6).hexdigest()
-        world = World(number, rank, size, kind, where)
+        # Only the store of torchrun's agent surely outlives a world of this process: others may be new ones.
+        reuses_store = times > 0 and place == place_of_url("env://")[0] and _has_agent_store()
+        world = World(number, rank, size, kind, where, reuses_store)
         self._recorder.join(world)
         return world
 
     def begun(self, place: str, size: int) -> None:
         """The rendezvous of a world has ended well: the next one there is another."""
         self._times[place, size] += 1
+
+
+def _has_agent_store() -> bool:
+    """Whether `env://` means the store of torchrun's agent."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def count_in(environ: Mapping[str, str], name: str) -> int | None:

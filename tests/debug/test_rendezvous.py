@@ -75,3 +75,29 @@ def test_ranks_at_one_address_may_still_meet(addresses: dict[int, str], size: in
 def test_different_addresses_are_nothing_at_first() -> None:
     """Processes start one after the other."""
     assert diagnose(meeting({0: "a:1", 1: "a:2"}, 1.0)) == []
+
+
+@pytest.mark.parametrize(("waited_s", "kinds"), [(5.0, []), (61.0, [Kind.NEVER_JOINED])])
+def test_a_second_meeting_in_one_store_that_never_ends_is_a_hang(waited_s: float, kinds: list[Kind]) -> None:
+    """All ranks are in init_process_group: gloo waits for the addresses of the group that is gone."""
+    evidence = meeting(dict.fromkeys(range(3), "a:1"), waited_s)
+    for state in evidence.ranks.values():
+        state.reused_store = "a:1"
+    found = diagnose(evidence)
+    assert [d.kind for d in found] == kinds
+    assert all((d.culprits, d.exit_code, "PrefixStore" in d.suggestion) == ((0, 1, 2), 3, True) for d in found)
+
+
+def test_who_loses_the_others_in_a_second_meeting_is_no_culprit() -> None:
+    """Rank 2 connected, to an address that is gone, and raised; the same verdict as where it hangs."""
+    evidence = meeting(dict.fromkeys(range(3), "a:1"), 0.5)
+    for state in evidence.ranks.values():
+        state.reused_store = "a:1"
+    lost = evidence.ranks[2]
+    lost.phase, lost.waits, lost.exit_code = Phase.RAISED, (), 1
+    lost.exception = "RuntimeError: Connection closed by peer [127.0.0.1]:18305"
+    found = diagnose(evidence)
+    assert [(d.kind, d.culprits, d.victims) for d in found] == [(Kind.NEVER_JOINED, (0, 1), (2,))]
+    for state in evidence.ranks.values():
+        state.reused_store = None
+    assert [d.kind for d in diagnose(evidence)] != [Kind.NEVER_JOINED], "in a store of its own it is rank 2's"

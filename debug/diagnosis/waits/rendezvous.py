@@ -1,4 +1,4 @@
-"""Ranks that wait in init_process_group, each at its own address, or at one where no store answers."""
+"""Ranks that cannot meet in init_process_group: by their addresses, by a store without an answer, or with old keys."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from dataclasses import replace
 from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.waits.proof import Proof
 from distsim.debug.matching.secondary_errors import aftermath, last_words
-from distsim.debug.records import CallRecord, Phase
+from distsim.debug.records import CallRecord, Phase, State
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.debug.words.phrases import are, capital, ranks_text
 
-__all__ = ["MEETING_S", "apart", "follows"]
+__all__ = ["MEETING_S", "apart", "follows", "stale_addresses"]
 
 MEETING_S = 3.0
 """All have waited for so long before anything is said of their addresses: processes start one after the other."""
 INIT = "init_process_group"
+REUSED_STORE = (
+    "Call init_process_group once and make further groups with new_group, or give each call keys of its own: "
+    "init_process_group(backend, store=PrefixStore(str(n), store), rank=rank, world_size=world_size)."
+)
 
 
 def apart(case: Case) -> list[Diagnosis]:
@@ -44,6 +48,55 @@ def apart(case: Case) -> list[Diagnosis]:
     if not lost or 0 not in waiting:
         return []  # rank 0, where the store is to be, may still come
     return [replace(_unreached(case, waiting, most, lost), proof=proof)]
+
+
+def stale_addresses(case: Case) -> list[Diagnosis]:
+    """Ranks that cannot connect in a store that an earlier `init_process_group` of the same job has written to.
+
+    gloo finds the addresses of a group that is gone under the same keys, and connects to them, waits for them, or loses
+    them in its first call; which rank meets them first is chance.
+    """
+    evidence, states = case.index.evidence, case.index.states
+    members = [rank for rank, state in states.items() if state.reused_store is not None]
+    begun = {rank: call for rank in members if (call := _last_init(case, rank)) is not None}
+    if not begun or any(_has_connected(case, call) for call in begun.values()):
+        return []
+    failed = [rank for rank in begun if _lost(case, rank)]
+    waiting = [rank for rank, call in begun.items() if not call.done and states[rank].phase is Phase.BLOCKED]
+    waited_s = min((evidence.watched_s(begun[rank].issued_s) for rank in waiting), default=0.0)
+    is_over = len(waiting) == len(begun) and waited_s >= (evidence.hang_after_s or 0.0)
+    if not failed and not is_over:
+        return []
+    culprits = waiting or failed
+    where = states[culprits[0]].reused_store
+    found = case.diagnosis(
+        Kind.NEVER_JOINED,
+        culprits,
+        [rank for rank in begun if rank not in culprits],
+        call=begun[culprits[0]],
+        explanation=f"{capital(ranks_text(culprits))} could not connect to the others in {INIT}, which the program "
+        f"calls again in one job: the store at {where} still holds the addresses of the process group that is gone.",
+        suggestion=REUSED_STORE,
+        since_s=min(call.issued_s for call in begun.values()),
+    )
+    return [replace(found, proof=Proof.GONE if failed else Proof.PATIENCE)]
+
+
+def _last_init(case: Case, rank: int) -> CallRecord | None:
+    return next((call for call in reversed(case.index.records(rank)) if call.op == INIT), None)
+
+
+def _has_connected(case: Case, init: CallRecord) -> bool:
+    """Whether a call of the new group has come to its end on this rank."""
+    calls = case.index.records(init.rank)
+    return any(call.state is State.COMPLETED and call.index > init.index for call in calls)
+
+
+def _lost(case: Case, rank: int) -> bool:
+    """Whether the rank has raised what gloo says of a peer that is gone."""
+    state = case.index.states[rank]
+    words = last_words(case.index.died_inside(rank), state)
+    return state.phase is Phase.RAISED and (aftermath(words) or "connectFullMesh" in str(state.exception))
 
 
 def follows(found: Diagnosis, meeting: Sequence[Diagnosis]) -> bool:

@@ -1,0 +1,30 @@
+"""The worlds of one process."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from distsim.debug.rings.world import World, WorldKind
+from distsim.realexec.process.worlds import Worlds, place_of_url
+
+
+@pytest.mark.parametrize(("uses_agent_store", "reuses"), [("True", [False, True]), ("False", [False, False])])
+def test_a_second_world_in_the_agents_store_reuses_it(
+    monkeypatch: pytest.MonkeyPatch, uses_agent_store: str, reuses: list[bool]
+) -> None:
+    """torchrun's store outlives the group; one that rank 0 serves ends with it."""
+    monkeypatch.setenv("MASTER_ADDR", "here")
+    monkeypatch.setenv("MASTER_PORT", "2900")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", uses_agent_store)
+    joined: list[World] = []
+    recorder: Any = SimpleNamespace(join=joined.append)
+    worlds = Worlds(recorder)
+    place, where = place_of_url("env://")
+    for _ in reuses:
+        worlds.begin(place, where, 0, 2, WorldKind.DEFAULT)
+        worlds.begun(place, 2)
+    assert [world.reuses_store for world in joined] == reuses
+    assert [World.from_json(world.to_json()) for world in joined] == joined
