@@ -31,7 +31,7 @@ from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phas
 from distsim.debug.records.diagnosis import Call, Diagnosis, Stuck
 from distsim.debug.records.errors import was_refused
 from distsim.debug.records.kinds import INCONSISTENT, Kind
-from distsim.debug.words.phrases import exception_text
+from distsim.debug.words.phrases import are, capital, exception_text, ranks_text
 
 __all__ = ["Call", "Diagnosis", "Kind", "Stuck", "diagnose"]
 
@@ -87,6 +87,8 @@ def diagnose(evidence: Evidence, *, nothing_moves: bool = False) -> list[Diagnos
 def _with_processes(evidence: Evidence, told: Diagnosis) -> Diagnosis:
     """Say which processes the ranks are that go by other numbers outside of the program."""
     size = len(told.group.ranks) if told.group is not None else 0
+    if told.kind is Kind.NEVER_JOINED and evidence.doubles:
+        return _as_doubles(evidence, told)
     if told.kind is Kind.NEVER_JOINED and 0 < evidence.launched < size:
         started = f"The program waits for {size} ranks (world_size={size}), but its launcher here has started a job of "
         told = replace(
@@ -100,6 +102,19 @@ def _with_processes(evidence: Evidence, told: Diagnosis) -> Diagnosis:
         return told
     names = "; ".join(f"rank {rank} is {evidence.processes[rank]}" for rank in named)
     return replace(told, explanation=f"{told.explanation} By process: {names}.")
+
+
+def _as_doubles(evidence: Evidence, told: Diagnosis) -> Diagnosis:
+    """A rank that nobody is, because two processes call themselves another one."""
+    reasons, _, cures = zip(*(text.rpartition(": ") for text in evidence.doubles), strict=True)
+    members = frozenset(told.group.ranks if told.group is not None else told.victims)
+    verb = are(told.culprits, "has", "have")
+    return replace(
+        told,
+        victims=tuple(rank for rank in told.victims if rank in members),
+        explanation=f"No process is {ranks_text(told.culprits)}, which {verb} never joined: {'; '.join(reasons)}.",
+        suggestion=f"{capital(cures[0])}.",
+    )
 
 
 def _told_once(found: list[Diagnosis]) -> list[Diagnosis]:

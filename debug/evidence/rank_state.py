@@ -401,6 +401,7 @@ def build_evidence(
         unseen=numbering.unseen,
         processes=numbering.names,
         launched=numbering.launched,
+        doubles=numbering.doubles,
     )
 
 

@@ -46,7 +46,6 @@ from distsim.debug.report.whereabouts import MARKER, where_ranks_were
 from distsim.debug.rings.jobdir import default_directory, verdict_path
 from distsim.debug.rings.private import create_private, write_private
 from distsim.debug.settings import Level, OnHang, Settings
-from distsim.debug.words.phrases import ranks_text
 from distsim.text.strangers import printable
 
 __all__ = ["RAISE_S", "Monitor"]
@@ -368,8 +367,8 @@ class Monitor:
         for diagnosis in over:
             self.diagnoses.remove(diagnosis)
             self.told.discard(news_key(diagnosis))
-            who, call = ranks_text(diagnosis.culprits), diagnosis.call
-            self._say(went_on(diagnosis.kind.label, who, None if call is None else str(call)))
+            call = diagnosis.call
+            self._say(went_on(diagnosis.kind.label, diagnosis.culprits, None if call is None else str(call)))
         if over:
             self._write()
 

@@ -44,11 +44,10 @@ def refusal_text(mismatch: Mismatch, met: Sequence[CallRecord], rank: int, reade
     sides = "; ".join(f"{of_ranks(ranks)}: {call}" for call, ranks in calls.items())
     mine = next((record for record in met if record.rank == rank), None)
     here = f"{mine.op if mine is not None else 'call'} #{mismatch.seq}"
-    kind, who, tie = mismatch.kind, mismatch.culprits, mismatch.tie
     if divergence is not None:
-        kind, who, tie = divergence.kind, divergence.culprits, divergence.tie
-    cure = "Make them agree." if tie else f"Make {of_ranks(who)} agree with the others."
-    return f"{kind.value}: {here} {on} did not go out: {sides}. {cure}"
+        return f"{divergence.kind.value}: {here} {on} did not go out: {sides}. {suggestion(divergence)}"
+    cure = "Make them agree." if mismatch.tie else f"Make {of_ranks(mismatch.culprits)} agree with the others."
+    return f"{mismatch.kind.value}: {here} {on} did not go out: {sides}. {cure}"
 
 
 def _raised(divergence: Divergence, met: Sequence[CallRecord], readers: Sequence[RingReader]) -> str:

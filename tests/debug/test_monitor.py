@@ -125,7 +125,7 @@ def test_a_warning_is_withdrawn_when_it_went_on(tmp_path: Path) -> None:
     assert len(monitor.diagnoses) == 1
     monitor._withdraw(at_the_end=True)
     assert monitor.said[1:] == [
-        "rank 0 went on by itself: the warning (process frozen, all_reduce #1) is withdrawn",
+        "Rank 0 went on by itself: the warning (process frozen, all_reduce #1) is withdrawn",
     ]
     assert monitor.diagnoses == []
     assert json.loads((tmp_path / "verdict.json").read_text())["diagnoses"] == []
@@ -326,7 +326,7 @@ def test_what_a_monitor_says_is_wrapped_on_a_terminal(
     """The line that withdraws a warning is as wide as the report before it; in a log it is one."""
     monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 24)))
     monkeypatch.setattr("sys.stderr.fileno", lambda: 2)
-    Monitor._say(went_on("process frozen", "rank 3", "all_reduce #12 on group data_parallel"))
+    Monitor._say(went_on("process frozen", [3], "all_reduce #12 on group data_parallel"))
     told = capsys.readouterr().err.splitlines()
     assert len(told) == lines
     assert all(len(line) <= (columns or 999) for line in told)

@@ -72,6 +72,27 @@ def test_ranks_at_one_address_may_still_meet(addresses: dict[int, str], size: in
     assert not [d for d in diagnose(meeting(addresses, 5.0, size, reached)) if "MASTER_ADDR" in d.suggestion]
 
 
+@pytest.mark.parametrize(("there", "size"), [((0, 1, 2), 6), ((0, 1), 3), ((0,), 3), ((0, 1, 2), 3)])
+def test_rank_0_that_serves_the_store_has_reached_it(there: tuple[int, ...], size: int) -> None:
+    """Its TCPStore() returns only when all have come: it waits for the others, and its address is right."""
+    evidence = meeting(dict.fromkeys(there, "127.0.0.1:1"), 61.0, size)
+    evidence.ranks[0].reached_store = False
+    assert not [d for d in diagnose(evidence) if 0 in d.culprits]
+
+
+def test_two_processes_of_one_number_are_named() -> None:
+    """Rank 1 is missing because two processes are rank 0: that, and what to do, is the verdict."""
+    evidence = meeting({0: "a:1", 2: "a:1"}, 61.0)
+    evidence.doubles = ["two processes call themselves rank 0 of 3 at a:1 (pid 5 on h, pid 6 on h): give each its own"]
+    (hang,) = diagnose(evidence)
+    assert (hang.kind, hang.culprits, hang.victims) == (Kind.NEVER_JOINED, (1,), (0, 2))
+    assert hang.explanation == (
+        "No process is rank 1, which has never joined: two processes call themselves rank 0 of 3 at a:1 (pid 5 on h, "
+        "pid 6 on h)."
+    )
+    assert hang.suggestion == "Give each its own."
+
+
 def test_different_addresses_are_nothing_at_first() -> None:
     """Processes start one after the other."""
     assert diagnose(meeting({0: "a:1", 1: "a:2"}, 1.0)) == []

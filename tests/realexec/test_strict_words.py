@@ -21,7 +21,7 @@ for work in [dist.all_reduce(torch.ones(3)), dist.all_reduce(torch.ones(3 + (ran
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "how"), [(2, "False"), (5, "True"), (8, "False")])
 def test_many_ranks_are_ranges(size: int, how: str, zygote: Zygote, folder: Path) -> None:
-    """Ranks that called the same are told once, as a range; no list of Python's is in the text."""
+    """Ranks that called the same are told once, as a range, with the cure that the report has; no list of Python's."""
     script = folder / "shapes.py"
     script.write_text(SHAPES.replace("ASYNC", how))
     result = zygote.run(script, size, directory=folder, level="strict")
@@ -30,7 +30,7 @@ def test_many_ranks_are_ranges(size: int, how: str, zygote: Zygote, folder: Path
     for output in result.outputs.values():
         text = output[output.index("CollectiveMismatch: ") :]
         assert all(part in text for part in (members, others, f"rank {size - 1}: ")), text
-        assert f"Make rank {size - 1} agree" in text or size == 2, text
+        assert result.diagnoses[0].suggestion in text, text
         assert not any(start in text for start in ("[0", "[1")), text
     assert result.diagnoses[0].kind.value == "shape_mismatch", result.report
 

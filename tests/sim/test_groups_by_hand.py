@@ -13,7 +13,7 @@ from sim.running import Scripts, ranks
 from torch.autograd.profiler import record_function
 from torch.nn.parallel import DistributedDataParallel
 
-from distsim.errors import NotSimulated
+from distsim.errors import NotSimulated, RankFailure
 
 
 @pytest.mark.parametrize("name", ["ProcessGroupGloo", "ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy"])
@@ -109,3 +109,14 @@ def test_distributed_tensors_are_loaded(script: Scripts) -> None:
     ran = script(SPAWNED.replace("FOLDER", str(script.folder)))
     assert ran.outcome.exit_code == 0, ran.outcome.failures
     assert [ran.of(rank) for rank in (0, 1)] == [["56.0 True"]] * 2
+
+
+def test_a_rank_that_the_world_has_not_is_refused_as_gloo_does() -> None:
+    """Rank 7 of 3 raises in its own init_process_group; the others only wait for rank 1."""
+
+    def body() -> None:
+        rank = int(os.environ["RANK"])
+        dist.init_process_group("gloo", rank=7 if rank == 1 else rank, world_size=3, timeout=timedelta(seconds=20))
+
+    with pytest.raises(RankFailure, match=r"(?s)Rank 1 raised RuntimeError.*rank < size\. 7 vs 3"):
+        ranks(body, 3)

@@ -16,6 +16,7 @@ import enum
 from collections.abc import Collection
 
 from distsim.debug.records.kinds import Kind
+from distsim.debug.words.phrases import are, capital, ranks_text
 
 __all__ = ["END_A_JOB", "PROOFS", "Proof", "ends", "until_when", "went_on"]
 
@@ -93,7 +94,8 @@ def until_when(patience_s: float | None) -> str:
     return f"This may still go on by itself: it counts as a hang once others have waited {limit}."
 
 
-def went_on(label: str, who: str, call: str | None) -> str:
+def went_on(label: str, ranks: Collection[int], call: str | None) -> str:
     """The line that takes a warning back."""
     where = f", {call}" if call else ""
-    return f"{who} went on by itself: the warning ({label}{where}) is withdrawn"
+    itself = are(ranks, "itself", "themselves")
+    return f"{capital(ranks_text(ranks))} went on by {itself}: the warning ({label}{where}) is withdrawn"

@@ -45,6 +45,9 @@ def apart(case: Case) -> list[Diagnosis]:
     if elsewhere := [rank for rank, address in addresses.items() if address != most]:
         return [replace(_elsewhere(case, waiting, addresses, most, elsewhere), proof=proof)]
     lost = [rank for rank in waiting if not case.index.states[rank].reached_store]
+    if len(lost) < len(waiting) or len(waiting) < max(map(_size, waiting.values())):
+        # Rank 0 serves the store, and TCPStore() returns there only when all have come (TCPStore::waitForWorkers).
+        lost = [rank for rank in lost if rank != 0]
     if not lost or 0 not in waiting:
         return []  # rank 0, where the store is to be, may still come
     return [replace(_unreached(case, waiting, most, lost), proof=proof)]
@@ -145,7 +148,7 @@ def _elsewhere(
 
 
 def _unreached(case: Case, waiting: Mapping[int, CallRecord], address: str, lost: Sequence[int]) -> Diagnosis:
-    others = [rank for rank in waiting if rank not in lost]
+    others = [rank for rank in waiting if case.index.states[rank].reached_store]
     has = are(lost, "has", "have")
     text = f"{capital(ranks_text(lost))} {has} not reached the store at {address} in which the ranks meet in {INIT}"
     if others:

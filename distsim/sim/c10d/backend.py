@@ -332,6 +332,8 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
 def _joined(world: Any, process: SimProcess, options: Any, is_default: bool) -> Rendezvous:
     """The world that a process joins, by init_process_group (*is_default*) or by hand, with the rank that it says."""
     notes, size, rank = process.notes, options.group_size, options.group_rank
+    if not 0 <= rank < size:
+        raise RuntimeError(f"[enforce fail at ../third_party/gloo/gloo/context.cc:23] rank < size. {rank} vs {size}")
     place = *meeting_place(options.store), size
     times = notes.groups_made[place] = notes.groups_made.get(place, 0) + 1
     key = *place, times

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from distsim.debug.records import CallRecord, Group
+from distsim.debug.words.phrases import ranks_text
 from distsim.sim.c10d.on_gpu import watchdog
 
 __all__ = ["connect_error", "timeout_error"]
@@ -27,6 +28,6 @@ def connect_error(group: Group, seconds: float) -> Exception:
     """gloo's members find each other through the store, and wait there for the addresses of the others."""
     error: Exception = dist.DistStoreError(
         f"wait timeout after {int(seconds * 1000)}ms, keys: /{group.name}//cpu//... "
-        f"(the addresses of the members {list(group.ranks)})"
+        f"(the addresses of {ranks_text(group.ranks)})"
     )
     return error
