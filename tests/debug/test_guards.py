@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from distsim.debug.diagnosis.causes.guards import guard_decision
+from distsim.debug.diagnosis.causes.program_text import ProgramText
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records import Site
 from distsim.debug.records.diagnosis import Diagnosis
@@ -225,3 +227,26 @@ for step in range(4):
     (d,) = [d for d in diagnose(play(3, steps, sources={FILE: p.text})) if 1 in d.culprits]
     assert "rank < 2" not in d.suggestion
     assert not d.causes
+
+
+STARTER = """
+def child(job):
+    if job["guarded"]:
+        run(job)  #@ start
+def call(x):
+    if warm:
+        dist.all_reduce(x)  #@ call
+call(x)  #@ here
+call(x)  #@ there
+"""
+
+
+@pytest.mark.parametrize("outside", ["there", "here"])
+def test_a_condition_that_all_ranks_passed_is_no_cause(outside: str) -> None:
+    """Neither one in the frames that started the program, nor one around a line that all are at, once."""
+    p = program(STARTER)
+    inner = (Site(FILE, p.lines["call"], "call"),) if outside == "here" else ()
+    starter = Site(FILE, p.lines["start"], "child")
+    frames = (*inner, Site(FILE, p.lines["here"], "<module>"), starter)
+    others = (*inner, Site(FILE, p.lines[outside], "<module>"), starter)
+    assert guard_decision(ProgramText({FILE: p.text}, frozenset()), frames, others) is None

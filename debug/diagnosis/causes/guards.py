@@ -18,6 +18,7 @@ from distsim.debug.words.phrases import place
 __all__ = ["guard_by_rank", "guard_decision", "guarded_call"]
 
 Lines = frozenset[tuple[str, int]]
+MODULE = "<module>"
 
 DDP = re.compile(r"\bDistributedDataParallel\b|\bDDP\(")
 SHARDED = re.compile(r"\bfully_shard\b|\bFullyShardedDataParallel\b|\bFSDP\(|\bdeepspeed\b")
@@ -90,9 +91,11 @@ def _spelled(text: ProgramText, site: Site, d: Diagnosis) -> bool:
 def _guards(text: ProgramText, frames: Sequence[Site], outside: Sequence[Site], lines: Lines) -> Iterator[Decision]:
     """Conditions around *frames* whose branch no line of *outside* is in, innermost first. Where both are at one line,
     in other rounds, those within its innermost loop. A rank that has been in the branch (*lines*) is not kept out of it
-    by a condition that stays what it is."""
-    for frame in frames:
+    by a condition that stays what it is. Whoever started the program let all ranks through."""
+    for i, frame in enumerate(frames):
         alike = any((o.file, o.line) == (frame.file, frame.line) for o in outside)
+        if alike and not text.loops(_of_program(frames[i:])):
+            return  # there are no rounds: all have passed what is around this line
         for node in text.around(frame):
             if isinstance(node, ast.For | ast.AsyncFor | ast.While) and alike:
                 break
@@ -106,8 +109,14 @@ def _guards(text: ProgramText, frames: Sequence[Site], outside: Sequence[Site], 
             if (frame.file, frame.line) in lines and not _changes(text, frame, node.test):
                 continue
             yield _decision(text, frame, node)
-        if alike:
+        if alike or frame.function == MODULE:
             return
+
+
+def _of_program(frames: Sequence[Site]) -> Sequence[Site]:
+    """Without the frames that started the program."""
+    end = next((i for i, frame in enumerate(frames) if frame.function == MODULE), len(frames))
+    return frames[: end + 1]
 
 
 def _changes(text: ProgramText, frame: Site, test: ast.expr) -> bool:
