@@ -230,6 +230,7 @@ def _interval(row: Any) -> dict[str, Any]:
 def _assumed(args: argparse.Namespace, cluster: Any, rows: list[Any]) -> list[str]:
     """The software that was assumed, and what the intervals are of."""
     from distsim.calibration.logs.folder import strange_release
+    from distsim.collectives.uncertainty import MOST_RACKS, beyond_measured_racks
 
     facts = cluster.nccl
     strange = strange_release(args.nccl_version or facts.version) if facts.library == "nccl" else None
@@ -237,6 +238,11 @@ def _assumed(args: argparse.Namespace, cluster: Any, rows: list[Any]) -> list[st
     if facts.named(cluster.variant):
         variant = f" (variant {cluster.variant})" if cluster.variant else ""
         notes.append(f"software assumed: {facts.software}{variant}")
+    if any(row.interval is None for row in rows) and beyond_measured_racks(cluster, cluster.num_nodes):
+        notes.append(
+            f"no measured table has more than {MOST_RACKS} racks of one NVLink domain each: nobody knows how far these "
+            "times may be off, and one of more racks may be shorter than one of fewer where NCCL's choice is another"
+        )
     bases = list(dict.fromkeys(row.interval.basis for row in rows if row.interval is not None))
     if bases:
         notes.append(f"a measured time lies within the interval in 8 cases of 10: by errors of {'; '.join(bases)}")

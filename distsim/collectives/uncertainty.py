@@ -18,11 +18,13 @@ from distsim.collectives.transfer import canonical_op
 from distsim.errors import UsageError
 
 __all__ = [
+    "MOST_RACKS",
     "NODE_CLASSES",
     "OTHERS",
     "SIZES",
     "Interval",
     "around",
+    "beyond_measured_racks",
     "interval",
     "node_class",
     "size_class",
@@ -95,6 +97,18 @@ def _spreads() -> dict[tuple[str, ...], _Spread]:
     }
 
 
+MOST_RACKS = 2
+"""NVLink domains of several nodes in one measured table (calibration/tables/_index.csv: oci_gb200_n32x4,
+oci_gb300_n32x4)."""
+
+
+def beyond_measured_racks(cluster: Cluster, num_nodes: int) -> bool:
+    """Whether a call goes over more racks of one NVLink domain each than any table has. NCCL's choice between a ring
+    and the switches' tree, and what that tree gets of the NICs, are NCCL's own model there, held to nothing."""
+    span = cluster.node.nvlink_domain_nodes
+    return span > 1 and -(-num_nodes // span) > MOST_RACKS
+
+
 def interval(
     cluster: Cluster, nbytes: float, num_nodes: int, time_s: float, flavour: str = "nccl", op: str = "all_reduce"
 ) -> Interval | None:
@@ -109,6 +123,8 @@ def interval(
     own = cluster.errors.get(f"{nodes}, {size}")
     if own is not None and (not own[2] or _family(op) in map(_family, own[2])):
         return Interval(time_s * own[0], time_s * own[1], OWN, fabric, nodes, size)
+    if beyond_measured_racks(cluster, num_nodes):
+        return None
     return around(cluster.name, fabric, nodes, size, time_s)
 
 

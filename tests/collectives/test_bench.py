@@ -244,6 +244,18 @@ def test_a_rack_is_one_node_to_the_errors() -> None:
     assert across.nodes != "1 node"
 
 
+def test_more_racks_than_any_table_has_get_no_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two racks were measured; of three nobody knows how far a time may be off, and the table says so."""
+    racks = load_cluster("gb200-nvl72:3")
+    assert interval(racks, 1 << 30, 36, 1.0) is not None
+    assert interval(racks, 1 << 30, 54, 1.0) is None
+    assert interval(load_cluster("dgx-h100:64"), 1 << 30, 64, 1.0) is not None
+    assert main(["bench", "all_reduce", "--on", "gb200-nvl72:3", "--sizes", "1G"]) == 0
+    assert "# no measured table has more than 2 racks of one NVLink domain each" in capsys.readouterr().out
+    assert main(["bench", "all_reduce", "--on", "gb200-nvl72:2", "--sizes", "1G"]) == 0
+    assert "no measured table" not in capsys.readouterr().out
+
+
 def test_a_release_that_the_tables_do_not_have_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     """Its choices are taken for those of the nearest one that they have."""
     assert main(["bench", "all_reduce", "--on", "dgx-h100:2", "--sizes", "1M", "--nccl-version", "2.99.1"]) == 0

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["LAUNCH_BOUND", "Sureness", "step_error", "step_interval"]
 
 
+UNMEASURED = 0.01
+"""Of a step, that communication nobody measured may take of it before its interval says nothing."""
+
+
 class Sureness:
     """Of the calls of one world."""
 
@@ -66,7 +70,7 @@ class Sureness:
 
 
 def step_interval(training: Training, totals: Sequence[CollectiveTotal]) -> tuple[float, float] | None:
-    """(low_s, high_s) of a step; None without a step.
+    """(low_s, high_s) of a step; None without a step, or where nothing hides communication that nobody measured.
 
     The errors of its exposed communication and those of published steps of its regime have nothing to do with each
     other: their squares are added.
@@ -76,6 +80,9 @@ def step_interval(training: Training, totals: Sequence[CollectiveTotal]) -> tupl
         return None
     known = step_error(training.step_regime)
     sums: dict[tuple[str, str], list[float]] = {}
+    unmeasured = {(total.op, total.group) for total in totals if total.low_s is None}
+    if sum(wait.moving_s for wait in rank.waits if (wait.op, wait.group) in unmeasured) > UNMEASURED * rank.step_s:
+        return None
     for total in totals:
         summed = sums.setdefault((total.op, total.group), [0.0, 0.0, 0.0])
         low_s, high_s = (total.low_s, total.high_s) if total.low_s is not None else (total.time_s, total.time_s)
