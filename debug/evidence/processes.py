@@ -47,6 +47,8 @@ class Numbering:
     """A launcher has started as many ranks."""
     doubles: tuple[str, ...] = ()
     """Processes that call themselves alike, a sentence each."""
+    known: frozenset[str] | None = None
+    """Worlds that some process had joined by then: who is who in another cannot be told yet. None: all."""
 
     def in_job(self, world: str, rank: int) -> int:
         """The number of the process that is *rank* of *world*."""
@@ -65,6 +67,7 @@ class Numbering:
             "main": self.main,
             "numbers": [[*key, number] for key, number in self.numbers.items()],
             "worlds": {id_: list(numbers) for id_, numbers in self.worlds.items()},
+            "known": None if self.known is None else sorted(self.known),
         }
 
     @classmethod
@@ -76,6 +79,7 @@ class Numbering:
             text(said["main"], "main", 64),
             {(host, pid, opened): whole(number, "number") for host, pid, opened, number in said["numbers"]},
             {id_: wholes(numbers, "numbers", 0) for id_, numbers in said["worlds"].items()},
+            known=None if said.get("known") is None else frozenset(text(id_, "known", 64) for id_ in said["known"]),
         )
 
 
@@ -85,7 +89,7 @@ def number_readers(readers: Iterable[RingReader], numbering: Numbering) -> list[
     for reader in readers:
         number = numbering.numbers.get(reader.process.key)
         if number is not None:
-            reader.called(number, numbering.worlds)
+            reader.called(number, numbering.worlds, numbering.known)
             known.append(reader)
     return sorted(known, key=lambda reader: reader.number)
 
@@ -135,6 +139,7 @@ def number_processes(processes: Iterable[Process]) -> Numbering:
         max((started for started in sizes if started != size), default=0),
         size in sizes,
         tuple(_double(*pair) for pair in doubles),
+        frozenset(members),
     )
 
 

@@ -10,7 +10,7 @@ import mmap
 import os
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -167,6 +167,7 @@ class RingReader:
         """The rank that diagnoses call this process by, and in `numbers` those of every world's ranks, where they
         differ (`evidence.processes`)."""
         self.numbers: Mapping[str, Sequence[int]] = {}
+        self.known: Collection[str] | None = None
         self._numbered: dict[int, Group] = {}
         self._sites: dict[int, tuple[Site, ...]] = {}
 
@@ -249,9 +250,10 @@ class RingReader:
             self.worlds,
         )
 
-    def called(self, number: int, numbers: Mapping[str, Sequence[int]]) -> None:
-        """Set the rank that diagnoses call this process by, and those of the members of its worlds."""
-        self.number = number
+    def called(self, number: int, numbers: Mapping[str, Sequence[int]], known: Collection[str] | None = None) -> None:
+        """Set the rank that diagnoses call this process by, and those of the members of its worlds. In a world that is
+        not *known*, which a process has joined since, nobody can be named yet: its groups have no members."""
+        self.number, self.known = number, known
         if numbers != self.numbers:
             self.numbers = numbers
             self._numbered.clear()
@@ -383,13 +385,21 @@ class RingReader:
 
     def in_job(self, entry: GroupEntry) -> tuple[int, ...]:
         """The members of a group, by the ranks that diagnoses use."""
+        if self._is_new(entry.world):
+            return ()
         to = self.numbers.get(entry.world)
         return entry.group.ranks if to is None else tuple(_number(to, rank) for rank in entry.group.ranks)
+
+    def _is_new(self, world: str) -> bool:
+        """Whether the members of *world* have not been numbered yet."""
+        return bool(world) and self.known is not None and world not in self.known
 
     def job_group(self, offset: int) -> Group:
         """The group that a record names, with the ranks that diagnoses use. Where these are not those of its world, it
         has a name of its own: worlds count their groups alike."""
         entry = self.group(offset)
+        if self._is_new(entry.world):
+            return Group(entry.group.name, entry.group.description, ())
         to = self.numbers.get(entry.world)
         if to is None:
             return entry.group

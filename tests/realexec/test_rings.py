@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from distsim.debug.evidence.guard_flags import findings, merged
-from distsim.debug.evidence.processes import Numbering
+from distsim.debug.evidence.processes import Numbering, number_processes
 from distsim.debug.evidence.rank_state import Knowledge, build_evidence, origin_of
 from distsim.debug.monitor.host import Host
 from distsim.debug.postmortem import examine, load_rings
@@ -279,3 +279,15 @@ def test_keys_of_a_store_that_a_rank_waited_for_once_are_no_wait(tmp_path: Path)
     assert build_evidence([RingReader(ring.path)], later, NUMBERING).ranks[0].phase is Phase.BLOCKED
     ring.finish(issue(ring, 1), rings.COMPLETED)
     assert build_evidence([RingReader(ring.path)], later, NUMBERING).ranks[0].phase is Phase.RUNNING
+
+
+def test_the_members_of_a_world_joined_since_are_not_guessed(tmp_path: Path) -> None:
+    """A process joins a further world after the monitor has numbered the job: its 0 and 1 are not the job's."""
+    ring = writer(tmp_path)
+    reader = RingReader(ring.path)
+    reader.called(0, {}, number_processes([reader.process]).known)
+    ring.join_world(World("w4", 0, 2, WorldKind.FURTHER, "host:1"))
+    offset = ring.group("w4", "undefined", [0, 1], world="w4")
+    assert (reader.job_group(offset).ranks, reader.in_job(reader.group(offset))) == ((), ())
+    reader.called(0, {"w4": (0, 2)}, number_processes([reader.process]).known)
+    assert reader.job_group(offset).ranks == (0, 2)
