@@ -8,6 +8,7 @@ import pytest
 from sim.running import Ran, Scripts
 
 import distsim
+from distsim.debug.records.kinds import Kind
 
 HEAD = """
 import os, sys, time
@@ -433,3 +434,49 @@ print(os.path.exists({str(tmp_path / "met")!r}))
         )
     )
     assert ran.of("main") == [str(method == "fork")], ran.err
+
+
+FORKS = """
+    if dist.get_rank() == 0:
+        child = mp.get_context("fork").Process(target=call)
+        child.start()
+        child.join()
+    dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("guarded", [True, False], ids=["in main()", "at the top"])
+def test_a_collective_in_a_forked_child_is_reported(script: Scripts, guarded: bool) -> None:
+    """The group does not survive a fork: the call never ends, and rank 0 waits for the child."""
+    call = HEAD + "def call():\n    dist.all_reduce(torch.ones(1))\n"
+    init = 'dist.init_process_group("gloo")\n'
+    if guarded:
+        source = f"{call}if __name__ == '__main__':\n    {init}{FORKS}"
+    else:
+        source = call + init + FORKS.replace("\n    ", "\n")
+    ran = script(source)
+    (found,) = ran.outcome.diagnoses
+    assert (found.kind, found.culprits, ran.outcome.exit_code) == (Kind.HOST_STUCK, (0,), 3)
+    assert "forked child" in found.explanation
+    assert "all_reduce" in found.explanation
+
+
+def test_a_forked_child_has_its_parents_groups(script: Scripts) -> None:
+    """It knows its rank without a call of its own; a spawned one has no group."""
+    ran = script(
+        HEAD
+        + """
+def tell(queue):
+    queue.put((dist.is_initialized(), dist.get_rank() if dist.is_initialized() else None))
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    for method in ("fork", "spawn"):
+        queue = mp.get_context(method).Queue()
+        child = mp.get_context(method).Process(target=tell, args=(queue,))
+        child.start()
+        print(queue.get())
+        child.join()
+    dist.destroy_process_group()
+"""
+    )
+    assert ran.of(1) == ["(True, 1)", "(False, None)"], ran.err

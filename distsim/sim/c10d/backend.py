@@ -119,7 +119,8 @@ def _own_world() -> Any:
         return _real_world
     process = task.process
     if process.c10d is None:
-        process.c10d = vars(c10d)[WORLD.attribute] = ProcessWorld()
+        inherited = process.parent.c10d if process.is_forked and process.parent is not None else None
+        process.c10d = vars(c10d)[WORLD.attribute] = inherited or ProcessWorld()
     return process.c10d
 
 

@@ -80,6 +80,8 @@ class SimPopen:
         self.sentinel = Sentinel(child)
         self.returncode: int | None = None
         name, identity, config = process.name, process._identity, process._config
+        as_forked = multiprocessing.process.BaseProcess.__new__(type(process))
+        as_forked.__dict__.update(process.__dict__)  # `start` takes the target from the original
         own = multiprocessing.process.current_process()
         parent_name, parent_pid = own.name, pid_of(parent)
 
@@ -91,9 +93,8 @@ class SimPopen:
             multiprocessing.process._parent_process = multiprocessing.process._ParentProcess(  # type: ignore[attr-defined]
                 parent_name, parent_pid, None
             )
-            if child.program is not None:
-                self._run_main(child, parent, method == "fork")
-            started = process if data is None else pickle.loads(data)
+            has_main = child.program is None or self._run_main(child, parent, method == "fork")
+            started = as_forked if data is None or not has_main else pickle.loads(data)
             multiprocessing.process._current_process = started  # type: ignore[attr-defined]
             started.run()
 
@@ -109,21 +110,29 @@ class SimPopen:
                 raise
             return None, []
 
-    def _run_main(self, child: SimProcess, parent: SimProcess, fork: bool) -> None:
+    def _run_main(self, child: SimProcess, parent: SimProcess, fork: bool) -> bool:
         """The child's own run of the main script, as spawned children do it. A forked child does not run
-        it again: it prints nothing, and takes over the plain values and shared things its parent has by now."""
+        it again: it prints nothing, and takes over the plain values and shared things its parent has by now. False: a
+        forked child must use its parent's objects, because the script initializes its process group unguarded."""
         streams = [s for s in (child.stdout, child.stderr) if s is not None] if fork else []
         for stream in streams:
             stream.muted = True
-        main = child.program.run_in(child, "__mp_main__")
-        for stream in streams:
-            stream.muted = False
+        try:
+            main = child.program.run_in(child, "__mp_main__")
+        except Exception:
+            if not fork or parent.c10d is None or parent.c10d.default_pg is None:
+                raise
+            return False
+        finally:
+            for stream in streams:
+                stream.muted = False
         if fork and parent.main is not None:
             for name, value in parent.main.__dict__.items():
                 plain = isinstance(value, bool | int | float | str | bytes)
                 taken = plain or isinstance(value, Shared) or name not in main.__dict__
                 if not name.startswith("__") and taken:
                     main.__dict__[name] = value
+        return True
 
     # -- the interface of multiprocessing's Popen
 

@@ -125,13 +125,19 @@ class SimGroup(Questions):
         """Record the call, make its handle, and have it *meet* those of the others. *memory*: what of the inputs
         and outputs the network moves, where not they themselves."""
         task = current_task()
+        if task is not None and task.process.is_forked and task.process.parent is self._process:
+            self._wait_in_fork(task, call)
         if task is None or task.process is not self._process:
             raise RuntimeError(f"{call.key[0]} on a simulated process group outside its rank")
         process, world = task.process, task.world
         world.ticks += 1
         task.compute(world.cluster.cpu.op_overhead_s)
+        if process.notes.in_worker == "fork":
+            self._wait_in_fork(task, call)
         if process.notes.in_worker:
-            self._wait_in_worker(task, call)
+            raise ValueError(
+                "Default process group has not been initialized, please make sure to call init_process_group."
+            )
         if process.silent is not None:
             process.silent.on_call(call, self._group.ranks, process.rank, sys._getframe(1))
         if world.schedule is not None:
@@ -173,19 +179,15 @@ class SimGroup(Questions):
             task.arrive(lambda: self._arrive(arrival, meet))
         return arrival
 
-    def _wait_in_worker(self, task: RankTask, call: Call) -> None:
-        """Wait for ever, as a call does in a forked worker, and report it."""
-        if task.process.notes.in_worker != "fork":
-            raise ValueError(
-                "Default process group has not been initialized, please make sure to call init_process_group."
-            )
+    def _wait_in_fork(self, task: RankTask, call: Call) -> None:
+        """Wait for ever, as a call does in a forked child of the rank, and report it."""
         world, stack = task.world, call_stack(sys._getframe(2))
-        found = forked_call((task.process.rank,), call.key[0], stack[0] if stack else None)
+        found = forked_call((self._process.rank,), call.key[0], stack[0] if stack else None)
         same = [f for f in world.findings if (f.kind, f.text, f.site) == (found.kind, found.text, found.site)]
         world.findings = [f for f in world.findings if f not in same]
         world.findings.append(replace(found, ranks=tuple(sorted({*found.ranks, *(r for f in same for r in f.ranks)}))))
         task.flush()
-        task.wait(world.env.event(), HostWait("its data loader's worker"))
+        task.wait(world.env.event(), HostWait("a call of a forked child"))
 
     def _recorded(self, task: RankTask, call: Call, is_async: bool, caller: FrameType) -> CallRecord:
         """The record of *call*, which has no number yet; of a handle that torch keeps for itself nobody says that it
