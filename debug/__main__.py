@@ -15,6 +15,7 @@ import types
 from types import TracebackType
 from typing import Any
 
+from distsim.debug.settings import say_once_a_job
 from distsim.errors import UsageError
 
 
@@ -29,8 +30,7 @@ def main(argv: list[str]) -> None:
         raise UsageError(
             f"expected a script or -m MODULE, got {' '.join(argv) or 'nothing'}; {__doc__.splitlines()[0]}"
         )
-    guard = importlib.import_module("distsim.realexec.install")
-    guard.install()
+    guard = _installed_guard()
     sys.argv[:] = words
     try:
         if module:
@@ -39,13 +39,33 @@ def main(argv: list[str]) -> None:
             _run_script(words[0])
     except BaseException as error:
         error = error.with_traceback(_from_script(error.__traceback__))
-        session = guard.current_session()
+        session = None if guard is None else guard.current_session()
         if session is not None:
             _leave_word(session, error)
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
             raise
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)
+
+
+def _installed_guard() -> Any:
+    """The module of the guard, which is installed; None, and a line, where torch cannot be imported.
+
+    The script runs all the same: it may need no torch, or say itself what is wrong with it.
+    """
+    try:
+        guard = importlib.import_module("distsim.realexec.install")
+    except Exception as error:
+        from distsim.torch_compat.names import GUARD
+        from distsim.torch_compat.releases import torch_refusal
+
+        refusal = torch_refusal(error, GUARD)
+        if refusal is None:
+            raise
+        say_once_a_job(f"the job runs without a guard: {refusal}")
+        return None
+    guard.install()
+    return guard
 
 
 def _run_script(path: str) -> None:

@@ -16,7 +16,16 @@ from typing import Any
 
 from distsim.errors import UsageError
 
-__all__ = ["LAUNCHED", "VARIABLES", "Level", "OnHang", "Settings", "unknown_variables", "warn_of_unknown_variables"]
+__all__ = [
+    "LAUNCHED",
+    "VARIABLES",
+    "Level",
+    "OnHang",
+    "Settings",
+    "say_once_a_job",
+    "unknown_variables",
+    "warn_of_unknown_variables",
+]
 
 
 class Level(enum.StrEnum):
@@ -125,12 +134,16 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
 
 @functools.cache
 def warn_of_unknown_variables() -> None:
-    """Print those lines once a job: in its launcher, or in the first rank of a host where the launcher is not ours."""
-    number = next((os.environ[name] for name in LOCAL_RANKS if name in os.environ), "0")
-    if LAUNCHED in os.environ or number != "0":
-        return
+    """Print those lines once a job."""
     for line in unknown_variables(os.environ):
-        print(f"distsim: warning: {line}", file=sys.stderr, flush=True)
+        say_once_a_job(f"warning: {line}")
+
+
+def say_once_a_job(line: str) -> None:
+    """Print *line* in the launcher, or in the first rank of a host where the launcher is not ours."""
+    number = next((os.environ[name] for name in LOCAL_RANKS if name in os.environ), "0")
+    if LAUNCHED not in os.environ and number == "0":
+        print(f"distsim: {line}", file=sys.stderr, flush=True)
 
 
 def _variable(name: str) -> str:

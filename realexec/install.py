@@ -9,12 +9,17 @@ from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from distsim.debug.evidence.watched_source import report_to, watch_imports
 from distsim.debug.rings.world import World
-from distsim.debug.settings import Level, Settings, warn_of_unknown_variables
+from distsim.debug.settings import Level, Settings, say_once_a_job, warn_of_unknown_variables
 from distsim.realexec.mpi.mpirun import started_by_mpirun
 from distsim.realexec.process.session import EndHooks, Session
 from distsim.realexec.process.worlds import count_in, launched
+from distsim.torch_compat.names import GUARD
+from distsim.torch_compat.releases import compared, guard_refusal, remarks
 
 __all__ = ["current_session", "install", "install_started", "installed", "remove", "run_started"]
 
@@ -71,8 +76,6 @@ def install(
         warn_of_unknown_variables()
     if _settings is not None:
         remove()
-    import torch.distributed as dist
-
     if dist.is_available() and started_by_mpirun(os.environ) is not None:
         # Elsewhere a guard is none that makes `is_mpi_available()` say something else. And before anything of ours is
         # registered for the end of the process: MPI ends after all of it.
@@ -84,8 +87,28 @@ def install(
     _settings = settings
     if not _agent_port and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         _agent_port = os.environ.get("MASTER_PORT", "")
-    if not dist.is_available():
-        return
+    refusal = guard_refusal() if dist.is_available() else "this torch was built without torch.distributed"
+    if refusal:
+        return _go_on_without(refusal)
+    try:
+        _install_hooks(settings, given)
+    except Exception as error:
+        if not compared(torch.__version__, GUARD):
+            raise  # a tested torch: a defect of ours
+        return _go_on_without(f"torch {torch.__version__} is not tested, and {type(error).__name__}: {error}")
+    if not _started:
+        for line in remarks(GUARD):
+            say_once_a_job(f"note: {line}")
+
+
+def _go_on_without(why: str) -> None:
+    """The user's job needs no guard: it runs, and one line says that it has none."""
+    remove()
+    if not _started:
+        say_once_a_job(f"the job runs without a guard: {' '.join(why.split())}")
+
+
+def _install_hooks(settings: Settings, given: Mapping[str, Any]) -> None:
     from distsim.realexec.guard.entrances import Shortcuts
     from distsim.realexec.guard.uncompiled import leave_uncompiled
     from distsim.realexec.process.ddp import DdpHook

@@ -36,6 +36,8 @@ from distsim.realexec.mpi import launch as mpi
 from distsim.realexec.mpi.mpirun import started_by_mpirun
 from distsim.realexec.run_folder import clear, forget_old_runs, refuse_company
 from distsim.torch_compat import elastic
+from distsim.torch_compat.names import GUARD
+from distsim.torch_compat.releases import guard_refusal, remarks
 
 __all__ = ["launch"]
 
@@ -51,7 +53,12 @@ def launch(args: argparse.Namespace) -> int:
     settings, directory, own = _settings(args)
     monitor: subprocess.Popen[bytes] | None = None
     over = threading.Event()
-    if settings.level is not Level.OFF:
+    refusal = guard_refusal() if settings.level is not Level.OFF else ""
+    if refusal:
+        print(f"distsim: the job runs without a guard: {refusal}", file=sys.stderr)
+    elif settings.level is not Level.OFF:
+        for line in remarks(GUARD):
+            print(f"distsim: note: {line}", file=sys.stderr)
         try:
             write_private(directory / "launcher.json", json.dumps(own_process()))
             monitor = start_monitor(directory, settings, job="")

@@ -12,7 +12,9 @@ import importlib
 import importlib.util
 import itertools
 import os
+import re
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -75,9 +77,9 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and answer the exit code; never raises for a user's mistake."""
-    if argv is None:
-        _watched(sys.argv[1:])
     try:
+        if argv is None:
+            _watched(sys.argv[1:])
         code = _dispatch(list(sys.argv[1:] if argv is None else argv), own_process=argv is None)
         sys.stdout.flush()
     except UsageError as error:
@@ -95,9 +97,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except Exception as error:
+        refusal = _torch_refusal(error)
+        if refusal is None:
+            raise
+        print(f"distsim: error: {printable(str(refusal))}", file=sys.stderr)
+        return 2
     if argv is None:
         _leave_threads_behind(code)
     return code
+
+
+def _torch_refusal(error: Exception) -> UsageError | None:
+    """One line for *error* if it was raised by an import of torch or ctypes, and that is why."""
+    lines = (frame.line or "" for frame in traceback.extract_tb(error.__traceback__))
+    if not any(re.search(r"\b(import|from) _?(torch|ctypes)\b|import_module\(.torch\b", line) for line in lines):
+        return None
+    from distsim.torch_compat.names import SIM
+    from distsim.torch_compat.releases import torch_refusal
+
+    return torch_refusal(error, SIM)
 
 
 def _leave_threads_behind(code: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import os
 import platform
 import shutil
@@ -82,9 +81,10 @@ def _version(distribution: str) -> str:
 
 
 def _imported_torch() -> Any:
-    if importlib.util.find_spec("torch") is None:
-        raise UsageError("torch is not installed (distsim diagnose, watch and topo do without)")
-    return importlib.import_module("torch")
+    from distsim.torch_compat.names import SIM
+    from distsim.torch_compat.releases import imported_torch
+
+    return imported_torch(SIM)
 
 
 def _torch() -> str:
@@ -93,30 +93,37 @@ def _torch() -> str:
     torch = _imported_torch()
     build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     count = torch.cuda.device_count() if torch.version.cuda else 0
-    dist = importlib.import_module("torch.distributed")
-    backends = [name for name in ("gloo", "nccl", "mpi") if dist.is_available() and dist.is_backend_available(name)]
     others = other_torches()
-    return f"{torch.__version__}, {build}, {count} GPUs, backends {' '.join(backends) or 'none'} ({torch.__file__})" + (
-        f"; hides another: {', '.join(others)}" if others else ""
+    return (
+        f"{torch.__version__}, {build}, {count} GPUs, backends {' '.join(_backends()) or 'none'} ({torch.__file__})"
+        + (f"; hides another: {', '.join(others)}" if others else "")
     )
+
+
+def _backends() -> list[str]:
+    dist = importlib.import_module("torch.distributed")
+    return [name for name in ("gloo", "nccl", "mpi") if dist.is_backend_available(name)]
 
 
 def _supported(part: Any) -> str:
     from distsim.torch_compat.releases import compared, tested_range
 
     side = compared(_imported_torch().__version__, part)
-    place = {-1: "older than", 0: "one of", 1: "newer than"}[side]
-    return f"supported; this torch is {place} the tested releases ({tested_range(part)})"
+    if not side:
+        return f"supported; this torch is one of the tested releases ({tested_range(part)})"
+    place = "newer" if side > 0 else "older"
+    return f"not tested: this torch is {place} than the tested releases ({tested_range(part)}); what is needed is there"
 
 
 def _real_jobs() -> str:
-    from distsim.torch_compat.names import GUARD, unmet
-    from distsim.torch_compat.releases import tested_range
+    from distsim.torch_compat.names import GUARD
+    from distsim.torch_compat.releases import guard_refusal
 
-    _imported_torch()
-    lacking = sorted({name.feature for name in unmet(GUARD)})
-    if lacking:
-        return f"refused: expected {tested_range(GUARD)}; this one lacks {', '.join(lacking)}"
+    refusal = guard_refusal()
+    if refusal:
+        raise UsageError(refusal)
+    if not _backends():
+        raise UsageError("this torch was built without gloo, NCCL and MPI; install the one of pip")
     return _supported(GUARD)
 
 
@@ -140,6 +147,7 @@ def _simulated_gpus() -> str:
 def _left_out() -> str:
     from distsim.torch_compat.names import all_names, left_out
 
+    _imported_torch()
     for name in all_names().values():
         name.get()
     return ", ".join(f"{feature} ({path})" for path, feature in sorted(left_out.items())) or "nothing"

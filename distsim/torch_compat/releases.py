@@ -19,11 +19,24 @@ from typing import Any
 from distsim.errors import UsageError
 from distsim.torch_compat.names import GUARD, SIM, Need, left_out, unmet
 
-__all__ = ["TESTED", "check_simulation", "compared", "other_torches", "remarks", "tested_range", "unsupported"]
+__all__ = [
+    "TESTED",
+    "check_simulation",
+    "compared",
+    "guard_refusal",
+    "imported_torch",
+    "is_free_threaded",
+    "other_torches",
+    "remarks",
+    "tested_range",
+    "torch_refusal",
+    "unsupported",
+]
 
 TESTED: dict[Need, tuple[str, str]] = {GUARD: ("2.6", "2.14"), SIM: ("2.13", "2.14")}
 """The oldest and the newest minor release that the suite runs on; a package index or pip never sees the newest."""
 _PARTS = {GUARD: "the guard of real jobs", SIM: "simulations"}
+_TESTED_PART = {GUARD: "the guard of real jobs was", SIM: "simulations were"}
 
 
 def tested_range(part: Need) -> str:
@@ -43,22 +56,108 @@ def check_simulation() -> None:
     Raises:
         UsageError: in one line, what was expected, what is there, and what to do.
     """
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+    if is_free_threaded():
         raise UsageError(
             f"expected a Python with a global lock, found a free-threaded build ({sys.version.split()[0]}): simulated "
             "ranks take turns under that lock; use the usual build"
         )
-    if importlib.util.find_spec("_ctypes") is None:
-        raise UsageError(
-            f"expected a Python with ctypes, found {sys.executable} without: build it again with libffi installed"
-        )
-    torch = _torch()
+    torch = imported_torch(SIM)
     lacking = _unmet_simulation(torch)
     if lacking:
         raise UsageError(
             f"expected {tested_range(SIM)}, found {torch.__version__}, which lacks what {_PARTS[SIM]} need: "
             f"{', '.join(lacking)}; install one of those releases"
         )
+
+
+def is_free_threaded() -> bool:
+    """Whether this Python was built without a global lock."""
+    return bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+
+
+def imported_torch(part: Need) -> Any:
+    """torch with torch.distributed.
+
+    Raises:
+        UsageError: in one line, why there is none.
+    """
+    try:
+        torch = importlib.import_module("torch")
+        dist = importlib.import_module("torch.distributed")
+    except Exception as error:  # a torch of another machine, or half of one
+        raise torch_refusal(error, part) or error from error
+    refusal = _without_distributed(torch, dist)
+    if refusal is not None:
+        raise refusal
+    return torch
+
+
+def torch_refusal(error: Exception, part: Need) -> UsageError | None:
+    """One line for *error* if torch cannot be imported; None if torch works, and the error is another's.
+
+    A failed import leaves half of torch behind, which fails in another way when it is tried again: the line says what
+    failed first.
+    """
+    global _failure
+    if _failure is None:
+        _failure = _torch_failure(error, part)
+    return _failure
+
+
+_failure: UsageError | None = None
+
+
+def _torch_failure(error: Exception, part: Need) -> UsageError | None:
+    line = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    if importlib.util.find_spec("_ctypes") is None:
+        return UsageError(
+            f"expected a Python with ctypes, found {sys.executable} without: build it again with libffi installed"
+        )
+    torch = sys.modules.get("torch")
+    place = getattr(torch, "__file__", None) or _place_of_torch()
+    if place is None and isinstance(error, ModuleNotFoundError):
+        return UsageError(f"expected {tested_range(part)}, but torch is not installed: pip install torch")
+    others = "".join(f"; another torch is in {folder}" for folder in other_torches())
+    try:
+        if place and not os.path.exists(os.path.join(os.path.dirname(place), "version.py")):
+            return UsageError(f"expected {tested_range(part)}, but {place} hides it: rename that file{others}")
+        dist = importlib.import_module("torch.distributed")
+        return _without_distributed(importlib.import_module("torch"), dist)
+    except Exception:
+        return UsageError(
+            f"expected {tested_range(part)}, but {place or 'torch'} cannot be imported ({line[:300]}){others}; "
+            "install torch again"
+        )
+
+
+def _place_of_torch() -> str | None:
+    """The file that `import torch` would run."""
+    try:
+        spec = importlib.util.find_spec("torch")
+    except Exception:  # an import hook, or half of a torch
+        return None
+    return None if spec is None else spec.origin
+
+
+def _without_distributed(torch: Any, dist: Any) -> UsageError | None:
+    if dist.is_available():
+        return None
+    return UsageError(
+        f"expected a torch with torch.distributed, found {torch.__version__} built without it (USE_DISTRIBUTED=0): "
+        "install the one of pip"
+    )
+
+
+def guard_refusal() -> str:
+    """What the guard needs and this torch lacks, in a line; empty if it lacks nothing."""
+    torch = imported_torch(GUARD)
+    lacking = unmet(GUARD)
+    names = ", ".join(f"{name.path} ({name.feature})" for name in lacking)
+    return (
+        f"torch {torch.__version__} lacks what {_PARTS[GUARD]} needs: {names}; expected {tested_range(GUARD)}"
+        if lacking
+        else ""
+    )
 
 
 def unsupported(error: Exception) -> Exception:
@@ -77,9 +176,11 @@ def remarks(part: Need) -> list[str]:
     if side:
         which, limit = ("newer", "newest") if side > 0 else ("older", "oldest")
         lines.append(
-            f"torch {torch.__version__} is {which} than the {limit} that {_PARTS[part]} were tested on "
+            f"torch {torch.__version__} is {which} than the {limit} that {_TESTED_PART[part]} tested on "
             f"({TESTED[part][side > 0]})"
         )
+    if part is GUARD and is_free_threaded():
+        lines.append(f"{_PARTS[GUARD]} was not tested on a free-threaded Python")
     others = other_torches()
     if others:
         lines.append(f"several torches are on the path: {torch.__file__} is used, not {', '.join(others)}; remove one")
@@ -105,24 +206,6 @@ def _features() -> str:
 def _minor(version: str) -> tuple[int, int]:
     match = re.match(r"(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else (0, 0)
-
-
-def _torch() -> Any:
-    """torch with torch.distributed."""
-    try:
-        torch = importlib.import_module("torch")
-        has_distributed = importlib.import_module("torch.distributed").is_available()
-    except Exception as error:  # a torch of another machine, or half of one
-        line = " ".join(str(error).split())
-        raise UsageError(
-            f"expected {tested_range(SIM)}, but it cannot be imported ({line}): pip install torch"
-        ) from error
-    if not has_distributed:
-        raise UsageError(
-            f"expected a torch with torch.distributed, found {torch.__version__} built without it (USE_DISTRIBUTED=0): "
-            "install the one of pip"
-        )
-    return torch
 
 
 def _unmet_simulation(torch: Any) -> list[str]:

@@ -22,6 +22,7 @@ from distsim.torch_compat.names import GUARD, SIM, Name
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """What is known of this torch is looked up anew, and written to a folder of the test's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(releases, "_failure", None)
     return tmp_path / "distsim" / "torch_compat.json"
 
 
@@ -66,10 +67,44 @@ def test_a_free_threaded_python_is_refused_by_name(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_python_without_ctypes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was built without libffi."""
+    """It was built without libffi, and torch cannot be imported there."""
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "_ctypes" else real(name))
-    assert "expected a Python with ctypes" in refusal()
+    error = ModuleNotFoundError("No module named '_ctypes'")
+    assert "expected a Python with ctypes" in str(releases.torch_refusal(error, SIM))
+
+
+def test_a_file_that_hides_torch_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A user's torch.py, and where the torch is that it hides; the first reason stays the reason."""
+    hides = tmp_path / "torch.py"
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__file__=str(hides)))
+    monkeypatch.setattr(releases, "other_torches", lambda: ["/site-packages/torch"])
+    refused = str(releases.torch_refusal(ModuleNotFoundError("'torch' is not a package"), GUARD))
+    assert refused == (
+        f"expected torch 2.6 to {releases.TESTED[GUARD][1]}, but {hides} hides it: rename that file; "
+        "another torch is in /site-packages/torch"
+    )
+    assert str(releases.torch_refusal(RuntimeError("already defined"), GUARD)) == refused
+
+
+def test_an_error_beside_a_torch_that_works_is_another_s() -> None:
+    """Nothing is blamed on torch."""
+    assert releases.torch_refusal(OSError("disk full"), SIM) is None
+
+
+def test_what_the_guard_needs_and_misses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name and what it is for, in one line."""
+    assert releases.guard_refusal() == ""
+    monkeypatch.setattr(releases, "unmet", lambda part: [Name("torch._gone", "the end of calls", GUARD)])
+    assert (
+        "lacks what the guard of real jobs needs: torch._gone (the end of calls); expected" in releases.guard_refusal()
+    )
+
+
+def test_a_free_threaded_python_is_remarked_for_the_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs, untested."""
+    monkeypatch.setattr(releases, "is_free_threaded", lambda: True)
+    assert "the guard of real jobs was not tested on a free-threaded Python" in releases.remarks(GUARD)
 
 
 def test_a_torch_without_distributed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +120,9 @@ def test_a_torch_that_cannot_be_imported_is_refused(monkeypatch: pytest.MonkeyPa
         raise OSError("libcudart.so.13: cannot open\nshared object file")
 
     monkeypatch.setattr(releases.importlib, "import_module", broken)
-    assert "cannot be imported (libcudart.so.13: cannot open shared object file): pip install torch" in refusal()
+    text = refusal()
+    assert "cannot be imported (OSError: libcudart.so.13: cannot open shared object file)" in text
+    assert text.endswith("install torch again")
 
 
 def test_a_torch_without_what_simulations_need_is_refused(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
@@ -114,14 +151,16 @@ def test_a_newer_torch_and_what_it_lacks_are_remarked(monkeypatch: pytest.Monkey
     """The run goes on; two lines say what is not tested, and what is left out."""
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.16.0.dev1", __file__=torch.__file__))
     monkeypatch.setattr(releases, "left_out", {"torch._gone": "profiles"})
+    monkeypatch.setattr(releases, "other_torches", list)
     newer, lacks = releases.remarks(SIM)
     assert newer == "torch 2.16.0.dev1 is newer than the newest that simulations were tested on (2.14)"
     assert lacks == "torch 2.16.0.dev1 lacks torch._gone; left out: profiles"
     assert isinstance(releases.unsupported(ImportError("cannot import name 'x'")), UsageError)
 
 
-def test_an_error_of_ours_on_a_tested_torch_stays_what_it_is() -> None:
+def test_an_error_of_ours_on_a_tested_torch_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """A defect of distsim is no user's mistake."""
+    monkeypatch.setattr(releases, "compared", lambda version, part: 0)
     error = AttributeError("ours")
     assert releases.unsupported(error) is error
 
@@ -130,6 +169,6 @@ def test_two_torches_on_the_path_are_remarked(monkeypatch: pytest.MonkeyPatch, t
     """The one that is used, and the one to remove."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "version.py").write_text("__version__ = '2.1'")
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    monkeypatch.setattr(sys, "path", [str(Path(torch.__file__).parents[1]), str(tmp_path)])
     assert releases.other_torches() == [str(tmp_path / "torch")]
     assert any("several torches are on the path" in line for line in releases.remarks(SIM))

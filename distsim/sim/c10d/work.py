@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import simpy
+import torch
 from torch import Tensor
 from torch.distributed import Work
 from torch.futures import Future
@@ -47,6 +48,13 @@ _OP_TYPES = {
     "barrier": 15,
 }
 """torch's numbers (`c10d::OpType`), as gloo's handles say them; the others' is 100: unknown."""
+
+
+_NO_DRIVER = (
+    "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver from "
+    "http://www.nvidia.com/Download/index.aspx"
+)
+"""What a torch that is built for CUDA says where there is no GPU."""
 
 
 class SimWork(Work):
@@ -195,7 +203,7 @@ class SimWork(Work):
 
     def block_current_stream(self) -> None:
         if self.process.accelerators is None:
-            raise RuntimeError("Failed to create StreamBlock")  # torch's own words where there is no GPU
+            raise RuntimeError(_NO_DRIVER if torch.version.cuda else "Failed to create StreamBlock")
         self.wait()
 
     def get_future(self) -> Future[Any]:

@@ -89,8 +89,9 @@ class Questions(dist.ProcessGroup):
     def _flavour_of(self, tensor: torch.Tensor) -> str:
         return (self._backends.get("cpu") if tensor.is_cpu else None) or self._flavour(tensor.device)
 
-    create_device = staticmethod(dist.ProcessGroupGloo.create_device)
-    create_default_device = staticmethod(dist.ProcessGroupGloo.create_default_device)
+    if dist.is_gloo_available():  # torch may be built without
+        create_device = staticmethod(dist.ProcessGroupGloo.create_device)
+        create_default_device = staticmethod(dist.ProcessGroupGloo.create_default_device)
 
     supports_splitting = supports_time_estimate = False
 
