@@ -84,11 +84,12 @@ def questions(rank: int, world_size: int) -> dict[str, Any]:
     group: dist.GroupName = dist.distributed_c10d._get_default_group().group_name
     found["name"] = group
     found["kinds"] = [hasattr(dist, name) for name in ("GradBucket", "Logger", "Reducer", "ProcessGroupGloo")]
-    gathered = torch.zeros(2 * world_size)
-    dist.all_gather_single(gathered, mine(rank, 2))
-    share = torch.zeros(2)
-    dist.reduce_scatter_single(share, gathered)
-    found["single"] = [gathered, share]
+    if hasattr(dist, "all_gather_single"):  # from torch 2.13 on
+        gathered = torch.zeros(2 * world_size)
+        dist.all_gather_single(gathered, mine(rank, 2))
+        share = torch.zeros(2)
+        dist.reduce_scatter_single(share, gathered)
+        found["single"] = [gathered, share]
     found["shrink"] = error_of(dist.shrink_group, [0])
     work = dist.all_reduce(torch.ones(1), async_op=True)
     work.wait()

@@ -55,6 +55,7 @@ _NO_DRIVER = (
     "http://www.nvidia.com/Download/index.aspx"
 )
 """What a torch that is built for CUDA says where there is no GPU."""
+_BUILT_FOR_CUDA = torch.version.cuda is not None  # in a simulation it says what the simulated machine has
 
 
 class SimWork(Work):
@@ -203,7 +204,7 @@ class SimWork(Work):
 
     def block_current_stream(self) -> None:
         if self.process.accelerators is None:
-            raise RuntimeError(_NO_DRIVER if torch.version.cuda else "Failed to create StreamBlock")
+            raise RuntimeError(_NO_DRIVER if _BUILT_FOR_CUDA else "Failed to create StreamBlock")
         self.wait()
 
     def get_future(self) -> Future[Any]:
