@@ -38,6 +38,8 @@ NUMBERS = {
     "mutants --sample": COUNT + "1",
     "network_gloo": "expected a number above 0",
     "plugin_peers": COUNT + "1",
+    "silent_cost": COUNT + "1",
+    "silent_cost --ranks": COUNT + "2",
     "sim_peers": COUNT + "1",
     "sim_scale --ranks": COUNT + "1",
     "startup": COUNT + "1",

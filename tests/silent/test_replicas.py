@@ -9,7 +9,7 @@ import pytest
 from distsim.debug.diagnosis.silent.facts import CallSum, ParameterFact, Pass, RankFacts, StepFact
 from distsim.debug.diagnosis.silent.judge import judge
 from distsim.debug.diagnosis.silent.replicas import Evidence, replica_sets
-from distsim.debug.diagnosis.silent.view import View
+from distsim.debug.diagnosis.silent.view import View, clusters
 from tests.silent.facts import run_of, vector
 
 
@@ -132,3 +132,27 @@ def test_what_the_user_allows_is_not_reported() -> None:
     assert kinds(facts, "replicas_diverge:*.experts.*") == []
     assert kinds(facts, "*:*.w") == []
     assert kinds(facts, "same_batch:*") == ["replicas_diverge"]
+
+
+@pytest.mark.parametrize(("step", "is_evidence"), [(1, True), (3, True), (4, False)])
+def test_gradients_are_compared_in_the_first_three_steps_that_have_them(step: int, is_evidence: bool) -> None:
+    """The steps that sketch all tensors show which gradients are made equal; later steps cost and add nothing."""
+
+    def change(rank: int, parameter: ParameterFact, steps: list[StepFact]) -> None:
+        for one in steps:
+            one.local[0] = [vector(1.0 + rank)]
+
+    gradients = {rank: [1.0 + rank] * 5 for rank in (0, 1)}
+    for of_rank in gradients.values():
+        of_rank[step - 1] = 1.5
+    facts = run_of({0: [1.0] * 10, 1: [1.0] * 10}, gradients, change)
+    sets = [one for of_key in replica_sets(View(facts)).values() for one in of_key]
+    assert [one.evidence for one in sets] == [Evidence.EQUALIZED] * is_evidence
+
+
+def test_ranks_that_agree_are_grouped_by_the_first_of_them() -> None:
+    """The largest group comes first, and equal sizes are in the order of their ranks."""
+    vectors = {3: vector(2.0), 0: vector(1.0), 1: vector(2.0), 2: vector(1.0 + 1e-8), 4: vector(5.0), 5: vector(2.0)}
+    assert clusters(vectors) == [(1, 3, 5), (0, 2), (4,)]
+    assert clusters({}) == []
+    assert clusters({0: vector(0.0), 1: vector(0.0)}) == [(0, 1)]

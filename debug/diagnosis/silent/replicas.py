@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from distsim.debug.diagnosis.silent.facts import CallSum, Pass, StepFact
+from distsim.debug.diagnosis.silent.facts import CallSum, Pass, StepFact, Vector
 from distsim.debug.diagnosis.silent.view import Key, View, clusters, differ, norm
 
 __all__ = ["Evidence", "ReplicaSet", "activation_groups", "replica_sets"]
@@ -114,20 +114,33 @@ MADE_EQUAL = 1e-5
 """Part of the norm by which gradients that were reduced may differ."""
 
 
+MOST_COMPARED = 3
+"""Steps of a parameter whose gradients are compared: as many as sketch all tensors."""
+
+
 def of_equalized_gradients(view: View) -> Iterator[ReplicaSet]:
     """Local gradients differ and those that the optimizer finds are equal, whatever route they took."""
     for key, facts in view.parameters.items():
-        ranks = sorted(facts)
+        ranks, compared = sorted(facts), 0
         for _, steps in view.steps_of(key.optimizer):
-            yield from _equalized(view, key, ranks, steps)
+            final = _final_gradients(view, key, ranks, steps)
+            if len(final) > 1 and norm(final.values()) > 0.0:
+                compared += 1
+                yield from _equalized(view, key, steps, final)
+            if compared == MOST_COMPARED:
+                break
 
 
-def _equalized(view: View, key: Key, ranks: list[int], steps: dict[int, StepFact]) -> Iterator[ReplicaSet]:
-    here = [rank for rank in ranks if rank in steps]
-    final = {rank: v for rank in here if (v := view.vectors("gradients", steps, key, [rank])) is not None}
-    vectors = {rank: vector for rank, one in final.items() for vector in one.values()}
-    if norm(vectors.values()) == 0.0:
-        return
+def _final_gradients(view: View, key: Key, ranks: list[int], steps: dict[int, StepFact]) -> dict[int, Vector]:
+    vectors: dict[int, Vector] = {}
+    for rank in ranks:
+        vector = steps[rank].gradients.get(view.numbers[rank].get(key, -1)) if rank in steps else None
+        if vector is not None:
+            vectors[rank] = vector
+    return vectors
+
+
+def _equalized(view: View, key: Key, steps: dict[int, StepFact], vectors: dict[int, Vector]) -> Iterator[ReplicaSet]:
     for group in clusters(vectors, MADE_EQUAL):
         local = view.local(steps, key, group) if len(group) > 1 else None
         is_zero = not norm([vectors[rank] for rank in group])

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distsim.debug.diagnosis.silent.facts import ParameterFact, RankFacts, StepFact, Vector, Window
 
@@ -26,33 +27,45 @@ class Key(NamedTuple):
 
 def distance(one: Vector, other: Vector) -> float:
     """The distance of two tensors, from their sketches."""
-    return float(np.linalg.norm(one.astype(np.float64) - other.astype(np.float64)))
+    return float(_norms(np.subtract(one, other, dtype=np.float64)))
 
 
 def norm(vectors: Iterable[Vector]) -> float:
     """The largest norm of some tensors."""
-    return max((float(np.linalg.norm(vector.astype(np.float64))) for vector in vectors), default=0.0)
+    rows = list(vectors)
+    return float(_norms(np.array(rows, dtype=np.float64)).max()) if rows else 0.0
 
 
 def differ(vectors: Mapping[int, Vector], tolerance: float = 0.0) -> bool:
     """Whether the tensors of some ranks differ by more than *tolerance*, and by more than a rounding."""
-    limit = max(tolerance, EQUAL * norm(vectors.values()))
-    first = next(iter(vectors.values()), None)
-    return first is not None and any(distance(first, vector) > limit for vector in vectors.values())
+    if len(vectors) < 2:
+        return False
+    rows = np.array(list(vectors.values()), dtype=np.float64)
+    limit = max(tolerance, EQUAL * float(_norms(rows).max()))
+    return bool((_norms(rows - rows[0]) > limit).any())
 
 
 def clusters(vectors: Mapping[int, Vector], relative: float = EQUAL) -> list[tuple[int, ...]]:
     """The ranks in groups that agree, the largest first."""
-    groups: list[tuple[Vector, list[int]]] = []
-    limit = relative * norm(vectors.values())
-    for rank, vector in sorted(vectors.items()):
-        for center, ranks in groups:
-            if distance(center, vector) <= limit:
-                ranks.append(rank)
-                break
-        else:
-            groups.append((vector, [rank]))
-    return sorted((tuple(ranks) for _, ranks in groups), key=lambda ranks: (-len(ranks), ranks))
+    left = sorted(vectors)
+    if not left:
+        return []
+    rows = np.array([vectors[rank] for rank in left], dtype=np.float64)
+    limit = relative * float(_norms(rows).max())
+    groups = []
+    while left:
+        agrees = _norms(rows - rows[0]) <= limit
+        agrees[0] = True
+        groups.append(tuple(rank for rank, is_near in zip(left, agrees, strict=True) if is_near))
+        left = [rank for rank, is_near in zip(left, agrees, strict=True) if not is_near]
+        rows = rows[~agrees]
+    return sorted(groups, key=lambda ranks: (-len(ranks), ranks))
+
+
+def _norms(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The norm of each row. `np.linalg.norm` takes three times as long on 16 numbers."""
+    norms: NDArray[np.float64] = np.sqrt(np.einsum("...i,...i->...", rows, rows))
+    return norms
 
 
 class View:
@@ -116,7 +129,7 @@ class View:
             parts = steps[rank].local.get(self.numbers[rank].get(key, -1)) if rank in steps else None
             if not parts:
                 return None
-            sums[rank] = np.sum(np.stack(parts).astype(np.float64), axis=0)
+            sums[rank] = np.sum(np.array(parts, dtype=np.float64), axis=0)
         return sums
 
     def windows(self, rank: int) -> Iterator[Window]:
