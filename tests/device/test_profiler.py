@@ -51,7 +51,7 @@ def test_kernels_and_what_launched_them(activities: tuple[ProfilerActivity, ...]
         assert list(kernels) == ["mm_kernel", "ncclDevKernel_AllReduce", "Memcpy (host and device)"]
         time_us, index = kernels["mm_kernel"]
         assert index == rank
-        assert 0 < elapsed_us - time_us < 6  # the first event was there before the launch
+        assert 0 < elapsed_us - time_us < 15  # the first event was there before the launch
         assert averages["ncclDevKernel_AllReduce"][0] == 1
         assert "Self CUDA time total" in table
         both = {"aten::mm": "mm_kernel", "c10d::allreduce_": "ncclDevKernel_AllReduce"}

@@ -164,7 +164,11 @@ class NcclFacts:
     def software(self) -> str:
         """The library, its version, plugin and settings in one line: what an answer assumed."""
         settings = [
-            f"{name}={value}" + ("" if name in SETTINGS_WITH_EFFECT else " (no effect on simulated times)")
+            f"{name}={value}" + ("" if self._has_effect(name) else " (no effect on simulated times)")
             for name, value in self.settings.items()
         ]
         return ", ".join(filter(None, [f"{self.library.upper()} {self.version}", self.plugin, *settings]))
+
+    def _has_effect(self, setting: str) -> bool:
+        """NCCL_IB_DISABLE is why a cluster file has sockets for its network: there it is in every time."""
+        return setting in SETTINGS_WITH_EFFECT or (setting == "NCCL_IB_DISABLE" and self.net == "tcp")
