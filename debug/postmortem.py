@@ -20,17 +20,17 @@ from distsim.debug.evidence.processes import Numbering, number_processes, number
 from distsim.debug.evidence.procfs import look, signal_name
 from distsim.debug.evidence.rank_state import Knowledge, build_evidence, exits_by_number, origin_of, read_exits
 from distsim.debug.evidence.typed import text
-from distsim.debug.monitor.pace import recent_stragglers
+from distsim.debug.messages.phrases import ranks_text
+from distsim.debug.monitor.straggler_watch import recent_stragglers
 from distsim.debug.records import Evidence, Phase, RankState
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.report_json import diagnoses_from_json
-from distsim.debug.report.whereabouts import MARKER
+from distsim.debug.report.rank_states import MARKER
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.jobdir import verdict_path
 from distsim.debug.rings.reader import RingReader
-from distsim.debug.words.phrases import ranks_text
 from distsim.errors import UsageError
-from distsim.text.strangers import load_json, read_bytes
+from distsim.text.untrusted_input import load_json, read_bytes
 
 __all__ = ["Found", "Job", "examine", "examine_jobs", "load_jobs", "load_rings"]
 

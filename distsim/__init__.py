@@ -19,7 +19,7 @@ The map of the house (each package says more at its own door; docs/architecture.
 - `distsim.deprecated`   what torch.distributed has dropped: names, backend, ways to meet, ways to start
 - `distsim.scenario`     programs with faults and what is expected of them
 - `distsim.report`       what a run prints and writes
-- `distsim.watcher`      a process that looks on while another simulates
+- `distsim.watchdog`      a process that looks on while another simulates
 - `distsim.plugin`       tests whose bodies run on every rank
 - `distsim.text`         quantities with units, and what strangers wrote
 - `distsim.cli`          the command line
@@ -65,7 +65,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'distsim' has no attribute {name!r}")
     if importlib.util.find_spec(
         f"distsim.{name}"
-    ):  # `from distsim.watcher import beacon` must not import torch to look there
+    ):  # `from distsim.watchdog import shared_state` must not import torch to look there
         return importlib.import_module(f"distsim.{name}")
     try:
         return getattr(importlib.import_module("torch.distributed"), name)

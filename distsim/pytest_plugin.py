@@ -128,7 +128,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def _looks_like_scenario(path: Path) -> bool:
-    from distsim.text.strangers import load_toml, read_bytes
+    from distsim.text.untrusted_input import load_toml, read_bytes
 
     try:
         data = load_toml(read_bytes(path, 1 << 24).decode("utf-8"))

@@ -109,7 +109,7 @@ def _go_on_without(why: str) -> None:
 
 
 def _install_hooks(settings: Settings, given: Mapping[str, Any]) -> None:
-    from distsim.realexec.guard.entrances import Shortcuts
+    from distsim.realexec.guard.api_wrappers import Shortcuts
     from distsim.realexec.guard.uncompiled import leave_uncompiled
     from distsim.realexec.process.ddp import DdpHook
     from distsim.realexec.process.dropped import DroppedHook

@@ -25,7 +25,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from distsim.debug.evidence.procfs import own_process
 from distsim.debug.monitor.ask import VERDICT_WAIT_S, ask
 from distsim.debug.monitor.start import start_monitor
-from distsim.debug.report.whereabouts import MARKER
+from distsim.debug.report.rank_states import MARKER
 from distsim.debug.rings.jobdir import default_directory
 from distsim.debug.rings.private import private_folder, write_private
 from distsim.debug.rings.reader import RingReader

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 from distsim.debug.evidence.procfs import look
-from distsim.debug.report.whereabouts import MARKER
+from distsim.debug.report.rank_states import MARKER
 from distsim.errors import UsageError
 
 __all__ = ["clear", "forget_old_runs", "refuse_company"]

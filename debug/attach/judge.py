@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from distsim.debug.attach.places import Doing, Place
 from distsim.debug.attach.stacks import APART_S
 from distsim.debug.diagnosis.inconclusive import Inconclusive
+from distsim.debug.messages.phrases import are, capital, ranks_text
+from distsim.debug.messages.phrases import place as place_text
 from distsim.debug.records import Evidence, Phase, RankState, Site
 from distsim.debug.records.diagnosis import Diagnosis, Stuck
 from distsim.debug.records.kinds import Kind
-from distsim.debug.words.phrases import are, capital, ranks_text
-from distsim.debug.words.phrases import place as place_text
 
 __all__ = ["Judged", "judge"]
 

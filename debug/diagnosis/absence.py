@@ -11,11 +11,20 @@ from distsim.debug.divergence.source_order import Order, relate
 from distsim.debug.matching.agreement import same_call
 from distsim.debug.matching.index import GroupLog
 from distsim.debug.matching.secondary_errors import aftermath, last_words, timed_out
+from distsim.debug.messages.advice import advice, no_record_advice
+from distsim.debug.messages.phrases import (
+    are,
+    call_text,
+    capital,
+    group_text,
+    place,
+    ranks_text,
+    several,
+    some_ranks_text,
+)
 from distsim.debug.records import CallRecord, CallWait, Phase
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
-from distsim.debug.words.advice import advice, no_record_advice
-from distsim.debug.words.phrases import are, call_text, capital, group_text, place, ranks_text, several, some_ranks_text
 
 __all__ = ["absent_from_call", "extra_call", "group_mismatch", "loop_ended"]
 

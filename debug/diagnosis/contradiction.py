@@ -11,11 +11,8 @@ from distsim.debug.divergence.divergence import SHIFTS, Divergence
 from distsim.debug.divergence.not_arrived import refusal_advice, refusal_text
 from distsim.debug.matching.agreement import Mismatch
 from distsim.debug.matching.sizes import split_conflicts
-from distsim.debug.records import CallRecord
-from distsim.debug.records.diagnosis import Diagnosis
-from distsim.debug.records.kinds import Kind
-from distsim.debug.words.advice import advice
-from distsim.debug.words.phrases import (
+from distsim.debug.messages.advice import advice
+from distsim.debug.messages.phrases import (
     are,
     call_text,
     capital,
@@ -25,6 +22,9 @@ from distsim.debug.words.phrases import (
     shape_of_call,
     some_ranks_text,
 )
+from distsim.debug.records import CallRecord
+from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.kinds import Kind
 
 __all__ = ["contradiction", "explanation", "suggestion"]
 

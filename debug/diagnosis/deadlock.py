@@ -9,10 +9,10 @@ from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.pairs.messages import near_miss, unmatched
 from distsim.debug.divergence.history import left_out
 from distsim.debug.divergence.source_order import Order, calls_below, relate
+from distsim.debug.messages.phrases import call_text, capital, group_text, place, ranks_text
 from distsim.debug.records import CallRecord, CallWait, Group, HostWait, Site
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
-from distsim.debug.words.phrases import call_text, capital, group_text, place, ranks_text
 
 __all__ = ["knot"]
 

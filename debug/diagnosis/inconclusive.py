@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from distsim.debug.messages.phrases import are, call_text, capital, group_text, place, ranks_text
 from distsim.debug.records import CallWait, Evidence
 from distsim.debug.records.diagnosis import Diagnosis
-from distsim.debug.words.phrases import are, call_text, capital, group_text, place, ranks_text
 
 __all__ = ["Inconclusive", "inconclusive", "interruption"]
 

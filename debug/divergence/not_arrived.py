@@ -8,9 +8,9 @@ from dataclasses import replace
 from distsim.debug.divergence.divergence import Divergence
 from distsim.debug.divergence.realign import calls_from, support
 from distsim.debug.matching.index import EvidenceIndex, GroupLog
+from distsim.debug.messages.phrases import place, ranks_text
 from distsim.debug.records import CallRecord
 from distsim.debug.records.kinds import Kind
-from distsim.debug.words.phrases import place, ranks_text
 
 __all__ = ["refusal_advice", "refusal_text", "refused_before", "refused_call"]
 

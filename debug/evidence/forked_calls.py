@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from distsim.debug.evidence.typed import text, whole
+from distsim.debug.messages.phrases import place
 from distsim.debug.records import Finding, Site
 from distsim.debug.records.kinds import Kind
 from distsim.debug.rings.private import write_private
 from distsim.debug.rings.reader import RingReader
-from distsim.debug.words.phrases import place
-from distsim.text.strangers import load_json, printable, read_bytes
+from distsim.text.untrusted_input import load_json, printable, read_bytes
 
 __all__ = ["count_notes", "forked_call", "forked_calls", "write_note"]
 

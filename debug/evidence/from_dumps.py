@@ -17,11 +17,11 @@ from typing import Any
 from distsim.debug.evidence import plain_pickle
 from distsim.debug.evidence.rank_state import sources
 from distsim.debug.evidence.typed import MOST_RANKS, rank_list, text, whole, wholes, wrong
+from distsim.debug.messages.phrases import ranks_text
 from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, State
 from distsim.debug.records.frames import Frame, program_frames
-from distsim.debug.words.phrases import ranks_text
 from distsim.errors import UsageError
-from distsim.text.strangers import load_json, read_bytes
+from distsim.text.untrusted_input import load_json, read_bytes
 
 __all__ = ["Dump", "dump_evidence", "named_rank", "read_dump"]
 

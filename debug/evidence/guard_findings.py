@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from distsim.debug.messages.phrases import place
 from distsim.debug.records import CallRecord, Finding, Site
 from distsim.debug.records.kinds import Kind
-from distsim.debug.words.phrases import place
 
 __all__ = ["aliased", "corrupted", "dropped", "modified", "nan", "race", "raced_by_kernel"]
 

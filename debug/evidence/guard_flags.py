@@ -15,7 +15,7 @@ from distsim.debug.records import CallRecord, Evidence, Finding
 from distsim.debug.records.kinds import Kind
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.reader import Records, RingReader
-from distsim.text.strangers import printable
+from distsim.text.untrusted_input import printable
 
 __all__ = ["findings", "merged"]
 

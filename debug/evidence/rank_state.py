@@ -20,7 +20,7 @@ from distsim.debug.records.remote import SERVE
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.reader import Records, RingReader
 from distsim.debug.rings.world import WorldKind
-from distsim.text.strangers import load_json, read_bytes, within
+from distsim.text.untrusted_input import load_json, read_bytes, within
 
 __all__ = [
     "Knowledge",

@@ -16,7 +16,7 @@ from distsim.debug.records.frames import Owner, absolute, is_ours, owner, progra
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.jobdir import stack_path
 from distsim.debug.rings.reader import RingReader
-from distsim.text.strangers import open_regular
+from distsim.text.untrusted_input import open_regular
 
 __all__ = ["collect", "is_library", "parse_faulthandler", "user_part"]
 

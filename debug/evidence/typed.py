@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 
-from distsim.text.strangers import printable
+from distsim.text.untrusted_input import printable
 
 __all__ = ["MOST_RANKS", "number", "rank_list", "text", "whole", "wholes", "wrong"]
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from distsim.debug.monitor.series import watch_series
+from distsim.debug.monitor.pool import watch_series
 from distsim.debug.monitor.steady import Steady
 from distsim.debug.settings import Settings
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from distsim.debug.evidence.procfs import Work, work_of
 from distsim.debug.rings.reader import RingReader
 
-__all__ = ["SAMPLE_S", "ActivityWatch", "Away"]
+__all__ = ["SAMPLE_S", "ActivityWatch", "SuspensionDetector"]
 
 SAMPLE_S = 1.0
 """Between two looks at a rank that makes no calls."""
@@ -78,7 +78,7 @@ def _active(before: _Sample, after: _Sample) -> bool:
     return cpu_s > WORKS * span_s or before.work.transferred != after.work.transferred
 
 
-class Away:
+class SuspensionDetector:
     """Times at which nobody watched: the monitor was stopped with its container, or its host was suspended.
 
     Its own work may take long (hundreds of ranks, another host that is slow to answer), and is no absence: so a thread

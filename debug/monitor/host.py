@@ -14,7 +14,7 @@ from distsim.debug.evidence.procfs import look
 from distsim.debug.evidence.rank_state import Knowledge, exits_by_number, given_up, read_exits
 from distsim.debug.matching.comparer import Comparer, GroupKey
 from distsim.debug.matching.message_comparer import world_of
-from distsim.debug.monitor.activity import ActivityWatch, Away
+from distsim.debug.monitor.activity import ActivityWatch, SuspensionDetector
 from distsim.debug.monitor.peers.protocol import Rows
 from distsim.debug.records import Phase, RankState
 from distsim.debug.rings import layout as rings
@@ -52,7 +52,7 @@ class Host:
         self._bad: set[Path] = set()
         self._newest = 0
         self.notes: list[str] = []
-        self.away = Away()
+        self.away = SuspensionDetector()
         self.activity = ActivityWatch()
         self._flagged: dict[Path, set[tuple[int, int]]] = {}
         """Ring -> flags seen, and on which calls."""

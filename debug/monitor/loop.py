@@ -34,19 +34,19 @@ from distsim.debug.matching.message_comparer import PAIR, world_of
 from distsim.debug.monitor.ends.abort import end_ranks
 from distsim.debug.monitor.ends.orphans import Orphans
 from distsim.debug.monitor.host import Host
-from distsim.debug.monitor.pace import Pace, recent_stragglers
-from distsim.debug.monitor.peers.part import Together
+from distsim.debug.monitor.peers.part import PeerSession
+from distsim.debug.monitor.straggler_watch import Pace, recent_stragglers
 from distsim.debug.monitor.suspicions import Suspicions
 from distsim.debug.records import Evidence, Phase
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.debug.records.report_json import diagnoses_from_json, diagnoses_to_json
 from distsim.debug.report.news import news_key, say, still
-from distsim.debug.report.whereabouts import MARKER, where_ranks_were
+from distsim.debug.report.rank_states import MARKER, where_ranks_were
 from distsim.debug.rings.jobdir import default_directory, verdict_path
 from distsim.debug.rings.private import create_private, write_private
 from distsim.debug.settings import Level, OnHang, Settings
-from distsim.text.strangers import printable
+from distsim.text.untrusted_input import printable
 
 __all__ = ["RAISE_S", "Monitor"]
 
@@ -83,7 +83,7 @@ class Monitor:
         self.directory = directory
         self.settings = settings
         self.host = Host(directory, job)
-        self.together = Together(directory)
+        self.together = PeerSession(directory)
         self.pace = Pace()
         self.told: set[tuple[Any, ...]] = set()
         self.diagnoses: list[Diagnosis] = []

@@ -5,4 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = ["alike", "console", "lines", "live", "news", "render", "silent", "stack_tree", "whereabouts"]
+__all__ = ["alike", "console", "lines", "live", "news", "rank_states", "render", "silent", "stack_tree"]

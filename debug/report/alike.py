@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from distsim.debug.messages.phrases import some_ranks_text
 from distsim.debug.records import Evidence
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.debug.report.stack_tree import blank_addresses
-from distsim.debug.words.phrases import some_ranks_text
 from distsim.text.fold_tracebacks import but_for_numbers, first_difference, others_differ
 
 __all__ = ["and_others", "told_once"]

@@ -14,7 +14,7 @@ import rich.console
 from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from distsim.text.strangers import printable
+from distsim.text.untrusted_input import printable
 
 __all__ = ["Console", "piped_width", "stream_width"]
 

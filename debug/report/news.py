@@ -10,7 +10,7 @@ from typing import Any
 
 from distsim.debug.diagnosis.pairs.suspected_messages import ends
 from distsim.debug.records.diagnosis import Diagnosis
-from distsim.text.strangers import printable
+from distsim.text.untrusted_input import printable
 
 __all__ = ["news_key", "say", "still"]
 

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from distsim.debug.diagnosis.inconclusive import Inconclusive
 from distsim.debug.diagnosis.waits.proof import until_when
+from distsim.debug.messages.phrases import are, call_text, group_text, numbered, place, ranks_text, some_ranks_text
 from distsim.debug.records import P2P, CallRecord, CallWait, Evidence, HostWait, Phase, Site, StoreWait
 from distsim.debug.records.diagnosis import Diagnosis, Stuck
 from distsim.debug.records.kinds import Kind
@@ -22,7 +23,6 @@ from distsim.debug.report.alike import and_others, told_once
 from distsim.debug.report.console import Console
 from distsim.debug.report.lines import Line, most_lines, shortened
 from distsim.debug.report.stack_tree import blank_addresses, folded_frames, merge_equal, merge_stacks
-from distsim.debug.words.phrases import are, call_text, group_text, numbered, place, ranks_text, some_ranks_text
 from distsim.text.ranks import format_ranks
 
 __all__ = [

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from distsim.debug.diagnosis.silent.finding import Level, SilentFinding
+from distsim.debug.messages.phrases import place, ranks_text
 from distsim.debug.report.lines import Line
-from distsim.debug.words.phrases import place, ranks_text
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

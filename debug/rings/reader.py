@@ -26,7 +26,7 @@ from distsim.debug.records.signature import Signature
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.world import Process, World
 from distsim.errors import UsageError
-from distsim.text.strangers import load_json, open_regular, printable
+from distsim.text.untrusted_input import load_json, open_regular, printable
 
 __all__ = ["Header", "RingReader", "ranks_here"]
 

@@ -12,7 +12,7 @@ from distsim.calibration.constants import data_folder
 from distsim.collectives import canonical_op
 from distsim.collectives.uncertainty import SIZES
 from distsim.errors import UsageError
-from distsim.text.strangers import brief, printable, read_bytes
+from distsim.text.untrusted_input import brief, printable, read_bytes
 
 __all__ = ["REGIMES", "Measured", "Table", "read_tables", "regime"]
 

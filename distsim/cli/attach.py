@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from distsim.errors import UsageError
 from distsim.text.output_files import check_writable, say_written
-from distsim.text.strangers import printable
+from distsim.text.untrusted_input import printable
 
 if TYPE_CHECKING:
     from distsim.debug.attach import HostPlaces, Judged

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from distsim.cli.attach import check_no_process
 from distsim.errors import UsageError
 from distsim.text.output_files import check_writable, say_written
-from distsim.text.strangers import folded, printable
+from distsim.text.untrusted_input import folded, printable
 
 if TYPE_CHECKING:
     from distsim.debug.postmortem import Found

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from distsim import __version__
 from distsim.errors import DistsimError, UsageError
-from distsim.text.strangers import printable
+from distsim.text.untrusted_input import printable
 
 if TYPE_CHECKING:
-    from distsim.watcher.fate import Fate
+    from distsim.watchdog.outcome import ProcessOutcome
 
 __all__ = ["COMMANDS", "REAL_BACKENDS", "main", "many_imports", "module_of", "parse", "present"]
 
@@ -122,9 +122,9 @@ def _torch_refusal(error: Exception) -> UsageError | None:
 def _leave_threads_behind(code: int) -> None:
     """A rank that was given up may never end, and an interpreter that ends waits for it. Only the command line's own
     process is ours to end: who calls `main` lives on."""
-    beacons = sys.modules.get("distsim.watcher.beacon")
-    beacon = None if beacons is None else beacons.here()
-    if beacon is not None and beacon.threads_left:
+    beacons = sys.modules.get("distsim.watchdog.shared_state")
+    shared_state = None if beacons is None else beacons.here()
+    if shared_state is not None and shared_state.threads_left:
         sys.stderr.flush()
         os._exit(code)
 
@@ -134,13 +134,13 @@ def _watched(argv: Sequence[str]) -> None:
     simulates = argv[:1] == ["sweep"] or (argv[:1] == ["run"] and not _real(argv))
     if not simulates:
         return
-    from distsim.watcher.overseer import can_watch, fork_watched
+    from distsim.watchdog.process import can_watch, fork_watched
 
     if can_watch():
         fork_watched(lambda fate: _explain(fate, argv))
 
 
-def _explain(fate: Fate, argv: Sequence[str]) -> int:
+def _explain(fate: ProcessOutcome, argv: Sequence[str]) -> int:
     """Tell of a run that could not tell of itself, and answer its exit code."""
     if argv[0] == "run":
         return int(importlib.import_module("distsim.cli.run").explain(fate, argv))

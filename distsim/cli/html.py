@@ -43,7 +43,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the page; 0, whatever the report says."""
     from distsim.report.html import check_page
-    from distsim.text.strangers import load_json, read_bytes
+    from distsim.text.untrusted_input import load_json, read_bytes
 
     output = args.output or str(Path(args.report).with_suffix(".html"))
     check_page(output, "-o" if args.output else "html")

@@ -27,7 +27,7 @@ from distsim.text.output_files import check_file_or_folder, check_writable, say_
 if TYPE_CHECKING:
     from distsim.sim import RunRequest
     from distsim.sim.outcome import Outcome
-    from distsim.watcher.fate import Fate
+    from distsim.watchdog.outcome import ProcessOutcome
 
 __all__ = ["add_parser", "explain"]
 
@@ -197,7 +197,7 @@ def run(args: argparse.Namespace) -> int:
     return _leave(outcome, args)
 
 
-def explain(fate: Fate, argv: Sequence[str]) -> int:
+def explain(fate: ProcessOutcome, argv: Sequence[str]) -> int:
     """Tell of a run that could not tell of itself, and answer its exit code."""
     from distsim.report.fate import fatal_outcome
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from distsim.errors import DistsimError, UsageError
 from distsim.text.output_files import check_writable, say_written
-from distsim.text.strangers import printable
+from distsim.text.untrusted_input import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,7 +61,7 @@ def _add_run(commands: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     from distsim.scenario.expect.result import NOT_RUN, Result
     from distsim.scenario.suite import run_suite
-    from distsim.watcher.overseer import can_watch
+    from distsim.watchdog.process import can_watch
 
     if args.workers < 1:
         raise UsageError(f"-n: expected at least one worker, got {args.workers}")

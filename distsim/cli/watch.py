@@ -12,7 +12,7 @@ from typing import Any
 from distsim.cli.attach import check_no_process
 from distsim.errors import UsageError
 from distsim.text.output_files import say_written
-from distsim.text.strangers import folded, printable
+from distsim.text.untrusted_input import folded, printable
 
 __all__ = ["add_parser"]
 

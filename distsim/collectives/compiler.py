@@ -17,7 +17,7 @@ from distsim.collectives.members import LinkArrays, Members
 from distsim.collectives.plan import Plan
 from distsim.collectives.transfer import Transfer, canonical_op
 from distsim.errors import UsageError
-from distsim.text.strangers import brief
+from distsim.text.untrusted_input import brief
 
 __all__ = ["Compiler", "Explained", "compiler_of"]
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 import torch.distributed  # noqa: F401  # once, here, and not in every child
 
-from distsim.debug.monitor.series import Series
+from distsim.debug.monitor.pool import Series
 from distsim.plugin.annotations import in_library
 from distsim.plugin.on_rank.body import rank_body
 from distsim.plugin.on_rank.report import RankReport, describe
@@ -299,7 +299,7 @@ def _told(directory: Path) -> list[Diagnosis]:
 
 def _where(directory: Path) -> str:
     """Where every rank is, as long as it lives."""
-    from distsim.debug.report.whereabouts import whereabouts
+    from distsim.debug.report.rank_states import whereabouts
 
     return "\n".join(whereabouts(_found(directory).evidence))
 

@@ -31,7 +31,7 @@ from distsim.plugin.verdict import REST, Verdict, columns, from_here, whole
 from distsim.sim.kernel.collector import set_more_aside
 from distsim.sim.kernel.scheduler import Unwind
 from distsim.sim.run import simulate
-from distsim.watcher import overseer
+from distsim.watchdog import process
 
 __all__ = ["run_simulated"]
 
@@ -44,7 +44,7 @@ def run_simulated(
 ) -> Verdict:
     """Run *body* on `options.n` simulated ranks."""
     __tracebackhide__ = True
-    overseer.REPORT_FD = terminal.stderr_fd
+    process.REPORT_FD = terminal.stderr_fd
 
     errors: dict[int, BaseException] = {}
     ended: dict[int, BaseException] = {}
@@ -135,8 +135,8 @@ def _torch_logs_nothing() -> Iterator[None]:
 def _where(conditions: TimedConditions, every: bool) -> str:
     """Where every rank was when a run was cut short; the diagnosis says it where there is one."""
     from distsim.debug.diagnosis.diagnose import diagnose
+    from distsim.debug.report.rank_states import whereabouts
     from distsim.debug.report.render import render_diagnoses
-    from distsim.debug.report.whereabouts import whereabouts
 
     evidence = conditions.seen
     if evidence is None:

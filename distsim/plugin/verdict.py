@@ -63,8 +63,8 @@ class Verdict:
 
     def explain(self, diagnoses: Sequence[Diagnosis], evidence: Evidence | None, *, every: bool) -> None:
         """Take over what *diagnoses* say: only the first few of many, unless *every* one is asked for."""
+        from distsim.debug.messages.phrases import place, ranks_text
         from distsim.debug.report.render import render_diagnoses
-        from distsim.debug.words.phrases import place, ranks_text
 
         if not diagnoses:
             return

@@ -13,7 +13,7 @@ from distsim.debug.records.frames import absolute, program_frames
 
 if TYPE_CHECKING:
     from distsim.sim.outcome import Outcome
-    from distsim.watcher.fate import Fate
+    from distsim.watchdog.outcome import ProcessOutcome
 
 __all__ = ["fatal_outcome", "fatal_text"]
 
@@ -27,7 +27,7 @@ _CRASHED = (
 _TOO_DEEP = "Look at the call at that line: it comes back to itself without an end, and the recursion limit is high."
 
 
-def fatal_outcome(fate: Fate) -> Outcome:
+def fatal_outcome(fate: ProcessOutcome) -> Outcome:
     """What a run leaves whose process crashed, or was ended because a rank held the interpreter.
 
     Of the other ranks nothing is known but that they stood still: a simulation lets one run at a time.
@@ -60,7 +60,7 @@ def fatal_outcome(fate: Fate) -> Outcome:
     )
 
 
-def fatal_text(fate: Fate) -> str:
+def fatal_text(fate: ProcessOutcome) -> str:
     """The same for a process that is not the command line's: a report as text."""
     from distsim.debug.report.console import piped_width
     from distsim.debug.report.render import render_diagnoses
@@ -71,20 +71,20 @@ def fatal_text(fate: Fate) -> str:
     return f"\n{shown}{program}: {_end(fate)}\n"
 
 
-def _judged(fate: Fate) -> tuple[list[Diagnosis], Evidence | None]:
+def _judged(fate: ProcessOutcome) -> tuple[list[Diagnosis], Evidence | None]:
     if fate.rank is None:
         return [], None
     evidence = _evidence(fate, max(int(fate.facts.get("world_size", 0)), fate.rank + 1))
     return [_with_advice(d, fate) for d in diagnose(evidence)], evidence
 
 
-def _end(fate: Fate) -> str:
+def _end(fate: ProcessOutcome) -> str:
     if fate.signal_name:
         return f"the simulating process crashed ({fate.signal_name})"
     return f"the simulating process was ended after {fate.stuck_s:.1f} s in which nothing in it could move"
 
 
-def _evidence(fate: Fate, size: int) -> Evidence:
+def _evidence(fate: ProcessOutcome, size: int) -> Evidence:
     assert fate.rank is not None
     stack = program_frames(fate.stack, depth=len(fate.stack))
     state = RankState(
@@ -104,7 +104,7 @@ def _recurses(stack: Sequence[Site]) -> bool:
     return any(times >= RECURRING for times in Counter(stack).values())
 
 
-def _with_advice(told: Diagnosis, fate: Fate) -> Diagnosis:
+def _with_advice(told: Diagnosis, fate: ProcessOutcome) -> Diagnosis:
     told = replace(told, explanation=told.explanation.replace("No other rank waits for it.", _OTHERS))
     if _recurses([Site(*frame) for frame in fate.stack]):
         return replace(told, suggestion=_TOO_DEEP)

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distsim.debug.report.rank_states import whereabouts
 from distsim.debug.report.render import render_diagnoses
-from distsim.debug.report.whereabouts import whereabouts
 from distsim.errors import DistsimError
 from distsim.options import options_of
 from distsim.report import Summary, report_document

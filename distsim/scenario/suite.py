@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 
 from distsim.errors import UsageError
-from distsim.scenario.apart import run_apart
 from distsim.scenario.expect.result import NOT_RUN, Result
 from distsim.scenario.file.load import BadFile, Scenario, check
 from distsim.scenario.run import run_scenario
-from distsim.text.strangers import brief
+from distsim.scenario.subprocess_runner import run_apart
+from distsim.text.untrusted_input import brief
 
 __all__ = ["matching", "run_one", "run_suite", "run_there"]
 
@@ -62,7 +62,7 @@ def run_suite(
     picture: bool = False,
 ) -> Iterator[Result]:
     """Results in the order of *scenarios*, as they come. *apart*: this process may fork, and nothing else simulates
-    in it; then each scenario has a process of its own (apart.py)."""
+    in it; then each scenario has a process of its own (subprocess_runner.py)."""
     needed = _imports(scenarios)
     if apart:
         _import(needed)

@@ -10,7 +10,7 @@ from distsim.debug.diagnosis.diagnose import Diagnosis
 from distsim.debug.diagnosis.silent.finding import Level, SilentFinding
 from distsim.debug.records import CallRecord, Evidence, Phase
 from distsim.errors import Failure
-from distsim.sim.observe.figures import GpuTrack, Training
+from distsim.sim.observe.metrics import GpuTrack, Training
 from distsim.text.units import format_time
 
 __all__ = ["NOT_PROVEN", "SILENT_FAULT", "CollectiveTotal", "Failure", "LinkUse", "Outcome", "Progress", "RankSummary"]
@@ -55,7 +55,7 @@ class CollectiveTotal:
     algbw_bytes_per_s: float
     busbw_bytes_per_s: float
     low_s: float | None = None
-    """Where a measured time would lie in eight cases of ten (observe/sureness.py); None: nobody measured such."""
+    """Where a measured time would lie in eight cases of ten (observe/confidence.py); None: nobody measured such."""
     high_s: float | None = None
 
 

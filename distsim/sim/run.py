@@ -20,11 +20,11 @@ from distsim.cluster import Cluster, load_cluster
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records.frames import shown_from
 from distsim.debug.records.kinds import Kind
-from distsim.debug.report.whereabouts import first_places, whereabouts
+from distsim.debug.report.rank_states import first_places, whereabouts
 from distsim.errors import RankFailure, UsageError
 from distsim.network import make_network
 from distsim.sim.device.gpu import Accelerators
-from distsim.sim.device.operators.values import Data
+from distsim.sim.device.operators.values import ValuePolicy
 from distsim.sim.faults.planted import Faults
 from distsim.sim.faults.tensors import Guards
 from distsim.sim.isolation.environ import torchruns_environ
@@ -51,8 +51,8 @@ from distsim.sim.world.equal_ranks import StartAgain
 from distsim.sim.world.undo import UndoLog
 from distsim.torch_compat.names import SIM
 from distsim.torch_compat.releases import remarks
-from distsim.watcher import beacon
-from distsim.watcher.overseer import watch_from_outside
+from distsim.watchdog import shared_state
+from distsim.watchdog.process import watch_from_outside
 
 with undrawn():  # rich.style draws a number when it is imported
     from distsim.debug.report.console import stream_width
@@ -256,7 +256,7 @@ def _attempt(
     limit_s = request.host_timeout_s or DEFAULT_HOST_TIMEOUT_S
     per_node = max(slot.local_rank for slot in slots) + 1
     nodes = len({slot.host for slot in slots})
-    page = beacon.here()
+    page = shared_state.here()
     if page is not None:
         page.describe(
             limit_s,
@@ -269,7 +269,7 @@ def _attempt(
     width = len(str(len(slots) - 1))
     silent = request.silent != "off" and len(slots) <= MOST_RANKS
     sample = None if again is None else again.sample
-    data = Data(request.data == "real", request.placeholder, request.fuse, request.strict_kernels)
+    data = ValuePolicy(request.data == "real", request.placeholder, request.fuse, request.strict_kernels)
     unbounded = request.conditions is not None or data.real or len(slots) <= MANY_RANKS
     budget_s = None if unbounded else request.budget_s
     undo = None if budget_s is None else UndoLog()

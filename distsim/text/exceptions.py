@@ -6,7 +6,7 @@ import builtins
 import importlib
 
 from distsim.errors import UsageError
-from distsim.text.strangers import brief
+from distsim.text.untrusted_input import brief
 
 __all__ = ["exception_named"]
 

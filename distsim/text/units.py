@@ -11,7 +11,7 @@ import re
 from decimal import Decimal
 
 from distsim.errors import UsageError
-from distsim.text.strangers import brief
+from distsim.text.untrusted_input import brief
 
 __all__ = [
     "format_bandwidth",

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 __all__ = [
+    "api_wrappers",
     "callbacks",
-    "entrances",
     "fast_path",
     "group",
     "handle",

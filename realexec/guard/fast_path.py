@@ -7,7 +7,7 @@ that came out well the last time and depends only on what is compared here, so i
 saves pays for the record. The record itself is copied from the one before, and is in the ring before gloo
 hears of the call.
 
-There are two ways in: torch's public functions (`entrances` says what each hands over), and methods of a group
+There are two ways in: torch's public functions (`api_wrappers` has what each passes on), and methods of a group
 (`method_path`). A call is remembered when it is made the second time: the first one leaves marks on the stack
 (`callsite`), so only the frames between the call and the loop that it is in are compared later. All that is compared is
 written out in one function: where the caches are cold, one more costs as much as half of what it does.
@@ -26,10 +26,10 @@ from typing import Any
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
+from distsim.debug.messages.error_text import error_line
 from distsim.debug.rings import layout as rings
-from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.handle import MessageHandle, watched
-from distsim.realexec.guard.known import Seen, find, looks_of, may_be_kept, remember
+from distsim.realexec.guard.known import CachedCall, find, looks_of, may_be_kept, remember
 from distsim.realexec.guard.recorder import GroupLog
 from distsim.torch_compat import groups, works
 
@@ -217,7 +217,7 @@ def through(
 def _message(
     guard: Any,
     log: GroupLog,
-    seen: Seen,
+    seen: CachedCall,
     later: bool,
     tensor: Any,
     method: Any,

@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn import Parameter
 
+from distsim.debug.messages.error_text import error_line
 from distsim.debug.records import P2P
 from distsim.debug.records.arguments import FIELDS, METHODS, Call, Reader
 from distsim.debug.rings import layout as rings
-from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.fast_path import MISSED
 from distsim.realexec.guard.handle import (
     KEEPS_ALIVE,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed import Work
 
+from distsim.debug.messages.error_text import error_line
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.writer import RingWriter
-from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.recorder import GroupLog, Recorder
 from distsim.torch_compat import works
 

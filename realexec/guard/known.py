@@ -18,7 +18,7 @@ from distsim.debug.rings.writer import stays
 from distsim.realexec.guard.recorder import UNKNOWN, GroupLog, Made
 from distsim.torch_compat import compiler, works
 
-__all__ = ["BACKWARD", "Seen", "find", "looks_of", "may_be_kept", "remember"]
+__all__ = ["BACKWARD", "CachedCall", "find", "looks_of", "may_be_kept", "remember"]
 
 MOST = 4096
 """Calls that are remembered for a group."""
@@ -36,7 +36,7 @@ TensorGuards: Any = compiler.TENSOR_GUARDS.get(None)
 """torch.compile's own look at tensors: type, dispatch keys (device, layout, sign), dtype, shape and strides at once."""
 
 
-class Seen:
+class CachedCall:
     """A call as it was recorded the long way."""
 
     __slots__ = (
@@ -74,7 +74,7 @@ class Seen:
         tensors: Sequence[Tensor],
         caller: FrameType,
         there: Standing,
-        others: tuple[Seen, ...],
+        others: tuple[CachedCall, ...],
         bare: bool,
     ) -> None:
         self.thread = made.thread
@@ -121,7 +121,7 @@ class Seen:
         """Of the same key, where the caller was called from elsewhere, or said something else."""
 
 
-def find(log: GroupLog, what: Any, tensors: Sequence[Any], said: Any, caller: FrameType) -> Seen | None:
+def find(log: GroupLog, what: Any, tensors: Sequence[Any], said: Any, caller: FrameType) -> CachedCall | None:
     """The call that was made like this."""
     looks = looks_of(tensors)
     if looks is not None:
@@ -131,7 +131,7 @@ def find(log: GroupLog, what: Any, tensors: Sequence[Any], said: Any, caller: Fr
                     seen.said == said
                     and seen.thread == get_ident()
                     and stands(caller, (seen.steps, seen.mark))
-                    and transforms() is None  # else its tensors stand for others (`Seen.alike` sees that, too)
+                    and transforms() is None  # else its tensors stand for others (`CachedCall.alike` sees that, too)
                 ):
                     return seen
         except (TypeError, ValueError, RuntimeError):
@@ -224,12 +224,12 @@ def remember(
     others = _all(known)[:OTHERS]
     log.forget(_all(known)[OTHERS:])
     bare = caller.f_code is BACKWARD and not made.owned and _only_its_future(words, before)
-    log.seen[key] = Seen(log, made, num_lead, what, said, tensors, caller, there, others, bare)
+    log.seen[key] = CachedCall(log, made, num_lead, what, said, tensors, caller, there, others, bare)
     if known is not None:
         known.others = ()
 
 
-def _all(seen: Seen | None) -> tuple[Seen, ...]:
+def _all(seen: CachedCall | None) -> tuple[CachedCall, ...]:
     return () if seen is None else (seen, *seen.others)
 
 

@@ -1,4 +1,4 @@
-"""torch.distributed's functions for messages, as entrances to the short way.
+"""Wraps torch.distributed's functions for messages, so that repeated calls take the fast path.
 
 It is `fast_path.through` for one tensor and one peer, written out in one function: a message of a few bytes costs gloo
 a third of what a collective does, so every call and every list of Python's is felt. What public functions run in place
@@ -16,8 +16,8 @@ from typing import Any
 
 import torch.distributed.distributed_c10d as c10d
 
+from distsim.debug.messages.error_text import error_line
 from distsim.debug.rings import layout as rings
-from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.fast_path import COUNT, FEW, USUAL, WORLD, Public, coalescing, default_group, learn, pack
 from distsim.realexec.guard.handle import MessageHandle
 from distsim.realexec.guard.known import find

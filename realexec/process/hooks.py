@@ -24,9 +24,9 @@ from torch.distributed import PrefixStore, ProcessGroup
 
 from distsim.debug.evidence.typed import MOST_RANKS
 from distsim.debug.matching.refused import FIRST_CALLS, came_out
+from distsim.debug.messages.error_text import error_line
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.world import World, WorldKind
-from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard import fast_path as shortcut
 from distsim.realexec.guard import group as guard
 from distsim.realexec.guard import handle

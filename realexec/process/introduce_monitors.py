@@ -34,7 +34,7 @@ from distsim.debug.evidence.typed import text, whole
 from distsim.debug.monitor.peers.link import sign
 from distsim.debug.rings.private import write_private
 from distsim.realexec.mpi.introduction import letter
-from distsim.text.strangers import load_json, read_bytes
+from distsim.text.untrusted_input import load_json, read_bytes
 from distsim.torch_compat import stores
 
 __all__ = ["introduce_monitors", "job_addresses"]

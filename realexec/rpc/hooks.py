@@ -16,9 +16,9 @@ import torch.distributed.rpc as rpc
 import torch.futures
 from torch.distributed.rpc import api, internal
 
+from distsim.debug.messages.error_text import error_line
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.world import World, WorldKind
-from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.recorder import GroupLog
 from distsim.realexec.process.session import Session
 from distsim.realexec.rpc.fast_path import calls, keep, serves

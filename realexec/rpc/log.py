@@ -10,12 +10,12 @@ from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
+from distsim.debug.messages.error_text import error_line
 from distsim.debug.records.frames import defined_at, program_frames, steps
 from distsim.debug.records.remote import SERVE, Remote
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.callsite import calling, codes_of, way_to
 from distsim.debug.rings.writer import stays
-from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.recorder import GroupLog, Recorder
 from distsim.realexec.rpc.derived import Derived
 from distsim.realexec.rpc.udf import answers_later

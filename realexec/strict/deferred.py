@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from distsim.debug.messages.error_text import error_line
 from distsim.debug.records.arguments import Call
 from distsim.debug.rings import layout as rings
-from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.callbacks import run_apart
 from distsim.realexec.guard.handle import Handle, HostHandle
 from distsim.realexec.guard.recorder import GroupLog, Recorder

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
+from distsim.debug.messages.error_text import error_line
 from distsim.debug.records import Group
 from distsim.debug.records.arguments import FIELDS, INPUTS, OUTPUTS, Call
 from distsim.debug.records.signature import content
 from distsim.debug.rings import layout as rings
-from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.fast_path import AT_ONCE_S, SPIN_S
 from distsim.realexec.guard.handle import Handle
 from distsim.realexec.guard.recorder import GroupLog, Recorder

@@ -24,7 +24,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 import distsim.debug
-from distsim.realexec.guard import entrances
+from distsim.realexec.guard import api_wrappers
 from tests.benchmarks.arguments import Arguments, count
 from tests.benchmarks.guard_operations import operations, untouched
 
@@ -75,7 +75,7 @@ def main() -> None:
     args = parser.parse_args()
     bare = untouched()
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1", DISTSIM_MONITOR="0")
-    entrances._backends = lambda name: nothing
+    api_wrappers._backends = lambda name: nothing
     base = "/dev/shm" if Path("/dev/shm").is_dir() else None
     worst = 0.0
     with tempfile.TemporaryDirectory(dir=base) as folder:

@@ -165,11 +165,11 @@ def test_python_dash_m_distsim_works_from_a_bare_clone() -> None:
 
 def test_who_calls_it_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A simulation of this process has left a thread behind: only the command line's own process ends over that."""
-    from distsim.watcher.beacon import Beacon
+    from distsim.watchdog.shared_state import SharedState
 
-    page = Beacon()
+    page = SharedState()
     page.leave_threads_behind()
-    monkeypatch.setattr("distsim.watcher.beacon.here", lambda: page)
+    monkeypatch.setattr("distsim.watchdog.shared_state.here", lambda: page)
     ended: list[int] = []
     monkeypatch.setattr("os._exit", ended.append)
     assert main(["topo", "list"]) == 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from distsim.debug.messages.advice import raised_advice
+from distsim.debug.messages.phrases import exception_line
 from distsim.debug.records import Phase, RankState
-from distsim.debug.words.advice import raised_advice
-from distsim.debug.words.phrases import exception_line
 
 
 @pytest.mark.parametrize(

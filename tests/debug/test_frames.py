@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from distsim.debug.evidence.stack_capture import parse_faulthandler, user_part
+from distsim.debug.messages.phrases import place
 from distsim.debug.records import Site, frames
 from distsim.debug.records.frames import (
     Owner,
@@ -29,7 +30,6 @@ from distsim.debug.rings import callsite
 from distsim.debug.rings.callsite import CallSites
 from distsim.debug.rings.reader import RingReader
 from distsim.debug.rings.writer import RingWriter
-from distsim.debug.words.phrases import place
 
 PATHS = sysconfig.get_paths()
 LIBRARY = f"{PATHS['purelib']}/accelerate/accelerator.py"

@@ -17,11 +17,11 @@ import pytest
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.diagnosis.waits.proof import Proof, went_on
 from distsim.debug.evidence.procfs import own_process
-from distsim.debug.monitor.activity import Away
+from distsim.debug.monitor.activity import SuspensionDetector
 from distsim.debug.monitor.ends.orphans import ORPHANS_S
 from distsim.debug.monitor.host import Host
 from distsim.debug.monitor.loop import RAISE_S, Monitor
-from distsim.debug.monitor.peers.part import Together
+from distsim.debug.monitor.peers.part import PeerSession
 from distsim.debug.monitor.steady import MOST_FAULTS, Steady
 from distsim.debug.records import Evidence
 from distsim.debug.records.kinds import Kind
@@ -177,7 +177,7 @@ def test_only_who_did_not_run_was_away() -> None:
     """A judgement of half a minute, beside which the thread naps on, is no absence; a stop of both is one, whoever
     looks first afterwards."""
     now_s = [0.0]
-    away = Away(lambda: int(now_s[0] * 1e9))
+    away = SuspensionDetector(lambda: int(now_s[0] * 1e9))
     for _ in range(300):  # the monitor judges; its thread alone looks
         now_s[0] += 0.1
         away.look()
@@ -192,7 +192,7 @@ def test_a_long_judgement_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     evidence = waiting(killed())
     monitor = Watching(tmp_path, evidence)
     now_s = [100.0]
-    monitor.host.away = Away(lambda: int(now_s[0] * 1e9))
+    monitor.host.away = SuspensionDetector(lambda: int(now_s[0] * 1e9))
 
     def judged(_evidence: Any) -> Any:
         for _ in range(40):
@@ -337,6 +337,6 @@ def test_what_a_monitor_says_is_wrapped_on_a_terminal(
 def test_a_half_written_introduction_is_read_again(tmp_path: Path, said: str) -> None:
     """It is no fault of the monitor's: the next turn finds the whole."""
     (tmp_path / "follow.json").write_text(said)
-    together = Together(tmp_path)
+    together = PeerSession(tmp_path)
     together._choose(Monitor(tmp_path, Settings.read({}, {}), None))
     assert together.follower is None

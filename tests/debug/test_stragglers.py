@@ -9,7 +9,7 @@ import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.diagnosis.stragglers import LIVE, SHORT, Straggler, straggler_findings, stragglers
-from distsim.debug.monitor.pace import STREAK, Pace
+from distsim.debug.monitor.straggler_watch import STREAK, Pace
 from distsim.debug.records import CallRecord, Group, Site, State
 from distsim.debug.records.kinds import Kind
 from tests.debug import builders as b

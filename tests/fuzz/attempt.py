@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from distsim.errors import UsageError
-from distsim.text.strangers import printable
+from distsim.text.untrusted_input import printable
 from tests.fuzz.mutate import mutated
 from tests.fuzz.readers import Reader
 

@@ -413,9 +413,9 @@ def _use_wire(folder: Path) -> None:
     """What another host's monitor says, heard by a leader: nothing comes out of it but a note."""
     from distsim.debug.diagnosis.diagnose import diagnose
     from distsim.debug.monitor.host import Host
-    from distsim.debug.monitor.peers.part import Together
+    from distsim.debug.monitor.peers.part import PeerSession
     from distsim.debug.records import Evidence
-    from distsim.text.strangers import load_json
+    from distsim.text.untrusted_input import load_json
 
     class Leading:
         def __init__(self) -> None:
@@ -429,7 +429,7 @@ def _use_wire(folder: Path) -> None:
             except ValueError:
                 return []
 
-    together = Together(folder)
+    together = PeerSession(folder)
     together.leader = Leading()  # type: ignore[assignment]
     evidence = Evidence(2, {}, {})
     together.add(evidence, Host(folder, None), False, {}, 0)
@@ -472,12 +472,12 @@ def _left_words() -> dict[str, bytes]:
 
 
 def _use_left_words(folder: Path) -> None:
-    from distsim.debug.monitor.peers.part import Together
+    from distsim.debug.monitor.peers.part import PeerSession
 
     host = SimpleNamespace(notes=[])
 
     for name in ("lead.json", "follow.json"):
-        together = Together(folder)
+        together = PeerSession(folder)
         together._choose(SimpleNamespace(host=host))  # type: ignore[arg-type]
         if together.leader is not None:
             together.leader.close()

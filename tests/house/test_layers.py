@@ -12,7 +12,7 @@ pytestmark = pytest.mark.xdist_group("syntax trees")  # which every process woul
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": {"text"},
-    "watcher": {"watcher", "report"},  # the report of a run that cannot tell, when there is one
+    "watchdog": {"watchdog", "report"},  # the report of a run that cannot tell, when there is one
     "text": {"text", "errors"},
     "torch_compat": {"torch_compat", "errors"},
     "debug": {"debug", "errors", "text", "torch_compat"},
@@ -36,10 +36,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "text",
     },
     "sim": {
-        *("sim", "network", "collectives", "kernels", "cluster", "debug", "deprecated", "errors", "text", "watcher"),
+        *("sim", "network", "collectives", "kernels", "cluster", "debug", "deprecated", "errors", "text", "watchdog"),
         *("torch_compat", "options"),
     },
-    "report": {"report", "sim", "debug", "errors", "text", "__version__", "watcher"},
+    "report": {"report", "sim", "debug", "errors", "text", "__version__", "watchdog"},
 }
 """Which parts of distsim a part may import. Parts that are not here (the command line, the Python
 API, the pytest plugin, the scenario runner) see everything."""

@@ -10,7 +10,7 @@ import pytest
 
 STAGES = {
     "distsim": "import distsim",
-    "overseer": "from distsim.watcher import overseer",  # the watcher beside every simulation
+    "watchdog": "from distsim.watchdog import process",  # the watcher beside every simulation
     "records": "import distsim.debug.records.call",
     "help": "import contextlib, io\nfrom distsim.cli import main\n"
     "with contextlib.redirect_stdout(io.StringIO()):\n    code = main(['--help'])\nassert code == 0",

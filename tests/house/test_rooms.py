@@ -43,7 +43,7 @@ def test_no_import_circle() -> None:
 def test_a_planted_circle_is_seen() -> None:
     """The graph has the edges that imports in functions and for types make."""
     edges = graph()
-    assert edges.has_edge("distsim.watcher.overseer", "distsim.report.fate"), "in a function"
+    assert edges.has_edge("distsim.watchdog.process", "distsim.report.fate"), "in a function"
     assert edges.has_edge("distsim.report.document", "distsim.sim.outcome"), "for types"
     edges.add_edge("distsim.sim.outcome", "distsim.report.document")
     assert any(len(circle) > 1 for circle in networkx.strongly_connected_components(edges))

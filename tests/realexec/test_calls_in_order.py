@@ -117,12 +117,12 @@ import gc
 import torch
 import torch.distributed as dist
 
-from distsim.realexec.guard.known import Seen
+from distsim.realexec.guard.known import CachedCall
 from distsim.realexec.guard.recorder import UNKNOWN
 
 
 def num_seen():
-    return sum(type(one) in (Seen, type(UNKNOWN)) for one in gc.get_objects())
+    return sum(type(one) in (CachedCall, type(UNKNOWN)) for one in gc.get_objects())
 
 
 dist.init_process_group("gloo")

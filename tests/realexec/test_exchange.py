@@ -18,7 +18,7 @@ import pytest
 from distsim.debug.diagnosis.waits.proof import Proof
 from distsim.debug.monitor.peers import protocol as exchange
 from distsim.debug.monitor.peers.link import Link
-from distsim.debug.monitor.peers.part import Together
+from distsim.debug.monitor.peers.part import PeerSession
 from distsim.debug.monitor.peers.protocol import Follower, Leader
 from distsim.debug.records import (
     CallRecord,
@@ -364,7 +364,7 @@ def test_half_written_words_of_a_rank_are_waited_for(tmp_path: Path, said: str) 
     """The monitor neither leads nor follows yet, and meets no fault."""
     for name in ("lead.json", "follow.json"):
         (tmp_path / name).write_text(said)
-        together = Together(tmp_path)
+        together = PeerSession(tmp_path)
         together._choose(None)  # type: ignore[arg-type]
         assert (together.leader, together.follower) == (None, None)
         (tmp_path / name).unlink()

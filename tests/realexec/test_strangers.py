@@ -26,7 +26,7 @@ from distsim.debug.report.live import live_table
 from distsim.debug.rings import layout as rings
 from distsim.debug.settings import Settings
 from distsim.errors import UsageError
-from distsim.text.strangers import load_json, load_toml, printable, read_bytes
+from distsim.text.untrusted_input import load_json, load_toml, printable, read_bytes
 
 OWNED = "\x1b]0;owned\x07\x1b[31m\u202e[bold red]\u2066x\x9b2J"
 

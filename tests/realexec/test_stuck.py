@@ -111,7 +111,7 @@ dist.init_process_group("gloo")
 @pytest.mark.slow
 def test_a_rank_that_calls_another_port_is_named(zygote: Zygote, folder: Path, tmp_path: Path) -> None:
     """With both addresses, long before torch gives up."""
-    program = tmp_path / "apart.py"
+    program = tmp_path / "subprocess_runner.py"
     program.write_text(APART)
     result = zygote.run(program, 3, directory=folder, hang_after_s=4.0)
     (hang,) = result.diagnoses
@@ -121,7 +121,7 @@ def test_a_rank_that_calls_another_port_is_named(zygote: Zygote, folder: Path, t
 
 def test_a_simulated_rank_that_calls_another_port_is_named(tmp_path: Path) -> None:
     """Not rank 0, which only gives up first."""
-    program = tmp_path / "apart.py"
+    program = tmp_path / "subprocess_runner.py"
     program.write_text(APART)
     outcome = run_program(RunRequest(str(program), on="ethernet-cpu:1", nproc_per_node=3))
     (hang,) = outcome.diagnoses

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from distsim.report.training.memory import remedies
-from distsim.sim.observe.figures import OutOfMemory, Training
+from distsim.sim.observe.metrics import OutOfMemory, Training
 
 GIB = 1 << 30
 

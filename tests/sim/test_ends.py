@@ -272,7 +272,7 @@ def test_stuck_on_the_host(script: Scripts, code: str) -> None:
 
 def test_a_thread_that_was_given_up_keeps_off_the_baton() -> None:
     """Who ends just as its scheduler goes on without it gives nothing back: two threads would run at once."""
-    world: Any = SimpleNamespace(env=simpy.Environment(), next_task_number=lambda: 1, beacon=None)
+    world: Any = SimpleNamespace(env=simpy.Environment(), next_task_number=lambda: 1, shared_state=None)
     world.baton = Baton()
     for given_up in (True, False):
         task = Task(world, cast(Any, SimpleNamespace()), lambda: None, "main")

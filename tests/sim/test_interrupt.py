@@ -109,7 +109,7 @@ def test_a_loop_over_simulations_ends() -> None:
 
 def test_the_second_one_cuts_nothing_off_that_must_be_whole() -> None:
     """Asked again it raises while the world thinks; not while a rank has the baton, nor while ranks are ended."""
-    world = SimpleNamespace(interrupted=False, ended=False, running=object(), beacon=None)
+    world = SimpleNamespace(interrupted=False, ended=False, running=object(), shared_state=None)
     with CtrlC() as ctrl_c:
         ctrl_c.asks(cast(Any, world))
         signal.raise_signal(signal.SIGINT)

@@ -58,8 +58,12 @@ def test_a_loop_in_a_thread_waits_for_a_service(script: Scripts) -> None:
 dist.init_process_group("gloo")
 if dist.get_rank() == 0:
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True).start()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
     print(asyncio.run_coroutine_threadsafe(ask(b"loss"), loop).result(timeout=20))
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
 dist.barrier()
 child.kill()
 child.wait()

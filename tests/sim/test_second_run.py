@@ -22,8 +22,8 @@ from distsim.cluster.files.load import preset_text
 from distsim.sim.isolation.modules import patch_table
 from distsim.sim.isolation.modules.aliases import ALIASES
 from distsim.sim.isolation.modules.modules import is_own_file
-from distsim.sim.isolation.resemblance import resembling
 from distsim.sim.isolation.torch_state.torch_state import STATE
+from distsim.sim.isolation.wraps import resembling
 
 
 def _slept_s(module: ModuleType) -> float:

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from distsim.debug.diagnosis.causes.cause import Cause, Sides
 from distsim.debug.diagnosis.causes.program_text import ProgramText, words_of
 from distsim.debug.diagnosis.context import Case
+from distsim.debug.messages.phrases import place
 from distsim.debug.records import Site
 from distsim.debug.records.diagnosis import Diagnosis
-from distsim.debug.words.phrases import place
 
 __all__ = ["join_block", "no_sync_block"]
 

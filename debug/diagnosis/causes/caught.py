@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from distsim.debug.diagnosis.causes.cause import Cause
 from distsim.debug.diagnosis.causes.program_text import FUNCTIONS, ProgramText
 from distsim.debug.diagnosis.context import Case
+from distsim.debug.messages.phrases import are, call_text, capital, one_line, place, ranks_text
 from distsim.debug.records import P2P, Caught, Phase, Site
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.frames import Owner, owner
-from distsim.debug.words.phrases import are, call_text, capital, one_line, place, ranks_text
 
 __all__ = ["caught_exception", "repeated_calls"]
 

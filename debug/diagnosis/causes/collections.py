@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from distsim.debug.diagnosis.causes.cause import Cause
 from distsim.debug.diagnosis.causes.program_text import Loop, ProgramText, words_of
+from distsim.debug.messages.phrases import place, ranks_text
 from distsim.debug.records import Site
-from distsim.debug.words.phrases import place, ranks_text
 
 __all__ = ["BATCHES", "collection_loop"]
 

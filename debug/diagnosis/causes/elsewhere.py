@@ -10,9 +10,9 @@ from distsim.debug.diagnosis.causes.guards import guard_decision
 from distsim.debug.diagnosis.causes.iterations import header_cause
 from distsim.debug.diagnosis.causes.program_text import ProgramText, shortened
 from distsim.debug.diagnosis.context import Case
+from distsim.debug.messages.phrases import are, place, ranks_text
 from distsim.debug.records import CallWait, HostWait, Site, StoreWait
 from distsim.debug.records.diagnosis import Diagnosis
-from distsim.debug.words.phrases import are, place, ranks_text
 
 __all__ = ["awaited_key", "held_lock", "message_loop", "skipped_init", "unlike_mesh"]
 

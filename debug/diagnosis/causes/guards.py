@@ -10,10 +10,10 @@ from distsim.debug.diagnosis.causes.cause import Cause, Sides
 from distsim.debug.diagnosis.causes.iterations import by_itself
 from distsim.debug.diagnosis.causes.program_text import FUNCTIONS, Decision, ProgramText, shortened, words_of
 from distsim.debug.divergence.source_order import RANK
+from distsim.debug.messages.phrases import place
 from distsim.debug.records import Site
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
-from distsim.debug.words.phrases import place
 
 __all__ = ["guard_by_rank", "guard_decision", "guarded_call"]
 

@@ -10,8 +10,8 @@ from distsim.debug.diagnosis.causes.cause import Cause, Sides
 from distsim.debug.diagnosis.causes.collections import BATCHES, collection_loop
 from distsim.debug.diagnosis.causes.program_text import FUNCTIONS, Decision, Loop, ProgramText, shortened, words_of
 from distsim.debug.diagnosis.causes.resumed import first_step, same_start
+from distsim.debug.messages.phrases import place
 from distsim.debug.records import Site
-from distsim.debug.words.phrases import place
 
 __all__ = ["by_itself", "generation", "header_cause", "loop_cause", "signal_flags", "skipped_round"]
 

@@ -7,8 +7,8 @@ import re
 
 from distsim.debug.diagnosis.causes.cause import Cause, Sides
 from distsim.debug.diagnosis.causes.program_text import Loop, ProgramText, words_of
+from distsim.debug.messages.phrases import place
 from distsim.debug.records import Site
-from distsim.debug.words.phrases import place
 
 __all__ = ["first_step", "resumed_elsewhere", "same_start"]
 

@@ -8,9 +8,9 @@ from distsim.debug.diagnosis.causes.cause import Cause, Sides
 from distsim.debug.diagnosis.causes.program_text import ProgramText, words_of
 from distsim.debug.diagnosis.context import Case
 from distsim.debug.divergence.realign import HORIZON, signature
+from distsim.debug.messages.phrases import place
 from distsim.debug.records import Site
 from distsim.debug.records.diagnosis import Diagnosis
-from distsim.debug.words.phrases import place
 
 __all__ = ["unordered_operands"]
 

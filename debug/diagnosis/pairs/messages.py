@@ -9,12 +9,12 @@ from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.waits.proof import Proof
 from distsim.debug.matching.agreement import Mismatch, check_pair, payload_text
 from distsim.debug.matching.index import EvidenceIndex
+from distsim.debug.messages.advice import no_record_advice
+from distsim.debug.messages.phrases import call_text, place
 from distsim.debug.records import CallRecord, CallWait, Phase
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.errors import was_refused
 from distsim.debug.records.kinds import Kind
-from distsim.debug.words.advice import no_record_advice
-from distsim.debug.words.phrases import call_text, place
 
 __all__ = ["NearMiss", "disagreeing", "disagreement", "near_miss", "unmatched"]
 

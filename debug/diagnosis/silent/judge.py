@@ -11,7 +11,7 @@ from distsim.debug.diagnosis.silent.facts import RankFacts
 from distsim.debug.diagnosis.silent.finding import Level, Sighting, SilentFinding, SilentKind
 from distsim.debug.diagnosis.silent.replicas import replica_sets
 from distsim.debug.diagnosis.silent.view import View
-from distsim.debug.words.phrases import ranks_text
+from distsim.debug.messages.phrases import ranks_text
 
 __all__ = ["judge"]
 

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 __all__ = [
+    "assess_proof",
     "digraph",
     "edges",
+    "hang_timeout",
     "idle",
-    "patience",
     "proof",
     "remote_waits",
     "rendezvous",
     "unwaited",
     "wait_graph",
-    "weigh",
 ]

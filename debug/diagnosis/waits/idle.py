@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.waits.proof import Proof
+from distsim.debug.messages.phrases import are, ranks_text, several, state_text
 from distsim.debug.records import Phase, RankState
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
-from distsim.debug.words.phrases import are, ranks_text, several, state_text
 
 __all__ = ["IDLE_S", "idle_job"]
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection
 
+from distsim.debug.messages.phrases import are, capital, ranks_text
 from distsim.debug.records.kinds import Kind
-from distsim.debug.words.phrases import are, capital, ranks_text
 
 __all__ = ["END_A_JOB", "PROOFS", "Proof", "ends", "until_when", "went_on"]
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.waits.proof import Proof
 from distsim.debug.matching.secondary_errors import aftermath, last_words
+from distsim.debug.messages.phrases import are, capital, ranks_text
 from distsim.debug.records import CallRecord, Phase, State
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
-from distsim.debug.words.phrases import are, capital, ranks_text
 
 __all__ = ["MEETING_S", "apart", "follows", "stale_addresses"]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from distsim.debug.messages.phrases import are, ranks_text
 from distsim.debug.records import CallRecord, Evidence, Finding, Phase, Site
 from distsim.debug.records.call_log import LEAST_KEPT
 from distsim.debug.records.kinds import Kind
-from distsim.debug.words.phrases import are, ranks_text
 
 __all__ = ["unwaited"]
 

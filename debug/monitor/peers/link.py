@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distsim.debug.rings.world import Process
-from distsim.text.strangers import load_json
+from distsim.text.untrusted_input import load_json
 
 __all__ = ["Link", "sign"]
 

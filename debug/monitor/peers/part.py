@@ -19,9 +19,9 @@ from distsim.debug.records.kinds import Kind
 from distsim.debug.records.wire import evidence_from_json, evidence_to_json
 from distsim.debug.rings.world import Process
 from distsim.text.ranks import format_ranks
-from distsim.text.strangers import load_json, read_bytes
+from distsim.text.untrusted_input import load_json, read_bytes
 
-__all__ = ["Together"]
+__all__ = ["PeerSession"]
 
 MEETING_S = 8.0
 """Monitors have this long to find each other before one that is alone judges by itself."""
@@ -42,7 +42,7 @@ class Watcher(Protocol):
     def accept(self, report: dict[str, Any]) -> None: ...
 
 
-class Together:
+class PeerSession:
     """One monitor's part in the exchange. Does nothing where all ranks are on one host."""
 
     def __init__(self, directory: Path) -> None:

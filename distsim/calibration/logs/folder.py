@@ -15,7 +15,7 @@ from distsim.calibration.logs.run import LogRun
 from distsim.calibration.tables import REGIMES, regime
 from distsim.cluster import Cluster, load_cluster, preset_names
 from distsim.errors import UsageError
-from distsim.text.strangers import brief
+from distsim.text.untrusted_input import brief
 
 __all__ = ["Logs", "agreed", "fits", "read_logs", "strange_release"]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from distsim.calibration.logs.run import LogRow, LogRun
 from distsim.calibration.logs.table import Columns, CutLine, Line
 from distsim.network.bench import OPS, busbw_factor
-from distsim.text.strangers import brief, printable, read_bytes
+from distsim.text.untrusted_input import brief, printable, read_bytes
 
 __all__ = ["LARGEST_LOG", "parse_log"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from distsim.calibration.constants import data_folder
 from distsim.errors import UsageError
-from distsim.text.strangers import brief, read_bytes
+from distsim.text.untrusted_input import brief, read_bytes
 
 __all__ = ["ALLOCATED", "TABLES", "Row", "read_rows"]
 

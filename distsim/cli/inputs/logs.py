@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distsim.errors import UsageError
-from distsim.text.strangers import folded
+from distsim.text.untrusted_input import folded
 
 if TYPE_CHECKING:
     import numpy as np

@@ -19,7 +19,7 @@ from distsim.cluster.graph.any_graph import graph_cluster
 from distsim.cluster.graph.cluster import Cluster
 from distsim.cluster.graph.link import Link, Vertex
 from distsim.errors import UsageError
-from distsim.text.strangers import brief, folded
+from distsim.text.untrusted_input import brief, folded
 
 __all__ = ["from_astra"]
 

@@ -14,7 +14,7 @@ from distsim.cluster.files.assemble import assemble
 from distsim.cluster.graph.cluster import Cluster
 from distsim.cluster.graph.host_template import HostTemplate
 from distsim.errors import UsageError
-from distsim.text.strangers import brief, load_toml, read_bytes
+from distsim.text.untrusted_input import brief, load_toml, read_bytes
 
 __all__ = ["MAX_NODES", "load_cluster", "merged", "preset_names", "preset_text", "preset_variants", "read_text"]
 

@@ -14,7 +14,7 @@ from xml.parsers import expat
 
 from distsim.cluster.graph.host_template import HostTemplate, Part, Wire
 from distsim.errors import UsageError
-from distsim.text.strangers import brief, folded
+from distsim.text.untrusted_input import brief, folded
 
 __all__ = ["from_nccl_xml"]
 

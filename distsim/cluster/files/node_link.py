@@ -19,8 +19,8 @@ from distsim.cluster.graph.cluster import Cluster
 from distsim.cluster.graph.facts import CpuModel, GpuModel, NcclFacts, NodeModel
 from distsim.cluster.graph.link import Link, Vertex
 from distsim.errors import UsageError
-from distsim.text.strangers import brief, folded, load_json, printable
 from distsim.text.units import parse_bandwidth, parse_time
+from distsim.text.untrusted_input import brief, folded, load_json, printable
 
 __all__ = ["from_node_link", "to_graphml", "to_node_link"]
 

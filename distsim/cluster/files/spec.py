@@ -14,8 +14,8 @@ from distsim.cluster.files.table import Bounds, Length, Quantity, Table, near
 from distsim.cluster.files.table import key as _note
 from distsim.cluster.graph.facts import STORAGE_READ_BYTES_PER_S, STORAGE_WRITE_BYTES_PER_S
 from distsim.errors import UsageError
-from distsim.text.strangers import brief, folded
 from distsim.text.units import parse_bandwidth, parse_flops, parse_memory, parse_time
+from distsim.text.untrusted_input import brief, folded
 
 __all__ = ["ClusterSpec", "ConstantSpec", "FabricSpec", "NicSpec", "NodeSpec", "SpreadSpec", "Table", "check_spec"]
 

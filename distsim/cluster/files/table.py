@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
 from distsim.errors import UsageError
-from distsim.text.strangers import brief, printable
+from distsim.text.untrusted_input import brief, printable
 
 __all__ = ["Bounds", "Key", "Length", "Quantity", "Table", "key", "near", "shown"]
 

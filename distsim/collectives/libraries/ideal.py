@@ -19,7 +19,7 @@ from distsim.collectives.algorithms.tree import one_way_phase, tree_messages, tr
 from distsim.collectives.members import Members
 from distsim.collectives.plan import Cost, Plan
 from distsim.errors import UsageError
-from distsim.text.strangers import brief
+from distsim.text.untrusted_input import brief
 
 __all__ = ["compile_ideal"]
 

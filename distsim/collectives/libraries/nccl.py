@@ -30,7 +30,7 @@ from distsim.collectives.libraries.rccl_tuning import LINK_GBPS, model_of, range
 from distsim.collectives.members import Members
 from distsim.collectives.plan import Message, Plan
 from distsim.errors import UsageError
-from distsim.text.strangers import brief
+from distsim.text.untrusted_input import brief
 
 __all__ = ["NcclSelector"]
 

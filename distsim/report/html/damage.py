@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from distsim.debug.records.report_json import SCHEMA
-from distsim.text.strangers import brief
+from distsim.text.untrusted_input import brief
 
 __all__ = ["damage"]
 

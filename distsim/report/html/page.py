@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from distsim import __version__
 from distsim.errors import UsageError
-from distsim.text.strangers import printable
+from distsim.text.untrusted_input import printable
 
 if TYPE_CHECKING:
     from distsim.report.html.draw.run import Part, RunParts

@@ -16,7 +16,7 @@ from distsim.report.tracing.events import Event, meta, slice_event
 from distsim.report.tracing.kineto import call_name, collective_args, is_kernel, kernel_name
 
 if TYPE_CHECKING:
-    from distsim.sim.observe.figures import GpuTrack, KernelSlice
+    from distsim.sim.observe.metrics import GpuTrack, KernelSlice
 
 __all__ = ["FIRST_CORRELATION", "FIRST_STREAM", "STREAMS_A_GPU", "gpu_events", "step_events"]
 

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from distsim.debug.messages.phrases import call_text
 from distsim.debug.records import CallRecord
-from distsim.debug.words.phrases import call_text
 from distsim.errors import UsageError
 from distsim.report.tracing.arrows import Placed, arrows
 from distsim.report.tracing.events import Event, meta, slice_event, us

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from distsim.sim.observe.figures import Training
+    from distsim.sim.observe.metrics import Training
 
 __all__ = ["Gain", "gains"]
 

@@ -12,7 +12,7 @@ from distsim.report.tables import bar
 from distsim.text.units import format_bytes
 
 if TYPE_CHECKING:
-    from distsim.sim.observe.figures import OutOfMemory, Training
+    from distsim.sim.observe.metrics import OutOfMemory, Training
 
 __all__ = ["memory_table", "remedies", "shortage"]
 

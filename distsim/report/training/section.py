@@ -53,7 +53,7 @@ from distsim.report.training.gains import gains
 from distsim.report.training.memory import remedies
 
 if TYPE_CHECKING:
-    from distsim.sim.observe.figures import RankTraining, Training
+    from distsim.sim.observe.metrics import RankTraining, Training
 
 __all__ = ["training_section"]
 

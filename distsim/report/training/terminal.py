@@ -9,16 +9,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from distsim.debug.words.phrases import ranks_text
+from distsim.debug.messages.phrases import ranks_text
 from distsim.report.tables import bar
 from distsim.report.training.gains import gains
 from distsim.report.training.memory import memory_table, shortage
-from distsim.sim.observe.sureness import LAUNCH_BOUND, step_error
+from distsim.sim.observe.confidence import LAUNCH_BOUND, step_error
 from distsim.text.ranks import format_ranks
 from distsim.text.units import format_bytes, format_time
 
 if TYPE_CHECKING:
-    from distsim.sim.observe.figures import Fused, RankTraining, Training
+    from distsim.sim.observe.metrics import Fused, RankTraining, Training
 
 __all__ = ["training_parts"]
 

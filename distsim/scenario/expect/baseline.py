@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distsim.errors import UsageError
-from distsim.text.strangers import brief, load_json, read_bytes
+from distsim.text.untrusted_input import brief, load_json, read_bytes
 
 if TYPE_CHECKING:
     from distsim.scenario.file.load import Scenario

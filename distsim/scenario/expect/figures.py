@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from distsim.sim import Outcome
-    from distsim.sim.observe.figures import Training
+    from distsim.sim.observe.metrics import Training
 
 __all__ = ["figures", "step_time_s"]
 

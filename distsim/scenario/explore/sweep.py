@@ -19,7 +19,7 @@ from distsim.scenario.expect.result import Result
 from distsim.scenario.file.load import Scenario, check
 from distsim.scenario.file.schema import ScenarioSpec
 from distsim.scenario.suite import run_suite
-from distsim.text.strangers import brief, load_toml
+from distsim.text.untrusted_input import brief, load_toml
 
 __all__ = ["Point", "Variation", "parse_variation", "script", "sweep", "write_csv"]
 

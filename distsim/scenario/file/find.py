@@ -8,7 +8,7 @@ from pathlib import Path
 
 from distsim.errors import UsageError
 from distsim.scenario.file.load import LARGEST_FILE, BadFile, Scenario, load_scenario
-from distsim.text.strangers import load_toml, read_bytes
+from distsim.text.untrusted_input import load_toml, read_bytes
 
 __all__ = ["find_scenarios", "is_scenario", "load_scenarios"]
 

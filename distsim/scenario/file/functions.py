@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from distsim.text.strangers import read_bytes
+from distsim.text.untrusted_input import read_bytes
 
 __all__ = ["lacks", "module_source"]
 

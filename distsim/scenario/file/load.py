@@ -23,7 +23,7 @@ from distsim.sim.faults.fault import Rule
 from distsim.sim.faults.links.names import CUTS
 from distsim.sim.faults.links.network_fault import NetworkRule
 from distsim.sim.kernel.schedule import Schedule
-from distsim.text.strangers import brief, folded, load_toml, read_bytes
+from distsim.text.untrusted_input import brief, folded, load_toml, read_bytes
 
 __all__ = ["FAULTS", "BadFile", "Scenario", "check", "load_scenario", "read_faults"]
 

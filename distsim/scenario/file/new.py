@@ -8,7 +8,7 @@ from pathlib import Path
 from distsim.errors import UsageError
 from distsim.scenario.file.functions import lacks
 from distsim.scenario.file.json_schema import ID, json_schema
-from distsim.text.strangers import brief
+from distsim.text.untrusted_input import brief
 
 __all__ = ["SCHEMA", "new_scenario"]
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from distsim.debug.diagnosis.diagnose import Diagnosis
 from distsim.debug.records import Evidence
+from distsim.debug.report.rank_states import whereabouts
 from distsim.debug.report.render import render_diagnoses
-from distsim.debug.report.whereabouts import whereabouts
 from distsim.errors import UsageError
 from distsim.scenario.expect.replay import REST, WIDTH, never_struck, replay_command
 from distsim.scenario.expect.result import Result

@@ -19,7 +19,7 @@ from distsim.network import Transfer
 from distsim.sim.c10d.arrival import Arrival
 from distsim.sim.c10d.data import Reduction, copy_into
 from distsim.sim.c10d.monitored_barrier import MonitoredBarrier
-from distsim.sim.c10d.on_gpu.one_each import OneEach
+from distsim.sim.c10d.on_gpu.device_check import OneEach
 from distsim.sim.c10d.on_gpu.values import compute
 from distsim.sim.c10d.work import SimWork
 
@@ -43,7 +43,7 @@ class Meeting:
 
 
 @dataclass(slots=True)
-class Letter:
+class PendingMessage:
     """A send or receive that waits for its other end."""
 
     source: int | None
@@ -65,8 +65,8 @@ class Communicator:
         """Global rank -> place, as torch has it: one for all members."""
         self._devices: tuple[str, ...] | None = None
         self._meetings: dict[int, Meeting] = {}
-        self._sends: list[Letter] = []
-        self._recvs: deque[Letter] = deque()
+        self._sends: list[PendingMessage] = []
+        self._recvs: deque[PendingMessage] = deque()
         self.monitored: dict[int, MonitoredBarrier] = {}
         self.stand_in: list[int] | None = world.traced.standing_for(group)
         """For each member the place of who arrives for it, where equal ranks are traced once; None: itself."""
@@ -221,7 +221,7 @@ class Communicator:
         if schedule is not None and schedule.buffered:
             arrival.inputs = [tensor.detach().clone() for tensor in arrival.inputs]
             arrival.work.done.succeed()
-        letter = Letter(source, destination, tag, arrival)
+        letter = PendingMessage(source, destination, tag, arrival)
         for recv in self._recvs:
             if recv.destination == destination and recv.source in (None, source) and recv.tag == tag:
                 self._recvs.remove(recv)
@@ -232,8 +232,8 @@ class Communicator:
     def recv(self, source: int | None, destination: int, tag: int, arrival: Arrival) -> None:
         if self.world.lookahead is not None:
             return
-        letter = Letter(source, destination, tag, arrival)
-        fits: dict[int | None, Letter] = {}
+        letter = PendingMessage(source, destination, tag, arrival)
+        fits: dict[int | None, PendingMessage] = {}
         for send in self._sends:  # of each sender the first: messages between two ranks keep their order
             if send.destination == destination and source in (None, send.source) and send.tag == tag:
                 fits.setdefault(send.source, send)
@@ -259,7 +259,7 @@ class Communicator:
     def _flow_key(self, source: int, destination: int) -> int:
         return self.key ^ (source * 65_537 + destination)
 
-    def _transmit(self, send: Letter, recv: Letter) -> None:
+    def _transmit(self, send: PendingMessage, recv: PendingMessage) -> None:
         if check_pair(send.arrival.record, recv.arrival.record) is not None:
             self.world.stop_for_mismatch([send.arrival.work, recv.arrival.work])
             return

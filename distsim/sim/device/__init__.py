@@ -2,15 +2,14 @@
 
 Start with `dispatch.py`, where every operator passes. `cpu.py` prices those of the host by the cluster file's CPU. A
 GPU (`gpu.py`) has streams in virtual time (`timeline.py`), PyTorch's allocator (`allocator.py`) and tensors without
-data (`carrier.py`, which `hooks.py` lets torch accept); `operators` says what comes out of an operator; `cuda_api` is
-torch.cuda.
+data (`meta_tensor.py`, which `hooks.py` lets torch accept); `operators` says what comes out of an operator;
+`cuda_api` is torch.cuda.
 """
 
 from __future__ import annotations
 
 __all__ = [
     "allocator",
-    "carrier",
     "cpu",
     "cuda_api",
     "dispatch",
@@ -18,6 +17,7 @@ __all__ = [
     "gpu",
     "hooks",
     "memory",
+    "meta_tensor",
     "nvidia_smi",
     "operators",
     "streams",

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from distsim.kernels import Cost
 from distsim.sim.device.allocator.host_memory import moved_to_gpu
-from distsim.sim.device.carrier import carrier, under_meta
 from distsim.sim.device.cpu import CpuRates
 from distsim.sim.device.generator import PlainGenerator
 from distsim.sim.device.gpu import Device
+from distsim.sim.device.meta_tensor import carrier, under_meta
 from distsim.sim.device.operators.checks import guess_truth, is_check, note_truth, typical_draw
 from distsim.sim.device.operators.flex import FLEX
 from distsim.sim.device.operators.handler import Handler

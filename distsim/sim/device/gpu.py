@@ -30,7 +30,7 @@ from distsim.sim.device.timeline.fusion import Fusion
 from distsim.sim.device.timeline.in_flight import InFlight
 from distsim.sim.device.timeline.steps import Steps
 from distsim.sim.isolation.clock import EPOCH_S
-from distsim.sim.observe.figures import Saved
+from distsim.sim.observe.metrics import Saved
 
 if TYPE_CHECKING:
     from distsim.kernels import Gpu

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from distsim.errors import NotSimulated
-from distsim.sim.device.carrier import carrier
+from distsim.sim.device.meta_tensor import carrier
 from distsim.sim.device.timeline.autograd_events import EVENT_FUNCTIONS
 from distsim.torch_compat.cuda_api import ACCELERATOR_GET_ACCELERATOR
 from distsim.torch_compat.device import (

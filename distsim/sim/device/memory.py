@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, UntypedStorage
 
-from distsim.sim.isolation.resemblance import resembling
+from distsim.sim.isolation.wraps import resembling
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess

@@ -14,7 +14,7 @@ from annotated_types import Ge
 
 from distsim.debug.records import CallRecord
 from distsim.errors import UsageError
-from distsim.text.strangers import brief
+from distsim.text.untrusted_input import brief
 
 __all__ = ["CallPoint", "When"]
 

@@ -18,7 +18,7 @@ from distsim.debug.records.frames import Owner, owner
 from distsim.sim.faults.fault import Rank, Rule, check_ranks
 from distsim.sim.faults.lasting import Lasting
 from distsim.sim.isolation.process import RankTask, current_task
-from distsim.sim.isolation.resemblance import resembling
+from distsim.sim.isolation.wraps import resembling
 from distsim.text.ranks import of_ranks
 
 if TYPE_CHECKING:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 __all__ = [
     "clock",
-    "effects",
     "environ",
+    "global_flags",
+    "io_barrier",
     "logs",
     "modules",
     "output",
     "process",
     "randomness",
     "real_children",
-    "resemblance",
-    "switches",
     "torch_state",
     "tracebacks",
+    "wraps",
 ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterable
 
+from distsim.debug.messages.error_text import error_line, error_traceback, message, origins
 from distsim.debug.records.frames import is_ours, raised_at
-from distsim.debug.words.error_text import error_line, error_traceback, message, origins
 from distsim.sim.isolation.process import SimProcess
 
 __all__ = ["format_user_traceback", "keep_failure"]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 __all__ = [
     "baton",
-    "behind",
     "collector",
     "deadlines",
+    "future_sources",
     "interrupts",
     "limits",
     "machine",

@@ -27,7 +27,7 @@ class Interruptible(Protocol):
     interrupted: bool
     ended: bool
     running: Any
-    beacon: Any
+    shared_state: Any
 
 
 class Interrupts:
@@ -102,5 +102,5 @@ class CtrlC:
         self.pressed = True
         if world is not None:
             world.interrupted = True
-            if world.beacon is not None:
-                world.beacon.noted_interrupt()
+            if world.shared_state is not None:
+                world.shared_state.noted_interrupt()

@@ -21,7 +21,7 @@ from distsim.sim.kernel.interrupts import Interrupts
 from distsim.sim.kernel.machine.one_core import OneCore
 from distsim.sim.kernel.machine.own_time import own_s
 from distsim.sim.kernel.polls import PollEvent
-from distsim.watcher import beacon
+from distsim.watchdog import shared_state
 
 if TYPE_CHECKING:
     from distsim.sim.kernel.limits import Limits
@@ -132,8 +132,8 @@ class Scheduler:
         self.current: Owner | None = None
         self.running: Any = None
         """The task that has the baton."""
-        self.beacon = beacon.here()
-        """Where somebody outside sees which rank runs (overseer.py); None: nobody looks."""
+        self.shared_state = shared_state.here()
+        """Where somebody outside sees which rank runs (process.py); None: nobody looks."""
         self.baton = Baton()
         self.core = OneCore()
         """Where its threads run, within `with`."""
@@ -222,8 +222,8 @@ class Scheduler:
         ticks, begun = self.ticks, own_s(task.native)
         since = begun
         while not self.baton.wait_for(0.1):
-            if self.beacon is not None:
-                self.beacon.beat()
+            if self.shared_state is not None:
+                self.shared_state.beat()
             self.core.look()
             if task.cores is not self.core.cores:
                 self.core.bind(task)
@@ -247,8 +247,8 @@ class Scheduler:
                     return
                 task.abandoned = True
                 self.core.release(task)
-                if self.beacon is not None:
-                    self.beacon.leave_threads_behind()
+                if self.shared_state is not None:
+                    self.shared_state.leave_threads_behind()
                 if task.doom is None:
                     self.stuck = task
                 else:

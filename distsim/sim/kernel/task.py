@@ -23,7 +23,7 @@ from distsim.sim.kernel.baton import Baton, begin_thread
 from distsim.sim.kernel.polls import Nap
 from distsim.sim.kernel.scheduler import Expired, Owner, Request, Scheduler, Unwind
 from distsim.sim.kernel.tracing import take_up_tracing
-from distsim.watcher.beacon import crash_stack_for_this_thread
+from distsim.watchdog.shared_state import crash_stack_for_this_thread
 
 __all__ = ["MANY_LOOKS", "Killed", "SignalArrived", "Task", "current_process", "current_task", "require_task"]
 
@@ -228,8 +228,8 @@ class Task:
         _here.task = self
         self.ident, self.native = threading.get_ident(), _thread.get_native_id()  # the machine's, not the simulated one
         self._go.wait()
-        if self.world.beacon is not None:
-            self.world.beacon.runs_in(self.native)
+        if self.world.shared_state is not None:
+            self.world.shared_state.runs_in(self.native)
             crash_stack_for_this_thread()
         try:
             if self.doom is None:
@@ -337,12 +337,12 @@ class Task:
             return False
         self._throw = throw
         self.world.enter(self.process)
-        beacon = self.world.beacon
-        if beacon is not None:
-            beacon.give(self.process.rank, self.native, float(self.world.env.now), self.world.events)
+        shared_state = self.world.shared_state
+        if shared_state is not None:
+            shared_state.give(self.process.rank, self.native, float(self.world.env.now), self.world.events)
         self.world.let_run(self, self._go.give)
-        if beacon is not None:
-            beacon.take()
+        if shared_state is not None:
+            shared_state.take()
         if self.finished or self.abandoned:
             self.world.live_tasks -= 1
             return False

@@ -6,16 +6,16 @@
 from __future__ import annotations
 
 __all__ = [
+    "confidence",
     "critical_path",
     "evidence",
-    "figures",
     "gpu_tracks",
     "lookahead",
+    "metrics",
     "profile",
     "profiler",
     "reading",
     "silent",
-    "sureness",
     "totals",
     "training",
     "user_stack",

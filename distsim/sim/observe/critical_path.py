@@ -13,8 +13,8 @@ from itertools import accumulate
 from typing import Any
 
 from distsim.sim.device.timeline import Comm, Kernel
-from distsim.sim.observe.figures import PathPart
 from distsim.sim.observe.gpu_tracks import operator_name
+from distsim.sim.observe.metrics import PathPart
 
 __all__ = ["Ran", "critical_path"]
 

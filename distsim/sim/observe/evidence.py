@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from simpy.events import Timeout
 
 from distsim.debug.diagnosis.stragglers import PLANTED, straggler_findings
+from distsim.debug.messages.error_text import error_line
 from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, Group, HostWait, Phase, RankState, Wait
 from distsim.debug.records.frames import absolute
 from distsim.debug.records.kinds import Kind
-from distsim.debug.words.error_text import error_line
 from distsim.sim.device.gpu import KERNELS, open_call
 from distsim.sim.isolation.tracebacks import format_user_traceback
 from distsim.sim.observe.user_stack import user_stack

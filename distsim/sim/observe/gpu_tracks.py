@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from distsim.sim.device.timeline import Comm
-from distsim.sim.observe.figures import GpuTrack, KernelSlice
+from distsim.sim.observe.metrics import GpuTrack, KernelSlice
 
 if TYPE_CHECKING:
     from distsim.sim.device.gpu import Device

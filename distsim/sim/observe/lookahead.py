@@ -3,7 +3,7 @@
 A rank that has started several asynchronous calls goes on to wait for the first of them; the calls that it
 makes until then are evidence in a real job, so they are recorded here, too. No call ends: what a rank would
 do after a call that never ends is not known of a real job, and a verdict must not rest on it. The output of the
-ranks is muted, nothing of theirs takes effect (effects.py), and their states are put back as they were.
+ranks is muted, nothing of theirs takes effect (io_barrier.py), and their states are put back as they were.
 """
 
 from __future__ import annotations

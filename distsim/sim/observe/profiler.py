@@ -229,7 +229,7 @@ _NOT_RECORDED = {
 
 
 def profiler_patches() -> list[tuple[Any, str, Any]]:
-    """(holder, attribute, replacement) of the C++ profiler's entrances."""
+    """(holder, attribute, replacement) of the C++ profiler's functions."""
     real_prepare, real_enable = _prepare_profiler, _enable_profiler
     real_disable, label = _disable_profiler, torch_profiler.record_function
     real_enter, real_exit = label.__enter__, label.__exit__

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 from torch.multiprocessing import ProcessRaisedException
 
 from distsim.debug.diagnosis.silent.finding import Level
+from distsim.debug.messages.phrases import ranks_text
 from distsim.debug.records import P2P, CallRecord, Evidence
 from distsim.debug.records.call_log import CallSum
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
-from distsim.debug.words.phrases import ranks_text
+from distsim.sim.observe.confidence import Confidence, step_interval
 from distsim.sim.observe.gpu_tracks import GpuTracks
 from distsim.sim.observe.silent import silent_findings
-from distsim.sim.observe.sureness import Sureness, step_interval
 from distsim.sim.observe.training import training_of
 from distsim.sim.outcome import NOT_PROVEN, SILENT_FAULT, CollectiveTotal, Failure, LinkUse, Outcome, RankSummary
 from distsim.text.units import format_time
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
-    from distsim.sim.observe.figures import Training
+    from distsim.sim.observe.metrics import Training
     from distsim.sim.world import World
     from distsim.sim.world.conditions import RunRequest
 
@@ -59,10 +59,10 @@ def summing_up(
     diagnoses = list(world.diagnoses)
     silent = silent_findings(world, request.silent_allow)
     notes = [*world.notes, *_of_polls(world), *_of_launcher(world)]
-    sureness = Sureness(world, request.nccl_version)
-    totals = _totals(ranks, sureness)
+    confidence = Confidence(world, request.nccl_version)
+    totals = _totals(ranks, confidence)
     training = training_of(world, ranks, request.tokens_per_step)
-    if training is not None and sureness.is_known and (sure := step_interval(training, totals)) is not None:
+    if training is not None and confidence.is_known and (sure := step_interval(training, totals)) is not None:
         training.step_low_s, training.step_high_s = sure
     if training is not None:
         diagnoses = [_short_of_memory(diagnosis, training) for diagnosis in diagnoses]
@@ -209,7 +209,7 @@ def _summary(process: SimProcess, virtual_s: float) -> RankSummary:
     )
 
 
-def _totals(ranks: Sequence[SimProcess], sureness: Sureness) -> list[CollectiveTotal]:
+def _totals(ranks: Sequence[SimProcess], confidence: Confidence) -> list[CollectiveTotal]:
     """Calls by group and operation; a collective counts once, a send once."""
     groups = {group.group_name: group for process in ranks for group in process.group_objects}
     found: dict[tuple[str, tuple[int, ...], str, str], list[CallSum]] = {}
@@ -233,7 +233,7 @@ def _totals(ranks: Sequence[SimProcess], sureness: Sureness) -> list[CollectiveT
         num_bytes = sum(alike.nbytes for alike in sums)
         time_s = sum(alike.time_s for alike in sums)
         algbw = num_bytes / time_s if time_s > 0 else 0.0
-        low_s, high_s = sureness.of(sums, groups.get(sums[0].first.group.name)) or (None, None)
+        low_s, high_s = confidence.of(sums, groups.get(sums[0].first.group.name)) or (None, None)
         totals.append(
             CollectiveTotal(
                 label,

@@ -18,7 +18,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from distsim.collectives.step_errors import regime_of
-from distsim.debug.words.phrases import ranks_text
+from distsim.debug.messages.phrases import ranks_text
 from distsim.sim.device.allocator.ledger import OPTIMIZER
 from distsim.sim.device.allocator.modules import Modules, family
 from distsim.sim.device.streams import current_stream
@@ -26,7 +26,8 @@ from distsim.sim.device.timeline.account import Account
 from distsim.sim.device.timeline.steps import StepEnd, works_on
 from distsim.sim.isolation.process import current_task
 from distsim.sim.observe.critical_path import Ran, critical_path
-from distsim.sim.observe.figures import (
+from distsim.sim.observe.gpu_tracks import operator_name
+from distsim.sim.observe.metrics import (
     Fused,
     OperatorTime,
     OutOfMemory,
@@ -35,7 +36,6 @@ from distsim.sim.observe.figures import (
     UnknownRead,
     Wait,
 )
-from distsim.sim.observe.gpu_tracks import operator_name
 from distsim.sim.observe.reading import Reading
 
 if TYPE_CHECKING:

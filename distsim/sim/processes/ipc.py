@@ -25,7 +25,7 @@ import simpy
 
 from distsim.errors import NotSimulated
 from distsim.sim.isolation.process import current_task, require_task
-from distsim.sim.isolation.resemblance import class_for_ranks, refusing_class
+from distsim.sim.isolation.wraps import class_for_ranks, refusing_class
 from distsim.sim.processes.threads import CoopLock
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from distsim.sim.isolation.effects import note_opened
+from distsim.sim.isolation.io_barrier import note_opened
 from distsim.sim.isolation.modules.aliases import ALIASES
 from distsim.sim.isolation.process import current_process, current_task
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import rpc
 from torch.distributed.rpc import api
 
+from distsim.debug.messages.error_text import error_line
 from distsim.debug.records import CallRecord, Group, State
 from distsim.debug.records.frames import defined_at
 from distsim.debug.records.remote import SERVE, Remote
-from distsim.debug.words.error_text import error_line
 from distsim.sim.isolation.process import current_task, require_task
 from distsim.sim.observe.user_stack import call_stack
 from distsim.sim.rpc.state import RpcState, rpc_here

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from distsim.debug.messages.phrases import ranks_text
 from distsim.debug.records import CallRecord, Group
-from distsim.debug.words.phrases import ranks_text
 from distsim.errors import UsageError
 from distsim.sim.isolation.process import current_task
 from distsim.sim.kernel.task import Killed

@@ -19,15 +19,15 @@ from distsim.cluster import Cluster, CpuModel, Slot
 from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
 from distsim.debug.diagnosis.stragglers import SIMULATED, straggler_findings
 from distsim.debug.diagnosis.waits.unwaited import unwaited
+from distsim.debug.messages.phrases import place, ranks_text
 from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, Group, HostWait, Phase, Wait
 from distsim.debug.records.call_log import window
-from distsim.debug.words.phrases import place, ranks_text
 from distsim.errors import UsageError
 from distsim.kernels import Gpu
 from distsim.network import Network
 from distsim.sim.device.gpu import Accelerators
-from distsim.sim.device.operators.values import Data
-from distsim.sim.isolation.effects import withheld
+from distsim.sim.device.operators.values import ValuePolicy
+from distsim.sim.isolation.io_barrier import withheld
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task
 from distsim.sim.kernel.limits import Limits
 from distsim.sim.kernel.scheduler import Scheduler, Unwind
@@ -41,8 +41,8 @@ from distsim.sim.world.traced import Traced
 if TYPE_CHECKING:
     import torch
 
+    from distsim.sim.isolation.global_flags import Host
     from distsim.sim.isolation.output import Held, RankStream
-    from distsim.sim.isolation.switches import Host
     from distsim.sim.kernel.schedule import Schedule
     from distsim.sim.world.undo import UndoLog
 
@@ -89,7 +89,7 @@ class Setting:
     """What looks at the tensors of calls (tensors.Guards)."""
     faults: Callable[[World], Injected]
     """What goes wrong in the world: see planted.Faults."""
-    data: Data = Data.SHAPES
+    data: ValuePolicy = ValuePolicy.SHAPES
     """What is known of the values on GPUs."""
     on_progress: Callable[[World], None] | None = None
     limits: Limits | None = None

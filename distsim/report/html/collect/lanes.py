@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from distsim.debug.messages.phrases import call_text, place, shape_of_call
 from distsim.debug.records import CallRecord, State
-from distsim.debug.words.phrases import call_text, place, shape_of_call
 from distsim.report.html.collect.material import Material
 from distsim.text.ranks import format_ranks
 

@@ -10,7 +10,7 @@ from distsim.debug.records import CallRecord, Evidence
 from distsim.debug.records.diagnosis import Diagnosis
 
 if TYPE_CHECKING:
-    from distsim.sim.observe.figures import GpuTrack
+    from distsim.sim.observe.metrics import GpuTrack
     from distsim.sim.outcome import Outcome
 
 __all__ = ["Fault", "Material", "of_outcome", "of_records"]

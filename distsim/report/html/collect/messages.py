@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+from distsim.debug.messages.phrases import call_text, place
 from distsim.debug.records import CallRecord
-from distsim.debug.words.phrases import call_text, place
 from distsim.report.html.collect.material import Material
 
 __all__ = ["messages"]

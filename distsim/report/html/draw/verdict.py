@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from distsim.debug.messages.phrases import are, group_text, place, ranks_text
 from distsim.debug.records import Site
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.report.render import verdict
 from distsim.debug.report.stack_tree import merge_equal
-from distsim.debug.words.phrases import are, group_text, place, ranks_text
 from distsim.text.units import format_time
 
 __all__ = ["Excerpt", "Told", "excerpts", "folded", "headline", "told"]

@@ -9,9 +9,9 @@ from typing import Any
 
 import networkx
 
+from distsim.debug.messages.phrases import place
 from distsim.debug.records import Site
 from distsim.debug.records.diagnosis import Diagnosis
-from distsim.debug.words.phrases import place
 from distsim.report.html.draw.drawing import LETTER_PX, Box, Drawing, arrow, scaled
 from distsim.text.ranks import format_ranks
 

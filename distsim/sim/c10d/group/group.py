@@ -21,10 +21,10 @@ from torch.distributed import Work
 
 from distsim.debug.evidence import guard_findings as seen
 from distsim.debug.evidence.forked_calls import forked_call
+from distsim.debug.messages.error_text import error_line
 from distsim.debug.records import P2P, CallRecord, CallWait, Group, HostWait, State, Wait
 from distsim.debug.records.arguments import METHODS, Call, Reader
 from distsim.debug.records.signature import Signature
-from distsim.debug.words.error_text import error_line
 from distsim.sim.c10d import refusals
 from distsim.sim.c10d.arrival import Arrival
 from distsim.sim.c10d.buffers import as_gloo_sees

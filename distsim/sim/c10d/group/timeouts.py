@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
+from distsim.debug.messages.phrases import ranks_text
 from distsim.debug.records import CallRecord, Group
-from distsim.debug.words.phrases import ranks_text
 from distsim.sim.c10d.on_gpu import watchdog
 
 __all__ = ["connect_error", "timeout_error"]

@@ -9,4 +9,4 @@ makes the current stream wait; a barrier makes the host wait, too. A batch of se
 
 from __future__ import annotations
 
-__all__ = ["flat", "futures", "one_each", "streams", "values", "watchdog", "work"]
+__all__ = ["device_check", "flat_buffer", "futures", "streams", "values", "watchdog", "work"]

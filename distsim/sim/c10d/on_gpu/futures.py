@@ -19,7 +19,7 @@ from distsim.sim.device.gpu import Device
 from distsim.sim.device.streams import accelerators_of, current_stream, set_current_stream
 from distsim.sim.device.timeline import Mark, Stream
 from distsim.sim.isolation.process import RankTask, current_task
-from distsim.sim.kernel.behind import is_done, made_of
+from distsim.sim.kernel.future_sources import is_done, made_of
 from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID, FUTURE
 
 __all__ = ["InBackward", "callback_patches", "have_stream_wait", "written"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from distsim.debug.records import P2P, CallRecord
-from distsim.sim.c10d.on_gpu.flat import Flat, flat_of
+from distsim.sim.c10d.on_gpu.flat_buffer import Flat, flat_of
 from distsim.sim.c10d.on_gpu.watchdog import Watchdog, tolerant
 from distsim.sim.c10d.on_gpu.work import GpuWork
 from distsim.sim.device.gpu import Device

@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor
 from torch.futures import Future
 
+from distsim.debug.messages.error_text import message
 from distsim.debug.records import CallWait, State
-from distsim.debug.words.error_text import message
-from distsim.sim.c10d.on_gpu.flat import Flat
+from distsim.sim.c10d.on_gpu.flat_buffer import Flat
 from distsim.sim.c10d.on_gpu.futures import written
 from distsim.sim.c10d.on_gpu.watchdog import blocking_wait, waited_too_long
 from distsim.sim.c10d.work import NO_TIMEOUT, SimWork, drain_backward

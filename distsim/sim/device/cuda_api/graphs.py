@@ -20,7 +20,7 @@ from distsim.sim.device.gpu import Accelerators, Device
 from distsim.sim.device.operators.values import KNOWLEDGE
 from distsim.sim.device.streams import current_stream
 from distsim.sim.isolation.process import RankTask, current_task, require_task
-from distsim.sim.isolation.resemblance import class_for_ranks
+from distsim.sim.isolation.wraps import class_for_ranks
 from distsim.torch_compat.cuda_api import HOST_EMPTY_CACHE
 
 __all__ = ["graph_patches"]

@@ -10,7 +10,7 @@ from distsim.errors import NotSimulated
 from distsim.sim.device.gpu import Accelerators, Device
 from distsim.sim.device.streams import accelerators_of, current_device
 from distsim.sim.isolation.process import RankTask, current_task
-from distsim.sim.isolation.resemblance import refusing_class
+from distsim.sim.isolation.wraps import refusing_class
 from distsim.torch_compat.cuda_api import ACCELERATOR, CUDA, PARSE_VISIBLE_DEVICES
 from distsim.torch_compat.names import Name
 

@@ -9,10 +9,10 @@ from torch import Tensor, UntypedStorage
 
 from distsim.sim.device.allocator.host_memory import still_unknown
 from distsim.sim.device.allocator.ledger import COMMUNICATION
-from distsim.sim.device.carrier import under_meta
 from distsim.sim.device.cuda_api.ranks import Patch, gpu
 from distsim.sim.device.dispatch import ComputeMode
 from distsim.sim.device.gpu import Held
+from distsim.sim.device.meta_tensor import under_meta
 from distsim.sim.device.operators.values import Shadow
 from distsim.sim.device.streams import current_stream
 from distsim.sim.isolation.process import current_task, require_task

@@ -24,7 +24,7 @@ from distsim.torch_compat.device import CONJ, NEG_VIEW
 if TYPE_CHECKING:
     from distsim.sim.observe.reading import Reading
 
-__all__ = ["KNOWLEDGE", "Data", "Pending", "Values"]
+__all__ = ["KNOWLEDGE", "Pending", "ValuePolicy", "Values"]
 
 _conj = CONJ.get()
 _neg_view = NEG_VIEW.get()
@@ -58,7 +58,7 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
+class ValuePolicy:
     """What a run knows of the values on its GPUs, and how it takes their kernels."""
 
     real: bool = False
@@ -69,16 +69,16 @@ class Data:
     """Whether what torch.compile is given is priced as fused kernels (`--fuse`)."""
     strict_kernels: bool = False
     """Whether a Triton kernel without a declared cost is refused (`--strict-kernels`)."""
-    SHAPES: ClassVar[Data]
+    SHAPES: ClassVar[ValuePolicy]
 
 
-Data.SHAPES = Data()
+ValuePolicy.SHAPES = ValuePolicy()
 
 
 class Values:
     """What is known of the values on the GPUs of one process."""
 
-    def __init__(self, data: Data) -> None:
+    def __init__(self, data: ValuePolicy) -> None:
         self.placeholder = data.placeholder
         self.everything = data.real
         self.reads: dict[tuple[str, Reading], int] = {}

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from distsim.sim.isolation.modules.aliases import ALIASES
-from distsim.sim.isolation.resemblance import resembling
 from distsim.sim.isolation.torch_state.words import TAGS_ARE_THERE, reader, space_of, tag_at
+from distsim.sim.isolation.wraps import resembling
 from distsim.torch_compat.compiler import GET_BUILTIN_TABLE
 
 __all__ = ["MISSING", "Patch", "PatchTable", "attribute_of"]

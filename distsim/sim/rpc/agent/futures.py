@@ -9,7 +9,7 @@ import simpy
 from torch.futures import Future
 
 from distsim.sim.isolation.process import current_task
-from distsim.sim.kernel.behind import is_done, made_of
+from distsim.sim.kernel.future_sources import is_done, made_of
 from distsim.torch_compat.works import COLLECT_ALL
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Tensors on a simulated accelerator: shape, strides, dtype, device and storage are true, the data is not there.
+"""Tensors on a simulated GPU: shape, strides, dtype, device and storage are true, and there is no data.
 
 `torch.Tensor._make_wrapper_subclass` makes a tensor without data, of a class of ours; assigning it to `.data` of a
 plain tensor gives that one its device, its storage and all else (`Variable::set_data` shares the storage and keeps

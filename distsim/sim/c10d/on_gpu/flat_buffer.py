@@ -1,4 +1,4 @@
-"""The one tensor that NCCL gathers into, or scatters from, where the program gives a list.
+"""The flat buffer that NCCL gathers into, or scatters from, when the program gives a list of tensors.
 
 torch's ProcessGroupNCCL allocates it (newLikeFlat) and copies tensor by tensor in the call's stream: after an
 all_gather, before a reduce_scatter. Where the tensors differ in size it has one message for each instead.

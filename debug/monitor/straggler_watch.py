@@ -1,4 +1,4 @@
-"""Whether the ranks of a live job keep pace: looked at every few seconds, told when it stays so, withdrawn when not."""
+"""Checks every few seconds whether the ranks of a live job keep pace, and warns if one stays behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing leaves a rank that is over: no file, socket, process or line of output.
+"""Stops files, sockets, processes and output of a rank that is over.
 
 After a mismatch ranks hold unreduced data; they go on to their next wait (lookahead.py), and in the end every
 thread unwinds through the program's `finally` blocks. On machines they would be dead. So from then on what a rank

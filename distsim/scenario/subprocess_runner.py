@@ -1,4 +1,4 @@
-"""Scenarios, each in a process of its own that is watched: one that hangs for good or crashes fails alone."""
+"""Runs each scenario in a process of its own under the watchdog, so that one that hangs or crashes fails alone."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from distsim.scenario.expect.replay import replay_command
 from distsim.scenario.expect.result import Result
 from distsim.scenario.file.load import Scenario
-from distsim.watcher import beacon as beacons
-from distsim.watcher.beacon import Beacon
-from distsim.watcher.fate import Fate
-from distsim.watcher.overseer import CRASHES, POLL_S, Watch, die_with
+from distsim.watchdog import shared_state as beacons
+from distsim.watchdog.outcome import ProcessOutcome
+from distsim.watchdog.process import CRASHES, POLL_S, Watch, die_with
+from distsim.watchdog.shared_state import SharedState
 
 __all__ = ["run_apart"]
 
@@ -35,7 +35,7 @@ class _Child:
 
 def run_apart(scenarios: Sequence[Scenario], workers: int, run: Callable[[Scenario], Result]) -> Iterator[Result]:
     """Results in the order of *scenarios*, as they come; at most *workers* at a time. The process must be able to
-    fork (`overseer.can_watch`), and have imported what all need."""
+    fork (`process.can_watch`), and have imported what all need."""
     results: dict[int, Result] = {}
     under_way: dict[int, _Child] = {}
     following = waiting = 0
@@ -68,7 +68,7 @@ def run_apart(scenarios: Sequence[Scenario], workers: int, run: Callable[[Scenar
 
 
 def _start(scenario: Scenario, run: Callable[[Scenario], Result]) -> _Child:
-    beacon, parent = Beacon(), os.getpid()
+    shared_state, parent = SharedState(), os.getpid()
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -76,14 +76,14 @@ def _start(scenario: Scenario, run: Callable[[Scenario], Result]) -> _Child:
         try:
             os.close(ours)
             die_with(parent)
-            beacons.light(beacon)
+            beacons.light(shared_state)
             with open(theirs, "wb") as pipe:
                 pickle.dump(run(scenario), pipe)
             code = 0
         finally:
             os._exit(code)
     os.close(theirs)
-    return _Child(scenario, pid, ours, Watch(beacon, pid))
+    return _Child(scenario, pid, ours, Watch(shared_state, pid))
 
 
 def _reap(child: _Child) -> int:
@@ -104,7 +104,7 @@ def _ended(child: _Child) -> Result:
     return _failed(child.scenario, f"its process ended with exit code {code} and left no result", "", code)
 
 
-def _fatal(scenario: Scenario, fate: Fate) -> Result:
+def _fatal(scenario: Scenario, fate: ProcessOutcome) -> Result:
     from distsim.report.document import report_document
     from distsim.report.fate import fatal_outcome, fatal_text
 

@@ -13,15 +13,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from distsim.watcher import overseer
-from distsim.watcher.beacon import Beacon
-from distsim.watcher.fate import Fate
-from distsim.watcher.overseer import Watch
+from distsim.watchdog import process
+from distsim.watchdog.outcome import ProcessOutcome
+from distsim.watchdog.process import Watch
+from distsim.watchdog.shared_state import SharedState
 
 WATCHED = """\
 import os, signal, sys, time
-from distsim.watcher import beacon
-from distsim.watcher.overseer import fork_watched
+from distsim.watchdog import shared_state
+from distsim.watchdog.process import fork_watched
 
 def explain(fate):
     line = fate.stack[0][1] if fate.stack else 0
@@ -29,7 +29,7 @@ def explain(fate):
     return 1 if fate.signal_name else 3
 
 fork_watched(explain)
-page = beacon.here()
+page = shared_state.here()
 page.describe(0.2, program="made", world_size=4)
 page.listen()
 
@@ -109,10 +109,10 @@ def test_a_parent_that_is_killed_takes_its_child_along() -> None:
 
 
 @pytest.fixture
-def page() -> Iterator[Beacon]:
-    beacon = Beacon()
-    yield beacon
-    for number in (beacon.page_fd, beacon.stack_fd):
+def page() -> Iterator[SharedState]:
+    shared_state = SharedState()
+    yield shared_state
+    for number in (shared_state.page_fd, shared_state.stack_fd):
         os.close(number)
 
 
@@ -121,14 +121,16 @@ def stuck(watch: Watch, monkeypatch: pytest.MonkeyPatch, seconds: float, looks: 
     now = time.monotonic()
     clock = iter(now + seconds * (look + 1) / looks for look in range(looks))
     watch._looked_s = now
-    monkeypatch.setattr(overseer, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    monkeypatch.setattr("distsim.watcher.overseer._runnable", lambda pid, thread: False)
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr("distsim.watchdog.process._runnable", lambda pid, thread: False)
     found = [watch.stuck() for _ in range(looks)]
     monkeypatch.undo()
     return found[-1]
 
 
-def test_time_counts_only_while_a_rank_runs_and_nothing_moves(page: Beacon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_counts_only_while_a_rank_runs_and_nothing_moves(
+    page: SharedState, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The scheduler may think for as long as it wants; a beat shows that the interpreter is free."""
     page.describe(2.0)
     watch = Watch(page, os.getpid())
@@ -143,7 +145,7 @@ def test_time_counts_only_while_a_rank_runs_and_nothing_moves(page: Beacon, monk
 
 
 def test_a_watcher_that_was_stopped_itself_does_not_count_that_time(
-    page: Beacon, monkeypatch: pytest.MonkeyPatch
+    page: SharedState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-Z stops both: one look after an hour is no hour of looks."""
     page.describe(2.0)
@@ -151,74 +153,74 @@ def test_a_watcher_that_was_stopped_itself_does_not_count_that_time(
     assert not stuck(Watch(page, os.getpid()), monkeypatch, 3_600.0, looks=1)
 
 
-def test_a_process_that_gets_no_core_is_not_stuck(page: Beacon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_gets_no_core_is_not_stuck(page: SharedState, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a loaded machine a turn may take long: of a thread that wants to run the seconds count that it ran."""
     page.describe(2.0)
     page.give(1, 0, 0.0, 0)
-    monkeypatch.setattr("distsim.watcher.overseer._runnable", lambda pid, thread: True)
+    monkeypatch.setattr("distsim.watchdog.process._runnable", lambda pid, thread: True)
     used = {"s": 0.0, "each": 0.01}
 
     def use(pid: int) -> float:
         used["s"] += used["each"]
         return used["s"]
 
-    monkeypatch.setattr("distsim.watcher.overseer._used", use)
+    monkeypatch.setattr("distsim.watchdog.process._used", use)
     now = time.monotonic()
     watch = Watch(page, os.getpid())
     clock = iter(now + 0.2 * look for look in range(1, 500))
-    monkeypatch.setattr(overseer, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     assert not any(watch.stuck() for _ in range(100)), "20 s, of which it ran one"
     used["each"] = 0.2
     assert any(watch.stuck() for _ in range(100))
 
 
-def test_after_a_simulation_its_process_is_not_watched(page: Beacon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_simulation_its_process_is_not_watched(page: SharedState, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it ended in the middle of a rank's turn: what the process does then may take as long as it wants."""
     import distsim
     from distsim.sim.world import World
 
     def in_the_middle(world: World) -> None:
-        assert world.beacon is page
+        assert world.shared_state is page
         page.give(0, 0, 0.0, 1)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("distsim.watcher.beacon.here", lambda: page)
+    monkeypatch.setattr("distsim.watchdog.shared_state.here", lambda: page)
     monkeypatch.setattr(World, "run", in_the_middle)
     with pytest.raises(KeyboardInterrupt):
         distsim.simulate(lambda: None, on="ethernet-cpu:1", nproc_per_node=1)
     assert (page.rank, page.limit_s) == (None, 0.0)
 
 
-def test_a_process_that_is_stopped_or_traced_is_not_stuck(page: Beacon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_stopped_or_traced_is_not_stuck(page: SharedState, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGSTOP, or a debugger that holds it: not its fault."""
     page.describe(2.0)
     page.give(1, 0, 0.0, 0)
-    monkeypatch.setattr("distsim.watcher.overseer._held", lambda pid: True)
+    monkeypatch.setattr("distsim.watchdog.process._held", lambda pid: True)
     now = time.monotonic()
     watch = Watch(page, os.getpid())
     clock = iter(now + look for look in range(1, 50))
-    monkeypatch.setattr(overseer, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     assert not any(watch.stuck() for _ in range(20))
 
 
-def test_what_was_described_comes_out_again(page: Beacon) -> None:
+def test_what_was_described_comes_out_again(page: SharedState) -> None:
     """Facts, time and events of the run, through the shared page."""
     page.describe(30.0, program="train.py", world_size=8)
     page.give(5, 77, 1.5, 99)
-    seen = Beacon(page.page_fd, page.stack_fd)
+    seen = SharedState(page.page_fd, page.stack_fd)
     assert (seen.rank, seen.thread, seen.now_s, seen.events, seen.limit_s) == (5, 77, 1.5, 99, 30.0)
     assert seen.facts["program"] == "train.py"
     page.describe(30.0, program="x" * 100_000)
     assert seen.facts == {}
 
 
-def fate(**changes: object) -> Fate:
+def fate(**changes: object) -> ProcessOutcome:
     facts = {"program": "train.py", "world_size": 4}
     known: dict[str, object] = {
         "rank": 2, "stack": (("/home/me/train.py", 7, "step"),), "signal_name": None, "stuck_s": 31.0, "now_s": 0.5,
         "events": 12, "wall_s": 40.0, "facts": facts,
     }  # fmt: skip
-    return Fate(**{**known, **changes})  # type: ignore[arg-type]
+    return ProcessOutcome(**{**known, **changes})  # type: ignore[arg-type]
 
 
 def test_the_report_names_rank_line_and_reason() -> None:

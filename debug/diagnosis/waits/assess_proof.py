@@ -1,4 +1,4 @@
-"""Whether a verdict is proven: who is stuck even if every rank that may still move by itself does (see `proof`)."""
+"""Decides whether a verdict is proven: which ranks stay stuck even if every other one moves (see `proof`)."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ class Training:
     step_time_s: float | None = None
     step_low_s: float | None = None
     """Where a measured step would lie in eight cases of ten, by the errors of published steps of its regime
-    (step_errors.py) and of what communication is exposed (sureness.py)."""
+    (step_errors.py) and of what communication is exposed (confidence.py)."""
     step_high_s: float | None = None
     step_regime: str | None = None
     """What the errors of a step go by: one node, many nodes, near launch-bound."""

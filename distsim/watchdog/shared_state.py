@@ -1,8 +1,8 @@
-"""What a simulation is doing, in memory that another process can read: the page a watcher looks at.
+"""A page of memory in which a simulation tells its watchdog which rank runs.
 
 A rank that holds the interpreter (the GIL) in C code cannot be asked, and one that crashes cannot tell. So
 the scheduler writes which rank it lets run into a shared page, a few machine words a turn, and whoever
-watches (overseer.py) reads it without the simulating process having to do anything.
+watches (process.py) reads it without the simulating process having to do anything.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import signal
 import time
 from typing import Any
 
-__all__ = ["Beacon", "crash_stack_for_this_thread", "here", "light"]
+__all__ = ["SharedState", "crash_stack_for_this_thread", "here", "light"]
 
 _TURN, _BEAT, _RANK, _THREAD, _LIMIT_MS, _JOB, _ASKED, _BUSY, _EVENTS = range(9)
 _TIME_AT = 16
@@ -32,11 +32,11 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<f
 _ALTERNATE_STACK_BYTES = 1 << 16
 
 
-class Beacon:
+class SharedState:
     """The shared page and the file for stacks; both are memory (memfd), inherited or handed on by number."""
 
     def __init__(self, page_fd: int | None = None, stack_fd: int | None = None) -> None:
-        self.page_fd = os.memfd_create("distsim-beacon") if page_fd is None else page_fd
+        self.page_fd = os.memfd_create("distsim-shared_state") if page_fd is None else page_fd
         self.stack_fd = os.memfd_create("distsim-stack", os.MFD_CLOEXEC) if stack_fd is None else stack_fd
         if page_fd is None:
             os.truncate(self.page_fd, _PAGE_BYTES)
@@ -190,20 +190,20 @@ class Beacon:
             size = now
 
 
-_here: Beacon | None = None
+_here: SharedState | None = None
 _lit_by = 0
 _alternate_stack: Any = None
 
 
-def here() -> Beacon | None:
+def here() -> SharedState | None:
     """The page of this process; None where nobody watches it, as after a fork of a watched one."""
     return _here if _lit_by == os.getpid() else None
 
 
-def light(beacon: Beacon | None) -> None:
-    """Make *beacon* the page of this process."""
+def light(shared_state: SharedState | None) -> None:
+    """Make *shared_state* the page of this process."""
     global _here, _lit_by
-    _here, _lit_by = beacon, os.getpid()
+    _here, _lit_by = shared_state, os.getpid()
 
 
 def crash_stack_for_this_thread() -> None:

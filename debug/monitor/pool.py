@@ -1,5 +1,4 @@
-"""`python -m distsim.debug.monitor --series`: job after job on this host, one process: for test runs, whose jobs are
-many and short.
+"""`python -m distsim.debug.monitor --series`: one monitor process for the many short jobs of a test run.
 
 A line in says which job comes, `{"directory": ..., "environment": {...}}`; a line out says that it is over. It ends
 with its input.

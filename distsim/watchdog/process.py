@@ -1,8 +1,8 @@
-"""A process that watches another one simulate, so that every run ends with a report.
+"""The watchdog: a process that watches a simulating process, so that every run ends with a report.
 
 The command line forks before it has imported anything heavy: the child simulates, the parent waits. The
 child's exit code is the parent's. Where the child crashes, or a rank holds the interpreter for longer than
-the host timeout, the parent ends it and tells what it knows (`Fate`) in its stead.
+the host timeout, the parent ends it and tells what it knows (`ProcessOutcome`) in its stead.
 
 A process that is not ours (pytest, a script that calls `distsim.simulate`) is watched by a process of its own,
 a bare interpreter that is started by its first simulation and ends with it. It is no child of the program's, which
@@ -20,9 +20,9 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from distsim.watcher import beacon as beacons
-from distsim.watcher.beacon import Beacon
-from distsim.watcher.fate import Fate
+from distsim.watchdog import shared_state as beacons
+from distsim.watchdog.outcome import ProcessOutcome
+from distsim.watchdog.shared_state import SharedState
 
 __all__ = ["Watch", "can_watch", "fork_watched", "watch_from_outside"]
 
@@ -38,13 +38,13 @@ CRASHES = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGKILL", "SIGSY
 
 
 class Watch:
-    """Decides from a beacon, looked at again and again, whether a rank holds the interpreter for good."""
+    """Decides from a shared_state, looked at again and again, whether a rank holds the interpreter for good."""
 
-    def __init__(self, beacon: Beacon, pid: int) -> None:
-        self.beacon = beacon
+    def __init__(self, shared_state: SharedState, pid: int) -> None:
+        self.shared_state = shared_state
         self.pid = pid
         self.still_s = 0.0
-        self._turn = beacon.turn
+        self._turn = shared_state.turn
         self._looked_s = time.monotonic()
         self._used_s = _used(pid)
 
@@ -54,27 +54,27 @@ class Watch:
         now_s, used_s = time.monotonic(), _used(self.pid)
         passed_s, self._looked_s = now_s - self._looked_s, now_s
         worked_s, self._used_s = used_s - self._used_s, used_s
-        turn = self.beacon.turn
-        if turn != self._turn or self.beacon.rank is None or self.beacon.limit_s <= 0.0:
+        turn = self.shared_state.turn
+        if turn != self._turn or self.shared_state.rank is None or self.shared_state.limit_s <= 0.0:
             self._turn, self.still_s = turn, 0.0
         elif not _held(self.pid):
-            self.still_s += min(worked_s if _runnable(self.pid, self.beacon.thread) else passed_s, 2 * POLL_S)
-        return self.still_s > self.beacon.limit_s + MARGIN_S
+            self.still_s += min(worked_s if _runnable(self.pid, self.shared_state.thread) else passed_s, 2 * POLL_S)
+        return self.still_s > self.shared_state.limit_s + MARGIN_S
 
-    def fate(self, signal_number: int | None = None, crash: str | None = None) -> Fate:
+    def fate(self, signal_number: int | None = None, crash: str | None = None) -> ProcessOutcome:
         """What can be said of a process that crashed (by a signal, or in faulthandler's words), or is stuck and
         about to be ended."""
         if signal_number is None and crash is None:
-            self.beacon.ask(self.pid)
+            self.shared_state.ask(self.pid)
         name = crash if signal_number is None else signal.Signals(signal_number).name
-        beacon, facts = self.beacon, self.beacon.facts
-        return Fate(
-            rank=beacon.rank,
-            stack=tuple(beacon.stack()),
+        shared_state, facts = self.shared_state, self.shared_state.facts
+        return ProcessOutcome(
+            rank=shared_state.rank,
+            stack=tuple(shared_state.stack()),
             signal_name=name,
             stuck_s=self.still_s,
-            now_s=beacon.now_s,
-            events=beacon.events,
+            now_s=shared_state.now_s,
+            events=shared_state.events,
             wall_s=time.monotonic() - float(facts.get("began_s", time.monotonic())),
             facts=facts,
         )
@@ -115,10 +115,10 @@ def can_watch() -> bool:
     return hasattr(os, "memfd_create") and sys.gettrace() is None and threading.active_count() == 1
 
 
-def fork_watched(explain: Callable[[Fate], int]) -> None:
+def fork_watched(explain: Callable[[ProcessOutcome], int]) -> None:
     """Fork. The child returns and goes on as if nothing had been; the parent never returns: it exits with the
     child's code, or with what *explain* answers to the fate of a child that cannot tell."""
-    beacon = Beacon()
+    shared_state = SharedState()
     watched = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     parent = os.getpid()
@@ -126,9 +126,9 @@ def fork_watched(explain: Callable[[Fate], int]) -> None:
     if pid == 0:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         die_with(parent)
-        beacons.light(beacon)
+        beacons.light(shared_state)
         return
-    _exit(_outlive(pid, beacon, watched, explain))
+    _exit(_outlive(pid, shared_state, watched, explain))
 
 
 def die_with(parent: int) -> None:
@@ -145,18 +145,18 @@ def watch_from_outside() -> None:
     """Have a process of its own watch this one from now on; at most one, and none where somebody watches already."""
     if beacons.here() is not None or not hasattr(os, "memfd_create") or sys.gettrace() is not None:
         return
-    beacon = Beacon()
+    shared_state = SharedState()
     ours, _theirs = os.pipe()  # reads as ended once this process has
     try:
         error = os.dup(_terminal())
-        words = [str(number) for number in (os.getpid(), beacon.page_fd, beacon.stack_fd, ours, error)]
-        for number in (beacon.page_fd, beacon.stack_fd, ours, error):
+        words = [str(number) for number in (os.getpid(), shared_state.page_fd, shared_state.stack_fd, ours, error)]
+        for number in (shared_state.page_fd, shared_state.stack_fd, ours, error):
             os.set_inheritable(number, True)
         code = (
             "import os, sys\n"
             "if os.fork(): os._exit(0)\n"
             "sys.path[:] = eval(sys.argv[1])\n"
-            "from distsim.watcher.overseer import watch_process\n"
+            "from distsim.watchdog.process import watch_process\n"
             "watch_process()"
         )
         null = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
@@ -171,10 +171,10 @@ def watch_from_outside() -> None:
         return
     finally:
         os.close(ours)
-    for number in (beacon.page_fd, beacon.stack_fd):
+    for number in (shared_state.page_fd, shared_state.stack_fd):
         os.set_inheritable(number, False)
     os.close(error)
-    beacons.light(beacon)
+    beacons.light(shared_state)
     _end_with_3_on_quit()
 
 
@@ -218,15 +218,16 @@ def watch_process() -> None:
     pid, page, stack, life, error = map(int, sys.argv[2:])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)  # it ends when the watched process does
-    beacon = Beacon(page, stack)
-    watch = Watch(beacon, pid)
+    shared_state = SharedState(page, stack)
+    watch = Watch(shared_state, pid)
     while True:
         ended = bool(select.select([life], [], [], POLL_S)[0])
         if ended or _gone(pid):
-            if beacon.rank is not None and (crash := beacon.crash) is not None:
+            if shared_state.rank is not None and (crash := shared_state.crash) is not None:
                 _tell(watch.fate(crash=crash), error)
-            elif beacon.rank is not None:  # somebody else has told how, or nobody can
-                text = f"distsim: the process ended while rank {beacon.rank} of {beacon.facts.get('program')} ran\n"
+            elif shared_state.rank is not None:  # somebody else has told how, or nobody can
+                program = shared_state.facts.get("program")
+                text = f"distsim: the process ended while rank {shared_state.rank} of {program} ran\n"
                 os.write(error, text.encode(errors="replace"))
             return
         if watch.stuck():
@@ -237,15 +238,17 @@ def watch_process() -> None:
             return
 
 
-def _tell(fate: Fate, error: int) -> None:
+def _tell(fate: ProcessOutcome, error: int) -> None:
     from distsim.report.fate import fatal_text
 
     with contextlib.suppress(OSError):
         os.write(error, fatal_text(fate).encode(errors="replace"))
 
 
-def _outlive(pid: int, beacon: Beacon, watched: set[signal.Signals], explain: Callable[[Fate], int]) -> int:
-    watch = Watch(beacon, pid)
+def _outlive(
+    pid: int, shared_state: SharedState, watched: set[signal.Signals], explain: Callable[[ProcessOutcome], int]
+) -> int:
+    watch = Watch(shared_state, pid)
     asked: list[tuple[float, int]] = []
     while True:
         came = signal.sigtimedwait(watched, POLL_S)
@@ -256,7 +259,7 @@ def _outlive(pid: int, beacon: Beacon, watched: set[signal.Signals], explain: Ca
             asked.append((time.monotonic() + FORWARD_S, came.si_signo))
         while asked and asked[0][0] <= time.monotonic():
             _, number = asked.pop(0)
-            if number != signal.SIGINT or not beacon.interrupt_seen:
+            if number != signal.SIGINT or not shared_state.interrupt_seen:
                 os.kill(pid, number)
         if watch.stuck():
             fate = watch.fate()

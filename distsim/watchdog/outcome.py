@@ -1,15 +1,15 @@
-"""How a process that simulated came to an end that it could not tell: what its watcher knows."""
+"""How a simulating process ended, when it could not report that itself."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Fate"]
+__all__ = ["ProcessOutcome"]
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class ProcessOutcome:
     """How a process that simulated came to an end that it could not tell."""
 
     rank: int | None

@@ -1,12 +1,12 @@
-"""Ctrl-C, or a limit: nobody is to blame, but where the ranks were is what the job's user wants to know."""
+"""Where each rank is, for reports of interrupted runs, in which no rank is at fault."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from distsim.debug.messages.phrases import capital, group_text, numbered, place, ranks_text, several, state_text
 from distsim.debug.records import CallRecord, Evidence, Phase, RankState, State
 from distsim.debug.report.stack_tree import merge_equal
-from distsim.debug.words.phrases import capital, group_text, numbered, place, ranks_text, several, state_text
 
 __all__ = ["MARKER", "MOST_LINES", "first_places", "sentences", "where_ranks_were", "whereabouts"]
 

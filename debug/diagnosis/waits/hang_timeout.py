@@ -1,4 +1,4 @@
-"""Running ranks that others wait for: trusted to come, stragglers, or missing.
+"""Running ranks that others wait for: expected to come, stragglers, or missing.
 
 A running rank is not a hang. Others may wait `Evidence.straggler_after_s` for it before it is
 named a straggler (a warning), and `Evidence.hang_after_s` before it counts as missing; where these
@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from distsim.debug.diagnosis.context import Case
-from distsim.debug.diagnosis.waits.weigh import longest_waits
+from distsim.debug.diagnosis.waits.assess_proof import longest_waits
 from distsim.debug.matching.index import EvidenceIndex
+from distsim.debug.messages.advice import advice
+from distsim.debug.messages.phrases import are, call_text, capital, group_text, place, ranks_text, some_ranks_text
 from distsim.debug.records import CallRecord, Phase
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
-from distsim.debug.words.advice import advice
-from distsim.debug.words.phrases import are, call_text, capital, group_text, place, ranks_text, some_ranks_text
 
 __all__ = ["lateness", "patience"]
 

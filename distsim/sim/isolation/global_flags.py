@@ -1,4 +1,4 @@
-"""What Python and torch keep once for the whole process, kept once per simulated process.
+"""Process-wide state of Python and torch, kept once for each simulated process.
 
 Two sorts. *Places* are module attributes that a program simply assigns (`sys.stdout`,
 `builtins.print`): they are swapped with the baton always. *Switches* are turned by a call

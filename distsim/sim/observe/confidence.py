@@ -1,4 +1,4 @@
-"""How sure a run's times are: the interval of its collectives (collectives/uncertainty.py), carried to its steps.
+"""Intervals of a run's times, from those of its collectives (collectives/uncertainty.py).
 
 Errors of calls alike are the model's, not chance: they are added up, not averaged out. A step's interval is that of the
 communication which nothing hides on the rank that paces the others, and of published steps (step_errors.py), which has
@@ -15,21 +15,21 @@ from distsim.collectives.step_errors import LAUNCH_BOUND, step_error
 from distsim.collectives.uncertainty import Interval, interval, size_class
 from distsim.debug.records import CallRecord
 from distsim.debug.records.call_log import CallSum
-from distsim.sim.observe.figures import Training
+from distsim.sim.observe.metrics import Training
 from distsim.sim.outcome import CollectiveTotal
 
 if TYPE_CHECKING:
     from distsim.sim.c10d.group.questions import Questions
     from distsim.sim.world import World
 
-__all__ = ["LAUNCH_BOUND", "Sureness", "step_error", "step_interval"]
+__all__ = ["LAUNCH_BOUND", "Confidence", "step_error", "step_interval"]
 
 
 UNMEASURED = 0.01
 """Of a step, that communication nobody measured may take of it before its interval says nothing."""
 
 
-class Sureness:
+class Confidence:
     """Of the calls of one world."""
 
     def __init__(self, world: World, nccl_version: str | None) -> None:

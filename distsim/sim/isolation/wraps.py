@@ -1,4 +1,4 @@
-"""What stands in for a function of Python's or torch's looks like it: programs ask (`inspect.signature`, pickle)."""
+"""Makes a replacement look like the function of Python or torch that it replaces (`inspect.signature`, pickle)."""
 
 from __future__ import annotations
 

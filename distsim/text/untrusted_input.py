@@ -1,4 +1,4 @@
-"""Files and texts that somebody else may have made: read within bounds, shown without escape codes.
+"""Reads files and texts that somebody else may have written: within bounds, and shown without escape codes.
 
 Whatever reads a file that a user names reads it here, so that a pipe cannot stop it, `/dev/zero` cannot fill the
 memory, and nesting cannot overflow the stack. Whatever prints a text out of such a file prints `printable(text)`.

@@ -1,4 +1,4 @@
-"""torch.distributed's public functions, as entrances to the short way (`fast_path`).
+"""Wraps torch.distributed's public functions, so that repeated calls take the fast path (`fast_path`).
 
 Each of ours takes the arguments of one of torch's, and says which of them are tensors, how its backend takes them,
 and what the rest is. What it does not know (another type than is usual) goes to torch's own.

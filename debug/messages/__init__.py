@@ -1,4 +1,4 @@
-"""The words of reports: calls, lines, ranks, waits and advice as people write them.
+"""Texts of reports: calls, lines, ranks, waits and advice.
 
 Nothing here decides anything; `phrases.py` is what every sentence is made of.
 """

@@ -1,4 +1,4 @@
-"""Futures that calls are behind: who waits for one waits for those calls."""
+"""Maps a future to the calls that complete it, so that a wait for the future counts as a wait for those calls."""
 
 from __future__ import annotations
 
