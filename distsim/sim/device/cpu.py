@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
+from distsim.sim.device.operators.random_fills import drawn_once
 from distsim.sim.isolation.process import RankTask
 from distsim.torch_compat.device import DISPATCH_KEY, OpOverload
 
@@ -123,6 +124,7 @@ def _classify(func: Any) -> tuple[Any, Callable[..., Any], bool, Callable[..., i
     view = bool(getattr(func, "is_view", False))
     free = view or namespace in _FREE or func is torch.ops.aten.detach.default
     call = func._op if type(func) is OpOverload else func  # its `__call__` does nothing else
+    call = drawn_once(func, call)
     return func, call, free, flop_registry.get(packet), f"{namespace}::{getattr(packet, '__name__', packet)}"
 
 

@@ -26,6 +26,7 @@ from distsim.errors import UsageError
 from distsim.kernels import Gpu
 from distsim.network import Network
 from distsim.sim.device.gpu import Accelerators
+from distsim.sim.device.operators.random_fills import RandomFills
 from distsim.sim.device.operators.values import ValuePolicy
 from distsim.sim.isolation.io_barrier import withheld
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task
@@ -172,6 +173,7 @@ class World(Scheduler):
         self._next_port = 40_000
         self.late_ranks_are_planted = setting.late_ranks_are_planted
         self.traced = Traced(self, setting.sample, setting.budget_s, setting.held, setting.undo)
+        self.random_fills = RandomFills(len(slots))
         self.faults = setting.faults(self)
 
     @functools.cached_property

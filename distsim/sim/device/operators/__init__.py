@@ -14,6 +14,7 @@ __all__ = [
     "on_host",
     "pinned",
     "plan",
+    "random_fills",
     "special",
     "torch_words",
     "transfers",
