@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch.distributed import *  # noqa: F403
 
+    from distsim.debug.diagnosis.silent.allowed import varies
     from distsim.errors import DistsimError, NotSimulated, RankFailure, UsageError
     from distsim.kernels import kernel_cost
     from distsim.sim import Outcome, simulate
@@ -52,10 +53,11 @@ _OWN = {
     "RankFailure": "distsim.errors",
     "UsageError": "distsim.errors",
     "kernel_cost": "distsim.kernels",
+    "varies": "distsim.debug.diagnosis.silent.allowed",
 }
 _PACKAGES = ("cli", "cluster", "collectives", "debug", "kernels", "network", "realexec", "report", "sim")
 
-__all__ = ["DistsimError", "NotSimulated", "Outcome", "RankFailure", "UsageError", "kernel_cost", "simulate"]
+__all__ = ["DistsimError", "NotSimulated", "Outcome", "RankFailure", "UsageError", "kernel_cost", "simulate", "varies"]
 
 
 def __getattr__(name: str) -> Any:

@@ -25,6 +25,10 @@ class SilentReport:
     def __init__(self, findings: Sequence[SilentFinding]) -> None:
         self.findings = findings
 
+    def plain(self, width: int = 80) -> str:
+        """The section as text without color, *width* columns wide."""
+        return "\n".join(part.plain for line in silent_lines(self.findings) for part in line.wrapped(width))
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for line in silent_lines(self.findings):
             yield from line.wrapped(options.max_width)

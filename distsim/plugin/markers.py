@@ -17,8 +17,8 @@ __all__ = ["MARK", "MEANINGS", "SHORT", "is_first", "launched", "marker_of", "ow
 
 _ARGUMENTS = (
     "(n, on='sim', cluster=None, init=True, backend='gloo', mesh=None, mesh_dim_names=None, seed=0, "
-    "timeout_s=60, host_timeout_s=10, faults=(), guards=()): run the body on n ranks, simulated (sim) or as real "
-    "processes (gloo); n and on may be lists"
+    "timeout_s=60, host_timeout_s=10, faults=(), guards=(), silent=None): run the body on n ranks, "
+    "simulated (sim) or as real processes (gloo); n and on may be lists"
 )
 MARK = f"ranks{_ARGUMENTS}"
 SHORT = "world_size(n, ...): distsim's marker ranks, where no other harness has one of this name"

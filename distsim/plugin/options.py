@@ -6,9 +6,11 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+
+from distsim.options import Silent
 
 __all__ = ["HOST_TIMEOUT_S", "LIMITS", "TIMEOUT_S", "NotSent", "Options", "PerRank", "World", "WorldOfAll", "positive"]
 
@@ -92,6 +94,7 @@ class Options:
     host_timeout_s: float = HOST_TIMEOUT_S
     faults: tuple[dict[str, Any], ...] = field(default=())
     guards: tuple[str, ...] = field(default=())
+    silent: Silent | None = None
 
     @classmethod
     def read(cls, marker: pytest.Mark, n: Any, on: Any, config: pytest.Config) -> Options:
@@ -182,5 +185,6 @@ _RIGHT: dict[str, tuple[Callable[[Any], bool], str]] = {
     "seed": (lambda value: isinstance(value, int) and value >= 0, "a whole number, 0 or more"),
     "faults": (_several(dict), "a list of tables, such as [{'what': 'crash', 'ranks': [1]}]"),
     "guards": (_several(str), "a list of names"),
+    "silent": (lambda value: value in get_args(Silent), "off, watch or strict"),
 }
 """Of each argument: what is right, and how to say it."""

@@ -55,8 +55,10 @@ def run_real(
     item: pytest.Function, body: functools.partial[Any], kwargs: Mapping[str, Any], options: Options
 ) -> Verdict:
     """Run *body* on `options.n` processes."""
-    if options.cluster is not None or options.faults or options.guards:
-        raise pytest.UsageError("ranks: cluster, faults and guards mean simulated ranks; leave them out on gloo")
+    if options.cluster is not None or options.faults or options.guards or options.silent not in (None, "off"):
+        raise pytest.UsageError(
+            "ranks: cluster, faults, guards and silent mean simulated ranks; leave them out on gloo"
+        )
     from distsim.debug.evidence.procfs import own_process
     from distsim.debug.settings import Settings
 

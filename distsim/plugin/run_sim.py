@@ -30,6 +30,7 @@ from distsim.plugin.tools.hypothesis import in_the_example
 from distsim.plugin.verdict import REST, Verdict, columns, from_here, whole
 from distsim.sim.kernel.collector import set_more_aside
 from distsim.sim.kernel.scheduler import Unwind
+from distsim.sim.outcome import SILENT_FAULT, Outcome
 from distsim.sim.run import simulate
 from distsim.watchdog import process
 
@@ -79,6 +80,7 @@ def run_simulated(
                 host_timeout_s=away_s,
                 conditions=conditions,
                 check=False,
+                silent=options.silent or "off",
                 trace=item.config.getoption("--distsim-html") is not None,
             )
     except UsageError as mistake:
@@ -104,9 +106,13 @@ def run_simulated(
         verdict.explain(told, outcome.evidence, every=whole(item))
     elif conditions.limits.reached is not None:
         verdict.report = f"{conditions.limits.reached}\n{_where(conditions, whole(item))}"
+    elif outcome.exit_code == SILENT_FAULT:
+        verdict.report = _silent_report(outcome)
     elif outcome.exit_code and not errors:
         codes = {r.rank: r.exit_code for r in outcome.ranks if r.exit_code}
         verdict.report = f"ranks left with exit codes {codes}"
+    elif options.silent == "watch" and outcome.silent:
+        warnings.warn(f"{item.name}: {_silent_report(outcome)}", stacklevel=1)
     verdict.notes = [n for n in outcome.notes if n not in verdict.report] if verdict.report or errors else []
     if errors and (shared := shared_note(body, kwargs)):
         verdict.notes.append(shared)
@@ -130,6 +136,12 @@ def _torch_logs_nothing() -> Iterator[None]:
         yield
     finally:
         logger.disabled = before
+
+
+def _silent_report(outcome: Outcome) -> str:
+    from distsim.debug.report.silent import SilentReport
+
+    return SilentReport(outcome.silent).plain(columns())
 
 
 def _where(conditions: TimedConditions, every: bool) -> str:

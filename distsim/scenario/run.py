@@ -78,6 +78,7 @@ def simulate_scenario(
         "host_timeout_s": min(limits.host_timeout_s, limits.wall_time_s),
         "conditions": conditions,
         "trace": trace,
+        "silent_allow": spec.silent_allow,
     }
     with _captured() as printed, _environment(spec.env):
         if scenario.function is None:

@@ -105,18 +105,20 @@ def simulate(
     fuse: bool = False,
     strict_kernels: bool = False,
     trace: bool = False,
+    silent_allow: Sequence[str] = (),
     conditions: Conditions | None = None,
     check: bool = True,
 ) -> Outcome:
     """Call `fn(*args, **kwargs)` on every rank of a simulated cluster.
 
-    *fn* finds its rank as under torchrun: in the environment, or after `init_process_group`.
-    The keyword arguments from *nnodes* to *trace* are those of `distsim.options.RunOptions`, which says what each does;
-    *trace* keeps what `distsim.report.write_trace` draws. `Outcome.results` holds what each rank returned. A rank that
-    raises raises `RankFailure` here, with all ranks' tracebacks merged and the diagnosis after them, unless *check* is
-    False; a hang or mismatch without an exception is reported in `Outcome.diagnoses`. Ctrl-C, in the main thread and
-    with Python's own handler, ends the simulation and raises KeyboardInterrupt here, which says where every rank was;
-    its attribute `outcome` has the run so far, unless Ctrl-C is pressed again while the ranks are diagnosed.
+    *fn* finds its rank as under torchrun: in the environment, or after `init_process_group`. The keyword arguments
+    from *nnodes* to *trace* are those of `distsim.options.RunOptions`, which says what each does; *silent_allow*
+    has patterns KIND:TENSOR of silent findings that are right; *trace* keeps what `distsim.report.write_trace`
+    draws. `Outcome.results` holds what each rank returned. A rank that raises raises `RankFailure` here, with all
+    ranks' tracebacks merged and the diagnosis after them, unless *check* is False; a hang or mismatch without an
+    exception is reported in `Outcome.diagnoses`. Ctrl-C, in the main thread and with Python's own handler, ends the
+    simulation and raises KeyboardInterrupt here, which says where every rank was; its attribute `outcome` has the
+    run so far, unless Ctrl-C is pressed again while the ranks are diagnosed.
     """
     request = RunRequest(
         program=getattr(fn, "__qualname__", repr(fn)),
@@ -132,6 +134,7 @@ def simulate(
         log_dir=log_dir,
         data=data,
         silent=silent,
+        silent_allow=silent_allow,
         placeholder=placeholder,
         fuse=fuse,
         strict_kernels=strict_kernels,

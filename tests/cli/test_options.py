@@ -19,7 +19,7 @@ NAMES = {option.name for option in fields(RunOptions)}
 def test_simulate_takes_the_options_with_their_defaults() -> None:
     """Those of `RunOptions`; tokens_per_step is for the report of the command line."""
     parameters = inspect.signature(simulate).parameters
-    assert set(parameters) - NAMES == {"fn", "args", "kwargs", "conditions", "check"}
+    assert set(parameters) - NAMES == {"fn", "args", "kwargs", "silent_allow", "conditions", "check"}
     assert NAMES - set(parameters) == {"tokens_per_step"}
     assert {name: parameters[name].default for name in NAMES & set(parameters)} == {
         name: default_of(name) for name in NAMES & set(parameters)
@@ -30,7 +30,7 @@ def test_a_scenario_has_them_as_keys_with_their_defaults() -> None:
     """Those that do not belong to one machine or one report."""
     scenario = options_of(ScenarioSpec(program="train.py"))
     assert scenario == {name: default_of(name) for name in scenario}
-    assert NAMES - set(scenario) == {"nccl_version", "host_timeout_s", "tokens_per_step", "log_dir", "trace", "silent"}
+    assert NAMES - set(scenario) == {"nccl_version", "host_timeout_s", "tokens_per_step", "log_dir", "trace"}
 
 
 @pytest.mark.parametrize(

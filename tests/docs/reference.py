@@ -86,6 +86,8 @@ def kind(value: dict[str, Any]) -> str:
         return code(json.dumps(value["const"]))
     if "enum" in value:
         names = [str(one) for one in value["enum"]]
+        if "replicas_diverge" in names:
+            return "a [kind of silent fault](../silent.md)"
         return "a [kind of diagnosis](../kinds.md)" if len(names) > 12 else ", ".join(map(code, names))
     if "anyOf" in value:
         example = next((e for one in value["anyOf"] for e in one.get("examples", ())), None)
@@ -240,7 +242,16 @@ def _flag(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 # -- Python
 
 NAMES = {
-    "distsim": ["simulate", "Outcome", "kernel_cost", "DistsimError", "UsageError", "RankFailure", "NotSimulated"],
+    "distsim": [
+        "simulate",
+        "Outcome",
+        "kernel_cost",
+        "varies",
+        "DistsimError",
+        "UsageError",
+        "RankFailure",
+        "NotSimulated",
+    ],
     "distsim.debug": ["install"],
     "distsim.debug.records.diagnosis": ["Diagnosis", "Call", "Stuck"],
     "distsim.cluster": ["load_cluster"],

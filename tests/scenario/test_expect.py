@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenario.made import STEPS, ran
+from distsim.errors import UsageError
+from tests.scenario.made import STEPS, made, ran
 
 HANG = """\
 import torch
@@ -136,3 +137,56 @@ def test_a_raise_is_no_health(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "got rank_raised" in result.wrong[0]
     assert "ValueError: no" in result.text
+
+
+CLAMPED = """\
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+torch.manual_seed(dist.get_rank())
+for step in range(4):
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if dist.get_rank() == 0:
+        with torch.no_grad():
+            model.module.weight.clamp_(-0.01, 0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("toml", "wrong"),
+    [
+        ("expect_silent = 'changed_outside_step'", []),
+        ("expect_silent = 'none'", ["expect_silent: expected none, got changed_outside_step"]),
+        (
+            "expect_silent = ['same_batch', 'changed_outside_step']",
+            ["expect_silent: expected changed_outside_step, same_batch, got changed_outside_step"],
+        ),
+        ("expect_silent = 'none'\nsilent_allow = ['changed_outside_step:weight']", []),
+        ("silent = 'strict'", ["expect.kind: expected healthy, got exit code 5"]),
+        ("silent = 'strict'\nexpect_silent = 'changed_outside_step'\n[expect]\nexit_code = 5", []),
+    ],
+)
+def test_silent_findings_are_expected_by_kind(tmp_path: Path, toml: str, wrong: list[str]) -> None:
+    """None, one or several kinds; what is allowed is no finding."""
+    assert ran(tmp_path, toml, CLAMPED).wrong == wrong
+
+
+@pytest.mark.parametrize(
+    ("toml", "wrong"),
+    [
+        ("silent_allow = ['replicas_diverges:*']", "silent_allow: expected KIND:TENSOR with a kind"),
+        ("backend = 'gloo'\nexpect_silent = 'none'", "expect_silent: real runs are not searched for silent faults"),
+        ("expect_silent = 'drift'", "expect_silent"),
+    ],
+)
+def test_what_cannot_be_expected_of_silent_findings_is_one_line(tmp_path: Path, toml: str, wrong: str) -> None:
+    """Kinds that do not exist, and real runs."""
+    with pytest.raises(UsageError, match=wrong):
+        made(tmp_path, toml, CLAMPED)

@@ -7,4 +7,4 @@ which ranks hold one value, `checks` has a rule for each kind, and `judge.py` ru
 
 from __future__ import annotations
 
-__all__ = ["checks", "collect", "facts", "finding", "judge", "replicas", "view"]
+__all__ = ["allowed", "checks", "collect", "facts", "finding", "judge", "replicas", "view"]

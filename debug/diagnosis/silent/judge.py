@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from distsim.debug.diagnosis.silent.allowed import is_allowed
 from distsim.debug.diagnosis.silent.checks import CHECKS
 from distsim.debug.diagnosis.silent.facts import RankFacts
 from distsim.debug.diagnosis.silent.finding import Level, Sighting, SilentFinding, SilentKind
@@ -49,16 +49,8 @@ def judge(facts: Mapping[int, RankFacts], allowed: Sequence[str] = ()) -> list[S
     """
     view = View(facts)
     sets = replica_sets(view)
-    sightings = [one for check in CHECKS.values() for one in check(view, sets) if not _is_allowed(one, allowed)]
+    sightings = [one for check in CHECKS.values() for one in check(view, sets) if not is_allowed(one, allowed)]
     return _findings(_causes(sightings))
-
-
-def _is_allowed(sighting: Sighting, allowed: Sequence[str]) -> bool:
-    for pattern in allowed:
-        kind, _, tensor = pattern.partition(":")
-        if fnmatch.fnmatchcase(sighting.kind.value, kind) and fnmatch.fnmatchcase(sighting.tensor, tensor or "*"):
-            return True
-    return False
 
 
 def _causes(sightings: Iterable[Sighting]) -> list[Sighting]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distsim.debug.diagnosis.silent.finding import Level
 from distsim.debug.records.kinds import Kind
 from distsim.scenario.expect.baseline import read_baseline, write_baseline
 from distsim.scenario.expect.figures import step_time_s
@@ -44,6 +45,7 @@ def mistakes(scenario: Scenario, outcome: Outcome, output: str, baseline: Path, 
     code = scenario.spec.expect.exit_code
     if code is not None and code != outcome.exit_code:
         wrong.append(f"expect.exit_code: expected {code}, got {outcome.exit_code}")
+    wrong += _silent(scenario, outcome)
     wrong += _printed(scenario, output, outcome.world_size)
     wrong += _results(scenario, outcome)
     wrong += _figures(scenario, outcome)
@@ -68,6 +70,17 @@ def _kind(scenario: Scenario, outcome: Outcome) -> Iterator[str]:
     if expect.kind != first:
         also = f" (it is number {kinds.index(expect.kind) + 1} of {len(kinds)})" if expect.kind in kinds else ""
         yield f"expect.kind: expected {expect.kind}, got {first}{also}"
+
+
+def _silent(scenario: Scenario, outcome: Outcome) -> Iterator[str]:
+    wanted = scenario.spec.expect_silent
+    if wanted is None:
+        return
+    kinds = {kind for kind in ([wanted] if isinstance(wanted, str) else wanted) if kind != "none"}
+    got = {one.kind.value for one in outcome.silent if one.level is not Level.NOTICE}
+    if kinds != got:
+        expected, came = (", ".join(sorted(names)) or "none" for names in (kinds, got))
+        yield f"expect_silent: expected {expected}, got {came}"
 
 
 def _diagnosis(scenario: Scenario, first: Diagnosis, outcome: Outcome) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from distsim.cluster import Cluster, load_cluster
+from distsim.debug.diagnosis.silent.allowed import check_patterns
 from distsim.errors import UsageError
 from distsim.scenario.file.cut_off import cut_off
 from distsim.scenario.file.fault_schema import FAULT_TABLES, FaultSpec
@@ -221,6 +222,7 @@ def _beyond_the_schema(scenario: Scenario, numbers: Sequence[int]) -> typing.Ite
             yield f"schedule: {error}"
         if spec.backend == "gloo":
             yield "schedule: of simulated runs only; use backend = 'sim'"
+    yield from _silent(spec)
     if spec.expect.results is not None and scenario.function is None:
         yield "expect.results: a script returns nothing; name a function (program = 'script.py:function')"
     try:
@@ -242,6 +244,16 @@ def _beyond_the_schema(scenario: Scenario, numbers: Sequence[int]) -> typing.Ite
             yield f"faults[{number}]: {error}"
     if spec.backend == "gloo":
         yield from _real_faults(scenario, numbers)
+
+
+def _silent(spec: ScenarioSpec) -> typing.Iterator[str]:
+    try:
+        check_patterns(spec.silent_allow)
+    except UsageError as error:
+        yield str(error)
+    for key in ("silent", "silent_allow", "expect_silent") if spec.backend == "gloo" else ():
+        if getattr(spec, key) not in (None, [], "off"):
+            yield f"{key}: real runs are not searched for silent faults yet; use backend = 'sim'"
 
 
 def _program(scenario: Scenario) -> typing.Iterator[str]:

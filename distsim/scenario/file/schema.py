@@ -10,15 +10,17 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from distsim.debug.diagnosis.silent.finding import SilentKind
 from distsim.debug.records.kinds import Kind
 from distsim.errors import UsageError
-from distsim.options import Data, Fidelity, default_of, meaning
+from distsim.options import Data, Fidelity, Silent, default_of, meaning
 from distsim.scenario.file.fault_schema import FaultSpec, Rank, Seconds, Table, quantity
 from distsim.text.units import parse_bandwidth, parse_memory
 
 __all__ = ["CallSpec", "ExpectSpec", "LimitsSpec", "ScenarioSpec", "StepTimeSpec"]
 
 KINDS = tuple(kind.value for kind in Kind)
+SILENT_KINDS = ("none", *(kind.value for kind in SilentKind))
 
 
 def _bandwidth(value: Any) -> float:
@@ -146,6 +148,15 @@ class ScenarioSpec(Table):
     placeholder: float = _option("placeholder")
     fuse: bool = _option("fuse")
     strict_kernels: bool = _option("strict_kernels")
+    silent: Silent | None = _option("silent")
+    silent_allow: list[str] = Field(
+        default_factory=list, description="KIND:TENSOR of silent findings that are known to be right"
+    )
+    expect_silent: Literal[SILENT_KINDS] | list[Literal[SILENT_KINDS]] | None = Field(  # type: ignore[valid-type]
+        None,
+        description="the kinds of silent findings, errors and warnings, that come of the run, or 'none' "
+        "(default: not checked; an error is exit code 5 with silent = 'strict')",
+    )
     fidelity: Fidelity = _option("fidelity")
     algo: str | None = _option("algo")
     proto: str | None = _option("proto")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from distsim.debug.diagnosis.silent.allowed import check_patterns
 from distsim.debug.records import Evidence
 from distsim.options import RunOptions
 from distsim.sim.faults.fault import Rule
@@ -97,3 +98,7 @@ class RunRequest(RunOptions):
     """Whether a run that ended well in a sample of its ranks has exit code 0."""
     conditions: Conditions | None = None
     """Faults, limits and schedule; None: an ordinary run."""
+
+    def __post_init__(self) -> None:
+        RunOptions.__post_init__(self)
+        check_patterns(self.silent_allow)

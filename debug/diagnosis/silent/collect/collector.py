@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.distributed import get_process_group_ranks
 
+from distsim.debug.diagnosis.silent.allowed import may_vary
 from distsim.debug.diagnosis.silent.collect.lookup import Addresses
 from distsim.debug.diagnosis.silent.collect.names import Parameters, Tracked, mesh_ranks, parameters_of
 from distsim.debug.diagnosis.silent.collect.sketch import Reader, array_of, local_part, sketch
@@ -289,6 +290,7 @@ class Collector:
         for parameter, tracked, group in followed:
             number, gradient = tracked.index, parameter.grad
             step.without_gradient += gradient is None
+            self.facts.parameters[number].varies = may_vary(parameter)
             step.hyperparameters[number] = group
             if number not in sampled and number not in record.sampled:
                 continue
