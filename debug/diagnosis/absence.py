@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from distsim.debug.diagnosis.causes.program_text import ProgramText
 from distsim.debug.diagnosis.context import Case
 from distsim.debug.divergence.not_arrived import refusal_advice, refusal_text, refused_call
 from distsim.debug.divergence.source_order import Order, relate
@@ -22,7 +25,7 @@ from distsim.debug.messages.phrases import (
     several,
     some_ranks_text,
 )
-from distsim.debug.records import CallRecord, CallWait, Phase
+from distsim.debug.records import CallRecord, CallWait, Phase, Site
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 
@@ -157,15 +160,26 @@ def _never_waited(
 def loop_ended(
     case: Case, log: GroupLog, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]
 ) -> Diagnosis | None:
-    """The call is one that both have made before: their loops ran differently often."""
-    if call.site is None:
+    """The call is one that both have made before: their loops ran differently often. Whose wait is looked at first is
+    chance, so the line may be that of any rank that is in the call."""
+    made = log.meetings.get(call.seq, {})
+    met = sorted(made)
+    for one in (call, *(made[rank] for rank in met)):
+        if one.site is None:
+            continue
+        since = max(calls[0].seq for rank in (one.rank, ranks[0]) if (calls := log.calls.get(rank)))
+        rounds, theirs = _rounds(log, one.rank, one, since), _rounds(log, ranks[0], one, since)
+        if rounds > theirs > 0:
+            call = one
+            break
+    else:
         return None
-    met = sorted(log.meetings.get(call.seq, ()))
-    since = max(calls[0].seq for rank in (call.rank, ranks[0]) if (calls := log.calls.get(rank)))
-    rounds = _rounds(log, call.rank, call, since)
-    theirs = _rounds(log, ranks[0], call, since)
-    if rounds < 2 or not theirs or theirs >= rounds:
-        return None
+    if all(_passed_by(case, rank, call) >= rounds - theirs for rank in ranks):
+        skipped = _plain(case, Kind.MISSING_RANK, call, ranks, victims)
+        they = "it" if len(ranks) == 1 else "they"
+        note = f"In another round of that loop {they} made a later call of the loop without this one."
+        return replace(skipped, explanation=f"{skipped.explanation} {note}")
+    here = [rank for rank in met if made[rank].way == call.way] or met
     finished = all(_is_over(case, rank) for rank in ranks)
     few = finished and len(met) * 2 < len(log.group.ranks)
     ended = finished and case.index.states[ranks[0]].phase is not Phase.KILLED
@@ -174,19 +188,44 @@ def loop_ended(
     tie = " As many here as there: nothing says whose number is the right one." if even else ""
     if since > 1:  # older calls are no longer in the records, so nobody can say how often it was made
         often = f"{rounds - theirs} more time{'s' if rounds - theirs > 1 else ''} than {ranks_text(ranks)}"
-        made = f"made it last as #{_last_round(log, ranks[0], call)}"
+        came = f"made it last as #{_last_round(log, ranks[0], call)}"
     else:
-        often, made = f"for the {_ordinal(rounds)} time", f"made it {'once' if theirs == 1 else f'{theirs} times'}"
+        often, came = f"for the {_ordinal(rounds)} time", f"made it {'once' if theirs == 1 else f'{theirs} times'}"
     return case.diagnosis(
         Kind.UNEVEN_ITERATIONS,
         met if few else ranks,
         () if few else victims,
         call=call,
-        explanation=f"{capital(ranks_text(met))} {are(met, 'makes', 'make')} {call.op} at {place(call.site)} "
-        f"{often} on {group_text(log.group)}. {capital(ranks_text(ranks))} {made} and {then}.{tie}",
+        explanation=f"{capital(ranks_text(here))} {are(here, 'makes', 'make')} {call.op} at {place(call.site)} "
+        f"{often} on {group_text(log.group)}. {capital(ranks_text(ranks))} {came} and {then}.{tie}",
         suggestion=advice(Kind.UNEVEN_ITERATIONS),
         since_s=call.issued_s,
     )
+
+
+def _passed_by(case: Case, rank: int, call: CallRecord) -> int:
+    """Rounds of the innermost loop around *call* in which *rank* made another call of the loop, and not this one: a
+    line right in the loop is come to once a round, so that one made twice in between has passed *call* by."""
+    text = ProgramText(case.index.evidence.sources)
+    site = call.way[0]
+    loop = next((loop for _, loop in text.loops([site])), None)
+    if loop is None:
+        return 0
+    since: Counter[Site] = Counter()
+    passed = most = 0
+    for record in case.index.records(rank):
+        if record.way == call.way and record.op == call.op:
+            passed, most, since = passed + most, 0, Counter()
+        elif record.site is not None and record.way[1:] == call.way[1:] and _alone(text.line(record.site), record.op):
+            if next((inner for _, inner in text.loops([record.site])), None) is loop:
+                since[record.site] += 1
+                most = max(most, since[record.site] - 1)
+    return passed + most
+
+
+def _alone(line: str, op: str) -> bool:
+    """The line makes one call of *op* each time: no object collective, which makes two, and no comprehension."""
+    return len(re.findall(rf"\b{re.escape(op)}\(", line)) == 1 and " for " not in line
 
 
 def _is_over(case: Case, rank: int) -> bool:

@@ -40,6 +40,22 @@ def test_a_group_makes_gloos_devices() -> None:
     assert ranks(body).results == ["Device", "Device"]
 
 
+def test_a_group_made_by_its_members_alone_is_no_mismatch() -> None:
+    """As on gloo: new_group waits for the new group's members, and its number is no number of the world's calls."""
+
+    def body() -> float:
+        dist.init_process_group("gloo")
+        x = torch.ones(1)
+        if dist.get_rank() < 2:
+            dist.all_reduce(x, group=dist.new_group([0, 1]))
+        dist.barrier()
+        return x.item()
+
+    outcome = ranks(body, 3)
+    assert (outcome.diagnoses, outcome.exit_code) == ([], 0)
+    assert outcome.results == [2.0, 2.0, 1.0]
+
+
 def test_ddp_logs_the_backend_the_user_asked_for() -> None:
     """Not the simulator's own name."""
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from distsim.debug.diagnosis.causes.blocks import join_block, no_sync_block
 from distsim.debug.diagnosis.causes.caught import caught_exception, repeated_calls
-from distsim.debug.diagnosis.causes.cause import Cause, sides_of
+from distsim.debug.diagnosis.causes.cause import Cause, Sides, sides_of
 from distsim.debug.diagnosis.causes.elsewhere import awaited_key, held_lock, message_loop, skipped_init, unlike_mesh
 from distsim.debug.diagnosis.causes.guards import guard_by_rank, guarded_call
-from distsim.debug.diagnosis.causes.iterations import generation, loop_cause, skipped_round
+from distsim.debug.diagnosis.causes.iterations import generation, left_loop, loop_cause, skipped_round
 from distsim.debug.diagnosis.causes.program_text import ProgramText
 from distsim.debug.diagnosis.causes.resumed import resumed_elsewhere
 from distsim.debug.diagnosis.causes.unordered import unordered_operands
@@ -71,16 +71,53 @@ def _cause(case: Case, d: Diagnosis) -> Cause | None:
         return cause
     if d.kind in REORDERED and (cause := unordered_operands(case, d, text, sides)) is not None:
         return cause
-    one_sided = d.kind in (Kind.EXTRA_COLLECTIVE, Kind.MISSING_RANK) and bool(sides.culprits and sides.others)
-    if one_sided and (cause := guard_by_rank(text, sides, d)) is not None:
+    one_sided = d.kind in (Kind.EXTRA_COLLECTIVE, Kind.MISSING_RANK)
+    if one_sided and not (sides.culprits and sides.others) and (cause := _after_last_call(case, d, text)) is not None:
+        return cause
+    both = bool(sides.culprits) or _at_one_line(case, d)
+    if one_sided and both and (cause := guard_by_rank(text, sides, d)) is not None:
         return cause
     uneven = d.kind is Kind.UNEVEN_ITERATIONS
     if uneven or d.kind in (Kind.MISSING_RANK, Kind.EXTRA_COLLECTIVE, *REORDERED):
         cause = generation(text, sides) or no_sync_block(text, sides) or resumed_elsewhere(text, sides)
-    if cause is None and one_sided:
-        cause = guarded_call(text, sides, d)
-        return cause or (skipped_round(text, sides) if d.kind is Kind.MISSING_RANK else None)
-    return cause or (loop_cause(text, sides, d.culprits) if uneven else None)
+    if cause is not None:
+        return cause
+    if one_sided:
+        return _one_sided(case, d, text, sides)
+    if uneven:
+        return loop_cause(text, sides, d.culprits) or guard_by_rank(text, sides, d) or guarded_call(text, sides, d)
+    return _of_another_round(d, text, sides) if d.kind is Kind.SHAPE_MISMATCH else None
+
+
+def _one_sided(case: Case, d: Diagnosis, text: ProgramText, sides: Sides) -> Cause | None:
+    """Why some ranks make a call and others do not: a condition, a round left out, a loop left early."""
+    if sides.culprits and sides.others and (cause := guarded_call(text, sides, d)) is not None:
+        return cause
+    if d.kind is Kind.EXTRA_COLLECTIVE:
+        return None
+    if (cause := skipped_round(text, sides)) is not None:
+        return cause
+    return loop_cause(text, sides, d.culprits) if text.loops(sides.others, sides.culprits) else None
+
+
+def _after_last_call(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
+    """Why a culprit that has ended, or is about to, has left the loop around its last call."""
+    last = case.index.last(d.culprits[0]) if d.kind is Kind.MISSING_RANK else None
+    return None if last is None else left_loop(text, last.way)
+
+
+def _at_one_line(case: Case, d: Diagnosis) -> bool:
+    """The ranks in the call are all at one line, so that what is around it is what let them come to it."""
+    log = None if d.call is None else next((log for log in case.index.group_logs if log.group == d.group), None)
+    met = {} if log is None or d.call is None else log.meetings.get(d.call.seq, {})
+    return len({call.site for call in met.values()}) == 1
+
+
+def _of_another_round(d: Diagnosis, text: ProgramText, sides: Sides) -> Cause | None:
+    """The ranks are at one line with two shapes, in a loop whose rounds some of them may skip."""
+    if sides.culprits[:1] != sides.others[:1] or (skip := skipped_round(text, sides)) is None:
+        return None
+    return replace(skip, suggestion=f"{skip.suggestion} If it is not: {d.suggestion[:1].lower()}{d.suggestion[1:]}")
 
 
 def _lines_called(case: Case) -> frozenset[tuple[str, int]]:

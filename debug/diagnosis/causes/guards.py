@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from distsim.debug.diagnosis.causes.cause import Cause, Sides
 from distsim.debug.diagnosis.causes.iterations import by_itself
@@ -31,7 +32,8 @@ def guard_by_rank(text: ProgramText, sides: Sides, d: Diagnosis) -> Cause | None
             continue
         call = _guarded(sides, d)[0][0]
         at, shown = place(call), f"`if {shortened(guard.text)}` at {place(guard.site)}"
-        cure = f"Make the call at {at} on every rank, or on none: it stands under {shown}."
+        stands = f"{shown} returns before it" if guard.leaves else f"it stands under {shown}"
+        cure = f"Make the call at {at} on every rank, or on none: {stands}."
         if not _spelled(text, call, d) and text.mentions(SHARDED):
             cure += " The forward of a sharded model gathers its parameters from all ranks: every rank must run it."
         elif not _spelled(text, call, d) and text.mentions(DDP):
@@ -55,9 +57,10 @@ def guarded_call(text: ProgramText, sides: Sides, d: Diagnosis) -> Cause | None:
             f"call at {place(call)} on some ranks.",
             lines=(decision.site,),
         )
+    before = ", where some ranks return before it" if decision.leaves else ""
     return Cause(
         f"Agree on {shown} first (all_reduce it, or let rank 0 decide and broadcast), or make the call at "
-        f"{place(call)} whatever it says: each rank may decide it for itself.",
+        f"{place(call)} whatever it says: each rank may decide it for itself{before}.",
         lines=(decision.site,),
     )
 
@@ -78,7 +81,7 @@ def guard_decision(
 
 def _guarded(sides: Sides, d: Diagnosis) -> tuple[Sequence[Site], Sequence[Site], Lines]:
     """The frames of the call that not all make, those of the other side, and the lines that this one has called."""
-    if d.kind is Kind.MISSING_RANK:
+    if d.kind in (Kind.MISSING_RANK, Kind.UNEVEN_ITERATIONS):
         return sides.others, sides.culprits, sides.culprit_lines
     return sides.culprits, sides.others, sides.other_lines
 
@@ -109,8 +112,29 @@ def _guards(text: ProgramText, frames: Sequence[Site], outside: Sequence[Site], 
             if (frame.file, frame.line) in lines and not _changes(text, frame, node.test):
                 continue
             yield _decision(text, frame, node)
+        if not alike and not any(o.file == frame.file and _holds(text.around(frame)[-1:], o.line) for o in outside):
+            yield from _early_returns(text, frame, lines)
         if alike or frame.function == MODULE:
             return
+
+
+def _early_returns(text: ProgramText, frame: Site, lines: Lines) -> Iterator[Decision]:
+    """Conditions above the line of *frame* by which its function returns before it, the nearest first."""
+    blocks = text.around(frame)
+    if not blocks or not isinstance(blocks[-1], FUNCTIONS):
+        return
+    above = (node for block in blocks for node in _above(block, frame.line))
+    for node in sorted(above, key=lambda node: node.lineno, reverse=True):
+        returns = any(block and isinstance(block[-1], ast.Return) for block in (node.body, node.orelse))
+        if returns and ((frame.file, frame.line) not in lines or _changes(text, frame, node.test)):
+            yield replace(_decision(text, frame, node), leaves=True)
+
+
+def _above(statement: ast.stmt, line: int) -> list[ast.If]:
+    """The `if` statements above *line* in the block of *statement* that holds it."""
+    blocks = [getattr(statement, name, []) for name in ("body", "orelse", "finalbody")]
+    block = next((block for block in blocks if _holds(block, line)), [])
+    return [node for node in block if isinstance(node, ast.If) and (node.end_lineno or node.lineno) < line]
 
 
 def _of_program(frames: Sequence[Site]) -> Sequence[Site]:
@@ -120,11 +144,20 @@ def _of_program(frames: Sequence[Site]) -> Sequence[Site]:
 
 
 def _changes(text: ProgramText, frame: Site, test: ast.expr) -> bool:
-    """The condition calls something, or reads what a loop around *frame* counts or assigns."""
-    if any(isinstance(part, ast.Call | ast.Attribute | ast.Subscript) for part in ast.walk(test)):
-        return RANK.search(ast.unparse(test)) is None
+    """The condition calls something, or reads a parameter, or what a loop around *frame* counts or assigns."""
+    words = words_of(test)
+    parameters = {
+        a.arg
+        for f in text.around(frame)
+        if isinstance(f, FUNCTIONS)
+        for a in ast.walk(f.args)
+        if isinstance(a, ast.arg)
+    }
+    calls = any(isinstance(part, ast.Call | ast.Attribute | ast.Subscript) for part in ast.walk(test))
+    if (calls or words & parameters) and RANK.search(ast.unparse(test)) is None:
+        return True
     loops = [loop for _, loop in text.loops((frame,))]
-    return any(words_of(test) & text.changed_by(loop) for loop in loops)
+    return any(words & text.changed_by(loop) for loop in loops)
 
 
 def _holds(block: Sequence[ast.stmt], line: int) -> bool:

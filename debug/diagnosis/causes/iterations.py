@@ -13,7 +13,7 @@ from distsim.debug.diagnosis.causes.resumed import first_step, same_start
 from distsim.debug.messages.phrases import place
 from distsim.debug.records import Site
 
-__all__ = ["by_itself", "generation", "header_cause", "loop_cause", "signal_flags", "skipped_round"]
+__all__ = ["by_itself", "generation", "header_cause", "left_loop", "loop_cause", "signal_flags", "skipped_round"]
 
 GENERATES = re.compile(r"generat|decod|sampl|rollout|beam|infer", re.IGNORECASE)
 ENDS_ANSWER = re.compile(r"(^|_)eos|end_of|stop_(token|id)|max_new|(un)?finished|max_len", re.IGNORECASE)
@@ -117,6 +117,12 @@ def skipped_round(text: ProgramText, sides: Sides) -> Cause | None:
         if skips:
             return by_itself(skips[-1]) or _by_decision(skips[-1:], None)
     return None
+
+
+def left_loop(text: ProgramText, frames: Sequence[Site]) -> Cause | None:
+    """A rank has ended after its last call, at *frames*: the condition by which it has left the loop around them."""
+    leaving = [d for site, loop in text.loops(frames) for d in text.decisions(site.file, loop) if d.leaves]
+    return _by_decision(leaving, None) if leaving else None
 
 
 def by_itself(decision: Decision) -> Cause | None:

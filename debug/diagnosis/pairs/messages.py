@@ -161,20 +161,43 @@ def disagreement(case: Case, found: Disagreement, victims: Sequence[int]) -> Dia
     if len(odd) == 1:
         culprits = (odd[0],)
     tie = "" if len(odd) == 1 else " Nothing recorded says which of the two is the wrong one."
+    swapped = _in_other_order(case.index, send, recv)
+    cure = "Give both ends the same number of elements and the same dtype." + tie
+    if swapped:
+        cure = (
+            f"Post the messages between ranks {send.rank} and {recv.rank} in one order on both ends, or give each a "
+            "tag of its own (tag=)."
+        )
     told = case.diagnosis(
         mismatch.kind,
         culprits,
         [*victims, *(r for r in (send.rank, recv.rank) if _suffers(case, r))],
         call=recv,
         explanation=f"Rank {send.rank} sends {payload_text(send)} to rank {recv.rank}, "
-        f"at {place(send.site)}. Rank {recv.rank} receives {payload_text(recv)}, at {place(recv.site)}.",
-        suggestion="Give both ends the same number of elements and the same dtype." + tie,
+        f"at {place(send.site)}. Rank {recv.rank} receives {payload_text(recv)}, at {place(recv.site)}."
+        f"{' The two ends have the same messages, in another order.' if swapped else ''}",
+        suggestion=cure,
         since_s=max(send.issued_s, recv.issued_s),
         pair=(send.rank, recv.rank),
         sites={r.rank: r.site for r in (send, recv) if r.site is not None},
     )
     caught = was_refused(send) and was_refused(recv) and not case.any_raised(told.pair or ())
     return replace(told, proof=Proof.REFUSED if caught else Proof.MET)
+
+
+def _in_other_order(index: EvidenceIndex, send: CallRecord, recv: CallRecord) -> bool:
+    """From here on the sender has the messages that the receiver expects, in another order."""
+    sent = [
+        payload_text(r)
+        for r in index.records(send.rank)
+        if r.op == "send" and r.peer == recv.rank and r.tag == send.tag and r.index >= send.index
+    ]
+    expected = [
+        payload_text(r)
+        for r in index.records(recv.rank)
+        if r.op == "recv" and r.peer == send.rank and r.tag == recv.tag and r.index >= recv.index
+    ]
+    return len(sent) > 1 and sorted(sent) == sorted(expected)
 
 
 def _suffers(case: Case, rank: int) -> bool:

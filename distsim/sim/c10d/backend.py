@@ -167,9 +167,7 @@ def _new_process_group_helper(
         ranks = tuple(global_ranks_in_group)
         # a hashed name: made with use_local_synchronization, by the members alone and in any order
         local = not str(group_name).isdigit()
-        where = (
-            Group(str(group_name), kwargs.get("group_desc") or "undefined", ranks) if local else _world_group(process)
-        )
+        where = Group(str(group_name), kwargs.get("group_desc") or "undefined", ranks) if local else _creations(process)
         if (rendezvous := process.notes.rendezvous) is not None:
             where, ranks = rendezvous.in_job(where), rendezvous.in_job(Group("", "", ranks)).ranks
         record = _record(process, "new_group", where, ranks)
@@ -251,8 +249,15 @@ def _default_group(size: int) -> Group:
     return Group("0", "default_pg", tuple(range(size)))
 
 
-def _world_group(process: SimProcess) -> Group:
-    return _default_group(process.c10d.default_pg.size())
+@functools.lru_cache(8)
+def _creation_group(size: int) -> Group:
+    return Group("new_group", "default_pg", tuple(range(size)))
+
+
+def _creations(process: SimProcess) -> Group:
+    """The world's group under a name of its own, as the guard has it: new_group has numbers of its own, and waits for
+    the new group's members alone."""
+    return _creation_group(process.c10d.default_pg.size())
 
 
 def _record(process: SimProcess, op: str, group: Group, new_ranks: tuple[int, ...] | None) -> CallRecord:

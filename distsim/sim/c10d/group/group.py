@@ -393,7 +393,7 @@ class SimGroup(Questions):
         self._communicator.belongs_to(group)
 
     def __repr__(self) -> str:
-        return f"SimGroup({self.name()}, rank {self.rank()} of {self.size()}, {self._group.label})"
+        return f"SimGroup({self.name()}, {self.size()} ranks, {self._group.label})"  # exceptions of two ranks agree
 
 
 def _inside(task: RankTask, record: CallRecord) -> CallRecord | None:
