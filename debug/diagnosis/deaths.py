@@ -65,6 +65,7 @@ def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis
             first.exception or "",
             bool(victims),
             everyone=len(ranks) >= case.index.evidence.world_size,
+            traceback=first.traceback or "",
         )
         if kind is Kind.RANK_RAISED
         else advice(kind, who=some_ranks_text(ranks)),

@@ -93,12 +93,14 @@ _STALE_STORE = (
     "init_process_group keys of its own (store=PrefixStore(str(n), store), or another port), or remove the file."
 )
 _OUT_OF_MEMORY = "OutOfMemoryError: CUDA out of memory"
+_FROM_ENVIRONMENT = re.compile(r"environment variable (\w+) expected|_get_env_or_raise\(\"(\w+)\"\)")
+"""torch's words, and its line, for a variable of the rendezvous that is missing, or no number."""
 _NOT_A_MEMBER = re.compile(r"Global rank (\d+) is not part of group")
 
 
-def raised_advice(who: str, exception: str, awaited: bool, *, everyone: bool = False) -> str:
-    """The suggestion for ranks that raised *exception*, `ValueError: bad batch`; *awaited*: others wait for them;
-    *everyone*: all ranks raised it."""
+def raised_advice(who: str, exception: str, awaited: bool, *, everyone: bool = False, traceback: str = "") -> str:
+    """The suggestion for ranks that raised *exception*, `ValueError: bad batch`, with that *traceback*; *awaited*:
+    others wait for them; *everyone*: all ranks raised it."""
     kind, says = _NOT_SIMULATED
     if exception.startswith(kind) and says in exception:
         remedy = exception.partition(says)[2].splitlines()[0]
@@ -114,6 +116,11 @@ def raised_advice(who: str, exception: str, awaited: bool, *, everyone: bool = F
         return (
             f"Pass group_src= (or group_dst=) for a rank within the group: src= and dst= are global ranks, and rank "
             f"{stranger[1]} is not a member."
+        )
+    if exception.startswith("ValueError") and (read := _FROM_ENVIRONMENT.search(traceback or exception)) is not None:
+        return (
+            f"Set {read[1] or read[2]} for {who} as a launcher does: torchrun sets RANK and WORLD_SIZE, which are "
+            "numbers, MASTER_ADDR and MASTER_PORT. Or pass rank= and world_size= to init_process_group."
         )
     if not everyone and exception.startswith("FileNotFoundError"):
         return (

@@ -50,3 +50,17 @@ def test_a_file_that_no_rank_has_found() -> None:
     """Where every rank misses it, no other one has written it too late."""
     error = "FileNotFoundError: [Errno 2] No such file: a.pt"
     assert raised_advice("ranks 0,1", error, False, everyone=True) == "Fix the exception of ranks 0,1."
+
+
+def test_a_variable_of_the_launcher_that_is_missing_or_no_number() -> None:
+    """torch names the first; of the second only the line in the traceback says which it is."""
+    missing = (
+        "ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable RANK expected"
+    )
+    line = (
+        "    rank = int(_get_env_or_raise(\"WORLD_SIZE\"))\nValueError: invalid literal for int() with base 10: 'one'"
+    )
+    assert raised_advice("rank 1", missing, True).startswith("Set RANK for rank 1 as a launcher does")
+    wrong = raised_advice("rank 1", line.splitlines()[-1], True, traceback=line)
+    assert wrong.startswith("Set WORLD_SIZE for rank 1 as a launcher does")
+    assert "Set " not in raised_advice("rank 1", line.splitlines()[-1], True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,6 +16,7 @@ from sim.running import HEAD, Scripts, ranks
 
 import distsim
 from distsim.debug.diagnosis.diagnose import Diagnosis
+from distsim.debug.records.kinds import Kind
 
 T = torch.ones
 
@@ -117,12 +119,6 @@ def three_groups() -> None:
         dist.all_reduce(T(1), group=groups[number])
 
 
-def members_only() -> None:
-    if start() < 2:
-        dist.new_group([0, 1])
-    dist.barrier()
-
-
 def group_order() -> None:
     rank = start()
     for pair in ([0, 1], [1, 2]) if rank != 1 else ([1, 2], [0, 1]):
@@ -145,7 +141,6 @@ CASES: list[tuple[Callable[[], None], str, tuple[int, ...] | None, int]] = [
     (crossed, "deadlock_cycle", (0, 1), 3),
     (two_groups, "deadlock_cycle", (0, 1), 3),
     (three_groups, "deadlock_cycle", (0, 1, 2), 3),
-    (members_only, "group_creation_order", None, 4),
     (group_order, "group_creation_order", (1,), 4),
 ]
 
@@ -290,3 +285,16 @@ def test_a_cluster_too_small_and_unknown() -> None:
         with pytest.raises(distsim.UsageError) as caught:
             distsim.simulate(skip, on=on, nproc_per_node=per_node)
         assert "\n" not in str(caught.value)
+
+
+def test_a_world_larger_than_what_was_started_is_never_joined() -> None:
+    """As on gloo: the ranks that nobody has started are named, and how many there are."""
+
+    def body() -> None:
+        dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=4)
+
+    outcome = ranks(body, check=False)
+    first = outcome.diagnoses[0]
+    assert (first.kind, first.culprits, outcome.exit_code) == (Kind.NEVER_JOINED, (2, 3), 3)
+    assert "world_size=4), but its launcher here has started a job of 2" in first.explanation
+    assert first.suggestion.startswith("Take world_size from WORLD_SIZE")

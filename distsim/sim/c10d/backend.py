@@ -352,7 +352,10 @@ def _joined(world: Any, process: SimProcess, options: Any, is_default: bool) -> 
     if is_default:
         notes.rendezvous = rendezvous
         if size > min(world.world_size, len(world.slots)):
-            world.widen(size)
+            if process.parent is None and world.launcher is None:  # else the program starts the ranks itself
+                world.awaited = max(world.awaited, size)
+            else:
+                world.widen(size)
     return rendezvous
 
 

@@ -41,6 +41,8 @@ def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None =
     states = {rank: _state(world, rank, asleep, hang_after_s) for rank in ranks}
     processes = {rank: world.rank_processes[rank] for rank in ranks if rank in world.rank_processes}
     records = {rank: process.calls.kept() for rank, process in processes.items()}
+    beyond = range(world.world_size, world.awaited)
+    states.update((rank, RankState(rank, Phase.ABSENT)) for rank in beyond)
     if any(state.phase is Phase.BLOCKED for state in states.values()):
         records = {rank: _met(processes[rank], calls) for rank, calls in records.items()}
         _mark_absent(states, records)
@@ -50,7 +52,7 @@ def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None =
         records = {rank: [among.record(call) for call in calls] for rank, calls in records.items()}
         states = {rank: replace(state, waits=tuple(map(among.wait, state.waits))) for rank, state in states.items()}
     return Evidence(
-        world.world_size,
+        world.world_size + len(beyond),
         states,
         records,
         float(world.env.now),
@@ -67,6 +69,7 @@ def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None =
         hang_after_s=hang_after_s,
         cut=frozenset(rank for rank, process in processes.items() if process.calls.is_cut),
         not_run=not_run,
+        launched=world.world_size if beyond else 0,
     )
 
 
