@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from sim.running import Scripts
 
+from distsim.sim import run
 from distsim.sim.isolation.real_children import WALL_S, RealChildren
 
 SERVICE = """
@@ -71,6 +72,20 @@ child.wait()
     ran = script(CLIENT + body, files={"service.py": SERVICE})
     assert ran.outcome.exit_code == 0, ran.outcome.failures
     assert ran.of(0) == ["loss True"]
+
+
+@pytest.mark.slow
+def test_a_rank_whose_program_works_is_not_stuck(script: Scripts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler may take longer than a rank may stay away, and works in a grandchild."""
+    monkeypatch.setattr(run, "DEFAULT_HOST_TIMEOUT_S", 0.6)
+    works = "import time\nwhile time.process_time() < 1.2: pass"
+    starts = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {works!r}])"
+    ran = script(
+        f"import subprocess, sys\nprint(subprocess.run([sys.executable, '-c', {starts!r}]).returncode)",
+        num_ranks=1,
+    )
+    assert ran.of(0) == ["0"]
+    assert not ran.kinds
 
 
 def test_wall_time_is_given_while_there_is_a_child() -> None:

@@ -379,6 +379,10 @@ class RankTask(Task):
     cuda_streams = False
     """Whether it has ever worked on another stream than a default one."""
 
+    def programs_work(self) -> int:
+        """The work of the real children of its process."""
+        return self.process.real_children.cpu_ticks()
+
 
 current_task = cast("Callable[[], RankTask | None]", any_task)
 require_task = cast("Callable[[], RankTask]", any_task_there)

@@ -95,6 +95,8 @@ class Runs(Protocol):
 
     def part(self) -> bool: ...
 
+    def programs_work(self) -> int: ...
+
 
 class WaitLimit:
     """The wait of *task* that *request* asked for gives up."""
@@ -216,10 +218,10 @@ class Scheduler:
         self.running = None
 
     def _watch(self, task: Runs) -> None:
-        """Two limits: without any sign of life (operators, imports), and, longer unless the user set
+        """Two limits: without any sign of life (operators, imports, work of a real program that it started), and, longer unless the user set
         it, without a call: a loop of operators whose end never comes true lives too. What other programs keep the
         thread from running counts for neither."""
-        ticks, begun = self.ticks, own_s(task.native)
+        ticks, work, begun = self.ticks, task.programs_work(), own_s(task.native)
         since = begun
         while not self.baton.wait_for(0.1):
             if self.shared_state is not None:
@@ -239,6 +241,8 @@ class Scheduler:
                 raise KeyboardInterrupt
             if task.doom is None and (self.ticks != ticks or self.in_operator):
                 ticks, since = self.ticks, own_s(task.native)
+            if task.doom is None and (work_now := task.programs_work()) != work:
+                work, since = work_now, own_s(task.native)
             over = self.limits is not None and task.doom is None and self.limits.wall_over()
             now = own_s(task.native)
             if over or now - since > limit_s or now - begun > limit_s * self.patience:
