@@ -32,6 +32,9 @@ DISABLE_CURRENT_MODES = Name(
 GET_CURRENT_DISPATCH_MODE_STACK = Name(
     "torch.utils._python_dispatch._get_current_dispatch_mode_stack", "the mode that meets every operator of a rank", SIM
 )
+POP_MODE_TEMPORARILY = Name(
+    "torch.utils._python_dispatch._pop_mode_temporarily", "calls that a program's own modes see", SIM
+)
 GET_DISPATCH_MODE = Name("torch._C._get_dispatch_mode", "fake tensors inside a rank", SIM)
 TORCH_DISPATCH_MODE_KEY = Name("torch._C._TorchDispatchModeKey", "fake tensors inside a rank", SIM)
 DISABLED_TORCH_DISPATCH_IMPL = Name("torch._C._disabled_torch_dispatch_impl", "tensors of subclasses", SIM)

@@ -48,7 +48,7 @@ UNWRAP = Name(
 )
 COLLECT_ALL = Name("torch._C._collect_all", "futures that collect others", FEATURE, public="torch.futures.collect_all")
 PROFILES = Name("torch._C._autograd._profiler_enabled", "calls under the profiler", GUARD)
-DISPATCH_MODES = Name("torch._C._len_torch_dispatch_stack", "calls under a TorchDispatchMode", GUARD)
+DISPATCH_MODES = Name("torch._C._len_torch_dispatch_stack", "calls under a TorchDispatchMode", GUARD | SIM)
 FUNCTION_MODES = Name("torch._C._len_torch_function_stack", "calls under a TorchFunctionMode", GUARD)
 TRANSFORMS = Name("torch._C._functorch.peek_interpreter_stack", "calls inside a transform of torch.func", GUARD)
 RUN_BACKWARD = Name("torch.autograd.graph._engine_run_backward", "DDP's calls on the short path", GUARD | SIM)

@@ -218,9 +218,9 @@ class Scheduler:
         self.running = None
 
     def _watch(self, task: Runs) -> None:
-        """Two limits: without any sign of life (operators, imports, work of a real program that it started), and, longer unless the user set
-        it, without a call: a loop of operators whose end never comes true lives too. What other programs keep the
-        thread from running counts for neither."""
+        """Two limits: without any sign of life (operators, imports, work of a real program that it started), and,
+        longer unless the user set it, without a call: a loop of operators whose end never comes true lives too. What
+        other programs keep the thread from running counts for neither."""
         ticks, work, begun = self.ticks, task.programs_work(), own_s(task.native)
         since = begun
         while not self.baton.wait_for(0.1):

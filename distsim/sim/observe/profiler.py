@@ -13,6 +13,7 @@ import torch
 import torch.autograd.profiler as torch_profiler
 from torch.autograd import DeviceType, ProfilerActivity
 
+from distsim.sim.c10d.group.dispatch_modes import OPERATORS
 from distsim.sim.device.timeline import Comm, Kernel
 from distsim.sim.isolation.process import current_process, current_task
 from distsim.sim.observe.gpu_tracks import operator_name
@@ -55,29 +56,6 @@ _NCCL = {
     "barrier": "AllReduce",
 }
 """How NCCL names its kernels (src/device/generate.py), without algorithm and protocol; all else is SendRecv."""
-_DISPATCHED = {
-    "all_reduce": "allreduce_",
-    "all_reduce_coalesced": "allreduce_coalesced_",
-    "broadcast": "broadcast_",
-    "reduce": "reduce_",
-    "all_gather": "allgather_",
-    "all_gather_coalesced": "allgather_coalesced_",
-    "all_gather_into_tensor": "_allgather_base_",
-    "all_gather_into_tensor_coalesced": "allgather_into_tensor_coalesced_",
-    "gather": "gather_",
-    "scatter": "scatter_",
-    "reduce_scatter": "reduce_scatter_",
-    "reduce_scatter_tensor": "_reduce_scatter_base_",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced_",
-    "all_to_all": "alltoall_",
-    "all_to_all_single": "alltoall_base_",
-    "barrier": "barrier",
-    "monitored_barrier": "monitored_barrier_",
-    "send": "send",
-    "recv": "recv_",
-}
-"""The operator `c10d::...` through which torch's dispatcher leads each call, on the caller's own thread."""
-
 _TITLES = {
     "gloo": {
         "all_reduce_coalesced": "all_reduce",
@@ -154,7 +132,7 @@ class Recorder:
 
     def call(self, record: CallRecord, backend: str, sparse: bool) -> None:
         """A call of torch.distributed begins: torch shows an operator of its own and the work of the backend."""
-        name = _DISPATCHED.get(record.op)
+        name = OPERATORS.get(record.op)
         if name is None:
             return
         title = _TITLES.get(backend, {}).get(record.op, record.op)

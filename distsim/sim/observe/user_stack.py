@@ -15,8 +15,16 @@ from distsim.debug.records.frames import Owner, owner, program_frames, steps, to
 
 __all__ = ["call_stack", "forget_stacks", "handle_is_the_users", "user_stack", "waits_itself"]
 
-_BETWEEN = ("/distributed_c10d.py", "/c10d_logger.py", "/torch/_ops.py", "/torch/overrides.py", "/utils/_device.py")
-"""Files of torch between a user's call of torch.distributed and us; the last under torch.set_default_device."""
+_BETWEEN = (
+    "/distributed_c10d.py",
+    "/c10d_logger.py",
+    "/torch/_ops.py",
+    "/torch/overrides.py",
+    "/utils/_device.py",
+    "/_comm_mode.py",
+)
+"""Files of torch between a user's call of torch.distributed and us; the last two under torch.set_default_device and
+CommDebugMode."""
 C10D = (vars(c10d), vars(c10d_logger))
 
 _known: dict[tuple[int, ...], tuple[tuple[Site, ...], list[CodeType]]] = {}

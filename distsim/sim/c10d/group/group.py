@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache, partial
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -30,6 +30,7 @@ from distsim.sim.c10d.arrival import Arrival
 from distsim.sim.c10d.buffers import as_gloo_sees
 from distsim.sim.c10d.communicator import Communicator
 from distsim.sim.c10d.data import Tensors
+from distsim.sim.c10d.group.dispatch_modes import are_watched, through_modes
 from distsim.sim.c10d.group.newer import add_newer_methods
 from distsim.sim.c10d.group.questions import Questions, own_timeout
 from distsim.sim.c10d.group.timeouts import connect_error, timeout_error
@@ -416,25 +417,32 @@ def _method(name: str, read: Reader) -> Callable[..., Any]:
             raise refusals.argument_error(name) from None
         return (self._host_group() if self.has_two_backends and call.is_for_host() else self), call
 
+    def watched(self: SimGroup, call: Call, carry_out: Callable[[], Work]) -> Work:
+        """Carry *call* out below the program's dispatch modes, between the group's hooks, as torch does."""
+
+        def between_hooks() -> Work:
+            if self.hooks is None:
+                return carry_out()
+            finish = self.hooks.begin(call)
+            work = carry_out()
+            finish(work)
+            return work
+
+        return cast("Work", through_modes(self, call, between_hooks)) if are_watched() else between_hooks()
+
     def collective(self: SimGroup, *args: Any, **kwargs: Any) -> Work:
         group, call = asked(self, args, kwargs)
         timeout = own_timeout(call, args, kwargs)
-        if self.hooks is None:
+        if self.hooks is None and not are_watched():
             return group._collective(call, timeout)
-        finish = self.hooks.begin(call)
-        work = group._collective(call, timeout)
-        finish(work)
-        return work
+        return watched(self, call, lambda: group._collective(call, timeout))
 
     def message(self: SimGroup, *args: Any, **kwargs: Any) -> Work:
         group, call = asked(self, args, kwargs)
         any_source, is_async = name == "recv_anysource", not waits_itself(sys._getframe(1))
-        if self.hooks is None:
+        if self.hooks is None and not are_watched():
             return group._message(call, any_source, is_async)
-        finish = self.hooks.begin(call)
-        work = group._message(call, any_source, is_async)
-        finish(work)
-        return work
+        return watched(self, call, lambda: group._message(call, any_source, is_async))
 
     def monitored(self: SimGroup, *args: Any, **kwargs: Any) -> None:
         group, call = asked(self, args, kwargs)
