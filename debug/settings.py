@@ -17,6 +17,7 @@ from typing import Any
 from distsim.errors import UsageError
 
 __all__ = [
+    "DEFAULT_HANG_AFTER_S",
     "LAUNCHED",
     "VARIABLES",
     "Level",
@@ -63,6 +64,10 @@ LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "S
 """Variables in which launchers number the processes of a host, the most reliable first."""
 
 
+DEFAULT_HANG_AFTER_S = 60.0
+"""More than a slow checkpoint (30 s), less than torch's timeouts (10 and 30 minutes)."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """Every field has an environment variable: `DISTSIM_LEVEL`, `DISTSIM_ON_HANG`, ..."""
@@ -75,10 +80,11 @@ class Settings:
     everything as it is for a debugger). `distsim run` aborts unless this or --on-hang says otherwise."""
     directory: str = ""
     """Folder of the flight records (rings); empty: in memory, by the job's name."""
-    hang_after_s: float = 60.0
-    """A rank that computes on is taken for missing when others have waited this long for it. A job in which no rank
-    waits hangs when all its ranks have stood still for this long; ranks that compute never do. More than a slow
-    checkpoint (30 s), less than torch's timeouts (10 and 30 minutes)."""
+    hang_after_s: float | None = None
+    """A rank that computes on is taken for missing when others have waited this long for it (60 where this is not set).
+    A job in which no rank waits hangs when all its ranks have stood still for this long; where this is set, also when
+    they have computed for this long without a call. Set it to more than the longest compilation, evaluation or
+    checkpoint."""
     straggler_after_s: float = 10.0
     """A rank that others wait for is named a straggler, in one line, after this long."""
     report: str = ""
@@ -103,13 +109,21 @@ class Settings:
                 value = environ.get(source)
             if value is None or value == "":
                 continue
-            values[field.name] = _convert(source, value, type(getattr(cls, field.name)))
+            default = getattr(cls, field.name)
+            values[field.name] = _convert(source, value, float if default is None else type(default))
         return cls(**values)
+
+    @property
+    def patience_s(self) -> float:
+        """`hang_after_s`, or the default where it is not set."""
+        return DEFAULT_HANG_AFTER_S if self.hang_after_s is None else self.hang_after_s
 
     def environment(self) -> dict[str, str]:
         """The environment that makes a worker read these settings."""
         said = {}
         for name, value in asdict(self).items():
+            if value is None:
+                continue
             said[_variable(name)] = str(int(value)) if isinstance(value, bool) else str(value)
         return said
 

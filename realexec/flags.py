@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from distsim.debug.settings import Level, OnHang, Settings
+from distsim.debug.settings import DEFAULT_HANG_AFTER_S, Level, OnHang
 
 __all__ = ["add_real_flags"]
 
 
 def add_real_flags(parser: argparse.ArgumentParser) -> None:
     """Add `--level`, `--on-hang`, `--hang-after` and their kin."""
-    plain = Settings()
     group = parser.add_argument_group("a real run (--on gloo, nccl, mpi)")
     group.add_argument(
         "--level",
@@ -31,9 +30,9 @@ def add_real_flags(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=None,
         metavar="SECONDS",
-        help="a rank that computes on is taken for missing when others have waited this long for it, and ranks of "
-        f"which none waits hang when all have stood still for this long (default: {plain.hang_after_s:g}); real "
-        "deadlocks are named at once",
+        help="a rank that computes on is taken for missing when others have waited this long for it "
+        f"(default: {DEFAULT_HANG_AFTER_S:g}), and ranks of which none waits hang when all have stood still for this "
+        "long or, where you set it, have made no call for this long; real deadlocks are named at once",
     )
     group.add_argument(
         "--rings",

@@ -81,6 +81,7 @@ class Knowledge:
     """(rank, attempt) -> exit code, negative for a signal."""
     stacks: Mapping[int, Sequence[Site]] = field(default_factory=dict)
     hang_after_s: float | None = None
+    quiet_after_s: float | None = None
     straggler_after_s: float | None = None
     all_over: bool = False
     """All ranks here have given up, and none has gone: they are on their way out, together."""
@@ -175,6 +176,7 @@ def rank_state(
         state.since_s = (beat_ns - origin_ns) / 1e9 if beat_ns else None
         return state
     state.meets_at, state.reached_store = reader.meets()
+    state.left_group = bool(reader.word(rings.W_LEFT))
     state.leaving = bool(reader.word(rings.W_EXIT_CODE)) or life not in (rings.LIFE_STARTED, rings.LIFE_JOINED)
     if process is not None and beat_ns and not state.leaving:
         silent_s = known.watched_ns(beat_ns, now_ns) / 1e9
@@ -396,6 +398,7 @@ def build_evidence(
         now_s=now_s,
         straggler_after_s=known.straggler_after_s,
         hang_after_s=known.hang_after_s,
+        quiet_after_s=known.quiet_after_s,
         sources=sources(records.values(), known.roots, (c.site for state in states.values() for c in state.caught)),
         away_s=_in_seconds(known.away_ns, origins[first.number]) if first is not None else (),
         unseen=numbering.unseen,

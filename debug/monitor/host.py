@@ -20,6 +20,7 @@ from distsim.debug.records import Phase, RankState
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.reader import RingReader
 from distsim.debug.rings.world import Process, WorldKind
+from distsim.debug.settings import Settings
 from distsim.errors import UsageError
 
 __all__ = ["Host"]
@@ -160,12 +161,13 @@ class Host:
         entry = reader.group(offset)
         return entry.key if entry.group.ranks else None
 
-    def knowledge(self, hang_after_s: float | None, straggler_after_s: float | None) -> Knowledge:
+    def knowledge(self, settings: Settings) -> Knowledge:
         self.exits = read_exits(self.directory)
         return Knowledge(
             exits=self.exits,
-            hang_after_s=hang_after_s,
-            straggler_after_s=straggler_after_s,
+            hang_after_s=settings.patience_s,
+            quiet_after_s=settings.hang_after_s,
+            straggler_after_s=settings.straggler_after_s,
             directory=self.directory,
             away_ns=tuple(self.away.spans_ns),
             idle_since_ns=self.activity.idle_since_ns(),

@@ -321,7 +321,7 @@ class Monitor:
         blocked = waits > SETTLE_S and now - self._still_since > SETTLE_S
         dead = self._first_death is not None and now - self._first_death > DEATH_SETTLE_S
         quiet = min([self.host.quiet_s(), *self.together.remote("quiet_s")])
-        if not (blocked or dead or quiet > min(IDLE_S, self.settings.hang_after_s)):
+        if not (blocked or dead or quiet > min(IDLE_S, self.settings.patience_s)):
             self._delay = SETTLE_S
             self._next_judgement = now if not dead else self._next_judgement
             return
@@ -380,7 +380,7 @@ class Monitor:
             self._first_met = self._first_met or now
             if now - self._first_met <= RAISE_S:
                 return True
-        if not found or any(diagnosis.victims for diagnosis in found):
+        if not found or any(d.victims or (d.nobody_waits and d.ends_job) for d in found):
             self._first_found = None
             return False
         self._first_found = self._first_found or self._first_death or now
@@ -423,8 +423,7 @@ class Monitor:
 
     def look_here(self, stacks: bool, focus: dict[Any, int] | None, origin: int, ours_only: bool = False) -> Evidence:
         """This host's part of the evidence."""
-        settings = self.settings
-        known = self.host.knowledge(settings.hang_after_s, settings.straggler_after_s)
+        known = self.host.knowledge(self.settings)
         readers = [self.host.readers[rank] for rank in sorted(self.host.readers)]
         if stacks:
             evidence = build_evidence(readers, known, self.host.numbering)

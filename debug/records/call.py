@@ -285,6 +285,8 @@ class RankState:
     """Its program has begun, and has not come to its first call."""
     leaving: bool = False
     """Its program has ended; its process is on the way out."""
+    left_group: bool = False
+    """It has destroyed its process group: no other rank waits for it."""
     silent_s: float | None = None
     """It lives, but none of its Python threads has run for so long: one of them holds the interpreter (the GIL)."""
     idle_s: float | None = None
@@ -345,6 +347,8 @@ class Evidence:
     """Name a running rank a straggler once others have waited this long for it; None: never."""
     hang_after_s: float | None = None
     """Take a running rank for missing once others have waited this long; None: never. Post mortem: 0."""
+    quiet_after_s: float | None = None
+    """Take a job in which no rank makes a call for a hang after this long, also while its ranks compute; None: never."""
     unrecorded: frozenset[int] = frozenset()
     """Ranks that left no record that can be read, and whose end nobody saw: nothing is known of them."""
     not_run: frozenset[int] = frozenset()

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
+import torch.distributed as dist
+
 from distsim.debug.monitor.start import gone_text
 from distsim.debug.records.frames import program_frames, shown, steps
 from distsim.debug.rings import layout as rings
@@ -35,7 +37,7 @@ class Heartbeat:
         self._looked = False
         self._placed = threading.RLock()
         """Held while a position is written. An RLock: a signal handler may end the process in the middle."""
-        self._kept = False
+        self._kept = self._has_group = False
         self.look: Callable[[], None] | None = None
         """Called once whenever the main thread stands still."""
         self.monitor: subprocess.Popen[bytes] | None = None
@@ -65,12 +67,20 @@ class Heartbeat:
             try:
                 words[base + rings.W_BEAT] = time.monotonic_ns()
                 self._recorder.sweep()
+                self._membership()
                 self._look_after_monitor()
                 with self._placed:
                     if not self._kept:
                         self._position()
             except (ValueError, TypeError):  # the ring was closed, or the interpreter goes down
                 return
+
+    def _membership(self) -> None:
+        """Write whether the program has destroyed its default group."""
+        has_group = dist.is_initialized()
+        if has_group != self._has_group:
+            self._has_group = has_group
+            self._recorder.ring.words[rings.WORDS_AT // 8 + rings.W_LEFT] = not has_group
 
     def _look_after_monitor(self) -> None:
         """Say it once if it was killed; one that ends by itself says why."""

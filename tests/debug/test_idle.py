@@ -45,6 +45,25 @@ def test_ranks_that_compute_are_only_a_warning() -> None:
     assert "They still compute" in warning.explanation
 
 
+def test_ranks_that_compute_longer_than_the_user_allows_are_a_hang() -> None:
+    """--hang-after that was set is the user's word: after that long without any call; the report calls it no proof."""
+    evidence = quiet_job((0.5, 0.5))
+    evidence.quiet_after_s = 60.0
+    (hang,) = diagnose(evidence)
+    assert (hang.kind, hang.culprits, hang.exit_code, hang.ends_job) == (Kind.HOST_STUCK, (0, 1), 3, True)
+    assert "not proof" in hang.explanation
+
+
+def test_ranks_that_have_destroyed_their_group_may_compute_on() -> None:
+    """No call is to be expected of them: an evaluation, an upload after the training."""
+    evidence = quiet_job((0.5, 0.5), left_group=True)
+    evidence.quiet_after_s = 60.0
+    assert diagnose(evidence) == []
+    evidence.ranks[1].left_group = False
+    (hang,) = diagnose(evidence)
+    assert hang.culprits == (1,)
+
+
 @pytest.mark.parametrize("idle_s", [(None, 90.0), (1.0, 90.0)])
 def test_a_job_is_idle_only_when_all_its_ranks_are(idle_s: tuple[float | None, ...]) -> None:
     """A rank that moves, or that nobody watches, may come to its next call."""

@@ -159,7 +159,7 @@ def test_a_nap_that_lasts_too_long_is_the_monitors_own(tmp_path: Path) -> None:
     assert host.away.look() == 0
     host.away._last_ns = began_ns
     assert host.away.look() == 1
-    known = host.knowledge(60.0, 10.0)
+    known = host.knowledge(Settings())
     now_ns = time.monotonic_ns()
     assert known.watched_ns(began_ns - int(5e9), now_ns) < 6e9
     assert known.watched_ns(now_ns - int(1e9), now_ns) <= 1e9

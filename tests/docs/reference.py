@@ -337,7 +337,7 @@ def environment() -> str:
     lines = ["| variable | default | |", "| --- | --- | --- |"]
     for field, variable in Settings.variables().items():
         value = getattr(Settings, field)
-        default = "" if value == "" else code(f"{value:g}" if isinstance(value, float | int) else value)
+        default = "" if value in ("", None) else code(f"{value:g}" if isinstance(value, float | int) else value)
         lines.append(f"| `{variable}` | {default} | {cell(texts[field])} |")
     lines += [f"| `{name}` | | {cell(text)} |" for name, text in VARIABLES.items()]
     return "\n".join(

@@ -24,6 +24,7 @@ STUCK = {
     "subprocess": "import subprocess; subprocess.run(['sleep', '30'])",
     "gil": "import re; re.match(r'(a+)+$', 'a' * 40 + 'b')",
     "input": "import os; os.read(os.pipe()[0], 1)",
+    "loop": "while True: pass",
 }
 
 

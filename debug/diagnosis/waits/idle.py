@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.waits.proof import Proof
-from distsim.debug.messages.phrases import are, ranks_text, several, state_text
+from distsim.debug.messages.phrases import ranks_text, several, state_text
 from distsim.debug.records import Phase, RankState
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
@@ -17,6 +17,18 @@ __all__ = ["IDLE_S", "idle_job"]
 IDLE_S = 5.0
 """All ranks have stood still for so long before they are reported, as a warning."""
 MOST_PLACES = 6
+LEFT_ALONE = " They still compute, and are left alone: set --hang-after to end a job that makes no call for so long."
+BY_THE_LIMIT = (
+    " They still compute, so this is not proof that they never end: it is a hang by the limit you set (--hang-after)."
+)
+STANDS_STILL = (
+    "Look at the stacks: what the ranks wait for there (a file system, a queue, a lock, a worker, a process, input) has "
+    "to come before the job can go on."
+)
+COMPUTES = (
+    "Look at the stacks: a loop there may wait for something that never comes. If the work is only long, set "
+    "--hang-after to more than it takes."
+)
 ENDED = frozenset({Phase.FINISHED, Phase.EXITED})
 """Phases of ranks that have left a job which the others may go on with."""
 
@@ -25,7 +37,8 @@ def idle_job(case: Case) -> list[Diagnosis]:
     """The ranks of a live job in which no rank waits and none has made a call for long.
 
     Ranks that stand still, without computing, reading or writing, become a hang when `hang_after_s` is over. Ranks
-    that compute never do: what they compute may be long, and nobody waits for it. They are a warning by then.
+    that compute are a warning by then: what they compute may be long, and no rank waits for it. They are a hang only
+    after `quiet_after_s`, the limit that the user has set.
     """
     evidence = case.index.evidence
     limit_s = evidence.hang_after_s
@@ -33,20 +46,25 @@ def idle_job(case: Case) -> list[Diagnosis]:
     if not limit_s or not live or any(not _on_its_own(case, state) for state in live.values()):
         return []
     still_s = min(max(state.idle_s or 0.0, state.silent_s or 0.0) for state in live.values())
-    quiet_s = min(_quiet_s(case, rank) for rank in live)
-    if still_s >= min(IDLE_S, limit_s):
+    members = [rank for rank, state in live.items() if not state.left_group]
+    quiet_s = min((_quiet_s(case, rank) for rank in members or live), default=0.0)
+    is_over = bool(members) and evidence.quiet_after_s is not None and quiet_s >= evidence.quiet_after_s
+    suggestion = STANDS_STILL
+    if still_s >= (limit_s if is_over else min(IDLE_S, limit_s)):
         text = f"No rank waits in a call, and none has moved for {still_s:.0f} s"
         proof = Proof.PATIENCE if still_s >= limit_s else Proof.NOT_YET
         then = "" if proof is Proof.PATIENCE else f" It counts as a hang after {limit_s:g} s of this (--hang-after)."
-    elif quiet_s >= limit_s:
+    elif quiet_s >= limit_s and members:
         text = f"No rank has made a call for {quiet_s:.0f} s, and none waits in one"
-        proof, then = Proof.NOT_YET, " They still compute, and are left alone."
+        proof, then = (Proof.PATIENCE, BY_THE_LIMIT) if is_over else (Proof.NOT_YET, LEFT_ALONE)
+        live, suggestion = {rank: live[rank] for rank in members}, COMPUTES
     else:
         return []
     joining = [rank for rank, state in live.items() if state.joining]
     others = [rank for rank in live if rank not in joining]
     parts = ((Kind.HOST_STUCK, others), (Kind.NEVER_JOINED, joining))
-    return [_diagnosis(case, kind, ranks, text, then, proof, quiet_s) for kind, ranks in parts if ranks]
+    found = [_diagnosis(case, kind, ranks, text, then, suggestion, quiet_s) for kind, ranks in parts if ranks]
+    return [replace(d, proof=proof) for d in found]
 
 
 def _on_its_own(case: Case, state: RankState) -> bool:
@@ -65,24 +83,22 @@ def _quiet_s(case: Case, rank: int) -> float:
 
 
 def _diagnosis(
-    case: Case, kind: Kind, ranks: Sequence[int], text: str, then: str, proof: Proof, since_s: float
+    case: Case, kind: Kind, ranks: Sequence[int], text: str, then: str, suggestion: str, since_s: float
 ) -> Diagnosis:
     places = _by_place(case, ranks)
     listed = [f"{ranks_text(some)} {several(where, some)}" for where, some in list(places.items())[:MOST_PLACES]]
     if len(places) > MOST_PLACES:
         listed.append(f"the others are in {len(places) - MOST_PLACES} more places")
     before = " They have not come to init_process_group." if kind is Kind.NEVER_JOINED else ""
-    found = case.diagnosis(
+    return case.diagnosis(
         kind,
         ranks,
         (),
         call=None,
         explanation=f"{text}: {'; '.join(listed)}.{before}{then}",
-        suggestion=f"Look at {are(ranks, 'its stack', 'their stacks')}: what {are(ranks, 'it waits', 'they wait')} for "
-        "there (a file system, a queue, a lock, a worker, a process, input) has to come before the job can go on.",
+        suggestion=suggestion,
         since_s=case.index.evidence.now_s - since_s,
     )
-    return replace(found, proof=proof)
 
 
 def _by_place(case: Case, ranks: Iterable[int]) -> Mapping[str, list[int]]:
