@@ -348,7 +348,7 @@ class Evidence:
     hang_after_s: float | None = None
     """Take a running rank for missing once others have waited this long; None: never. Post mortem: 0."""
     quiet_after_s: float | None = None
-    """Take a job in which no rank makes a call for a hang after this long, also while its ranks compute; None: never."""
+    """Take a job without a call for a hang after this long, also while its ranks compute; None: never."""
     unrecorded: frozenset[int] = frozenset()
     """Ranks that left no record that can be read, and whose end nobody saw: nothing is known of them."""
     not_run: frozenset[int] = frozenset()

@@ -36,7 +36,8 @@ class World:
     where: str
     """The rendezvous, for people."""
     reuses_store: bool = False
-    """Its store still holds what an earlier world of this process wrote there under the same keys."""
+    """Its store still holds what an earlier world of this process, or in a file an earlier job, wrote there under the
+    same keys."""
 
     def to_json(self) -> list[Any]:
         """All fields in their order."""

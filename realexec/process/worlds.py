@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from collections import Counter
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ __all__ = ["Worlds", "count_in", "launched", "launcher_world", "noting_prefix", 
 
 _prefixes: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 """Prefix of each PrefixStore, which torch does not tell."""
+_loaded_at_s = time.time()
 
 
 class Worlds:
@@ -39,6 +41,7 @@ class Worlds:
         number = blake2b(f"{place}|{size}|{times}".encode(), digest_size=6).hexdigest()
         # Only the store of torchrun's agent surely outlives a world of this process: others may be new ones.
         reuses_store = times > 0 and place == place_of_url("env://")[0] and _has_agent_store()
+        reuses_store |= times == 0 and place.startswith("file:") and _is_older_than_this_process(place)
         world = World(number, rank, size, kind, where, reuses_store)
         self._recorder.join(world)
         return world
@@ -46,6 +49,15 @@ class Worlds:
     def begun(self, place: str, size: int) -> None:
         """The rendezvous of a world has ended well: the next one there is another."""
         self._times[place, size] += 1
+
+
+def _is_older_than_this_process(place: str) -> bool:
+    """Whether the file of a FileStore has been written to before this process began, and not since."""
+    try:
+        file = os.stat(place.removeprefix("file:"))
+    except OSError:
+        return False
+    return file.st_size > 0 and file.st_mtime < _loaded_at_s
 
 
 def _has_agent_store() -> bool:

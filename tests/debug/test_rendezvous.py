@@ -122,3 +122,18 @@ def test_who_loses_the_others_in_a_second_meeting_is_no_culprit() -> None:
     for state in evidence.ranks.values():
         state.reused_store = None
     assert [d.kind for d in diagnose(evidence)] != [Kind.NEVER_JOINED], "in a store of its own it is rank 2's"
+
+
+@pytest.mark.parametrize("sees_it", [0, 1])
+def test_a_file_that_an_earlier_run_left_is_named(sees_it: int) -> None:
+    """Only the first rank that looks finds the file old; where another one does, the keys in it may be this job's."""
+    evidence = meeting(dict.fromkeys(range(3), "a:1"), 0.5)
+    for rank, state in evidence.ranks.items():
+        evidence.records[rank][0].issued_s = 1.0 + rank / 10
+        state.phase, state.waits, state.exit_code = Phase.RAISED, (), 1
+        state.exception = "RuntimeError: Gloo connectFullMesh failed with ... Connection refused"
+    evidence.ranks[sees_it].reused_store = "/shared/store"
+    found = diagnose(evidence)
+    assert any("Delete /shared/store" in d.suggestion for d in found) is (sees_it == 0)
+    if sees_it == 0:
+        assert [(d.kind, d.culprits, d.exit_code) for d in found] == [(Kind.NEVER_JOINED, (0, 1, 2), 3)]

@@ -22,8 +22,8 @@ BY_THE_LIMIT = (
     " They still compute, so this is not proof that they never end: it is a hang by the limit you set (--hang-after)."
 )
 STANDS_STILL = (
-    "Look at the stacks: what the ranks wait for there (a file system, a queue, a lock, a worker, a process, input) has "
-    "to come before the job can go on."
+    "Look at the stacks: what the ranks wait for there (a file system, a queue, a lock, a worker, a process, input) "
+    "has to come before the job can go on."
 )
 COMPUTES = (
     "Look at the stacks: a loop there may wait for something that never comes. If the work is only long, set "

@@ -19,6 +19,10 @@ __all__ = ["MEETING_S", "apart", "follows", "stale_addresses"]
 MEETING_S = 3.0
 """All have waited for so long before anything is said of their addresses: processes start one after the other."""
 INIT = "init_process_group"
+STALE_FILE = (
+    "Delete {path} before each run, give each run a file of its own, or leave init_method out under torchrun, which "
+    "has a store for each run."
+)
 REUSED_STORE = (
     "Call init_process_group once and make further groups with new_group, or give each call keys of its own: "
     "init_process_group(backend, store=PrefixStore(str(n), store), rank=rank, world_size=world_size)."
@@ -54,7 +58,8 @@ def apart(case: Case) -> list[Diagnosis]:
 
 
 def stale_addresses(case: Case) -> list[Diagnosis]:
-    """Ranks that cannot connect in a store that an earlier `init_process_group` of the same job has written to.
+    """Ranks that cannot connect in a store that an earlier `init_process_group` of the same job has written to, or, in
+    a file, an earlier job.
 
     gloo finds the addresses of a group that is gone under the same keys, and connects to them, waits for them, or loses
     them in its first call; which rank meets them first is chance.
@@ -62,6 +67,14 @@ def stale_addresses(case: Case) -> list[Diagnosis]:
     evidence, states = case.index.evidence, case.index.states
     members = [rank for rank, state in states.items() if state.reused_store is not None]
     begun = {rank: call for rank in members if (call := _last_init(case, rank)) is not None}
+    where = next((str(states[rank].reused_store) for rank in begun), "")
+    in_file = where.startswith("/")
+    if in_file:  # who comes later finds keys of the ranks before it there
+        group = next(iter(begun.values())).group
+        together = {rank: call for rank in group.ranks if (call := _last_init(case, rank)) is not None}
+        if min(together, key=lambda rank: together[rank].issued_s) not in begun:
+            return []
+        begun = together
     if not begun or any(_has_connected(case, call) for call in begun.values()):
         return []
     failed = [rank for rank in begun if _lost(case, rank)]
@@ -71,15 +84,20 @@ def stale_addresses(case: Case) -> list[Diagnosis]:
     if not failed and not is_over:
         return []
     culprits = waiting or failed
-    where = states[culprits[0]].reused_store
+    text = f"{capital(ranks_text(culprits))} could not connect to the others in {INIT}"
+    if in_file:
+        text += f": {where} was written before these ranks started, and holds the addresses of an earlier run "
+        text += "that did not end normally."
+    else:
+        text += f", which the program calls again in one job: the store at {where} still holds the addresses of the "
+        text += "process group that is gone."
     found = case.diagnosis(
         Kind.NEVER_JOINED,
         culprits,
         [rank for rank in begun if rank not in culprits],
         call=begun[culprits[0]],
-        explanation=f"{capital(ranks_text(culprits))} could not connect to the others in {INIT}, which the program "
-        f"calls again in one job: the store at {where} still holds the addresses of the process group that is gone.",
-        suggestion=REUSED_STORE,
+        explanation=text,
+        suggestion=STALE_FILE.format(path=where) if in_file else REUSED_STORE,
         since_s=min(call.issued_s for call in begun.values()),
     )
     return [replace(found, proof=Proof.GONE if failed else Proof.PATIENCE)]

@@ -53,6 +53,13 @@ def close_files(process: SimProcess) -> None:
             file.close()
 
 
+def _has_content(path: str) -> bool:
+    """Whether a real run has left keys there: the file of a simulated one stays empty."""
+    with contextlib.suppress(OSError):
+        return os.path.getsize(path) > 0
+    return False
+
+
 class FileStore(SimStore):
     """`torch.distributed.FileStore`: ranks that name the same path share it. The file is there and goes as
     torch's does, and stays empty."""
@@ -68,6 +75,11 @@ class FileStore(SimStore):
         if values is None:
             values = task.world.stores[address] = KeyValues(task.world.env)
             values.data["efcount/"] = b"0"
+            if _has_content(file_name):
+                task.world.note(
+                    f"{file_name} held keys before this run, which the simulation ignores: real ranks would read the "
+                    "addresses of an earlier run there, and may fail to connect; delete it before each run"
+                )
         os.close(os.open(file_name, os.O_RDWR | os.O_CREAT, 0o644))
         super().__init__(values, DEFAULT_TIMEOUT)
         self.path = file_name
