@@ -174,6 +174,8 @@ def loop_ended(
             break
     else:
         return None
+    if call.op == "new_group":
+        return _plain(case, Kind.GROUP_CREATION_ORDER, call, ranks, victims)
     if all(_passed_by(case, rank, call) >= rounds - theirs for rank in ranks):
         skipped = _plain(case, Kind.MISSING_RANK, call, ranks, victims)
         they = "it" if len(ranks) == 1 else "they"
@@ -309,6 +311,7 @@ def group_mismatch(
         f"{group_text(theirs.group)}, at {place(theirs.site)}.",
         suggestion=advice(Kind.GROUP_MISMATCH, mine=place(mine.site)),
         since_s=max(mine.issued_s, theirs.issued_s),
+        sites={} if mine.site is None else {mine.rank: mine.site},
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from distsim.debug.diagnosis.absence import group_mismatch
 from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.waits.proof import Proof
 from distsim.debug.divergence.divergence import SHIFTS, Divergence
@@ -35,6 +36,9 @@ MOST_SIDES = 6
 def contradiction(case: Case, divergence: Divergence, victims: Sequence[int]) -> Diagnosis:
     """The diagnosis of the first number at which a group's members are not in the same call."""
     d = divergence
+    if d.kind is Kind.EXTRA_COLLECTIVE and (other := _awaited_on_another_group(case, d)) is not None:
+        found = group_mismatch(case, d.got, other, d.culprits, [other.rank], [*victims, *d.reference])
+        return replace(found, proof=Proof.MET) if d.met else found
     met = d.group_log.meetings.get(d.seq, {})
     sites = {rank: site for rank, record in met.items() if (site := record.site) is not None}
     if d.refused is not None and d.refused.site is not None:
@@ -51,6 +55,19 @@ def contradiction(case: Case, divergence: Divergence, victims: Sequence[int]) ->
         sites=sites,
     )
     return replace(told, proof=Proof.MET) if d.met else told
+
+
+def _awaited_on_another_group(case: Case, d: Divergence) -> CallRecord | None:
+    """The call in which another rank waits for the culprit, at the line of the culprit's call, on the group on which
+    the culprit has made that call before."""
+    mine = d.got
+    made = [r for r in case.index.records(mine.rank) if (r.op, r.way) == (mine.op, mine.way)]
+    usual = {r.group for r in made if r.group != mine.group}
+    for rank in case.index.states:
+        for wait in case.index.call_waits(rank) if rank not in d.culprits else ():
+            if (wait.op, wait.way) == (mine.op, mine.way) and wait.group in usual and mine.rank in wait.group.ranks:
+                return wait
+    return None
 
 
 def explanation(d: Divergence) -> str:

@@ -198,17 +198,18 @@ def _message_missing(case: Case, ranks: Sequence[int], victims: Sequence[int]) -
     for call in lonely:
         if near_miss(case.index, call) is not None:
             return unmatched(case, call, [*ranks, *victims], cycle=None)
-    directed = [call for call in lonely if call.peer is not None]
-    if len(directed) != 1 or len(lonely) != 1:
+    if not lonely:
         return None
-    call = directed[0]
-    peer = call.peer
-    assert peer is not None
-    instead = case.index.call_waits(peer)
-    if not instead or instead[0].is_p2p or call.rank not in instead[0].group.ranks:
+    call = lonely[0]
+    if any(other.peer != call.peer for other in lonely) or (call.peer is None and len(lonely) > 1):
         return None
-    if _comes_later(case, peer, call, instead[0]):
-        return None  # the peer's program has the other end, but after its collective: a cycle
+    peers = [call.peer] if call.peer is not None else [rank for rank in call.group.ranks if rank != call.rank]
+    for peer in peers:
+        instead = case.index.call_waits(peer)
+        if not instead or instead[0].is_p2p or call.rank not in instead[0].group.ranks:
+            return None
+        if any(_comes_later(case, peer, other, instead[0]) for other in lonely):
+            return None  # the peer's program has the other end, but after its collective: a cycle
     return unmatched(case, call, [*ranks, *victims], cycle=case.graph.cycle(ranks))
 
 

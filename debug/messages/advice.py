@@ -110,6 +110,11 @@ def raised_advice(who: str, exception: str, awaited: bool, *, everyone: bool = F
             f"Let {who} need less: a smaller micro-batch, activation checkpointing, sharding; "
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True where much is reserved but unallocated."
         )
+    if "trying to initialize the default process group twice" in exception:
+        return (
+            "Call init_process_group once: guard it by `if not dist.is_initialized()`, make further groups with "
+            "new_group, or call destroy_process_group() before."
+        )
     if "connectFullMesh" in exception:
         return _STALE_STORE
     if (stranger := _NOT_A_MEMBER.search(exception)) is not None:

@@ -37,11 +37,12 @@ def expected(program: Program) -> tuple[str, tuple[int, ...], int]:
 @pytest.mark.filterwarnings("ignore")  # a program's warnings are its own
 @pytest.mark.parametrize("program", QUICK, ids=lambda program: program.path.stem)
 def test_a_case_is_named(program: Program, zygote: Zygote) -> None:
-    """The simulation names what is planted, at the marked line."""
+    """The simulation names what is planted, at the marked line, and the cure that the head asks for."""
     seen = verdict(program, "sim", zygote)
     assert (seen.kind, seen.culprits, seen.exit_code) == expected(program), seen.text
     marked = {n for n, line in enumerate(program.path.read_text().splitlines(), 1) if "# <-" in line}
     assert not marked or set(seen.lines) <= marked, seen.text
+    assert program.head.get("cure", "") in seen.text
 
 
 @pytest.mark.filterwarnings("ignore")

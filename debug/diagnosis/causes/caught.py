@@ -54,6 +54,8 @@ def repeated_calls(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
             if handler is None or _usual(case, rank, caught):
                 continue
             statement, clause = handler
+            if (cause := _calls_in_handler(case, d, rank, caught, clause)) is not None:
+                return cause
             ends = {type(n) for part in clause.body for n in ast.walk(part)} & {ast.Break, ast.Return, ast.Raise}
             if ends or not any(isinstance(n, ast.For | ast.While) for n in text.around(caught.site)):
                 continue
@@ -70,6 +72,23 @@ def repeated_calls(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
                 (caught.site,),
             )
     return None
+
+
+def _calls_in_handler(case: Case, d: Diagnosis, rank: int, caught: Caught, clause: ast.ExceptHandler) -> Cause | None:
+    """*rank* has made calls in the block of the `except` itself, which no other rank has."""
+    block = [(clause.body[0].lineno, clause.body[-1].end_lineno or clause.lineno)]
+    own, others = _calls_at(case, d, caught.site.file, block, rank)
+    if not own or others:
+        return None
+    name, at = caught.kind.rpartition(".")[2], place(caught.site)
+    line = min(own)
+    return Cause(
+        f"Make no collective calls in an except block, or try again on all ranks: after the try, all_reduce (MAX) "
+        f"whether a rank failed. Rank {rank} caught {name} at {at} and has made calls at "
+        f"{place(Site(caught.site.file, line, ''))} that the others do not make.",
+        f"Rank {rank} caught {one_line(caught.error)} at {at}, and made calls in the except block.",
+        (caught.site, Site(caught.site.file, line, "")),
+    )
 
 
 def _cure(caught: Caught, who_has: str, at: str, over: bool) -> str:

@@ -8,7 +8,7 @@ from distsim.debug.diagnosis.context import Case
 from distsim.debug.records import CallRecord, CallWait, Phase, Site
 from distsim.debug.records.diagnosis import Diagnosis
 
-__all__ = ["Cause", "Sides", "sides_of"]
+__all__ = ["Cause", "Sides", "met_calls", "sides_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,13 @@ class Sides:
 
 
 def sides_of(case: Case, d: Diagnosis) -> Sides:
-    """The frames of the first culprit, and of the first rank that is not one."""
-    calls = _met(case, d)
+    """The frames of the first culprit, and of a rank that is not one: at a line that the culprit has called before,
+    where there is one, for two ranks may come to a call by loops of their own."""
+    calls = met_calls(case, d)
     culprit = next(iter(d.culprits), None)
-    other = next((r for r in calls if r not in d.culprits), None)
+    ways = set() if culprit is None else {record.way for record in case.index.records(culprit)}
+    rest = [r for r in calls if r not in d.culprits]
+    other = next((r for r in rest if calls[r].way in ways), next(iter(rest), None))
     if other is None:
         other = next((r for r in (*d.victims, *sorted(case.index.states)) if r not in d.culprits), None)
     own, theirs = _frames(case, culprit, calls), _frames(case, other, calls)
@@ -52,7 +55,7 @@ def _lines(case: Case, rank: int | None) -> frozenset[tuple[str, int]]:
     return frozenset((frame.file, frame.line) for way in ways for frame in way)
 
 
-def _met(case: Case, d: Diagnosis) -> dict[int, CallRecord]:
+def met_calls(case: Case, d: Diagnosis) -> dict[int, CallRecord]:
     """The calls that met at the diagnosed number, by rank."""
     if d.call is None or d.group is None:
         return {}

@@ -5,16 +5,17 @@ from __future__ import annotations
 import ast
 import re
 
-from distsim.debug.diagnosis.causes.cause import Cause, sides_of
+from distsim.debug.diagnosis.causes.cause import Cause, met_calls, sides_of
 from distsim.debug.diagnosis.causes.guards import guard_decision
 from distsim.debug.diagnosis.causes.iterations import header_cause
 from distsim.debug.diagnosis.causes.program_text import ProgramText, shortened
 from distsim.debug.diagnosis.context import Case
-from distsim.debug.messages.phrases import are, place, ranks_text
-from distsim.debug.records import CallWait, HostWait, Site, StoreWait
+from distsim.debug.messages.phrases import are, group_text, place, ranks_text
+from distsim.debug.records import CallRecord, CallWait, HostWait, Site, StoreWait
 from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.kinds import Kind
 
-__all__ = ["awaited_key", "held_lock", "message_loop", "skipped_init", "unlike_mesh"]
+__all__ = ["awaited_key", "held_lock", "message_loop", "other_group", "skipped_init", "unlike_mesh"]
 
 FILE_LOCK = re.compile(r"\bflock\(|\blockf\(|FileLock|InterProcessLock|portalocker")
 """Locks that processes share; one of `threading` is the process's own."""
@@ -79,6 +80,33 @@ def awaited_key(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
         f"Set the key '{key}' ({place(setter)} does) before {d.call.op} at {at}: {ranks_text(d.culprits)} cannot come "
         "there without it, and whoever should set it may wait there already.",
         lines=(setter,),
+    )
+
+
+def other_group(case: Case, d: Diagnosis) -> Cause | None:
+    """The call is made by ranks that never made it before, and all others have made it on a group without those."""
+    met = met_calls(case, d)
+    lacking = [rank for rank in (() if d.group is None else d.group.ranks) if case.index.last(rank) is not None]
+    if d.kind is Kind.MISSING_RANK:
+        inside, outside = [r for r in lacking if r not in d.culprits], list(d.culprits)
+    else:
+        inside, outside = list(d.culprits), [r for r in lacking if r not in d.culprits]
+    mine = next((met[rank] for rank in inside if rank in met), None)
+    if mine is None or mine.site is None or mine.is_p2p or not outside:
+        return None
+
+    def alike(rank: int) -> list[CallRecord]:
+        return [r for r in case.index.records(rank) if r.op == mine.op and r.way == mine.way and r is not met.get(rank)]
+
+    theirs = [alike(rank) for rank in outside]
+    groups = {made[-1].group for made in theirs if made}
+    members = {rank for group in groups for rank in group.ranks}
+    if not all(theirs) or any(alike(rank) for rank in inside) or not members.isdisjoint(inside):
+        return None
+    shown = next(iter(groups))
+    return Cause(
+        f"Pass the same group= on every rank at {place(mine.site)}, and make the call on its members alone: "
+        f"{ranks_text(outside)} made it on {group_text(shown)}, {ranks_text(inside)} on {group_text(mine.group)}.",
     )
 
 

@@ -7,7 +7,14 @@ from dataclasses import replace
 from distsim.debug.diagnosis.causes.blocks import join_block, no_sync_block
 from distsim.debug.diagnosis.causes.caught import caught_exception, repeated_calls
 from distsim.debug.diagnosis.causes.cause import Cause, Sides, sides_of
-from distsim.debug.diagnosis.causes.elsewhere import awaited_key, held_lock, message_loop, skipped_init, unlike_mesh
+from distsim.debug.diagnosis.causes.elsewhere import (
+    awaited_key,
+    held_lock,
+    message_loop,
+    other_group,
+    skipped_init,
+    unlike_mesh,
+)
 from distsim.debug.diagnosis.causes.guards import guard_by_rank, guarded_call
 from distsim.debug.diagnosis.causes.iterations import generation, left_loop, loop_cause, skipped_round
 from distsim.debug.diagnosis.causes.program_text import ProgramText
@@ -63,6 +70,8 @@ def _cause(case: Case, d: Diagnosis) -> Cause | None:
     if d.kind in ELSEWHERE:
         return ELSEWHERE[d.kind](case, d, text)
     if (cause := repeated_calls(case, d, text) or caught_exception(case, d, text)) is not None:
+        return cause
+    if d.kind in (Kind.MISSING_RANK, Kind.EXTRA_COLLECTIVE) and (cause := other_group(case, d)) is not None:
         return cause
     if d.kind is Kind.MISSING_RANK and (cause := awaited_key(case, d, text)) is not None:
         return cause

@@ -20,6 +20,9 @@ ENDS_ANSWER = re.compile(r"(^|_)eos|end_of|stop_(token|id)|max_new|(un)?finished
 CLOCKS = frozenset(
     {"time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns", "now", "elapsed"}
 )
+MODEL = frozenset(
+    {"parameters", "named_parameters", "buffers", "named_buffers", "modules", "named_modules", "children", "state_dict"}
+)
 FILES = frozenset({"exists", "isfile", "is_file", "stat", "listdir", "glob"})
 
 
@@ -81,8 +84,8 @@ def loop_cause(text: ProgramText, sides: Sides, ranks: Sequence[int]) -> Cause |
     header = None
     if apart:
         header = collection_loop(text, *loops[0], ranks, longer)
-    if header is None and loops:
-        header = header_cause(text, *loops[0])
+    if header is None:
+        header = next((cause for site, loop in loops if (cause := header_cause(text, site, loop)) is not None), None)
     return _by_decision(decisions, header) if decisions else header
 
 
@@ -157,6 +160,8 @@ def header_cause(text: ProgramText, site: Site, loop: Loop) -> Cause | None:
     names = words_of(loop.iter) - {"range", "enumerate", "zip", "len"}
     if not names:
         return None
+    if names & MODEL:
+        return Cause(f"Build the model alike on every rank: `{shown}` at {at} has more parts on some.", lines=(header,))
     if bound is not None and not any(map(BATCHES.search, names)):
         return Cause(
             f"Give `{shown}` at {at} the same bound on every rank: all_reduce it (MIN or MAX) before the loop.",

@@ -284,7 +284,13 @@ def _exits(body: Sequence[ast.stmt], own: bool, test: ast.expr | None = None) ->
 
 def _counters(loop: Loop) -> frozenset[str]:
     """Names that count the rounds of a loop."""
-    names = set() if isinstance(loop, ast.While) else set(words_of(loop.target))
+    names: set[str] = set()
+    if not isinstance(loop, ast.While):
+        over = words_of(loop.iter)
+        counted = loop.target.elts[:1] if "enumerate" in over and isinstance(loop.target, ast.Tuple) else [loop.target]
+        names = (
+            {word for part in counted for word in words_of(part)} if over & {"range", "enumerate", "count"} else set()
+        )
     for node in loop.body:  # in every round
         if isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Constant):
             names |= words_of(node.target)

@@ -10,7 +10,7 @@ from distsim.debug.diagnosis.waits.proof import Proof
 from distsim.debug.matching.agreement import Mismatch, check_pair, payload_text
 from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.messages.advice import no_record_advice
-from distsim.debug.messages.phrases import call_text, place
+from distsim.debug.messages.phrases import call_text, capital, place, ranks_text
 from distsim.debug.records import CallRecord, CallWait, Phase
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.errors import was_refused
@@ -53,6 +53,19 @@ def near_miss(index: EvidenceIndex, call: CallRecord) -> NearMiss | None:
             what = "sender" if call.op == "recv" else "receiver"
             ranked.append((3, -other.index, NearMiss(other, what, (call.rank,))))
     return min(ranked, key=lambda r: r[:2])[2] if ranked else None
+
+
+def _fewest(index: EvidenceIndex, call: CallRecord) -> tuple[tuple[int, ...], int, int] | None:
+    """The ranks that have sent fewer messages to a receive from any rank than the others, how many, and the others'."""
+    sent = {
+        rank: sum(r.op == "send" and r.peer == call.rank and r.tag == call.tag for r in index.records(rank))
+        for rank in call.group.ranks
+        if rank != call.rank
+    }
+    many = max(sent.values(), default=0)
+    few = tuple(rank for rank, number in sent.items() if number < many)
+    numbers = {sent[rank] for rank in few}
+    return (few, numbers.pop(), many) if len(numbers) == 1 and len(few) * 2 <= len(sent) else None
 
 
 def _strayed(index: EvidenceIndex, call: CallRecord, other: CallRecord) -> tuple[int, ...]:
@@ -110,6 +123,9 @@ def unmatched(case: Case, call: CallRecord, stuck: Sequence[int], cycle: tuple[i
         )
         culprits, pair = (call.rank,), None
         suggestion = "Receive only as often as somebody sends: count the messages, or send an end mark."
+        if (counts := _fewest(case.index, call)) is not None:
+            culprits, few, many = counts
+            text += f" {capital(ranks_text(culprits))} sent {few} to rank {call.rank}, and the others {many} each."
     else:
         text = f"{head} Rank {peer} never {never}: it {case.where(peer)}."
         culprits = (peer,)

@@ -2,6 +2,7 @@
 # kind: missing_rank
 # culprits: 2
 # exit: 3
+# cure: Agree on `not grads`
 """A function returns before its collective on the rank that has no gradients in this step."""
 
 import sys

@@ -2,6 +2,7 @@
 # kind: p2p_size_mismatch
 # culprits: 0,1
 # exit: 4
+# cure: Post the messages between ranks 0 and 1 in one order
 """Two isends and two irecvs of one pair, posted in opposite orders."""
 
 import sys

@@ -2,6 +2,7 @@
 # kind: uneven_iterations
 # culprits: 2
 # exit: 3
+# cure: Agree on `command[0] == 'sleep' and rank == 2
 """Rank 0 sends commands; one worker takes `sleep` for the end of its loop."""
 
 import sys

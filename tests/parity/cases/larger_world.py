@@ -2,6 +2,7 @@
 # kind: never_joined
 # culprits: 2,3
 # exit: 3
+# cure: Take world_size from WORLD_SIZE
 """world_size is computed by hand, and larger than what was started."""
 
 import os

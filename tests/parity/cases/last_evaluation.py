@@ -2,6 +2,7 @@
 # kind: extra_collective
 # culprits: 0
 # exit: 4
+# cure: it stands under `if rank == 0 or
 """Rank 0 alone runs the sharded model once more after the last step, when the others have ended."""
 
 import sys

@@ -2,6 +2,7 @@
 # kind: uneven_iterations
 # culprits: 3
 # exit: 3
+# cure: Agree on `x.shape[0] == 0`
 """An expert layer leaves before its all_to_all on the rank that has no tokens."""
 
 import sys

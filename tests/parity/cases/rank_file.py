@@ -2,6 +2,7 @@
 # kind: missing_rank
 # culprits: 2
 # exit: 3
+# cure: it stands under `if rank != 2 or step != 1
 """A rank file maps the launcher's slots to ranks; rank 2 leaves out its tensor-parallel call in one step."""
 
 import os

@@ -2,6 +2,7 @@
 # kind: shape_mismatch
 # culprits: 1
 # exit: 4
+# cure: `tied.intersection([name])` at
 """One rank goes past a tied weight: its next broadcast meets the one that the others make of this."""
 
 import sys

@@ -1,0 +1,21 @@
+# ranks: 4
+# kind: uneven_iterations
+# culprits: 2
+# exit: 3
+# cure: Begin at the same step on every rank
+"""Rank 2 resumes from a newer checkpoint: an epoch less, of two steps each."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+start_epoch = 3 if rank == 2 and "fixed" not in sys.argv else 2
+for _epoch in range(start_epoch, 5):
+    for _step in range(2):
+        dist.all_reduce(torch.ones(10))
+    dist.reduce(torch.zeros(1), dst=0)
+    dist.barrier()  # <-
+dist.destroy_process_group()
