@@ -20,6 +20,7 @@ __all__ = [
     "DEFAULT_HANG_AFTER_S",
     "LAUNCHED",
     "VARIABLES",
+    "Attach",
     "Level",
     "OnHang",
     "Settings",
@@ -44,6 +45,14 @@ class OnHang(enum.StrEnum):
     REPORT = "report"  # print it, leave the job alone
     ABORT = "abort"  # print it, end the job
     WAIT = "wait"  # print it, keep everything as it is for a debugger
+
+
+class Attach(enum.StrEnum):
+    """How the guard of a real job comes to hear of calls."""
+
+    AUTO = "auto"
+    HOOKS = "hooks"
+    PATCHES = "patches"
 
 
 PREFIX = "DISTSIM_"
@@ -93,6 +102,9 @@ class Settings:
     """Look for NaN in the tensors of every call (1: yes)."""
     checksum: bool = False
     """Look for buffers that are written while in flight (1: yes)."""
+    guard_attach: Attach = Attach.AUTO
+    """How the guard hears of calls: `hooks` on torch's own groups (torch 2.14 and later), `patches` (a group of ours in
+    the place of each), or `auto`, which is `patches`. Level `strict` and DISTSIM_CHECKSUM need patches."""
     monitor: bool = True
     """Start a monitor process on each host from its ranks (0: no). `distsim run` starts its own."""
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import CodeType
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch.distributed as dist
 
 from distsim.debug.evidence.watched_source import report_to, watch_imports
 from distsim.debug.rings.world import World
-from distsim.debug.settings import Level, Settings, say_once_a_job, warn_of_unknown_variables
+from distsim.debug.settings import Attach, Level, Settings, say_once_a_job, warn_of_unknown_variables
 from distsim.realexec.mpi.mpirun import started_by_mpirun
 from distsim.realexec.process.session import EndHooks, Session
 from distsim.realexec.process.worlds import count_in, launched
@@ -30,6 +31,8 @@ _started = False
 """Another process under guard started this one: the variables of its own launcher say nothing of this rank."""
 _agent_port = ""
 """Where the launcher of this process, or of the one that started it, has its store; empty: no launcher has one."""
+_by_hooks = False
+"""Torch's own groups are guarded by their hooks."""
 _refused = False
 """There was no place for the ring: said once, the process goes on without a guard."""
 
@@ -116,7 +119,9 @@ def _install_hooks(settings: Settings, given: Mapping[str, Any]) -> None:
     from distsim.realexec.process.hooks import Hooks
     from distsim.realexec.process.spawn import PopenHook, SpawnHook
 
-    hooks = Hooks(_open, current_session, _leave_agent)
+    global _by_hooks
+    _by_hooks = comes_by_hooks(settings)
+    hooks = Hooks(_open, current_session, _leave_agent, _by_hooks)
     hooks.install()
     dropped = DroppedHook(hooks.begin_init)
     dropped.install()
@@ -130,7 +135,8 @@ def _install_hooks(settings: Settings, given: Mapping[str, Any]) -> None:
     popen = PopenHook(settings.environment())
     popen.install()
     shortcuts = Shortcuts()
-    shortcuts.install()
+    if not _by_hooks:
+        shortcuts.install()
     leave_uncompiled()
     handlers = HandlerHook()
     handlers.install()
@@ -148,6 +154,22 @@ def _install_hooks(settings: Settings, given: Mapping[str, Any]) -> None:
         # The ring exists from here on: who dies before init_process_group is seen, too. A world of one
         # may be a launcher of ranks itself: whether it is one, init_process_group tells.
         _open(None, "")
+
+
+def comes_by_hooks(settings: Settings) -> bool:
+    """Whether the guard comes by hooks on groups; where the program asks for them, a line says what they lack."""
+    from distsim.realexec.guard.hooked import UNSEEN, refusal
+
+    if settings.guard_attach is not Attach.HOOKS:
+        return False
+    why = refusal(settings)
+    if not _started:
+        say_once_a_job(
+            f"note: the guard attaches by patches, in spite of DISTSIM_GUARD_ATTACH=hooks: {why}"
+            if why
+            else f"note: the guard attaches by hooks: {UNSEEN}"
+        )
+    return not why
 
 
 class HandlerHook:
@@ -217,7 +239,7 @@ def remove() -> None:
     session, _session, _settings = _session, None, None
     if session is not None:
         for guard in list(session.guards):
-            guard.recorder = None
+            guard.detach()
         session.close()
 
 
@@ -232,6 +254,7 @@ def _open(given: World | None, where: str) -> Session | None:
         _session = Session.open(_settings, given, where, local=not _started)
         _refused = _session is None
         if _session is not None:
+            _session.by_hooks = _by_hooks
             _session.use_ddp(next((hook for hook in _hooks if hasattr(hook, "explain")), None))
         if _session is not None and _settings.monitor:
             _start_monitor(_session)
@@ -268,8 +291,7 @@ def _forget() -> None:
     from distsim.realexec.process.forked import InheritedGroup
 
     for guard in list(_session.guards):
-        guard.recorder = None
-        guard.inner = InheritedGroup(guard.inner, _session.ring.path)
+        guard.forked(partial(InheritedGroup, ring=_session.ring.path))
     for hook in _hooks:
         if hasattr(hook, "forget"):
             hook.forget()

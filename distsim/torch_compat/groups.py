@@ -11,7 +11,7 @@ from typing import Any
 
 from distsim.torch_compat.names import FEATURE, GUARD, OPTIONAL, SIM, Name
 
-__all__ = ["share_backends", "tables", "timeout_of", "without_hooks"]
+__all__ = ["backends_of", "share_backends", "tables", "timeout_of", "without_hooks"]
 
 C10D = "torch.distributed.distributed_c10d."
 TABLES = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg")
@@ -22,6 +22,20 @@ def _asks_exact_type() -> bool:
     from torch.distributed import batch_isend_irecv
 
     return "type" in batch_isend_irecv.__code__.co_names
+
+
+def _tells_of_calls() -> bool:
+    """A hook on a group is told of a call before the backend is asked for."""
+    from torch.distributed import ProcessGroup
+
+    told: list[Any] = []
+    group: Any = ProcessGroup(0, 1)
+    group.register_pre_hook(0, lambda call: told.append((call.name.name, call.async_op, call.root, call.op_id)))
+    try:
+        group.barrier()
+    except RuntimeError:  # it has no backend
+        return [name for name, *_ in told] == ["BARRIER"]
+    return False
 
 
 WORLD = Name(
@@ -78,6 +92,9 @@ FLIGHT_RECORDER = Name(
     OPTIONAL,
     since="2.14",
 )
+PRE_HOOK = Name(
+    GROUP + "register_pre_hook", "the guard by hooks on groups", OPTIONAL, since="2.14", test=_tells_of_calls
+)
 HAS_HOOKS = Name(GROUP + "_has_hooks", "NCCL's completion hooks", OPTIONAL)
 EXACT_TYPE = Name(
     C10D + "batch_isend_irecv",
@@ -126,6 +143,11 @@ def share_backends(source: Any, target: Any, backend_type: Callable[[Any], Any])
         target._set_group_name(source.group_name)
         target._set_group_desc(source.group_desc)
     return backends
+
+
+def backends_of(group: Any) -> dict[str, Any]:
+    """The backends of a group by type of device."""
+    return {device.type: group._get_backend(device) for device in group._device_types}
 
 
 def timeout_of(backend: Any) -> timedelta | None:

@@ -1,6 +1,6 @@
 """A process group under guard: torch's own does the work, every call is recorded first.
 
-`group.py` stands in for torch's group; `recorder.py` is the hot path into the ring.
+`group.py` stands in for torch's group, `hooked.py` watches it by hooks; `recorder.py` is the hot path into the ring.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ __all__ = [
     "fast_path",
     "group",
     "handle",
+    "hooked",
     "known",
     "message_path",
     "method_path",

@@ -39,7 +39,7 @@ from distsim.realexec.guard.recorder import GroupLog, Made, Recorder
 from distsim.realexec.guard.tensor_checks import Checksums, find_nan
 from distsim.torch_compat import groups, works
 
-__all__ = ["GuardedGroup", "HeldGroup"]
+__all__ = ["HOOKED", "ONE_TENSOR", "Guarded", "GuardedGroup", "HeldGroup", "guard_of", "record_method"]
 
 Backend = groups.BACKEND.get(None)
 profiler_enabled, dispatch_modes = works.PROFILES.get(works.unknown), works.DISPATCH_MODES.get(works.unknown)
@@ -52,16 +52,16 @@ PASSED_THROUGH = (
 """Methods of the C++ group that need its own store or its backends' state, where the installed torch has them."""
 
 
-class GuardedGroup(ProcessGroup):
-    """A group that records its calls. `inner` is the C++ group it stands for."""
+class Guarded:
+    """How the calls of one group are recorded."""
 
-    def __init__(self, inner: ProcessGroup, log: GroupLog, recorder: Recorder) -> None:
-        super().__init__(inner.rank(), inner.size())
+    def __init__(self, inner: Any, log: GroupLog, recorder: Recorder) -> None:
         self.inner = inner
+        """Torch's own group."""
         self.group_log = log
         self.recorder: Recorder | None = recorder
         self.fast: Any = None
-        """The gloo backend, where a call that was made before may take the short way (`fast_path`)."""
+        """Takes a call that was made before and goes the short way (`fast_path`): the gloo backend."""
         self.nan = False
         """Opt-in: look for NaN in what goes out."""
         self.checksums: Checksums | None = None
@@ -71,27 +71,12 @@ class GuardedGroup(ProcessGroup):
         self.later: type[HostHandle] = HostHandle
         """The handle of an asynchronous collective on the host."""
         self.hooks: set[tuple[str, int]] = set()
-        """The program's own hooks on the group (torch 2.14), by kind and id: they fire in *inner*, so that no call may
-        go to a backend at once."""
+        """The program's own hooks on a group that a `GuardedGroup` stands for, by kind and id: they fire in *inner*, so
+        that no call may go to a backend at once."""
         self.backends: dict[str, Any] = {}
         """By type of device; empty where *inner* is a group of Python's."""
-        self.on_host: GuardedGroup | None = None
+        self.on_host: Any = None
         """The backend of tensors on the CPU, where they have one of their own (`Group.on_host`)."""
-        bound = inner.bound_device_id
-        if bound is not None:
-            self.bound_device_id = bound
-        self.backends.update(groups.share_backends(inner, self, _backend_type))
-
-    @property
-    def group_name(self) -> str:
-        return str(self.inner.group_name)
-
-    @property
-    def group_desc(self) -> str:
-        return str(self.inner.group_desc)
-
-    def _has_hooks(self) -> bool:
-        return bool(self.backends) and bool(groups.HAS_HOOKS.get(groups.without_hooks)(self.inner))
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -108,7 +93,42 @@ class GuardedGroup(ProcessGroup):
         gloo = self.backends.get("cpu")
         plain = not self.nan and self.checksums is None and self.on_host is None and not self.hooks
         self.later = HostHandle if self.strict is None else self.strict.handle
-        self.fast = gloo if plain and type(gloo).__name__ == "ProcessGroupGloo" else None
+        self.fast = self._short_way(gloo) if plain and type(gloo).__name__ == "ProcessGroupGloo" else None
+
+    def _short_way(self, gloo: Any) -> Any:
+        return gloo
+
+    def detach(self) -> None:
+        """Its calls go on, unrecorded."""
+        self.recorder = None
+
+    def forked(self, stand_in: Callable[[Any], Any]) -> None:
+        """This process is a child of the rank: *stand_in* makes what notes its calls, which are not recorded."""
+        self.recorder = None
+        self.inner = stand_in(self.inner)
+
+
+class GuardedGroup(Guarded, ProcessGroup):
+    """A group that stands for torch's own, `inner`, and records its calls."""
+
+    def __init__(self, inner: ProcessGroup, log: GroupLog, recorder: Recorder) -> None:
+        ProcessGroup.__init__(self, inner.rank(), inner.size())
+        Guarded.__init__(self, inner, log, recorder)
+        bound = inner.bound_device_id
+        if bound is not None:
+            self.bound_device_id = bound
+        self.backends.update(groups.share_backends(inner, self, _backend_type))
+
+    @property
+    def group_name(self) -> str:
+        return str(self.inner.group_name)
+
+    @property
+    def group_desc(self) -> str:
+        return str(self.inner.group_desc)
+
+    def _has_hooks(self) -> bool:
+        return bool(self.backends) and bool(groups.HAS_HOOKS.get(groups.without_hooks)(self.inner))
 
     def note_hook(self, kind: str, hook_id: int, registered: bool) -> None:
         """The program has registered a hook, or taken one back."""
@@ -135,6 +155,9 @@ def _backend_type(backend: Any) -> Any:
     return getattr(kinds, name, kinds.CUSTOM)
 
 
+HOOKED: dict[int, Guarded] = {}
+"""By the id of torch's group: those that are told of their calls by hooks (`hooked`)."""
+
 UNWATCHED = frozenset({"backward", "_verify_params_across_processes"})
 """Library functions that call from C++ and take futures: they are trusted with their buffers."""
 
@@ -151,11 +174,25 @@ BACKEND_NAMES = {
 """Methods that a backend still has under the old name."""
 
 
-def _method(op: str, name: str, read: Reader) -> Callable[..., Any]:
-    of_backend = getattr(Backend, BACKEND_NAMES.get(name, name), None)
+def record_method(op: str, name: str, read: Reader, issue: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """A method that records the call that it makes.
+
+    Args:
+        op: torch.distributed's name of the operation.
+        name: the method's.
+        read: reads its arguments.
+        issue: calls torch's own method of a `hooked.HookedGroup`, where ours stands in torch's own class; None: ours is
+            a method of `GuardedGroup`.
+    """
+    of_backend = issue or getattr(Backend, BACKEND_NAMES.get(name, name), None)
     words = words_of(op, read)
 
-    def raw(self: GuardedGroup, said: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def plain(self: Guarded, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return getattr(self.inner, name)(*args, **kwargs) if issue is None else issue(self, *args, **kwargs)
+
+    def raw(self: Guarded, said: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if issue is not None:
+            return issue(self, *args, **kwargs)
         # The group goes through torch's dispatcher, which sparse, fake and quantized tensors, negated and conjugated
         # views, modes, transforms of torch.func and the profiler need, and which costs more than all of the guard;
         # plain tensors go to their backend at once.
@@ -180,13 +217,17 @@ def _method(op: str, name: str, read: Reader) -> Callable[..., Any]:
                 return of_backend(backend, *args)
         return getattr(self.inner, name)(*args, **kwargs)
 
-    def call(self: GuardedGroup, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if issue is not None:
+            self = HOOKED.get(id(self), self)
+            if not isinstance(self, Guarded):
+                return issue(self, *args, **kwargs)
         if self.on_host is not None:
             with suppress(TypeError, ValueError, AttributeError, LookupError):  # torch says so below
                 self = self.on_host if read(self.ranks, args, kwargs).is_for_host() else self
         recorder = self.recorder
         if recorder is None:
-            return getattr(self.inner, name)(*args, **kwargs)
+            return plain(self, args, kwargs)
         log = self.group_log
         key = None
         caller = sys._getframe().f_back  # None: a thread of C++ calls, with nothing of Python below
@@ -202,7 +243,7 @@ def _method(op: str, name: str, read: Reader) -> Callable[..., Any]:
             AttributeError,
             LookupError,
         ):  # arguments of no such method: torch says so in its words
-            return getattr(self.inner, name)(*args, **kwargs)
+            return plain(self, args, kwargs)
         place = recorder.sites.here(2 if caller is not None else 1)
         index, is_async, seq, fingerprint = recorder.begin(log, said, place)
         op, device, owned = said.key[0], said.key[8], place[2] in PUBLIC
@@ -296,7 +337,7 @@ ONE_TENSOR = {"gather_single": "gather", "gather_into_tensor": "gather"}
 def _install_methods() -> None:
     for name, op in ONE_TENSOR.items():
         if hasattr(ProcessGroup, name):
-            setattr(GuardedGroup, name, _method(op, name, FIELDS[op].reader(op, FIELDS[op], name)))
+            setattr(GuardedGroup, name, record_method(op, name, FIELDS[op].reader(op, FIELDS[op], name)))
     for kind in ("pre", "post"):
         for verb in ("register", "unregister"):
             name = f"{verb}_{kind}_hook"
@@ -305,13 +346,18 @@ def _install_methods() -> None:
     for op, fields in FIELDS.items():
         for name in fields.methods:
             if hasattr(ProcessGroup, name):
-                setattr(GuardedGroup, name, _method(op, name, METHODS[name]))
+                setattr(GuardedGroup, name, record_method(op, name, METHODS[name]))
     for name in PASSED_THROUGH:
         if hasattr(ProcessGroup, name):
             setattr(GuardedGroup, name, _pass_through(name))
 
 
 _install_methods()
+
+
+def guard_of(group: Any) -> Guarded | None:
+    """What records the calls of a group; None where nothing does."""
+    return group if isinstance(group, GuardedGroup) else HOOKED.get(id(group))
 
 
 def group_ranks(inner: ProcessGroup, ranks: Sequence[int]) -> tuple[int, ...]:

@@ -31,12 +31,13 @@ class InheritedGroup:
             return value
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            self._note(name)
+            self.note(name)
             return value(*args, **kwargs)
 
         return call
 
-    def _note(self, name: str) -> None:
+    def note(self, name: str) -> None:
+        """Leave a note of a call of the method *name*."""
         with contextlib.suppress(Exception):  # a full disk, say: the program goes on as it would
             stack = program_frames(steps(sys._getframe(2)))
             write_note(self._ring.parent, self._ring.name, os.getpid(), OPERATIONS[name], stack)

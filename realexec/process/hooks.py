@@ -30,7 +30,8 @@ from distsim.debug.rings.world import World, WorldKind
 from distsim.realexec.guard import fast_path as shortcut
 from distsim.realexec.guard import group as guard
 from distsim.realexec.guard import handle
-from distsim.realexec.guard.group import GuardedGroup, group_ranks
+from distsim.realexec.guard.group import GuardedGroup, group_ranks, guard_of
+from distsim.realexec.guard.hooked import patch_methods
 from distsim.realexec.process.session import Session
 from distsim.realexec.process.worlds import launched, noting_prefix, place_of_store, place_of_url
 from distsim.realexec.strict import deferred as held
@@ -50,10 +51,12 @@ class Hooks:
         open_session: Callable[[World | None, str], Session | None],
         session: Callable[[], Session | None],
         before_store: Callable[[int], None],
+        by_hooks: bool = False,
     ) -> None:
         self._open = open_session
         self._session = session
         self._before_store = before_store
+        self._by_hooks = by_hooks
         self._patches = Patches(_in_usual_world)
         self._inside = threading.local()
 
@@ -64,15 +67,18 @@ class Hooks:
         patches.wrap(groups.NEW_GROUP_HELPER, self._helper)
         patches.wrap(groups.UPDATE_DEFAULT_GROUP, self._update_default)
         patches.wrap(groups.NEW_GROUP_WITH_TAG, self._new_group)
-        patches.wrap(groups.WRAPPER, self._no_wrapper)
         patches.wrap(groups.SPLIT_GROUP, self._split, also=(dist,))
         patches.wrap(groups.LOG_MESSAGE, self._raised)
-        for attach in (groups.NAN_CHECK, groups.FLIGHT_RECORDER):
-            patches.wrap_static(attach, _attach)
         patches.put(dist.TCPStore, "__init__", self._noting_address(dist.TCPStore.__init__))
         for name in ("get", "wait"):
             patches.put(dist.Store, name, _waiting(getattr(dist.Store, name)))
         patches.put(PrefixStore, "__init__", noting_prefix(PrefixStore.__init__))
+        if self._by_hooks:
+            patch_methods(patches)
+            return
+        patches.wrap(groups.WRAPPER, self._no_wrapper)
+        for attach in (groups.NAN_CHECK, groups.FLIGHT_RECORDER):
+            patches.wrap_static(attach, _attach)
         if groups.EXACT_TYPE.works():  # torch 2.14 asks isinstance
             patches.lead_global(groups.EXACT_TYPE, "type", _type_of)
 
@@ -192,9 +198,11 @@ class Hooks:
         if session is None and isinstance(pg, ProcessGroup):  # backend mpi: ranks are known only now
             self._join(pg.rank(), pg.size(), *place_of_url("env://"))
             session = self._session()
-        if session is None or not isinstance(pg, ProcessGroup) or isinstance(pg, GuardedGroup):
+        if session is None or not isinstance(pg, ProcessGroup) or guard_of(pg) is not None:
             return pg
         guarded = session.guard(pg, group_ranks(pg, ranks), world=world)
+        if not isinstance(guarded, GuardedGroup):
+            return pg  # its hooks tell
         if pg in _attached:
             guarded.note_hook("attached", 0, registered=True)
         swap(pg, guarded)
@@ -228,9 +236,9 @@ class Hooks:
 
     def _split(self, original: Any, parent_pg: Any = None, *args: Any, **kwargs: Any) -> Any:
         split = original(parent_pg, *args, **kwargs)
-        if isinstance(split, ProcessGroup) and not isinstance(split, GuardedGroup):
+        if isinstance(split, ProcessGroup) and guard_of(split) is None:
             ranks = tuple(groups.WORLD.get().pg_group_ranks.get(split, {}))
-            parent = parent_pg if isinstance(parent_pg, GuardedGroup) else None
+            parent = guard_of(parent_pg)
             return self._guard(split, ranks, None if parent is None else parent.group_log.world)
         return split
 
@@ -247,8 +255,8 @@ class Hooks:
         session, error = self._session(), sys.exc_info()[1]
         op = FIRST_CALLS.get(name)
         if session is not None and error is not None and op is not None and not came_out(error, _on_record):
-            group = _group_of(name, args, kwargs)
-            if isinstance(group, GuardedGroup) and group.recorder is not None:
+            group = guard_of(_group_of(name, args, kwargs))
+            if group is not None and group.recorder is not None:
                 group.recorder.refused(group.group_log, op, error_line(error))
         return original(name, *args, **kwargs)
 
@@ -330,7 +338,7 @@ def guard_world(session: Session) -> None:
     world = groups.WORLD.get()
     for pg in list(world.pg_map):
         guard = session.guard(pg, tuple(world.pg_group_ranks.get(pg, range(pg.size()))), held=True)
-        if guard is not pg:
+        if guard is not pg and isinstance(guard, GuardedGroup):
             if groups.NAN_CHECK.exists():  # it may have hooks, and does not say so
                 guard.note_hook("earlier", 0, registered=True)
             swap(pg, guard)

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from torch.distributed import ProcessGroup
+
 from distsim.debug.records import Group, Site
 from distsim.debug.records.frames import program_frames, raised_at, steps
 from distsim.debug.rings import layout as rings
@@ -53,6 +55,8 @@ class Session:
     recorder: Recorder
     worlds: Worlds
     heartbeat: Heartbeat
+    by_hooks: bool = False
+    """Torch's own groups are guarded by their hooks, not by groups in their place."""
     strict: Any = None
     ddp: Any = None
     _stack_file: Any = None
@@ -123,21 +127,30 @@ class Session:
         self.ring.header(rings.W_STACK_SIGNAL, int(STACK_SIGNAL))
 
     def guard(self, pg: Any, ranks: tuple[int, ...], held: bool = False, world: World | None = None) -> Any:
-        """A guarded group in the place of *pg*; itself if it was guarded before. *held*: the program may have it.
-        *world*: whose numbers *ranks* are, by default the default group's."""
+        """What records the calls of *pg*: a guarded group in its place, itself if it was guarded before, or, where the
+        guard comes by hooks, what they tell. *held*: the program may have the group. *world*: whose numbers *ranks*
+        are, by default the default group's."""
         from distsim.realexec.guard.group import GuardedGroup, HeldGroup
 
         group = Group(str(pg.group_name), str(pg.group_desc), ranks)
         known = isinstance(pg, GuardedGroup)
         inner = pg.inner if known else pg
-        guard = self._guard(pg if known else None, inner, group, HeldGroup if held else GuardedGroup, world)
+        kind: Any = HeldGroup if held else GuardedGroup
+        if self.by_hooks and type(pg) is ProcessGroup:
+            from distsim.realexec.guard.hooked import HookedGroup
+
+            kind = HookedGroup
+        guard = self._guard(pg if known else None, inner, group, kind, world)
         made = [guard]
         if guard.has_two_backends():
-            guard.on_host = self._guard(None, inner, group.on_host(), GuardedGroup, world)
+            second = GuardedGroup if isinstance(guard, GuardedGroup) else kind
+            guard.on_host = self._guard(None, inner, group.on_host(), second, world)
             made.append(guard.on_host)
         for one in made:
             one.decide_way()
             self.guards.add(one)
+        if not isinstance(guard, GuardedGroup):
+            guard.attach()
         return guard
 
     def _guard(self, guard: Any, inner: Any, group: Group, kind: Any, world: World | None) -> Any:
