@@ -95,6 +95,7 @@ _STALE_STORE = (
 _OUT_OF_MEMORY = "OutOfMemoryError: CUDA out of memory"
 _FROM_ENVIRONMENT = re.compile(r"environment variable (\w+) expected|_get_env_or_raise\(\"(\w+)\"\)")
 """torch's words, and its line, for a variable of the rendezvous that is missing, or no number."""
+_CLIENTS = re.compile(r"waiting for clients\. (\d+)/(\d+) clients joined")
 _NOT_A_MEMBER = re.compile(r"Global rank (\d+) is not part of group")
 
 
@@ -121,6 +122,16 @@ def raised_advice(who: str, exception: str, awaited: bool, *, everyone: bool = F
         return (
             f"Pass group_src= (or group_dst=) for a rank within the group: src= and dst= are global ranks, and rank "
             f"{stranger[1]} is not a member."
+        )
+    if (came := _CLIENTS.search(exception)) is not None:
+        return (
+            f"Only {came[1]} of the {came[2]} ranks that world_size says came to this rendezvous: correct world_size, "
+            "or start the others, with the same address and port, and let them make this call."
+        )
+    if "DistStoreError: wait timeout" in exception:
+        return (
+            "Some rank has not set the key that is waited for: look for one that has not come to this rendezvous, and "
+            "compare world_size with the number of ranks that make this call."
         )
     if exception.startswith("ValueError") and (read := _FROM_ENVIRONMENT.search(traceback or exception)) is not None:
         return (

@@ -64,3 +64,11 @@ def test_a_variable_of_the_launcher_that_is_missing_or_no_number() -> None:
     wrong = raised_advice("rank 1", line.splitlines()[-1], True, traceback=line)
     assert wrong.startswith("Set WORLD_SIZE for rank 1 as a launcher does")
     assert "Set " not in raised_advice("rank 1", line.splitlines()[-1], True)
+
+
+def test_a_rendezvous_of_too_many_ranks_says_how_many_came() -> None:
+    """torch's own timeout: the remedy is world_size, or the ranks that nobody has started."""
+    error = "torch.distributed.DistStoreError: Timed out after 7 seconds waiting for clients. 2/1000 clients joined."
+    assert raised_advice("rank 0", error, True).startswith("Only 2 of the 1000 ranks that world_size says came")
+    error = "torch.distributed.DistStoreError: wait timeout after 6000ms, keys: /w/w//cpu//0/0"
+    assert "compare world_size" in raised_advice("rank 1", error, False)

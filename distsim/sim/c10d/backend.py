@@ -351,11 +351,9 @@ def _joined(world: Any, process: SimProcess, options: Any, is_default: bool) -> 
     rendezvous.join(rank, process)
     if is_default:
         notes.rendezvous = rendezvous
-        if size > min(world.world_size, len(world.slots)):
-            if process.parent is None and world.launcher is None:  # else the program starts the ranks itself
-                world.awaited = max(world.awaited, size)
-            else:
-                world.widen(size)
+    started = process.parent is None and world.launcher is None  # else the program starts the ranks itself
+    if is_default and not started and size > min(world.world_size, len(world.slots)):
+        world.widen(size)
     return rendezvous
 
 

@@ -41,9 +41,10 @@ def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None =
     states = {rank: _state(world, rank, asleep, hang_after_s) for rank in ranks}
     processes = {rank: world.rank_processes[rank] for rank in ranks if rank in world.rank_processes}
     records = {rank: process.calls.kept() for rank, process in processes.items()}
-    beyond = range(world.world_size, world.awaited)
-    states.update((rank, RankState(rank, Phase.ABSENT)) for rank in beyond)
+    beyond = range(0)
     if any(state.phase is Phase.BLOCKED for state in states.values()):
+        beyond = range(world.world_size, _awaited(states, records))
+        states.update((rank, RankState(rank, Phase.ABSENT)) for rank in beyond)
         records = {rank: _met(processes[rank], calls) for rank, calls in records.items()}
         _mark_absent(states, records)
     not_run = frozenset(world.traced.not_traced)
@@ -71,6 +72,12 @@ def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None =
         not_run=not_run,
         launched=world.world_size if beyond else 0,
     )
+
+
+def _awaited(states: Mapping[int, RankState], records: Mapping[int, list[CallRecord]]) -> int:
+    """The size of the largest world that a rank still waits for in a rendezvous."""
+    last = [calls[-1] for rank, calls in records.items() if calls and states[rank].phase is Phase.BLOCKED]
+    return max((len(c.group.ranks) for c in last if c.op == "init_process_group" and not c.done), default=0)
 
 
 class _AmongThoseThatRan:

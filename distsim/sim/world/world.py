@@ -157,8 +157,6 @@ class World(Scheduler):
         self.slots = slots
         self.children_started = 0
         self.launcher: SimProcess | None = None
-        self.awaited = 0
-        """The largest world_size that the program has asked for of ranks that were started for it."""
         self.host = setting.host
         self.opened: dict[int, tuple[int, int]] = {}
         """Descriptors that ranks have opened for writing, and what they stood for."""
