@@ -24,6 +24,7 @@ from distsim.debug.diagnosis.waits.hang_timeout import lateness, patience
 from distsim.debug.diagnosis.waits.idle import idle_job
 from distsim.debug.diagnosis.waits.proof import PROOFS, Proof
 from distsim.debug.diagnosis.waits.rendezvous import apart, follows, stale_addresses
+from distsim.debug.diagnosis.waits.unending import unending
 from distsim.debug.diagnosis.waits.wait_graph import Contradictions, Need, WaitGraph
 from distsim.debug.divergence.find import Divergence, find_divergences
 from distsim.debug.matching.index import EvidenceIndex
@@ -35,6 +36,7 @@ from distsim.debug.records.kinds import INCONSISTENT, Kind
 
 __all__ = ["Call", "Diagnosis", "Kind", "Stuck", "diagnose"]
 
+INIT = "init_process_group"
 ENDED = "SIGTERM"
 """How launchers end the ranks that are left when one has failed."""
 MOST_NAMED = 4
@@ -75,6 +77,7 @@ def diagnose(evidence: Evidence, *, nothing_moves: bool = False) -> list[Diagnos
     meeting = [*apart(case), *stale_addresses(case)]
     found = [d for d in found if not follows(d, meeting)]
     found = merge_findings(case, [*met, *found, *stragglers(case), *idle_job(case), *meeting])
+    found += unending(case, found)
     blocked = [rank for rank, state in index.states.items() if state.phase is Phase.BLOCKED]
     if nothing_moves and blocked and not found:
         found = [_blocked_alone(case, blocked[0], blocked[1:])]
@@ -100,6 +103,11 @@ def _with_processes(evidence: Evidence, told: Diagnosis) -> Diagnosis:
     named = [rank for rank in told.culprits if rank in evidence.processes][:MOST_NAMED]
     if not named:
         return told
+    elsewhere = [
+        rank for rank in named if rank not in told.stuck and " of its launcher" not in evidence.processes[rank]
+    ]
+    if told.kind is Kind.NEVER_JOINED and elsewhere:  # they go on in a world of their own
+        told = replace(told, suggestion=f"Give every rank the same world_size and address in {INIT}.")
     names = "; ".join(f"rank {rank} is {evidence.processes[rank]}" for rank in named)
     return replace(told, explanation=f"{told.explanation} By process: {names}.")
 

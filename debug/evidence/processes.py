@@ -242,7 +242,8 @@ def _names(processes: Sequence[Process], numbers: Mapping[Key, int], main: World
         own = f"pid {process.pid} on {process.host}"
         inside = main is None or any(world.id == main.id for world in process.worlds)
         world = _last(process, WorldKind.DEFAULT) or next(reversed(process.worlds), None)
-        if not inside and process.worlds and number != process.rank and world is not None:
+        other_size = main is not None and world is not None and world.size != main.size
+        if not inside and world is not None and (number != process.rank or other_size):
             names[number] = f"rank {world.rank} of {world.size} at {world.where} ({own})"
         elif process.has_launcher and process.rank != number:
             names[number] = f"rank {process.rank} of its launcher ({own})"

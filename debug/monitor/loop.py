@@ -318,7 +318,8 @@ class Monitor:
                 self._next_judgement = min(self._next_judgement, now + DEATH_SETTLE_S)
                 self._delay = SETTLE_S
         waits = max([self.host.oldest_wait_s(), *self.together.remote("oldest_wait_s")])
-        blocked = waits > SETTLE_S and now - self._still_since > SETTLE_S
+        stands_still = now - self._still_since > SETTLE_S
+        blocked = waits > SETTLE_S and (stands_still or waits > self.settings.patience_s)
         dead = self._first_death is not None and now - self._first_death > DEATH_SETTLE_S
         quiet = min([self.host.quiet_s(), *self.together.remote("quiet_s")])
         if not (blocked or dead or quiet > min(IDLE_S, self.settings.patience_s)):
@@ -328,7 +329,7 @@ class Monitor:
         if now < self._next_judgement:
             return
         evidence = self.look()
-        found = self._judgement(evidence)
+        found, moving = self._judgement(evidence), False
         if self._premature(found, evidence):
             self._next_judgement = now + SETTLE_S
             return
@@ -337,18 +338,24 @@ class Monitor:
             time.sleep(0.1)
             self.host.read(self.together.route)
             self.together.step(self)
-            if self._counts() == counts or all(ended.values()):
-                again = self._judgement(self.look())
-                same = {news_key(d) for d in again}
-                found = [d for d in found if news_key(d) in same]
-            else:
-                found = []
+            same = {news_key(d) for d in self._judgement(self.look())}
+            found = [d for d in found if news_key(d) in same]
+            if moving := self._counts() != counts and not all(ended.values()):
+                found = self._among_moving(found)
         if found and self._was_away() and self._next_judgement > time.monotonic():
             return  # it was stopped while it judged
         if found:
-            self._with_stacks(found)
+            self._with_stacks(found, moving)
         self._delay = min(self._delay * 1.5, 2.0)
         self._next_judgement = now + self._delay
+
+    def _among_moving(self, found: Sequence[Diagnosis]) -> list[Diagnosis]:
+        """What holds though some ranks still make calls: only waits that have lasted too long. They end the job where
+        the user has set how long that is; torch's own timeout may be longer than our default."""
+        long = [d for d in found if (d.detected_after_s or 0.0) >= self.settings.patience_s]
+        if self.settings.hang_after_s is None:
+            long = [replace(d, proof=Proof.NOT_YET) for d in long]
+        return [d for d in long if news_key(d) not in self.told]
 
     def _withdraw(self, at_the_end: bool = False) -> None:
         """Take back what was told as a warning and no longer holds: it went on by itself."""
@@ -395,13 +402,15 @@ class Monitor:
             return [d for d in found if news_key(d) not in self.told and (d.victims or d.nobody_waits)]
         return [d for d in found if news_key(d) not in self.told]
 
-    def _with_stacks(self, found: Sequence[Diagnosis]) -> None:
+    def _with_stacks(self, found: Sequence[Diagnosis], moving: bool) -> None:
         """Look once more with stacks, which stop the ranks for a moment, and say it."""
         if not any(d.exit_code or d.kind is Kind.HOST_STUCK for d in found):
             self.tell(found, self.look())
             return
         evidence = self.look(stacks=True)
         better = [d for d in diagnose(evidence) if news_key(d) not in self.told]
+        if moving:
+            better = self._among_moving(better)
         self.tell(better or found, evidence)
 
     def _judges(self) -> bool:

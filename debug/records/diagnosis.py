@@ -86,8 +86,10 @@ class Diagnosis:
 
     @property
     def nobody_waits(self) -> bool:
-        """It is about ranks that stand still on their host while no other rank waits for them."""
-        return self.kind in (Kind.HOST_STUCK, Kind.NEVER_JOINED) and not self.victims
+        """It is about ranks that stand still on their host, or in a call that all have reached, while no other rank
+        waits for them."""
+        in_call = self.kind is Kind.NETWORK_FAULT and self.call is not None and self.provisional
+        return (in_call or self.kind in (Kind.HOST_STUCK, Kind.NEVER_JOINED)) and not self.victims
 
     def adds_to(self, raised: Collection[int]) -> bool:
         """Whether it says more than the exceptions of the ranks that *raised*, which are shown beside it."""

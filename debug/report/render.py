@@ -200,7 +200,7 @@ def _subjects(d: Diagnosis) -> list[str]:
 def _body(d: Diagnosis, evidence: Evidence | None, most_lines: int, rest: str) -> Iterator[Line]:
     yield from _explained(d)
     if d.provisional and d.kind is not Kind.STRAGGLER and not d.nobody_waits:
-        yield Line(until_when(None if evidence is None else evidence.hang_after_s))
+        yield Line(until_when(None if evidence is None else evidence.hang_after_s, d.detected_after_s or 0.0))
     yield from _waiters(d, evidence)
     if evidence is not None:
         yield from _last_calls(d, evidence)

@@ -77,3 +77,12 @@ def test_the_world_that_most_have_moved_on_from_is_history() -> None:
     """Two default groups one after the other, with other numbers; the last process is still in the first."""
     moved = [process(rank, 3, world("a", rank, 3), world("b", 2 - rank, 3)) for rank in range(2)]
     assert numbers(*moved, process(2, 3, world("a", 2, 3))) == [2, 1, 0]
+
+
+def test_ranks_that_went_on_in_a_smaller_world_are_told_so() -> None:
+    """Two of four said world_size=2: the others wait for them, and their own world is shown, whatever its numbers."""
+    big = [World("big", rank, 4, WorldKind.DEFAULT, "here:1") for rank in (2, 3)]
+    small = [World("small", rank, 2, WorldKind.DEFAULT, "here:1") for rank in (0, 1)]
+    processes = [Process("h", 10 + world.rank, world.rank, 4, True, 1, 2, (world,)) for world in (*small, *big)]
+    names = number_processes(processes).names
+    assert names == {rank: f"rank {rank} of 2 at here:1 (pid {10 + rank} on h)" for rank in (0, 1)}

@@ -14,6 +14,7 @@ __all__ = [
     "proof",
     "remote_waits",
     "rendezvous",
+    "unending",
     "unwaited",
     "wait_graph",
 ]

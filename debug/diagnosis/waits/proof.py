@@ -88,8 +88,10 @@ def ends(kind: Kind, proof: Proof | None, victims: Collection[int]) -> bool:
     return bool(PROOFS[kind] & END_A_JOB) and (bool(victims) or kind not in SHOW_BY_THEMSELVES)
 
 
-def until_when(patience_s: float | None) -> str:
+def until_when(patience_s: float | None, waited_s: float = 0.0) -> str:
     """What a warning says of itself."""
+    if patience_s and waited_s >= patience_s:
+        return "Other ranks still make calls, so the job is left alone; set --hang-after to end it after so long."
     limit = "as long as they were told to" if patience_s is None else f"{patience_s:g} s (--hang-after)"
     return f"This may still go on by itself: it counts as a hang once others have waited {limit}."
 
