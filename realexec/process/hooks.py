@@ -79,6 +79,8 @@ class Hooks:
         patches.wrap(groups.WRAPPER, self._no_wrapper)
         for attach in (groups.NAN_CHECK, groups.FLIGHT_RECORDER):
             patches.wrap_static(attach, _attach)
+        if dist.is_gloo_available():
+            patches.put(dist.ProcessGroupGloo, "__init__", _noting_made_by_hand(dist.ProcessGroupGloo.__init__))
         if groups.EXACT_TYPE.works():  # torch 2.14 asks isinstance
             patches.lead_global(groups.EXACT_TYPE, "type", _type_of)
 
@@ -342,3 +344,24 @@ def guard_world(session: Session) -> None:
             if groups.NAN_CHECK.exists():  # it may have hooks, and does not say so
                 guard.note_hook("earlier", 0, registered=True)
             swap(pg, guard)
+
+
+def _noting_made_by_hand(original: Any) -> Callable[..., None]:
+    """`ProcessGroupGloo.__init__`, which says of a group that the program makes itself that it is not watched."""
+    said = os.environ.get("LOCAL_RANK", "0") != "0"  # one line a host
+
+    @functools.wraps(original)
+    def initialize(group: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal said
+        caller = sys._getframe(1)
+        if not said and not caller.f_globals.get("__name__", "").startswith("torch."):
+            said = True
+            print(
+                f"distsim: the ProcessGroupGloo made at {caller.f_code.co_filename}:{caller.f_lineno} is not watched: "
+                "a hang in its calls is not told; make it with init_process_group or new_group to have it watched",
+                file=sys.stderr,
+                flush=True,
+            )
+        original(group, *args, **kwargs)
+
+    return initialize

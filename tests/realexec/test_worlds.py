@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from distsim.debug.rings.world import World, WorldKind
+from distsim.realexec.process import hooks
 from distsim.realexec.process.worlds import Worlds, place_of_url
 
 
@@ -28,3 +29,19 @@ def test_a_second_world_in_the_agents_store_reuses_it(
         worlds.begun(place, 2)
     assert [world.reuses_store for world in joined] == reuses
     assert [World.from_json(world.to_json()) for world in joined] == joined
+
+
+def test_a_gloo_group_made_by_hand_is_said_to_be_unwatched(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line, with its place; groups that torch makes itself are watched, and not spoken of."""
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    made: list[tuple[object, ...]] = []
+    initialize = hooks._noting_made_by_hand(lambda *args: made.append(args))
+    exec("make()", {"make": lambda: initialize("a"), "__name__": "torch.distributed.distributed_c10d"})
+    for name in ("b", "c"):
+        initialize(name)
+    assert made == [("a",), ("b",), ("c",)]
+    said = capfd.readouterr().err
+    assert said.count("is not watched") == 1
+    assert __file__ in said
