@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.diagnosis.inconclusive import Inconclusive, inconclusive, interruption
+from distsim.debug.diagnosis.silent.finding import SilentFinding
 from distsim.debug.diagnosis.stragglers import as_findings
 from distsim.debug.evidence.from_dumps import Dump, dump_evidence, named_rank, read_dump
 from distsim.debug.evidence.guard_flags import findings
@@ -27,8 +28,9 @@ from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.report_json import diagnoses_from_json
 from distsim.debug.report.rank_states import MARKER
 from distsim.debug.rings import layout as rings
-from distsim.debug.rings.jobdir import verdict_path
+from distsim.debug.rings.jobdir import facts_path, verdict_path
 from distsim.debug.rings.reader import RingReader
+from distsim.debug.settings import Settings
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import load_json, read_bytes
 
@@ -62,6 +64,8 @@ class Found:
     complaints: list[str] = field(default_factory=list)
     inconclusive: Inconclusive | None = None
     """Why nothing wrong here does not mean that nothing is wrong."""
+    silent: list[SilentFinding] | None = None
+    """Silent wrong results; None: nobody recorded what the ranks trained."""
     judged: bool = True
     """By the job's own monitor, or after all its ranks have ended; of a job that runs, who is late is no finding."""
 
@@ -122,7 +126,20 @@ def _examine_job(
 ) -> Found:
     # The launcher, who leaves exit codes, clears the folder first: its job is the oldest.
     exits = read_exits(directory) if job is jobs[-1] else {}
-    return _from_rings(directory, job, complaints, exits, _roots(roots))
+    found = _from_rings(directory, job, complaints, exits, _roots(roots))
+    _search_silent(job, found)
+    return found
+
+
+def _search_silent(job: Job, found: Found) -> None:
+    """Judge what the ranks have recorded of their training, where they have, and the job has ended."""
+    rings = {reader.number: reader.path for reader in job.readers}
+    if found.judged and any(facts_path(ring).exists() for ring in rings.values()):
+        from distsim.debug.diagnosis.silent.real_job import search  # numpy: not for every job
+
+        result = search(rings, job.numbering.size, Settings.read().silent_patterns)
+        found.silent = result.findings
+        found.complaints += result.notes
 
 
 def _roots(given: Sequence[Path] | None) -> list[Path]:

@@ -24,6 +24,7 @@ __all__ = [
     "Level",
     "OnHang",
     "Settings",
+    "Silent",
     "say_once_a_job",
     "unknown_variables",
     "warn_of_unknown_variables",
@@ -37,6 +38,14 @@ class Level(enum.StrEnum):
     RECORD = "record"  # rings only
     CHECK = "check"  # the monitor compares as records arrive
     STRICT = "strict"  # compared before bytes go out; every rank raises at its own line
+
+
+class Silent(enum.StrEnum):
+    """Whether silent wrong results are looked for."""
+
+    OFF = "off"
+    WATCH = "watch"  # reported after the verdict
+    STRICT = "strict"  # `distsim run` ends with exit code 5 where one is an error
 
 
 class OnHang(enum.StrEnum):
@@ -105,6 +114,11 @@ class Settings:
     guard_attach: Attach = Attach.AUTO
     """How the guard hears of calls: `hooks` on torch's own groups (torch 2.14 and later), `patches` (a group of ours in
     the place of each), or `auto`, which is `patches`. Level `strict` and DISTSIM_CHECKSUM need patches."""
+    silent: Silent = Silent.OFF
+    """Look for silent wrong results (docs/silent.md): `off`, `watch` (report them when the job has ended) or `strict`
+    (`distsim run` makes an error among them exit code 5; no other launcher's exit code changes)."""
+    silent_allow: str = ""
+    """Patterns KIND:TENSOR of silent findings that are not reported, separated by commas."""
     monitor: bool = True
     """Start a monitor process on each host from its ranks (0: no). `distsim run` starts its own."""
 
@@ -129,6 +143,11 @@ class Settings:
     def patience_s(self) -> float:
         """`hang_after_s`, or the default where it is not set."""
         return DEFAULT_HANG_AFTER_S if self.hang_after_s is None else self.hang_after_s
+
+    @property
+    def silent_patterns(self) -> list[str]:
+        """`silent_allow` as a list."""
+        return [pattern.strip() for pattern in self.silent_allow.split(",") if pattern.strip()]
 
     def environment(self) -> dict[str, str]:
         """The environment that makes a worker read these settings."""

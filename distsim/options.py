@@ -56,8 +56,7 @@ class RunOptions:
         metadata=_about(
             "look for silent wrong results where values are real: replicas that drift apart, gradients that no call "
             "reduced, one batch on all ranks (docs/silent.md). watch reports them after the verdict; strict makes an "
-            "error among them exit code 5 (default: watch in a simulation of up to 64 ranks; real jobs are not "
-            "searched)",
+            "error among them exit code 5 (default: watch in a simulation of up to 64 ranks, off in a real job)",
             Silent,
         ),
     )

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from distsim.debug.evidence.watched_source import report_to, watch_imports
 from distsim.debug.rings.world import World
-from distsim.debug.settings import Attach, Level, Settings, say_once_a_job, warn_of_unknown_variables
+from distsim.debug.settings import Attach, Level, Settings, Silent, say_once_a_job, warn_of_unknown_variables
 from distsim.realexec.mpi.mpirun import started_by_mpirun
 from distsim.realexec.process.session import EndHooks, Session
 from distsim.realexec.process.worlds import count_in, launched
@@ -56,13 +56,14 @@ def install(
     report: str | None = None,
     nan: bool | None = None,
     checksum: bool | None = None,
+    silent: str | None = None,
 ) -> None:
     """Put every process group of this process under guard, those that exist and those made later. (What the program
     calls on a group object that it has got before goes on, unrecorded.)
 
     *level* is `record`, `check` (default), `strict` or `off`; *on_hang* is `report` (default), `abort`
-    or `wait`. What is not given comes from the environment (`DISTSIM_LEVEL`, `DISTSIM_ON_HANG`,
-    `DISTSIM_DIR`, ...). Call it in every rank, best before `init_process_group`.
+    or `wait`; *silent* is `off` (default), `watch` or `strict`. What is not given comes from the environment
+    (`DISTSIM_LEVEL`, `DISTSIM_ON_HANG`, `DISTSIM_DIR`, ...). Call it in every rank, best before `init_process_group`.
     """
     global _settings, _agent_port
     given = {
@@ -73,6 +74,7 @@ def install(
         "report": report,
         "nan": nan,
         "checksum": checksum,
+        "silent": silent,
     }
     settings = Settings.read(given)
     if not _started:
@@ -86,6 +88,8 @@ def install(
 
         enable(_may_meet)
     if settings.level is Level.OFF:
+        if settings.silent is not Silent.OFF:
+            say_once_a_job("silent faults: not searched at level off")
         return
     _settings = settings
     if not _agent_port and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -138,9 +142,14 @@ def _install_hooks(settings: Settings, given: Mapping[str, Any]) -> None:
     if not _by_hooks:
         shortcuts.install()
     leave_uncompiled()
+    if settings.silent is not Silent.OFF:
+        from distsim.realexec.process.silent import SilentHook
+
+        _hooks.append(silent := SilentHook())
+        silent.install()
     handlers = HandlerHook()
     handlers.install()
-    _hooks[:] = [hooks, dropped, ends, ddp, spawn, popen, shortcuts, handlers]
+    _hooks[:0] = [hooks, dropped, ends, ddp, spawn, popen, shortcuts, handlers]
     if dist.rpc.is_available():
         from distsim.realexec.rpc.hooks import RpcHooks
 
@@ -253,6 +262,10 @@ def _open(given: World | None, where: str) -> Session | None:
             return None
         _session = Session.open(_settings, given, where, local=not _started)
         _refused = _session is None
+        silent = next((hook for hook in _hooks if hasattr(hook, "write_beside")), None)
+        if _session is not None and silent is not None:
+            _session.silent = silent
+            silent.write_beside(_session.ring.path)
         if _session is not None:
             _session.by_hooks = _by_hooks
             _session.use_ddp(next((hook for hook in _hooks if hasattr(hook, "explain")), None))

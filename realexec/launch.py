@@ -22,6 +22,7 @@ from torch.distributed.elastic.multiprocessing import api as processes
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from distsim.debug.diagnosis.silent.allowed import check_patterns
 from distsim.debug.evidence.procfs import own_process
 from distsim.debug.monitor.ask import VERDICT_WAIT_S, ask
 from distsim.debug.monitor.start import start_monitor
@@ -29,7 +30,7 @@ from distsim.debug.report.rank_states import MARKER
 from distsim.debug.rings.jobdir import default_directory
 from distsim.debug.rings.private import private_folder, write_private
 from distsim.debug.rings.reader import RingReader
-from distsim.debug.settings import LAUNCHED, Level, OnHang, Settings, warn_of_unknown_variables
+from distsim.debug.settings import LAUNCHED, Level, OnHang, Settings, Silent, warn_of_unknown_variables
 from distsim.errors import UsageError
 from distsim.realexec.last_line import failure_line, say_if_killed, verdict_line
 from distsim.realexec.mpi import launch as mpi
@@ -41,9 +42,14 @@ from distsim.torch_compat.releases import guard_refusal, remarks
 
 __all__ = ["launch"]
 
+SEARCH_S = 120.0
+"""How long the monitor may search for silent faults when the ranks have ended."""
+SILENT_FAULT = 5
+"""The exit code of a job that ended well and has a silent error, with `--silent strict`."""
+
 
 def launch(args: argparse.Namespace) -> int:
-    """Run under torch elastic; 0 finished, 1 a rank failed, 3 hang, 4 inconsistent collectives."""
+    """Run under torch elastic; 0 finished, 1 a rank failed, 3 hang, 4 inconsistent collectives, 5 a silent error."""
     _check_backend(args.on)
     warn_of_unknown_variables()
     _leave_outer_job()
@@ -51,6 +57,7 @@ def launch(args: argparse.Namespace) -> int:
     if started is not None:
         return mpi.become_rank(args, started, Settings.read(_given(args)))
     settings, directory, own = _settings(args)
+    _check_silent(args, settings)
     monitor: subprocess.Popen[bytes] | None = None
     over = threading.Event()
     refusal = guard_refusal() if settings.level is not Level.OFF else ""
@@ -73,7 +80,7 @@ def launch(args: argparse.Namespace) -> int:
     if monitor is not None:
         # Daemonic: it only waits. A monitor that ends by itself has said why.
         threading.Thread(target=say_if_killed, args=(monitor, over), name="distsim-monitor", daemon=True).start()
-    kept = _Folder(directory, monitor)
+    kept = _Folder(directory, monitor, settings.silent)
     try:
         return _to_the_end(args, kept, own, over)
     except (SignalException, KeyboardInterrupt) as error:  # a second one, or the first after the ranks have ended
@@ -115,6 +122,8 @@ def _exit_code(
         code = int(verdict["exit_code"])
     elif code == 0 and verdict.get("exit_code") == 4:
         code = 4  # it ended, and computed something else than it says
+    elif code == 0 and kept.silent is Silent.STRICT and _has_silent_error(verdict):
+        code = SILENT_FAULT
     interrupted, without_rings = code > 128, verdict.get("world_size") == 0
     if without_rings and not code and not args.no_python:
         print(
@@ -143,9 +152,10 @@ def _exit_code(
 class _Folder:
     """Where launcher and monitor leave each other notes, beside the rings."""
 
-    def __init__(self, directory: Path, monitor: subprocess.Popen[bytes] | None) -> None:
+    def __init__(self, directory: Path, monitor: subprocess.Popen[bytes] | None, silent: Silent) -> None:
         self.directory = directory
         self.monitor = monitor
+        self.silent = silent
         self.restored = False
         """Somebody took it away, with the rings in it, while the job ran."""
         self.contexts: list[Any] = []
@@ -175,6 +185,21 @@ class _Folder:
         if self.monitor is not None:
             self.monitor.kill()
             self.monitor.wait()
+
+
+def _has_silent_error(verdict: dict[str, Any]) -> bool:
+    return any(finding.get("level") == "error" for finding in verdict.get("silent") or ())
+
+
+def _check_silent(args: argparse.Namespace, settings: Settings) -> None:
+    """A search that cannot take place is refused."""
+    if settings.silent is Silent.OFF:
+        return
+    check_patterns(settings.silent_patterns)
+    if settings.level is Level.OFF:
+        raise UsageError(f"--silent {settings.silent}: the guard looks for silent faults, and --level off has none")
+    if str(args.nnodes or "1") not in ("1", "1:1"):
+        raise UsageError(f"--silent {settings.silent}: jobs of several hosts are not searched for silent faults yet")
 
 
 def _check_backend(on: str) -> None:
@@ -215,6 +240,8 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
         "directory": getattr(args, "rings", None),
         "nan": getattr(args, "nan", False) or None,
         "checksum": getattr(args, "checksum", False) or None,
+        "silent": getattr(args, "silent", None),
+        "silent_allow": ",".join(getattr(args, "silent_allow", ())) or None,
     }
 
 
@@ -370,7 +397,7 @@ def _last_word(kept: _Folder) -> dict[str, Any]:
     with contextlib.suppress(OSError):
         write_private(directory / "done.json", "{}")
     try:
-        monitor.wait(VERDICT_WAIT_S + 2)
+        monitor.wait(VERDICT_WAIT_S + (2 if kept.silent is Silent.OFF else SEARCH_S))
     except subprocess.TimeoutExpired:
         monitor.kill()
         monitor.wait()

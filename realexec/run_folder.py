@@ -50,6 +50,7 @@ def clear(directory: Path) -> None:
     for pattern in (
         "rank*.ring",
         "rank*.stacks",
+        "rank*.silent",
         "exit.*.json",
         "forked.*.json",
         "monitor*",

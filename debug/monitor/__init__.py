@@ -14,6 +14,7 @@ __all__ = [
     "loop",
     "peers",
     "pool",
+    "silent_search",
     "start",
     "steady",
     "straggler_watch",

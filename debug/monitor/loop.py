@@ -41,11 +41,11 @@ from distsim.debug.records import Evidence, Phase
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.debug.records.report_json import diagnoses_from_json, diagnoses_to_json
-from distsim.debug.report.news import news_key, say, still
+from distsim.debug.report.news import news_key, save_report, say, show, still
 from distsim.debug.report.rank_states import MARKER, where_ranks_were
 from distsim.debug.rings.jobdir import default_directory, verdict_path
 from distsim.debug.rings.private import create_private, write_private
-from distsim.debug.settings import Level, OnHang, Settings
+from distsim.debug.settings import Level, OnHang, Settings, Silent
 from distsim.text.untrusted_input import printable
 
 __all__ = ["RAISE_S", "Monitor"]
@@ -87,6 +87,8 @@ class Monitor:
         self.pace = Pace()
         self.told: set[tuple[Any, ...]] = set()
         self.diagnoses: list[Diagnosis] = []
+        self.silent: list[dict[str, Any]] | None = None
+        """Silent findings as the report has them; None: nobody looked."""
         self.places: list[str] = []
         """Where the ranks were when the job was interrupted, as lines."""
         self.evidence: Evidence | None = None
@@ -452,7 +454,7 @@ class Monitor:
         """The leader's verdict, so that this host's launcher knows it."""
         self.diagnoses = diagnoses_from_json(report)
         self.told.update(news_key(d) for d in self.diagnoses)
-        self._save(report, self._verdict_paths())
+        save_report(report, self._verdict_paths())
 
     # What follows -----------------------------------------------------------------------------------
 
@@ -487,14 +489,9 @@ class Monitor:
             )
 
     def _print(self, new: Sequence[Diagnosis], evidence: Evidence) -> None:
-        from distsim.debug.report.console import Console, piped_width
         from distsim.debug.report.render import render_diagnoses
 
-        tty = sys.stderr.isatty()
-        console = Console(stderr=True, soft_wrap=True) if tty else Console(file=sys.stderr, width=piped_width(120))
-        with contextlib.suppress(OSError):
-            console.print(render_diagnoses(new, evidence), crop=False)
-            sys.stderr.flush()
+        show(render_diagnoses(new, evidence))
 
     def _show_places(self) -> None:
         """Where the ranks are at an interrupt, with their stacks: printed once, and kept for `distsim diagnose`."""
@@ -532,29 +529,19 @@ class Monitor:
             "rings": str(self.directory),
             "job": next((reader.header.job for reader in self.host.readers.values()), ""),
         }
+        if self.silent is not None:
+            report["silent"] = self.silent
         if self.places:
             report["interrupted"] = self.places
         if self.inconclusive:
             report["inconclusive"] = self.inconclusive
-        self._save(report, [*self._verdict_paths(), *filter(None, [self.settings.report])])
+        save_report(report, [*self._verdict_paths(), *filter(None, [self.settings.report])])
         self.together.tell(report)
 
     def _verdict_paths(self) -> list[str]:
         """Another job's monitor may write into the same folder."""
         own = [] if self.host.job is None else [str(verdict_path(self.directory, self.host.job))]
         return [*own, str(self.directory / "verdict.json")]
-
-    @staticmethod
-    def _save(report: dict[str, Any], paths: Sequence[str]) -> None:
-        for path in paths:
-            wanted = Path(path)
-            mode = 0o600 if wanted.name.startswith("verdict.") else 0o666  # --report: as the user's umask has it
-            try:
-                write_private(wanted, json.dumps(report, indent=1), mode)
-            except OSError as error:
-                if wanted.name.startswith("verdict.") and not wanted.parent.is_dir():
-                    continue  # whoever owns the folder took it away: its launcher says so
-                print(f"distsim: no report in {path} ({error.strerror})", file=sys.stderr)
 
     def abort(self) -> None:
         """End the ranks of this host: politely, then not."""
@@ -590,9 +577,17 @@ class Monitor:
             self._write()
         elif not self.diagnoses:
             self._write()
+        if self.settings.silent is not Silent.OFF and self.host.readers:
+            self.silent = self._search_silent()
+            self._write()
         self.together.goodbye()
         if not self.diagnoses and self._ours():
             shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _search_silent(self) -> list[dict[str, Any]] | None:
+        from distsim.debug.monitor.silent_search import search_silent  # numpy: not for every job
+
+        return search_silent(self.host, self.settings, self._say)
 
     def _ours(self) -> bool:
         """A folder that we chose, in memory: nobody would look there for a healthy job's rings."""

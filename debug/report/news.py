@@ -1,18 +1,22 @@
-"""What a monitor says: which diagnoses are news, which hold still, and how a line is said."""
+"""What a monitor says: which diagnoses are news, which hold still, how a line is said and a report is left."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import textwrap
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from distsim.debug.diagnosis.pairs.suspected_messages import ends
 from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.rings.private import write_private
 from distsim.text.untrusted_input import printable
 
-__all__ = ["news_key", "say", "still"]
+__all__ = ["news_key", "save_report", "say", "show", "still"]
 
 
 def news_key(diagnosis: Diagnosis) -> tuple[Any, ...]:
@@ -46,3 +50,27 @@ def say(note: str) -> None:
         said = words.fill(said)
     with contextlib.suppress(OSError):
         print(said, file=sys.stderr, flush=True)
+
+
+def show(report: Any) -> None:
+    """Print a report on stderr: as wide as a terminal, or 120 columns."""
+    from distsim.debug.report.console import Console, piped_width
+
+    tty = sys.stderr.isatty()
+    console = Console(stderr=True, soft_wrap=True) if tty else Console(file=sys.stderr, width=piped_width(120))
+    with contextlib.suppress(OSError):
+        console.print(report, crop=False)
+        sys.stderr.flush()
+
+
+def save_report(report: dict[str, Any], paths: Sequence[str]) -> None:
+    """Write *report* to each of *paths*, and say in a line where that does not work."""
+    for path in paths:
+        wanted = Path(path)
+        mode = 0o600 if wanted.name.startswith("verdict.") else 0o666  # --report: as the user's umask has it
+        try:
+            write_private(wanted, json.dumps(report, indent=1), mode)
+        except OSError as error:
+            if wanted.name.startswith("verdict.") and not wanted.parent.is_dir():
+                continue  # whoever owns the folder took it away: its launcher says so
+            print(f"distsim: no report in {path} ({error.strerror})", file=sys.stderr)

@@ -1,8 +1,9 @@
 """Where the rings of a job lie, and what else lies beside them.
 
 One folder holds one job on one host: `rank00003.PID.a0.JOB.ring` for each process, `rank00003.PID.a0.JOB.stacks`
-where faulthandler writes, `exit.00003.a0.json` from the launcher, `monitor.json` and `verdict.json`
-from the monitor, `verdict.JOB.json` where it was started for that job alone.
+where faulthandler writes, `rank00003.PID.a0.JOB.silent` with what the search for silent faults records,
+`exit.00003.a0.json` from the launcher, `monitor.json` and `verdict.json` from the monitor, `verdict.JOB.json` where it
+was started for that job alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["default_directory", "job_name", "ring_path", "stack_path", "verdict_path"]
+__all__ = ["default_directory", "facts_path", "job_name", "ring_path", "stack_path", "verdict_path"]
 
 
 def job_name(environ: Mapping[str, str], where: str = "") -> str:
@@ -43,6 +44,11 @@ def ring_path(directory: Path, rank: int, attempt: int, job: str) -> Path:
 def stack_path(ring: Path) -> Path:
     """Where faulthandler writes for the process that has this ring."""
     return ring.with_suffix(".stacks")
+
+
+def facts_path(ring: Path) -> Path:
+    """Where the process that has this ring records what it trains, for the search for silent faults."""
+    return ring.with_suffix(".silent")
 
 
 def verdict_path(directory: Path, job: str) -> Path:

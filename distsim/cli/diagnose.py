@@ -62,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from distsim.debug.records.report_json import diagnoses_to_json, exit_code
     from distsim.debug.report.console import Console, piped_width
     from distsim.debug.report.render import render_diagnoses
+    from distsim.debug.report.silent import SilentReport
 
     check_no_process(args.directory)
     check_writable(args.report, "--report")
@@ -79,11 +80,15 @@ def run(args: argparse.Namespace) -> int:
             console.print(("\n" if number else "") + f"{judged[number][0].text}:")
         _complain(found.complaints)
         console.print(render_diagnoses(found.diagnoses, found.evidence, found.inconclusive), crop=False)
+        if found.silent:
+            console.print(SilentReport(found.silent), crop=False)
     codes = [int(exit_code(found.diagnoses)) or (2 if found.inconclusive else 0) for found in results]
     code = next((code for code in codes if code), 0)
     if args.report:
         everything = [diagnosis for found in results for diagnosis in found.diagnoses]
         report: dict[str, Any] = {"schema": "distsim.report/1", **diagnoses_to_json(everything), "exit_code": code}
+        if any(found.silent is not None for found in results):
+            report["silent"] = [finding.to_json() for found in results for finding in found.silent or ()]
         if unsure := [str(found.inconclusive) for found in results if found.inconclusive]:
             report["inconclusive"] = " ".join(unsure)
         if several:

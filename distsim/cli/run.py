@@ -213,11 +213,6 @@ def _launch(args: argparse.Namespace) -> int:
     notes: list[str] = []
     if not args.no_python:
         os.environ.update(_unpacked(args, notes).environ)
-    if args.silent in ("watch", "strict"):
-        raise UsageError(
-            f"--silent {args.silent}: only simulations are searched for silent wrong results; simulate the "
-            f"program with --on {DEFAULT_CLUSTER}"
-        )
     for dest in ("nnodes", "nproc_per_node"):
         if getattr(args, dest) is None:
             setattr(args, dest, args.torchrun_defaults[dest])

@@ -34,10 +34,11 @@ from distsim.plugin.on_rank.body import rank_body
 from distsim.plugin.on_rank.report import RankReport, describe
 from distsim.plugin.options import NotSent, Options
 from distsim.plugin.tools.coverage import measured_apart, take_in
-from distsim.plugin.verdict import Verdict, from_here, whole
+from distsim.plugin.verdict import Verdict, from_here, report_silent, whole
 
 if TYPE_CHECKING:
     from distsim.debug.diagnosis.diagnose import Diagnosis
+    from distsim.debug.diagnosis.silent.finding import SilentFinding
     from distsim.debug.postmortem import Found
     from distsim.debug.records import Evidence
 
@@ -48,26 +49,26 @@ MONITOR = Series()
 
 GRACE_S = 2.0
 """How long the others may go on when one rank has failed: most follow by themselves."""
-MONITOR_WAIT_S = 5.0
+MONITOR_WAIT_S, SEARCH_WAIT_S = 5.0, 60.0
+"""What the monitor has for its last word, and for a search for silent faults before it."""
 
 
 def run_real(
     item: pytest.Function, body: functools.partial[Any], kwargs: Mapping[str, Any], options: Options
 ) -> Verdict:
     """Run *body* on `options.n` processes."""
-    if options.cluster is not None or options.faults or options.guards or options.silent not in (None, "off"):
-        raise pytest.UsageError(
-            "ranks: cluster, faults, guards and silent mean simulated ranks; leave them out on gloo"
-        )
+    if options.cluster is not None or options.faults or options.guards:
+        raise pytest.UsageError("ranks: cluster, faults and guards mean simulated ranks; leave them out on gloo")
     from distsim.debug.evidence.procfs import own_process
-    from distsim.debug.settings import Settings
+    from distsim.debug.settings import Settings, Silent
 
     # gloo's ranks connect to each other one after the other: who has, ran a short body and left, took the connection
     # from a rank that was still at it. Not by the store: it is rank 0's, which may leave, too.
     connected = multiprocessing.get_context("fork").Barrier(options.n)
     directory = Path(tempfile.mkdtemp(prefix="distsim-test-"))
     away_s = min(options.host_timeout_s, options.timeout_s / 2)
-    settings = Settings.read({"directory": str(directory), "on_hang": "abort", "hang_after_s": away_s})
+    given = {"directory": str(directory), "on_hang": "abort", "hang_after_s": away_s, "silent": options.silent or "off"}
+    settings = Settings.read(given)
     (directory / "launcher.json").write_text(json.dumps(own_process()))
     MONITOR.begin(directory, settings)
     children: dict[int, int] = {}
@@ -102,7 +103,8 @@ def run_real(
                 os.waitpid(pid, 0)
         for reader in readers.values():
             os.close(reader)
-        diagnoses = _last_word(directory)
+        diagnoses = _last_word(directory, SEARCH_WAIT_S if settings.silent is not Silent.OFF else MONITOR_WAIT_S)
+        silent = _silent_findings(directory)
         _print_output(directory, options.n)
         take_in(directory)
         page = _page(item, directory) if diagnoses else ""
@@ -119,6 +121,8 @@ def run_real(
             verdict.report = f"rank {rank} {how}\n"
     # What gloo says once a rank is gone follows from that; a timeout is the user's own setting.
     own = {r: said for r, said in reports.items() if not _follows(said.headline)}
+    if silent and not verdict.report and not reports:
+        report_silent(item.name, verdict, silent, strict=options.silent == "strict")
     if verdict.report or any(said.kind == "failed" for said in own.values()):
         if (lost := sorted(reports.keys() - own.keys())) and not verdict.report:
             who = f"rank {lost[0]}" if len(lost) == 1 else f"{len(lost)} ranks"
@@ -281,10 +285,10 @@ def _collect(
     return reports, codes, results
 
 
-def _last_word(directory: Path) -> list[Diagnosis]:
+def _last_word(directory: Path, wait_s: float) -> list[Diagnosis]:
     """What the monitor has found, once it knows that all is over."""
     (directory / "done.json").write_text("{}")
-    MONITOR.wait(MONITOR_WAIT_S)
+    MONITOR.wait(wait_s)
     return _told(directory)
 
 
@@ -297,6 +301,17 @@ def _told(directory: Path) -> list[Diagnosis]:
     except (OSError, ValueError):
         return []
     return [Diagnosis.from_json(d) for d in told.get("diagnoses", ())]
+
+
+def _silent_findings(directory: Path) -> list[SilentFinding]:
+    """What the monitor has found in the ranks' own records, where the test asks for it."""
+    from distsim.debug.diagnosis.silent.finding import SilentFinding
+
+    try:
+        report = json.loads((directory / "verdict.json").read_text())
+    except (OSError, ValueError):
+        return []
+    return [SilentFinding.from_json(finding) for finding in report.get("silent", ())]
 
 
 def _where(directory: Path) -> str:

@@ -27,10 +27,10 @@ from distsim.plugin.options import Options, PerRank
 from distsim.plugin.timeouts import TimedConditions
 from distsim.plugin.tools.debugger import traces_of, wants_frames
 from distsim.plugin.tools.hypothesis import in_the_example
-from distsim.plugin.verdict import REST, Verdict, columns, from_here, whole
+from distsim.plugin.verdict import REST, Verdict, columns, from_here, report_silent, whole
 from distsim.sim.kernel.collector import set_more_aside
 from distsim.sim.kernel.scheduler import Unwind
-from distsim.sim.outcome import SILENT_FAULT, Outcome
+from distsim.sim.outcome import SILENT_FAULT
 from distsim.sim.run import simulate
 from distsim.watchdog import process
 
@@ -107,12 +107,12 @@ def run_simulated(
     elif conditions.limits.reached is not None:
         verdict.report = f"{conditions.limits.reached}\n{_where(conditions, whole(item))}"
     elif outcome.exit_code == SILENT_FAULT:
-        verdict.report = _silent_report(outcome)
+        report_silent(item.name, verdict, outcome.silent, strict=True)
     elif outcome.exit_code and not errors:
         codes = {r.rank: r.exit_code for r in outcome.ranks if r.exit_code}
         verdict.report = f"ranks left with exit codes {codes}"
     elif options.silent == "watch" and outcome.silent:
-        warnings.warn(f"{item.name}: {_silent_report(outcome)}", stacklevel=1)
+        report_silent(item.name, verdict, outcome.silent, strict=False)
     verdict.notes = [n for n in outcome.notes if n not in verdict.report] if verdict.report or errors else []
     if errors and (shared := shared_note(body, kwargs)):
         verdict.notes.append(shared)
@@ -136,12 +136,6 @@ def _torch_logs_nothing() -> Iterator[None]:
         yield
     finally:
         logger.disabled = before
-
-
-def _silent_report(outcome: Outcome) -> str:
-    from distsim.debug.report.silent import SilentReport
-
-    return SilentReport(outcome.silent).plain(columns())
 
 
 def _where(conditions: TimedConditions, every: bool) -> str:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import textwrap
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -23,9 +24,10 @@ from distsim.text.ranks import of_ranks
 
 if TYPE_CHECKING:
     from distsim.debug.diagnosis.diagnose import Diagnosis
+    from distsim.debug.diagnosis.silent.finding import SilentFinding
     from distsim.debug.records import Evidence
 
-__all__ = ["REST", "Verdict", "columns", "fail_at", "from_here", "judge", "whole"]
+__all__ = ["REST", "Verdict", "columns", "fail_at", "from_here", "judge", "report_silent", "whole"]
 
 SHOWN_IN_FULL = 2
 """Failures shown whole of those that differ only in their values, as long as nobody asks for -vv."""
@@ -227,3 +229,14 @@ def _essence(text: str) -> str:
     """What two ranks' failures must share to be shown once: all but addresses and their own rank."""
     text = _ADDRESS.sub("0x", text)
     return _OWN_ARGUMENTS.sub("", text)
+
+
+def report_silent(name: str, verdict: Verdict, findings: Sequence[SilentFinding], *, strict: bool) -> None:
+    """Fail the test *name* over silent findings of which one is an error if *strict*, else make them a warning."""
+    from distsim.debug.report.silent import SilentReport
+
+    report = SilentReport(findings).plain(columns())
+    if not strict:
+        warnings.warn(f"{name}: {report}", stacklevel=1)
+    elif any(one.level.value == "error" for one in findings):
+        verdict.report = report

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
 from distsim.torch_compat.names import FEATURE, OPTIONAL, Name
 
-__all__ = ["DISABLED", "leaves_code"]
+__all__ = ["DISABLED", "has_hooks_of_the_program", "leaves_code"]
 
 DISABLED = "_torchdynamo_disable"
 """The mark of a function that torch.compile is to call and not to trace (torch.compiler.disable loads all of it)."""
@@ -29,6 +30,19 @@ SET_IS_IN_MODE_WITHOUT_IGNORE_COMPILE_INTERNALS = Name(
     OPTIONAL,
     since="2.12",
 )
+
+
+def has_hooks_of_the_program() -> bool:
+    """Whether hooks on all modules are others than ours: torch warns of any when a compiled module is called."""
+    modules: Any = sys.modules["torch.nn.modules.module"]
+    hooks = [
+        hook
+        for name, known in vars(modules).items()
+        if name.startswith("_global_") and name.endswith("_hooks")
+        for hook in known.values()
+    ]
+    owners = [getattr(hook, "__self__", hook) for hook in hooks]
+    return any(not str(getattr(owner, "__module__", "")).startswith("distsim.") for owner in owners)
 
 
 def leaves_code() -> Callable[[CodeType], None] | None:

@@ -68,6 +68,8 @@ class Guarded:
         """Opt-in: look for buffers that are written while in flight."""
         self.strict: Any = None
         """Strict level: compares a call with its peers before any byte goes out."""
+        self.silent: Any = None
+        """Opt-in: the record of this process for silent faults."""
         self.later: type[HostHandle] = HostHandle
         """The handle of an asynchronous collective on the host."""
         self.hooks: set[tuple[str, int]] = set()
@@ -91,7 +93,8 @@ class Guarded:
     def decide_way(self) -> None:
         """Settle whether calls may take the short way; after the opt-in looks are chosen."""
         gloo = self.backends.get("cpu")
-        plain = not self.nan and self.checksums is None and self.on_host is None and not self.hooks
+        plain = not self.nan and self.checksums is None and self.silent is None
+        plain = plain and self.on_host is None and not self.hooks
         self.later = HostHandle if self.strict is None else self.strict.handle
         self.fast = self._short_way(gloo) if plain and type(gloo).__name__ == "ProcessGroupGloo" else None
 
@@ -244,6 +247,8 @@ def record_method(op: str, name: str, read: Reader, issue: Callable[..., Any] | 
             LookupError,
         ):  # arguments of no such method: torch says so in its words
             return plain(self, args, kwargs)
+        if self.silent is not None:
+            self.silent.on_call(said, log.ranks, log.world.rank, caller)
         place = recorder.sites.here(2 if caller is not None else 1)
         index, is_async, seq, fingerprint = recorder.begin(log, said, place)
         op, device, owned = said.key[0], said.key[8], place[2] in PUBLIC

@@ -5,4 +5,15 @@
 
 from __future__ import annotations
 
-__all__ = ["ddp", "dropped", "forked", "heartbeat", "hooks", "introduce_monitors", "session", "spawn", "worlds"]
+__all__ = [
+    "ddp",
+    "dropped",
+    "forked",
+    "heartbeat",
+    "hooks",
+    "introduce_monitors",
+    "session",
+    "silent",
+    "spawn",
+    "worlds",
+]

@@ -59,6 +59,8 @@ class Session:
     """Torch's own groups are guarded by their hooks, not by groups in their place."""
     strict: Any = None
     ddp: Any = None
+    silent: Any = None
+    """Records this process for silent faults (`process.silent`)."""
     _stack_file: Any = None
     guards: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
 
@@ -163,6 +165,7 @@ class Session:
             guard.group_log, guard.recorder = log, self.recorder
         guard.strict = self.strict
         guard.nan = self.settings.nan
+        guard.silent = None if self.silent is None else self.silent.collector
         guard.checksums = Checksums(self.recorder) if self.settings.checksum else None
         return guard
 
@@ -225,6 +228,8 @@ class Session:
         if code is not None:
             self.ring.header(rings.W_EXIT_CODE, rings.EXIT_CODE_0 + code)
         self.recorder.sweep()
+        if self.silent is not None:
+            self.silent.end()
         if self.ring.words[rings.WORDS_AT // 8 + rings.W_LIFE] != rings.LIFE_RAISED:
             self.ring.header(rings.W_LIFE, rings.LIFE_EXITING)
 

@@ -40,6 +40,15 @@ def test_watch_warns_of_it(run: Run) -> None:
     result.stdout.fnmatch_lines(["*SILENT  error  changed outside step*"])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("silent", "failed"), [("strict", 1), ("watch", 0)])
+def test_real_ranks_are_searched_too(run: Run, silent: str, failed: int) -> None:
+    """With on='gloo' a test fails over the same finding, or is warned of it."""
+    result = run(CLAMPED.format(silent=f"on='gloo', silent='{silent}'", before=""), "-W", "default", apart=True)
+    result.assert_outcomes(passed=1 - failed, failed=failed, warnings=1 - failed)
+    result.stdout.fnmatch_lines(["*SILENT  error  changed outside step  *"])
+
+
 @pytest.mark.parametrize(
     ("silent", "before"), [("", ""), ("silent='off'", ""), ("silent='strict'", "distsim.varies(model)")]
 )
@@ -52,10 +61,9 @@ def test_nothing_is_said_where_nobody_asks_or_the_program_allows_it(run: Run, si
     ("marker", "line"),
     [
         ("silent='yes'", "ranks: silent: expected off, watch or strict, got 'yes'"),
-        ("on='gloo', silent='strict'", "silent mean simulated ranks; leave them out on gloo"),
     ],
 )
 def test_what_cannot_be_searched_is_one_line(run: Run, marker: str, line: str) -> None:
-    """A word that is none, and real ranks."""
+    """A word that is none."""
     result = run(CLAMPED.format(silent=marker, before=""))
     assert any(line in text for text in (*result.outlines, *result.errlines))

@@ -36,6 +36,8 @@ class Result:
     told_at: float | None = None
     """monotonic seconds of the first verdict that was fatal."""
     compared: int = 0
+    silent: list[dict[str, Any]] | None = None
+    """Silent findings as the report has them."""
 
     @property
     def exit_code(self) -> int:
@@ -158,6 +160,7 @@ class Zygote:
         outputs = {rank: (directory / f"out.{rank}").read_text() for rank in range(ranks) if rank not in skip}
         codes = {int(rank): code for rank, code in answer["codes"].items()}
         result = Result(monitor.diagnoses, codes, outputs, directory, monitor.told_at, monitor.host.comparer.compared)
+        result.silent = monitor.silent
         result.report = monitor.text  # type: ignore[attr-defined]
         return result
 

@@ -17,9 +17,9 @@ from test_rings import issue, writer
 
 from distsim.cli import diagnose, main, watch
 from distsim.debug import postmortem
-from distsim.debug.monitor.loop import Monitor
 from distsim.debug.postmortem import examine, examine_jobs
 from distsim.debug.records.kinds import Kind
+from distsim.debug.report.news import save_report
 from distsim.debug.rings import layout as rings
 from distsim.debug.settings import Settings
 from distsim.errors import UsageError
@@ -270,11 +270,11 @@ def test_exits_of_another_shape(tmp_path: Path) -> None:
 def test_a_folder_taken_away_after_a_good_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No word about a report in a folder that is gone, nor about one that nobody can miss; else, there is one."""
     gone = tmp_path / "gone" / "verdict.json"
-    Monitor._save({"diagnoses": [], "exit_code": 0}, [str(gone)])
-    Monitor._save({"diagnoses": [], "exit_code": 3}, [str(gone)])
+    save_report({"diagnoses": [], "exit_code": 0}, [str(gone)])
+    save_report({"diagnoses": [], "exit_code": 3}, [str(gone)])
     assert capsys.readouterr().err == ""
     (tmp_path / "verdict.json").mkdir()
-    Monitor._save({"diagnoses": [], "exit_code": 3}, [str(tmp_path / "verdict.json")])
+    save_report({"diagnoses": [], "exit_code": 3}, [str(tmp_path / "verdict.json")])
     assert "no report in" in capsys.readouterr().err
 
 

@@ -178,15 +178,33 @@ def test_silent_findings_are_expected_by_kind(tmp_path: Path, toml: str, wrong: 
     assert ran(tmp_path, toml, CLAMPED).wrong == wrong
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("toml", "wrong"),
+    [
+        ("expect_silent = 'changed_outside_step'", []),
+        (
+            "expect_silent = 'none'\nsilent = 'strict'\nsilent_allow = ['replicas_diverge']",
+            [
+                "expect.kind: expected healthy, got exit code 5",
+                "expect_silent: expected none, got changed_outside_step",
+            ],
+        ),
+    ],
+)
+def test_silent_findings_of_real_ranks_are_expected_alike(tmp_path: Path, toml: str, wrong: list[str]) -> None:
+    """On gloo, too, the search is on where something is expected of it."""
+    assert ran(tmp_path, f"backend = 'gloo'\n{toml}\n[limits]\nwall_time_s = 200", CLAMPED).wrong == wrong
+
+
 @pytest.mark.parametrize(
     ("toml", "wrong"),
     [
         ("silent_allow = ['replicas_diverges:*']", "silent_allow: expected KIND:TENSOR with a kind"),
-        ("backend = 'gloo'\nexpect_silent = 'none'", "expect_silent: real runs are not searched for silent faults"),
         ("expect_silent = 'drift'", "expect_silent"),
     ],
 )
 def test_what_cannot_be_expected_of_silent_findings_is_one_line(tmp_path: Path, toml: str, wrong: str) -> None:
-    """Kinds that do not exist, and real runs."""
+    """Kinds that do not exist."""
     with pytest.raises(UsageError, match=wrong):
         made(tmp_path, toml, CLAMPED)

@@ -86,10 +86,21 @@ def test_off_looks_at_nothing() -> None:
     assert findings("s01_skip_load", silent="off") == (0, [])
 
 
-def test_a_real_job_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--level", "off"], "--level off has none"),
+        (["--nnodes", "2"], "jobs of several hosts are not searched"),
+        (["--silent-allow", "replica_diverge:*"], "expected KIND:TENSOR"),
+    ],
+)
+def test_a_real_job_that_cannot_be_searched_is_refused(
+    flags: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A search that does not take place is not promised."""
-    assert main(["run", "--on", "gloo", "--silent", "watch", str(PROGRAMS / "s01_skip_load.py")]) == 2
-    assert "--silent watch: only simulations are searched" in capsys.readouterr().err
+    script = str(PROGRAMS / "s01_skip_load.py")
+    assert main(["run", "--on", "gloo", "--silent", "watch", *flags, script]) == 2
+    assert line in capsys.readouterr().err
 
 
 def test_every_kind_has_its_section_in_the_documentation() -> None:

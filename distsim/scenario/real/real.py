@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from distsim.debug.diagnosis.diagnose import Diagnosis
+from distsim.debug.diagnosis.silent.finding import SilentFinding
 from distsim.debug.records import Evidence
 from distsim.debug.report.rank_states import whereabouts
 from distsim.debug.report.render import render_diagnoses
@@ -47,6 +48,7 @@ def run_for_real(scenario: Scenario, *, picture: bool = False) -> Result:
         wall_s = _monotonic() - started
         diagnoses, code = _verdict(folder, ended.codes, ended.cut_off)
         evidence = ended.seen or (seen(folder, len(ended.codes), scenario.world_size) if diagnoses else None)
+        silent = [one for node in range(len(ended.codes)) for one in _silent_findings(folder / f"report{node}.json")]
         output = _output(folder, scenario.world_size, len(ended.codes))
         said = _said(folder)
         unstruck = [rule for n, rule in enumerate(scenario.rules) if not (folder / f"struck.{n}").exists()]
@@ -67,6 +69,7 @@ def run_for_real(scenario: Scenario, *, picture: bool = False) -> Result:
         wall_time_s=wall_s,
         events=0,
         diagnoses=diagnoses,
+        silent=silent,
     )
     limits = Limits(wall_time_s=scenario.spec.limits.wall_time_s)
     standing: Sequence[str] = ()
@@ -144,6 +147,8 @@ def _launcher(
     flags = ["--on", "gloo", *where, "--on-hang", "abort", "--hang-after", str(spec.limits.host_timeout_s)]
     flags += ["--report", str(folder / f"report{node}.json"), "--rings", str(folder / f"rings{node}")]
     flags += ["--log-dir", str(folder / f"logs{node}"), "--redirects", "3"]
+    silent = spec.silent or ("watch" if spec.expect_silent is not None else "off")  # as a simulation would
+    flags += ["--silent", silent, *(word for pattern in spec.silent_allow for word in ("--silent-allow", pattern))]
     flags += [flag for guard, flag in (("nan", "--nan"), ("buffers", "--checksum")) if guard in spec.guards]
     program = ["-m", "distsim.scenario.real.inject", str(folder / "plan.json")]
     environ = {**os.environ, **spec.env, "OMP_NUM_THREADS": "1"}
@@ -219,11 +224,19 @@ def _said(folder: Path) -> str:
 
 
 def _diagnoses(path: Path) -> list[Diagnosis]:
+    return [Diagnosis.from_json(d) for d in _report(path).get("diagnoses", ())]
+
+
+def _silent_findings(path: Path) -> list[SilentFinding]:
+    return [SilentFinding.from_json(finding) for finding in _report(path).get("silent", ())]
+
+
+def _report(path: Path) -> dict[str, Any]:
+    """A host's report; empty where it wrote none."""
     try:
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
-        return []
-    return [Diagnosis.from_json(d) for d in data.get("diagnoses", ())]
+        return {}
 
 
 def _output(folder: Path, num: int, num_hosts: int) -> str:

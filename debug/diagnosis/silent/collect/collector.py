@@ -81,15 +81,23 @@ class _Optimizer:
 
 
 class Collector:
-    """Records one rank. *publish* gets each step; *read* answers the values of a tensor, where somebody knows them."""
+    """Records one rank. *publish* gets each step; *read* answers the values of a tensor, where somebody knows them;
+    *on_failure* is called where the record ends before the program."""
 
-    def __init__(self, rank: int, publish: Callable[[StepFact], None] | None = None, read: Reader = array_of) -> None:
+    def __init__(
+        self,
+        rank: int,
+        publish: Callable[[StepFact], None] | None = None,
+        read: Reader = array_of,
+        on_failure: Callable[[], None] | None = None,
+    ) -> None:
         self.facts = RankFacts(rank)
         self.read = read
         self.parameters = Parameters(read, self._on_gradient)
         self.facts.parameters = self.parameters.facts
         self._addresses = Addresses(self.parameters)
         self._publish = publish or self.facts.steps.append
+        self._on_failure = on_failure
         self._optimizers: dict[int, _Optimizer] = {}
         self._stepping: list[tuple[Any, StepFact | None]] = []
         self.window = Window()
@@ -143,6 +151,13 @@ class Collector:
             event(*args, **kwargs)
         except Exception as error:  # a tensor or module of a kind that nobody has thought of
             self.failure = error
+            if self._on_failure is not None:
+                self._on_failure()
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the optimizer that has made most."""
+        return max((record.steps for record in self._optimizers.values()), default=0)
 
     def sketch(self, tensor: Any) -> Vector | None:
         """The sketch of a tensor that holds finite numbers."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional
+from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -53,6 +54,8 @@ def _after(holder: Any, name: str, hear: Callable[..., None], current: Current) 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         answer = original(*args, **kwargs)
+        if is_compiling():  # traced: only what torch does may be in the graph
+            return answer
         collector = current()
         if collector is not None:
             collector.hear(hear, collector, answer, *args, **kwargs)
@@ -67,7 +70,7 @@ def _before(holder: Any, name: str, hear: Callable[..., None], current: Current)
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        collector = current()
+        collector = None if is_compiling() else current()
         if collector is not None:
             collector.hear(hear, collector, *args, **kwargs)
         return original(*args, **kwargs)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from torch.compiler import is_compiling
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -26,11 +27,15 @@ def global_hooks(current: Current) -> Iterator[None]:
     constructor is not wrapped, so that its warnings name the program's line."""
 
     def enter(module: Any, args: Any) -> None:
+        if is_compiling():  # traced: the compiled code calls no hook of a module inside of it
+            return
         collector = current()
         if collector is not None:
             collector.hear(collector.enter_module, module, args, sys._getframe(1))
 
     def leave(module: Any, args: Any, output: Any) -> None:
+        if is_compiling():
+            return
         collector = current()
         if collector is not None:
             collector.hear(collector.leave_module, module, args)

@@ -9,12 +9,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.modules import module as torch_modules
 
 from distsim.sim.device.cuda_api.ranks import Patch, for_ranks, with_gpus
 from distsim.sim.isolation.modules.absent import launch
 from distsim.sim.isolation.process import RankTask, current_task
-from distsim.torch_compat.compiler import HAS_ANY_GLOBAL_HOOK, HAS_TRITON_PACKAGE, OPTIMIZED_MODULE, WARN_ONCE
+from distsim.torch_compat.compiler import (
+    HAS_ANY_GLOBAL_HOOK,
+    HAS_TRITON_PACKAGE,
+    OPTIMIZED_MODULE,
+    WARN_ONCE,
+    has_hooks_of_the_program,
+)
 from distsim.torch_compat.cuda_api import ALLOCATOR_STATE, SET_CACHED_TENSORS_ENABLED
 
 __all__ = ["compiled_patches"]
@@ -97,15 +102,7 @@ def _graph(call: Callable[..., Any], named: Any, parameters: int) -> Callable[..
 
 
 def _any_hook_of_the_program(task: RankTask) -> bool:
-    """torch warns of hooks on all modules when a compiled one is called; ours, which name memory, are nobody's care."""
-    hooks = [
-        hook
-        for name, known in vars(torch_modules).items()
-        if name.startswith("_global_") and name.endswith("_hooks")
-        for hook in known.values()
-    ]
-    owners = [getattr(hook, "__self__", hook) for hook in hooks]
-    return any(not str(getattr(owner, "__module__", "")).startswith("distsim.") for owner in owners)
+    return has_hooks_of_the_program()
 
 
 def compiled_patches() -> list[Patch]:

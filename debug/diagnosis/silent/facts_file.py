@@ -1,0 +1,287 @@
+"""The facts of one rank of a real job as a file: a record is added as each step ends, and is read as plain data.
+
+A record is JSON behind a fixed head, then its vectors as raw numbers; the JSON has a vector's place among them. A
+rank that is killed leaves at most its last record incomplete, which the reader drops.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import json
+import math
+import os
+import struct
+import types
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distsim.debug.diagnosis.silent.facts import ParameterFact, RankFacts, StepFact, Vector, Window
+from distsim.debug.records import Site
+from distsim.debug.rings.private import create_private
+from distsim.text.untrusted_input import load_json, printable, read_bytes
+
+__all__ = ["MOST_BYTES", "FactsFull", "FactsWriter", "SavedFacts", "read_facts"]
+
+MOST_BYTES = 32 << 20
+"""Of one rank's file, which lies in memory on most systems: the search ends where it is full."""
+LARGEST = 2 * MOST_BYTES
+HEAD = struct.Struct("<4sII")
+"""Mark, bytes of JSON, number of vectors."""
+MARK = b"dsf1"
+NUMBERS = 16
+"""Of a vector."""
+NOT_FINITE = ("inf", "-inf", "nan")
+
+
+class FactsFull(Exception):
+    """The file has its largest size: the rank is not recorded any more."""
+
+
+@dataclasses.dataclass
+class SavedFacts:
+    """What a file says: the facts, and what the rank noted of the search itself."""
+
+    facts: RankFacts
+    notes: list[str] = dataclasses.field(default_factory=list)
+    saw_gpu: bool = False
+    """There were tensors on a GPU, which are not looked at."""
+
+
+class FactsWriter:
+    """Appends to the file of one rank; the file is made with the first record."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self._size = 0
+        self._written: list[tuple[Any, ...]] = []
+        """The parameters as the file has them."""
+
+    def add(self, parameters: Sequence[ParameterFact], step: StepFact) -> None:
+        """Add one step, and the parameters that are new or were changed.
+
+        Raises:
+            FactsFull: the file is full.
+            OSError: it cannot be written.
+        """
+        if self._size > MOST_BYTES:
+            raise FactsFull
+        vectors: list[Vector] = []
+        self._append({"parameters": self._changed(parameters), "step": _encode_step(step, vectors)}, vectors)
+
+    def add_rest(self, window: Window) -> None:
+        """Add what happened after the last step."""
+        vectors: list[Vector] = []
+        self._append({"rest": _encode(window, vectors)}, vectors)
+
+    def add_note(self, note: str, saw_gpu: bool = False) -> None:
+        """Add a line on the search itself."""
+        self._append({"note": note, "gpu": saw_gpu}, [])
+
+    def close(self) -> None:
+        """No record comes any more."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _changed(self, parameters: Sequence[ParameterFact]) -> list[Any]:
+        changed = []
+        for number, fact in enumerate(parameters):
+            values = _values(fact)
+            if number == len(self._written):
+                self._written.append(())
+            if self._written[number] != values:
+                self._written[number] = values
+                changed.append([number, list(values)])
+        return changed
+
+    def _append(self, record: dict[str, Any], vectors: Sequence[Vector]) -> None:
+        if self._descriptor is None:
+            self._descriptor = create_private(self._path)
+        text = json.dumps(record, separators=(",", ":")).encode()
+        numbers = np.array(vectors, dtype="<f4").tobytes()
+        data = memoryview(HEAD.pack(MARK, len(text), len(vectors)) + text + numbers)
+        self._size += len(data)
+        while data:
+            data = data[os.write(self._descriptor, data) :]
+
+
+def read_facts(path: Path) -> SavedFacts:
+    """The facts in a file; nothing in it is executed.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it holds something else.
+    """
+    data = memoryview(read_bytes(path, LARGEST))
+    saved = SavedFacts(RankFacts(0))
+    at = 0
+    while at + HEAD.size <= len(data):
+        mark, length, count = HEAD.unpack_from(data, at)
+        if mark != MARK:
+            raise ValueError(f"{path.name}: expected a record of facts at byte {at}, got something else")
+        begin = at + HEAD.size
+        at = begin + length + count * NUMBERS * 4
+        if at > len(data):
+            break  # the rank ended while it wrote
+        vectors = np.frombuffer(data[begin + length : at], dtype="<f4").reshape(count, NUMBERS)
+        try:
+            _take(saved, load_json(bytes(data[begin : begin + length])), vectors)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
+            raise ValueError(f"{path.name}: no record of facts at byte {begin} ({type(error).__name__})") from None
+    return saved
+
+
+def _take(saved: SavedFacts, record: dict[str, Any], vectors: Any) -> None:
+    for number, values in record.get("parameters", ()):
+        fact = _decoder(ParameterFact)(values, vectors)
+        if number == len(saved.facts.parameters):
+            saved.facts.parameters.append(fact)
+        else:
+            saved.facts.parameters[number] = fact
+    if "step" in record:
+        step = _decode_step(record["step"], vectors)
+        if step.parameters and not 0 <= min(step.parameters) <= max(step.parameters) < len(saved.facts.parameters):
+            raise IndexError
+        saved.facts.steps.append(step)
+    if "rest" in record:
+        saved.facts.rest = _decoder(Window)(record["rest"], vectors)
+    if record.get("note"):
+        saved.notes.append(printable(str(record["note"])[:400]))
+    saved.saw_gpu = saved.saw_gpu or record.get("gpu") is True
+
+
+# -- to JSON
+
+
+@functools.cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+def _values(fact: Any) -> tuple[Any, ...]:
+    return tuple([getattr(fact, name) for name in _names(fact.__class__)])
+
+
+def _encode_step(step: StepFact, vectors: list[Vector]) -> list[Any]:
+    """As `_encode`, but for settings, which all parameters of a group share: once, with the parameters' numbers."""
+    groups: dict[int, tuple[Any, list[int]]] = {}
+    for number, settings in step.hyperparameters.items():
+        groups.setdefault(id(settings), (settings, []))[1].append(number)
+    encoded = [
+        None if name == "hyperparameters" else _encode(getattr(step, name), vectors) for name in _names(StepFact)
+    ]
+    return [*encoded, list(groups.values())]
+
+
+def _encode(value: Any, vectors: list[Vector]) -> Any:
+    if isinstance(value, np.ndarray):
+        vectors.append(value)
+        return len(vectors) - 1
+    if isinstance(value, Site):
+        return value.to_json()
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, dict):
+        return [[_encode(key, vectors), _encode(one, vectors)] for key, one in value.items()]
+    if isinstance(value, list | tuple | set):
+        return [one if type(one) is int else _encode(one, vectors) for one in value]
+    if dataclasses.is_dataclass(value):
+        return [_encode(one, vectors) for one in _values(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)  # JSON has no such number
+    return value
+
+
+# -- from JSON, as the types of the facts say
+
+
+Decoder = Callable[[Any, Any], Any]
+
+
+def _decode_step(values: Any, vectors: Any) -> StepFact:
+    *encoded, groups = values
+    settings = _decoder(tuple[tuple[str, float], ...])
+    hyperparameters: dict[int, Any] = {}
+    for of_group, numbers in groups:
+        shared = settings(of_group, vectors)
+        hyperparameters.update((_whole(number, vectors), shared) for number in numbers)
+    fields: list[Any] = [
+        hyperparameters if name == "hyperparameters" else decode(value, vectors)
+        for (name, decode), value in zip(_fields(StepFact), encoded, strict=True)
+    ]
+    return StepFact(*fields)
+
+
+@functools.cache
+def _fields(kind: Any) -> tuple[tuple[str, Decoder], ...]:
+    hints = typing.get_type_hints(kind)
+    return tuple((name, _decoder(hints[name])) for name in _names(kind))
+
+
+@functools.cache
+def _decoder(hint: Any) -> Decoder:
+    """What makes a value of type *hint* of JSON and vectors; TypeError for JSON that fits no such value."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint == Vector:
+        return lambda value, vectors: vectors[_whole(value, vectors)]
+    if hint is Site:
+        return _site
+    if origin is types.UnionType:
+        inner = _decoder(next(one for one in arguments if one is not types.NoneType))
+        return lambda value, vectors: None if value is None else inner(value, vectors)
+    if origin is dict:
+        key, one = map(_decoder, arguments)
+        return lambda value, vectors: {key(a, vectors): one(b, vectors) for a, b in value}
+    if origin is tuple and arguments[-1] is not ...:
+        parts = [_decoder(argument) for argument in arguments]
+        return lambda value, vectors: tuple([part(a, vectors) for part, a in zip(parts, value, strict=True)])
+    if origin in (tuple, list, set):
+        element = _decoder(arguments[0])
+        return lambda value, vectors: origin([element(one, vectors) for one in value])
+    if dataclasses.is_dataclass(hint):
+        kind: Any = hint
+        return lambda value, vectors: kind(*[d(a, vectors) for (_, d), a in zip(_fields(kind), value, strict=True)])
+    if issubclass(hint, enum.Enum):
+        return lambda value, vectors: hint(value)
+    return {int: _whole, float: _number, str: _text, bool: _flag}[hint]
+
+
+def _site(value: Any, vectors: Any) -> Site:
+    file, line, function, *below = value
+    return Site(
+        _text(file, vectors),
+        _whole(line, vectors),
+        _text(function, vectors),
+        _site(below[0], vectors) if below else None,
+    )
+
+
+def _whole(value: Any, vectors: Any) -> int:
+    if type(value) is not int:
+        raise TypeError
+    return value
+
+
+def _number(value: Any, vectors: Any) -> float:
+    if type(value) not in (int, float) and value not in NOT_FINITE:
+        raise TypeError
+    return float(value)
+
+
+def _text(value: Any, vectors: Any) -> str:
+    if type(value) is not str:
+        raise TypeError
+    return printable(value)
+
+
+def _flag(value: Any, vectors: Any) -> bool:
+    if type(value) is not bool:
+        raise TypeError
+    return value
