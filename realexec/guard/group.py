@@ -105,6 +105,9 @@ class Guarded:
         """Its calls go on, unrecorded."""
         self.recorder = None
 
+    def unhook(self) -> None:
+        """The process is at its end, and nothing of ours may outlive it."""
+
     def forked(self, stand_in: Callable[[Any], Any]) -> None:
         """This process is a child of the rank: *stand_in* makes what notes its calls, which are not recorded."""
         self.recorder = None

@@ -67,7 +67,7 @@ class HookedGroup(Guarded):
 
     def __init__(self, group: ProcessGroup, log: GroupLog, recorder: Recorder) -> None:
         # The hooks belong to the group in C++, where no garbage collector looks: they must not keep it alive.
-        self.ref = weakref.ref(group, functools.partial(_forget, id(group)))
+        self.ref = weakref.ref(group, functools.partial(HOOKED.pop, id(group)))
         super().__init__(None, log, recorder)
         self.backends = groups.backends_of(group)
         self.group_desc = str(group.group_desc)
@@ -82,6 +82,7 @@ class HookedGroup(Guarded):
     def forked(self, stand_in: Callable[[Any], Any]) -> None:
         """See `Guarded.forked`."""
         self.recorder = None
+        self.unhook()
         self.inherited = stand_in(None)
 
     def attach(self) -> None:
@@ -92,10 +93,16 @@ class HookedGroup(Guarded):
         group.register_post_hook(HOOK_ID, self._issued)  # type: ignore[union-attr]
 
     def detach(self) -> None:
-        """Take them back."""
-        self.recorder = None
+        """See `Guarded.detach`."""
+        super().detach()
+        self.unhook()
+        HOOKED.pop(id(self.ref()), None)
+
+    def unhook(self) -> None:
+        """Take the hooks back. A group that outlives the interpreter with a hook of Python's on it ends the process
+        with SIGSEGV (torch 2.14.1)."""
         group = self.ref()
-        if group is not None and HOOKED.pop(id(group), None) is not None:
+        if group is not None and HOOKED.get(id(group)) is self:
             group.unregister_pre_hook(HOOK_ID)
             group.unregister_post_hook(HOOK_ID)
 
@@ -135,10 +142,6 @@ class HookedGroup(Guarded):
         log, index = self._open.pop(thread, (None, None))
         if log is not None and index is not None:
             recorder.not_issued(log, None, index, "the call did not go out")
-
-
-def _forget(key: int, ref: Any) -> None:
-    HOOKED.pop(key, None)
 
 
 def patch_methods(patches: Patches) -> None:

@@ -248,6 +248,8 @@ class Session:
             # Who is asked while threads end reads what they free: only the thread that is asked shows its stack now.
             with contextlib.suppress(Exception):
                 faulthandler.register(STACK_SIGNAL, file=self._stack_file, all_threads=False, chain=False)
+        for guard in list(self.guards):
+            guard.unhook()
         self.heartbeat.stop()
         if self.strict is not None:
             self.strict.stop()

@@ -20,6 +20,8 @@ NAMES = [path.stem for path in python_files("tests/benchmarks") if path.stem not
 COUNT, WORDS = "expected a whole number of at least ", "expected one of "
 NUMBERS = {
     "fit --rounds": COUNT + "1",
+    "guard_attach --calls": COUNT + "1",
+    "guard_attach --rounds": COUNT + "1",
     "guard_exits --exits": COUNT + "1",
     "guard_memory --ranks": COUNT + "1",
     "guard_operations --calls": COUNT + "1",

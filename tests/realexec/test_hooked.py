@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import Case, Zygote, ring_directory
+from jobs import Case, Zygote, distsim_run, ring_directory
 from test_faults import CASES, held_against_its_head
 from test_healthy import CASES as HEALTHY
 
@@ -135,6 +135,27 @@ def test_a_group_stays_torchs_own(zygote: Zygote, tmp_path: Path) -> None:
         result = zygote.run(program, 2, directory=folder, environ=BY_HOOKS)
     assert result.codes == {0: 0, 1: 0}, result.outputs
     assert result.diagnoses == []
+
+
+ENDS = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+dist.all_reduce(torch.ones(2))
+child = os.fork()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@has_hooks
+@pytest.mark.slow
+def test_a_group_that_outlives_the_program_does_no_harm(tmp_path: Path) -> None:
+    """A hook of Python's that is still there when the interpreter has ended would be a SIGSEGV, in a child, too."""
+    (tmp_path / "ends.py").write_text(ENDS)
+    ended = distsim_run("ends.py", cwd=tmp_path, **BY_HOOKS)
+    assert ended.returncode == 0, ended.stderr
+    assert "Exception ignored" not in ended.stderr
 
 
 @pytest.mark.parametrize(
