@@ -65,7 +65,7 @@ def install(
     or `wait`; *silent* is `off` (default), `watch` or `strict`. What is not given comes from the environment
     (`DISTSIM_LEVEL`, `DISTSIM_ON_HANG`, `DISTSIM_DIR`, ...). Call it in every rank, best before `init_process_group`.
     """
-    global _settings, _agent_port
+    global _settings, _agent_port, _by_hooks
     given = {
         "level": level,
         "on_hang": on_hang,
@@ -94,7 +94,8 @@ def install(
     _settings = settings
     if not _agent_port and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         _agent_port = os.environ.get("MASTER_PORT", "")
-    refusal = guard_refusal() if dist.is_available() else "this torch was built without torch.distributed"
+    _by_hooks = dist.is_available() and comes_by_hooks(settings)
+    refusal = guard_refusal(_by_hooks) if dist.is_available() else "this torch was built without torch.distributed"
     if refusal:
         return _go_on_without(refusal)
     try:
@@ -123,8 +124,6 @@ def _install_hooks(settings: Settings, given: Mapping[str, Any]) -> None:
     from distsim.realexec.process.hooks import Hooks
     from distsim.realexec.process.spawn import PopenHook, SpawnHook
 
-    global _by_hooks
-    _by_hooks = comes_by_hooks(settings)
     hooks = Hooks(_open, current_session, _leave_agent, _by_hooks)
     hooks.install()
     dropped = DroppedHook(hooks.begin_init)
@@ -167,10 +166,10 @@ def _install_hooks(settings: Settings, given: Mapping[str, Any]) -> None:
 
 def comes_by_hooks(settings: Settings) -> bool:
     """Whether the guard comes by hooks on groups; where the program asks for them, a line says what they lack."""
-    from distsim.realexec.guard.hooked import UNSEEN, refusal
-
     if settings.guard_attach is not Attach.HOOKS:
         return False
+    from distsim.realexec.guard.hooked import UNSEEN, refusal
+
     why = refusal(settings)
     if not _started:
         say_once_a_job(

@@ -103,6 +103,22 @@ EXACT_TYPE = Name(
     test=_asks_exact_type,
 )
 
+FOR_PATCHES = frozenset(
+    {
+        REGISTER,
+        UNREGISTER,
+        REGISTER_BACKEND,
+        SET_DEFAULT_BACKEND,
+        SET_NAME,
+        SET_DESCRIPTION,
+        BACKEND,
+        WRAPPER,
+        HAS_HOOKS,
+    }
+    | {NAN_CHECK, FLIGHT_RECORDER, EXACT_TYPE, COLLECTIVE_OP, DEFAULT_GROUP, COALESCING, LOGGER}
+)
+"""Names that a guard by hooks goes without."""
+
 DISTRIBUTED_C10D_WORLD = Name("torch.distributed.distributed_c10d._World", "the groups of each simulated process", SIM)
 PLUGINS = Name("torch.distributed.distributed_c10d.Backend._plugins", "backends that are registered", SIM)
 SET_PG_TIMEOUT = Name(

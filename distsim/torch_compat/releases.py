@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from distsim.errors import UsageError
+from distsim.torch_compat.groups import FOR_PATCHES
 from distsim.torch_compat.names import GUARD, SIM, Need, left_out, unmet
 
 __all__ = [
@@ -148,10 +149,14 @@ def _without_distributed(torch: Any, dist: Any) -> UsageError | None:
     )
 
 
-def guard_refusal() -> str:
-    """What the guard needs and this torch lacks, in a line; empty if it lacks nothing."""
+def guard_refusal(by_hooks: bool = False) -> str:
+    """What the guard needs and this torch lacks, in a line; empty if it lacks nothing.
+
+    Args:
+        by_hooks: the guard attaches by hooks on groups, and needs fewer names.
+    """
     torch = imported_torch(GUARD)
-    lacking = unmet(GUARD)
+    lacking = [name for name in unmet(GUARD) if not (by_hooks and name in FOR_PATCHES)]
     names = ", ".join(f"{name.path} ({name.feature})" for name in lacking)
     return (
         f"torch {torch.__version__} lacks what {_PARTS[GUARD]} needs: {names}; expected {tested_range(GUARD)}"

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from distsim.torch_compat.names import all_names
+from distsim.torch_compat import groups
+from distsim.torch_compat.names import Name, all_names
 from tests.house.tree import CODE, ROOT, python_files
 
 pytestmark = pytest.mark.xdist_group("syntax trees")  # which every process would parse for itself
@@ -168,3 +172,47 @@ def test_the_rule_sees_a_planted_name(tmp_path: Path) -> None:
         "d = vars(a)['_also_torchs']\ne = a.__name__\n"
     )
     assert sorted(line for line, _ in private_names(path, frozenset())) == [2, 4, 5, 6, 7]
+
+
+MOST_GUARD_NAMES = 40
+"""Of torch's private names that a guard by hooks on groups touches: there were 66 before torch had hooks."""
+OF_PATCHES = {"share_backends", "tables"}
+"""Functions of the table that serve groups in the place of torch's own."""
+
+
+def test_a_guard_by_hooks_touches_few_private_names() -> None:
+    """Those of the table that realexec and debug mention, and those in the table's functions that they call."""
+    touched: set[str] = set()
+    for path in python_files("realexec", "debug"):
+        for module, attribute in _of_the_table(_tree(path)):
+            value = getattr(module, attribute, None)
+            if isinstance(value, Name):
+                touched |= _private_path(value)
+            elif inspect.isfunction(value) and attribute not in OF_PATCHES:
+                for node in ast.walk(ast.parse(inspect.getsource(value))):
+                    name = getattr(module, node.id, None) if isinstance(node, ast.Name) else None
+                    if isinstance(name, Name):
+                        touched |= _private_path(name)
+                    word = getattr(node, "attr", getattr(node, "value", None))
+                    if isinstance(word, str) and PRIVATE.match(word):
+                        touched.add(word)
+    assert 20 < len(touched) <= MOST_GUARD_NAMES, sorted(touched)
+
+
+def _private_path(name: Name) -> set[str]:
+    return {name.path} if name.private and name not in groups.FOR_PATCHES else set()
+
+
+def _of_the_table(tree: ast.Module) -> Iterator[tuple[ModuleType, str]]:
+    """Modules of torch_compat and what a file takes of them."""
+    package, modules = "distsim.torch_compat", {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(package):
+            for alias in node.names:
+                if node.module == package:
+                    modules[alias.asname or alias.name] = importlib.import_module(f"{package}.{alias.name}")
+                else:
+                    yield importlib.import_module(str(node.module)), alias.name
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            yield modules[node.value.id], node.attr
