@@ -134,6 +134,14 @@ def test_a_file_has_a_largest_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert (tmp_path / "rank.silent").stat().st_size < 8000
 
 
+def test_no_more_is_judged_than_a_user_waits_for(tmp_path: Path) -> None:
+    """The first steps, and a line on the rest."""
+    written(tmp_path / "rank.silent", 9)
+    saved = read_facts(tmp_path / "rank.silent", most=6)
+    assert len(saved.facts.steps) == 4  # of two parameters each
+    assert saved.notes == ["is searched up to step 1: what follows is too much"]
+
+
 def test_a_search_needs_the_records_of_all_ranks(tmp_path: Path) -> None:
     """Ranks of another host have theirs there: one line, and nobody is accused."""
     facts = run_of({0: [1.0, 1.0, 1.0, 1.0], 1: [1.0, 1.0, 2.0, 2.0]}, {0: [1.0, 1.0], 1: [1.0, 1.0]})

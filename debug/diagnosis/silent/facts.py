@@ -7,6 +7,7 @@ that sketches of gradients add up as gradients do and distances of sketches are 
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -71,7 +72,7 @@ class ParameterFact:
 
     @property
     def numel(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
 
 @dataclass(slots=True)

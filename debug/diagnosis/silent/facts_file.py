@@ -28,7 +28,7 @@ from distsim.text.untrusted_input import load_json, printable, read_bytes
 
 __all__ = ["MOST_BYTES", "FactsFull", "FactsWriter", "SavedFacts", "read_facts"]
 
-MOST_BYTES = 32 << 20
+MOST_BYTES = 16 << 20
 """Of one rank's file, which lies in memory on most systems: the search ends where it is full."""
 LARGEST = 2 * MOST_BYTES
 HEAD = struct.Struct("<4sII")
@@ -112,8 +112,12 @@ class FactsWriter:
             data = data[os.write(self._descriptor, data) :]
 
 
-def read_facts(path: Path) -> SavedFacts:
+def read_facts(path: Path, most: float = math.inf) -> SavedFacts:
     """The facts in a file; nothing in it is executed.
+
+    Args:
+        path: the file.
+        most: parameters, summed over the steps, after which the rest is left out, with a note.
 
     Raises:
         OSError: it cannot be read.
@@ -130,15 +134,20 @@ def read_facts(path: Path) -> SavedFacts:
         at = begin + length + count * NUMBERS * 4
         if at > len(data):
             break  # the rank ended while it wrote
+        if most < 0:
+            saved.notes.append(f"is searched up to step {saved.facts.steps[-1].number}: what follows is too much")
+            break
         vectors = np.frombuffer(data[begin + length : at], dtype="<f4").reshape(count, NUMBERS)
         try:
-            _take(saved, load_json(bytes(data[begin : begin + length])), vectors)
+            most -= _take(saved, load_json(bytes(data[begin : begin + length])), vectors)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
             raise ValueError(f"{path.name}: no record of facts at byte {begin} ({type(error).__name__})") from None
     return saved
 
 
-def _take(saved: SavedFacts, record: dict[str, Any], vectors: Any) -> None:
+def _take(saved: SavedFacts, record: dict[str, Any], vectors: Any) -> int:
+    """Add a record to what was read, and answer the parameters of its step."""
+    size = 0
     for number, values in record.get("parameters", ()):
         fact = _decoder(ParameterFact)(values, vectors)
         if number == len(saved.facts.parameters):
@@ -150,11 +159,13 @@ def _take(saved: SavedFacts, record: dict[str, Any], vectors: Any) -> None:
         if step.parameters and not 0 <= min(step.parameters) <= max(step.parameters) < len(saved.facts.parameters):
             raise IndexError
         saved.facts.steps.append(step)
+        size = len(step.parameters)
     if "rest" in record:
         saved.facts.rest = _decoder(Window)(record["rest"], vectors)
     if record.get("note"):
         saved.notes.append(printable(str(record["note"])[:400]))
     saved.saw_gpu = saved.saw_gpu or record.get("gpu") is True
+    return size
 
 
 # -- to JSON

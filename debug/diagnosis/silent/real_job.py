@@ -14,6 +14,9 @@ from distsim.debug.rings.jobdir import facts_path
 
 __all__ = ["Search", "search"]
 
+MOST_JUDGED = 1_500_000
+"""Parameters, summed over the steps of all ranks, that are judged: half a minute or a whole one."""
+
 
 @dataclass
 class Search:
@@ -62,7 +65,7 @@ def _read(rings: Mapping[int, Path], notes: list[str]) -> dict[int, SavedFacts]:
         if not path.exists():  # it made no step
             continue
         try:
-            saved[rank] = read_facts(path)
+            saved[rank] = read_facts(path, MOST_JUDGED / len(rings))
         except (OSError, ValueError) as error:
             notes.append(f"silent faults: not searched on rank {rank}: {error}")
     return saved

@@ -189,7 +189,11 @@ def hyperparameter_differs(view: View, sets: Sets) -> Iterator[Sighting]:
         for number, steps in view.steps_of(key.optimizer):
             if any(rank not in steps for rank in one.ranks):
                 continue
-            numbers = {rank: dict(steps[rank].hyperparameters[view.numbers[rank][key]]) for rank in one.ranks}
+            settings = {rank: steps[rank].hyperparameters[view.numbers[rank][key]] for rank in one.ranks}
+            first = settings[one.ranks[0]]
+            if all(of_rank == first for of_rank in settings.values()):
+                continue
+            numbers = {rank: dict(of_rank) for rank, of_rank in settings.items()}
             unlike = _unlike(numbers)
             if unlike:
                 values = ", ".join(f"{numbers[rank].get(unlike)} on rank {rank}" for rank in one.ranks[:4])
@@ -222,10 +226,10 @@ def optimizer_state_differs(view: View, sets: Sets) -> Iterator[Sighting]:
         for number, steps in view.steps_of(key.optimizer):
             if any(rank not in steps or not steps[rank].owns_state for rank in one.ranks):
                 continue
-            if _is_spread(view, steps, one.ranks, key.optimizer):
-                break
             states = {rank: steps[rank].state.get(view.numbers[rank][key]) for rank in one.ranks}
             name, reason = _unlike_state(states, number)
+            if name and _is_spread(view, steps, one.ranks, key.optimizer):
+                break
             if name:
                 yield Sighting(
                     SilentKind.OPTIMIZER_STATE_DIFFERS,
