@@ -1,5 +1,5 @@
 # ranks: 4
-# kind: uneven_iterations
+# kind: missing_rank
 # culprits: 3
 # exit: 3
 
