@@ -87,11 +87,23 @@ def diagnose(evidence: Evidence, *, nothing_moves: bool = False) -> list[Diagnos
     return _told_once([_with_processes(evidence, d) for d in order(index, causes)])
 
 
+CONFUSED = INCONSISTENT | {
+    Kind.MISSING_RANK,
+    Kind.EXTRA_COLLECTIVE,
+    Kind.UNEVEN_ITERATIONS,
+    Kind.DEADLOCK_CYCLE,
+    Kind.P2P_UNMATCHED,
+}
+"""Kinds that tell of who made which call."""
+
+
 def _with_processes(evidence: Evidence, told: Diagnosis) -> Diagnosis:
     """Say which processes the ranks are that go by other numbers outside of the program."""
     size = len(told.group.ranks) if told.group is not None else 0
     if told.kind is Kind.NEVER_JOINED and evidence.doubles:
         return _as_doubles(evidence, told)
+    if told.kind in CONFUSED and not evidence.double_ranks.isdisjoint({*told.culprits, *told.victims}):
+        return _confused(evidence, told)
     if told.kind is Kind.NEVER_JOINED and 0 < evidence.launched < size:
         started = f"The program waits for {size} ranks (world_size={size}), but its launcher here has started a job of "
         told = replace(
@@ -122,6 +134,22 @@ def _as_doubles(evidence: Evidence, told: Diagnosis) -> Diagnosis:
         victims=tuple(rank for rank in told.victims if rank in members),
         explanation=f"No process is {ranks_text(told.culprits)}, which {verb} never joined: {'; '.join(reasons)}.",
         suggestion=f"{capital(cures[0])}.",
+    )
+
+
+def _confused(evidence: Evidence, told: Diagnosis) -> Diagnosis:
+    """What follows where two processes take each other's messages: no other rank is at fault."""
+    reasons, _, cures = zip(*(text.rpartition(": ") for text in evidence.doubles), strict=True)
+    reason = "; ".join(reasons)
+    both = {*told.culprits, *told.victims} - evidence.double_ranks
+    return replace(
+        told,
+        kind=Kind.NEVER_JOINED,
+        culprits=tuple(sorted(evidence.double_ranks)),
+        victims=tuple(sorted(both)),
+        explanation=f"{reason[:1].upper()}{reason[1:]}. Each may take what is meant for the other, so what ranks wait "
+        f"for in {told.call.op if told.call is not None else 'their calls'} says nothing of who left a call out.",
+        suggestion=f"{capital(cures[0])}; if these are two jobs, give each an address of its own.",
     )
 
 

@@ -47,6 +47,8 @@ class Numbering:
     """A launcher has started as many ranks."""
     doubles: tuple[str, ...] = ()
     """Processes that call themselves alike, a sentence each."""
+    double_ranks: frozenset[int] = frozenset()
+    """The numbers of those."""
     known: frozenset[str] | None = None
     """Worlds that some process had joined by then: who is who in another cannot be told yet. None: all."""
 
@@ -139,6 +141,7 @@ def number_processes(processes: Iterable[Process]) -> Numbering:
         max((started for started in sizes if started != size), default=0),
         size in sizes,
         tuple(_double(*pair) for pair in doubles),
+        frozenset(numbers[process.key] for _, *pair in doubles for process in pair if process.key in numbers),
         frozenset(members),
     )
 

@@ -405,6 +405,7 @@ def build_evidence(
         processes=numbering.names,
         launched=numbering.launched,
         doubles=numbering.doubles,
+        double_ranks=numbering.double_ranks,
     )
 
 

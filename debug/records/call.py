@@ -363,6 +363,8 @@ class Evidence:
     """World size of the ranks' launcher, where it is another than the program's; 0: the same, or there is none."""
     doubles: Sequence[str] = ()
     """Processes that call themselves the same rank of one world, a sentence each with what to do about it."""
+    double_ranks: frozenset[int] = frozenset()
+    """Their numbers in this evidence."""
     processes: Mapping[int, str] = field(default_factory=dict)
     """What processes are whose rank is another than their launcher's."""
     away_s: Sequence[tuple[float, float]] = ()

@@ -71,6 +71,7 @@ def test_two_processes_of_one_rank_are_named() -> None:
     assert sorted(numbering.numbers.values()) == [0, 2]
     assert len(numbering.doubles) == 1
     assert "two processes call themselves rank 0 of 2" in numbering.doubles[0]
+    assert numbering.double_ranks == {0, 2}
 
 
 def test_the_world_that_most_have_moved_on_from_is_history() -> None:

@@ -7,7 +7,7 @@ import pytest
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records import CallWait, Evidence, Phase, State
 from distsim.debug.records.kinds import Kind
-from tests.debug.builders import all_reduce, play
+from tests.debug.builders import all_reduce, barrier, finish, play
 
 
 def meeting(addresses: dict[int, str], waited_s: float, size: int = 3, reached: bool = True) -> Evidence:
@@ -137,3 +137,15 @@ def test_a_file_that_an_earlier_run_left_is_named(sees_it: int) -> None:
     assert any("Delete /shared/store" in d.suggestion for d in found) is (sees_it == 0)
     if sees_it == 0:
         assert [(d.kind, d.culprits, d.exit_code) for d in found] == [(Kind.NEVER_JOINED, (0, 1, 2), 3)]
+
+
+def test_nobody_else_is_accused_where_two_processes_are_one_rank() -> None:
+    """Process 2 calls itself rank 0 as well, and waits in a call that ranks 0 and 1 have made by themselves."""
+    evidence = play(3, lambda rank: [all_reduce(4), barrier(5) if rank == 2 else finish()])
+    assert [d.kind for d in diagnose(evidence)] == [Kind.EXTRA_COLLECTIVE]
+    evidence.doubles = ["two processes call themselves rank 0 of 2 at a:1 (pid 5 on h, pid 6 on h): give each its own"]
+    evidence.double_ranks = frozenset({0, 2})
+    (hang,) = diagnose(evidence)
+    assert (hang.kind, hang.culprits, hang.victims) == (Kind.NEVER_JOINED, (0, 2), ())
+    assert hang.explanation.startswith("Two processes call themselves rank 0 of 2")
+    assert hang.suggestion.startswith("Give each its own")
