@@ -6,6 +6,7 @@ from distsim.torch_compat.names import FEATURE, OPTIONAL, SIM, Name
 
 __all__: list[str] = []
 
+CUDA_BUILD = "a build for CUDA"
 PARSE_VISIBLE_DEVICES = Name("torch.cuda._parse_visible_devices", "CUDA_VISIBLE_DEVICES", SIM)
 GET_DEVICE_INDEX = Name("torch.cuda._utils._get_device_index", "torch.cuda.utilization and its kin", SIM)
 IS_COMPILED = Name("torch.cuda._is_compiled", "torch.cuda in a torch without CUDA", SIM)
@@ -14,7 +15,7 @@ CUDA_EVENT_BASE = Name("torch._C._CudaEventBase", "torch.cuda.Event", SIM)
 ACCELERATOR_GET_ACCELERATOR = Name("torch._C._accelerator_getAccelerator", "the accelerator of a rank", SIM)
 
 CUDA = {
-    name: Name(f"torch._C._cuda_{name}", "torch.cuda", OPTIONAL, cuda_build=True)
+    name: Name(f"torch._C._cuda_{name}", "torch.cuda", OPTIONAL, only=CUDA_BUILD)
     for name in [
         "getDevice",
         "setDevice",
@@ -73,7 +74,7 @@ ACCELERATOR = {
     for name in names.split()
 }
 COPIES = {
-    name: Name(f"torch._C.{name}", "torch.nn.DataParallel", OPTIONAL, cuda_build=True)
+    name: Name(f"torch._C.{name}", "torch.nn.DataParallel", OPTIONAL, only=CUDA_BUILD)
     for name in [
         "_broadcast",
         "_broadcast_out",
@@ -89,16 +90,16 @@ MODULE = {
     name: Name(f"torch.cuda.{name}", "torch.cuda", FEATURE)
     for name in ["_lazy_init", "_lazy_call", "_get_generator", "_compile_kernel", "_cudart"]
 }
-ALLOCATOR_STATE = Name("torch._C._cuda_CUDAAllocator_AllocatorState", "torch.compiler.reset", OPTIONAL, cuda_build=True)
+ALLOCATOR_STATE = Name("torch._C._cuda_CUDAAllocator_AllocatorState", "torch.compiler.reset", OPTIONAL, only=CUDA_BUILD)
 SET_CACHED_TENSORS_ENABLED = Name(
-    "torch._C._set_cached_tensors_enabled", "torch.compiler.reset", OPTIONAL, cuda_build=True
+    "torch._C._set_cached_tensors_enabled", "torch.compiler.reset", OPTIONAL, only=CUDA_BUILD
 )
 """Names that the compiler's CUDA graphs import (torch/_inductor/cudagraph_trees.py)."""
-HOST_EMPTY_CACHE = Name("torch._C._host_emptyCache", "torch.cuda.graph", OPTIONAL, cuda_build=True)
-PROPERTIES = Name("torch.cuda._get_device_properties", "torch.cuda.get_device_properties", OPTIONAL, cuda_build=True)
+HOST_EMPTY_CACHE = Name("torch._C._host_emptyCache", "torch.cuda.graph", OPTIONAL, only=CUDA_BUILD)
+PROPERTIES = Name("torch.cuda._get_device_properties", "torch.cuda.get_device_properties", OPTIONAL, only=CUDA_BUILD)
 PROPERTIES_CLASS = Name("torch.cuda._CudaDeviceProperties", "torch.cuda.get_device_properties", FEATURE)
 CORE_PROPERTIES_CLASS = Name(
-    "torch._C._CudaDeviceProperties", "torch.cuda.get_device_properties", OPTIONAL, cuda_build=True
+    "torch._C._CudaDeviceProperties", "torch.cuda.get_device_properties", OPTIONAL, only=CUDA_BUILD
 )
 EXCHANGE_DEVICE = Name("torch.cuda._exchange_device", "torch.cuda.device", FEATURE)
 MAYBE_EXCHANGE_DEVICE = Name("torch.cuda._maybe_exchange_device", "torch.cuda.device", FEATURE)

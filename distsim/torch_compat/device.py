@@ -12,7 +12,10 @@ __all__ = ["OpOverload", "aten"]
 
 FOREACH_COPY = Name("torch._foreach_copy_", "copies of many tensors at once", SIM)
 GET_USER_FN = Name(
-    "torch.autograd.function.BackwardCFunction._get_user_fn", "what an autograd.Function costs the host", OPTIONAL
+    "torch.autograd.function.BackwardCFunction._get_user_fn",
+    "what an autograd.Function costs the host",
+    OPTIONAL,
+    since="2.13",
 )
 MAKE_WRAPPER_SUBCLASS = Name("torch.Tensor._make_wrapper_subclass", "CUDA tensors without a GPU", SIM)
 HAS_COMPATIBLE_SHALLOW_COPY_TYPE = Name(

@@ -101,6 +101,7 @@ EXACT_TYPE = Name(
     "batched messages of NCCL, which torch before 2.14 coalesces only if type(group) is ProcessGroup",
     OPTIONAL,
     test=_asks_exact_type,
+    passes_until="2.13",
 )
 
 FOR_PATCHES = frozenset(
@@ -125,7 +126,6 @@ SET_PG_TIMEOUT = Name(
     "torch.distributed.distributed_c10d._set_pg_timeout",
     "a group's timeout",
     OPTIONAL,
-    until="2.14",
     public="torch.distributed.set_timeout (2.14)",
 )
 GET_DEFAULT_GROUP = Name("torch.distributed.distributed_c10d._get_default_group", "the default group", SIM)

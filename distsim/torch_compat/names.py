@@ -51,8 +51,9 @@ class Name:
         since: the oldest release known to have it, of those that distsim supports.
         until: the newest release known to have it; None if the newest release has it.
         public: the public way, where a release has one.
-        cuda_build: only a torch that is built for CUDA has it.
+        only: the condition under which a release of that range has it: a build for CUDA, after a call.
         test: whether the name behaves as distsim relies on, beyond being there; it runs once a process.
+        passes_until: the newest release that passes the test, where a later one behaves otherwise.
     """
 
     path: str
@@ -61,8 +62,9 @@ class Name:
     since: str = "2.6"
     until: str | None = None
     public: str | None = None
-    cuda_build: bool = False
+    only: str = ""
     test: Callable[[], bool] | None = None
+    passes_until: str | None = None
 
     @property
     def private(self) -> bool:

@@ -25,7 +25,12 @@ FIND_BUILTIN = Name("torch.jit._builtins._find_builtin", "the short path of a re
 
 DISTRIBUTED_RPC = Name("torch._C._distributed_rpc", "remote calls", SIM)
 DISTRIBUTED_AUTOGRAD = Name("torch._C._distributed_autograd", "distributed autograd", SIM)
-DISTRIBUTED_RPC_TESTING = Name("torch._C._distributed_rpc_testing", "torch's faulty agent for tests", OPTIONAL)
+DISTRIBUTED_RPC_TESTING = Name(
+    "torch._C._distributed_rpc_testing",
+    "torch's faulty agent for tests",
+    OPTIONAL,
+    only="after torch._C._faulty_agent_init, in a build with RPC",
+)
 FAULTY_AGENT_INIT = Name("torch._C._faulty_agent_init", "torch's faulty agent for tests", OPTIONAL)
 JIT_RESOLVE_PACKET = Name("torch._C._jit_resolve_packet", "remote calls of operators", SIM)
 JIT_GET_OPERATION = Name("torch._C._jit_get_operation", "remote calls of operators", SIM)

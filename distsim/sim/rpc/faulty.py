@@ -14,8 +14,6 @@ from distsim.torch_compat.rpc import DISTRIBUTED_RPC_TESTING, FAULTY_AGENT_INIT
 
 __all__ = ["faulty_init"]
 
-_distributed_rpc_testing = DISTRIBUTED_RPC_TESTING.get()
-
 _real_init = FAULTY_AGENT_INIT.get()
 _real_kinds: dict[str, Any] = {name: getattr(rpc, name) for name in ("TensorPipeAgent", "RpcAgent")}
 
@@ -60,7 +58,7 @@ def faulty_init() -> bool:
         done = bool(_real_init())
     finally:
         vars(rpc).update(led)
-    testing: Any = _distributed_rpc_testing
+    testing: Any = DISTRIBUTED_RPC_TESTING.get()  # made by torch's own init
     real = testing.FaultyTensorPipeAgent
     testing.FaultyTensorPipeAgent = lambda *args: (real if current_task() is None else FaultyAgent)(*args)
     return done
