@@ -168,16 +168,11 @@ def comes_by_hooks(settings: Settings) -> bool:
     """Whether the guard comes by hooks on groups; where the program asks for them, a line says what they lack."""
     if settings.guard_attach is not Attach.HOOKS:
         return False
-    from distsim.realexec.guard.hooked import UNSEEN, refusal
+    from distsim.realexec.guard.hooked import attach_note, refusal
 
-    why = refusal(settings)
     if not _started:
-        say_once_a_job(
-            f"note: the guard attaches by patches, in spite of DISTSIM_GUARD_ATTACH=hooks: {why}"
-            if why
-            else f"note: the guard attaches by hooks: {UNSEEN}"
-        )
-    return not why
+        say_once_a_job(attach_note(settings))
+    return not refusal(settings)
 
 
 class HandlerHook:

@@ -30,7 +30,7 @@ from distsim.debug.report.rank_states import MARKER
 from distsim.debug.rings.jobdir import default_directory
 from distsim.debug.rings.private import private_folder, write_private
 from distsim.debug.rings.reader import RingReader
-from distsim.debug.settings import LAUNCHED, Level, OnHang, Settings, Silent, warn_of_unknown_variables
+from distsim.debug.settings import LAUNCHED, Attach, Level, OnHang, Settings, Silent, warn_of_unknown_variables
 from distsim.errors import UsageError
 from distsim.realexec.last_line import failure_line, say_if_killed, verdict_line
 from distsim.realexec.mpi import launch as mpi
@@ -52,6 +52,10 @@ def launch(args: argparse.Namespace) -> int:
     """Run under torch elastic; 0 finished, 1 a rank failed, 3 hang, 4 inconsistent collectives, 5 a silent error."""
     _check_backend(args.on)
     warn_of_unknown_variables()
+    if Settings.read({}).guard_attach is Attach.HOOKS:
+        from distsim.realexec.guard.hooked import attach_note
+
+        print(f"distsim: {attach_note(Settings.read(_given(args)))}", file=sys.stderr)
     _leave_outer_job()
     started = started_by_mpirun(os.environ) if args.on == "mpi" else None
     if started is not None:

@@ -176,7 +176,8 @@ def loop_ended(
         return None
     if call.op == "new_group":
         return _plain(case, Kind.GROUP_CREATION_ORDER, call, ranks, victims)
-    if all(_passed_by(case, rank, call) >= rounds - theirs for rank in ranks):
+    legal = _passed_by(case, call.rank, call)  # rounds that also those skip who make the call again
+    if all(_passed_by(case, rank, call) - legal >= rounds - theirs for rank in ranks):
         skipped = _plain(case, Kind.MISSING_RANK, call, ranks, victims)
         they = "it" if len(ranks) == 1 else "they"
         note = f"In another round of that loop {they} made a later call of the loop without this one."

@@ -32,6 +32,7 @@ from distsim.debug.evidence.stack_capture import as_text, collect
 from distsim.debug.matching.comparer import GroupKey, Suspicion
 from distsim.debug.matching.message_comparer import PAIR, world_of
 from distsim.debug.monitor.ends.abort import end_ranks
+from distsim.debug.monitor.ends.moving import among_moving, without_guesses
 from distsim.debug.monitor.ends.orphans import Orphans
 from distsim.debug.monitor.host import Host
 from distsim.debug.monitor.peers.part import PeerSession
@@ -331,7 +332,7 @@ class Monitor:
         if now < self._next_judgement:
             return
         evidence = self.look()
-        found, moving = self._judgement(evidence), False
+        found, moving = self._judgement(evidence), not stands_still
         if self._premature(found, evidence):
             self._next_judgement = now + SETTLE_S
             return
@@ -342,8 +343,9 @@ class Monitor:
             self.together.step(self)
             same = {news_key(d) for d in self._judgement(self.look())}
             found = [d for d in found if news_key(d) in same]
-            if moving := self._counts() != counts and not all(ended.values()):
-                found = self._among_moving(found)
+            moving |= self._counts() != counts and not all(ended.values())
+            if moving:
+                found = [d for d in among_moving(found, self.settings) if news_key(d) not in self.told]
         if found and self._was_away() and self._next_judgement > time.monotonic():
             return  # it was stopped while it judged
         if found:
@@ -351,13 +353,8 @@ class Monitor:
         self._delay = min(self._delay * 1.5, 2.0)
         self._next_judgement = now + self._delay
 
-    def _among_moving(self, found: Sequence[Diagnosis]) -> list[Diagnosis]:
-        """What holds though some ranks still make calls: only waits that have lasted too long. They end the job where
-        the user has set how long that is; torch's own timeout may be longer than our default."""
-        long = [d for d in found if (d.detected_after_s or 0.0) >= self.settings.patience_s]
-        if self.settings.hang_after_s is None:
-            long = [replace(d, proof=Proof.NOT_YET) for d in long]
-        return [d for d in long if news_key(d) not in self.told]
+    def _diagnose(self, evidence: Evidence) -> list[Diagnosis]:
+        return without_guesses(diagnose(evidence), self.settings, time.monotonic() - self._still_since)
 
     def _withdraw(self, at_the_end: bool = False) -> None:
         """Take back what was told as a warning and no longer holds: it went on by itself."""
@@ -399,7 +396,7 @@ class Monitor:
     def _judgement(self, evidence: Evidence) -> list[Diagnosis]:
         if self._interrupted() or self.inconclusive:
             return []
-        found = diagnose(evidence)
+        found = self._diagnose(evidence)
         if not any(d.exit_code for d in found):
             return [d for d in found if news_key(d) not in self.told and (d.victims or d.nobody_waits)]
         return [d for d in found if news_key(d) not in self.told]
@@ -410,9 +407,10 @@ class Monitor:
             self.tell(found, self.look())
             return
         evidence = self.look(stacks=True)
-        better = [d for d in diagnose(evidence) if news_key(d) not in self.told]
+        better = self._diagnose(evidence)
         if moving:
-            better = self._among_moving(better)
+            better = among_moving(better, self.settings)
+        better = [d for d in better if news_key(d) not in self.told]
         self.tell(better or found, evidence)
 
     def _judges(self) -> bool:

@@ -286,7 +286,7 @@ class RankState:
     leaving: bool = False
     """Its program has ended; its process is on the way out."""
     left_group: bool = False
-    """It has destroyed its process group: no other rank waits for it."""
+    """It has destroyed its process group, so that no other rank waits for it, or makes calls that nobody watches."""
     silent_s: float | None = None
     """It lives, but none of its Python threads has run for so long: one of them holds the interpreter (the GIL)."""
     idle_s: float | None = None

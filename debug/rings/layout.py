@@ -81,7 +81,7 @@ WORDS_AT = 512
     W_LOCAL_WORLD,  # ranks on this host, 0: all
     W_GUESSED,  # calls made when the rank found that out from outside, + 1; 0: it did not
     W_MEETS,  # table offset + 1: the store that it meets the others in, until it has
-    W_LEFT,  # 1: it has destroyed its process group
+    W_LEFT,  # 1: it has destroyed its process group, or made one that is not watched
 ) = range(21)
 
 W_CAUGHT, CAUGHT_SLOTS, CAUGHT_WORDS = 34, 10, 3

@@ -29,7 +29,7 @@ from distsim.realexec.guard.tensor_checks import find_nan
 from distsim.torch_compat import groups
 from distsim.torch_compat.patches import Patches
 
-__all__ = ["UNSEEN", "HookedGroup", "call_of", "patch_methods", "refusal"]
+__all__ = ["UNSEEN", "HookedGroup", "attach_note", "call_of", "patch_methods", "refusal"]
 
 HOOK_ID = 0x64697374
 """Programs number their own hooks from 0, as torch's own do."""
@@ -49,6 +49,13 @@ def refusal(settings: Settings) -> str:
     if settings.checksum:
         return "a hook cannot give a call the copy of its buffer that DISTSIM_CHECKSUM needs"
     return ""
+
+
+def attach_note(settings: Settings) -> str:
+    """What is said where the user asks for hooks: what they lack, or why they do not come."""
+    if why := refusal(settings):
+        return f"note: the guard attaches by patches, in spite of DISTSIM_GUARD_ATTACH=hooks: {why}"
+    return f"note: the guard attaches by hooks: {UNSEEN}"
 
 
 WAITS_AT_ONCE = frozenset(
@@ -169,7 +176,10 @@ def _issuer(name: str, original: Any) -> Callable[..., Any]:
         try:
             return original(guard.ref(), *args, **kwargs)
         finally:
-            _issuing[me] = before
+            if before is None:
+                del _issuing[me]
+            else:
+                _issuing[me] = before
 
     return issue
 

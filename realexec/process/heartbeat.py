@@ -37,7 +37,9 @@ class Heartbeat:
         self._looked = False
         self._placed = threading.RLock()
         """Held while a position is written. An RLock: a signal handler may end the process in the middle."""
-        self._kept = self._has_group = False
+        self._kept = self._left = False
+        self.makes_unwatched_calls = False
+        """The program has made a process group by hand."""
         self.look: Callable[[], None] | None = None
         """Called once whenever the main thread stands still."""
         self.monitor: subprocess.Popen[bytes] | None = None
@@ -76,11 +78,12 @@ class Heartbeat:
                 return
 
     def _membership(self) -> None:
-        """Write whether the program has destroyed its default group."""
-        has_group = dist.is_initialized()
-        if has_group != self._has_group:
-            self._has_group = has_group
-            self._recorder.ring.words[rings.WORDS_AT // 8 + rings.W_LEFT] = not has_group
+        """Write whether no call is to be expected: the default group was destroyed, or another is not watched."""
+        words, base = self._recorder.ring.words, rings.WORDS_AT // 8
+        left = self.makes_unwatched_calls or bool(words[base + rings.W_JOINED] and not dist.is_initialized())
+        if left != self._left:
+            self._left = left
+            words[base + rings.W_LEFT] = left
 
     def _look_after_monitor(self) -> None:
         """Say it once if it was killed; one that ends by itself says why."""

@@ -73,19 +73,44 @@ class Hooks:
         for name in ("get", "wait"):
             patches.put(dist.Store, name, _waiting(getattr(dist.Store, name)))
         patches.put(PrefixStore, "__init__", noting_prefix(PrefixStore.__init__))
+        if dist.is_gloo_available():
+            patches.put(dist.ProcessGroupGloo, "__init__", self._noting_made_by_hand(dist.ProcessGroupGloo.__init__))
         if self._by_hooks:
             patch_methods(patches)
             return
         patches.wrap(groups.WRAPPER, self._no_wrapper)
         for attach in (groups.NAN_CHECK, groups.FLIGHT_RECORDER):
             patches.wrap_static(attach, _attach)
-        if dist.is_gloo_available():
-            patches.put(dist.ProcessGroupGloo, "__init__", _noting_made_by_hand(dist.ProcessGroupGloo.__init__))
         if groups.EXACT_TYPE.works():  # torch 2.14 asks isinstance
             patches.lead_global(groups.EXACT_TYPE, "type", _type_of)
 
     def remove(self) -> None:
         self._patches.remove()
+
+    def _noting_made_by_hand(self, original: Any) -> Callable[..., None]:
+        """`ProcessGroupGloo.__init__`, which says of a group that the program makes itself that it is not watched."""
+        said = os.environ.get("LOCAL_RANK", "0") != "0"  # one line a host
+
+        @functools.wraps(original)
+        def initialize(group: Any, *args: Any, **kwargs: Any) -> None:
+            nonlocal said
+            caller = sys._getframe(1)
+            by_hand = not caller.f_globals.get("__name__", "").startswith("torch.")
+            session = self._session()
+            if by_hand and session is not None:
+                session.heartbeat.makes_unwatched_calls = True
+            if by_hand and not said:
+                said = True
+                print(
+                    f"distsim: the ProcessGroupGloo made at {caller.f_code.co_filename}:{caller.f_lineno} is not "
+                    "watched: a hang in its calls is not told; make it with init_process_group or new_group to have it "
+                    "watched",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            original(group, *args, **kwargs)
+
+        return initialize
 
     # init_process_group -------------------------------------------------------------------------
 
@@ -344,24 +369,3 @@ def guard_world(session: Session) -> None:
             if groups.NAN_CHECK.exists():  # it may have hooks, and does not say so
                 guard.note_hook("earlier", 0, registered=True)
             swap(pg, guard)
-
-
-def _noting_made_by_hand(original: Any) -> Callable[..., None]:
-    """`ProcessGroupGloo.__init__`, which says of a group that the program makes itself that it is not watched."""
-    said = os.environ.get("LOCAL_RANK", "0") != "0"  # one line a host
-
-    @functools.wraps(original)
-    def initialize(group: Any, *args: Any, **kwargs: Any) -> None:
-        nonlocal said
-        caller = sys._getframe(1)
-        if not said and not caller.f_globals.get("__name__", "").startswith("torch."):
-            said = True
-            print(
-                f"distsim: the ProcessGroupGloo made at {caller.f_code.co_filename}:{caller.f_lineno} is not watched: "
-                "a hang in its calls is not told; make it with init_process_group or new_group to have it watched",
-                file=sys.stderr,
-                flush=True,
-            )
-        original(group, *args, **kwargs)
-
-    return initialize

@@ -12,7 +12,7 @@ from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.evidence import procfs
 from distsim.debug.monitor import activity
 from distsim.debug.monitor.activity import ActivityWatch
-from distsim.debug.records import Evidence
+from distsim.debug.records import Evidence, Phase
 from distsim.debug.records.kinds import Kind
 from tests.debug.builders import all_reduce, finish, host, play, run
 
@@ -52,6 +52,18 @@ def test_ranks_that_compute_longer_than_the_user_allows_are_a_hang() -> None:
     (hang,) = diagnose(evidence)
     assert (hang.kind, hang.culprits, hang.exit_code, hang.ends_job) == (Kind.HOST_STUCK, (0, 1), 3, True)
     assert "not proof" in hang.explanation
+
+
+@pytest.mark.parametrize("owes_no_call", [{"joining": True}, {"phase": Phase.FINISHED, "idle_s": None}])
+def test_a_rank_that_nobody_can_wait_for_is_no_hang(owes_no_call: dict[str, Any]) -> None:
+    """It is alone in its group, where the other rank has ended, or no rank has ever joined one."""
+    evidence = quiet_job((0.5, 0.5))
+    evidence.quiet_after_s = 60.0
+    for rank, state in evidence.ranks.items():
+        if rank or "joining" in owes_no_call:
+            for name, value in owes_no_call.items():
+                setattr(state, name, value)
+    assert not any(d.ends_job for d in diagnose(evidence))
 
 
 def test_ranks_that_have_destroyed_their_group_may_compute_on() -> None:

@@ -45,9 +45,14 @@ def test_on_gpus_nccl_is_to_be_asked() -> None:
     assert "ncclras" in warning.suggestion
 
 
-def test_a_rendezvous_that_all_have_reached_and_that_does_not_end_is_a_hang() -> None:
-    """Some have come through it with addresses of another run, and nothing is transferred that could be slow."""
-    (hang,) = diagnose(stuck_together(61.0, "init_process_group", inside=(1, 2)))
+def test_a_rendezvous_that_all_have_reached_ends_by_the_users_limit_alone() -> None:
+    """Connecting thousands of ranks is slow. Whoever is inside is named, also who came later than the limit ago."""
+    evidence = stuck_together(61.0, "init_process_group", inside=(1, 2))
+    evidence.records[2][0].issued_s = 5.0
+    (warning,) = diagnose(evidence)
+    assert (warning.kind, warning.culprits, warning.provisional) == (Kind.NEVER_JOINED, (1, 2), True)
+    evidence.quiet_after_s = 60.0
+    (hang,) = diagnose(evidence)
     assert (hang.kind, hang.culprits, hang.exit_code, hang.ends_job) == (Kind.NEVER_JOINED, (1, 2), 3, True)
 
 

@@ -38,7 +38,8 @@ def idle_job(case: Case) -> list[Diagnosis]:
 
     Ranks that stand still, without computing, reading or writing, become a hang when `hang_after_s` is over. Ranks
     that compute are a warning by then: what they compute may be long, and no rank waits for it. They are a hang only
-    after `quiet_after_s`, the limit that the user has set.
+    after `quiet_after_s`, the limit that the user has set, and where several are in a group that is watched: a rank
+    that never joined one, is alone in it or has left it owes no call.
     """
     evidence = case.index.evidence
     limit_s = evidence.hang_after_s
@@ -46,18 +47,19 @@ def idle_job(case: Case) -> list[Diagnosis]:
     if not limit_s or not live or any(not _on_its_own(case, state) for state in live.values()):
         return []
     still_s = min(max(state.idle_s or 0.0, state.silent_s or 0.0) for state in live.values())
-    members = [rank for rank, state in live.items() if not state.left_group]
-    quiet_s = min((_quiet_s(case, rank) for rank in members or live), default=0.0)
-    is_over = bool(members) and evidence.quiet_after_s is not None and quiet_s >= evidence.quiet_after_s
+    shown = [rank for rank, state in live.items() if not state.left_group]
+    quiet_s = min((_quiet_s(case, rank) for rank in shown or live), default=0.0)
+    members = [rank for rank in shown if not live[rank].joining]
+    is_over = len(members) > 1 and evidence.quiet_after_s is not None and quiet_s >= evidence.quiet_after_s
     suggestion = STANDS_STILL
     if still_s >= (limit_s if is_over else min(IDLE_S, limit_s)):
         text = f"No rank waits in a call, and none has moved for {still_s:.0f} s"
         proof = Proof.PATIENCE if still_s >= limit_s else Proof.NOT_YET
         then = "" if proof is Proof.PATIENCE else f" It counts as a hang after {limit_s:g} s of this (--hang-after)."
-    elif quiet_s >= limit_s and members:
+    elif quiet_s >= limit_s and shown:
         text = f"No rank has made a call for {quiet_s:.0f} s, and none waits in one"
         proof, then = (Proof.PATIENCE, BY_THE_LIMIT) if is_over else (Proof.NOT_YET, LEFT_ALONE)
-        live, suggestion = {rank: live[rank] for rank in members}, COMPUTES
+        live, suggestion = {rank: live[rank] for rank in (members if is_over else shown)}, COMPUTES
     else:
         return []
     joining = [rank for rank, state in live.items() if state.joining]

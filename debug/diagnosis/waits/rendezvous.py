@@ -68,26 +68,26 @@ def stale_addresses(case: Case) -> list[Diagnosis]:
     members = [rank for rank, state in states.items() if state.reused_store is not None]
     begun = {rank: call for rank in members if (call := _last_init(case, rank)) is not None}
     where = next((str(states[rank].reused_store) for rank in begun), "")
-    in_file = where.startswith("/")
+    in_file, all_came = where.startswith("/"), True
     if in_file:  # who comes later finds keys of the ranks before it there
         group = next(iter(begun.values())).group
         together = {rank: call for rank in group.ranks if (call := _last_init(case, rank)) is not None}
         if min(together, key=lambda rank: together[rank].issued_s) not in begun:
             return []
-        begun = together
+        begun, all_came = together, len(together) == len(group.ranks)
     if not begun or any(_has_connected(case, call) for call in begun.values()):
         return []
     failed = [rank for rank in begun if _lost(case, rank)]
     waiting = [rank for rank, call in begun.items() if not call.done and states[rank].phase is Phase.BLOCKED]
     waited_s = min((evidence.watched_s(begun[rank].issued_s) for rank in waiting), default=0.0)
-    is_over = len(waiting) == len(begun) and waited_s >= (evidence.hang_after_s or 0.0)
+    is_over = all_came and len(waiting) == len(begun) and waited_s >= (evidence.hang_after_s or 0.0)
     if not failed and not is_over:
         return []
     culprits = waiting or failed
     text = f"{capital(ranks_text(culprits))} could not connect to the others in {INIT}"
     if in_file:
-        text += f": {where} was written before these ranks started, and holds the addresses of an earlier run "
-        text += "that did not end normally."
+        text += f": {where} was written before these ranks started, as an earlier run leaves it that did not end "
+        text += "normally, with its addresses."
     else:
         text += f", which the program calls again in one job: the store at {where} still holds the addresses of the "
         text += "process group that is gone."

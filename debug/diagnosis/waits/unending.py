@@ -32,22 +32,26 @@ OLD_ADDRESSES = (
 def unending(case: Case, others: Sequence[Diagnosis]) -> list[Diagnosis]:
     """Calls that have lasted `hang_after_s` though no rank is missing, and that none of *others* explains.
 
-    A transfer may only be slow, so this is a warning; init_process_group transfers nothing, and becomes a hang.
+    A transfer may only be slow, and so may connecting thousands of ranks: this is a warning. init_process_group
+    transfers nothing, and is a hang after the limit that the user has set (`quiet_after_s`).
     """
     limit_s = case.index.evidence.hang_after_s
     if not limit_s:
         return []
     explained = {rank for d in others if d.kind is not Kind.STRAGGLER for rank in (*d.culprits, *d.victims)}
     calls: dict[tuple[object, ...], list[CallRecord]] = {}
+    late: set[tuple[object, ...]] = set()
     for rank, state in case.index.states.items():
         if state.phase is not Phase.BLOCKED or state.at_large or rank in case.graph.needs:
             continue
         for call in case.index.call_waits(rank):
             if call.remote is not None or not explained.isdisjoint((rank, *call.members)):
                 continue
+            key = (call.op, call.seq, call.group, call.is_p2p and rank)
+            calls.setdefault(key, []).append(call)
             if case.index.evidence.watched_s(call.issued_s) >= limit_s:
-                calls.setdefault((call.op, call.seq, call.group, call.is_p2p and rank), []).append(call)
-    return [_diagnosis(case, records) for records in calls.values()]
+                late.add(key)
+    return [_diagnosis(case, records) for key, records in calls.items() if key in late]
 
 
 def _diagnosis(case: Case, records: Sequence[CallRecord]) -> Diagnosis:
@@ -61,8 +65,9 @@ def _diagnosis(case: Case, records: Sequence[CallRecord]) -> Diagnosis:
         text += f"on {group_text(first.group)}, at {place(first.site)}, for {waited_s:.0f} s, though every rank has "
         text += "come to it."
     is_init = first.op == INIT
+    is_over = is_init and case.index.evidence.quiet_after_s is not None
     if is_init:
-        text += " They may be connecting to addresses that an earlier run, or another job, left in the store."
+        text += " Connecting is slow, or goes to addresses that an earlier run, or another job, left in the store."
         suggestion = OLD_ADDRESSES
     else:
         text += " The transfer does not end, or is slow. Nothing proves that it cannot go on: the job is left alone."
@@ -76,4 +81,4 @@ def _diagnosis(case: Case, records: Sequence[CallRecord]) -> Diagnosis:
         suggestion=suggestion,
         since_s=first.issued_s,
     )
-    return replace(found, proof=Proof.PATIENCE if is_init else Proof.NOT_YET)
+    return replace(found, proof=Proof.PATIENCE if is_over else Proof.NOT_YET)

@@ -5,4 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = ["abort", "orphans"]
+__all__ = ["abort", "moving", "orphans"]
