@@ -180,6 +180,9 @@ def _dispatch(argv: list[str], own_process: bool) -> int:
     args.own_process = own_process
     args.argv = argv
     code = args.func(args)
+    if own_process and "triton" in sys.modules:
+        # triton 3.9 (torch 2.15), made with nanobind, prints 30 lines about its objects that Python does not free
+        gc.unfreeze()
     return int(code)
 
 

@@ -59,6 +59,7 @@ def lines() -> Iterator[tuple[str, str]]:
     yield "simulations", _or_error(_simulations)
     yield "simulated GPUs", _or_error(_simulated_gpus)
     yield "left out", _or_error(_left_out)
+    yield from (("tested", line) for line in _tested())
     yield "ptrace", _or_error(_ptrace)
     yield "/dev/shm", _or_error(_shared_memory)
 
@@ -78,6 +79,15 @@ def _version(distribution: str) -> str:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return "not installed"
+
+
+def _tested() -> Iterator[str]:
+    """A line for each part: the releases of torch and Python that tests ran on, and which tests."""
+    from distsim.torch_compat.releases import VERSIONS
+
+    for part, torch, python, tests in VERSIONS:
+        releases = torch if isinstance(torch, str) else ", ".join(torch)
+        yield f"{part}: torch {releases}; Python {python}; by {tests}".replace("`", "")
 
 
 def _imported_torch() -> Any:
@@ -106,11 +116,15 @@ def _backends() -> list[str]:
 
 
 def _supported(part: Any) -> str:
-    from distsim.torch_compat.releases import compared, tested_range
+    from distsim.torch_compat.releases import TESTED, compared, is_tested, tested_range
 
-    side = compared(_imported_torch().__version__, part)
+    version = _imported_torch().__version__
+    if is_tested(version, part):
+        return f"supported; this torch is one of the tested releases ({', '.join(TESTED[part])})"
+    side = compared(version, part)
     if not side:
-        return f"supported; this torch is one of the tested releases ({tested_range(part)})"
+        tested = ", ".join(TESTED[part])
+        return f"not tested: this torch lies between the tested releases ({tested}); what is needed is there"
     place = "newer" if side > 0 else "older"
     return f"not tested: this torch is {place} than the tested releases ({tested_range(part)}); what is needed is there"
 
@@ -131,6 +145,7 @@ def _simulations() -> str:
     from distsim.torch_compat.names import SIM
 
     importlib.import_module("distsim.sim")
+    importlib.import_module("distsim.sim.patches").all_patches()
     return _supported(SIM)
 
 

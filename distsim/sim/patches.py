@@ -49,6 +49,7 @@ from distsim.sim.rpc.patches import give_locks, rpc_patches
 from distsim.torch_compat.compiler import SET_IS_IN_MODE_WITHOUT_IGNORE_COMPILE_INTERNALS
 from distsim.torch_compat.device import MODE_FLAGS
 from distsim.torch_compat.groups import SET_THREAD_ISOLATION_MODE
+from distsim.torch_compat.releases import unsupported
 from distsim.torch_compat.state import LOADER_ITERATOR
 
 __all__ = ["all_patches", "simulation"]
@@ -116,7 +117,10 @@ def simulation(gpus: bool, silent: bool = False) -> Iterator[Host]:
 def all_patches() -> list[Patch]:
     """(holder, attribute, replacement) of everything that is led elsewhere. A replacement has the
     signature, names and doc of what it stands for: Lightning rebuilds a data loader by `__init__`'s."""
-    return _TABLE.look()
+    try:
+        return _TABLE.look()
+    except AttributeError as error:  # a torch that is not tested lacks a public name
+        raise unsupported(error) from error
 
 
 _active = [False]

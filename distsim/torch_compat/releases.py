@@ -22,11 +22,13 @@ from distsim.torch_compat.names import GUARD, SIM, Need, left_out, unmet
 
 __all__ = [
     "TESTED",
+    "VERSIONS",
     "check_simulation",
     "compared",
     "guard_refusal",
     "imported_torch",
     "is_free_threaded",
+    "is_tested",
     "other_torches",
     "remarks",
     "tested_range",
@@ -34,21 +36,51 @@ __all__ = [
     "unsupported",
 ]
 
-TESTED: dict[Need, tuple[str, str]] = {GUARD: ("2.6", "2.14"), SIM: ("2.13", "2.14")}
-"""The oldest and the newest minor release that the suite runs on; a package index or pip never sees the newest."""
+TESTED: dict[Need, tuple[str, ...]] = {
+    GUARD: ("2.6", "2.12", "2.13", "2.14", "2.15"),
+    SIM: ("2.12", "2.13", "2.14", "2.15"),
+}
+"""The minor releases that tests ran on, oldest first; a package index or pip never sees the newest."""
+VERSIONS = (
+    ("reading records and dumps (`distsim diagnose`)", "any, or none", "3.11", "the whole suite, on torch 2.13"),
+    (
+        "guard of real jobs",
+        TESTED[GUARD],
+        "3.11",
+        "a program of each kind of fault on gloo (`tests/realexec/test_faults.py`)",
+    ),
+    (
+        "simulations",
+        TESTED[SIM],
+        "3.11",
+        "`tests/conformance`, README's first command, a fault of each kind simulated; the whole suite on torch 2.13",
+    ),
+    (
+        "simulated GPUs",
+        TESTED[SIM],
+        "3.11",
+        "README's first command, and each process's own test when torch.cuda begins",
+    ),
+)
+"""For each part: releases of torch, of Python, and what was tested there."""
 _PARTS = {GUARD: "the guard of real jobs", SIM: "simulations"}
 _TESTED_PART = {GUARD: "the guard of real jobs was", SIM: "simulations were"}
 
 
 def tested_range(part: Need) -> str:
-    """The tested releases of *part* (GUARD or SIM), as a message names them: `torch 2.13 to 2.14`."""
-    return "torch {} to {}".format(*TESTED[part])
+    """The tested releases of *part* (GUARD or SIM), as a message names them: `torch 2.12 to 2.15`."""
+    return f"torch {TESTED[part][0]} to {TESTED[part][-1]}"
 
 
 def compared(version: str, part: Need) -> int:
-    """-1, 0 or 1: *version* is older than the tested releases, one of them, or newer."""
-    oldest, newest = (_minor(release) for release in TESTED[part])
+    """-1, 0 or 1: *version* is older than the tested releases, among them, or newer."""
+    oldest, newest = _minor(TESTED[part][0]), _minor(TESTED[part][-1])
     return (_minor(version) > newest) - (_minor(version) < oldest)
+
+
+def is_tested(version: str, part: Need) -> bool:
+    """Whether tests of *part* ran on the minor release of *version*."""
+    return _minor(version) in map(_minor, TESTED[part])
 
 
 def check_simulation() -> None:
@@ -182,7 +214,7 @@ def remarks(part: Need) -> list[str]:
         which, limit = ("newer", "newest") if side > 0 else ("older", "oldest")
         lines.append(
             f"torch {torch.__version__} is {which} than the {limit} that {_TESTED_PART[part]} tested on "
-            f"({TESTED[part][side > 0]})"
+            f"({TESTED[part][-1 if side > 0 else 0]})"
         )
     if part is GUARD and is_free_threaded():
         lines.append(f"{_PARTS[GUARD]} was not tested on a free-threaded Python")

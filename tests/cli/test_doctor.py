@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,10 +12,12 @@ import torch
 from distsim import __version__
 from distsim.cli import doctor, main
 from distsim.errors import UsageError
+from distsim.torch_compat.names import GUARD, SIM
+from distsim.torch_compat.releases import TESTED, VERSIONS
 
 SUBJECTS = (
     "distsim", "python", "system", "torch", "beside it", "real jobs", "simulations", "simulated GPUs", "left out",
-    "ptrace", "/dev/shm",
+    *["tested"] * len(VERSIONS), "ptrace", "/dev/shm",
 )  # fmt: skip
 
 
@@ -55,3 +58,25 @@ def test_memory_of_others_that_may_not_be_read_is_told(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(os, "open", denied)
     assert "cannot be read (Operation not permitted); in a container add SYS_PTRACE" in doctor._ptrace()
+
+
+def test_a_torch_built_without_gloo_is_refused_for_real_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With neither NCCL nor MPI there is no backend at all; with NCCL it is a line less."""
+    available = {"gloo": False, "nccl": False, "mpi": False}
+    monkeypatch.setattr(torch.distributed, "is_backend_available", available.__getitem__)
+    texts = dict(doctor.lines())
+    assert "backends none" in texts["torch"]
+    assert texts["real jobs"] == "refused: this torch was built without gloo, NCCL and MPI; install the one of pip"
+    available["nccl"] = True
+    texts = dict(doctor.lines())
+    assert "backends nccl" in texts["torch"]
+    assert not texts["real jobs"].startswith("refused")
+
+
+def test_a_torch_between_tested_releases_is_not_called_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2.8 lies in the guard's range, and no test ran there; each tested release is a column of the table."""
+    monkeypatch.setattr(doctor, "_imported_torch", lambda: SimpleNamespace(__version__="2.8.0+cpu"))
+    assert doctor._supported(GUARD).startswith("not tested: this torch lies between the tested releases (2.6, 2.12,")
+    assert doctor._supported(SIM).startswith("not tested: this torch is older")
+    (tested,) = [text for text in doctor._tested() if text.startswith("guard")]
+    assert f"torch {', '.join(TESTED[GUARD])};" in tested

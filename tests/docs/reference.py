@@ -21,8 +21,9 @@ from distsim.debug.settings import VARIABLES, Settings
 from distsim.options import RunOptions, meaning
 from distsim.scenario.file.json_schema import json_schema
 from distsim.sim import simulate
+from distsim.torch_compat.releases import VERSIONS
 
-__all__ = ["PAGES", "clusters", "commands", "environment", "python", "scenarios"]
+__all__ = ["PAGES", "clusters", "commands", "environment", "python", "scenarios", "versions"]
 
 MADE = "<!-- Made by `python -m tests.docs.generate`: change what it is made of. -->\n"
 
@@ -363,11 +364,33 @@ def _field_texts(table: type) -> dict[str, str]:
     }  # type: ignore[union-attr]
 
 
+def versions() -> str:
+    """Which releases of torch and Python are tested for which part."""
+    rows = [
+        f"| {part} | {torch if isinstance(torch, str) else ', '.join(torch)} | {python} | {tests} |"
+        for part, torch, python, tests in VERSIONS
+    ]
+    return "\n".join(
+        [
+            "# Versions of torch and Python",
+            MADE,
+            "| part | torch | Python | what was tested there |",
+            "| --- | --- | --- | --- |",
+            *rows,
+            "",
+            "No torch is refused for its number. A run says in a line that torch is older or newer than tested ones,",
+            "and what it lacks; a part whose needs a torch does not meet is refused.",
+            "`distsim doctor` prints this table and where the torch at hand stands.",
+        ]
+    )
+
+
 PAGES = {
     "environment.md": environment,
     "reference/scenario.md": scenarios,
     "reference/cluster.md": clusters,
     "reference/cli.md": commands,
     "reference/python.md": python,
+    "reference/versions.md": versions,
 }
 """Pages below docs that are made, and what makes each."""

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from jobs import ENVIRON, HERE, distsim_run, free_port, run
 
 from distsim.cli import main
@@ -312,3 +313,15 @@ def test_a_killed_monitor_is_told_while_the_job_runs(over: bool, capfd: pytest.C
         ended.set()
     last_line.say_if_killed(subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]), ended)
     assert ("was killed by SIGKILL: the job goes on without a guard" in capfd.readouterr().err) is not over
+
+
+def test_a_torch_built_without_gloo_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One line, before a process starts."""
+    from distsim.cli import main
+
+    monkeypatch.setattr(torch.distributed, "is_gloo_available", lambda: False)
+    assert main(["run", "--on", "gloo", "--nproc-per-node", "2", str(Path(__file__))]) == 2
+    refusal = f"--on gloo: this torch ({torch.__version__}) was built without gloo; install a standard wheel"
+    assert capfd.readouterr().err.splitlines() == [f"distsim: error: {refusal}"]

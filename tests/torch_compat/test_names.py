@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from distsim.torch_compat import names
 from distsim.torch_compat.names import FEATURE, GUARD, MISSING, OPTIONAL, Name
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(names, "left_out", {})
 
 
 def test_an_attribute_of_a_module_that_a_function_hides_is_found() -> None:

@@ -39,6 +39,9 @@ def refusal() -> str:
     [
         ("2.13.0+cpu", SIM, 0),
         ("2.14.1+cu130", SIM, 0),
+        ("2.15.0+cu132", SIM, 0),
+        ("2.12.0+cu130", SIM, 0),
+        ("2.11.0", SIM, -1),
         ("2.9.1", SIM, -1),
         ("2.16.0.dev20261120+cpu", SIM, 1),
         ("3.0", GUARD, 1),
@@ -81,7 +84,7 @@ def test_a_file_that_hides_torch_is_named(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(releases, "other_torches", lambda: ["/site-packages/torch"])
     refused = str(releases.torch_refusal(ModuleNotFoundError("'torch' is not a package"), GUARD))
     assert refused == (
-        f"expected torch 2.6 to {releases.TESTED[GUARD][1]}, but {hides} hides it: rename that file; "
+        f"expected torch 2.6 to {releases.TESTED[GUARD][-1]}, but {hides} hides it: rename that file; "
         "another torch is in /site-packages/torch"
     )
     assert str(releases.torch_refusal(RuntimeError("already defined"), GUARD)) == refused
@@ -153,7 +156,7 @@ def test_a_newer_torch_and_what_it_lacks_are_remarked(monkeypatch: pytest.Monkey
     monkeypatch.setattr(releases, "left_out", {"torch._gone": "profiles"})
     monkeypatch.setattr(releases, "other_torches", list)
     newer, lacks = releases.remarks(SIM)
-    assert newer == "torch 2.16.0.dev1 is newer than the newest that simulations were tested on (2.14)"
+    assert newer == "torch 2.16.0.dev1 is newer than the newest that simulations were tested on (2.15)"
     assert lacks == "torch 2.16.0.dev1 lacks torch._gone; left out: profiles"
     assert isinstance(releases.unsupported(ImportError("cannot import name 'x'")), UsageError)
 
