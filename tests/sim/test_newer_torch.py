@@ -191,3 +191,15 @@ def test_a_profilers_event_answers_what_a_newer_torch_asks() -> None:
     assert all(not callable(getattr(event, name)()) for name in dir(torch._C._autograd._KinetoEvent) if name[0] != "_")
     with pytest.raises(AttributeError):
         _ = event.no_such_question
+
+
+@pytest.mark.skipif(torch.__version__ < (2, 15), reason="gloo splits from torch 2.15 on")
+def test_splitting_is_refused_by_name() -> None:
+    """torch would say that gloo does not support it."""
+
+    def body(pg: Any, t: Any) -> str:
+        with pytest.raises(distsim.NotSimulated, match="split_group"):
+            dist.split_group(split_ranks=[[0], [1]])
+        return "refused"
+
+    assert run(body) == ["refused", "refused"]

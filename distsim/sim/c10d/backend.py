@@ -406,6 +406,7 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
         kind = getattr(dist, name, None) or getattr(c10d, name, None)
         if isinstance(kind, type):
             patches.append((kind, "__init__", _not_by_hand(kind, name)))
+    patches += [(holder, "split_group", _split_refusal(c10d.split_group)) for holder in (c10d, dist)]
     if "type" in c10d.batch_isend_irecv.__code__.co_names:
         patches += _batch_patches()
     if not hasattr(c10d, "set_timeout"):  # the public one of torch 2.14, which asks the group alone
@@ -457,6 +458,21 @@ def _timeout_setter(real: Callable[..., None]) -> Callable[..., None]:
             real(timeout, group)
 
     return set_pg_timeout
+
+
+def _split_refusal(real: Callable[..., Any]) -> Callable[..., Any]:
+    """NCCL splits groups, from torch 2.15 on gloo too; a simulated group says that it cannot, which torch reports."""
+
+    @functools.wraps(real)
+    def split_group(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return real(*args, **kwargs)
+        except RuntimeError as error:
+            if current_task() is None or "does not support splitting" not in str(error):
+                raise
+            raise NotSimulated("torch.distributed.split_group", "make the groups by new_group") from None
+
+    return split_group
 
 
 def _batch_patches() -> list[tuple[Any, str, Any]]:
