@@ -189,7 +189,7 @@ def test_crash():
         ("ranks(2, on='nccl')", "expected on='sim' or on='gloo'"),
         ("ranks(9, cluster='dgx-h100:1')", "has room for 8 ranks"),
         ("ranks(2, faults=[{'what': 'crash'}])", "faults*ranks: expected a value"),
-        ("ranks(2, on='gloo', cluster='dgx-h100:1')", "cluster, faults, guards and silent mean simulated ranks"),
+        ("ranks(2, on='gloo', cluster='dgx-h100:1')", "cluster, faults and guards mean simulated ranks"),
         ("ranks('4')", "expected a number of ranks, 1 or more, got '4'"),
         ("ranks(-1)", "expected a number of ranks, 1 or more, got -1"),
         ("ranks(2, 3)", "expected one number of ranks, got ranks(2, 3)"),

@@ -37,11 +37,15 @@ def test_a_gloo_group_made_by_hand_is_said_to_be_unwatched(
     """One line, with its place; groups that torch makes itself are watched, and not spoken of."""
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     made: list[tuple[object, ...]] = []
-    initialize = hooks._noting_made_by_hand(lambda *args: made.append(args))
-    exec("make()", {"make": lambda: initialize("a"), "__name__": "torch.distributed.distributed_c10d"})
+    session = SimpleNamespace(heartbeat=SimpleNamespace(makes_unwatched_calls=False))
+    own = SimpleNamespace(_session=lambda: session)
+    initialize = hooks.Hooks._noting_made_by_hand(own, lambda *args: made.append(args))  # type: ignore[arg-type]
+    exec("initialize('a')", {"initialize": initialize, "__name__": "torch.distributed.distributed_c10d"})
+    assert not session.heartbeat.makes_unwatched_calls
     for name in ("b", "c"):
         initialize(name)
     assert made == [("a",), ("b",), ("c",)]
+    assert session.heartbeat.makes_unwatched_calls
     said = capfd.readouterr().err
     assert said.count("is not watched") == 1
     assert __file__ in said

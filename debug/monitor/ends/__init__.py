@@ -1,6 +1,7 @@
 """How ranks end that do not end themselves.
 
-`abort.py` ends those of a host, where a hang is to end the job; `orphans.py` knows when their launcher is gone.
+`abort.py` ends those of a host, where a hang is to end the job; `moving.py` says what
+may end a job that still makes calls; `orphans.py` knows when their launcher is gone.
 """
 
 from __future__ import annotations
