@@ -6,8 +6,7 @@ A `Transfer` goes into `compiler.py`, which asks a library which algorithm it ta
 from __future__ import annotations
 
 from distsim.collectives.compiler import Compiler, Explained, compiler_of
-from distsim.collectives.plan import Cost, Loads, Message, Overlap, Phase, Plan
-from distsim.collectives.transfer import OPS, Transfer, canonical_op
+from distsim.collectives.plan import OPS, Cost, Loads, Message, Overlap, Phase, Plan, Transfer, canonical_op
 
 __all__ = [
     "OPS",

@@ -9,13 +9,11 @@ from typing import Any
 
 from distsim.calibration.constants import Constants, nccl_constants
 from distsim.cluster import Cluster, Reroute
-from distsim.collectives.libraries.gloo import compile_gloo
+from distsim.collectives.libraries.gloo import compile_gloo, compile_mpi
 from distsim.collectives.libraries.ideal import compile_ideal
-from distsim.collectives.libraries.mpi import compile_mpi
 from distsim.collectives.libraries.nccl import NcclSelector
 from distsim.collectives.members import LinkArrays, Members
-from distsim.collectives.plan import Plan
-from distsim.collectives.transfer import Transfer, canonical_op
+from distsim.collectives.plan import Plan, Transfer, canonical_op
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import brief
 

@@ -1,34 +1,42 @@
-"""How sure a simulated time is: where a measured one lies in eight cases of ten.
-
-A regime is a fabric (or none, inside a node), a class of nodes and a class of sizes. For a cluster whose file was
-calibrated it is the spread of its own logs; for a preset that is one fitted machine that of its fabric's tables; for
-any other that of machines that a fit had left out, in that fabric, held to what others show by how few machines have
-it. The spreads are `errors.csv` beside the fitted constants, made when these are.
-"""
+"""How sure simulated times are: where a measured collective or training step lies in eight cases of ten."""
 
 from __future__ import annotations
 
 import csv
+import tomllib
 from dataclasses import dataclass
 from functools import cache
 
 from distsim.calibration.constants import data_folder
 from distsim.cluster import Cluster
-from distsim.collectives.transfer import canonical_op
+from distsim.collectives.plan import canonical_op
 from distsim.errors import UsageError
 
 __all__ = [
+    "LAUNCH_BOUND",
+    "MANY_NODES",
     "MOST_RACKS",
     "NODE_CLASSES",
+    "ONE_NODE",
     "OTHERS",
     "SIZES",
     "Interval",
+    "StepError",
     "around",
     "beyond_measured_racks",
     "interval",
     "node_class",
+    "regime_of",
     "size_class",
+    "step_error",
 ]
+
+# -- How sure a simulated time is: where a measured one lies in eight cases of ten.
+#
+# A regime is a fabric (or none, inside a node), a class of nodes and a class of sizes. For a cluster whose file was
+# calibrated it is the spread of its own logs; for a preset that is one fitted machine that of its fabric's tables; for
+# any other that of machines that a fit had left out, in that fabric, held to what others show by how few machines have
+# it. The spreads are `errors.csv` beside the fitted constants, made when these are.
 
 SIZES = ("< 64 KiB", "64 KiB - 16 MiB", "> 16 MiB")
 _LEAST = (0, 1 << 16, (1 << 24) + 1)
@@ -145,3 +153,46 @@ def around(name: str, fabric: str, nodes: str, size: str, time_s: float) -> Inte
             continue
         return Interval(time_s * spread.low, time_s * spread.high, origin, whose, nodes, size)
     return None
+
+
+# -- How far a measured training step lies from a simulated one: what published steps say, by regime.
+#
+# A regime is what the errors go by: how much of the step the host needs to launch its kernels, and else one node or
+# many. The spreads are `step_errors.toml` in distsim/calibration/training, made by `python -m
+# tests.benchmarks.step_errors`.
+
+ONE_NODE, MANY_NODES, LAUNCH_BOUND = "one node", "many nodes", "near launch-bound"
+LAUNCHES = 0.16
+"""Of a step, that the host needs to launch its kernels: from here on module calls, hooks and logging, which are not in
+an operator's price, may set the pace. Chosen with the rows of rows.csv in sight, at 0.10 when an operator was held to
+cost the host 7.5 us beside an H100 and 9 beside an A100, and scaled with that: of eleven rows at or above it the median
+step took 1.55 times as long as simulated then, of the others 1.03 times."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepError:
+    """Where eight of ten measured steps of a regime lie, as factors of the simulated one."""
+
+    regime: str
+    low: float
+    high: float
+    rows: int
+    sources: int
+
+
+def regime_of(launching_s: float, step_s: float, nodes: int) -> str:
+    """The regime of a step on so many *nodes* whose kernels the host needs *launching_s* to launch."""
+    if launching_s >= LAUNCHES * step_s:
+        return LAUNCH_BOUND
+    return ONE_NODE if nodes == 1 else MANY_NODES
+
+
+@cache
+def _step_errors() -> dict[str, StepError]:
+    data = tomllib.loads((data_folder() / "training" / "step_errors.toml").read_text(encoding="utf-8"))
+    return {regime: StepError(regime, **entry) for regime, entry in data.items()}
+
+
+def step_error(regime: str) -> StepError:
+    """The errors of *regime*."""
+    return _step_errors()[regime]

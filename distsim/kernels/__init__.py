@@ -6,7 +6,6 @@ Begin with `gpu.py`: `Gpu.named("h100").cost(func, args, kwargs, result)`. `rule
 from __future__ import annotations
 
 from distsim.kernels.cost import NOTHING, Cost
-from distsim.kernels.custom import kernel_cost
-from distsim.kernels.gpu import Gpu
+from distsim.kernels.gpu import Gpu, kernel_cost
 
 __all__ = ["NOTHING", "Cost", "Gpu", "kernel_cost"]

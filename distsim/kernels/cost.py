@@ -1,10 +1,14 @@
-"""What an operator costs."""
+"""What an operator costs, and the call that the cost is of: arguments by name, bytes of tensors."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
-__all__ = ["NOTHING", "Cost"]
+import torch
+
+__all__ = ["NOTHING", "Call", "Cost", "nbytes", "tensors_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +42,90 @@ class Cost:
 
 NOTHING = Cost(0.0, 0, 0, 0, "none", False)
 """A view: the device never hears of it."""
+
+
+# -- One call of an operator: its arguments by name, and the bytes of its tensors.
+
+
+def tensors_in(value: Any) -> Iterator[Any]:
+    """Every tensor in a value, in lists and tuples also."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from tensors_in(each)
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from tensors_in(each)
+
+
+def nbytes(value: Any) -> int:
+    """Of all tensors in *value*, an expanded one by what it has in memory."""
+    total = 0
+    for tensor in tensors_in(value):
+        elements = 1
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+            elements *= size if stride or not size else 1
+        total += elements * tensor.element_size()
+    return total
+
+
+class Call:
+    """An operator and what it was called with; only shapes, strides, dtypes and devices of tensors are looked at."""
+
+    def __init__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        self.func, self.args, self.kwargs, self.result = func, args, kwargs, result
+        self.schema = func._schema
+        self.name: str = self.schema.name
+        """As `aten::mm`."""
+
+    def __getitem__(self, name: str) -> Any:
+        """The argument of that name, or its default; None where the operator has no such argument."""
+        for place, argument in enumerate(self.schema.arguments):
+            if argument.name == name:
+                if name in self.kwargs:
+                    return self.kwargs[name]
+                if place < len(self.args):
+                    return self.args[place]
+                return argument.default_value if argument.has_default_value() else None
+        return None
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """All tensors that go in, an out= argument among them."""
+        return (*tensors_in(self.args), *tensors_in(self.kwargs))
+
+    @property
+    def outputs(self) -> tuple[Any, ...]:
+        """All tensors that are written: the results, or where there is none, the arguments the schema says."""
+        found = tuple(tensors_in(self.result))
+        return found or self.written
+
+    @property
+    def written(self) -> tuple[Any, ...]:
+        """Arguments that are changed in place, out= ones among them."""
+        found: list[Any] = []
+        for argument in self.schema.arguments:
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                found += tensors_in(self[argument.name])
+        return tuple(found)
+
+    @property
+    def is_view(self) -> bool:
+        """Whether every result is an argument seen otherwise, and nothing is written."""
+        returns = self.schema.returns
+        return bool(returns) and all(each.alias_info is not None and not each.alias_info.is_write for each in returns)
+
+    @property
+    def read(self) -> int:
+        """Bytes read by a kernel that reads every input once (not those that out= alone names)."""
+        total = 0
+        for argument in self.schema.arguments:
+            if not argument.is_out:
+                total += nbytes(self[argument.name])
+        return total
+
+    @property
+    def write(self) -> int:
+        """Bytes written by a kernel that writes every output once."""
+        return nbytes(self.outputs)

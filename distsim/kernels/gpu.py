@@ -1,21 +1,127 @@
-"""One GPU: what its data file says, and what an operator costs on it."""
+"""One GPU: what operators and fused kernels cost on it, and what launching them costs the host."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
 from typing import Any
 
 from distsim.errors import NotSimulated, UsageError
-from distsim.kernels.attention import Attention
-from distsim.kernels.call import Call
-from distsim.kernels.cost import Cost
-from distsim.kernels.custom import custom_cost, triton_cost
+from distsim.kernels.cost import Call, Cost, tensors_in
 from distsim.kernels.gpu_file import ChipSpec, GpuFile, gpu_names, read_gpu
-from distsim.kernels.pricing import Pricing
+from distsim.kernels.pricing import Attention, Pricing, math_dtype
 from distsim.kernels.rules import price
 
-__all__ = ["Gpu"]
+__all__ = [
+    "BACKWARD_S",
+    "FUSABLE",
+    "GRAPH_S",
+    "GUARD_S",
+    "KERNEL_S",
+    "MOST_FUSED",
+    "Gpu",
+    "Host",
+    "core_speed",
+    "custom_cost",
+    "fused_cost",
+    "host_of",
+    "kernel_cost",
+    "triton_cost",
+]
+
+# -- What operators of the user's own cost: flops and bytes, said once, by the operator's name.
+
+Amount = int | float | Callable[..., int | float]
+
+_COSTS: dict[str, tuple[Amount, Amount | None]] = {}
+"""By the operator's name, `namespace::name`, or with an overload, `namespace::name.overload`."""
+
+
+def kernel_cost(fn: Any = None, *, flops: Amount = 0, bytes: Amount | None = None) -> Any:
+    """Say what a custom operator costs on a simulated GPU: its *flops* and the *bytes* it moves.
+
+    *fn* is the operator: what `torch.library.custom_op` returned, `torch.ops.my.op`, one of its overloads, or its name
+    `"my::op"`. Each amount is a number, or a function of the operator's own arguments. Without *bytes*, every tensor of
+    the call goes through memory once. The time is the longer of the two at the rates that the GPU's own products and
+    elementwise kernels have. Answers *fn*; without *fn* a decorator:
+
+        @distsim.kernel_cost(flops=lambda x, w: 2 * x.numel() * w.shape[-1])
+        @torch.library.custom_op("my::product", mutates_args=())
+        def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor: ...
+
+    Of a Triton kernel the name is `"triton::name"`, and the arguments are those of the launch.
+
+    A UsageError says so if *fn* is no operator or an amount is negative.
+    """
+    for name, amount in (("flops", flops), ("bytes", bytes)):
+        if isinstance(amount, int | float) and amount < 0:
+            raise UsageError(f"kernel_cost: expected {name} of 0 or more, got {amount}")
+    if fn is None:
+        return lambda found: kernel_cost(found, flops=flops, bytes=bytes)
+    _COSTS[_name(fn)] = (flops, bytes)
+    return fn
+
+
+def _name(fn: Any) -> str:
+    if isinstance(fn, str) and fn.count("::") == 1:
+        return fn
+    for attribute in ("_qualname", "_qualified_op_name"):  # of a custom_op, of an OpOverloadPacket
+        name = getattr(fn, attribute, None)
+        if isinstance(name, str) and "::" in name:
+            return name
+    schema = getattr(fn, "_schema", None)
+    if schema is not None:
+        return f"{schema.name}.{schema.overload_name}" if schema.overload_name else str(schema.name)
+    raise UsageError(
+        f"kernel_cost: expected an operator (torch.ops.my.op, or what torch.library.custom_op returned) or its name "
+        f"'my::op', got {getattr(fn, '__name__', fn)!r} ({type(fn).__name__})"
+    )
+
+
+def custom_cost(pricing: Pricing, call: Call) -> Cost | None:
+    """What the user said of this operator; None without a word of it."""
+    overload = call.schema.overload_name
+    said = _COSTS.get(f"{call.name}.{overload}") if overload else None
+    said = said or _COSTS.get(call.name)
+    if said is None:
+        return None
+    return _cost(pricing, said, call.args, call.kwargs, call.inputs, call.read + call.write)
+
+
+def triton_cost(
+    pricing: Pricing, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], moved: int
+) -> tuple[Cost, bool]:
+    """What a launch of the Triton kernel *name* costs that moves *moved* bytes unless the user said more of it by
+    `kernel_cost("triton::name", ...)`, and whether the user did."""
+    said = _COSTS.get(f"triton::{name}")
+    inputs = tuple(tensors_in((args, kwargs)))
+    return _cost(pricing, said or (0, None), args, kwargs, inputs, moved), said is not None
+
+
+def _cost(
+    pricing: Pricing,
+    said: tuple[Amount, Amount | None],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    inputs: tuple[Any, ...],
+    all_bytes: int,
+) -> Cost:
+    flops = int(_amount(said[0], args, kwargs))
+    moved = int(_amount(said[1], args, kwargs)) if said[1] is not None else all_bytes
+    cost = pricing.bytes(moved, pricing.spec.memory.elementwise, "custom", flops=flops)
+    dtype = next((math_dtype(each.dtype) for each in inputs if each.dtype.is_floating_point), "fp32")
+    chip, gemm = pricing.spec.chip, pricing.spec.gemm
+    rate = chip.peak(dtype) * gemm.sustained(dtype)
+    math = flops / rate + pricing.spec.memory.floor
+    return Cost(max(cost.seconds, math), 1, flops, moved, "custom", cost.seconds >= math)
+
+
+def _amount(amount: Amount, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | float:
+    return amount(*args, **kwargs) if callable(amount) else amount
+
 
 _OTHER_NAMES = {
     "a100-40gb": "a100",
@@ -145,3 +251,153 @@ class Gpu:
 def _largest_of(count: int) -> float:
     """The expected largest of *count* normal deviates, by Blom's formula."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+
+
+# -- What torch's compiler makes of consecutive operators that only pass numbers through: one kernel.
+#
+# Its inputs are read once and its outputs written once, at the bandwidth that the GPU's data file gives a plain kernel
+# of that sort; a kernel that goes over its rows twice (a norm's backward) reads its inputs twice. It is never dearer
+# than its operators one by one. What a host does for a compiled graph was measured: meta-pytorch/tritonbench pull
+# request 1016 has 33 us for a compiled function of one empty kernel, of it 6.5 us the kernel's launcher and 12 us all
+# that lies below the compiled graph; pytorch/pytorch issue 191753 has 0.89 ms for the guards of qwen3-8b, which has
+# 399 parameters.
+
+FUSABLE = frozenset({"elementwise", "norm", "softmax", "reduction", "copy", "random"})
+"""Kinds that merge; matrix products, attention, look-ups, sorts and optimizers stay kernels of their own."""
+_REDUCING = frozenset({"norm", "softmax", "reduction"})
+MOST_FUSED = 64
+"""Operators of one kernel (`max_fusion_size` in torch/_inductor/config.py)."""
+KERNEL_S = 6.5e-6
+"""The host's, for each kernel of a compiled graph."""
+GRAPH_S = 26.5e-6
+"""The host's, for each call of a compiled function beside its kernels: 33 us less one kernel."""
+GUARD_S = 2.2e-6
+"""The host's, for each parameter of a compiled module and call: 0.89 ms for 399."""
+BACKWARD_S = 5.5e-6
+"""The host's, for each backward of a compiled function: the graph's own wrapper."""
+
+
+def fused_cost(gpu: Gpu, parts: Sequence[Cost], read: int, written: int) -> Cost:
+    """Of *parts* as one kernel that reads and writes so many bytes. One part alone stays what it is."""
+    if len(parts) == 1:
+        return parts[0]
+    memory = gpu.spec.memory
+    kinds = {part.kind for part in parts}
+    share = memory.reduction if kinds & _REDUCING else memory.elementwise
+    passes = max(part.kernels for part in parts)
+    nbytes = passes * read + written
+    seconds = passes * memory.floor + (passes - 1) * gpu.gap_s + nbytes / (gpu.memory_bandwidth * share)
+    apart_s = sum(part.seconds for part in parts) + (len(parts) - 1) * gpu.gap_s
+    longest = max(parts, key=lambda part: part.seconds)
+    return Cost(min(seconds, apart_s), passes, sum(part.flops for part in parts), nbytes, longest.kind, True)
+
+
+# -- What launching work on a GPU costs the host: by class of work, on the CPU that a cluster file names.
+#
+# The classes are those whose costs differ by more than a factor of two. What is in none of them (module calls, data
+# loading, logging, a user's own Python between operators) is not charged.
+
+VIEW_SHARE = 0.4
+"""Of an operator: a view launches no kernel (torch/benchmarks: about 2 of 5 us; on a core of an EPYC 7003, torch 2.13,
+1.9 of 4.5)."""
+AUTOGRAD_FUNCTION_S = 10e-6
+"""A torch.autograd.Function in Python, forward and backward together, beyond the operators that both call.
+
+Source: measured with torch 2.13 on a core of an EPYC 7003, CPU tensors: 16.6 us with one `clone` each way, of which
+clone and its node in C++ are 6.4 us (tests/benchmarks/host_classes.py).
+"""
+COLLECTIVE_S = 50e-6
+"""A call of torch.distributed outside a batch: Python, ProcessGroupNCCL with its events and its work, NCCL's enqueue.
+
+Source: pytorch/pytorch issue 138773, torch 2.4: 89 us for all_reduce, under the profiler, which is the upper end. The
+lower end is 5 us of Python (tests/benchmarks/host_classes.py), four events of 1 us, and 13 to 17 us for NCCL's enqueue
+and launch, which is what nccl-tests shows of small all_reduces inside a node. Estimate: between the two.
+"""
+MESSAGE_S = 20e-6
+"""A send or receive inside a batch (`batch_isend_irecv`), whose events and launch are the batch's.
+
+Estimate: 7 us of Python (tests/benchmarks/host_classes.py), and NCCL's enqueue without the launch.
+"""
+
+_PER_CLOCK = {
+    "zen2": 1 / 1.19,  # AMD: 19 % more instructions a clock in Zen 3
+    "zen3": 1.0,  # the reference
+    "zen4": 1.14,  # AMD at the launch of EPYC 9004: 14 % over Zen 3
+    "zen5": 1.14 * 1.17,  # AMD at the launch of EPYC 9005: 17 % over Zen 4
+    "skylake": 1 / 1.19,  # estimate: as Zen 2
+    "ice lake": 1.0,  # Intel: 20 % over Cascade Lake
+    "golden cove": 1.15,  # Intel at the launch of Sapphire Rapids: 15 % over Ice Lake
+    "neoverse v2": 1.0,  # estimate: as Zen 3
+}
+"""Instructions a clock beside Zen 3, as the makers state them; nobody measured Python on all of them."""
+_CORES: tuple[tuple[str, str, float], ...] = (
+    # pattern in the model's name, core, GHz of one busy core as specified
+    (r"EPYC 7\w\w2", "zen2", 3.4),  # AMD: EPYC 7742
+    (r"EPYC 7\w\w3", "zen3", 3.6),  # AWS: p5's EPYC 7R13
+    (r"EPYC 9\w\w4", "zen4", 3.75),  # AMD: EPYC 9554
+    (r"EPYC 9\w\w5F", "zen5", 5.0),  # AMD: EPYC 9575F
+    (r"EPYC 9\w\w5", "zen5", 4.1),  # AMD: EPYC 9655, its clock on one core less what many cores cost
+    (r"Xeon.* 82\d\d", "skylake", 3.6),  # AWS: p4d's 8275CL, all cores
+    (r"Xeon.* [86]3\d\d", "ice lake", 3.4),  # Intel: 8358
+    (r"Xeon.* 8[45]\d\d", "golden cove", 3.8),  # Intel: 8480
+    (r"Xeon.* 67\d\dP", "golden cove", 4.0),  # estimate: Intel's 6776P between its base and 4.6 GHz
+    (r"Grace", "neoverse v2", 3.4),  # NVIDIA: Grace
+)
+_OPERATOR_S = 14.1e-6
+"""An eager operator within a model, on `_OPERATOR_SPEED`. In a loop of one operator it is a third of that: its code is
+in the caches then.
+
+Source: pytorch.org/blog/accelerating-generative-ai-2 (2023-11): Llama-7B, eager, 25.5 tokens a second on an A100 and
+bound by the CPU, so 1.22 ms for each of 32 layers, which launch 61 kernels and make 65 views
+(tests/benchmarks/host_classes.py), a view at `VIEW_SHARE`.
+"""
+_OPERATOR_SPEED = 3.6 / 1.19
+"""Estimate: the blog names no CPU; a Xeon Platinum 8275CL, which comes with A100 at AWS."""
+_MEASURED_SPEED = 3.6
+"""Of the core on which the other classes were measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Seconds of each class of work on one host."""
+
+    operator_s: float
+    """An eager operator that launches one kernel: Python, dispatch, autograd, launch."""
+    view_s: float
+    function_s: float
+    collective_s: float
+    message_s: float
+    cpu: str = ""
+    """The core that the times are scaled to; empty where the cluster file's CPU is not known."""
+
+
+def core_speed(model: str) -> tuple[str, float] | None:
+    """The kind of core that a CPU of this name has and its speed, in GHz of Zen 3; None for an unknown name."""
+    for pattern, core, clock in _CORES:
+        if re.search(pattern, model):
+            return core, clock * _PER_CLOCK[core]
+    return None
+
+
+def host_of(cpu_model: str, operator_s: float) -> Host:
+    """The host with CPUs of this name.
+
+    Args:
+        cpu_model: as the cluster file names them.
+        operator_s: seconds of an operator on hosts that come with the GPU, for a CPU whose core is not known.
+    """
+    known = core_speed(cpu_model)
+    if known is not None:
+        core, speed = known
+        operator_s = _OPERATOR_S * _OPERATOR_SPEED / speed
+        slower = _MEASURED_SPEED / speed
+    else:
+        core, slower = "", operator_s / _OPERATOR_S * _MEASURED_SPEED / _OPERATOR_SPEED
+    return Host(
+        operator_s=operator_s,
+        view_s=VIEW_SHARE * operator_s,
+        function_s=AUTOGRAD_FUNCTION_S * slower,
+        collective_s=COLLECTIVE_S * slower,
+        message_s=MESSAGE_S * slower,
+        cpu=core,
+    )

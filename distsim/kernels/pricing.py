@@ -2,16 +2,183 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 
-from distsim.kernels.attention import Attention, attention_seconds
-from distsim.kernels.cost import Cost
-from distsim.kernels.gemm import Gemm, gemm_seconds
-from distsim.kernels.gpu_file import GpuFile
+from distsim.kernels.cost import Call, Cost
+from distsim.kernels.gpu_file import AttentionKernel, ChipSpec, GemmSpec, GpuFile
 
-__all__ = ["Pricing", "math_dtype"]
+__all__ = ["RULES", "Attention", "Gemm", "Pricing", "Rule", "attention_seconds", "gemm_seconds", "math_dtype", "rule"]
+
+# -- How long a matrix product takes: tiles on multiprocessors in waves, under the plateau that power sets.
+
+_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
+_LEAST_K = 512
+"""A split of k that is shorter than this pays more for its reduction than it gains."""
+_K_STEP = 64
+"""Tiles go through k in steps of 64 (128 bytes of 16-bit operands)."""
+_TILE_ELEMENTS = 32_768
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """*batch* products of m x k by k x n."""
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    dtype: str = "bf16"
+    """Of the multiplication: fp64, fp32, tf32, fp16, bf16, fp8 or fp4."""
+    nbytes: int = 0
+    """Operands and result."""
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.batch * self.m * self.n * self.k
+
+
+def gemm_seconds(spec: GemmSpec, chip: ChipSpec, gemm: Gemm) -> tuple[float, int, bool]:
+    """Seconds of one product, how many kernels it is, and whether memory is what limits it.
+
+    The device runs a grid of tiles in waves of as many as it has multiprocessors; a last wave that is not full takes
+    as long as a full one. Under its power limit a large product is slower than its tiles: clocks fall. Where two of
+    tiles, plateau and memory come near each other both are felt (a p-norm).
+    """
+    if not gemm.flops:
+        return spec.floor, 1, True
+    peak = chip.peak(gemm.dtype)
+    tiles, splits = _best(spec, chip, gemm, peak)
+    power = gemm.flops / (peak * spec.sustained(gemm.dtype))
+    memory = gemm.nbytes / (chip.memory_bandwidth * spec.memory)
+    p = spec.sharpness
+    longest = max(tiles, power, memory)
+    joined = longest * sum((each / longest) ** p for each in (tiles, power, memory)) ** (1 / p)
+    return spec.floor + joined, 1 if splits == 1 else 2, memory == longest
+
+
+def _best(spec: GemmSpec, chip: ChipSpec, gemm: Gemm, peak: float) -> tuple[float, int]:
+    """Seconds in the best of the tiles, and how often it splits k: the library's heuristic is taken to be right."""
+    best, splits = float("inf"), 1
+    rate = peak / chip.multiprocessors * spec.mma
+    for rows, columns, relative in _shapes(tuple(spec.tiles.items())):
+        grid = -(-gemm.m // rows) * -(-gemm.n // columns) * gemm.batch
+        per_step = 2 * rows * columns * _K_STEP / (rate * relative)
+        once = spec.tile_overhead * rows * columns / _TILE_ELEMENTS
+        for split in _splits(spec, grid, gemm.k, chip.multiprocessors):
+            steps = -(-gemm.k // (split * _K_STEP))
+            waves = -(-grid * split // chip.multiprocessors)
+            seconds = waves * (steps * per_step + once)
+            if split > 1:  # partial sums in fp32 are written, read and added up by a second kernel
+                partial = 4 * gemm.batch * gemm.m * gemm.n * (split + 1)
+                seconds += partial / (chip.memory_bandwidth * spec.memory) + spec.floor / 2
+            if seconds < best:
+                best, splits = seconds, split
+    return best, splits
+
+
+def _splits(spec: GemmSpec, grid: int, k: int, multiprocessors: int) -> Iterator[int]:
+    for split in _SPLITS:
+        if split > 1 and (not spec.split_k or grid >= multiprocessors or k // split < _LEAST_K):
+            return
+        yield split
+
+
+@cache
+def _shapes(tiles: tuple[tuple[str, float], ...]) -> tuple[tuple[int, int, float], ...]:
+    """Tiles as numbers, either way round."""
+    found = []
+    for text, relative in tiles:
+        rows, columns = map(int, text.split("x"))
+        found.append((rows, columns, relative))
+        if rows != columns:
+            found.append((columns, rows, relative))
+    return tuple(found)
+
+
+# -- How long fused attention takes: blocks of queries over blocks of keys, shared out to the multiprocessors.
+
+_KEYS = 128
+"""Keys of one block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Queries against keys: *heads* counts those of the queries."""
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    dim: int
+    """Of queries and keys."""
+    value_dim: int
+    causal: bool = False
+    backward: bool = False
+    fp32: bool = False
+
+    @property
+    def pairs(self) -> int:
+        """Query and key that meet, of one head; a causal mask, its queries the last ones, leaves about half."""
+        if not self.causal:
+            return self.queries * self.keys
+        past = max(0, self.keys - self.queries)
+        seen = min(self.queries, self.keys)
+        return self.queries * past + seen * (seen + 1) // 2
+
+    @property
+    def flops(self) -> int:
+        """Two products forward; five backward (the scores again, and four gradients), as FlashAttention counts."""
+        forward = 2 * self.batch * self.heads * self.pairs * (self.dim + self.value_dim)
+        return forward * 5 // 2 if self.backward else forward
+
+
+def attention_seconds(kernel: AttentionKernel, chip: ChipSpec, call: Attention) -> float:
+    """Seconds beyond the kernel's floor.
+
+    A block of queries goes through its blocks of keys, and pays *overhead* blocks more for its begin and its end;
+    with a causal mask the blocks on the diagonal are done whole. The device takes block after block; at the end the
+    longest runs nearly alone (*tail*).
+    """
+    rate = _rate(kernel, call)
+    overhead = kernel.overhead_backward if call.backward else kernel.overhead
+    tail = kernel.tail_backward if call.backward else kernel.tail
+    rows = _KEYS if call.backward else kernel.query_block  # backward's blocks are of keys, and as many
+    blocks = -(-call.queries // rows)
+    longest = -(-call.keys // _KEYS)
+    ratio = rows / _KEYS
+    if call.causal:
+        first = max(0, call.keys - call.queries) / _KEYS
+        work = (
+            sum(min(longest, first + (block + 1) * ratio) for block in range(blocks))
+            if blocks < 4096
+            else (blocks * (first + (blocks + 1) / 2 * ratio))
+        )
+    else:
+        work = float(blocks * longest)
+    work += blocks * overhead
+    work *= call.batch * call.heads
+    longest_block = longest + overhead
+    spread = work / chip.multiprocessors
+    units = max(spread + tail * longest_block, longest_block)
+    one = 2 * rows * _KEYS * (call.dim + call.value_dim) * (2.5 if call.backward else 1.0)
+    return units * one * chip.multiprocessors / rate
+
+
+def _rate(kernel: AttentionKernel, call: Attention) -> float:
+    """Flops a second of a long sequence, on the whole device."""
+    if call.backward:
+        rate = kernel.backward_64 if call.dim <= 64 else kernel.backward
+        rate *= kernel.wide_backward if call.dim > 128 else 1.0
+    else:
+        rate = kernel.forward_64 if call.dim <= 64 else kernel.forward
+        rate *= kernel.wide if call.dim > 128 else 1.0
+    return rate * (kernel.fp32 if call.fp32 else 1.0) * (kernel.causal if call.causal else 1.0)
+
 
 _DTYPES = {
     torch.float64: "fp64",
@@ -71,3 +238,20 @@ class Pricing:
         host = self.spec.host
         rate = (host.h2d if to_device else host.d2h) if pinned else min(host.pageable, host.h2d)
         return Cost(host.transfer_floor + nbytes / rate, 1, 0, nbytes, "transfer", True)
+
+
+Rule = Callable[[Pricing, Call], Cost]
+
+RULES: dict[str, Rule] = {}
+"""By the operator's name as in its schema (`aten::mm`), for all its overloads."""
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Prices the named operators; a name without a namespace is of aten."""
+
+    def register(found: Rule) -> Rule:
+        for name in names:
+            RULES[name if "::" in name else f"aten::{name}"] = found
+        return found
+
+    return register

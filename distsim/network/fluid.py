@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from distsim.cluster import Cluster
 from distsim.collectives import Compiler, Loads, Overlap, Phase, Plan, compiler_of
 from distsim.errors import UsageError
-from distsim.network.answers import LinkBusy, Statistics, Timing, Transfer
-from distsim.network.engine import FluidEngine, detour
-from distsim.network.flow import Flow
+from distsim.network.engine import Flow, FluidEngine, detour
+from distsim.network.usage import LinkBusy, Statistics, Timing, Transfer
 
 __all__ = ["FluidNetwork", "Run", "after"]
 

@@ -1,19 +1,158 @@
-"""The networks there are, by how closely each looks, and what the simulator asks of one."""
+"""The networks there are, by how closely each looks; the one of explicit messages is the fluid network's referee."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
+import numpy as np
 import simpy
 
 from distsim.cluster import Cluster
+from distsim.collectives import Message, Plan
 from distsim.errors import UsageError
-from distsim.network.answers import LinkBusy, Statistics, Transfer
-from distsim.network.fluid import FluidNetwork
-from distsim.network.messages import MessageNetwork
+from distsim.network.engine import Flow, FluidEngine
+from distsim.network.fluid import FluidNetwork, after
+from distsim.network.usage import LinkBusy, Statistics, Timing, Transfer
 
-__all__ = ["NETWORKS", "Network", "make_network"]
+__all__ = ["MAX_RANKS", "NETWORKS", "MessageNetwork", "Network", "make_network"]
+
+MAX_RANKS = 256
+"""Beyond, a collective has millions of messages: the referee is for small worlds."""
+
+
+class MessageNetwork(FluidNetwork):
+    """Every message on its own, where the algorithm has that form; sends and the other algorithms (NVLS) are
+    fluid."""
+
+    def begin(self, transfer: Transfer, done: simpy.Event) -> None:
+        plan = self.compiler.compile(transfer)
+        if plan.messages is None:
+            super().begin(transfer, done)
+            return
+        if len(transfer.devices) > MAX_RANKS:
+            raise UsageError(
+                f"expected at most {MAX_RANKS} ranks in a group with fidelity message, got "
+                f"{len(transfer.devices)}: use fewer, or fidelity fluid"
+            )
+        after(self.env, plan.floor_s, lambda: self._send(plan, done, self.env.now - plan.floor_s))
+
+    def fidelity_of(self, transfer: Transfer) -> str:
+        return "fluid" if self.compiler.compile(transfer).messages is None else "message"
+
+    def _send(self, plan: Plan, done: simpy.Event, start_s: float) -> None:
+        assert plan.messages is not None
+
+        def finish() -> None:
+            del self.runs[run]
+            done.succeed(Timing(start_s, self.env.now, plan.algo, plan.proto, plan.channels))
+
+        run = _MessageRun(self.env, self.engine, plan.messages(), finish, self.way)
+        self.runs[run] = None
+        run.begin()
+
+
+class _MessageRun:
+    """Sends messages as soon as what they wait for has arrived and their queue is free; calls *finish* at
+    the end."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        engine: FluidEngine,
+        messages: list[Message],
+        finish: Callable[[], None],
+        lead: Callable[[tuple[int, ...]], tuple[int, ...]],
+    ) -> None:
+        self._lead = lead
+        """The links that a message takes now."""
+        self._flows: dict[int, Flow] = {}
+        """Of the messages that are leaving their senders."""
+        self._env = env
+        self._engine = engine
+        self._messages = messages
+        self._finish = finish
+        self._missing = [len(message.after) for message in messages]
+        self._next: list[list[int]] = [[] for _ in messages]
+        for index, message in enumerate(messages):
+            for before in message.after:
+                self._next[before].append(index)
+        self._left = len(messages)
+        self._queues: dict[tuple[int, int, int], deque[int]] = {}
+        self._arrays: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray]] = {}
+
+    def begin(self) -> None:
+        """Send every message that waits for nothing."""
+        if not self._messages:
+            self._finish()
+            return
+        for index, missing in enumerate(self._missing):
+            if missing == 0:
+                self._ready(index)
+
+    def _ready(self, index: int) -> None:
+        queue = self._messages[index].queue
+        if queue is None:
+            self._send(index)
+            return
+        waiting = self._queues.get(queue)
+        if waiting is None:
+            self._queues[queue] = deque()
+            self._send(index)
+        else:
+            waiting.append(index)
+
+    def _send(self, index: int) -> None:
+        message = self._messages[index]
+        links, weights = self._way(message)
+        flow = Flow(
+            links,
+            weights,
+            message.nbytes,
+            message.cap_bytes_per_s,
+            lambda: self._left_sender(index),
+            message.streams,
+        )
+        self._flows[index] = flow
+        self._engine.start(flow)
+
+    def _way(self, message: Message) -> tuple[np.ndarray, np.ndarray]:
+        way = self._lead(message.links)
+        arrays = self._arrays.get(way)
+        if arrays is None:
+            links, weights = np.unique(np.asarray(way, dtype=np.int64), return_counts=True)
+            arrays = self._arrays[way] = (links, weights.astype(np.float64))
+        return arrays
+
+    def lead_anew(self) -> None:
+        """What is under way takes the links that it would take now."""
+        for index, flow in self._flows.items():
+            self._engine.move(flow, *self._way(self._messages[index]))
+
+    def _left_sender(self, index: int) -> None:
+        self._flows.pop(index, None)
+        message = self._messages[index]
+        if message.queue is not None:
+            waiting = self._queues[message.queue]
+            if waiting:
+                self._send(waiting.popleft())
+            else:
+                del self._queues[message.queue]
+        if message.latency_s <= 0.0:
+            self._arrived(index)
+            return
+        timer = self._env.timeout(message.latency_s)
+        timer.callbacks.append(lambda _: self._arrived(index))
+
+    def _arrived(self, index: int) -> None:
+        self._left -= 1
+        for waiting in self._next[index]:
+            self._missing[waiting] -= 1
+            if self._missing[waiting] == 0:
+                self._ready(waiting)
+        if self._left == 0:
+            self._finish()
 
 
 class Network(Protocol):

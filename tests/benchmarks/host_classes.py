@@ -1,4 +1,4 @@
-"""The classes of host work that need no GPU: what of the constants of distsim/kernels/host.py is Python.
+"""The classes of host work that need no GPU: what of the constants of distsim/kernels/gpu.py is Python.
 
     python -m tests.benchmarks.host_classes
 

@@ -26,10 +26,8 @@ from typing import Any
 import torch
 
 from distsim.kernels import Gpu
-from distsim.kernels.attention import Attention
-from distsim.kernels.gemm import Gemm, gemm_seconds
 from distsim.kernels.gpu_file import GemmSpec, read_gpu
-from distsim.kernels.pricing import Pricing
+from distsim.kernels.pricing import Attention, Gemm, Pricing, gemm_seconds
 from tests.benchmarks.arguments import Arguments, known
 
 MEASURED = Path(__file__).parent.parent / "kernels" / "measured"

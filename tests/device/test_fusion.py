@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 import distsim
 from distsim.kernels import Cost, Gpu
-from distsim.kernels.fused import GRAPH_S, KERNEL_S, fused_cost
-from distsim.kernels.host import host_of
+from distsim.kernels.gpu import GRAPH_S, KERNEL_S, fused_cost, host_of
 
 WIDTH = 4096
 OPERATOR_S = host_of("2x Intel Xeon Platinum 8480C", 0.0).operator_s

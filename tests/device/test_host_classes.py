@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import distsim
-from distsim.kernels.host import host_of
+from distsim.kernels.gpu import host_of
 
 HOST = host_of("2x Intel Xeon Platinum 8480C", 0.0)
 

@@ -237,7 +237,7 @@ def _use_words(folder: Path) -> None:
     """What a user types: every word into every parser of words."""
     from distsim.cluster import load_cluster
     from distsim.scenario.suite import matching
-    from distsim.sim.faults.moment import CallPoint
+    from distsim.sim.faults.fault import CallPoint
     from distsim.sim.kernel.schedule import Schedule
     from distsim.text import units
 

@@ -10,7 +10,7 @@ import torch
 
 from distsim.errors import UsageError
 from distsim.kernels import Gpu, kernel_cost
-from distsim.kernels.custom import _COSTS
+from distsim.kernels.gpu import _COSTS
 from tests.kernels.shapes import meta
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from distsim.kernels.gemm import Gemm, gemm_seconds
 from distsim.kernels.gpu_file import read_gpu
+from distsim.kernels.pricing import Gemm, gemm_seconds
 
 TILE_S = 1e-3
 """What a tile of 128 x 64 needs for one step of 64 along k."""

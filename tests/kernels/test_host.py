@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from distsim.cluster import load_cluster
-from distsim.kernels.host import core_speed, host_of
+from distsim.kernels.gpu import core_speed, host_of
 
 PRESETS = sorted(path.stem for path in (Path("distsim") / "cluster" / "presets").glob("*.toml"))
 

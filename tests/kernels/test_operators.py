@@ -9,7 +9,7 @@ import torch
 
 from distsim.errors import NotSimulated
 from distsim.kernels import Cost, Gpu
-from distsim.kernels.rules.registry import RULES
+from distsim.kernels.pricing import RULES
 from tests.kernels.shapes import meta, priced
 
 aten = torch.ops.aten

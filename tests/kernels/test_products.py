@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from distsim.kernels import Cost, Gpu
-from distsim.kernels.gemm import Gemm, gemm_seconds
 from distsim.kernels.gpu_file import read_gpu
+from distsim.kernels.pricing import Gemm, gemm_seconds
 from tests.kernels.shapes import meta, priced
 
 aten = torch.ops.aten

@@ -10,9 +10,7 @@ import pytest
 import simpy
 
 from distsim.network import usage
-from distsim.network.engine import FluidEngine
-from distsim.network.flow import Flow
-from distsim.network.max_min import max_min_rates
+from distsim.network.engine import Flow, FluidEngine, max_min_rates
 
 INF = float("inf")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from distsim.network.max_min import max_min_rates
+from distsim.network.engine import max_min_rates
 
 INF = float("inf")
 

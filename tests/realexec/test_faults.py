@@ -118,9 +118,8 @@ def moved(text: str) -> str:
 
 def simulated(case: Case, folder: Path, on_gpus: bool = False) -> Outcome:
     """The same program simulated. (The guard works with more releases of torch than the simulator: it comes last.)"""
-    from distsim.sim.faults.moment import CallPoint, When
-    from distsim.sim.faults.ranks.crash import Crash
-    from distsim.sim.faults.ranks.freeze import Freeze
+    from distsim.sim.faults.fault import CallPoint, When
+    from distsim.sim.faults.rank_faults import Crash, Freeze
     from distsim.sim.run import RunRequest, run_program
     from distsim.sim.world.conditions import Conditions
 

@@ -19,7 +19,7 @@ from distsim.scenario.real.cut_hosts import Cuts, cut_off
 from distsim.scenario.real.inject import Injector
 from distsim.scenario.real.namespaces import Hosts, hosts, missing
 from distsim.scenario.real.real import _Ended, _placed, _verdict, _with_texts
-from distsim.sim.faults.links.network_fault import NetworkRule
+from distsim.sim.faults.link_faults import NetworkRule
 from tests.scenario.made import made, ran
 
 STEPS = """\

@@ -12,8 +12,7 @@ from pydantic import ValidationError
 
 from distsim.errors import UsageError
 from distsim.scenario.file.fault_schema import FAULT_TABLES, FaultTable, table_of
-from distsim.sim.faults.fault import Rank, Rule
-from distsim.sim.faults.moment import CallPoint, When
+from distsim.sim.faults.fault import CallPoint, Rank, Rule, When
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,7 +73,7 @@ def test_a_route_avoids_what_is_down_and_nothing_else(cluster: Cluster, dead: st
 @pytest.mark.parametrize("dead", [["leaf0->spine*"], ["n0/nic0->leaf0"], ["n0/cpu0->*"]])
 def test_where_there_is_no_way_the_route_stays(cluster: Cluster, dead: list[str]) -> None:
     """All ways up from a leaf are down, or something of the host's own."""
-    from distsim.sim.faults.links.names import links_of
+    from distsim.sim.faults.links import links_of
 
     route = cluster.route("n0/cpu0", "n3/cpu0")
     assert Reroute(cluster, links_of(cluster, dead)).route(route) == route

@@ -14,9 +14,7 @@ from sim.running import ranks
 from distsim.sim import Outcome
 from distsim.sim.faults.fault import Rule
 from distsim.sim.faults.planted import Faults
-from distsim.sim.faults.ranks.crash import Crash
-from distsim.sim.faults.ranks.jitter import Jitter
-from distsim.sim.faults.ranks.straggler import Straggler
+from distsim.sim.faults.rank_faults import Crash, Jitter, Straggler
 from distsim.sim.world.conditions import Conditions
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from rich.console import Console
 from torch.distributed.fsdp import fully_shard
 
-from distsim.collectives.step_errors import LAUNCH_BOUND, step_error
+from distsim.collectives.uncertainty import LAUNCH_BOUND, step_error
 from distsim.debug.records import CallRecord, Group
 from distsim.report import Summary, print_summary, report_document
 from distsim.sim import Outcome, simulate

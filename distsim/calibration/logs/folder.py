@@ -23,7 +23,7 @@ _MOST_FILES = 4096
 _APART = 1.25
 """Runs of one configuration whose times differ more than this in the median of a regime contradict each other."""
 _KNOWN = ((2, 16), (2, 30))
-"""The releases whose tuning is in collectives/libraries/nccl_versions.py."""
+"""The releases whose tuning is in collectives/libraries/nccl_tuning.py."""
 _OF_A_LINE = re.compile(r"^[^\n]*?:\d+: left out: ")
 
 

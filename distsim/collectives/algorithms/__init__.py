@@ -5,4 +5,8 @@ One module an algorithm; each takes the members of a call and gives a plan.
 
 from __future__ import annotations
 
-__all__ = ["binomial", "direct", "hierarchical", "nvls", "ring", "tree"]
+__all__ = [
+    "direct",
+    "ring",
+    "tree",
+]

@@ -1,16 +1,16 @@
-"""Direct exchanges: all-to-all, gather and scatter as one transfer per pair of ranks, and plain sends."""
+"""Direct exchanges and the binomial tree."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.collectives.members import Members
+from distsim.collectives.members import Members, Routes
 from distsim.collectives.plan import Cost, Loads, Message, Phase
-from distsim.collectives.routes import Routes
 
 __all__ = [
     "all_to_all_loads",
+    "binomial_phases",
     "direct_messages",
     "direct_phase",
     "longest_latency_s",
@@ -19,6 +19,8 @@ __all__ = [
     "rooted_loads",
     "split_loads",
 ]
+
+# -- Direct exchanges: all-to-all, gather and scatter as one transfer per pair of ranks, and plain sends.
 
 _MAX_PAIRS = 1 << 14
 """Beyond, routes between nodes are sampled: links at the ends stay exact, the fabric's are even."""
@@ -138,3 +140,21 @@ def direct_messages(group: Members, pairs: Pairs, cost: Cost) -> list[Message]:
         latency_s = cost.hop_s(group.latency_s(links), not same)
         messages.append(Message(links, nbytes * wire, latency_s, cost.edge_bytes_per_s * wire))
     return messages
+
+
+def binomial_phases(group: Members, nbytes: float, root: int, cost: Cost) -> tuple[Phase, ...]:
+    """A broadcast of *nbytes* from *root*, round by round (a reduce is the same backwards)."""
+    size = group.size
+    phases: list[Phase] = []
+    span = 1
+    while span < size:
+        loads: Loads = group.cached(("binomial", root, span), lambda span=span: _round(group, root, span))
+        phases.append(direct_phase(group, loads, nbytes, cost))
+        span *= 2
+    return tuple(phases)
+
+
+def _round(group: Members, root: int, span: int) -> Loads:
+    size = group.size
+    pairs = [(member, member + span) for member in range(span) if member + span < size]
+    return group.loads((group.route((root + a) % size, (root + b) % size), 1.0) for a, b in pairs)

@@ -1,10 +1,4 @@
-"""Rings: every rank passes on to the next what it has from the one before.
-
-The rings of a group that spans nodes enter and leave each node by the same rail, one ring a NIC, with
-rails swapped between even and odd nodes where a GPU has a NIC of its own (NCCL's "alternate rings",
-src/graph/connect.cc). Inside nodes whose GPUs are linked pairwise, rings take different orders so that all
-pairs carry the same.
-"""
+"""Rings: every rank passes on to the next what it has from the one before; and rings inside and across nodes."""
 
 from __future__ import annotations
 
@@ -16,11 +10,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.collectives.members import Members
+from distsim.collectives.members import Members, Routes, joined
 from distsim.collectives.plan import Cost, Loads, Message, Overlap, Phase
-from distsim.collectives.routes import Routes, joined
 
-__all__ = ["Ring", "Shape", "ring_messages", "ring_phase", "rings_of"]
+__all__ = ["Ring", "Shape", "hierarchical_phases", "ring_messages", "ring_phase", "rings_of"]
+
+# -- Rings: every rank passes on to the next what it has from the one before.
+#
+# The rings of a group that spans nodes enter and leave each node by the same rail, one ring a NIC, with
+# rails swapped between even and odd nodes where a GPU has a NIC of its own (NCCL's "alternate rings",
+# src/graph/connect.cc). Inside nodes whose GPUs are linked pairwise, rings take different orders so that all
+# pairs carry the same.
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,3 +362,39 @@ def ring_messages(group: Members, shape: Shape, cost: Cost) -> list[Message]:
                 nbytes = step_bytes * wires[place]
                 messages.append(Message(ways[place], nbytes, latency[place], caps[place], after, queue, streams))
     return messages
+
+
+# -- An all_reduce in three steps: reduce_scatter inside every node, all_reduce across nodes for each share,
+# all_gather inside. What frameworks do by hand (2D all_reduce, HSDP); asked for by `--algo hierarchical` in
+# plain alpha-beta.
+
+
+def hierarchical_phases(group: Members, nbytes: float, cost: Cost) -> tuple[Phase, ...]:
+    """The three phases, each with all its rings side by side in lockstep."""
+    inner = [domain for domain in group.domains if len(domain) > 1]
+    width = min(len(domain) for domain in group.domains)
+    outer = [[domain[place] for domain in group.domains] for place in range(width)]
+    phases: list[Phase] = []
+    if inner:
+        phases.append(_phase_on_rings(group, inner, "reduce_scatter", nbytes, cost))
+    if len(group.domains) > 1:
+        phases.append(_phase_on_rings(group, outer, "all_reduce", nbytes / width, cost))
+    if inner:
+        phases.append(_phase_on_rings(group, inner, "all_gather", nbytes, cost))
+    return tuple(phases)
+
+
+def _phase_on_rings(group: Members, rings: list[list[int]], op: str, nbytes: float, cost: Cost) -> Phase:
+    size = max(len(ring) for ring in rings)
+    shape = Shape.of(op, size, nbytes)
+    hops = [
+        group.route(member, after) for ring in rings for member, after in zip(ring, [*ring[1:], ring[0]], strict=True)
+    ]
+
+    def make() -> Loads:
+        return group.loads((links, 1.0) for links in hops)
+
+    loads = group.with_cost(group.cached(("hierarchical", op, size), make), cost)
+    inter = not group.same_domain(rings[0][0], rings[0][1])
+    latency_s = shape.steps * cost.hop_s(max(group.latency_s(links) for links in hops), inter)
+    return Phase(loads, shape.edge_bytes, cost.edge_bytes_per_s, latency_s)

@@ -13,8 +13,7 @@ from distsim.collectives.algorithms.direct import (
     rooted_loads,
     split_loads,
 )
-from distsim.collectives.algorithms.hierarchical import hierarchical_phases
-from distsim.collectives.algorithms.ring import Shape, ring_messages, ring_phase
+from distsim.collectives.algorithms.ring import Shape, hierarchical_phases, ring_messages, ring_phase
 from distsim.collectives.algorithms.tree import one_way_phase, tree_messages, tree_phase
 from distsim.collectives.members import Members
 from distsim.collectives.plan import Cost, Plan

@@ -22,8 +22,7 @@ from distsim.collectives.algorithms.direct import (
 )
 from distsim.collectives.algorithms.ring import Shape, ring_messages
 from distsim.collectives.algorithms.tree import tree_messages
-from distsim.collectives.libraries.nccl_channels import Channels, searched, sent_channels
-from distsim.collectives.libraries.nccl_settings import Settings
+from distsim.collectives.libraries.nccl_channels import Channels, Settings, searched, sent_channels
 from distsim.collectives.libraries.nccl_timing import NcclTiming, Timed
 from distsim.collectives.libraries.nccl_tuning import ALGORITHMS, PROTOCOLS, Candidate, Machine, candidates
 from distsim.collectives.libraries.rccl_tuning import LINK_GBPS, model_of, ranged_protocol, rccl_candidates

@@ -1,19 +1,98 @@
-"""How many channels NCCL opens, and what its search believes each of them carries.
-
-Source: NVIDIA/nccl v2.21.5-1, src/graph/search.cc (speedArrayIntra and the like, ncclTopoCompute, ncclTopoDupChannels),
-src/graph/topo.cc (what a NIC and a PCIe slot are taken for); channels of sends: src/graph/paths.cc, at v2.18.6-1,
-v2.20.5-1 (NCHANNELS_PER_NET_PEER = -1) and v2.29.7-1 (ncclTopoComputeP2pChannels, P2P_PER_CHANNEL_NET_BW); pieces of a
-tree: src/enqueue.cc, at v2.19.4-1 (initCollWorkElem), v2.20.5-1 and v2.23.4-1 (calcCollChunking).
-"""
+"""What of NCCL's environment changes its choices, and how many channels it opens."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from distsim.collectives.libraries.nccl_tuning import Machine
+from distsim.errors import UsageError
+from distsim.text.untrusted_input import brief
 
-__all__ = ["Channels", "nvls_tree_loop_bytes", "searched", "sent_channels", "tree_parts", "tree_piece_bytes"]
+__all__ = [
+    "Channels",
+    "Settings",
+    "host_copy_bytes",
+    "nvls_tree_loop_bytes",
+    "searched",
+    "sent_channels",
+    "tree_parts",
+    "tree_piece_bytes",
+]
+
+# -- What of NCCL's environment a cluster's file sets that changes its choices or its pieces (`nccl.settings`).
+
+_BUFFER = 1 << 22
+_STEPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """NCCL_ALGO, NCCL_PROTO, NCCL_NVLS_ENABLE and NCCL_BUFFSIZE; NCCL's defaults where they are not set."""
+
+    algos: frozenset[str] | None
+    protos: frozenset[str] | None
+    """None: all that there are."""
+    nvls: bool
+    slot_bytes: int
+    """Of a channel's eight slots in Simple."""
+
+    @staticmethod
+    def of(environment: Mapping[str, str], algos: tuple[str, ...], protos: tuple[str, ...]) -> Settings:
+        """Read *environment*; *algos* and *protos* are those that NCCL has."""
+        buffer = environment.get("NCCL_BUFFSIZE", str(_BUFFER))
+        if not buffer.isdigit() or int(buffer) < _STEPS:
+            raise UsageError(f"nccl.settings.NCCL_BUFFSIZE: expected bytes of a buffer, got {brief(buffer)!r}")
+        return Settings(
+            _listed("NCCL_ALGO", environment, algos),
+            _listed("NCCL_PROTO", environment, protos),
+            environment.get("NCCL_NVLS_ENABLE", "1") != "0",
+            int(buffer) // _STEPS,
+        )
+
+    def against(self, algo: str, proto: str) -> str:
+        """Which setting rules a choice out; empty where none does."""
+        if self.algos is not None and algo not in self.algos:
+            return f"NCCL_ALGO leaves {algo} out"
+        return f"NCCL_PROTO leaves {proto} out" if self.protos is not None and proto not in self.protos else ""
+
+
+def host_copy_bytes(environment: Mapping[str, str]) -> int | None:
+    """Up to how many bytes CXI's provider itself copies what it matched into a GPU's memory; longer ones it has CUDA
+    copy (libfabric, prov/cxi: FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD). None where nothing is set: 4,096."""
+    name = "FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD"
+    given = environment.get(name)
+    if given is None:
+        return None
+    if not (given.isascii() and given.isdigit()) or len(given) > 15:
+        raise UsageError(f"nccl.settings.{name}: expected bytes, got {brief(given)!r}")
+    return int(given)
+
+
+def _listed(name: str, environment: Mapping[str, str], known: tuple[str, ...]) -> frozenset[str] | None:
+    """A list as NCCL reads it: names after commas, all others where a ^ stands before them."""
+    given = environment.get(name, "")
+    if not given:
+        return None
+    by_name = {one.lower(): one for one in known}
+    words = given.removeprefix("^").lower().split(",")
+    if unknown := [word for word in words if word not in by_name]:
+        raise UsageError(
+            f"nccl.settings.{name}: expected names of {', '.join(known)}, after commas (^ before them: all others), "
+            f"got {brief(unknown[0])!r}"
+        )
+    found = {by_name[word] for word in words}
+    return frozenset(set(known) - found if given.startswith("^") else found)
+
+
+# -- How many channels NCCL opens, and what its search believes each of them carries.
+#
+# Source: NVIDIA/nccl v2.21.5-1, src/graph/search.cc (speedArrayIntra and the like, ncclTopoCompute,
+# ncclTopoDupChannels), src/graph/topo.cc (what a NIC and a PCIe slot are taken for); channels of sends:
+# src/graph/paths.cc, at v2.18.6-1, v2.20.5-1 (NCHANNELS_PER_NET_PEER = -1) and v2.29.7-1 (ncclTopoComputeP2pChannels,
+# P2P_PER_CHANNEL_NET_BW); pieces of a tree: src/enqueue.cc, at v2.19.4-1 (initCollWorkElem), v2.20.5-1 and v2.23.4-1
+# (calcCollChunking).
 
 _OLD_INSIDE = (40.0, 30.0, 20.0, 18.0, 15.0, 12.0, 10.0, 9.0, 7.0, 6.0, 5.0, 4.0, 3.0)
 _OLD_BETWEEN = (48.0, 30.0, 28.0, 24.0, *_OLD_INSIDE[2:], 2.4, 1.2, 0.24, 0.12)

@@ -15,11 +15,14 @@ from distsim.calibration.constants import Constants
 from distsim.cluster import Cluster
 from distsim.cluster.graph.facts import NcclFacts
 from distsim.collectives.algorithms.direct import all_to_all_loads, direct_phase
-from distsim.collectives.algorithms.nvls import nvls_phase, nvls_tree_phase
 from distsim.collectives.algorithms.ring import Shape, ring_hops, ring_loads, ring_phase
-from distsim.collectives.algorithms.tree import tree_hops, tree_phase
-from distsim.collectives.libraries.nccl_channels import nvls_tree_loop_bytes, tree_parts, tree_piece_bytes
-from distsim.collectives.libraries.nccl_settings import host_copy_bytes
+from distsim.collectives.algorithms.tree import nvls_phase, nvls_tree_phase, tree_hops, tree_phase
+from distsim.collectives.libraries.nccl_channels import (
+    host_copy_bytes,
+    nvls_tree_loop_bytes,
+    tree_parts,
+    tree_piece_bytes,
+)
 from distsim.collectives.libraries.nccl_tuning import Machine
 from distsim.collectives.members import Members
 from distsim.collectives.plan import Cost, Loads, Phase

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from distsim.collectives.libraries.nccl_tuning import Candidate, Machine, steps_of
-from distsim.collectives.libraries.nccl_versions import Three
+from distsim.collectives.libraries.nccl_tuning import Candidate, Machine, Three, steps_of
 
 __all__ = ["LINK_GBPS", "model_of", "ranged_protocol", "rccl_candidates"]
 

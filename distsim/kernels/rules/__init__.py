@@ -1,20 +1,18 @@
 """What each operator does on the device: one function for each kind, found by the operator's name.
 
-Begin with `registry.py`; `price` looks an operator up there, `elementwise.py` has what holds for all others.
+`price` looks an operator up in `pricing.RULES`; `memory_bound.default` is the price of all others.
 """
 
 from __future__ import annotations
 
-from distsim.kernels.call import Call
-from distsim.kernels.cost import NOTHING, Cost
-from distsim.kernels.pricing import Pricing
-from distsim.kernels.rules import attention, elementwise, extensions, index, matmul, move, norm, optimizer
-from distsim.kernels.rules.elementwise import default
-from distsim.kernels.rules.registry import RULES
+from distsim.kernels.cost import NOTHING, Call, Cost
+from distsim.kernels.pricing import RULES, Pricing
+from distsim.kernels.rules import compute_bound, memory_bound
+from distsim.kernels.rules.memory_bound import default
 
 __all__ = ["price"]
 
-_IMPORTED_FOR_THEIR_RULES = (attention, elementwise, extensions, index, matmul, move, norm, optimizer)
+_IMPORTED_FOR_THEIR_RULES = (compute_bound, memory_bound)
 _DEFAULT = ("aten", "prims", "rngprims", "fsdp")
 """Namespaces of which an operator without a rule is priced by its bytes."""
 

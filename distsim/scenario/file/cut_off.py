@@ -8,7 +8,7 @@ from distsim.errors import UsageError
 
 if TYPE_CHECKING:
     from distsim.cluster import Cluster
-    from distsim.sim.faults.links.network_fault import NetworkRule
+    from distsim.sim.faults.link_faults import NetworkRule
 
 __all__ = ["cut_off"]
 

@@ -1,8 +1,8 @@
 """The `[[faults]]` of a scenario file: the table of each fault, derived from its rule in the simulator.
 
-A rule is a dataclass in `distsim/sim/faults`, in the file that bears the fault's name (`what`). Its fields are the
-keys of the table, with their types, bounds and defaults; a field whose name ends in `_s` is a time, which a file may
-write with a unit. The docstrings of class and fields are the descriptions of the JSON schema.
+A rule is a dataclass in `distsim/sim/faults`; its `what` is the fault's name. Its fields are the keys of the table,
+with their types, bounds and defaults; a field whose name ends in `_s` is a time, which a file may write with a unit.
+The docstrings of class and fields are the descriptions of the JSON schema.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from pydantic_core import PydanticCustomError
 
 from distsim.errors import UsageError
 from distsim.sim import faults
-from distsim.sim.faults.fault import Rule
-from distsim.sim.faults.moment import CallPoint, When
+from distsim.sim.faults.fault import CallPoint, Rule, When
 from distsim.text.units import parse_time
 
 __all__ = ["FAULT_TABLES", "FaultSpec", "FaultTable", "Rank", "Seconds", "Table", "quantity", "table_of"]
@@ -103,12 +102,12 @@ class FaultTable(Table):
 
 
 def _rules() -> Iterator[tuple[str, type[Rule]]]:
-    """Every fault, by the name of its file, with its rule."""
-    for module in pkgutil.walk_packages(faults.__path__, f"{faults.__name__}."):
+    """Every fault by its name, with its rule."""
+    for module in pkgutil.iter_modules(faults.__path__, f"{faults.__name__}."):
         for value in vars(importlib.import_module(module.name)).values():
             own = isinstance(value, type) and value.__module__ == module.name
             if own and issubclass(value, Rule) and not inspect.isabstract(value):
-                yield module.name.rpartition(".")[2], value
+                yield value.what, value
 
 
 def table_of(what: str, rule: type[Rule]) -> type[FaultTable]:

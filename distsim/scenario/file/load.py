@@ -21,8 +21,8 @@ from distsim.scenario.file.fault_schema import FAULT_TABLES, FaultSpec
 from distsim.scenario.file.functions import lacks, module_source
 from distsim.scenario.file.schema import ScenarioSpec
 from distsim.sim.faults.fault import Rule
-from distsim.sim.faults.links.names import CUTS
-from distsim.sim.faults.links.network_fault import NetworkRule
+from distsim.sim.faults.link_faults import NetworkRule
+from distsim.sim.faults.links import CUTS
 from distsim.sim.kernel.schedule import Schedule
 from distsim.text.untrusted_input import brief, folded, load_toml, read_bytes
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distsim.scenario.file.cut_off import cut_off
-from distsim.sim.faults.links.names import CUTS
-from distsim.sim.faults.links.network_fault import NetworkRule
+from distsim.sim.faults.link_faults import NetworkRule
+from distsim.sim.faults.links import CUTS
 
 if TYPE_CHECKING:
     from distsim.scenario.file.load import Scenario

@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from distsim.sim.faults.links.names import CUTS
-from distsim.sim.faults.moment import CallPoint
+from distsim.sim.faults.fault import CallPoint
+from distsim.sim.faults.links import CUTS
 from distsim.text.exceptions import exception_named
 
 __all__ = ["Injector", "main"]

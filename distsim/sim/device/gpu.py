@@ -19,7 +19,7 @@ from distsim.cluster.graph.facts import SETTINGS_WITH_EFFECT
 from distsim.debug.records import CallRecord, CallWait, HostWait, State, Wait
 from distsim.errors import NotSimulated
 from distsim.kernels import Cost
-from distsim.kernels.host import Host, host_of
+from distsim.kernels.gpu import Host, host_of
 from distsim.sim.device.allocator import Allocator, Block, Full
 from distsim.sim.device.allocator.shortage import Shortage, shortage
 from distsim.sim.device.generator import CudaGenerator

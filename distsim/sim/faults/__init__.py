@@ -1,21 +1,17 @@
 """Faults of a simulated world: rules in, strikes at calls, processes, links and tensors out.
 
-Read `fault.py`: a rule and the fault that it is in one world. Each kind has its file, named as users name it, here,
-in `ranks/` or in `links/`; `planted.py` asks those of a world, `tensors.py` is what guards look for.
+Read `fault.py`: a rule and the fault that it is in one world. `rank_faults.py`, `link_faults.py`, `storage_faults.py`
+and `tensors.py` have the kinds; `planted.py` asks those of a world, `links.py` has the state of its links.
 """
 
 from __future__ import annotations
 
 __all__ = [
-    "corrupt",
     "fault",
-    "lasting",
+    "link_faults",
     "links",
-    "master_unreachable",
-    "moment",
     "planted",
-    "ranks",
-    "slow_storage",
-    "store_unreachable",
+    "rank_faults",
+    "storage_faults",
     "tensors",
 ]

@@ -1,33 +1,119 @@
 """A fault: the rule that a user writes, plain data, and the rule at work in one world.
 
-Each fault has a file of its own, named as users name it (`what`), with both. The fields of the rule are the keys of
-the fault's table in a scenario file: their types and bounds say what is accepted, their docstrings stand in the JSON
-schema and in the reference. The simulator asks all faults at each place where something can go wrong; a fault answers
-where it has something to say, and is not asked elsewhere.
+The fields of a rule are the keys of the fault's table in a scenario file, which bears the name `what`: their types and
+bounds say what is accepted, their docstrings stand in the JSON schema and in the reference. The simulator asks all
+faults at each place where something can go wrong; a fault answers where it has something to say, and is not asked
+elsewhere.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar
 
 from annotated_types import Ge
 
 from distsim.debug.records import CallRecord, Finding
 from distsim.errors import UsageError
-from distsim.sim.faults.moment import When
+from distsim.text.untrusted_input import brief
 
 if TYPE_CHECKING:
     from distsim.cluster import Cluster
     from distsim.sim.c10d.arrival import Arrival
-    from distsim.sim.faults.links.state import LinkState
+    from distsim.sim.faults.links import LinkState
     from distsim.sim.isolation.process import RankTask, SimProcess
     from distsim.sim.world import World
 
-__all__ = ["Fault", "Rank", "Rule", "check_ranks", "later"]
+__all__ = ["CallPoint", "Fault", "Lasting", "Rank", "Rule", "When", "check_ranks", "later"]
+
+# -- When a fault strikes: at a time or at a call, some time after it, and for how long.
+#
+# Times are virtual seconds since the run began.
+
+_POINT = re.compile(r"(?:(?P<op>[a-z_]+)\s*)?#(?P<number>\d+)(?:\s+on\s+(?P<group>\S+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class CallPoint:
+    """A call as reports name it: `all_reduce #3 on dp`; without operation, a rank's call of that number
+    over all its groups (`#7`: its seventh after init_process_group)."""
+
+    number: int
+    op: str | None = None
+    group: str | None = None
+
+    @classmethod
+    def parse(cls, text: str | int) -> CallPoint:
+        word = brief(text, 300)
+        found = _POINT.fullmatch(f"#{word}" if isinstance(text, int) else word.strip())
+        if found is None:
+            raise UsageError(
+                f"expected a call such as 'all_reduce #3', 'all_reduce #3 on dp' or '#7', got {brief(text)!r}"
+            )
+        op, group = found["op"], found["group"]
+        if group is not None and op is None:
+            raise UsageError(f"expected an operation before the group, as 'all_reduce #3 on dp', got {brief(text)!r}")
+        return cls(int(found["number"]), op, group)
+
+    def matches(self, record: CallRecord) -> bool:
+        if self.op is None:
+            return record.index == self.number
+        if (record.op, record.seq) != (self.op, self.number):
+            return False
+        return self.group is None or self.group in (record.group.label, record.group.name)
+
+    def __str__(self) -> str:
+        text = f"#{self.number}" if self.op is None else f"{self.op} #{self.number}"
+        return text if self.group is None else f"{text} on {self.group}"
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """When a fault strikes: at a time or at a call, some time after it, and for how long."""
+
+    at_s: Annotated[float, Ge(0)] | None = None
+    """Virtual time at which it strikes (default: from the start)."""
+    call: CallPoint | None = None
+    """The call at which it strikes: 'all_reduce #3', 'all_reduce #3 on dp', or a rank's n-th."""
+    after_s: Annotated[float, Ge(0)] = 0.0
+    """Strike this long after the time or call."""
+    for_s: Annotated[float, Ge(0)] | None = None
+    """How long (default: for good)."""
+
+    def __post_init__(self) -> None:
+        if self.at_s is not None and self.call is not None:
+            raise UsageError("expected at_s or call, got both")
+
+    @property
+    def start_s(self) -> float:
+        """The virtual time at which it strikes, where that is not a call."""
+        return (self.at_s or 0.0) + self.after_s
+
+    @property
+    def end_s(self) -> float:
+        return math.inf if self.for_s is None else self.start_s + self.for_s
+
+    def __str__(self) -> str:
+        if self.call is not None:
+            text = f"at {self.call}"
+            if self.after_s:
+                text = f"{self.after_s:g} s after {self.call}"
+        else:
+            text = f"at {self.start_s:g} s" if self.start_s else "from the start"
+        return text if self.for_s is None else f"{text} for {self.for_s:g} s"
+
+
+# -- A fault: the rule that a user writes, plain data, and the rule at work in one world.
+#
+# Each fault has a file of its own, named as users name it (`what`), with both. The fields of the rule are the keys of
+# the fault's table in a scenario file: their types and bounds say what is accepted, their docstrings stand in the JSON
+# schema and in the reference. The simulator asks all faults at each place where something can go wrong; a fault answers
+# where it has something to say, and is not asked elsewhere.
 
 Rank = Annotated[int, Ge(0)]
 
@@ -36,6 +122,8 @@ Rank = Annotated[int, Ge(0)]
 class Rule(ABC):
     """What goes wrong, where, when and for how long; `str` is what reports say of it."""
 
+    what: ClassVar[str]
+    """The name of the fault in a scenario file; a rule without one is a base of others."""
     path: str = "faults"
     """Where the rule stands in its file, for messages."""
     when: When = field(default_factory=When)
@@ -123,3 +211,25 @@ def check_ranks(ranks: Sequence[int], world_size: int) -> None:
     outside = [rank for rank in ranks if not 0 <= rank < world_size]
     if outside:
         raise UsageError(f"no rank {outside[0]}: the world has ranks 0 to {world_size - 1}")
+
+
+class Lasting(Fault[R]):
+    """At work from its time on, or from the moment at which the first rank makes its call."""
+
+    def __init__(self, rule: R, world: World, number: int) -> None:
+        super().__init__(rule, world, number)
+        self._from_s = rule.when.start_s if rule.when.call is None else math.inf
+
+    def on_call(self, task: RankTask, record: CallRecord) -> None:
+        when = self.rule.when
+        if when.call is not None and self._from_s == math.inf and when.call.matches(record):
+            self._from_s = task.now_s() + when.after_s
+
+    @property
+    def until_s(self) -> float:
+        """When it is over; infinite where it stays, or has not begun."""
+        return math.inf if self.rule.when.for_s is None else self._from_s + self.rule.when.for_s
+
+    def active(self, now_s: float) -> bool:
+        """Whether it is at work at *now_s* of the rank's own clock, which is ahead of the world's while it computes."""
+        return self._from_s <= now_s < self.until_s

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from distsim.debug.records import CallRecord, Finding
 from distsim.sim.faults.fault import Fault, Rule
-from distsim.sim.faults.links.stalled import stalled_links
-from distsim.sim.faults.links.state import LinkState
-from distsim.sim.faults.slow_storage import seen_accesses
+from distsim.sim.faults.links import LinkState, stalled_links
+from distsim.sim.faults.storage_faults import seen_accesses
 
 if TYPE_CHECKING:
     from distsim.sim.c10d.arrival import Arrival

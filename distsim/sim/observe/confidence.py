@@ -11,8 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from distsim.collectives.step_errors import LAUNCH_BOUND, step_error
-from distsim.collectives.uncertainty import Interval, interval, size_class
+from distsim.collectives.uncertainty import LAUNCH_BOUND, Interval, interval, size_class, step_error
 from distsim.debug.records import CallRecord
 from distsim.debug.records.call_log import CallSum
 from distsim.sim.observe.metrics import Training

@@ -209,7 +209,7 @@ class Training:
     launching_s: float | None = None
     """What the host of the mean rank needs to launch the kernels of a step: what its regime goes by."""
     host_work_s: float | None = None
-    """What it spends on all classes of that work (kernels/host.py): views, functions in Python and collectives, too."""
+    """What it spends on all classes of that work (kernels/gpu.py): views, functions in Python and collectives, too."""
     tokens_per_step: float | None = None
     tokens_how: str = ""
     """Where the number of tokens is from."""

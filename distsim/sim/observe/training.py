@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from distsim.collectives.step_errors import regime_of
+from distsim.collectives.uncertainty import regime_of
 from distsim.debug.messages.phrases import ranks_text
 from distsim.sim.device.allocator.ledger import OPTIMIZER
 from distsim.sim.device.allocator.modules import Modules, family

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distsim.kernels.attention import Attention
+from distsim.kernels.pricing import Attention
 from distsim.sim.device.operators.handler import Handler, Mode
 from distsim.sim.device.timeline.steps import Counted
 from distsim.torch_compat.device import CONSTRUCT_STRIDES, FLEX_ATTENTION, FLEX_ATTENTION_BACKWARD

@@ -1,4 +1,4 @@
-"""`--fuse`: what a compiled function launches, merged as torch's compiler would (the rule is kernels/fused.py's).
+"""`--fuse`: what a compiled function launches, merged as torch's compiler would (the rule is kernels/gpu.py's).
 
 Its operators are met one by one, as they are run. Those that only pass numbers through are held back and merged: one
 joins a kernel that makes what it reads, or that reads the same and is as large, unless it has to see all of a sum
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from distsim.kernels.call import nbytes, tensors_in
-from distsim.kernels.fused import BACKWARD_S, FUSABLE, GRAPH_S, GUARD_S, KERNEL_S, MOST_FUSED, fused_cost
+from distsim.kernels.cost import nbytes, tensors_in
+from distsim.kernels.gpu import BACKWARD_S, FUSABLE, GRAPH_S, GUARD_S, KERNEL_S, MOST_FUSED, fused_cost
 from distsim.torch_compat.device import CURRENT_AUTOGRAD_NODE, GET_SEQUENCE_NR
 from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID
 
 if TYPE_CHECKING:
     from distsim.kernels import Cost, Gpu
-    from distsim.kernels.host import Host
+    from distsim.kernels.gpu import Host
     from distsim.sim.device.timeline.timeline import Stream, Timeline
     from distsim.sim.isolation.process import RankTask
 

@@ -32,7 +32,7 @@ PRODUCTS = frozenset({"gemm", "attention", "conv"})
 """Kinds of operators whose flops count: the others' are few, and no published figure has them."""
 TWICE, ATTENTION_BACKWARD = 4, 5
 """Products of attention's backward, for two of its forward: those that belong to it, and with the one that its kernel
-computes again (kernels/attention.py)."""
+computes again (kernels/pricing.py)."""
 SAME_TOKENS_BYTES = 1 << 16
 """A reduction in forward of more than this sums activations, whose tokens all members of its group have seen."""
 _REDUCTIONS = frozenset(

@@ -1,0 +1,326 @@
+"""Matrix products, attention, norms, and the kernels of well-known packages."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from distsim.kernels.cost import Call, Cost, nbytes
+from distsim.kernels.pricing import Attention, Gemm, Pricing, math_dtype, rule
+
+__all__: list[str] = []
+
+# -- Matrix products: mm, addmm, bmm and their kin, fp8 products, grouped products, convolutions.
+
+
+def _product(pricing: Pricing, call: Call, left: Any, right: Any) -> Cost:
+    """Of two or three dimensions, whatever else the operator reads or writes beside."""
+    batch = left.shape[0] if left.dim() == 3 else 1
+    rows, inner = left.shape[-2], left.shape[-1]
+    columns = right.shape[-1]
+    moved = call.read + call.write
+    return pricing.gemm(Gemm(rows, columns, inner, batch, math_dtype(left.dtype), moved))
+
+
+@rule("mm", "bmm", "_int_mm", "_scaled_mm")
+def _two(pricing: Pricing, call: Call) -> Cost:
+    return _product(pricing, call, call["self"], call["mat2"])
+
+
+@rule("addmm", "addmm_", "_addmm_activation", "addbmm")
+def _added(pricing: Pricing, call: Call) -> Cost:
+    left = call["mat1"] if call["mat1"] is not None else call["batch1"]
+    right = call["mat2"] if call["mat2"] is not None else call["batch2"]
+    return _product(pricing, call, left, right)
+
+
+@rule("baddbmm", "baddbmm_")
+def _added_batch(pricing: Pricing, call: Call) -> Cost:
+    return _product(pricing, call, call["batch1"], call["batch2"])
+
+
+@rule("linear")
+def _linear(pricing: Pricing, call: Call) -> Cost:
+    given, weight = call["input"], call["weight"]
+    rows = given.numel() // given.shape[-1]
+    gemm = Gemm(rows, weight.shape[0], weight.shape[-1], 1, math_dtype(given.dtype), call.read + call.write)
+    return pricing.gemm(gemm)
+
+
+@rule("mv", "addmv", "addmv_", "dot", "vdot")
+def _vector(pricing: Pricing, call: Call) -> Cost:
+    moved = call.read + call.write
+    flops = 2 * max(each.numel() for each in call.inputs)
+    return pricing.bytes(moved, pricing.spec.memory.elementwise, "gemm", flops=flops)
+
+
+@rule("_grouped_mm", "_scaled_grouped_mm")
+def _grouped(pricing: Pricing, call: Call) -> Cost:
+    """Groups are taken to be of one size: their sizes are values on the device."""
+    left, right, offsets = call["self"], call["mat2"], call["offs"]
+    groups = offsets.numel() if offsets is not None else left.shape[0]
+    rows, inner, columns = left.shape[-2], left.shape[-1], right.shape[-1]
+    if left.dim() == 2 and right.dim() == 2:
+        inner = -(-inner // groups)
+    elif left.dim() == 2:
+        rows = -(-rows // groups)
+    elif right.dim() == 2:
+        columns = -(-columns // groups)
+    gemm = Gemm(rows, columns, inner, groups, math_dtype(left.dtype), call.read + call.write)
+    return pricing.gemm(gemm, rate=pricing.spec.gemm.grouped)
+
+
+@rule("convolution", "_convolution", "convolution_overrideable", "cudnn_convolution", "miopen_convolution")
+@rule("_slow_conv2d_forward", "slow_conv3d_forward", "_conv_depthwise2d", "conv_depthwise3d")
+def _convolution(pricing: Pricing, call: Call) -> Cost:
+    """As the implicit product that it is: pixels of the output by filters by what a filter sees."""
+    given = call["input"] if call["input"] is not None else call["self"]
+    return _convolve(pricing, call, given, call["weight"], call.outputs[0], bool(call["transposed"]))
+
+
+def _convolve(pricing: Pricing, call: Call, given: Any, weight: Any, output: Any, transposed: bool) -> Cost:
+    groups = call["groups"] or max(1, given.shape[1] // weight.shape[1])  # depthwise ones do not say
+    pixels = (given if transposed else output).numel() // (given if transposed else output).shape[1]
+    gemm = Gemm(
+        pixels,
+        weight.shape[0] // groups,
+        math.prod(weight.shape[1:]),
+        groups,
+        _conv_dtype(given.dtype),
+        nbytes((given, weight, output)),
+    )
+    return pricing.gemm(gemm, kind="conv", rate=pricing.spec.gemm.conv)
+
+
+def _conv_dtype(dtype: Any) -> str:
+    """cuDNN's convolutions take tf32 unless they are told not to."""
+    import torch
+
+    if dtype == torch.float32 and torch.backends.cudnn.conv.fp32_precision == "tf32":
+        return "tf32"
+    return math_dtype(dtype)
+
+
+@rule("convolution_backward", "convolution_backward_overrideable")
+def _convolution_backward(pricing: Pricing, call: Call) -> Cost:
+    """A product of the same size for each gradient that is asked for; the bias's is a sum."""
+    output = call["grad_output"]
+    given, weight = call["input"], call["weight"]
+    mask = call["output_mask"]
+    one = _convolve(pricing, call, given, weight, output, bool(call["transposed"]))
+    total: Cost | None = None
+    for wanted in mask[:2]:
+        if wanted:
+            total = one if total is None else total.plus(one)
+    if mask[2]:
+        bias = pricing.bytes(nbytes(output), pricing.spec.memory.reduction, "reduction")
+        total = bias if total is None else total.plus(bias)
+    return total if total is not None else pricing.bytes(0, 1.0, "none", kernels=0)
+
+
+# -- Fused attention, forward and backward, by every name that PyTorch has for it.
+
+
+def _kernel(name: str) -> str:
+    for kernel in ("cudnn", "efficient"):
+        if kernel in name:
+            return kernel
+    return "flash"
+
+
+def _shape(call: Call) -> Attention:
+    """From batch x heads x length x dimension; what is named attention_forward has heads and length swapped, and
+    packed sequences without a batch."""
+    query, key, value = call["query"], call["key"], call["value"]
+    backward = call.name.endswith("backward")
+    causal = bool(call["is_causal"])
+    if call["custom_mask_type"] is not None:
+        causal = call["custom_mask_type"] != 0
+    if call["causal"] is not None:
+        causal = bool(call["causal"])
+    fp32 = query.dtype == torch.float32
+    if "scaled_dot_product" in call.name:
+        queries, dim = query.shape[-2:]
+        heads = query.shape[-3] if query.dim() > 2 else 1
+        batch = math.prod(query.shape[:-3])
+        return Attention(batch, heads, queries, key.shape[-2], dim, value.shape[-1], causal, backward, fp32)
+    heads, dim = query.shape[-2], query.shape[-1]
+    starts = _packed(call)
+    if starts is not None:
+        batch = max(1, starts.numel() - 1)
+        queries, keys = _tokens(query) // batch, _tokens(key) // batch
+    else:
+        batch, queries, keys = query.shape[0], query.shape[1], key.shape[1]
+    return Attention(batch, heads, queries, keys, dim, value.shape[-1], causal, backward, fp32)
+
+
+def _packed(call: Call) -> Any:
+    """Where sequences begin, if they are packed; they are taken to be of one length."""
+    for name in ("cum_seq_q", "cu_seqlens_q", "cu_seqlens_q_", "seqstart_q"):
+        found = call[name]
+        if isinstance(found, torch.Tensor):
+            return found
+    return None
+
+
+def _tokens(tensor: Any) -> int:
+    return int(tensor.numel() // (tensor.shape[-1] * tensor.shape[-2]))
+
+
+@rule(
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_backward",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention_for_cpu_backward",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_efficient_attention_backward",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_cudnn_attention_backward",
+    "_scaled_dot_product_fused_attention_overrideable",
+    "_scaled_dot_product_fused_attention_overrideable_backward",
+    "_flash_attention_forward",
+    "_flash_attention_backward",
+    "_efficient_attention_forward",
+    "_efficient_attention_backward",
+    "_cudnn_attention_forward",
+    "_cudnn_attention_backward",
+)
+def _fused(pricing: Pricing, call: Call) -> Cost:
+    shape = _shape(call)
+    kernel = _kernel(call.name)
+    if "overrideable" in call.name:
+        kernel = pricing.spec.attention.preferred
+    tensors = [call[name] for name in ("query", "key", "value", "out", "grad_out", "grad_out_", "attn_bias", "bias")]
+    return pricing.attention(shape, kernel, nbytes(tensors) + call.write)
+
+
+@rule("scaled_dot_product_attention")
+def _unresolved(pricing: Pricing, call: Call) -> Cost:
+    """The operator above its implementations: by the one that PyTorch would take."""
+    query = call["query"]
+    plain = query.dtype in (torch.float16, torch.bfloat16) and call["attn_mask"] is None
+    kernel = pricing.spec.attention.preferred if plain else "efficient"
+    return pricing.attention(_shape(call), kernel, call.read + call.write)
+
+
+# -- Norms, softmax and the losses on it.
+
+_SHARED = 65_536
+"""Bytes of a row from which softmax goes through memory again for each of its passes."""
+
+
+_WARP = 1024
+"""Values of a row that one warp keeps in registers (PersistentSoftmax.cuh)."""
+
+
+@rule("native_layer_norm", "_fused_rms_norm", "rms_norm", "layer_norm")
+def _norm(pricing: Pricing, call: Call) -> Cost:
+    """A row is read once and kept."""
+    return pricing.bytes(call.read + call.write, pricing.spec.memory.norm, "norm")
+
+
+@rule(
+    "native_batch_norm",
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit_functional",
+    "_batch_norm_with_update",
+    "cudnn_batch_norm",
+    "native_group_norm",
+    "batch_norm_stats",
+    "batch_norm_elemt",
+)
+def _two_passes(pricing: Pricing, call: Call) -> Cost:
+    """Statistics of a channel first, then the values."""
+    given = call["input"] if call["input"] is not None else call["self"]
+    training = call["training"] if call["training"] is not None else call["train"]
+    passes = 0 if training is False or call.name in ("aten::batch_norm_stats", "aten::batch_norm_elemt") else 1
+    moved = call.read + call.write + passes * nbytes(given)
+    return pricing.bytes(moved, pricing.spec.memory.norm, "norm", kernels=1 + passes)
+
+
+@rule(
+    "native_layer_norm_backward",
+    "_fused_rms_norm_backward",
+    "native_batch_norm_backward",
+    "batch_norm_backward",
+    "cudnn_batch_norm_backward",
+    "native_group_norm_backward",
+)
+def _backward(pricing: Pricing, call: Call) -> Cost:
+    """The input's gradient by rows, and the weight's by columns, each through both operands."""
+    given = call["input"] if call["input"] is not None else call["self"]
+    operands = nbytes(given)
+    moved = 5 * operands
+    cost = pricing.bytes(moved, pricing.spec.memory.elementwise, "norm", kernels=2)
+    by_element = given.numel() / pricing.spec.memory.norm_backward + 2 * pricing.spec.memory.floor
+    return Cost(max(cost.seconds, by_element), 2, 0, moved, "norm", cost.seconds >= by_element)
+
+
+@rule("_softmax", "_log_softmax", "softmax", "log_softmax", "_safe_softmax")
+def _softmax(pricing: Pricing, call: Call) -> Cost:
+    memory = pricing.spec.memory
+    return pricing.bytes(
+        call.read + call.write, _rows(pricing, call["self"], call["dim"], memory.softmax_long), "softmax"
+    )
+
+
+def _rows(pricing: Pricing, given: Any, dim: int, long: float) -> float:
+    """What rows along *dim* get of the bandwidth; *long*, if they do not fit into shared memory."""
+    memory = pricing.spec.memory
+    values = given.shape[dim] if given.dim() else 1
+    if values <= _WARP:
+        return memory.softmax_short
+    return long if values * given.element_size() > _SHARED else memory.softmax
+
+
+@rule("_softmax_backward_data", "_log_softmax_backward_data")
+def _softmax_backward(pricing: Pricing, call: Call) -> Cost:
+    """As forward's kernels (SoftMax.cu: a warp's, one that keeps the row in shared memory, and one that does not)."""
+    efficiency = _rows(pricing, call["output"], call["dim"], pricing.spec.memory.softmax_backward)
+    return pricing.bytes(call.read + call.write, efficiency, "softmax")
+
+
+@rule("nll_loss_forward", "nll_loss2d_forward", "nll_loss")
+def _loss(pricing: Pricing, call: Call) -> Cost:
+    """One value a row, each in a sector of 32 bytes of its own."""
+    moved = nbytes(call["target"]) * 5 + call.write
+    return pricing.bytes(moved, pricing.spec.memory.gather, "reduction")
+
+
+@rule("nll_loss_backward", "nll_loss2d_backward")
+def _loss_backward(pricing: Pricing, call: Call) -> Cost:
+    """Zeros everywhere, then one value a row."""
+    zeros = pricing.bytes(call.write, pricing.spec.memory.elementwise, "elementwise")
+    return zeros.plus(pricing.bytes(nbytes(call["target"]) * 5, pricing.spec.memory.gather, "index"))
+
+
+# -- Kernels that well-known packages bring along, by the names of the operators that a program makes of them.
+
+
+@rule("megatron::scaled_upper_triang_masked_softmax")
+def _causal_softmax(pricing: Pricing, call: Call) -> Cost:
+    """Megatron-LM's: a warp a row, which reads no further than the diagonal and writes all
+    (megatron/fused_kernels/scaled_upper_triang_masked_softmax.h)."""
+    moved = nbytes(call["scores"]) // 2 + call.write
+    return pricing.bytes(moved, pricing.spec.memory.softmax_short, "softmax")
+
+
+@rule("megatron::scaled_upper_triang_masked_softmax_backward")
+def _causal_softmax_backward(pricing: Pricing, call: Call) -> Cost:
+    """The same, of gradient and output."""
+    return pricing.bytes(call.read // 2 + call.write, pricing.spec.memory.softmax_short, "softmax")
+
+
+@rule("xentropy::forward")
+def _cross_entropy(pricing: Pricing, call: Call) -> Cost:
+    """apex's and flash-attn's: a block a row, once for the largest logit and once for the sum."""
+    moved = nbytes(call["logits"]) + call.read + call.write
+    return pricing.bytes(moved, pricing.spec.memory.elementwise, "softmax")
+
+
+@rule("xentropy::backward")
+def _cross_entropy_backward(pricing: Pricing, call: Call) -> Cost:
+    """Logits in, their gradient out."""
+    return pricing.bytes(call.read + call.write, pricing.spec.memory.elementwise, "softmax")

@@ -1,0 +1,365 @@
+"""Faults of links, NICs and switches."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from distsim.errors import UsageError
+from distsim.sim.faults.fault import Fault, Rule
+from distsim.sim.faults.links import Cut, links_of, links_of_part
+
+if TYPE_CHECKING:
+    import simpy
+
+    from distsim.cluster import Cluster
+    from distsim.sim.c10d.arrival import Arrival
+    from distsim.sim.faults.links import LinkState
+    from distsim.sim.world import World
+
+__all__ = [
+    "LinkCut",
+    "LinkFlap",
+    "LinkLossy",
+    "LinkRule",
+    "LinkSlow",
+    "NetworkFault",
+    "NetworkRule",
+    "NicDown",
+    "Outage",
+    "PartDown",
+    "PartFault",
+    "SwitchDown",
+]
+
+# -- What all faults of links have in common: the links they are about, and the moment they strike.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkRule(Rule):
+    """A rule about some links of the cluster."""
+
+    @abstractmethod
+    def links_in(self, cluster: Cluster) -> list[int]:
+        """Their indices; `UsageError` where there are none."""
+
+    def has_detour(self) -> bool:
+        """Whether it names another way for the traffic."""
+        return False
+
+    def check(self, cluster: Cluster, world_size: int) -> None:
+        self.links_in(cluster)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkRule(NetworkRule):
+    """A rule about every link that one of the patterns names."""
+
+    link: str | tuple[str, ...]
+    """'src->dst' as reports name links; * and ? match, a list is several."""
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        return (self.link,) if isinstance(self.link, str) else self.link
+
+    def links_in(self, cluster: Cluster) -> list[int]:
+        return links_of(cluster, self.links)
+
+    @property
+    def where(self) -> str:
+        return f"link {', '.join(self.links)}"
+
+
+NetworkR = TypeVar("NetworkR", bound=NetworkRule)
+
+
+class NetworkFault(Fault[NetworkR]):
+    """Strikes at its time, or with the first byte of its call."""
+
+    def __init__(self, rule: NetworkR, world: World, number: int, state: LinkState) -> None:
+        super().__init__(rule, world, number)
+        self.state = state
+        self._call = rule.when.call
+        """What it waits for."""
+
+    def begin(self) -> None:
+        if self._call is None:
+            self.later(self.rule.when.start_s, self._strike)
+
+    def on_start(self, members: Sequence[Arrival]) -> None:
+        if self._call is not None and any(self._call.matches(m.record) for m in members):
+            self._call = None
+            self.later(self.rule.when.after_s, self._strike)
+
+    def _strike(self) -> None:
+        self.hit()
+        self.strike(self.rule.links_in(self.state.cluster), self.rule.when.for_s)
+
+    @abstractmethod
+    def strike(self, links: list[int], for_s: float | None) -> None:
+        """Do it to *links* now, and see to it that it ends after *for_s*."""
+
+
+# -- A NIC or a switch that is down: all its links are cut, and another may take over.
+
+
+class Outage(NamedTuple):
+    """The part that is down, the part that takes over (a second rail, another spine), and how long that takes."""
+
+    part: str
+    detour: str | None
+    detour_after_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartDown(NetworkRule):
+    """All links of one vertex of the cluster are cut."""
+
+    kind: ClassVar[str]
+    """What it is in words."""
+    kinds: ClassVar[tuple[str, ...]]
+    """What it may be in a cluster."""
+
+    @property
+    @abstractmethod
+    def outage(self) -> Outage:
+        """The rule's own fields, which bear the names of its file, under common names."""
+
+    def __str__(self) -> str:
+        part, detour, after_s = self.outage
+        if detour is None:
+            return f"{part} down"
+        later = f" after {after_s:g} s" if after_s else ""
+        return f"{part} down, its traffic goes through {detour}{later}"
+
+    def links_in(self, cluster: Cluster) -> list[int]:
+        return links_of_part(cluster, self.outage.part, self.kind, self.kinds)
+
+    def has_detour(self) -> bool:
+        return self.outage.detour is not None
+
+    def check(self, cluster: Cluster, world_size: int) -> None:
+        self.detours(cluster, self.links_in(cluster))
+
+    def detours(self, cluster: Cluster, links: list[int]) -> dict[int, int]:
+        """For each of *links* the like link of the part that takes over; empty where none does."""
+        part, detour, _ = self.outage
+        if detour is None:
+            return {}
+        candidates = [cluster.links[i] for i in links_of_part(cluster, detour, self.kind, self.kinds)]
+        instead: dict[int, int] = {}
+        for index in links:
+            link = cluster.links[index]
+            outwards = link.src == part
+            alike = [t for t in candidates if (t.src == detour) == outwards and t.kind == link.kind]
+            same_end = [t for t in alike if (t.dst if outwards else t.src) == (link.dst if outwards else link.src)]
+            if not (same_end or alike):
+                raise UsageError(f"{detour} has no link like {link.name} to take its traffic")
+            instead[index] = (same_end or alike)[0].index
+        return instead
+
+
+PartR = TypeVar("PartR", bound=PartDown)
+
+
+class PartFault(NetworkFault[PartR]):
+    def strike(self, links: list[int], for_s: float | None) -> None:
+        cut = self.state.cut(links, str(self.rule), self.struck_s)
+        instead = self.rule.detours(self.state.cluster, links)
+        if instead:
+            self.later(self.rule.outage.detour_after_s, lambda: self.state.network.reroute(instead))
+        else:
+            self.without_detour(cut)
+        if for_s is not None:
+            self.later(for_s, lambda: self._end(cut, instead))
+
+    def without_detour(self, cut: Cut) -> None:
+        """Nobody has said who takes over."""
+
+    def _end(self, cut: Cut, instead: dict[int, int]) -> None:
+        self.state.end_cut(cut)
+        if instead:
+            self.state.network.reroute({link: link for link in cut.links})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkCut(LinkRule):
+    """A link over which nothing moves. Between switches the fabric leads its traffic over others, where there are
+    any; a NIC's own link has no other. With backend = 'gloo' the hosts that this leaves no way out are cut off for
+    real (Linux network namespaces, which take root); so with nic_down and switch_down. at_s then counts from the
+    moment all ranks have begun and their hosts' monitors know each other."""
+
+    what: ClassVar[str] = "link_cut"
+    reroute_s: Annotated[float, Ge(0)] = 0.0
+    """How long the fabric takes to find another way between its switches, where it has one."""
+
+    def __str__(self) -> str:
+        return f"{self.where} cut"
+
+    def planted(self, world: World, number: int, links: LinkState) -> _CutLinks:
+        return _CutLinks(self, world, number, links)
+
+
+class _CutLinks(NetworkFault[LinkCut]):
+    def strike(self, links: list[int], for_s: float | None) -> None:
+        cut = self.state.cut(links, str(self.rule), self.struck_s)
+        self.later(self.rule.reroute_s, lambda: self.state.notice(cut))
+        if for_s is not None:
+            self.later(for_s, lambda: self.state.end_cut(cut))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFlap(LinkRule):
+    """A link that goes down and comes back, again and again."""
+
+    what: ClassVar[str] = "link_flap"
+    period_s: Annotated[float, Gt(0)]
+    """From one time that it goes down to the next."""
+    down_s: Annotated[float, Gt(0)]
+    """How long it is down each time; shorter than period_s."""
+
+    def __post_init__(self) -> None:
+        if self.down_s >= self.period_s:
+            raise UsageError(f"expected down_s below period_s, got {self.down_s:g} and {self.period_s:g}")
+
+    def __str__(self) -> str:
+        return f"{self.where} down for {self.down_s:g} s in every {self.period_s:g} s"
+
+    def planted(self, world: World, number: int, links: LinkState) -> _Flap:
+        return _Flap(self, world, number, links)
+
+
+class _Flap(NetworkFault[LinkFlap]):
+    def strike(self, links: list[int], for_s: float | None) -> None:
+        self.world.env.process(self._flap(links, for_s))
+
+    def _flap(self, links: list[int], for_s: float | None) -> Generator[simpy.Event, Any, None]:
+        env = self.world.env
+        end_s = float("inf") if for_s is None else float(env.now) + for_s
+        while float(env.now) < end_s:
+            cut = self.state.cut(links, str(self.rule), self.struck_s)
+            yield env.timeout(self.rule.down_s)
+            self.state.end_cut(cut)
+            if env.peek() == float("inf") and not self.world.network.statistics().num_active_flows:
+                return  # nobody is left to notice; a deadlock must not be kept alive
+            yield env.timeout(self.rule.period_s - self.rule.down_s)
+
+
+PACKET_BYTES = 4096
+"""RoCE's largest path MTU (InfiniBand Architecture Specification, vol. 1, sec. 9.3.1)."""
+ROUND_TRIP_S = 8e-6
+"""Between two NICs through two switches; assumed, of the order that perftest shows on RoCE fabrics."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkLossy(LinkRule):
+    """A link that loses packets, which are sent again."""
+
+    what: ClassVar[str] = "link_lossy"
+    loss: Annotated[float, Gt(0), Lt(1)]
+    """Fraction of packets lost."""
+    recovery: Literal["go_back_n", "selective"] = "go_back_n"
+    """What is sent again: the whole window (RoCE of old), or the lost packet alone."""
+
+    def __str__(self) -> str:
+        return f"{self.where} loses {self.loss:.3g} of its packets ({self.recovery})"
+
+    def planted(self, world: World, number: int, links: LinkState) -> _Lossy:
+        return _Lossy(self, world, number, links)
+
+
+class _Lossy(NetworkFault[LinkLossy]):
+    def strike(self, links: list[int], for_s: float | None) -> None:
+        slowed = self.state.slow({link: self._slowness(link) for link in links})
+        if for_s is not None:
+            self.later(for_s, lambda: self.state.end_slowdown(slowed))
+
+    def _slowness(self, link: int) -> tuple[float, float]:
+        """Fraction of the bandwidth left, and the latency added."""
+        p = self.rule.loss
+        wasted = 1.0  # packets sent again for each one lost
+        if self.rule.recovery == "go_back_n":
+            bandwidth = self.state.cluster.links[link].bandwidth_bytes_per_s
+            wasted = max(1.0, bandwidth * ROUND_TRIP_S / PACKET_BYTES)
+        # Goodput with a window that covers the round trip: Bertsekas & Gallager, Data Networks (1992), sec. 2.4.2.
+        return (1 - p) / (1 - p + p * wasted), p / (1 - p) * ROUND_TRIP_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSlow(LinkRule):
+    """A link with a fraction of its bandwidth, or a longer latency."""
+
+    what: ClassVar[str] = "link_slow"
+    factor: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Fraction of the bandwidth that is left."""
+    extra_latency_s: Annotated[float, Ge(0)] = 0.0
+    """What each message takes longer."""
+
+    def __str__(self) -> str:
+        slow = f"{self.where} at {self.factor:.3g} of its bandwidth"
+        return slow + (f", {self.extra_latency_s:g} s later" if self.extra_latency_s else "")
+
+    def planted(self, world: World, number: int, links: LinkState) -> _Slow:
+        return _Slow(self, world, number, links)
+
+
+class _Slow(NetworkFault[LinkSlow]):
+    def strike(self, links: list[int], for_s: float | None) -> None:
+        slowed = self.state.slow(dict.fromkeys(links, (self.rule.factor, self.rule.extra_latency_s)))
+        if for_s is not None:
+            self.later(for_s, lambda: self.state.end_slowdown(slowed))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NicDown(PartDown):
+    """A NIC that is down; with a second rail its traffic goes there."""
+
+    what: ClassVar[str] = "nic_down"
+    kind: ClassVar[str] = "NIC"
+    kinds: ClassVar[tuple[str, ...]] = ("nic",)
+
+    nic: str
+    """Such as n0/nic0."""
+    second_rail: str | None = None
+    """The NIC that takes over, such as n0/nic1."""
+    failover_s: Annotated[float, Ge(0)] = 0.0
+    """How long that takes."""
+
+    @property
+    def outage(self) -> Outage:
+        return Outage(self.nic, self.second_rail, self.failover_s)
+
+    def planted(self, world: World, number: int, links: LinkState) -> PartFault[NicDown]:
+        return PartFault(self, world, number, links)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchDown(PartDown):
+    """A switch that is down. Where the other switches have a way around it, the fabric takes that."""
+
+    what: ClassVar[str] = "switch_down"
+    kind: ClassVar[str] = "switch"
+    kinds: ClassVar[tuple[str, ...]] = ("leaf", "spine", "switch", "nvswitch")
+
+    switch: str
+    """Such as leaf0, spine1."""
+    around: str | None = None
+    """The switch that takes over its links, also those of NICs (default: what the graph has)."""
+    reroute_s: Annotated[float, Ge(0)] = 0.0
+    """How long the fabric takes to find it."""
+
+    @property
+    def outage(self) -> Outage:
+        return Outage(self.switch, self.around, self.reroute_s)
+
+    def planted(self, world: World, number: int, links: LinkState) -> _SwitchFault:
+        return _SwitchFault(self, world, number, links)
+
+
+class _SwitchFault(PartFault[SwitchDown]):
+    def without_detour(self, cut: Cut) -> None:
+        self.later(self.rule.reroute_s, lambda: self.state.notice(cut))
