@@ -84,7 +84,12 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], int]]:
 @pytest.mark.parametrize(
     ("stuck", "kind"),
     [
-        pytest.param("threading.Lock().acquire() and threading.Event().wait()", "host_stuck", id="on the host"),
+        pytest.param(
+            "threading.Lock().acquire() and threading.Event().wait()",
+            "host_stuck",
+            id="on the host",
+            marks=pytest.mark.soak,  # as the next test has it
+        ),
         pytest.param("dist.irecv(tensor, src=0).wait()", "missing_rank", id="in another call"),
     ],
 )

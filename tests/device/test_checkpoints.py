@@ -18,7 +18,7 @@ from distsim.cluster.files.load import load_cluster, preset_text
 from distsim.cluster.graph.facts import STORAGE_READ_BYTES_PER_S, STORAGE_WRITE_BYTES_PER_S
 from distsim.cluster.show.render import render_cluster
 
-SIZE = 4096
+SIZE = 2048
 NBYTES = 4 * SIZE * SIZE
 
 

@@ -136,8 +136,9 @@ torch.cuda.set_device(device)
 dist.init_process_group("nccl", device_id=device)
 stages = []
 for chunk in range(chunks):
-    layers = [nn.Linear(8192, 8192, bias=False) for _ in range(8 // chunks)]
-    module = nn.Sequential(*layers).to(device, torch.bfloat16)
+    with device:  # on the host each rank would draw half a billion numbers
+        layers = [nn.Linear(8192, 8192, bias=False, dtype=torch.bfloat16) for _ in range(8 // chunks)]
+    module = nn.Sequential(*layers)
     stages.append(PipelineStage(module, chunk * 4 + rank, 4 * chunks, device))
 schedule = Schedule1F1B if chunks == 1 else ScheduleInterleaved1F1B
 pipeline = schedule(stages[0] if chunks == 1 else stages, 8, loss_fn=lambda y, _: y.sum())

@@ -157,6 +157,7 @@ def test_who_ends_a_measurement_gets_one_line(
         assert capsys.readouterr().err == told
 
 
+@pytest.mark.soak
 def test_torchs_tests_name_a_test_that_is_not_there() -> None:
     """They are a program of their own, in a process of their own."""
     command = [sys.executable, str(ROOT / "tests" / "benchmarks" / "torch_tests.py"), "Nothing.test"]

@@ -15,7 +15,7 @@ import pytest
 
 from distsim.torch_compat import groups
 from distsim.torch_compat.names import Name, all_names
-from tests.house.tree import CODE, ROOT, python_files
+from tests.house.tree import CODE, ROOT, nodes_of, python_files
 
 pytestmark = pytest.mark.xdist_group("syntax trees")  # which every process would parse for itself
 
@@ -36,16 +36,11 @@ MOST_NAMES = 419
 
 
 @functools.cache
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-@functools.cache
 def ours(top: str) -> frozenset[str]:
     """Every name that the code under a top folder defines: functions, classes, attributes, parameters."""
     names: set[str] = set()
     for path in python_files(top):
-        for node in ast.walk(_tree(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 names.add(node.name)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -59,17 +54,9 @@ def ours(top: str) -> frozenset[str]:
 
 def private_names(path: Path, mine: frozenset[str]) -> Iterator[tuple[int, str]]:
     """Line and name of every private name in a file that is not among *mine*, nor Python's."""
-    for node in ast.walk(_tree(path)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
-            for alias in node.names:
-                dotted = f"{node.module}.{alias.name}"
-                if any(PRIVATE.match(part) for part in dotted.split(".")):
-                    yield node.lineno, dotted
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                if DOTTED.match(alias.name):
-                    yield node.lineno, alias.name
-        elif isinstance(node, ast.Attribute) and PRIVATE.match(node.attr):
+    yield from _of_imports(path)
+    for node in nodes_of(path):
+        if isinstance(node, ast.Attribute) and PRIVATE.match(node.attr):
             if node.attr not in mine | OF_PYTHON:
                 yield node.lineno, ast.unparse(node)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -82,17 +69,19 @@ def private_names(path: Path, mine: frozenset[str]) -> Iterator[tuple[int, str]]
                     yield node.lineno, text
 
 
-def rooted_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def rooted_names(nodes: tuple[ast.AST, ...]) -> Iterator[tuple[int, str]]:
     """Line and path of every private name that is reached from an import of torch, as an attribute or as a text."""
-    known = dict(_imported(tree))
-    for node in ast.walk(tree):  # core = torch._C
+    known = dict(_imported(nodes))
+    if not known:
+        return
+    for node in nodes:  # core = torch._C
         if (
             isinstance(node, ast.Assign)
             and isinstance(node.targets[0], ast.Name)
             and (path := _path(node.value, known))
         ):
             known.setdefault(node.targets[0].id, str(_path(node.value, known)))
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and PRIVATE.match(node.attr) and (path := _path(node, known)):
             yield node.lineno, path
         elif isinstance(node, ast.Call | ast.Tuple):  # getattr(torch, "_name"), the target of a patch
@@ -102,8 +91,8 @@ def rooted_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{path}.{text}"
 
 
-def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    for node in ast.walk(tree):
+def _imported(nodes: tuple[ast.AST, ...]) -> Iterator[tuple[str, str]]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.split(".")[0] == "torch":
@@ -126,15 +115,20 @@ def test_no_private_name_is_reached_from_torch() -> None:
         f"{path.relative_to(ROOT)}:{line} {name}"
         for path in python_files(*CODE)
         if not str(path.relative_to(ROOT)).startswith("distsim/torch_compat/")
-        for line, name in [*rooted_names(_tree(path)), *_of_imports(path)]
+        for line, name in [*rooted_names(nodes_of(path)), *_of_imports(path)]
     ]
     assert wrong == []
 
 
 def _of_imports(path: Path) -> Iterator[tuple[int, str]]:
-    imports = (node for node in ast.walk(_tree(path)) if isinstance(node, ast.Import | ast.ImportFrom))
-    lines = {node.lineno for node in imports}
-    yield from ((line, name) for line, name in private_names(path, frozenset()) if line in lines)
+    for node in nodes_of(path):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            for alias in node.names:
+                dotted = f"{node.module}.{alias.name}"
+                if any(PRIVATE.match(part) for part in dotted.split(".")):
+                    yield node.lineno, dotted
+        elif isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names if DOTTED.match(alias.name))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +136,7 @@ def _of_imports(path: Path) -> Iterator[tuple[int, str]]:
 )
 def test_a_name_reached_from_torch_is_seen(text: str) -> None:
     """As an attribute, as a text for getattr, as the target of a patch."""
-    assert list(rooted_names(ast.parse(f"import torch\n{text}")))
+    assert list(rooted_names(tuple(ast.walk(ast.parse(f"import torch\n{text}")))))
 
 
 def test_there_are_fewer_names_than_there_were() -> None:
@@ -184,7 +178,7 @@ def test_a_guard_by_hooks_touches_few_private_names() -> None:
     """Those of the table that realexec and debug mention, and those in the table's functions that they call."""
     touched: set[str] = set()
     for path in python_files("realexec", "debug"):
-        for module, attribute in _of_the_table(_tree(path)):
+        for module, attribute in _of_the_table(nodes_of(path)):
             value = getattr(module, attribute, None)
             if isinstance(value, Name):
                 touched |= _private_path(value)
@@ -203,16 +197,16 @@ def _private_path(name: Name) -> set[str]:
     return {name.path} if name.private and name not in groups.FOR_PATCHES else set()
 
 
-def _of_the_table(tree: ast.Module) -> Iterator[tuple[ModuleType, str]]:
+def _of_the_table(nodes: tuple[ast.AST, ...]) -> Iterator[tuple[ModuleType, str]]:
     """Modules of torch_compat and what a file takes of them."""
     package, modules = "distsim.torch_compat", {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(package):
             for alias in node.names:
                 if node.module == package:
                     modules[alias.asname or alias.name] = importlib.import_module(f"{package}.{alias.name}")
                 else:
                     yield importlib.import_module(str(node.module)), alias.name
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
             yield modules[node.value.id], node.attr

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CODE", "ROOT", "files", "imports_of", "module_name", "modules", "project", "python_files"]
+__all__ = ["CODE", "ROOT", "files", "imports_of", "module_name", "modules", "nodes_of", "project", "python_files"]
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("distsim", "debug", "realexec")
@@ -55,6 +55,12 @@ def modules() -> dict[str, Path]:
 
 
 @functools.cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of the file's syntax tree, parsed and walked once for all tests."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@functools.cache
 def imports_of(path: Path) -> tuple[tuple[str, int, bool], ...]:
     """(module, line, only for type checkers) of every import in the file, wherever it stands.
 
@@ -64,15 +70,14 @@ def imports_of(path: Path) -> tuple[tuple[str, int, bool], ...]:
 
 
 def _imports(path: Path) -> Iterator[tuple[str, int, bool]]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
     typing_only = {
         id(node)
-        for branch in ast.walk(tree)
+        for branch in nodes_of(path)
         if isinstance(branch, ast.If) and "TYPE_CHECKING" in ast.unparse(branch.test)
         for statement in branch.body
         for node in ast.walk(statement)
     }
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, node.lineno, id(node) in typing_only

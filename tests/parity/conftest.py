@@ -11,12 +11,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "realexec"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from jobs import Zygote
+from jobs import Zygote, shared_zygote
 
 
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     """Forks ranks."""
-    server = Zygote()
-    yield server
-    server.close()
+    yield shared_zygote()
+    shared_zygote().close()

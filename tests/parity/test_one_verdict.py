@@ -22,7 +22,7 @@ OTHER_LINE = {
     "faults/straggler": "the monitor says where it is while the others wait, the simulator where it came late",
 }
 """Programs of which the ways name different lines, and why."""
-ALWAYS = {"cases/metrics_dict", "cases/join_metric", "cases/swallowed_oom", "faults/raised_in_finally"}
+ALWAYS = {"cases/metrics_dict", "faults/raised_in_finally"}
 """Those that the suite runs on gloo; .ci/soak runs all."""
 QUICK = [with_head(path) for path in sorted(CASES.glob("*.py"))]
 EVERY = [program for program in faulty_programs() if not program.name.startswith("hangs/timeout")]

@@ -14,6 +14,9 @@ import pytest, torch
 import torch.distributed as dist
 """
 
+ALREADY_IMPORTED = "ignore:Module already imported so cannot be rewritten"
+"""What the inner pytest says of the plugin that the outer one has loaded: no warning of a test's."""
+
 Run = Callable[..., pytest.RunResult]
 
 
@@ -49,7 +52,7 @@ def run(pytester: pytest.Pytester) -> Run:
         if text:
             pytester.makepyfile(HEAD + text)
         start = pytester.runpytest_subprocess if apart else pytester.runpytest_inprocess
-        return start("-p", "distsim.pytest_plugin", "-p", "no:cacheprovider", *flags)
+        return start("-p", "distsim.pytest_plugin", "-p", "no:cacheprovider", *flags, "-W", ALREADY_IMPORTED)
 
     return call
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,48 +114,6 @@ def test_prompt(rank):
 """
 
 
-def test_real_ranks_are_judged_like_simulated_ones(pytester: pytest.Pytester) -> None:
-    """Assertions with introspection, hangs and deaths with the report, nothing left running."""
-    pytester.makepyfile(test_it=TEXT)
-    result = pytester.runpytest_subprocess("-p", "distsim.pytest_plugin", "-p", "no:cacheprovider", "-v")
-    result.assert_outcomes(passed=2, failed=4)
-    result.stdout.fnmatch_lines(
-        [
-            "*rank 1: AssertionError: assert 1 == 0*",
-            "*rank 1 of 2 on gloo*",
-            "[[]1] line of 1",
-            "HANG  missing rank  rank 2  barrier #1*",
-            "  test_it.py:19  |  dist.barrier()",
-            "HANG  rank killed  rank 1*",
-            "HANG  *  rank 1*",
-            "FAILED test_it.py::test_hang - line 19: HANG  missing rank*",
-        ]
-    )
-
-
-@pytest.mark.soak
-def test_limits_of_real_ranks_say_where_everybody_is(pytester: pytest.Pytester) -> None:
-    """The test's own limit, pytest-timeout's, and torch's: none of them is told as a rank that was killed."""
-    pytester.makepyfile(LIMITS)
-    result = pytester.runpytest_subprocess("-p", "distsim.pytest_plugin", "-p", "no:cacheprovider", "-v")
-    result.assert_outcomes(failed=5)
-    result.stdout.fnmatch_lines(
-        [
-            "the test still ran after timeout_s=4 seconds",
-            "Rank*barrier*",
-            "Timeout (*from pytest-timeout.",
-            "Rank 0 waits in barrier*",
-            "Rank 1 is at *in test_theirs",
-            "missing rank: rank 1 *RuntimeError: *Timed out waiting 2000ms*",
-            "HANG  missing rank  rank 1  barrier*",
-            "HANG  *  rank 1*",
-            "note: a rank may stay away for 2 seconds, as the test may take timeout_s=4;*",
-            "rank 1: ValueError: mine",
-        ]
-    )
-    assert "killed" not in result.stdout.str()
-
-
 AFTERMATH = """
 import pytest
 
@@ -164,21 +124,6 @@ def test_lost(rank):
         raise RuntimeError(f"Gloo connectFullMesh failed with [{where}] Connection closed by peer [127.0.0.1]:44166")
     assert rank == 0
 """
-
-
-def test_who_lost_a_peer_is_told_after_the_peer(pytester: pytest.Pytester) -> None:
-    """A rank that fails at once takes the connections of one that is still making them."""
-    pytester.makepyfile(test_it=AFTERMATH)
-    said = pytester.runpytest_subprocess("-p", "no:cacheprovider")
-    said.assert_outcomes(failed=1)
-    said.stdout.fnmatch_lines(
-        [
-            "rank 1: AssertionError: assert 1 == 0",
-            "note: rank 0 failed after that, of what gloo says: RuntimeError: Gloo*",
-        ]
-    )
-    said.stdout.fnmatch_lines(["FAILED test_it.py::test_lost - line *: rank 1: AssertionError*"])
-    assert "_____ rank 0 of 2" not in said.stdout.str()
 
 
 CONNECTING = """
@@ -202,12 +147,85 @@ def test_short(rank, tmp_path):
 """
 
 
-@pytest.mark.slow
-def test_nobody_leaves_while_others_connect(pytester: pytest.Pytester) -> None:
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> pytest.LineMatcher:
+    """What one pytest says of the three files below: torch and the ranks' monitor are started once."""
+    folder = tmp_path_factory.mktemp("real_ranks")
+    for name, text in {"it": TEXT, "aftermath": AFTERMATH, "connecting": CONNECTING}.items():
+        (folder / f"test_{name}.py").write_text(text.strip())
+    command = [sys.executable, "-m", "pytest", "-p", "distsim.pytest_plugin", "-p", "no:cacheprovider", "-v"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stderr
+    return pytest.LineMatcher(done.stdout.splitlines())
+
+
+def results(session: pytest.LineMatcher, file: str) -> list[str]:
+    """PASSED or FAILED, of each test of a file in its order."""
+    lines = (line.split() for line in session.lines if line.startswith(f"{file}::"))
+    return [words[1] for words in lines if len(words) > 1]
+
+
+@pytest.mark.xdist_group("one session of real ranks")
+def test_real_ranks_are_judged_like_simulated_ones(session: pytest.LineMatcher) -> None:
+    """Assertions with introspection, hangs and deaths with the report, nothing left running."""
+    assert results(session, "test_it.py") == ["PASSED"] * 2 + ["FAILED"] * 4
+    session.fnmatch_lines(
+        [
+            "*rank 1: AssertionError: assert 1 == 0*",
+            "*rank 1 of 2 on gloo*",
+            "[[]1] line of 1",
+            "HANG  missing rank  rank 2  barrier #1*",
+            "  test_it.py:19  |  dist.barrier()",
+            "HANG  rank killed  rank 1*",
+            "HANG  *  rank 1*",
+            "FAILED test_it.py::test_hang - line 19: HANG  missing rank*",
+        ]
+    )
+
+
+@pytest.mark.xdist_group("one session of real ranks")
+def test_who_lost_a_peer_is_told_after_the_peer(session: pytest.LineMatcher) -> None:
+    """A rank that fails at once takes the connections of one that is still making them."""
+    assert results(session, "test_aftermath.py") == ["FAILED"]
+    session.fnmatch_lines(
+        [
+            "rank 1: AssertionError: assert 1 == 0",
+            "note: rank 0 failed after that, of what gloo says: RuntimeError: Gloo*",
+        ]
+    )
+    session.fnmatch_lines(["FAILED test_aftermath.py::test_lost - line *: rank 1: AssertionError*"])
+    failure = session.str().partition("___ test_lost")[2].partition("___ test_")[0]
+    assert failure
+    assert "_____ rank 0 of 2" not in failure
+
+
+@pytest.mark.xdist_group("one session of real ranks")
+def test_nobody_leaves_while_others_connect(session: pytest.LineMatcher) -> None:
     """A body without a collective is over before the next rank has its connections, which it would take along."""
-    pytester.makepyfile(CONNECTING)
-    result = pytester.runpytest_subprocess("-p", "distsim.pytest_plugin", "-p", "no:cacheprovider")
-    result.assert_outcomes(passed=1)
+    assert results(session, "test_connecting.py") == ["PASSED"]
+
+
+@pytest.mark.soak
+def test_limits_of_real_ranks_say_where_everybody_is(pytester: pytest.Pytester) -> None:
+    """The test's own limit, pytest-timeout's, and torch's: none of them is told as a rank that was killed."""
+    pytester.makepyfile(LIMITS)
+    result = pytester.runpytest_subprocess("-p", "distsim.pytest_plugin", "-p", "no:cacheprovider", "-v")
+    result.assert_outcomes(failed=5)
+    result.stdout.fnmatch_lines(
+        [
+            "the test still ran after timeout_s=4 seconds",
+            "Rank*barrier*",
+            "Timeout (*from pytest-timeout.",
+            "Rank 0 waits in barrier*",
+            "Rank 1 is at *in test_theirs",
+            "missing rank: rank 1 *RuntimeError: *Timed out waiting 2000ms*",
+            "HANG  missing rank  rank 1  barrier*",
+            "HANG  *  rank 1*",
+            "note: a rank may stay away for 2 seconds, as the test may take timeout_s=4;*",
+            "rank 1: ValueError: mine",
+        ]
+    )
+    assert "killed" not in result.stdout.str()
 
 
 @pytest.mark.soak

@@ -10,15 +10,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from jobs import Zygote, ring_directory
+from jobs import Zygote, ring_directory, shared_zygote
 
 
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     """Forks ranks; killed and started anew if a job got stuck."""
-    server = Zygote()
-    yield server
-    server.close()
+    yield shared_zygote()
+    shared_zygote().close()
 
 
 @pytest.fixture

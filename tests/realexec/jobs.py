@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -165,11 +166,18 @@ class Zygote:
         return result
 
     def close(self) -> None:
+        """End it; a second time is harmless."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(10)
         assert self.process.stdout is not None
         self.process.stdout.close()
+
+
+@functools.cache
+def shared_zygote() -> Zygote:
+    """The one of this process: loading torch with its parts takes seconds."""
+    return Zygote()
 
 
 def free_port() -> int:

@@ -71,12 +71,8 @@ def by_kind(cases: list[Case]) -> list[Any]:
     always = {
         *{case.head["kind"]: case.path.stem for case in reversed(cases)}.values(),
         "future",
-        "future_callback",
-        "pending_then_messages",
         "rpc_circle",
         "rpc_collective",
-        "rpc_then_stuck",
-        "rpc_later",
     }
     return [
         pytest.param(case, id=case.path.stem, marks=[] if case.path.stem in always else pytest.mark.soak)

@@ -47,7 +47,7 @@ def test_no_alarm_where_collectives_are_held(case: Case, zygote: Zygote, folder:
 
 
 @pytest.mark.slow
-@programs(20, first=2)
+@programs(30, first=2)
 def test_no_alarm_where_tensors_are_looked_at(case: Case, zygote: Zygote, folder: Path) -> None:
     """With the checks for NaN and for buffers written in flight."""
     runs_without_an_alarm(case, "watching", zygote, folder)
@@ -92,7 +92,7 @@ NOT_SIMULATED = {
 @pytest.mark.filterwarnings("ignore")  # a program's warnings are its own
 @pytest.mark.parametrize(
     "case",
-    one_in(4, [case for case in CASES if case.path.parent.parent == HERE and case.path.stem not in NOT_SIMULATED]),
+    one_in(8, [case for case in CASES if case.path.parent.parent == HERE and case.path.stem not in NOT_SIMULATED]),
     ids=lambda case: case.path.stem,
 )
 def test_no_alarm_in_a_simulation(case: Case) -> None:

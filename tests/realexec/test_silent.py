@@ -40,14 +40,14 @@ def kinds(result: Result) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", one_in(5, sorted(FAULTY)))
+@pytest.mark.parametrize("name", one_in(7, sorted(FAULTY)))
 def test_a_faulty_program_is_found_by_its_kind(name: str, zygote: Zygote, folder: Path) -> None:
     """As in the simulator, and the job ends as without the search."""
     assert FAULTY[name] in kinds(searched(program(name), zygote, folder))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", one_in(6, sorted(FAULTY), first=1))
+@pytest.mark.parametrize("name", one_in(12, sorted(FAULTY), first=1))
 def test_a_repaired_program_is_silent(name: str, zygote: Zygote, folder: Path) -> None:
     """Without its fault the same program has no finding."""
     assert searched(program(name), zygote, folder, "fixed").silent == []
@@ -62,7 +62,7 @@ def test_a_healthy_look_alike_is_silent(name: str, zygote: Zygote, folder: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", one_in(15, CASES, first=5), ids=lambda case: case.path.stem)
-@pytest.mark.parametrize("level", ["check", "strict"])
+@pytest.mark.parametrize("level", ["check", pytest.param("strict", marks=pytest.mark.soak)])
 def test_a_healthy_job_is_silent(case: Case, level: str, zygote: Zygote, folder: Path) -> None:
     """All that the guard lets pass, with the search on."""
     assert searched(case, zygote, folder, level=level).silent == []
@@ -97,7 +97,7 @@ for part in (*model, model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shard", [FSDP1, FSDP2], ids=["FSDP", "fully_shard"])
+@pytest.mark.parametrize("shard", [pytest.param(FSDP1, marks=pytest.mark.soak), FSDP2], ids=["FSDP", "fully_shard"])
 def test_storages_that_torch_resizes_stay_resizable(shard: str, zygote: Zygote, folder: Path, tmp_path: Path) -> None:
     """Sharded parameters are read without a trace, and all steps are recorded."""
     script = tmp_path / "train.py"
@@ -117,11 +117,18 @@ def test_what_is_allowed_is_not_reported(zygote: Zygote, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_strict_makes_an_error_an_exit_code_of_the_launcher(tmp_path: Path) -> None:
-    """Exit code 5, the section behind the ranks' output, and `silent` in the report; `watch` ends with 0."""
+    """Exit code 5, the section behind the ranks' output, and `silent` in the report."""
     path, report = str(PROGRAMS / "s01_skip_load.py"), tmp_path / "report.json"
     strict = distsim_run("--silent", "strict", "--report", str(report), path, cwd=tmp_path)
     assert strict.returncode == 5, strict.stderr
     assert "SILENT  error  replicas differ at start" in strict.stderr
     document = json.loads(report.read_text())
     assert ([one["kind"] for one in document["silent"]], document["diagnoses"]) == (["replicas_differ_at_start"], [])
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+def test_watch_leaves_the_launchers_exit_code_alone(tmp_path: Path) -> None:
+    """The same fault, searched for without `strict`: the job ends with 0."""
+    path = str(PROGRAMS / "s01_skip_load.py")
     assert distsim_run(path, cwd=tmp_path, DISTSIM_SILENT="watch").returncode == 0

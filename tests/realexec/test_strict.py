@@ -306,7 +306,9 @@ else:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["recv", "irecv", "batch", "a shorter time"])
+@pytest.mark.parametrize(
+    "how", ["irecv", "batch", *(pytest.param(how, marks=pytest.mark.soak) for how in ("recv", "a shorter time"))]
+)
 def test_a_message_that_nobody_sends_ends_with_the_timeout(how: str, zygote: Zygote, folder: Path) -> None:
     """The group's, or that of the wait: as it does without a guard."""
     script = folder / "nobody.py"
@@ -347,8 +349,10 @@ except CollectiveMismatch:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [0, 1])
-@pytest.mark.parametrize("how", ["message", "batch", "collective"])
+@pytest.mark.parametrize(
+    ("how", "first"),
+    one_in(2, [pytest.param(how, first) for first in (0, 1) for how in ("message", "batch", "collective")]),
+)
 def test_what_was_refused_need_not_be_waited_for(how: str, first: int, zygote: Zygote, folder: Path) -> None:
     """Who has caught the exception has no handle, or has waited for it: one diagnosis, and that is the mismatch."""
     script = folder / "refused.py"

@@ -50,7 +50,7 @@ with Counting() as counting:
     ("on", "program"),
     [
         ("dgx-h100:1", ("zero1.py", "--arch", "llama")),
-        ("dgx-b200:1", ("zero1.py", "--arch", "llama")),
+        pytest.param("dgx-b200:1", ("zero1.py", "--arch", "llama"), marks=pytest.mark.soak),
         *(
             pytest.param("dgx-h100:1", program, marks=pytest.mark.soak)
             for program in (

@@ -16,6 +16,8 @@ from distsim.sim import RunRequest, run_program
 
 FOLDER = Path(__file__).parents[2] / "scenarios" / "training"
 PROGRAMS = ("context_parallel", "ddp", "dlrm", "fsdp1", "fsdp2", "moe", "tp_pp", "trainer", "zero1")
+ELSEWHERE = {"fsdp2", "tp_pp", "zero1"}
+"""Programs that other tests of the suite train."""
 FILES = find_scenarios([FOLDER])
 MODULES = ("gpt", "llama", "log", "options", "optimizer", "pipeline", "stages")
 
@@ -150,7 +152,7 @@ def test_programs_know_nothing_of_distsim() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(p, id=p.stem, marks=() if p.stem in PROGRAMS else pytest.mark.soak) for p in FILES],
+    [pytest.param(p, id=p.stem, marks=() if p.stem in set(PROGRAMS) - ELSEWHERE else pytest.mark.soak) for p in FILES],
 )
 @pytest.mark.slow
 def test_a_tiny_shape_trains(path: Path) -> None:
@@ -182,7 +184,7 @@ def test_a_pipeline_changes_no_number(chunks: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on", ["dgx-h100:1", "dgx-b200:1"])
+@pytest.mark.parametrize("on", ["dgx-h100:1", pytest.param("dgx-b200:1", marks=pytest.mark.soak)])
 def test_a_llama_of_two_chunks_a_rank_trains(on: str) -> None:
     """As nanotron (before Blackwell) and as Megatron-LM: a backward pass has gradients of one chunk alone."""
     shape = ("--layers", "4", "--hidden", "64", "--heads", "4", "--vocab", "128", "--seq", "16", "--steps", "1")
@@ -196,13 +198,13 @@ def test_a_llama_of_two_chunks_a_rank_trains(on: str) -> None:
     ("program", "more", "less"),
     [
         ("fsdp2.py", (), ("--fused-norm",)),
-        ("zero1.py", ("--tp", "2", "--sequence-parallel", "off"), ("--tp", "2")),
+        pytest.param("zero1.py", ("--tp", "2", "--sequence-parallel", "off"), ("--tp", "2"), marks=pytest.mark.soak),
         ("tp_pp.py", ("--tp", "2", "--sequence-parallel", "off"), ("--tp", "2")),
     ],
 )
 def test_what_a_flag_saves_of_memory(program: str, more: tuple[str, ...], less: tuple[str, ...]) -> None:
     """A norm in one kernel keeps no float32 copy; activations that are whole on each rank of TP take more."""
-    shape = ("--arch", "llama", "--layers", "4", "--hidden", "256", "--heads", "4", "--vocab", "256", "--seq", "8192")
+    shape = ("--arch", "llama", "--layers", "2", "--hidden", "256", "--heads", "4", "--vocab", "256", "--seq", "8192")
     peaks = []
     for flags_of in (more, less):
         request = RunRequest(

@@ -298,7 +298,10 @@ def test_time_in_which_others_had_the_machine_does_not_count(script: Scripts, mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at_the_end", ["pass", "libc = ctypes.CDLL(None); libc.kill(libc.getpid(), 2)"])
+@pytest.mark.parametrize(
+    "at_the_end",
+    [pytest.param("pass", marks=pytest.mark.soak), "libc = ctypes.CDLL(None); libc.kill(libc.getpid(), 2)"],
+)
 def test_ctrl_c(tmp_path: Path, at_the_end: str) -> None:
     """SIGINT in the middle of `distsim run`, and another while its ranks are ended: where every rank is, exit code 130,
     no traceback."""

@@ -18,12 +18,12 @@ from torch.distributed.fsdp import fully_shard
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl")
 with torch.device("cuda"):
-    layers = [torch.nn.Embedding(512, 1024), *(torch.nn.Linear(1024, 1024) for _ in range(12))]
+    layers = [torch.nn.Embedding(512, 1024), *(torch.nn.Linear(1024, 1024) for _ in range(4))]
 model = torch.nn.Sequential(*(fully_shard(layer) for layer in layers))
 fully_shard(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(5):
-    words = torch.randint(0, 512, (1, 1 << (10 if step < 4 else 21)), device="cuda")
+for step in range(3):
+    words = torch.randint(0, 512, (1, 1 << (10 if step < 2 else 23)), device="cuda")
     loss = model(words).sum()
     loss.backward()
     optimizer.step()

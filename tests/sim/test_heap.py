@@ -49,7 +49,7 @@ thread.join()
 """
 
 
-@pytest.mark.parametrize("fill", [True, False])
+@pytest.mark.parametrize("fill", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_memory_of_freed_tensors_is_taken_up_again(fill: bool) -> None:
     """In a thread of its own, past what its process has done to its cache before. Without this it is not, or glibc has
     learnt it and heap.py can go."""

@@ -63,7 +63,7 @@ def _presses_while_it_is_ended() -> None:
         (_sleeps, True),
         (_sleeps, False),
         (_calls, True),
-        pytest.param(_computes, True, marks=pytest.mark.slow),
+        pytest.param(_computes, True, marks=[pytest.mark.slow, pytest.mark.soak]),
         pytest.param(_presses_while_it_is_ended, True, marks=pytest.mark.slow),
     ],
 )
