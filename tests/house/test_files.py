@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
-
 from tests.house.tree import CODE, ROOT, python_files
 
 MOST_LINES = 600
@@ -25,15 +23,15 @@ def test_no_file_is_longer_than_600_lines() -> None:
     assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES} == {}
 
 
-@pytest.mark.parametrize("path", TEST_FILES, ids=_id)
-def test_every_test_says_in_one_sentence_what_it_holds(path: Path) -> None:
+def test_every_test_says_in_one_sentence_what_it_holds() -> None:
     """A test without its sentence cannot be judged when it fails."""
     wrong = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
-            sentence = " ".join((ast.get_docstring(node) or "").split())
-            if not sentence.endswith((".", "?", "!")):
-                wrong.append(f"{node.name} (line {node.lineno}): {sentence!r}")
+    for path in TEST_FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+                sentence = " ".join((ast.get_docstring(node) or "").split())
+                if not sentence.endswith((".", "?", "!")):
+                    wrong.append(f"{_id(path)}:{node.lineno} {node.name}: {sentence!r}")
     assert wrong == []
 
 

@@ -19,7 +19,7 @@ def evaluates_at_times() -> None:
     """Seven steps of some milliseconds, and one in which much is computed besides."""
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
-    layer = torch.nn.Linear(4096, 4096).cuda()
+    layer = torch.nn.Linear(4096, 4096, device="cuda")
     model = torch.nn.parallel.DistributedDataParallel(layer)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x = torch.ones(4096, 4096, device="cuda")
@@ -65,7 +65,7 @@ def test_two_unlike_steps_are_no_mean() -> None:
     """Of an ordinary step and one with an evaluation the time is the ordinary one's: no step takes half of both."""
 
     def body() -> None:
-        layer = torch.nn.Linear(4096, 4096).cuda()
+        layer = torch.nn.Linear(4096, 4096, device="cuda")
         optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
         x = torch.ones(4096, 4096, device="cuda")
         for step in range(4):
