@@ -363,7 +363,7 @@ def test_stages_of_a_pipeline_are_kinds(ranks: str, tmp_path: Path, monkeypatch:
     anew for it; a line is shown once, and what the first attempt wrote is gone."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(traced, "OPERATOR_S", 0.1)
-    text = 'with open("begun", "a") as begun:\n    print(rank, file=begun)\n' + STAGES.replace("range(3)", "range(8)")
+    text = 'with open("begun", "a") as begun:\n    print(rank, file=begun)\n' + STAGES.replace("range(3)", "range(20)")
     few, out = ran(tmp_path, text, ranks, "dgx-h100:4")
     begun = (tmp_path / "begun").read_text().split()
     every, _ = ran(tmp_path, text, "all", "dgx-h100:4")
@@ -371,7 +371,7 @@ def test_stages_of_a_pipeline_are_kinds(ranks: str, tmp_path: Path, monkeypatch:
     assert [summary.rank for summary in few.ranks] == [0, 1, 2, 3, 28, 29, 30, 31]
     assert len(begun) == len(set(begun)) == (8 if ranks == "sample" else 32)
     assert any("the run began anew" in note for note in few.notes) == (ranks == "sample")
-    assert len(re.findall(r"\[ 3\] step", out)) == 8
+    assert len(re.findall(r"\[ 3\] step", out)) == 20
 
 
 @pytest.mark.parametrize("effect", ["os.rename('there', 'here')", "open('there', 'w').close()"])
