@@ -1,20 +1,162 @@
-"""Measured against simulated, row by row."""
+"""Measured nccl-tests tables, and each row beside its simulation."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.calibration.constants import Constants
-from distsim.calibration.tables import Table, regime
+from distsim.calibration.constants import Constants, data_folder
 from distsim.cluster import load_cluster
 from distsim.collectives import Compiler, Transfer, canonical_op
 from distsim.collectives.libraries.nccl_timing import NcclTiming
+from distsim.collectives.uncertainty import SIZES
+from distsim.errors import UsageError
+from distsim.text.untrusted_input import brief, printable, read_bytes
 
-__all__ = ["Bench"]
+__all__ = ["REGIMES", "Bench", "Measured", "Table", "read_tables", "regime"]
+
+# -- Measured nccl-tests tables, and the machine each was measured on.
+
+LARGEST_FILE = 16 << 20
+REGIMES = SIZES
+
+
+def regime(size_bytes: int) -> int:
+    """The place in `REGIMES` of a size."""
+    if size_bytes < 65536:
+        return 0
+    return 1 if size_bytes <= 1 << 24 else 2
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One row: the smaller of out-of-place and in-place time, as first touch spoils either at random."""
+
+    size_bytes: int
+    time_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One run of nccl-tests."""
+
+    name: str
+    op: str
+    on: str
+    machine: str
+    """Whose machine it was: a fit that leaves it out sees no table of it, whatever preset stands for it."""
+    nnodes: int
+    nproc_per_node: int
+    launcher: str
+    algo: str | None
+    nccl: str | None
+    use: str
+    """fit: the constants were fitted to it; check: it was only predicted."""
+    rows: tuple[Measured, ...]
+    source: str
+
+    @property
+    def cluster(self) -> str:
+        """What `load_cluster` takes: a preset or file, its variant, and how many nodes or racks."""
+        return self.on if self.on.rpartition(":")[2].isdigit() else f"{self.on}:{self.nnodes}"
+
+
+def read_tables(folder: Path | None = None) -> list[Table]:
+    """The tables of *folder* (those that come with distsim by default), in the order of its index."""
+    folder = folder or data_folder() / "tables"
+    index = folder / "_index.csv"
+    if not index.is_file():
+        raise UsageError(
+            f"expected {index} (columns file, op, on, nnodes, nproc_per_node, launcher, algo, nccl, use, machine): "
+            "no such file"
+        )
+    entries = [_entry(index, number, row) for number, row in enumerate(_rows(index), 1)]
+    return [_read(folder / entry["file"], entry, index) for entry in entries]
+
+
+_COLUMNS = ("file", "op", "on", "nnodes", "nproc_per_node", "launcher")
+
+
+def _entry(index: Path, number: int, row: dict[str, Any]) -> dict[str, str]:
+    """A row of the index, with every column that a table needs."""
+    lacking = [key for key in _COLUMNS if not row.get(key)]
+    if lacking:
+        raise UsageError(f"{index}: row {number}: expected a value in {', '.join(lacking)}, got none")
+    entry = {key: printable(value) for key, value in row.items() if isinstance(key, str) and isinstance(value, str)}
+    if Path(entry["file"]).name != entry["file"] or len(entry["file"]) > 255:
+        raise UsageError(f"{index}: row {number}: file: expected a name in that folder, got {brief(entry['file'])!r}")
+    if entry.get("use", "") not in ("", "fit", "check"):
+        raise UsageError(f"{index}: row {number}: use: expected fit or check, got {brief(entry['use'])!r}")
+    try:
+        canonical_op(entry["op"])
+    except UsageError as error:
+        raise UsageError(f"{index}: row {number}: op: {error}") from None
+    for key in ("nnodes", "nproc_per_node"):
+        count = entry[key]
+        if not (count.isascii() and count.isdigit() and len(count) < 7 and int(count) > 0):
+            raise UsageError(f"{index}: row {number}: {key}: expected a number above zero, got {brief(count)!r}")
+    return entry
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return read_bytes(path, LARGEST_FILE).decode("utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: expected UTF-8 text") from None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        yield from csv.DictReader(line for line in _lines(path) if not line.startswith("#"))
+    except csv.Error as error:
+        raise UsageError(f"{path}: expected comma-separated values ({error})") from None
+
+
+def _cluster(on: str, folder: Path) -> str:
+    """A cluster file beside the tables by its whole path; else as it is."""
+    beside = folder / on
+    return str(beside.resolve()) if on.endswith(".toml") and beside.is_file() else on
+
+
+def _read(path: Path, entry: dict[str, str], index: Path) -> Table:
+    if not path.is_file():
+        raise UsageError(f"{index} names {path.name}: no such file")
+    rows: list[Measured] = []
+    for number, row in enumerate(_rows(path), 1):
+        try:
+            times = [float(row[key]) for key in ("time_us", "ip_time_us") if row.get(key)]
+            size, time_us = int(row["size_bytes"]), min(times)
+            if not (0 < size < 1 << 50 and 1e-3 <= time_us < 1e12):
+                raise ValueError(f"{size} bytes in {time_us:g} us")
+            rows.append(Measured(size, time_us))
+        except (KeyError, ValueError, TypeError) as error:
+            told = brief(str(error), 200)
+            raise UsageError(f"{path}: row {number}: expected size_bytes and time_us as numbers ({told})") from None
+    if not rows:
+        raise UsageError(f"{path}: expected rows with size_bytes and time_us, got none")
+    source = next((line[10:].strip() for line in _lines(path) if line.startswith("# source:")), "")
+    return Table(
+        path.stem,
+        entry["op"],
+        _cluster(entry["on"], index.parent),
+        entry.get("machine") or entry["on"].removesuffix(".toml").partition(":")[0],
+        int(entry["nnodes"]),
+        int(entry["nproc_per_node"]),
+        entry["launcher"],
+        entry.get("algo") or None,
+        entry.get("nccl") or None,
+        entry.get("use") or "check",
+        tuple(rows),
+        printable(source),
+    )
 
 
 @dataclass

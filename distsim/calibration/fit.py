@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.calibration.compare import Bench
+from distsim.calibration.compare import Bench, Table
 from distsim.calibration.constants import Constants
-from distsim.calibration.tables import Table
 
 __all__ = ["HUBER", "FitEnd", "Fitted", "data_file", "fit", "fitted_names"]
 

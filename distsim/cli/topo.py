@@ -63,7 +63,7 @@ def _list(args: argparse.Namespace) -> int:
         ]
         print(json.dumps({"schema": "distsim.topo_list/1", "clusters": rows}, indent=2))
         return 0
-    from distsim.cluster.show.render import render_list
+    from distsim.cluster.show import render_list
     from distsim.debug.report.console import Console
 
     console = Console()
@@ -83,28 +83,28 @@ def _show(args: argparse.Namespace) -> int:
     check_image(args.plot)
     cluster = load_cluster(args.cluster)
     if args.graphml:
-        from distsim.cluster.files.node_link import to_graphml
+        from distsim.cluster.files.graph_files import to_graphml
 
         to_graphml(cluster, args.graphml)
         say_written(args.graphml)
     if args.node_link:
-        from distsim.cluster.files.node_link import to_node_link
+        from distsim.cluster.files.graph_files import to_node_link
 
         _write(args.node_link, json.dumps(to_node_link(cluster), indent=1) + "\n")
         say_written(args.node_link)
     if args.plot:
-        from distsim.cluster.show.plot import plot
+        from distsim.cluster.plot import plot
 
         write_image(plot(cluster), args.plot)
         say_written(args.plot)
     if args.json:
-        from distsim.cluster.show.summary import to_json
+        from distsim.cluster.show import to_json
 
         print(json.dumps(to_json(cluster), indent=2))
     elif args.toml:
         print(cluster.to_toml(), end="")
     elif not (args.graphml or args.node_link or args.plot):
-        from distsim.cluster.show.render import render_cluster
+        from distsim.cluster.show import render_cluster
         from distsim.debug.report.console import Console
 
         preset = args.cluster.partition(":")[0]

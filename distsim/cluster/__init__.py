@@ -9,10 +9,8 @@ Examples::
 from __future__ import annotations
 
 from distsim.cluster.files.load import load_cluster, preset_names, preset_variants
-from distsim.cluster.graph.cluster import Cluster
-from distsim.cluster.graph.facts import Constant, CpuModel, GpuModel, NcclFacts, NodeModel
-from distsim.cluster.graph.link import Link, Slot, Vertex
-from distsim.cluster.graph.reroute import Reroute
+from distsim.cluster.graph.cluster import Cluster, Reroute
+from distsim.cluster.graph.link import Constant, CpuModel, GpuModel, Link, NcclFacts, NodeModel, Slot, Vertex
 
 __all__ = [
     "Cluster",

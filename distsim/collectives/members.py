@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.cluster import Cluster, Reroute
-from distsim.cluster.graph.many_routes import padded
+from distsim.cluster.graph.cluster import padded
 from distsim.collectives.plan import Cost, Loads
 
 __all__ = ["Gate", "LinkArrays", "Members", "Routes", "joined"]

@@ -28,7 +28,7 @@ from distsim.plugin.timeouts import TimedConditions
 from distsim.plugin.tools.debugger import traces_of, wants_frames
 from distsim.plugin.tools.hypothesis import in_the_example
 from distsim.plugin.verdict import REST, Verdict, columns, from_here, report_silent, whole
-from distsim.sim.kernel.collector import set_more_aside
+from distsim.sim.kernel.interrupts import set_more_aside
 from distsim.sim.kernel.scheduler import Unwind
 from distsim.sim.outcome import SILENT_FAULT
 from distsim.sim.run import simulate
@@ -185,7 +185,7 @@ def _room(options: Options) -> tuple[str | Cluster, int | None, int | None]:
 
 def _conditions(options: Options) -> TimedConditions:
     from distsim.sim.faults.tensors import GUARDS
-    from distsim.sim.kernel.limits import Limits
+    from distsim.sim.kernel.schedule import Limits
 
     rules = []
     if options.faults:

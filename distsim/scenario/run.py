@@ -25,8 +25,7 @@ from distsim.scenario.expect.result import NOT_RUN, Result
 from distsim.scenario.expect.run_result import result_of
 from distsim.scenario.file.load import Scenario
 from distsim.sim.faults.fault import Rule
-from distsim.sim.kernel.limits import Limits
-from distsim.sim.kernel.schedule import Schedule
+from distsim.sim.kernel.schedule import Limits, Schedule
 from distsim.sim.world.conditions import Conditions
 
 if TYPE_CHECKING:

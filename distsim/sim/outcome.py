@@ -55,7 +55,7 @@ class CollectiveTotal:
     algbw_bytes_per_s: float
     busbw_bytes_per_s: float
     low_s: float | None = None
-    """Where a measured time would lie in eight cases of ten (observe/confidence.py); None: nobody measured such."""
+    """Where a measured time would lie in eight cases of ten (observe/totals.py); None: nobody measured such."""
     high_s: float | None = None
 
 

@@ -35,16 +35,14 @@ from distsim.sim.isolation.torch_state.meshes import mesh_patches
 from distsim.sim.isolation.torch_state.operators import operator_patches
 from distsim.sim.isolation.torch_state.step_hooks import optimizer_patches
 from distsim.sim.observe.profiler import profiler_patches
-from distsim.sim.observe.silent import current_collector, silent_patches
+from distsim.sim.observe.totals import current_collector, silent_patches
 from distsim.sim.observe.training import noticed
 from distsim.sim.processes.hosts import host_patches
 from distsim.sim.processes.ipc import sharing_patches
-from distsim.sim.processes.pids import pid_patches
-from distsim.sim.processes.signals import signal_patches
+from distsim.sim.processes.process_settings import unarmed_patches, usage_patches
+from distsim.sim.processes.signals import pid_patches, signal_patches
 from distsim.sim.processes.spawn import spawn_patches
 from distsim.sim.processes.threads import thread_patches
-from distsim.sim.processes.unarmed import unarmed_patches
-from distsim.sim.processes.usage import usage_patches
 from distsim.sim.rpc.patches import give_locks, rpc_patches
 from distsim.torch_compat.compiler import SET_IS_IN_MODE_WITHOUT_IGNORE_COMPILE_INTERNALS
 from distsim.torch_compat.device import MODE_FLAGS

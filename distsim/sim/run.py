@@ -31,19 +31,15 @@ from distsim.sim.isolation.environ import torchruns_environ
 from distsim.sim.isolation.output import Held, RankStream, open_streams
 from distsim.sim.isolation.process import SimProcess
 from distsim.sim.isolation.randomness import undrawn
-from distsim.sim.kernel.collector import paced, set_aside, set_more_aside
-from distsim.sim.kernel.interrupts import CtrlC
+from distsim.sim.kernel.interrupts import CtrlC, paced, set_aside, set_more_aside
+from distsim.sim.observe.evidence import Lookahead
 from distsim.sim.observe.evidence import evidence as evidence_of
-from distsim.sim.observe.lookahead import Lookahead
-from distsim.sim.observe.reading import forget_readings
-from distsim.sim.observe.silent import MOST_RANKS, collector_of
-from distsim.sim.observe.totals import summing_up
+from distsim.sim.observe.reading import forget_readings, forget_stacks
+from distsim.sim.observe.totals import MOST_RANKS, collector_of, summing_up
 from distsim.sim.observe.training import finish
-from distsim.sim.observe.user_stack import forget_stacks
 from distsim.sim.outcome import Outcome, Progress
 from distsim.sim.patches import simulation
-from distsim.sim.processes.hosts import master_address
-from distsim.sim.processes.launched_environ import sruns_environ
+from distsim.sim.processes.hosts import master_address, sruns_environ
 from distsim.sim.processes.lifecycle import Program, live
 from distsim.sim.world import Setting, Surroundings, World
 from distsim.sim.world.conditions import Conditions, RunRequest

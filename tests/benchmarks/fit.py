@@ -22,12 +22,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.calibration.compare import Bench
+from distsim.calibration.compare import REGIMES, Bench, Table, read_tables, regime
 from distsim.calibration.constants import data_folder, read_constants
 from distsim.calibration.fit import HUBER, FitEnd, Fitted, data_file, fit, fitted_names
-from distsim.calibration.predictions.left_out import FEW_NODES, Prediction, predicted
-from distsim.calibration.predictions.widths import HELD, Error, Widths, left_out_errors, ratios, weighted
-from distsim.calibration.tables import REGIMES, Table, read_tables, regime
+from distsim.calibration.predictions import (
+    FEW_NODES,
+    HELD,
+    Error,
+    Prediction,
+    Widths,
+    left_out_errors,
+    predicted,
+    ratios,
+    weighted,
+)
 from distsim.collectives.uncertainty import NODE_CLASSES, OTHERS
 from tests.benchmarks.arguments import Arguments, count
 

@@ -16,7 +16,7 @@ import os
 import re
 import subprocess
 
-from distsim.calibration.live.measure import check_gloo, cluster_toml, fit_gloo, measure_gloo
+from distsim.calibration.live import check_gloo, cluster_toml, fit_gloo, measure_gloo
 from tests.benchmarks.arguments import Arguments, amount
 
 FOURS = [4**power for power in range(3, 13)]

@@ -63,9 +63,9 @@ def bare_us(times: int = 20_000) -> float:
 
 def anywhere_us() -> float:
     """The same where nothing is said of cores."""
-    from distsim.sim.kernel.machine import one_core
+    from distsim.sim.kernel import baton
 
-    with mock.patch.object(one_core, "_core_now", None):
+    with mock.patch.object(baton, "_core_now", None):
         return hand_over_us()
 
 

@@ -7,13 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from distsim.calibration.compare import Bench
+from distsim.calibration.compare import Bench, Table, read_tables
 from distsim.calibration.constants import nccl_constants
 from distsim.calibration.fit import fit
-from distsim.calibration.predictions.left_out import Prediction, predicted
-from distsim.calibration.predictions.split import split
-from distsim.calibration.predictions.widths import Error, Widths, covered, ratios
-from distsim.calibration.tables import Table, read_tables
+from distsim.calibration.predictions import Error, Prediction, Widths, covered, predicted, ratios, split
 from distsim.cluster import load_cluster
 from distsim.collectives.uncertainty import SIZES, around, interval, node_class, size_class
 from tests.benchmarks.fit import narrowest, without

@@ -13,8 +13,7 @@ import pytest
 
 from distsim.calibration.training import runs as runs_module
 from distsim.calibration.training.errors import summarise
-from distsim.calibration.training.rows import Row, read_rows
-from distsim.calibration.training.runs import Run, command, programs_folder, run_of
+from distsim.calibration.training.runs import Row, Run, command, programs_folder, read_rows, run_of
 from distsim.cli import main
 from distsim.cluster import load_cluster
 from distsim.errors import UsageError

@@ -7,8 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from distsim.cluster import Cluster
-from distsim.cluster.files.assemble import assemble
-from distsim.cluster.files.load import merged, preset_text
+from distsim.cluster.files.load import assemble, merged, preset_text
 from distsim.cluster.files.spec import check_spec
 
 __all__ = ["hop_names", "made"]

@@ -14,12 +14,11 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from distsim.cluster.files.assemble import assemble
-from distsim.cluster.files.load import _from_data, merged, preset_text
+from distsim.cluster.files.load import _from_data, assemble, merged, preset_text
 from distsim.cluster.files.spec import ClusterSpec, FabricSpec, Table, check_spec
 from distsim.cluster.graph.cluster import Cluster
-from distsim.cluster.graph.facts import CpuModel, GpuModel, NcclFacts, NodeModel
-from distsim.cluster.show.render import render_cluster
+from distsim.cluster.graph.link import CpuModel, GpuModel, NcclFacts, NodeModel
+from distsim.cluster.show import render_cluster
 from distsim.collectives import Compiler, Transfer
 from distsim.debug.report.console import Console
 from distsim.errors import UsageError

@@ -9,7 +9,7 @@ import networkx
 import pytest
 
 from distsim.cluster import load_cluster
-from distsim.cluster.files.node_link import to_graphml, to_node_link
+from distsim.cluster.files.graph_files import to_graphml, to_node_link
 from distsim.errors import UsageError
 from tests.cluster.made import hop_names
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from distsim.cluster import Cluster, load_cluster, preset_names
-from distsim.cluster.graph.any_graph import GraphWiring
 from distsim.cluster.graph.host_template import HostTemplate
+from distsim.cluster.graph.wiring import GraphWiring
 from distsim.errors import UsageError
 from tests.cluster.made import made
 from tests.cluster.test_fabrics import FABRICS, IDS

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from distsim.cluster import load_cluster
-from distsim.cluster.files.assemble import assemble
-from distsim.cluster.files.load import merged, preset_text
-from distsim.cluster.files.node_link import to_node_link
+from distsim.cluster.files.graph_files import to_node_link
+from distsim.cluster.files.load import assemble, merged, preset_text
 from distsim.cluster.files.spec import check_spec
 from distsim.errors import UsageError
 from tests.cluster.test_import import ASTRA, HOPPER

@@ -185,7 +185,7 @@ def test_a_node_has_what_nccl_asks_for() -> None:
 def test_every_preset_says_what_was_measured() -> None:
     """One with a table of measurements says on how many nodes; the others from where what they cost is borrowed. None
     takes over what was measured on the preset it is based on."""
-    from distsim.calibration.tables import read_tables
+    from distsim.calibration.compare import read_tables
 
     on = {table.on.partition(":")[0] for table in read_tables()}
     for name in preset_names():

@@ -10,7 +10,7 @@ import pytest
 
 from distsim.cli import main
 from distsim.cluster import load_cluster, preset_names
-from distsim.cluster.show.plot import plot
+from distsim.cluster.plot import plot
 from tests.golden import assert_golden
 from tests.report.html.browser import CHROMIUM
 

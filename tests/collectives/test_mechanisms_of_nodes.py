@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from distsim.calibration.compare import Bench
+from distsim.calibration.compare import Bench, read_tables
 from distsim.calibration.constants import data_folder
-from distsim.calibration.tables import read_tables
 from distsim.cluster import load_cluster
 from distsim.collectives import Compiler, Transfer
 from distsim.collectives.libraries.nccl_channels import nvls_tree_loop_bytes, searched, tree_parts

@@ -6,13 +6,11 @@ import json
 
 import pytest
 
-from distsim.calibration.compare import Bench
+from distsim.calibration.compare import Bench, read_tables
 from distsim.calibration.constants import data_folder, nccl_constants
 from distsim.calibration.fit import fit
-from distsim.calibration.live.measure import LiveRow, check_gloo, cluster_toml, fit_gloo
-from distsim.calibration.predictions.left_out import predicted
-from distsim.calibration.predictions.report import summarise
-from distsim.calibration.tables import read_tables
+from distsim.calibration.live import LiveRow, check_gloo, cluster_toml, fit_gloo
+from distsim.calibration.predictions import predicted, summarise
 from distsim.cli import main
 from distsim.errors import UsageError
 
@@ -39,7 +37,7 @@ def test_all_bounds_hold(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_broken_bound_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With NVLink at half its speed the command says which bounds are broken and exits with 5."""
     wrong = nccl_constants().changed({"hopper.efficiency_Simple": 0.4, "hopper.nvls": 0.3, "ampere.local": 2.0})
-    monkeypatch.setattr("distsim.calibration.predictions.left_out.nccl_constants", lambda: wrong)
+    monkeypatch.setattr("distsim.calibration.predictions.nccl_constants", lambda: wrong)
     assert main(["validate"]) == 5
     assert "BROKEN  fitted, > 16 MiB: median error" in capsys.readouterr().out
 
@@ -120,7 +118,7 @@ def test_better_times_than_torchs_own_estimator() -> None:
     import numpy as np
 
     pytest.importorskip("torch._inductor.comm_analysis")
-    from distsim.calibration.torch_estimator import torch_times_us
+    from distsim.calibration.predictions import torch_times_us
 
     ours, theirs = [], []
     for errors in summarise(predicted(read_tables())).tables:

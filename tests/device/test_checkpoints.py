@@ -15,8 +15,8 @@ from rich.console import Console
 
 import distsim
 from distsim.cluster.files.load import load_cluster, preset_text
-from distsim.cluster.graph.facts import STORAGE_READ_BYTES_PER_S, STORAGE_WRITE_BYTES_PER_S
-from distsim.cluster.show.render import render_cluster
+from distsim.cluster.graph.link import STORAGE_READ_BYTES_PER_S, STORAGE_WRITE_BYTES_PER_S
+from distsim.cluster.show import render_cluster
 
 SIZE = 2048
 NBYTES = 4 * SIZE * SIZE

@@ -47,9 +47,8 @@ def _printed(act: Callable[[], Any]) -> None:
 
 def _use_cluster(path: Path) -> None:
     from distsim.cluster import load_cluster
-    from distsim.cluster.files.node_link import to_node_link
-    from distsim.cluster.show.render import render_cluster
-    from distsim.cluster.show.summary import to_json
+    from distsim.cluster.files.graph_files import to_node_link
+    from distsim.cluster.show import render_cluster, to_json
     from distsim.collectives import Compiler, Transfer
     from distsim.debug.report.console import Console
 
@@ -112,7 +111,7 @@ gloo_all_reduce_knee_bytes = 100000
 @cache
 def _node_link() -> dict[str, bytes]:
     from distsim.cluster import load_cluster
-    from distsim.cluster.files.node_link import to_node_link
+    from distsim.cluster.files.graph_files import to_node_link
 
     return {"made.json": json.dumps(to_node_link(load_cluster("pcie-4090:1"))).encode()}
 

@@ -64,7 +64,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "distsim.debug.report.render",
         "distsim.debug.monitor",  # prints what render makes
         "distsim.debug.report.live",  # the table of `distsim watch`
-        "distsim.cluster.show.render",
+        "distsim.cluster.show",
         "distsim.scenario",
     ),
     "numpy": ("distsim.",),

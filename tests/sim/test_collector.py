@@ -9,7 +9,7 @@ import pytest
 from sim.running import ranks
 
 from distsim.sim.isolation.torch_state import class_guards
-from distsim.sim.kernel import collector
+from distsim.sim.kernel import interrupts
 
 
 class Thing:
@@ -52,8 +52,8 @@ def test_what_others_set_aside_stays() -> None:
 def test_garbage_of_earlier_runs_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that follow each other keep Python from full collections: one is made after as much as it would have waited
     for."""
-    monkeypatch.setattr(collector, "YOUNG_PER_FULL", 0)
-    monkeypatch.setattr(collector, "_young_at_last_full", -1)
+    monkeypatch.setattr(interrupts, "YOUNG_PER_FULL", 0)
+    monkeypatch.setattr(interrupts, "_young_at_last_full", -1)
     left = cycle()
     ranks(inside, 1)
     assert left() is None
@@ -61,22 +61,22 @@ def test_garbage_of_earlier_runs_is_looked_for(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_first_run_looks_for_no_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     """There was none before it: a walk through all that torch's import has made would find next to nothing."""
-    monkeypatch.setattr(collector, "YOUNG_PER_FULL", 0)
-    monkeypatch.setattr(collector, "_young_at_last_full", None)
+    monkeypatch.setattr(interrupts, "YOUNG_PER_FULL", 0)
+    monkeypatch.setattr(interrupts, "_young_at_last_full", None)
     monkeypatch.setattr(gc, "collect", lambda: pytest.fail("a full collection"))
     ranks(int, 1)
 
 
 def test_what_a_run_is_made_of_is_set_aside_with_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is looked at no more until the end; the collections that this spares count as made."""
-    monkeypatch.setattr(collector, "_spared", 0.0)
-    with collector.set_aside():
+    monkeypatch.setattr(interrupts, "_spared", 0.0)
+    with interrupts.set_aside():
         made = cycle()
-        spared = collector._spared
-        collector.set_more_aside()
+        spared = interrupts._spared
+        interrupts.set_more_aside()
         gc.collect()
         assert made() is not None
-        assert collector._spared > spared
+        assert interrupts._spared > spared
     gc.collect()
     assert made() is None
 
@@ -84,14 +84,14 @@ def test_what_a_run_is_made_of_is_set_aside_with_the_rest(monkeypatch: pytest.Mo
 def test_nothing_is_set_aside_outside_of_a_simulation() -> None:
     """What the surrounding program has made is its own business, also where it has set something aside itself."""
     left = cycle()
-    collector.set_more_aside()
+    interrupts.set_more_aside()
     gc.collect()
     assert left() is None
     gc.freeze()
     try:
-        with collector.set_aside():
+        with interrupts.set_aside():
             left = cycle()
-            collector.set_more_aside()
+            interrupts.set_more_aside()
             gc.collect()
             assert left() is None
     finally:
@@ -99,7 +99,7 @@ def test_nothing_is_set_aside_outside_of_a_simulation() -> None:
 
 
 def pace() -> tuple[tuple[int, int, int], int, int]:
-    asked, real = gc.get_threshold(), collector._get_threshold()[0]
+    asked, real = gc.get_threshold(), interrupts._get_threshold()[0]
     gc.set_threshold(500, 5, 5)
     return asked, real, gc.get_threshold()[0]
 
@@ -121,8 +121,8 @@ def test_a_collector_that_is_off_stays_off(off: bool) -> None:
     before = gc.get_threshold()
     gc.disable() if off else gc.set_threshold(0, *before[1:])
     try:
-        with collector.paced(64):
-            assert collector._get_threshold() == gc.get_threshold() == (before if off else (0, *before[1:]))
+        with interrupts.paced(64):
+            assert interrupts._get_threshold() == gc.get_threshold() == (before if off else (0, *before[1:]))
     finally:
         gc.enable()
         gc.set_threshold(*before)
@@ -130,10 +130,10 @@ def test_a_collector_that_is_off_stays_off(off: bool) -> None:
 
 def test_collections_that_a_slower_pace_spares_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Garbage of earlier runs is looked for as often as at Python's own pace."""
-    monkeypatch.setattr(collector, "_spared", 0.0)
-    with collector.paced(64):
+    monkeypatch.setattr(interrupts, "_spared", 0.0)
+    with interrupts.paced(64):
         gc.collect(0)
-    assert collector._spared >= 3
+    assert interrupts._spared >= 3
 
 
 class Base:

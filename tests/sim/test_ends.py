@@ -20,8 +20,8 @@ import torch.distributed as dist
 from sim.running import HEAD, Scripts, ranks
 
 import distsim
+from distsim.sim.kernel import baton
 from distsim.sim.kernel.baton import Baton
-from distsim.sim.kernel.machine import own_time
 from distsim.sim.kernel.task import Task
 
 
@@ -290,9 +290,9 @@ def test_time_in_which_others_had_the_machine_does_not_count(script: Scripts, mo
 
     def schedstat(path: str) -> io.StringIO:
         assert path.startswith("/proc/self/task/")
-        return io.StringIO(f"0 {int(own_time._real_monotonic() * 1e9)} 0\n")
+        return io.StringIO(f"0 {int(baton._real_monotonic() * 1e9)} 0\n")
 
-    monkeypatch.setattr(own_time, "_real_open", schedstat)
+    monkeypatch.setattr(baton, "_real_open", schedstat)
     ran = script(HEAD + "if rank == 1:\n    for _ in range(30_000_000): pass\ndist.barrier()\n", host_timeout_s=0.2)
     assert (ran.outcome.exit_code, ran.kinds) == (0, [])
 

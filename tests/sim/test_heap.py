@@ -12,13 +12,13 @@ import torch.distributed as dist
 from sim.running import ranks
 
 from distsim.sim.c10d import backend
-from distsim.sim.kernel.machine import heap
+from distsim.sim.kernel import interrupts
 
-pytestmark = pytest.mark.skipif(heap._libc is None, reason="the C library is not glibc")
+pytestmark = pytest.mark.skipif(interrupts._libc is None, reason="the C library is not glibc")
 
 _IN_A_PROCESS = """
 import ctypes, threading
-from distsim.sim.kernel.machine import heap
+from distsim.sim.kernel.baton import heap
 
 libc = ctypes.PyDLL(None)
 libc.malloc.restype = ctypes.c_void_p

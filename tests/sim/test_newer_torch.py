@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import distsim
-from distsim.sim.observe.profile import Event
+from distsim.sim.observe.profiler import Event
 
 pytestmark = pytest.mark.skipif(not hasattr(dist.ProcessGroup, "register_pre_hook"), reason="torch has no such hooks")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from distsim.sim import Outcome, RunRequest, run_program
-from distsim.sim.world.rank_uses import RankUse, rank_uses
+from distsim.sim.world.equal_ranks import RankUse, rank_uses
 
 RANKS = 16
 PLACES = [

@@ -22,7 +22,7 @@ from distsim.sim.device.allocator.modules import family
 from distsim.sim.device.timeline import Kernel, Mark, Timeline
 from distsim.sim.device.timeline.account import Account
 from distsim.sim.device.timeline.steps import Counted, Steps
-from distsim.sim.kernel.limits import Limits
+from distsim.sim.kernel.schedule import Limits
 from distsim.sim.world.conditions import Conditions
 
 TOKENS, WIDTH, WORDS = 2048, 1024, 4096

@@ -5,4 +5,10 @@ Begin with `parse.py` (one file), `folder.py` (files that have to agree with eac
 
 from __future__ import annotations
 
-__all__ = ["chart", "cluster_file", "fit", "folder", "parse", "physical", "run", "table"]
+__all__ = [
+    "fit",
+    "folder",
+    "output",
+    "parse",
+    "table",
+]

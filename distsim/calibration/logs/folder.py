@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from distsim.calibration.compare import REGIMES, regime
 from distsim.calibration.logs.parse import parse_log
-from distsim.calibration.logs.run import LogRun
-from distsim.calibration.tables import REGIMES, regime
+from distsim.calibration.logs.table import LogRun
 from distsim.cluster import Cluster, load_cluster, preset_names
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import brief

@@ -12,8 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from distsim.calibration.logs.run import LogRow, LogRun
-from distsim.calibration.logs.table import Columns, CutLine, Line
+from distsim.calibration.logs.table import Columns, CutLine, Line, LogRow, LogRun
 from distsim.network.bench import OPS, busbw_factor
 from distsim.text.untrusted_input import brief, printable, read_bytes
 

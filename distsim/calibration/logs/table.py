@@ -1,17 +1,65 @@
-"""The table in a log: its head says which columns there are and in which units, a line has a size and its times.
-
-Source: NVIDIA/nccl-tests (2.0 to 2.19, src/common.cu and src/util.cu) and ROCm/rccl-tests (src/common.cu): `%12li` for
-size and count, type, redop (blank in old all_gathers), root (since 2.8), then for out-of-place, in-place or both
-time, algbw, busbw and #wrong, with -I also i_min, i_max, i_p99, i_cv%, with -S a timestamp of two words at the end.
-"""
+"""The tables in a log of nccl-tests."""
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-__all__ = ["Columns", "CutLine", "Line"]
+__all__ = ["Columns", "CutLine", "Line", "LogRow", "LogRun"]
+
+
+@dataclass(frozen=True, slots=True)
+class LogRow:
+    """A size, and the smaller of out-of-place and in-place time, as first touch spoils either at random."""
+
+    size_bytes: int
+    time_us: float
+    line: int
+
+
+@dataclass(frozen=True)
+class LogRun:
+    """All sizes of one operation on the same GPUs."""
+
+    file: str
+    op: str
+    """nccl-tests' name: all_reduce, alltoall, ..."""
+    gpu: str
+    """As the driver names it: NVIDIA H100 80GB HBM3; empty where the log does not (some builds of rccl-tests)."""
+    nnodes: int
+    nproc_per_node: int
+    launcher: str
+    """process: a process a GPU; shared: one process drives several."""
+    rows: tuple[LogRow, ...]
+    library: str = "nccl"
+    """nccl or rccl."""
+    version: str | None = None
+    """Of the library; None where the log does not name it."""
+    net: str | None = None
+    """What NCCL said that it uses between nodes (NCCL_DEBUG=INFO): ib, roce, tcp, libfabric, tcpx, tcpxo."""
+    plugin: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Environment that NCCL read and that changes times."""
+
+    @property
+    def where(self) -> str:
+        """`2 x 8`: nodes and GPUs of each."""
+        return f"{self.nnodes} x {self.nproc_per_node}"
+
+    @property
+    def configuration(self) -> tuple[object, ...]:
+        """Runs that are alike in this should take the same time."""
+        forced = tuple(self.settings.get(name, "") for name in ("NCCL_ALGO", "NCCL_PROTO"))
+        return (self.op, self.nnodes, self.nproc_per_node, self.launcher, *forced)
+
+
+# -- The table in a log: its head says which columns there are and in which units, a line has a size and its times.
+#
+# Source: NVIDIA/nccl-tests (2.0 to 2.19, src/common.cu and src/util.cu) and ROCm/rccl-tests (src/common.cu): `%12li`
+# for size and count, type, redop (blank in old all_gathers), root (since 2.8), then for out-of-place, in-place or both
+# time, algbw, busbw and #wrong, with -I also i_min, i_max, i_p99, i_cv%, with -S a timestamp of two words at the end.
 
 _UNITS = {"time": "(us)", "algbw": "(GB/s)", "busbw": "(GB/s)", "i_cv%": "(%)"}
 _UNITS |= dict.fromkeys(("i_min", "i_max", "i_p99"), "(us)")

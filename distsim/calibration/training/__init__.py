@@ -1,9 +1,12 @@
 """Published training steps against simulated ones: `distsim validate --training`.
 
-`rows.csv` has a step a line with the program and the flags that repeat it; `rows.py` reads it, `runs.py` simulates one
-row through `distsim run`, `errors.py` holds what came to the bounds, `intervals.py` where unseen steps lie.
+`rows.csv` has a step a line with the program and the flags that repeat it; `runs.py` reads it and simulates a row
+through `distsim run`, `errors.py` holds the errors to the bounds and says where unseen steps lie.
 """
 
 from __future__ import annotations
 
-__all__ = ["errors", "intervals", "rows", "runs"]
+__all__ = [
+    "errors",
+    "runs",
+]

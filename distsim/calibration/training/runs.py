@@ -1,26 +1,135 @@
-"""One published step, simulated as a user would: `distsim run ... --report`.
-
-Of a step of very many micro-batches two shorter ones are simulated and continued in a straight line: once a pipeline is
-full, each micro-batch takes as long as the one before it. It is full with as many as it has stages.
-"""
+"""The published training steps, and each of them simulated as a user would."""
 
 from __future__ import annotations
 
+import csv
 import json
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from distsim.calibration.constants import data_folder
-from distsim.calibration.training.rows import ALLOCATED, Row
 from distsim.errors import UsageError
+from distsim.text.untrusted_input import brief, read_bytes
 
-__all__ = ["Run", "command", "programs_folder", "simulate"]
+__all__ = ["ALLOCATED", "TABLES", "Row", "Run", "command", "programs_folder", "read_rows", "simulate"]
+
+TABLES = {"steps": "Published steps, one node to many", "node": "Published steps on one node"}
+"""The values of column `table`, and the headings they are printed under."""
+ALLOCATED, RESERVED = "allocated", "reserved"
+_COLUMNS = ("table", "name", "on", "program", "flags", "step_s", "source")
+_LARGEST_FILE = 16 << 20
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published step, and the program that repeats it."""
+
+    table: str
+    name: str
+    on: str
+    """A preset with its nodes."""
+    nproc_per_node: int | None
+    """Ranks of a node, where not all its GPUs took part."""
+    program: str
+    flags: tuple[str, ...]
+    step_s: float
+    memory_gib: float | None
+    """The most on a GPU, in GiB, where it was published."""
+    source: str
+    memory_of: str = RESERVED
+    """What of the memory was published: torch's max_memory_allocated or max_memory_reserved."""
+    unseen: bool = False
+    """Whether nobody looked at it while the model and the programs were mended."""
+
+    @property
+    def num_nodes(self) -> int:
+        """1 where the preset's name has none behind its colon."""
+        _, _, nodes = self.on.partition(":")
+        return int(nodes or 1)
+
+
+def read_rows(folder: Path | None = None) -> list[Row]:
+    """The rows of *folder*/rows.csv (by default those that come with distsim); UsageError with every fault."""
+    path = (folder or data_folder() / "training") / "rows.csv"
+    try:
+        text = read_bytes(path, _LARGEST_FILE).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"expected {path} (columns {', '.join(_COLUMNS)}, ...): {error}") from None
+    rows: list[Row] = []
+    faults: list[str] = []
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    for number, found in enumerate(csv.DictReader(lines), 1):
+        entry = {
+            key: (value or "").strip()
+            for key, value in found.items()
+            if isinstance(key, str) and not isinstance(value, list)
+        }
+        try:
+            rows.append(_row(entry))
+        except ValueError as error:
+            faults.append(f"{path}: row {number}: {error}")
+    if faults or not rows:
+        raise UsageError("\n".join(faults) or f"{path} has no rows")
+    return rows
+
+
+def _row(entry: dict[str, str]) -> Row:
+    lacking = [key for key in _COLUMNS if not entry.get(key)]
+    if lacking:
+        raise ValueError(f"{', '.join(lacking)}: expected a value")
+    nodes = entry["on"].partition(":")[2]
+    if nodes and not nodes.isdecimal():
+        raise ValueError(f"on: expected PRESET:NODES, got {brief(entry['on'])}")
+    nproc, memory = entry.get("nproc_per_node", ""), entry.get("memory_GiB", "")
+    return Row(
+        table=_one_of("table", entry["table"], tuple(TABLES)),
+        name=entry["name"],
+        on=entry["on"],
+        nproc_per_node=int(_positive("nproc_per_node", nproc)) if nproc else None,
+        program=entry["program"],
+        flags=tuple(shlex.split(entry["flags"])),
+        step_s=_positive("step_s", entry["step_s"]),
+        memory_gib=_positive("memory_GiB", memory) if memory else None,
+        source=entry["source"],
+        memory_of=_one_of("memory_of", entry.get("memory_of", "") or RESERVED, (ALLOCATED, RESERVED)),
+        unseen=_yes("unseen", entry.get("unseen", "")),
+    )
+
+
+def _one_of(key: str, text: str, known: tuple[str, ...]) -> str:
+    if text not in known:
+        raise ValueError(f"{key}: expected {' or '.join(known)}, got {brief(text)}")
+    return text
+
+
+def _yes(key: str, text: str) -> bool:
+    if text not in ("", "yes"):
+        raise ValueError(f"{key}: expected yes or nothing, got {brief(text)}")
+    return text == "yes"
+
+
+def _positive(key: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < inf:
+        raise ValueError(f"{key}: expected a number above 0, got {brief(text)}")
+    return value
+
+
+# -- One published step, simulated as a user would: `distsim run ... --report`.
+#
+# Of a step of very many micro-batches two shorter ones are simulated and continued in a straight line: once a pipeline
+# is full, each micro-batch takes as long as the one before it. It is full with as many as it has stages.
 
 STEPS = 2
 """The first makes the optimizer's state; those after it are alike: the report's

@@ -94,10 +94,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _fit(args: argparse.Namespace) -> int:
-    from distsim.calibration.compare import Bench
+    from distsim.calibration.compare import Bench, read_tables
     from distsim.calibration.constants import data_folder, read_constants
     from distsim.calibration.fit import data_file, fit, fitted_names
-    from distsim.calibration.tables import read_tables
 
     start = read_constants(data_folder() / "nccl.toml")
     benches = [Bench.of(table) for table in read_tables(Path(args.folder)) if table.use == "fit"]
@@ -120,9 +119,9 @@ def _fit(args: argparse.Namespace) -> int:
 def _leave_one_out(args: argparse.Namespace, benches: list[Any], start: Any) -> int:
     import numpy as np
 
+    from distsim.calibration.compare import REGIMES
     from distsim.calibration.fit import fit, fitted_names
-    from distsim.calibration.predictions.report import Errors
-    from distsim.calibration.tables import REGIMES
+    from distsim.calibration.predictions import Errors
 
     every: list[list[float]] = [[], [], []]
     print("Each machine predicted by constants fitted to all the others: median absolute error by size.")
@@ -148,8 +147,7 @@ def _leave_one_out(args: argparse.Namespace, benches: list[Any], start: Any) -> 
 def _ops(args: argparse.Namespace) -> int:
     import torch
 
-    from distsim.calibration.live.gpu_clock import chip_facts, cuda_clock, same_chip
-    from distsim.calibration.ops import calibrate_ops, gpu_toml
+    from distsim.calibration.ops import calibrate_ops, chip_facts, cuda_clock, gpu_toml, same_chip
     from distsim.kernels.gpu_file import gpu_names, read_gpu
 
     if not torch.cuda.is_available():
@@ -165,7 +163,7 @@ def _ops(args: argparse.Namespace) -> int:
 
 
 def _live(args: argparse.Namespace) -> int:
-    from distsim.calibration.live.measure import cluster_toml, fit_gloo, measure_gloo
+    from distsim.calibration.live import cluster_toml, fit_gloo, measure_gloo
 
     if args.nproc_per_node < 2:
         raise UsageError(f"expected at least 2 ranks, got --nproc-per-node {args.nproc_per_node}")
@@ -178,7 +176,7 @@ def _live(args: argparse.Namespace) -> int:
     text = cluster_toml(constants, name="gloo-here", nodes=1, ranks_per_node=args.nproc_per_node, note=note)
     write(args.output, text)
     if args.check:
-        from distsim.calibration.live.measure import check_gloo
+        from distsim.calibration.live import check_gloo
 
         print(check_gloo(text, [row for row in rows if row.size_bytes in between], 1, args.nproc_per_node))
     return 0

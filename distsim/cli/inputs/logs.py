@@ -30,11 +30,9 @@ _WIDE = 120
 def run_logs(args: argparse.Namespace) -> int:
     """Read, check, fit, show and write; answers 0. What is told goes to stderr where the file goes to stdout."""
     from distsim.calibration.constants import nccl_constants
-    from distsim.calibration.logs.chart import bars, svg, table, worse
-    from distsim.calibration.logs.cluster_file import cluster_file, told
-    from distsim.calibration.logs.fit import benches_of, fit_to_logs, spreads
+    from distsim.calibration.logs.fit import benches_of, bounds, fit_to_logs, spreads
     from distsim.calibration.logs.folder import agreed, fits, read_logs
-    from distsim.calibration.logs.physical import bounds
+    from distsim.calibration.logs.output import bars, cluster_file, svg, table, told, worse
 
     say = _stderr if args.output is None else print
     folder = Path(args.folder)
@@ -79,7 +77,7 @@ def _times(benches: Sequence[Bench], constants: Constants) -> list[NDArray[np.fl
 
 def _constants(fitted: FitToLogs, like: str) -> Iterator[str]:
     """Each constant with its two values; what the logs did not tell; what was held to what links can do."""
-    from distsim.calibration.logs.physical import value_of
+    from distsim.calibration.logs.fit import value_of
 
     if not fitted.uncertainty:
         yield f"nothing could be told from these logs: every constant keeps the value of {like}"
@@ -98,15 +96,15 @@ def _constants(fitted: FitToLogs, like: str) -> Iterator[str]:
 
 def _meant(name: str) -> str:
     """What a constant is, where the terminal has room for it."""
-    from distsim.calibration.logs.physical import meaning
+    from distsim.calibration.logs.fit import meaning
 
     return f"  {meaning(name)}" if shutil.get_terminal_size().columns >= _WIDE else ""
 
 
 def _larger(benches: Sequence[Bench], start: Constants, limits: Callable[[str], tuple[float, float]]) -> Iterator[str]:
     """How well the largest number of nodes is predicted from all others, where there are two at least."""
+    from distsim.calibration.compare import REGIMES
     from distsim.calibration.logs.fit import fit_to_logs
-    from distsim.calibration.tables import REGIMES
 
     counts = sorted({bench.table.nnodes for bench in benches})
     if len(counts) < 2:

@@ -29,8 +29,7 @@ def run_training(args: argparse.Namespace) -> int:
     """Simulate and compare, as many rows beside each other as there are cores; answers 0, or 5 where a bound is
     broken."""
     from distsim.calibration.training.errors import summarise
-    from distsim.calibration.training.rows import TABLES, read_rows
-    from distsim.calibration.training.runs import programs_folder, simulate
+    from distsim.calibration.training.runs import TABLES, programs_folder, read_rows, simulate
     from distsim.report.progress import is_shown
 
     rows = [row for row in read_rows(Path(args.folder) if args.folder else None) if args.table in row.name]

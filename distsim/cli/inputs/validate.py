@@ -48,9 +48,8 @@ def run(args: argparse.Namespace) -> int:
         from distsim.cli.inputs.training import run_training
 
         return run_training(args)
-    from distsim.calibration.predictions.left_out import predicted
-    from distsim.calibration.predictions.report import summarise
-    from distsim.calibration.tables import read_tables
+    from distsim.calibration.compare import read_tables
+    from distsim.calibration.predictions import predicted, summarise
 
     tables = read_tables(Path(args.folder) if args.folder else None)
     chosen = [table for table in tables if args.table in table.name]
@@ -69,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 def _torch(summary: Any) -> dict[str, Any]:
     import numpy as np
 
-    from distsim.calibration.torch_estimator import torch_times_us
+    from distsim.calibration.predictions import torch_times_us
 
     each: dict[str, Any] = {}
     ours: list[float] = []
@@ -89,9 +88,8 @@ def _torch(summary: Any) -> dict[str, Any]:
 def _print(summary: Any, predictions: list[Any], torch: dict[str, Any] | None, rows: bool) -> None:
     import numpy as np
 
-    from distsim.calibration.predictions.split import split
-    from distsim.calibration.predictions.widths import covered
-    from distsim.calibration.tables import REGIMES
+    from distsim.calibration.compare import REGIMES
+    from distsim.calibration.predictions import covered, split
 
     print("Time, simulated against measured: median absolute error (and median signed error) by size.")
     print(
@@ -148,8 +146,8 @@ def _document(summary: Any, predictions: list[Any], torch: dict[str, Any] | None
 
     import numpy as np
 
-    from distsim.calibration.predictions.split import split
-    from distsim.calibration.tables import REGIMES
+    from distsim.calibration.compare import REGIMES
+    from distsim.calibration.predictions import split
 
     tables = []
     for errors in summary.tables:

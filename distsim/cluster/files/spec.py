@@ -1,23 +1,35 @@
-"""The schema of a cluster file, and its check: every fault at once, each with its path in the file.
-
-`distsim topo show CLUSTER --toml` prints a whole cluster in this schema; the comments it prints are the field
-descriptions below.
-"""
+"""The schema of a cluster file, its check, and a checked cluster as TOML again."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from distsim.cluster.files.table import Bounds, Length, Quantity, Table, near
+from distsim.cluster.files.table import Bounds, Key, Length, Quantity, Table, near
 from distsim.cluster.files.table import key as _note
-from distsim.cluster.graph.facts import STORAGE_READ_BYTES_PER_S, STORAGE_WRITE_BYTES_PER_S
+from distsim.cluster.graph.link import STORAGE_READ_BYTES_PER_S, STORAGE_WRITE_BYTES_PER_S
 from distsim.errors import UsageError
 from distsim.text.units import parse_bandwidth, parse_flops, parse_memory, parse_time
 from distsim.text.untrusted_input import brief, folded
 
-__all__ = ["ClusterSpec", "ConstantSpec", "FabricSpec", "NicSpec", "NodeSpec", "SpreadSpec", "Table", "check_spec"]
+__all__ = [
+    "ClusterSpec",
+    "ConstantSpec",
+    "FabricSpec",
+    "NicSpec",
+    "NodeSpec",
+    "SpreadSpec",
+    "Table",
+    "check_spec",
+    "to_toml",
+]
+
+# -- The schema of a cluster file, and its check: every fault at once, each with its path in the file.
+#
+# `distsim topo show CLUSTER --toml` prints a whole cluster in this schema; the comments it prints are the field
+# descriptions below.
 
 Bandwidth = Annotated[float, Quantity(parse_bandwidth, "GBps")]
 Time = Annotated[float, Quantity(parse_time, "us")]
@@ -326,3 +338,68 @@ def check_spec(data: Mapping[str, Any], where: str) -> ClusterSpec:
     if len(faults) == 1:
         raise UsageError(f"{where}: {faults[0]}")
     raise UsageError("\n".join([f"{where}: {len(faults)} faults", *(f"  {fault}" for fault in folded(faults))]))
+
+
+# -- A checked cluster as TOML again: complete, with the schema's own explanations as comments.
+
+_SCALES = {"GBps": 1e9, "us": 1e-6, "GB": 1e9, "TFLOPS": 1e12}
+
+
+def to_toml(spec: ClusterSpec) -> str:
+    """*spec* as text that reads back as the same cluster."""
+    lines = ['# A cluster for distsim (--on FILE). `base = "dgx-h100"` and only what differs is enough, too.']
+    _write(spec, "", lines)
+    return "\n".join(lines) + "\n"
+
+
+def _write(table: Table, path: str, lines: list[str]) -> None:
+    below: list[tuple[str, Any]] = []
+    for key, info in table.keys().items():
+        value = getattr(table, key)
+        if value is None:
+            continue
+        if isinstance(value, Table):
+            below.append((key, value))
+        elif isinstance(value, dict):
+            below.extend([(key, (value, info))] if value else [])
+        else:
+            note = f"  # {info.text}" if info.text else ""
+            lines.append(f"{key} = {_value(value, info)}{note}")
+    for key, value in below:
+        inner = f"{path}{key}"
+        if isinstance(value, Table):
+            about = (type(value).__doc__ or "").strip().partition("\n")[0]
+            lines.extend(["", f"[{inner}]  # {about}"])
+            _write(value, f"{inner}.", lines)
+        else:
+            entries, info = value
+            unit = "TFLOPS" if key == "flops" else ""
+            lines.extend(["", f"[{inner}]  # {info.text}"])
+            lines.extend(f"{_key(name)} = {_entry(entry, unit)}" for name, entry in entries.items())
+
+
+def _value(value: Any, info: Key) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return _figure(value, info.unit)
+    if isinstance(value, list):
+        return f"[{', '.join(str(item) for item in value)}]"
+    return json.dumps(str(value), ensure_ascii=False)
+
+
+def _entry(value: Any, unit: str) -> str:
+    if isinstance(value, Table):
+        inside = [f"{key} = {_value(getattr(value, key), info)}" for key, info in value.keys().items()]
+        return f"{{ {', '.join(inside)} }}"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else _figure(value, unit)
+
+
+def _figure(value: float, unit: str) -> str:
+    if not unit:
+        return repr(value)
+    return f'"{value / _SCALES[unit]:.12g}{unit}"'
+
+
+def _key(name: str) -> str:
+    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else json.dumps(name)

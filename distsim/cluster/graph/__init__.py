@@ -1,20 +1,14 @@
 """A cluster as a graph: devices, links, fabrics, and the routes between any two devices.
 
-`cluster.py` is what others use; `wiring.py` puts hosts on a fabric.
+`cluster.py` is what others use; `wiring.py` puts hosts on one of `fabrics.py`.
 """
 
 from __future__ import annotations
 
 __all__ = [
-    "any_graph",
-    "bisection",
     "cluster",
-    "facts",
-    "grid_fabric",
+    "fabrics",
     "host_template",
     "link",
-    "many_routes",
-    "reroute",
-    "tree_fabric",
     "wiring",
 ]

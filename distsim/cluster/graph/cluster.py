@@ -1,22 +1,142 @@
-"""A cluster: its links, its devices in rank order, and the route between any two of them."""
+"""A cluster: its links, its devices in rank order, and the routes between them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
-from distsim.cluster.graph.facts import Constant, CpuModel, NcclFacts, NodeModel
-from distsim.cluster.graph.link import Links, Slot, Vertex
-from distsim.cluster.graph.many_routes import Places, Rows
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.cluster.graph.fabrics import Fabric, TreeFabric, mix
+from distsim.cluster.graph.link import Constant, CpuModel, Links, NcclFacts, NodeModel, Slot, Vertex
 from distsim.errors import UsageError
 
 if TYPE_CHECKING:
     import networkx
 
     from distsim.cluster.files.spec import ClusterSpec
+    from distsim.cluster.graph.host_template import HostTemplate
 
-__all__ = ["Cluster", "Wiring"]
+__all__ = ["Cluster", "Places", "Reroute", "Rows", "Wires", "Wiring", "mixed", "one_by_one", "padded", "routes"]
+
+# -- Routes of many pairs at once: what `HostsOnFabric.route` says of each, put together by whole columns.
+#
+# Hosts are alike, so the wires inside one come from tables by local device and NIC, moved to the host's block of links.
+
+Places = NDArray[np.int64]
+"""Positions of devices, or numbers of NICs."""
+Rows = NDArray[np.int64]
+"""A row for each pair: its links in order, and -1 in places between that a shorter way does not need."""
+
+
+def padded(paths: Sequence[Sequence[int]]) -> Rows:
+    """*paths* as rows."""
+    width = max(map(len, paths), default=0)
+    return np.array([[*path, *[-1] * (width - len(path))] for path in paths], dtype=np.int64).reshape(len(paths), width)
+
+
+def one_by_one(
+    route: Callable[[int, int, int, int | None, int | None], tuple[int, ...]],
+    src: Places,
+    dst: Places,
+    key: int,
+    rails: Places,
+    enters: Places,
+) -> Rows:
+    """The rows by *route*, which knows the way of one pair."""
+    asked = zip(src.tolist(), dst.tolist(), rails.tolist(), enters.tolist(), strict=True)
+    return padded(
+        [route(a, b, key, None if rail < 0 else rail, None if enter < 0 else enter) for a, b, rail, enter in asked]
+    )
+
+
+def mixed(*values: NDArray[np.int64] | int) -> NDArray[np.uint64]:
+    """`tree_fabric.mix` of each row."""
+    state = np.array(0x9E3779B97F4A7C15, dtype=np.uint64)
+    for value in values:
+        plain = np.uint64(value & 0xFFFFFFFFFFFFFFFF) if isinstance(value, int) else value.astype(np.uint64)
+        with np.errstate(over="ignore"):
+            state = (state ^ plain) * np.uint64(0xBF58476D1CE4E5B9)
+            state = state ^ (state >> np.uint64(27))
+            state = state * np.uint64(0x94D049BB133111EB)
+            state = state ^ (state >> np.uint64(31))
+    return state
+
+
+class Wires:
+    """The paths inside a host as tables: [device, device or NIC, step], -1 past a path's end."""
+
+    def __init__(self, template: HostTemplate) -> None:
+        self.between, self.apart = _table(template.between_devices)
+        self.out, self.no_way_out = _table(template.to_nic)
+        self.back, self.no_way_back = _table(template.from_nic)
+        self.own = padded(template.own_nics)
+        """NICs of each device."""
+        self.num_own = np.array([len(nics) for nics in template.own_nics], dtype=np.int64)
+
+
+def _table(paths: list[list[tuple[int, ...] | None]]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """The table, and where there is no path."""
+    rows, columns = len(paths), len(paths[0]) if paths else 0
+    flat = padded([path or () for row in paths for path in row])
+    return flat.reshape(rows, columns, flat.shape[1]), np.array([[path is None for path in row] for row in paths])
+
+
+def routes(
+    wires: Wires,
+    fabric: Fabric,
+    src: Places,
+    dst: Places,
+    key: int,
+    rails: Places,
+    enters: Places,
+    *,
+    block: int,
+    nic_base: int,
+    cable_base: int,
+) -> Rows | None:
+    """Rows from devices *src* to devices *dst* (positions) through NICs and fabric, out by NIC *rails* and in by NIC
+    *enters* (-1: by one of their own); None where a pair has no way, which is the caller's to tell."""
+    per_host, num_nics = wires.out.shape[:2]
+    (host, i), (other, j) = np.divmod(src, per_host), np.divmod(dst, per_host)
+    flow = mixed(src, dst, key)
+    ends: list[NDArray[np.int64]] = []
+    for device, forced in ((i, rails), (j, enters)):
+        own = wires.num_own[device]
+        if ((forced < 0) & (own == 0)).any() or (forced >= num_nics).any():
+            return None
+        turn = (flow % np.maximum(own, 1).astype(np.uint64)).astype(np.int64)
+        ends.append(np.where(forced < 0, wires.own[device, turn], forced) if wires.own.shape[1] else forced)
+    leave, enter = ends
+    if wires.no_way_out[i, leave].any() or wires.no_way_back[enter, j].any():
+        return None
+    first, last = host * block, other * block
+    cables = _cables(fabric, fabric.attach(host, leave), fabric.attach(other, enter), flow >> np.uint64(16))
+    return np.hstack(
+        [
+            _moved(wires.out[i, leave], first),
+            (first + nic_base + 2 * leave)[:, None],
+            np.where(cables < 0, -1, cables + cable_base),
+            (last + nic_base + 2 * enter + 1)[:, None],
+            _moved(wires.back[enter, j], last),
+        ]
+    )
+
+
+def _cables(fabric: Fabric, src: Any, dst: Any, key: NDArray[np.uint64]) -> Rows:
+    if isinstance(fabric, TreeFabric):
+        return fabric.paths(src, dst, key)
+    return padded([fabric.path(*asked) for asked in zip(src.tolist(), dst.tolist(), key.tolist(), strict=True)])
+
+
+def _moved(local: Rows, base: NDArray[np.int64]) -> Rows:
+    return np.where(local < 0, -1, local + base[:, None])
+
+
+# -- A cluster: its links, its devices in rank order, and the route between any two of them.
 
 _MAX_CACHED_ROUTES = 1 << 18
 
@@ -201,10 +321,71 @@ class Cluster:
         """The cluster as a file that `load_cluster` reads, with every key explained."""
         if self.spec is None:
             raise UsageError(f"{self.name} was imported as a graph and has no TOML form: use --node-link or --graphml")
-        from distsim.cluster.files.to_toml import to_toml
+        from distsim.cluster.files.spec import to_toml
 
         return to_toml(self.spec)
 
 
 def _nodes(number: int) -> str:
     return f"{number} node{'' if number == 1 else 's'}"
+
+
+# -- Routes around links that are down: what a fabric's routing finds once it has noticed.
+#
+# Only switches route anew. A NIC, a PCIe slot or an NVLink that is down has nobody before it who could
+# choose another one, so a route whose host is cut off stays as it is, and stalls.
+
+SWITCHES = ("leaf", "spine", "switch")
+
+
+class Reroute:
+    """Routes of *cluster* while the links *down* are to be avoided."""
+
+    def __init__(self, cluster: Cluster, down: Collection[int]) -> None:
+        self._links = cluster.links
+        self._down = frozenset(down)
+        self._switches = frozenset(v.name for v in cluster.vertices if v.kind in SWITCHES)
+        self._into: dict[str, list[int]] = {}
+        self._out: dict[str, list[int]] = {}
+        for link in cluster.links:
+            if link.index not in self._down and link.src in self._switches and link.dst in self._switches:
+                self._into.setdefault(link.dst, []).append(link.index)
+                self._out.setdefault(link.src, []).append(link.index)
+        self._hops: dict[str, dict[str, int]] = {}
+
+    def route(self, route: tuple[int, ...], key: int = 0) -> tuple[int, ...]:
+        """*route* with its part between switches led over links that are up, the fewest; among equal ways a
+        hash of its ends and *key* decides. As it was where nothing of it is down, or there is no way."""
+        if self._down.isdisjoint(route):
+            return route
+        links = self._links
+        inside = [i for i, n in enumerate(route) if links[n].src in self._switches and links[n].dst in self._switches]
+        if not inside:
+            return route
+        first, last = inside[0], inside[-1]
+        if not self._down.isdisjoint(route[:first] + route[last + 1 :]):
+            return route
+        here, goal = links[route[first]].src, links[route[last]].dst
+        hops = self._hops_to(goal)
+        if here not in hops:
+            return route
+        way: list[int] = []
+        while here != goal:
+            onwards = [n for n in self._out[here] if hops.get(links[n].dst, len(links)) == hops[here] - 1]
+            way.append(onwards[mix(route[0], route[-1], key, len(way)) % len(onwards)])
+            here = links[way[-1]].dst
+        return (*route[:first], *way, *route[last + 1 :])
+
+    def _hops_to(self, goal: str) -> dict[str, int]:
+        """How many links from each switch to *goal*."""
+        if goal not in self._hops:
+            hops, waiting = {goal: 0}, deque([goal])
+            while waiting:
+                here = waiting.popleft()
+                for number in self._into.get(here, ()):
+                    before = self._links[number].src
+                    if before not in hops:
+                        hops[before] = hops[here] + 1
+                        waiting.append(before)
+            self._hops[goal] = hops
+        return self._hops[goal]

@@ -1,15 +1,17 @@
-"""What a cluster's graph is made of: vertices, directed links, and the slots that take ranks."""
+"""What a cluster is made of: vertices, links, slots, and the facts that the models of time read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Link", "Links", "Slot", "Vertex"]
+__all__ = ["Constant", "CpuModel", "GpuModel", "Link", "Links", "NcclFacts", "NodeModel", "Slot", "Vertex"]
+
+# -- What a cluster's graph is made of: vertices, directed links, and the slots that take ranks.
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +117,171 @@ class Slot:
     host: int
     local_rank: int
     device: str
+
+
+# -- What the models of computation and of collectives read of a cluster: plain facts.
+
+SETTINGS_WITH_EFFECT = frozenset(
+    {
+        "NCCL_ALGO",
+        "NCCL_BUFFSIZE",
+        "NCCL_COLLNET_ENABLE",
+        "NCCL_CROSS_NIC",
+        "NCCL_NVLS_ENABLE",
+        "NCCL_PROTO",
+        "FI_CXI_RX_MATCH_MODE",
+        "FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD",
+    }
+)
+"""Of `nccl.settings`, and of what NCCL reads of its environment: the others change no simulated time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A constant of the model of NCCL that was fitted to one cluster."""
+
+    value: float
+    uncertainty: float = 0.0
+    """Standard deviation of its logarithm."""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuModel:
+    """The host processor as one rank sees it: *flops_per_s* and *memory_bytes_per_s* are that rank's share
+    when *ranks_per_node* ranks divide the node evenly.
+    """
+
+    model: str
+    vendor: str
+    """intel, amd or arm, as NCCL tells them apart."""
+    num_sockets: int
+    cores_per_socket: int
+    ranks_per_node: int
+    flops_per_s: float
+    memory_bytes_per_s: float
+    memory_bytes: int
+    op_overhead_s: float
+    """What an operator costs the host beyond its arithmetic: Python, dispatch, autograd."""
+    store_latency_s: float
+    """A TCPStore round trip."""
+    loopback_bytes_per_s: float
+    """TCP between two ranks of one host."""
+
+    def share(self, ranks_per_node: int) -> CpuModel:
+        """The same node divided among *ranks_per_node* ranks."""
+        factor = self.ranks_per_node / ranks_per_node
+        return replace(
+            self,
+            ranks_per_node=ranks_per_node,
+            flops_per_s=self.flops_per_s * factor,
+            memory_bytes_per_s=self.memory_bytes_per_s * factor,
+            memory_bytes=int(self.memory_bytes * factor),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GpuModel:
+    """One accelerator, as its maker specifies it (dense rates, no sparsity)."""
+
+    model: str
+    compute_capability: int
+    """80 for Ampere A100, 90 for Hopper, 100 for Blackwell."""
+    memory_bytes: int
+    memory_bytes_per_s: float
+    flops_per_s: Mapping[str, float] = field(default_factory=dict)
+    """By data type: fp64, fp32, tf32, fp16, bf16, fp8, fp4."""
+
+
+STORAGE_WRITE_BYTES_PER_S = 4e9
+STORAGE_READ_BYTES_PER_S = 8e9
+"""Of one node to the file system of checkpoints, where a cluster file does not say it: what NVIDIA's DGX SuperPOD
+reference architecture with H100 (RA-11333, guidelines for storage performance, "better") asks of one. Recalled, not
+looked up, and borrowed by every preset."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeModel:
+    """One host, as the models of collectives need it. Bandwidths are per direction, and effective unless
+    named spec.
+    """
+
+    num_gpus: int
+    gpu_model: str
+    """h100, a100, ...; empty on a node without accelerators."""
+    gpu: GpuModel | None
+    ranks_per_node: int
+    """Devices that take a rank: accelerators, or sockets on a node without."""
+    nvlink: str
+    """nvswitch, mesh (direct links between each pair), or none."""
+    nvlinks_per_gpu: int
+    nvlink_bytes_per_s: float
+    """All NVLinks of one GPU together."""
+    nvlink_spec_bytes_per_s: float
+    nvlink_pair_bytes_per_s: float
+    """Between two GPUs: all of it through an NVSwitch, the pair's own links in a mesh."""
+    nvlink_latency_s: float
+    num_nvswitches: int
+    nvls: bool
+    """The NVSwitch reduces in the switch (NVLink SHARP)."""
+    nvlink_domain_nodes: int
+    """Hosts that share one NVLink domain: 1, or 18 in an NVL72 rack."""
+    pcie_generation: int
+    pcie_bytes_per_s: float
+    """One x16 slot, as measured; NCCL's own search uses its table by generation."""
+    pcie_peer_to_peer: bool
+    """False where transfers between GPUs go through host memory."""
+    num_nics: int
+    nic_bytes_per_s: float
+    """One NIC."""
+    nic_spec_bytes_per_s: float
+    nic_latency_s: float
+    """Host to host over one cable, one way."""
+    gpu_direct_rdma: bool
+    nics_beyond_root: bool = False
+    """A GPU reaches its NIC through the processor's root ports only: no PCIe switch has both, and no C2C."""
+    storage_write_bytes_per_s: float = STORAGE_WRITE_BYTES_PER_S
+    storage_read_bytes_per_s: float = STORAGE_READ_BYTES_PER_S
+    """All ranks of the node together, to where checkpoints lie."""
+
+
+@dataclass(frozen=True, slots=True)
+class NcclFacts:
+    """What NCCL's tuning asks of a machine."""
+
+    version: str
+    compute_capability: int
+    """0 without accelerators."""
+    cpu_vendor: str
+    cpu_class: str
+    """NCCL's own classes of Intel processors (bdw, skl, srp, erp); empty for others."""
+    net: str
+    """ib, roce, efa, slingshot, tcp, tcpx, tcpxo; none on a single node."""
+    num_nics: int
+    nic_bytes_per_s: float
+    nic_latency_s: float
+    collnet: bool
+    """The fabric reduces in its switches (InfiniBand SHARP) and NCCL is set up to use it."""
+    library: str = "nccl"
+    """nccl, or rccl."""
+    plugin: str = ""
+    """Of the network, with its version: aws-ofi-nccl 1.9.2; empty where it is not known or NCCL's own."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Environment that changes times: FI_CXI_RX_MATCH_MODE and its like."""
+
+    def named(self, variant: str) -> bool:
+        """Whether more than the library's release is named, so that times are those of one setup among several."""
+        return bool(self.plugin or self.settings or variant)
+
+    @property
+    def software(self) -> str:
+        """The library, its version, plugin and settings in one line: what an answer assumed."""
+        settings = [
+            f"{name}={value}" + ("" if self._has_effect(name) else " (no effect on simulated times)")
+            for name, value in self.settings.items()
+        ]
+        return ", ".join(filter(None, [f"{self.library.upper()} {self.version}", self.plugin, *settings]))
+
+    def _has_effect(self, setting: str) -> bool:
+        """NCCL_IB_DISABLE is why a cluster file has sockets for its network: there it is in every time."""
+        return setting in SETTINGS_WITH_EFFECT or (setting == "NCCL_IB_DISABLE" and self.net == "tcp")

@@ -1,24 +1,28 @@
-"""Many equal hosts on a fabric: the wiring of every cluster that a file describes.
-
-Everything has a computed place: host h's links are a block of the same size, a fabric's cables follow, so a
-route is put together from the host's own paths and the fabric's, in a few microseconds, on any number of
-hosts.
-"""
+"""Clusters of equal hosts on a fabric and of any graph, and their bisection bandwidth."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from distsim.cluster.graph.cluster import Cluster, Places, Rows, Wires, one_by_one, routes
+from distsim.cluster.graph.fabrics import Fabric, mix
 from distsim.cluster.graph.host_template import HostTemplate
-from distsim.cluster.graph.link import Links, Vertex
-from distsim.cluster.graph.many_routes import Places, Rows, Wires, one_by_one, routes
-from distsim.cluster.graph.tree_fabric import Fabric, mix
+from distsim.cluster.graph.link import CpuModel, Link, Links, NcclFacts, NodeModel, Vertex
 from distsim.errors import UsageError
 
-__all__ = ["HostsOnFabric"]
+__all__ = ["MAX_LINKS", "USUAL", "GraphWiring", "HostsOnFabric", "bisect_hosts", "graph_cluster", "max_flow"]
+
+# -- Many equal hosts on a fabric: the wiring of every cluster that a file describes.
+#
+# Everything has a computed place: host h's links are a block of the same size, a fabric's cables follow, so a
+# route is put together from the host's own paths and the fabric's, in a few microseconds, on any number of
+# hosts.
 
 
 class HostsOnFabric:
@@ -202,6 +206,241 @@ class HostsOnFabric:
 
     def bisection_bandwidth_bytes_per_s(self) -> float:
         """See `bisection`."""
-        from distsim.cluster.graph.bisection import bisect_hosts
 
         return bisect_hosts(self)
+
+
+# -- A cluster that is any graph: imported ones, where no structure is known and routes are shortest paths.
+
+USUAL = "dgx-h100"
+"""The preset that says what an imported graph does not."""
+
+# A route is the quickest for a transfer of this size, in whole picoseconds so that equal ways compare equal.
+_TYPICAL_BYTES = 1 << 20
+
+
+class GraphWiring:
+    """Vertices and links as given. *rail* is not known here and is ignored."""
+
+    def __init__(self, vertices: Sequence[Vertex], links: Sequence[Link]) -> None:
+        self.vertices = vertices
+        self.links = Links.of(links)
+        gpus = [vertex.name for vertex in vertices if vertex.kind == "gpu"]
+        self.devices = gpus or [vertex.name for vertex in vertices if vertex.kind == "cpu"]
+        self._trees: dict[int, dict[str, list[str]]] = {}
+
+    @cached_property
+    def _index(self) -> dict[tuple[str, str], int]:
+        return {(link.src, link.dst): link.index for link in self.links}
+
+    def _before(self, src: int) -> dict[str, list[str]]:
+        """For every vertex, the ones that come just before it on a quickest way from the device at *src*."""
+        if src not in self._trees:
+            import networkx
+
+            graph: networkx.DiGraph[str] = networkx.DiGraph()
+            for link in self.links:
+                time_s = link.latency_s + _TYPICAL_BYTES / link.bandwidth_bytes_per_s
+                graph.add_edge(link.src, link.dst, weight=round(time_s * 1e12))
+            source = self.devices[src]
+            before: dict[str, list[str]] = {}
+            if source in graph:
+                before, _ = networkx.dijkstra_predecessor_and_distance(graph, source)
+            self._trees[src] = {name: sorted(set(names)) for name, names in before.items()}
+        return self._trees[src]
+
+    def route(self, src: int, dst: int, flow_key: int, rail: int | None, enter: int | None = None) -> tuple[int, ...]:
+        """A quickest way; among equal ones a hash of the flow chooses at each fork."""
+        loop = self._index.get((self.devices[src], self.devices[src]))
+        if src == dst:
+            return () if loop is None else (loop,)
+        before = self._before(src)
+        here = self.devices[dst]
+        if here not in before:
+            raise UsageError(f"nothing connects {self.devices[src]} and {here}")
+        backwards: list[int] = []
+        while here != self.devices[src]:
+            choice = before[here]
+            fork = 0 if len(choice) == 1 else mix(src, dst, flow_key, len(backwards)) % len(choice)
+            backwards.append(self._index[choice[fork], here])
+            here = choice[fork]
+        return tuple(reversed(backwards))
+
+    def routes(self, src: Places, dst: Places, flow_key: int, rails: Places, enters: Places | None = None) -> Rows:
+        """One after the other."""
+        return one_by_one(self.route, src, dst, flow_key, rails, rails)
+
+    def bisection_bandwidth_bytes_per_s(self) -> float:
+        """By maximum flow over the whole graph."""
+
+        half = len(self.devices) // 2
+        if half == 0:
+            return 0.0
+        flows = [(link.src, link.dst, link.bandwidth_bytes_per_s) for link in self.links if link.src != link.dst]
+        return max_flow(flows, self.devices[:half], self.devices[half:])
+
+
+def graph_cluster(
+    name: str,
+    vertices: Sequence[Vertex],
+    links: Sequence[Link],
+    where: str,
+    usual: Callable[[], Cluster],
+    facts: tuple[CpuModel, NodeModel, NcclFacts] | None = None,
+) -> Cluster:
+    """A cluster from bare vertices and links; without *facts*, what no graph says is as on the *usual* cluster."""
+    wiring = GraphWiring(vertices, links)
+    if not wiring.devices:
+        raise UsageError(f"{where}: expected nodes of kind 'gpu' or 'cpu' to place ranks on, got none")
+    host_of = {vertex.name: vertex.host for vertex in vertices}
+    per_host: dict[int | None, int] = {}
+    for device in wiring.devices:
+        per_host[host_of[device]] = per_host.get(host_of[device], 0) + 1
+    if None in per_host:
+        lone = next(device for device in wiring.devices if host_of[device] is None)
+        raise UsageError(f"{where}: expected a host number for every device, got none for {lone}")
+    sizes = sorted(set(per_host.values()))
+    if len(sizes) > 1:
+        raise UsageError(f"{where}: expected the same number of devices on every host, got {sizes[0]} to {sizes[-1]}")
+    described = f"imported from {where}" + ("" if facts else f"; what it does not say is as on {USUAL}")
+    order = {device: position for position, device in enumerate(wiring.devices)}
+    wiring.devices.sort(key=lambda device: (host_of[device] or 0, order[device]))
+    return Cluster(
+        name,
+        len(per_host),
+        wiring,
+        *(facts or _guess(wiring, sizes[0], usual())),
+        description=described,
+    )
+
+
+def _guess(wiring: GraphWiring, per_host: int, usual: Cluster) -> tuple[CpuModel, NodeModel, NcclFacts]:
+    gpu = next((vertex for vertex in wiring.vertices if vertex.kind == "gpu"), None)
+    first = wiring.devices[0]
+    nvlinks = [link for link in wiring.links if link.src == first and link.kind == "nvlink"]
+    switched = any(vertex.kind == "nvswitch" for vertex in wiring.vertices)
+    host = next(vertex.host for vertex in wiring.vertices if vertex.name == first)
+    nics = [vertex.name for vertex in wiring.vertices if vertex.kind == "nic" and vertex.host == host]
+    rates = [link.bandwidth_bytes_per_s for link in wiring.links if nics and link.src == nics[0] and link.kind == "nic"]
+    delays = [2 * link.latency_s for link in wiring.links if nics and link.src == nics[0] and link.kind == "nic"]
+    total = sum(link.bandwidth_bytes_per_s for link in nvlinks)
+    node = replace(
+        usual.node,
+        num_gpus=per_host if gpu else 0,
+        gpu_model=usual.node.gpu_model if gpu else "",
+        gpu=usual.node.gpu if gpu else None,
+        ranks_per_node=per_host,
+        nvlink="none" if not nvlinks else "nvswitch" if switched else "mesh",
+        nvlinks_per_gpu=len(nvlinks),
+        nvlink_bytes_per_s=total,
+        nvlink_spec_bytes_per_s=total,
+        nvlink_pair_bytes_per_s=nvlinks[0].bandwidth_bytes_per_s if nvlinks else 0.0,
+        nvlink_latency_s=nvlinks[0].latency_s if nvlinks else 0.0,
+        num_nvswitches=int(switched),
+        nvls=False,
+        num_nics=len(nics),
+        nic_bytes_per_s=max(rates, default=0.0),
+        nic_spec_bytes_per_s=max(rates, default=0.0),
+        nic_latency_s=max(delays, default=0.0),
+        gpu_direct_rdma=bool(gpu and nics),
+    )
+    nccl = replace(
+        usual.nccl,
+        compute_capability=usual.nccl.compute_capability if gpu else 0,
+        net=("ib" if gpu else "tcp") if nics else "none",
+        num_nics=node.num_nics,
+        nic_bytes_per_s=node.nic_bytes_per_s,
+        nic_latency_s=node.nic_latency_s,
+    )
+    return usual.cpu.share(per_host), node, nccl
+
+
+# -- Bisection bandwidth: the largest flow from the first half of the devices to the second, in one direction.
+#
+# Where there are several hosts the halves are whole hosts, and whole NVLink domains where hosts share them.
+# Only the network that routes between the halves use counts: NVLink inside an NVLink domain, otherwise NICs and
+# fabric; that a host could also send through PCIe what its NVLinks cannot carry is left out, as no route does.
+
+MAX_LINKS = 60_000
+"""Above this many links (after hosts are folded into their NICs) a maximum flow takes longer than a user
+waits.
+"""
+
+
+class EqualHosts(Protocol):
+    """Hosts from one template on a fabric; *domain* of them share an NVLink domain."""
+
+    num_hosts: int
+    domain: int
+    template: HostTemplate
+    fabric: Fabric | None
+    nic_bytes_per_s: float
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """In rank order."""
+
+    @property
+    def links(self) -> Links:
+        """By index."""
+
+
+def max_flow(links: Iterable[tuple[str, str, float]], sources: Sequence[str], sinks: Sequence[str]) -> float:
+    """Maximum flow from all *sources* to all *sinks* over directed *links* (src, dst, bytes a second)."""
+    import networkx
+
+    graph: networkx.DiGraph[str] = networkx.DiGraph()
+    for src, dst, bandwidth in links:
+        if graph.has_edge(src, dst):
+            graph[src][dst]["capacity"] += round(bandwidth)
+        else:
+            graph.add_edge(src, dst, capacity=round(bandwidth))
+    if graph.number_of_edges() > MAX_LINKS:
+        raise UsageError(f"bisection bandwidth is computed up to {MAX_LINKS} links, got {graph.number_of_edges()}")
+    for name in sources:
+        graph.add_edge("<source>", name)
+    for name in sinks:
+        graph.add_edge(name, "<sink>")
+    return float(networkx.maximum_flow_value(graph, "<source>", "<sink>"))
+
+
+def bisect_hosts(wiring: EqualHosts) -> float:
+    """The bisection of equal hosts on a fabric, each host folded into what it can send through each NIC."""
+    if wiring.num_hosts == 1 or (wiring.template.port is not None and wiring.num_hosts <= wiring.domain):
+        return _within_domain(wiring)
+    template, fabric = wiring.template, wiring.fabric
+    if fabric is None:
+        return 0.0
+    egress = max_flow(
+        [(w.src, w.dst, w.bandwidth_bytes_per_s) for w in template.wires if w.kind != "loopback"]
+        + [(nic, f"{nic}/port", wiring.nic_bytes_per_s) for nic in template.nics],
+        list(template.devices),
+        [f"{nic}/port" for nic in template.nics],
+    )
+    per_nic = egress / len(template.nics)
+    names = [name for name, _ in fabric.switches]
+    cables = fabric.cables
+    ends = zip(cables.src.tolist(), cables.dst.tolist(), cables.bandwidth_bytes_per_s.tolist(), strict=True)
+    links = [(names[src], names[dst], rate) for src, dst, rate in ends]
+    half = wiring.num_hosts // 2
+    if template.port is not None:
+        half = -(-wiring.num_hosts // wiring.domain) // 2 * wiring.domain
+    for host in range(wiring.num_hosts):
+        for k in range(len(template.nics)):
+            leaf = names[fabric.attach(host, k)]
+            links.append(("<a>", leaf, per_nic) if host < half else (leaf, "<b>", per_nic))
+    return max_flow(links, ["<a>"], ["<b>"])
+
+
+def _within_domain(wiring: EqualHosts) -> float:
+    kinds = {link.kind for link in wiring.links}
+    usable: list[Link] = [
+        link
+        for link in wiring.links
+        if link.kind == "nvlink" or ("nvlink" not in kinds and link.kind in ("pcie", "socket", "c2c"))
+    ]
+    half = len(wiring.devices) // 2
+    if half == 0:
+        return 0.0
+    flows = [(link.src, link.dst, link.bandwidth_bytes_per_s) for link in usable]
+    return max_flow(flows, wiring.devices[:half], wiring.devices[half:])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from distsim.calibration.constants import Constants
 from distsim.cluster import Cluster
-from distsim.cluster.graph.facts import NcclFacts
+from distsim.cluster.graph.link import NcclFacts
 from distsim.collectives.algorithms.direct import all_to_all_loads, direct_phase
 from distsim.collectives.algorithms.ring import Shape, ring_hops, ring_loads, ring_phase
 from distsim.collectives.algorithms.tree import nvls_phase, nvls_tree_phase, tree_hops, tree_phase

@@ -13,7 +13,7 @@ from distsim.debug.messages.phrases import ranks_text
 from distsim.report.tables import bar
 from distsim.report.training.gains import gains
 from distsim.report.training.memory import memory_table, shortage
-from distsim.sim.observe.confidence import LAUNCH_BOUND, step_error
+from distsim.sim.observe.totals import LAUNCH_BOUND, step_error
 from distsim.text.ranks import format_ranks
 from distsim.text.units import format_bytes, format_time
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from distsim.debug.records import Site
     from distsim.debug.records.diagnosis import Diagnosis
-    from distsim.sim.kernel.limits import Limits
+    from distsim.sim.kernel.schedule import Limits
 
 __all__ = ["NOT_RUN", "Result"]
 

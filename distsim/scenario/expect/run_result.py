@@ -11,7 +11,7 @@ from distsim.scenario.expect.result import Result
 
 if TYPE_CHECKING:
     from distsim.scenario.file.load import Scenario
-    from distsim.sim.kernel.limits import Limits
+    from distsim.sim.kernel.schedule import Limits
     from distsim.sim.outcome import Outcome
 
 __all__ = ["result_of"]

@@ -29,7 +29,7 @@ from distsim.scenario.real.evidence import seen
 from distsim.scenario.real.namespaces import hosts, missing
 from distsim.scenario.real.processes import end
 from distsim.sim.faults.fault import Rule
-from distsim.sim.kernel.limits import Limits
+from distsim.sim.kernel.schedule import Limits
 from distsim.sim.outcome import Outcome
 
 __all__ = ["run_for_real"]

@@ -1,7 +1,7 @@
 """torch.distributed in virtual time: groups, works, stores, and where calls meet.
 
-`group` is what torch calls; `communicator.py` is where the calls of a group meet; `on_gpu` puts those of tensors on a
-simulated GPU into streams.
+`group.py` is what torch calls; `arrival.py` one member's part in a call, `communicator.py` where the calls of a group
+meet; `gpu_work.py` puts those of tensors on a simulated GPU into streams.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 __all__ = [
     "arrival",
     "backend",
-    "buffers",
     "communicator",
-    "data",
+    "futures",
+    "gpu_work",
     "group",
-    "monitored_barrier",
-    "nccl_class",
-    "on_gpu",
+    "group_api",
     "operations",
     "refusals",
+    "rendezvous",
     "stores",
     "work",
 ]

@@ -27,16 +27,15 @@ from distsim.deprecated import in_torch
 from distsim.deprecated.ranks import Meeting
 from distsim.errors import NotSimulated, UsageError
 from distsim.sim.c10d import communicator, stores, work
-from distsim.sim.c10d import monitored_barrier as barrier
 from distsim.sim.c10d.communicator import Communicator
-from distsim.sim.c10d.group import SimGroup, hook_patches
-from distsim.sim.c10d.group.rendezvous import Rendezvous, meeting_place
-from distsim.sim.c10d.nccl_class import nccl_patches
+from distsim.sim.c10d.group import SimGroup
+from distsim.sim.c10d.group_api import hook_patches
 from distsim.sim.c10d.operations import algorithms
+from distsim.sim.c10d.rendezvous import Rendezvous, meeting_place, nccl_patches
 from distsim.sim.isolation.process import SimProcess, current_task, require_task
 from distsim.sim.isolation.torch_state.torch_state import STATE
-from distsim.sim.kernel.machine.heap import fill_small_blocks
-from distsim.sim.observe.user_stack import call_stack
+from distsim.sim.kernel.interrupts import fill_small_blocks
+from distsim.sim.observe.reading import call_stack
 from distsim.torch_compat.ddp import GET_DDP_LOGGING_DATA, SET_RUNTIME_STATS_AND_LOG
 from distsim.torch_compat.groups import (
     CHECK_P2P_OP_LIST,
@@ -223,7 +222,7 @@ def _asked(backend: Any) -> None:
 
 
 _real_message = LOG_MESSAGE.get()
-_ON_RECORD = frozenset(module.__file__ for module in (barrier, communicator, work))
+_ON_RECORD = frozenset(module.__file__ for module in (communicator, work))
 
 
 def _on_record(code: CodeType, innermost: bool) -> bool:

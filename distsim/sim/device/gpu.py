@@ -15,7 +15,7 @@ import simpy
 import torch
 from torch import UntypedStorage
 
-from distsim.cluster.graph.facts import SETTINGS_WITH_EFFECT
+from distsim.cluster.graph.link import SETTINGS_WITH_EFFECT
 from distsim.debug.records import CallRecord, CallWait, HostWait, State, Wait
 from distsim.errors import NotSimulated
 from distsim.kernels import Cost
@@ -100,7 +100,7 @@ class Device:
         """Communication kernels that have not ended, in the order in which the host put them."""
         self.in_flight = InFlight()
         self.watchdog: Any = None
-        """Who ends the process when one of them takes too long (c10d/on_gpu/watchdog.py)."""
+        """Who ends the process when one of them takes too long (c10d/gpu_work.py)."""
         self.last_launch_s = 0.0
         self._deferred: list[tuple[Block, list[Mark]]] = []
         self._waiting: list[RankTask] = []

@@ -15,7 +15,7 @@ from distsim.errors import UsageError
 from distsim.sim.faults.fault import Fault, Lasting, Rank, Rule, check_ranks
 from distsim.sim.kernel.scheduler import Request
 from distsim.sim.kernel.task import Killed
-from distsim.sim.observe.user_stack import user_stack
+from distsim.sim.observe.reading import user_stack
 from distsim.text.exceptions import exception_named
 from distsim.text.ranks import of_ranks
 from distsim.text.units import format_time

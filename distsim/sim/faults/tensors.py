@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from distsim.debug.evidence import guard_findings as seen
 from distsim.debug.records import CallRecord, Finding
 from distsim.sim.faults.fault import Fault, Rank, Rule, check_ranks
-from distsim.sim.observe.user_stack import user_stack
+from distsim.sim.observe.reading import user_stack
 
 if TYPE_CHECKING:
     from distsim.cluster import Cluster

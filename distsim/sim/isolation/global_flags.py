@@ -31,7 +31,7 @@ import torch
 from distsim.sim.isolation.modules.module_table import SharedImports
 from distsim.sim.isolation.torch_state.torch_flags import FLAGS
 from distsim.sim.isolation.torch_state.torch_state import STATE, TorchState
-from distsim.sim.kernel.collector import own_threshold
+from distsim.sim.kernel.interrupts import own_threshold
 from distsim.sim.kernel.task import current_process
 from distsim.torch_compat.state import SET_DEFAULT_DTYPE, SET_DETERMINISTIC_ALGORITHMS
 

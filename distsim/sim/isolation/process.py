@@ -195,7 +195,7 @@ class SimProcess:
         self.silent: Any = None
         """Records facts for silent faults (debug/diagnosis/silent/collect), where somebody watches."""
         self.unarmed: dict[tuple[str, Any], Any] = {}
-        """What it has set without effect (processes/unarmed.py)."""
+        """What it has set without effect (processes/process_settings.py)."""
         self.notes = Notes()
         """From one of our hooks to another in the same process."""
 
@@ -371,7 +371,7 @@ class RankTask(Task):
     cuda_device = 0
     """The current GPU, which torch keeps by thread."""
     serves = False
-    """Whether it does what another worker has asked for (rpc/agent/pool.py)."""
+    """Whether it does what another worker has asked for (rpc/transport.py)."""
     served: CallRecord | None = None
     """The record of that."""
     dispatch_mode: Any = None

@@ -1,12 +1,9 @@
-"""The scheduler: virtual time, deadlines, the baton, and the moment nothing moves.
-
-Read this first: `run` is all of it. simpy owns the clock; each thread of the user's program is a simpy
-process (task.py); a deadlock is an empty event heap with tasks still blocked. What tasks belong to, and
-what is said of a job that stands still, is the business of who inherits this (world.py).
-"""
+"""The scheduler: virtual time, deadlines, the baton, and the moment nothing moves."""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,18 +12,73 @@ from typing import TYPE_CHECKING, Any, Protocol
 import simpy
 
 from distsim.debug.records import Wait
-from distsim.sim.kernel.baton import Baton
-from distsim.sim.kernel.deadlines import Deadline, Deadlines, Due
+from distsim.sim.kernel.baton import Baton, OneCore, PollEvent, own_s
 from distsim.sim.kernel.interrupts import Interrupts
-from distsim.sim.kernel.machine.one_core import OneCore
-from distsim.sim.kernel.machine.own_time import own_s
-from distsim.sim.kernel.polls import PollEvent
 from distsim.watchdog import shared_state
 
 if TYPE_CHECKING:
-    from distsim.sim.kernel.limits import Limits
+    from distsim.sim.kernel.schedule import Limits
 
-__all__ = ["Expired", "Owner", "Request", "Scheduler", "Unwind"]
+__all__ = ["Deadline", "Deadlines", "Due", "Expired", "Owner", "Request", "Scheduler", "Unwind"]
+
+
+class Due(Protocol):
+    """What happens at a deadline (scheduler side)."""
+
+    explicit: bool
+    """The program set the limit: it comes where nothing else can happen any more, too."""
+
+    @property
+    def over(self) -> bool:
+        """Whether it need not come any more. Asked before time passes for its sake; it is not asked again."""
+        ...
+
+    def strike(self) -> None:
+        """Its moment has come."""
+        ...
+
+
+Deadline = tuple[float, int, Due]
+"""Seconds (virtual), the order among equal times, and what happens then."""
+
+
+class Deadlines:
+    """Those to come. Kept out of simpy's heap: a pending timeout must not hide a deadlock."""
+
+    def __init__(self) -> None:
+        self._heap: list[Deadline] = []
+        self._count = itertools.count()
+
+    def add(self, at_s: float, due: Due) -> None:
+        heapq.heappush(self._heap, (at_s, next(self._count), due))
+
+    def next(self) -> Deadline | None:
+        """The first that is not over."""
+        heap = self._heap
+        while heap and heap[0][2].over:
+            heapq.heappop(heap)
+        return heap[0] if heap else None
+
+    def take(self) -> Deadline:
+        """The first, which is not to come any more."""
+        return heapq.heappop(self._heap)
+
+    def take_explicit(self) -> Deadline | None:
+        """Where nothing else can happen any more, only a limit that the program set itself ends a wait."""
+        coming = [deadline for deadline in self._heap if not deadline[2].over]
+        explicit = min((deadline for deadline in coming if deadline[2].explicit), default=None)
+        if explicit is not None:
+            coming.remove(explicit)
+        heapq.heapify(coming)
+        self._heap = coming
+        return explicit
+
+
+# -- The scheduler: virtual time, deadlines, the baton, and the moment nothing moves.
+#
+# Read this first: `run` is all of it. simpy owns the clock; each thread of the user's program is a simpy
+# process (task.py); a deadlock is an empty event heap with tasks still blocked. What tasks belong to, and
+# what is said of a job that stands still, is the business of who inherits this (world.py).
 
 QUIET_LIMIT_S = 3_600.0
 """A world in which ranks only poll for this long (virtual) is a deadlock."""

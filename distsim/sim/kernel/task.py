@@ -1,10 +1,4 @@
-"""A task: one thread of the user's program, and the baton that lets exactly one run.
-
-Every thread of a simulated rank is an OS thread (autograd and dispatch state are thread-local)
-paired with a simpy process. The thread runs until it needs something from the world; it then
-leaves a `Request` and gives the baton back to the scheduler, whose simpy process yields the
-event the thread waits for. So the order of everything is the order of simpy's event heap.
-"""
+"""A task: one thread of the user's program, and the futures that its calls complete."""
 
 from __future__ import annotations
 
@@ -13,19 +7,50 @@ import ctypes
 import functools
 import sys
 import threading
-from collections.abc import Callable, Generator
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 import simpy
 
 from distsim.debug.records import CallWait, HostWait, Wait
-from distsim.sim.kernel.baton import Baton, begin_thread
-from distsim.sim.kernel.polls import Nap
+from distsim.sim.kernel.baton import Baton, Nap, begin_thread
 from distsim.sim.kernel.scheduler import Expired, Owner, Request, Scheduler, Unwind
-from distsim.sim.kernel.tracing import take_up_tracing
+from distsim.torch_compat.works import FUTURE
 from distsim.watchdog.shared_state import crash_stack_for_this_thread
 
-__all__ = ["MANY_LOOKS", "Killed", "SignalArrived", "Task", "current_process", "current_task", "require_task"]
+__all__ = [
+    "MANY_LOOKS",
+    "Killed",
+    "SignalArrived",
+    "Task",
+    "calls_behind",
+    "current_process",
+    "current_task",
+    "is_done",
+    "made_of",
+    "require_task",
+    "take_up_tracing",
+    "why_it_waits",
+]
+
+
+def take_up_tracing() -> None:
+    """As `threading.Thread` does: what traces or profiles new threads (coverage, a debugger, cProfile) sees this one.
+    `sys.monitoring` sees all threads anyway."""
+    trace, profile = threading.gettrace(), threading.getprofile()
+    if trace is not None:
+        sys.settrace(trace)
+    if profile is not None:
+        sys.setprofile(profile)
+
+
+# -- A task: one thread of the user's program, and the baton that lets exactly one run.
+#
+# Every thread of a simulated rank is an OS thread (autograd and dispatch state are thread-local)
+# paired with a simpy process. The thread runs until it needs something from the world; it then
+# leaves a `Request` and gives the baton back to the scheduler, whose simpy process yields the
+# event the thread waits for. So the order of everything is the order of simpy's event heap.
 
 CLOCK_READ_S = 1e-7
 """What reading a clock from Python takes (timeit of time.perf_counter on a 2020s server CPU: 50 to 100 ns)."""
@@ -402,3 +427,42 @@ class Task:
     def frame(self) -> Any:
         """The innermost Python frame of the thread, for a report on where it is."""
         return None if self.ident is None else sys._current_frames().get(self.ident)
+
+
+# -- Maps a future to the calls that complete it, so that a wait for the future counts as a wait for those calls.
+
+_Future = FUTURE.get()
+
+is_done = _Future.done
+"""torch's own, which takes no time."""
+
+_sources: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
+"""Future -> those that it waits for, where calls are behind them: `why` says which (Reply, CallFuture)."""
+
+
+def made_of(future: Any, sources: Iterable[Any]) -> None:
+    """*future* is done when *sources* are."""
+    known = tuple(source for source in sources if hasattr(source, "why") or source in _sources)
+    if known:
+        _sources[future] = known
+
+
+def calls_behind(future: Any) -> Iterator[Any]:
+    """The futures of the calls behind *future* that are not over, in order."""
+    open_ = [future]
+    while open_:
+        one = open_.pop()
+        if is_done(one):
+            continue
+        if hasattr(one, "why"):
+            yield one
+        else:
+            open_.extend(reversed(_sources.get(one, ())))
+
+
+def why_it_waits(future: Any) -> Wait:
+    """The first call behind *future* that is not over."""
+    for one in calls_behind(future):
+        why: Wait = one.why
+        return why
+    return HostWait("a torch.futures.Future")

@@ -6,17 +6,11 @@
 from __future__ import annotations
 
 __all__ = [
-    "confidence",
     "critical_path",
     "evidence",
-    "gpu_tracks",
-    "lookahead",
     "metrics",
-    "profile",
     "profiler",
     "reading",
-    "silent",
     "totals",
     "training",
-    "user_stack",
 ]

@@ -25,8 +25,7 @@ from distsim.sim.device.streams import current_stream
 from distsim.sim.device.timeline.account import Account
 from distsim.sim.device.timeline.steps import StepEnd, works_on
 from distsim.sim.isolation.process import current_task
-from distsim.sim.observe.critical_path import Ran, critical_path
-from distsim.sim.observe.gpu_tracks import operator_name
+from distsim.sim.observe.critical_path import Ran, critical_path, operator_name
 from distsim.sim.observe.metrics import (
     Fused,
     OperatorTime,

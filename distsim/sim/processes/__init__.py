@@ -8,14 +8,9 @@ from __future__ import annotations
 __all__ = [
     "hosts",
     "ipc",
-    "launched_environ",
     "lifecycle",
-    "pids",
-    "pipes",
+    "process_settings",
     "signals",
     "spawn",
-    "thread_context",
     "threads",
-    "unarmed",
-    "usage",
 ]

@@ -1,12 +1,9 @@
-"""What simulated processes share: `multiprocessing`'s queues, pipes, locks, events.
-
-They live in one Python process, so they are threading's primitives with multiprocessing's
-constructors. Sent to another process, each stays the same object.
-"""
+"""What simulated processes share: `multiprocessing`'s queues, pipes, locks, events."""
 
 from __future__ import annotations
 
 import functools
+import multiprocessing.connection
 import multiprocessing.context
 import multiprocessing.managers
 import multiprocessing.pool
@@ -17,21 +14,30 @@ import pickle
 import queue
 import sys
 import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import process as process_pool
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
 import simpy
 
+from distsim.debug.records import HostWait
 from distsim.errors import NotSimulated
-from distsim.sim.isolation.process import current_task, require_task
+from distsim.sim.isolation.modules.aliases import ALIASES
+from distsim.sim.isolation.process import current_process, current_task, require_task
 from distsim.sim.isolation.wraps import class_for_ranks, refusing_class
 from distsim.sim.processes.threads import CoopLock
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
 
-__all__ = ["Shared", "Waitable", "crossing", "pickled", "sharing_patches"]
+__all__ = ["Sentinel", "Shared", "Waitable", "crossing", "pickled", "pipe_patches", "sharing_patches", "wait_for_any"]
+
+# -- What simulated processes share: `multiprocessing`'s queues, pipes, locks, events.
+#
+# They live in one Python process, so they are threading's primitives with multiprocessing's
+# constructors. Sent to another process, each stays the same object.
 
 
 def _find(number: int) -> Any:
@@ -216,4 +222,207 @@ def sharing_patches() -> list[tuple[Any, str, Any]]:
         (multiprocessing.pool.Pool, "__init__", _pool_init(multiprocessing.pool.Pool.__init__)),
         (executor, "__init__", _executor_init(executor.__init__)),
     ]
+    return patches
+
+
+# -- `multiprocessing.Pipe` between simulated processes, and `multiprocessing.connection.wait`.
+
+
+class Sentinel(Waitable):
+    """What `Process.sentinel` is for a simulated child: `multiprocessing.connection.wait` takes it."""
+
+    def __init__(self, child: SimProcess) -> None:
+        self.child = child
+
+    def ready(self) -> bool:
+        return bool(self.child.ended.triggered)
+
+    def signs(self) -> list[simpy.Event]:
+        return [self.child.ended]
+
+
+class Connection(Shared, Waitable):
+    """One end of a `multiprocessing.Pipe`. Each process that has it closes it for itself; when none that lives
+    has the other end open, there is nothing more to come."""
+
+    _other: Connection
+
+    def __init__(self, readable: bool, writable: bool) -> None:
+        self.readable, self.writable = readable, writable
+        self._inbox: deque[bytes] = deque()
+        self._holders: list[SimProcess] = []
+        self._hold(require_task().process)
+        self._on_its_way = 0
+        self._closed_by: list[SimProcess] = []
+        self._waiting: list[simpy.Event] = []
+
+    def departs(self) -> None:
+        self._on_its_way += 1
+
+    def _hold(self, process: SimProcess) -> None:
+        self._holders.append(process)
+        process.notes.pipes.append(self)
+
+    def arrived(self, process: SimProcess) -> None:
+        if process not in self._holders:
+            self._hold(process)
+            self._on_its_way -= 1
+
+    def inherited(self, parent: SimProcess, child: SimProcess) -> None:
+        """*child* was forked: it has open what its parent has open."""
+        if parent not in self._closed_by and child not in self._holders:
+            self._hold(child)
+
+    @property
+    def closed(self) -> bool:
+        return current_process() in self._closed_by
+
+    def _open(self) -> bool:
+        return self._on_its_way > 0 or any(p.alive and p not in self._closed_by for p in self._holders)
+
+    def _check(self, may: bool, what: str) -> None:
+        if self.closed:
+            raise OSError("handle is closed")
+        if not may:
+            raise OSError(f"connection is {what}-only")
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for event in waiting:
+            if not event.triggered:
+                event.succeed()
+
+    # -- waiting
+
+    def ready(self) -> bool:
+        return bool(self._inbox) or not self._other._open()
+
+    def signs(self) -> list[simpy.Event]:
+        event = require_task().world.env.event()
+        self._waiting.append(event)
+        return [event, *(p.ended for p in self._other._holders if p.alive)]
+
+    # -- multiprocessing.connection.Connection
+
+    def send(self, item: Any) -> None:
+        self._check(self.writable, "read")
+        self._put(bytes(pickled(item)))
+
+    def send_bytes(self, data: Any, offset: int = 0, size: int | None = None) -> None:
+        self._check(self.writable, "read")
+        self._put(bytes(memoryview(data)[offset : None if size is None else offset + size]))
+
+    def _put(self, data: bytes) -> None:
+        if not self._other._open():
+            raise BrokenPipeError(32, "Broken pipe")
+        self._other._inbox.append(data)
+        self._other._wake()
+
+    def poll(self, timeout: float | None = 0.0) -> bool:
+        self._check(self.readable, "write")
+        if timeout is None or timeout > 0:
+            wait_for_any([self], timeout, HostWait("a message through a pipe"))
+        elif not self.ready():
+            require_task().poll(HostWait("a message through a pipe"))
+        return self.ready()
+
+    def recv(self) -> Any:
+        return pickle.loads(self.recv_bytes())
+
+    def recv_bytes(self, maxlength: int | None = None) -> bytes:
+        self._check(self.readable, "write")
+        wait_for_any([self], None, HostWait("a message through a pipe"))
+        if not self._inbox:
+            raise EOFError
+        if maxlength is not None and len(self._inbox[0]) > maxlength:
+            raise OSError("bad message length")
+        return self._inbox.popleft()
+
+    def recv_bytes_into(self, buffer: Any, offset: int = 0) -> int:
+        data = self.recv_bytes()
+        view = memoryview(buffer).cast("B")
+        if offset + len(data) > len(view):
+            raise multiprocessing.BufferTooShort(data)
+        view[offset : offset + len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        process = require_task().process
+        if process not in self._closed_by:
+            self._closed_by.append(process)
+        self._other._wake()
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _pipe(duplex: bool = True) -> tuple[Connection, Connection]:
+    one, other = Connection(True, duplex), Connection(duplex, True)
+    one._other, other._other = other, one
+    return one, other
+
+
+def wait_for_any(objects: Sequence[Waitable], timeout: float | None, why: HostWait) -> None:
+    """Until one of *objects* is ready, or *timeout* seconds have passed."""
+    task = require_task()
+    give_up_s = None if timeout is None else task.now_s() + timeout
+    while not any(item.ready() for item in objects):
+        left_s = None if give_up_s is None else give_up_s - task.now_s()
+        if left_s is not None and left_s <= 0:
+            return
+        sign = task.world.env.any_of([event for item in objects for event in item.signs()])
+        if not task.wait_until(sign, why, left_s):
+            return
+
+
+def _connection_wait(real: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(real)
+    def wait(object_list: Iterable[Any], timeout: float | None = None) -> list[Any]:
+        held = list(object_list)
+        ours = [item for item in held if isinstance(item, Waitable)]
+        task = current_task()
+        if task is None or not ours:
+            return list(real(held, timeout))
+        for item in ours:
+            if isinstance(item, Connection):
+                item._check(item.readable, "write")
+        others = [item for item in held if item not in ours]
+        if others:  # real descriptors beside simulated ones: look at both in turn
+            return _look(task, real, held, others, timeout)
+        if timeout is None or timeout > 0:
+            ranks = tuple(i.child.rank for i in ours if isinstance(i, Sentinel) and i.child.is_rank)
+            only_children = all(isinstance(item, Sentinel) for item in ours)
+            what = "its child processes to end" if only_children else "a message through a pipe, or a process's end"
+            wait_for_any(ours, timeout, HostWait(what, ranks))
+        return [item for item in held if item.ready()]
+
+    return wait
+
+
+def _look(task: Any, real: Callable[..., Any], held: list[Any], others: list[Any], timeout: float | None) -> list[Any]:
+    give_up_s = None if timeout is None else task.now_s() + timeout
+    while True:
+        ready = real(others, 0)
+        found = [item for item in held if (item in ready if item in others else item.ready())]
+        if found or (give_up_s is not None and task.now_s() >= give_up_s):
+            return found
+        task.poll(HostWait("a process, pipe or descriptor to be ready"))
+
+
+def pipe_patches() -> list[tuple[Any, str, Any]]:
+    """(holder, attribute, replacement) of pipes and of waiting for several things at once."""
+    connection = multiprocessing.connection
+    real_pipe = connection.Pipe
+
+    @functools.wraps(real_pipe)
+    def pipe(duplex: bool = True) -> Any:
+        return real_pipe(duplex) if current_task() is None else _pipe(duplex)
+
+    real_wait = connection.wait
+    wait = _connection_wait(real_wait)
+    patches: list[tuple[Any, str, Any]] = [(connection, "Pipe", pipe)]
+    patches += [(module, "wait", wait) for _, module, _, value in ALIASES.of("wait") if value is real_wait]
     return patches

@@ -23,8 +23,7 @@ from distsim.sim.isolation.tracebacks import keep_failure
 from distsim.sim.kernel.scheduler import Unwind
 from distsim.sim.kernel.task import Killed
 from distsim.sim.processes.spawn import begin_multiprocessing, end_children
-from distsim.sim.processes.thread_context import thread_of
-from distsim.sim.processes.threads import close_pools
+from distsim.sim.processes.threads import close_pools, thread_of
 
 __all__ = ["Program", "live"]
 

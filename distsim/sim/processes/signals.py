@@ -1,25 +1,198 @@
-"""How a simulated process ends itself, and the signals that processes send each other."""
+"""Process numbers of simulated processes, and the signals that they send each other."""
 
 from __future__ import annotations
 
 import _thread
 import atexit
+import builtins
 import functools
+import io
+import multiprocessing.util
 import os
+import re
 import signal
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from distsim.debug.records import Phase
 from distsim.errors import NotSimulated
+from distsim.sim.isolation.io_barrier import note_opened
+from distsim.sim.isolation.modules.aliases import ALIASES
 from distsim.sim.isolation.process import current_process, current_task, require_task
 from distsim.sim.kernel.task import SignalArrived
-from distsim.sim.processes.pids import FIRST_PID, pid_of, process_with
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
+    from distsim.sim.world import World
 
-__all__ = ["send", "signal_patches"]
+__all__ = ["FIRST_PID", "parent_pid", "pid_of", "pid_patches", "process_with", "send", "signal_patches"]
+
+# -- Process numbers: each simulated process has its own, and everything that shows one shows that one.
+#
+# They count up from above Linux's largest pid, so no number stands for a simulated process and for one of the
+# machine's. `threading.get_ident` stays the machine's: it is the key of `sys._current_frames` and of asynchronous
+# exceptions, and each simulated thread is a thread of its own already.
+
+FIRST_PID = 4_194_304
+"""Linux's pids are below 2**22 (man 5 proc, pid_max)."""
+_AGENT_PID = 2 * FIRST_PID
+"""Of the launcher (torchrun's agent) on the first node; the other nodes' follow."""
+_THREAD_ID = 4 * FIRST_PID
+"""Native ids of threads other than a process's first, whose id is the process's."""
+
+
+def pid_of(process: SimProcess) -> int:
+    return FIRST_PID + process.index
+
+
+def parent_pid(process: SimProcess) -> int:
+    """A rank's parent is its node's launcher; a child whose parent has ended belongs to init."""
+    if process.parent is None:
+        return _AGENT_PID + process.slot.host
+    return 1 if process.parent.ended.triggered else pid_of(process.parent)
+
+
+def process_with(world: World, pid: int) -> SimProcess | None:
+    """The simulated process *pid*, whether it lives or not."""
+    index = pid - FIRST_PID
+    return world.processes[index] if 0 <= index < len(world.processes) else None
+
+
+def _native_id(real: Callable[[], int]) -> Callable[[], int]:
+    @functools.wraps(real)
+    def get_native_id() -> int:
+        task = current_task()
+        if task is None:
+            return real()
+        if task is task.process.main_task:
+            return pid_of(task.process)
+        return _THREAD_ID + task.number
+
+    return get_native_id
+
+
+def _per_process(real: Callable[..., Any], own: Callable[[SimProcess], Any]) -> Callable[..., Any]:
+    """A function without arguments that answers *own* inside a rank."""
+
+    @functools.wraps(real)
+    def ask() -> Any:
+        process = current_process()
+        return real() if process is None else own(process)
+
+    return ask
+
+
+def _of_pid(real: Callable[[int], int]) -> Callable[[int], int]:
+    """`os.getpgid`, `os.getsid`: each simulated process leads a group and session of its own, as torchrun's do."""
+
+    @functools.wraps(real)
+    def ask(pid: int, /) -> int:
+        process = current_process()
+        if process is None or (pid and pid < FIRST_PID):
+            return real(pid)
+        other = process if not pid else process_with(process.world, pid)
+        if other is None or other.ended.triggered:
+            raise ProcessLookupError(3, "No such process")
+        return pid_of(other)
+
+    return ask
+
+
+_real_getpid = os.getpid
+_IN_PROC = re.compile(r"/proc/(\d+)(?=/|$)")
+_TELLS_PID = re.compile(r"/proc/(self|\d+)/(stat|status)$")
+
+
+def _led(path: Any) -> Any:
+    """*path* with the number of the running simulated process exchanged for the one the machine knows it by."""
+    if isinstance(path, str) and path.startswith("/proc/"):
+        process = current_process()
+        match = None if process is None else _IN_PROC.match(path)
+        if match is not None and process is not None and match[1] == str(pid_of(process)):
+            return f"/proc/{_real_getpid()}{path[match.end() :]}"
+    return path
+
+
+class _Led:
+    """A function of a path. An object, not a function: it makes no method where a class keeps it."""
+
+    def __init__(self, real: Callable[..., Any]) -> None:
+        self._real = real
+        functools.update_wrapper(self, real)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if args:
+            return self._real(_led(args[0]), *args[1:], **kwargs)
+        return self._real(*args, **kwargs)
+
+
+class _Descriptor(_Led):
+    """`os.open`, `os.dup`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        number = super().__call__(*args, **kwargs)
+        note_opened(number)
+        return number
+
+
+class _Readlink(_Led):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        process = current_process()
+        if process is not None and args and args[0] == "/proc/self":
+            return str(pid_of(process))
+        return super().__call__(*args, **kwargs)
+
+
+class _Open(_Led):
+    """`open`: `/proc/self/stat` and `status` show the simulated process's number."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        file = super().__call__(*args, **kwargs)
+        process = current_process()
+        if process is not None and args and not isinstance(args[0], int) and file.writable():
+            note_opened(file.fileno())
+        told = _TELLS_PID.match(args[0]) if process is not None and args and isinstance(args[0], str) else None
+        if process is None or told is None or told[1] not in ("self", str(pid_of(process))):
+            return file
+        with file:
+            shown = file.read()
+        text = shown if isinstance(shown, str) else shown.decode()
+        pid, parent = pid_of(process), parent_pid(process)
+        if told[2] == "stat":
+            text = re.sub(r"^\d+ (\(.*\) \S) \d+ \d+ \d+", rf"{pid} \1 {parent} {pid} {pid}", text, flags=re.DOTALL)
+        else:
+            text = re.sub(r"(?m)^(Tgid|Ngid|Pid):\t.*$", rf"\1:\t{pid}", text)
+            text = re.sub(r"(?m)^PPid:\t.*$", f"PPid:\t{parent}", text)
+        return io.StringIO(text) if isinstance(shown, str) else io.BytesIO(text.encode())
+
+
+def pid_patches() -> list[tuple[Any, str, Any]]:
+    """(holder, attribute, replacement) of everything that names a process by number."""
+    getpid = _per_process(os.getpid, pid_of)
+    native = _native_id(threading.get_native_id)
+    opened = _Open(builtins.open)
+    finalize: Any = multiprocessing.util.Finalize.__call__
+    patches: list[tuple[Any, str, Any]] = [
+        (os, "getppid", _per_process(os.getppid, parent_pid)),
+        (os, "getpgrp", _per_process(os.getpgrp, pid_of)),
+        (os, "getpgid", _of_pid(os.getpgid)),
+        (os, "getsid", _of_pid(os.getsid)),
+        (threading, "get_native_id", native),
+        (finalize, "__defaults__", tuple(getpid if d is _real_getpid else d for d in finalize.__defaults__)),
+        (builtins, "open", opened),
+        (io, "open", opened),
+        (os, "readlink", _Readlink(os.readlink)),
+    ]
+    patches += [(os, name, _Descriptor(getattr(os, name))) for name in ("open", "dup")]
+    patches += [(os, name, _Led(getattr(os, name))) for name in ("stat", "lstat", "listdir", "scandir", "access")]
+    for name, module, _, value in ALIASES.of("getpid"):
+        if value is _real_getpid and name != "posix":
+            patches.append((module, "getpid", getpid))
+    return patches
+
+
+# -- How a simulated process ends itself, and the signals that processes send each other.
 
 _HARMLESS = frozenset({signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH})
 """Signals whose default is to do nothing (man 7 signal)."""

@@ -24,11 +24,9 @@ from distsim.debug.records import HostWait
 from distsim.errors import UsageError
 from distsim.sim.isolation.process import SimProcess, current_task, require_task
 from distsim.sim.isolation.tracebacks import keep_failure
-from distsim.sim.processes.ipc import Shared, crossing
-from distsim.sim.processes.launched_environ import launcher_environ, place_environ, was_told_of_torchrun
-from distsim.sim.processes.pids import pid_of
-from distsim.sim.processes.pipes import Sentinel, pipe_patches, wait_for_any
-from distsim.sim.processes.signals import send
+from distsim.sim.processes.hosts import launcher_environ, place_environ, was_told_of_torchrun
+from distsim.sim.processes.ipc import Sentinel, Shared, crossing, pipe_patches, wait_for_any
+from distsim.sim.processes.signals import pid_of, send
 
 __all__ = ["begin_multiprocessing", "end_children", "spawn_patches"]
 

@@ -1,13 +1,10 @@
-"""Threads and locks of a rank: cooperative, so that whoever waits gives the baton away.
-
-`threading`'s pure Python primitives (Condition, Event, Semaphore, Barrier, Queue) stand on its
-locks; so replacing the lock, `Thread.start`, `join` and `is_alive` is enough.
-"""
+"""Threads and locks of a rank: cooperative, so that whoever waits gives the baton away."""
 
 from __future__ import annotations
 
 import _thread
 import concurrent.futures.thread as pool_threads
+import contextlib
 import os
 import queue
 import selectors
@@ -15,17 +12,55 @@ import sys
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import simpy
+import torch
 
 from distsim.debug.records import HostWait
-from distsim.sim.isolation.process import RankTask, SimProcess, current_process, current_task
+from distsim.sim.c10d.backend import adopt_groups
+from distsim.sim.device.cpu import CpuRates
+from distsim.sim.device.dispatch import ComputeMode
+from distsim.sim.isolation.process import RankTask, SimProcess, current_process, current_task, require_task
 from distsim.sim.kernel.scheduler import Unwind
-from distsim.sim.processes.thread_context import thread_of
+from distsim.torch_compat.device import SET_ONLY_LIFT_CPU_TENSORS
+from distsim.torch_compat.groups import UNREGISTER_ALL_PROCESS_GROUPS
+from distsim.torch_compat.works import SET_MULTITHREADING_ENABLED
 
-__all__ = ["CoopLock", "close_pools", "thread_patches"]
+__all__ = ["CoopLock", "close_pools", "thread_of", "thread_patches"]
 
+_set_only_lift_cpu_tensors = SET_ONLY_LIFT_CPU_TENSORS.get()
+_unregister_all_process_groups = UNREGISTER_ALL_PROCESS_GROUPS.get()
+_set_multithreading_enabled = SET_MULTITHREADING_ENABLED.get()
+
+_set_num_threads = torch.set_num_threads
+
+
+@contextlib.contextmanager
+def thread_of(process: SimProcess) -> Iterator[None]:
+    """Make the calling thread a thread of *process* as far as torch is concerned. In the end torch's
+    thread-local state holds nothing of Python's: what it held would be dropped while the thread dies."""
+    task = require_task()
+    _set_num_threads(1)
+    _set_multithreading_enabled(False)
+    adopt_groups(process)
+    cpu, faults = process.world.cpu, process.world.faults
+    slowed = faults.compute_s if faults.are_planted else None
+    if process.accelerators is not None:
+        _set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") makes its values on the host
+    try:
+        rates = CpuRates(cpu.flops_per_s, cpu.memory_bytes_per_s, cpu.op_overhead_s, slowed, process.world.keeps_slices)
+        with ComputeMode(task, rates):
+            yield
+    finally:
+        _unregister_all_process_groups()
+
+
+# -- Threads and locks of a rank: cooperative, so that whoever waits gives the baton away.
+#
+# `threading`'s pure Python primitives (Condition, Event, Semaphore, Barrier, Queue) stand on its
+# locks; so replacing the lock, `Thread.start`, `join` and `is_alive` is enough.
 
 OWN_THREADS = HostWait("a lock, condition or queue of its own threads")
 

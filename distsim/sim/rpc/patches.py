@@ -20,20 +20,14 @@ from distsim.sim.isolation.modules.aliases import ALIASES
 from distsim.sim.isolation.process import current_task, require_task
 from distsim.sim.processes.threads import CoopLock
 from distsim.sim.rpc import calls
-from distsim.sim.rpc.agent.agent import SimAgent
-from distsim.sim.rpc.agent.futures import collect_all
-from distsim.sim.rpc.agent.group import workers_of
-from distsim.sim.rpc.agent.profiling import ProfilerKeys, profiling_patches
-from distsim.sim.rpc.autograd.context import Context
-from distsim.sim.rpc.autograd.engine import execute
-from distsim.sim.rpc.autograd.release import release
-from distsim.sim.rpc.faulty import faulty_init
-from distsim.sim.rpc.records import record_patches
-from distsim.sim.rpc.rref import SimPyRRef, SimRRef
-from distsim.sim.rpc.rref_context import RRefContext
-from distsim.sim.rpc.script import call_script, qualified_name, script
-from distsim.sim.rpc.serving import serve
-from distsim.sim.rpc.state import agent_here, autograd_here, rpc_here, rrefs_here
+from distsim.sim.rpc.agent import SimAgent, faulty_init
+from distsim.sim.rpc.autograd import Context, execute, release
+from distsim.sim.rpc.calls import SimPyRRef, SimRRef
+from distsim.sim.rpc.profiling import ProfilerKeys, profiling_patches
+from distsim.sim.rpc.requests import record_patches
+from distsim.sim.rpc.serving import call_script, qualified_name, script, serve
+from distsim.sim.rpc.state import RRefContext, agent_here, autograd_here, rpc_here, rrefs_here
+from distsim.sim.rpc.transport import collect_all, workers_of
 from distsim.torch_compat.rpc import (
     ALL_GATHER_DICT_LOCK,
     CREATE_DEVICE_LIST,

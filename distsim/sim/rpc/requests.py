@@ -1,25 +1,198 @@
-"""Sending a request from the running thread, with its tensors' history where an autograd context is open."""
+"""Sending a request from the running thread, and the record of it."""
 
 from __future__ import annotations
 
+import functools
+import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+from torch.distributed import rpc
+from torch.distributed.rpc import api
 
-from distsim.debug.records import CallRecord, CallWait
+from distsim.debug.messages.error_text import error_line
+from distsim.debug.records import CallRecord, CallWait, Group, State
+from distsim.debug.records.frames import defined_at
+from distsim.debug.records.remote import SERVE, Remote
 from distsim.errors import NotSimulated
-from distsim.sim.isolation.process import require_task
-from distsim.sim.rpc.agent.futures import Reply
-from distsim.sim.rpc.agent.message import Failed, Message, copied
-from distsim.sim.rpc.agent.profiling import begin_call, reply_came
-from distsim.sim.rpc.autograd.functions import attach, received
-from distsim.sim.rpc.records import ended
-from distsim.sim.rpc.state import agent_here, rpc_here
-from distsim.torch_compat.rpc import HANDLE_EXCEPTION
+from distsim.sim.isolation.process import current_task, require_task
+from distsim.sim.observe.reading import call_stack
+from distsim.sim.rpc.autograd import attach, received
+from distsim.sim.rpc.profiling import begin_call, reply_came
+from distsim.sim.rpc.state import RpcState, agent_here, rpc_here
+from distsim.sim.rpc.transport import Failed, Message, Reply, copied
+from distsim.torch_compat.rpc import ENABLE_RPC_PROFILER, FINALIZE_SHUTDOWN, HANDLE_EXCEPTION, WAIT_ALL_WORKERS
 
-__all__ = ["content", "request", "with_tensors"]
+if TYPE_CHECKING:
+    from distsim.sim.isolation.process import SimProcess
+    from distsim.sim.rpc.agent import SimAgent
+
+__all__ = ["answers_later", "called", "content", "ended", "record_patches", "request", "serving", "with_tensors"]
+
+# -- Remote calls as records, as the guard around real RPC writes them: what a hang is told from.
+
+GROUP = "rpc"
+TORCHS_OWN = frozenset({api.__name__, "torch.distributed.rpc.backend_registry"})
+"""Modules whose functions torch calls remotely by itself: to meet, to join, to shut down."""
+OPERATORS = "_VariableFunctionsClass."
+OPS = {"sync": "rpc_sync", "remote": "remote"}
+"""By torch's RPCExecMode; all else is rpc_async."""
+
+
+def called(
+    agent: SimAgent, to: int, timeout_s: float, rref: tuple[int, int] | None = None, op: str = ""
+) -> CallRecord | None:
+    """The record of a request of the running thread's; None of torch's own."""
+    state = rpc_here()
+    mode, function, own = state.calling
+    state.calling = ("async", "", False)
+    if own:
+        return None
+    usual_s = agent.timeout_s if agent.limits else 0.0
+    limit_s = usual_s if timeout_s < 0 else timeout_s
+    op = op or OPS.get(mode, "rpc_async")
+    remote = Remote(function, agent.info.name, agent.name_of(to), agent.pool.size, limit_s or None, rref=rref)
+    return _record(agent.process, op, agent.rank_of(to), remote, is_async=op in ("rpc_async", "remote"))
+
+
+def serving(agent: SimAgent, message: Message, udf: Any) -> CallRecord | None:
+    """The record of a request for a Python function that the running thread begins to serve; None of torch's own."""
+    if udf is None or message.request is None or getattr(udf.func, "__module__", None) in TORCHS_OWN:
+        return None
+    name = name_of(udf.func)
+    if name.startswith("_local_invoke") and len(udf.args) > 1:
+        name = f"RRef.{udf.args[1]}"
+    names = agent.name_of(message.sender), agent.info.name
+    remote = Remote(name, *names, agent.pool.size, request=message.request)
+    record = _record(agent.process, SERVE, agent.rank_of(message.sender), remote, is_async=False)
+    record.site = record.site or defined_at(udf.func)  # until it is seen elsewhere (observe/evidence.py)
+    require_task().served = record
+    return record
+
+
+def answers_later(record: CallRecord | None) -> None:
+    """The function has returned a future, and its thread is free."""
+    if record is not None:
+        record.is_async = True
+        require_task().served = None
+
+
+def ended(record: CallRecord | None, error: BaseException | None = None) -> None:
+    """Its reply is here, or sent."""
+    if record is None or record.done:
+        return
+    task = current_task()
+    if task is not None and task.served is record:
+        task.served = None
+    record.completed_s = float(task.world.env.now) if task is not None else record.issued_s
+    record.state = State.COMPLETED if error is None else State.FAILED
+    record.error = None if error is None else error_line(error)
+
+
+def name_of(function: Any) -> str:
+    """`Trainer.step`; of what has no name, its type's."""
+    name = getattr(function, "__qualname__", None)
+    return str(name or type(function).__qualname__).removeprefix(OPERATORS)
+
+
+@functools.cache
+def _workers(size: int) -> Group:
+    return Group(GROUP, GROUP, tuple(range(size)))
+
+
+def _record(
+    process: SimProcess, op: str, peer: int | None, remote: Remote | None, is_async: bool, size: int = 0
+) -> CallRecord:
+    task = require_task()
+    stack = call_stack(sys._getframe(1))
+    record = CallRecord(
+        rank=process.rank,
+        group=_workers(size or process.world.world_size),
+        seq=process.next_number(GROUP if remote is not None else op, False),
+        op=op,
+        peer=peer,
+        is_async=is_async,
+        waited=not is_async,
+        site=stack[0] if stack else None,
+        stack=stack,
+        thread=task.name,
+        issued_s=task.now_s(),
+        remote=remote,
+    )
+    process.made_call(record)
+    return record
+
+
+# -- what torch's Python says on its way to C++
+
+_real_profiler = ENABLE_RPC_PROFILER.get()
+_real_init = rpc.init_rpc
+_real_meeting = WAIT_ALL_WORKERS.get()
+_real_end = FINALIZE_SHUTDOWN.get()
+
+
+def _calling(should_profile: bool, operator: Any, function: Any, mode: Any, to: Any) -> Any:
+    """torch is about to call *function*."""
+    if current_task() is not None:
+        rpc_here().calling = (mode.value, name_of(function), getattr(function, "__module__", None) in TORCHS_OWN)
+    return _real_profiler(should_profile, operator, function, mode, to)
+
+
+def _begin(state: RpcState, op: str, size: int) -> None:
+    task = require_task()
+    record = _record(task.process, op, None, None, is_async=False, size=size)
+    state.rounds[op] = record.seq = state.rounds.get(op, 0) + 1
+    record.seq = 2 * record.seq - (op == "init_rpc")
+    state.meeting = record
+
+
+@functools.wraps(_real_init)
+def _init(name: Any, backend: Any = None, rank: int = -1, world_size: Any = None, *args: Any, **kwargs: Any) -> Any:
+    if current_task() is None or not world_size:
+        return _real_init(name, backend, rank, world_size, *args, **kwargs)
+    state = rpc_here()
+    _begin(state, "init_rpc", world_size)
+    try:
+        answer = _real_init(name, backend, rank, world_size, *args, **kwargs)
+    except BaseException as error:
+        ended(state.meeting, error)
+        raise
+    finally:
+        meeting, state.meeting = state.meeting, None
+    ended(meeting)
+    return answer
+
+
+def _meet_to_end(*args: Any, **kwargs: Any) -> Any:
+    if current_task() is not None:
+        state = rpc_here()
+        _begin(state, "rpc_shutdown", state.agent.size or 0)
+    return _real_meeting(*args, **kwargs)
+
+
+def _end(*args: Any, **kwargs: Any) -> Any:
+    try:
+        return _real_end(*args, **kwargs)
+    finally:
+        if current_task() is not None:
+            state = rpc_here()
+            ended(state.meeting)
+            state.meeting = None
+
+
+def record_patches() -> list[tuple[Any, str, Any]]:
+    """(holder, attribute, replacement) while a simulation runs."""
+    return [
+        *ENABLE_RPC_PROFILER.replaced_by(_calling),
+        (rpc, "init_rpc", _init),
+        *WAIT_ALL_WORKERS.replaced_by(_meet_to_end),
+        *FINALIZE_SHUTDOWN.replaced_by(_end),
+    ]
+
+
+# -- Sending a request from the running thread, with its tensors' history where an autograd context is open.
 
 _handle_exception = HANDLE_EXCEPTION.get()
 

@@ -1,18 +1,307 @@
-"""What a simulated process has of RPC: its agent, its references, its autograd contexts."""
+"""What a simulated process has of RPC, and the protocol that counts remote references."""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import simpy
+
+from distsim.debug.records import HostWait
 from distsim.sim.isolation.process import require_task
-from distsim.sim.rpc.autograd.context import Container
-from distsim.sim.rpc.rref_context import RRefContext
+from distsim.sim.rpc.autograd import Container
+from distsim.sim.rpc.transport import Failed, Message
 
 if TYPE_CHECKING:
     from distsim.debug.records import CallRecord
-    from distsim.sim.rpc.agent.agent import SimAgent
+    from distsim.sim.rpc.agent import SimAgent
 
-__all__ = ["RpcState", "agent_here", "autograd_here", "rpc_here", "rrefs_here"]
+__all__ = [
+    "ForkData",
+    "Id",
+    "Owner",
+    "RRefContext",
+    "RpcState",
+    "User",
+    "agent_here",
+    "autograd_here",
+    "rpc_here",
+    "rrefs_here",
+    "shown",
+]
+
+# -- Who counts remote references: torch's protocol (torch's "Remote Reference Protocol" note), message for message.
+#
+# An owner keeps a value as long as some fork of the reference is known to it. A user tells the owner when its fork
+# dies, and holds what it passes on until the next one is known there. Nothing here is sent twice or lost: a simulated
+# network either delivers or names a worker that is gone.
+
+Id = tuple[int, int]
+"""Worker that made it, and its number there."""
+ForkData = tuple[int, Id, Id, int]
+"""Owner, reference, fork and parent: how a reference crosses."""
+
+TIMED_OUT = (
+    "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node does not exist."
+)
+FLUSH_S = 100.0
+"""How long a graceful shutdown waits for references (torch's default)."""
+
+
+def shown(id_: Id) -> str:
+    """As torch prints it."""
+    return f"GloballyUniqueId(created_on={id_[0]}, local_id={id_[1]})"
+
+
+class Owner:
+    """The value, on the worker that has it."""
+
+    is_owner = True
+
+    def __init__(self, context: RRefContext, rref_id: Id) -> None:
+        self.context = context
+        self.owner = context.agent.id
+        self.rref_id = rref_id
+        self.has_value = False
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.timed_out = False
+        self._waiting: list[Callable[[], object]] = []
+
+    def set(self, value: Any, error: BaseException | None = None) -> None:
+        if self.has_value:
+            return
+        self.value, self.error, self.has_value = value, error, True
+        waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            call()
+
+    def when_set(self, call: Callable[[], None]) -> None:
+        """Have *call* made once the value is there, in whichever thread sets it."""
+        if self.has_value:
+            call()
+        else:
+            self._waiting.append(call)
+
+    def get(self) -> Any:
+        """The value; waits for it."""
+        if self.timed_out:
+            raise RuntimeError(TIMED_OUT)
+        if not self.has_value:
+            task = require_task()
+            event: simpy.Event = task.world.env.event()
+            self._waiting.append(event.succeed)
+            task.wait(event, HostWait("the value of an RRef that is not made yet"))
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+    def __str__(self) -> str:
+        return f"OwnerRRef(rref_id={shown(self.rref_id)})"
+
+
+class User:
+    """A fork of a reference, on a worker that does not have the value."""
+
+    is_owner = False
+
+    def __init__(self, context: RRefContext, owner: int, rref_id: Id, fork_id: Id) -> None:
+        self.context = context
+        self.owner = owner
+        self.rref_id = rref_id
+        self.fork_id = fork_id
+        self.confirmed = False
+        self.deleted = False
+        self.timed_out = False
+        self.when_confirmed: list[Callable[[], None]] = []
+
+    def confirm(self) -> None:
+        """The owner knows of it."""
+        self.confirmed = True
+        waiting, self.when_confirmed = self.when_confirmed, []
+        for call in waiting:
+            call()
+
+    def delete(self) -> None:
+        if not self.deleted:
+            self.deleted = True
+            self.context.delete_user(self)
+
+    def __del__(self) -> None:
+        self.delete()
+
+    def __str__(self) -> str:
+        return f"UserRRef(rref_id={shown(self.rref_id)}, fork_id={shown(self.fork_id)})"
+
+
+class RRefContext:
+    """The references that one worker has or owns."""
+
+    def __init__(self, agent: SimAgent) -> None:
+        self.agent = agent
+        self.destroyed = False
+        self.owners: dict[Id, Owner] = {}
+        self.forks: dict[Id, dict[Id, None]] = {}
+        self.pending_users: dict[Id, User] = {}
+        self.pending_children: dict[Id, User] = {}
+        self.confirmed_users: dict[Id, Any] = {}
+        self.pending_futures = 0
+        self._next_id = 0
+        self._changed: list[simpy.Event] = []
+
+    def new_id(self) -> Id:
+        self._next_id += 1
+        return self.agent.id, self._next_id - 1
+
+    def debug_info(self) -> dict[str, str]:
+        return {
+            "num_owner_rrefs": str(len(self.owners)),
+            "num_pending_futures": str(self.pending_futures),
+            "num_pending_users": str(len(self.pending_users)),
+            "num_forks": str(sum(len(forks) for forks in self.forks.values())),
+        }
+
+    def change(self) -> None:
+        waiting, self._changed = self._changed, []
+        for event in waiting:
+            event.succeed()
+
+    # -- the owner's side
+
+    def owner_of(self, rref_id: Id) -> Owner:
+        """The owner's side of *rref_id*, made where it is heard of for the first time."""
+        found = self.owners.get(rref_id)
+        if found is None:
+            found = self.owners[rref_id] = Owner(self, rref_id)
+            self.change()
+        return found
+
+    def add_fork(self, rref_id: Id, fork_id: Id) -> None:
+        self.forks.setdefault(rref_id, {})[fork_id] = None
+
+    def delete_fork(self, rref_id: Id, fork_id: Id) -> None:
+        forks = self.forks.get(rref_id)
+        if forks is None or fork_id not in forks:
+            return
+        del forks[fork_id]
+        if not forks:
+            del self.forks[rref_id]
+            self.owners.pop(rref_id, None)
+        self.change()
+
+    # -- the user's side
+
+    def new_user(self, owner: int) -> User:
+        rref_id = self.new_id()
+        return User(self, owner, rref_id, self.new_id())
+
+    def add_pending_user(self, user: User) -> None:
+        self.pending_users[user.fork_id] = user
+
+    def user_confirmed(self, fork_id: Id) -> None:
+        user = self.pending_users.pop(fork_id, None)
+        if user is not None:
+            self.confirmed_users[fork_id] = weakref.ref(user)
+            user.confirm()
+            self.change()
+
+    def delete_user(self, user: User) -> None:
+        """May be called by Python's collector, in any thread."""
+        self.confirmed_users.pop(user.fork_id, None)
+        if self.destroyed or not self.agent.running:
+            return
+        self.pending_futures += 1
+        self.agent.tell(user.owner, Message("RREF_USER_DELETE", fields=(user.rref_id, user.fork_id)), self._acked)
+
+    def _acked(self, _: Message | Failed) -> None:
+        self.pending_futures -= 1
+        self.change()
+
+    # -- crossing
+
+    def fork(self, rref: Owner | User) -> ForkData:
+        """*rref* is on its way to another worker."""
+        if isinstance(rref, User) and rref.deleted:
+            raise RuntimeError(f"{rref} has been deleted. Cannot call fork an UserRRef after deletion.")
+        fork_id = self.new_id()
+        if isinstance(rref, Owner):
+            self.add_fork(rref.rref_id, fork_id)
+            self.owners[rref.rref_id] = rref
+        else:
+            self.pending_children[fork_id] = rref
+        return rref.owner, rref.rref_id, fork_id, self.agent.id
+
+    def arrived(self, data: ForkData) -> Owner | User:
+        """A reference that has come from its parent."""
+        owner, rref_id, fork_id, parent = data
+        me = self.agent.id
+        if owner == me:
+            mine = self.owner_of(rref_id)
+            if parent == me:
+                self.delete_fork(rref_id, fork_id)
+            else:
+                self.pending_futures += 1
+                self.agent.tell(parent, Message("RREF_CHILD_ACCEPT", fields=fork_id), self._acked)
+            return mine
+        user = User(self, owner, rref_id, fork_id)
+        if parent == owner:
+            self.confirmed_users[fork_id] = weakref.ref(user)
+            user.confirm()
+            return user
+        self.add_pending_user(user)
+        self.pending_futures += 1
+
+        def known(reply: Message | Failed) -> None:
+            self._acked(reply)
+            self.user_confirmed(fork_id)
+            if isinstance(reply, Message):
+                self.pending_futures += 1
+                self.agent.tell(parent, Message("RREF_CHILD_ACCEPT", fields=fork_id), self._acked)
+
+        self.agent.tell(owner, Message("RREF_FORK_REQUEST", fields=(rref_id, fork_id)), known)
+        return user
+
+    def child_accepted(self, fork_id: Id) -> None:
+        self.pending_children.pop(fork_id, None)
+        self.change()
+
+    # -- the end
+
+    def flush(self, timeout_s: float = FLUSH_S) -> None:
+        """Before a graceful shutdown: every user is known, then dies; then every owner may go."""
+        self._wait(lambda: not self.pending_users and not self.pending_children, timeout_s)
+        users, self.confirmed_users = self.confirmed_users, {}
+        for weak in users.values():
+            user = weak()
+            if user is not None:
+                user.delete()
+        for rref_id in [rref_id for rref_id in self.owners if rref_id not in self.forks]:
+            del self.owners[rref_id]
+        self._wait(lambda: not self.owners, timeout_s)
+
+    def _wait(self, is_so: Callable[[], bool], timeout_s: float) -> None:
+        task = require_task()
+        give_up_s = task.now_s() + timeout_s
+        while not is_so():
+            event: simpy.Event = task.world.env.event()
+            self._changed.append(event)
+            if not task.wait_until(event, HostWait("shutdown: RRefs to be deleted"), give_up_s - task.now_s()):
+                return
+
+    def destroy(self, ignore_leaks: bool) -> None:
+        self.destroyed = True
+        leaks = "".join(
+            f"Leaking RRef {shown(rref_id)} with fork Id {shown(fork_id)}\n"
+            for rref_id, forks in self.forks.items()
+            for fork_id in forks
+        )
+        self.owners.clear()
+        if leaks and not ignore_leaks:
+            raise RuntimeError(leaks)
+
+
+# -- What a simulated process has of RPC: its agent, its references, its autograd contexts.
 
 
 class RpcState:

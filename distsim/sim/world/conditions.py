@@ -10,8 +10,7 @@ from distsim.debug.diagnosis.silent.allowed import check_patterns
 from distsim.debug.records import Evidence
 from distsim.options import RunOptions
 from distsim.sim.faults.fault import Rule
-from distsim.sim.kernel.limits import Limits
-from distsim.sim.kernel.schedule import Schedule
+from distsim.sim.kernel.schedule import Limits, Schedule
 from distsim.sim.outcome import Progress
 
 if TYPE_CHECKING:

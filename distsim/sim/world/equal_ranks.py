@@ -1,23 +1,406 @@
-"""Which ranks of a job stand for the others, once it is too large to trace every one.
-
-A training job's ranks differ in their data, not in what they do with it. A sample is traced: the first and the last of
-each kind, and of a single kind one from its middle, so that there are two against one where they differ. In a
-collective the first of a kind arrives for those of its kind that are not traced. Nothing is known of these, and nothing
-is said of them (`Traced.not_traced`): that they would do the same is an assumption of the figures, not of the verdict.
-Ranks that send to each other are kinds by their places in their groups (pipeline stages).
-"""
+"""Which ranks of a job stand for the others, and the lines of a program that tell ranks apart."""
 
 from __future__ import annotations
 
+import ast
+import operator
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
 
 import torch
 
 from distsim.debug.records import P2P, CallRecord
+from distsim.debug.records.frames import Owner, owner, shown
 
-__all__ = ["RankTrace", "Sample", "StartAgain", "Unlike", "families", "kinds_by_place"]
+__all__ = [
+    "RankTrace",
+    "RankUse",
+    "Sample",
+    "StartAgain",
+    "Unlike",
+    "families",
+    "kinds_by_place",
+    "own_files",
+    "rank_uses",
+]
+
+# -- Lines of a program that use a rank's number, and the ranks that its tests tell apart.
+#
+# The program's own files are read, not run. A name that may hold a rank's number anywhere is taken to hold one
+# everywhere. A test that only asks for ranks, sizes of the job and constants is evaluated for every rank. The scan sees
+# neither libraries nor what differs by other ways (data, files, time), so it finds differences and proves nothing.
+
+LONGEST = 60
+"""Characters of an expression that are shown."""
+_ALIASES = {
+    "SLURM_PROCID": "RANK", "PMI_RANK": "RANK", "OMPI_COMM_WORLD_RANK": "RANK", "SLURM_LOCALID": "LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "LOCAL_RANK", "SLURM_NODEID": "GROUP_RANK", "NODE_RANK": "GROUP_RANK",
+}  # fmt: skip
+_RANKS = frozenset({"RANK", "LOCAL_RANK", "GROUP_RANK"})
+_SIZES = frozenset({"WORLD_SIZE", "LOCAL_WORLD_SIZE"})
+_ASK = {"get_rank": "RANK", "get_node_local_rank": "LOCAL_RANK", "get_world_size": "WORLD_SIZE"}
+_ASK_IN_GROUP = frozenset({"get_rank", "get_local_rank", "get_coordinate", "get_group_rank", "rank"})
+"""Called with arguments, or of an object: a number in a group, which is not evaluated."""
+_KEEPS = frozenset({"int", "abs", "str", "divmod", "tuple", "list", "float", "sum"})
+"""What these make of a rank still tells it."""
+_CHOOSES = frozenset({"min", "max"})
+"""The same, and they compare."""
+_HARMLESS = frozenset(
+    {"print", "debug", "info", "warning", "error", "critical", "exception", "log", "basicConfig", "getLogger", "format",
+     "set_device", "device", "to", "cuda", "manual_seed", "manual_seed_all", "seed", "set_seed", "seed_everything",
+     "init_process_group", "init_device_mesh", "DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP",
+     "DistributedSampler", "synchronize", "get_device_properties", "add_scalar", "set_description", "set_postfix"}
+)  # fmt: skip
+"""Calls that get a rank, or a device by its number, in every job: what they do with it is not worth a line."""
+_BINARY: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod, ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+    ast.Gt: operator.gt, ast.GtE: operator.ge, ast.In: lambda one, many: one in many,
+    ast.NotIn: lambda one, many: one not in many,
+}  # fmt: skip
+Place = Mapping[str, int]
+"""What torchrun's variables say of a rank: RANK, LOCAL_RANK, GROUP_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE."""
+
+
+class Unknown(Exception):
+    """An expression has no value that the scan can tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankUse:
+    """A line that uses a rank's number, or a number made from it."""
+
+    where: str
+    """file:line"""
+    text: str
+    """The expression."""
+    how: str
+    """As what it is used: a test, an index, an argument of NAME, text."""
+    outcomes: tuple[bool, ...] | None = None
+    """Of a test, by rank; None: not known."""
+
+    def tells_apart(self, ranks: frozenset[int]) -> bool:
+        """Whether it has another outcome on some rank than on every one of *ranks*."""
+        return self.outcomes is not None and len({self.outcomes[r] for r in ranks}) < len(set(self.outcomes))
+
+
+def rank_uses(files: Sequence[str], places: Sequence[Place]) -> list[RankUse]:
+    """The uses in *files*, in their order.
+
+    Args:
+        files: Paths of the program's own source. One that cannot be read or parsed is left out.
+        places: By rank.
+    """
+    scan = _Scan(places)
+    trees = {}
+    for file in files:
+        try:
+            trees[file] = ast.parse(Path(file).read_bytes())
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            continue
+        scan.define(trees[file])
+    scan.spread()
+    return [use for file, tree in trees.items() for use in scan.uses(shown(file), tree)]
+
+
+def own_files(main: ModuleType) -> list[str]:
+    """The user's own files that *main* holds functions, classes or modules of, its own first."""
+    found: dict[str, None] = {}
+    todo: list[Any] = [main.__dict__]
+    while todo:
+        names = todo.pop()
+        file = names.get("__file__")
+        if not isinstance(file, str) or file in found or owner(file) is not Owner.USER:
+            continue
+        found[file] = None
+        for value in list(names.values()):
+            if isinstance(value, ModuleType):
+                todo.append(value.__dict__)
+            elif isinstance(value, type):
+                todo.extend(f.__globals__ for f in list(vars(value).values()) if isinstance(f, FunctionType))
+            elif isinstance(value, FunctionType):
+                todo.append(value.__globals__)
+    return list(found)
+
+
+class _Scan:
+    """What names of all files may hold."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self._places = places
+        self._values: dict[str, list[ast.expr | None]] = {}
+        """Name, attribute or `function()` -> all that is assigned to it; None: something else."""
+        self._functions: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
+        self._calls: list[ast.Call] = []
+        self._tainted: set[str] = set()
+
+    def define(self, tree: ast.Module) -> None:
+        _name_scopes(tree, [])
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign):
+                for target in node.targets:
+                    self._assign(target, node.value)
+            elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+                self._assign(node.target, node.value)
+            elif isinstance(node, ast.AugAssign):
+                self._assign(node.target, node.value, None)
+            elif isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
+                self._assign(node.target, None)
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                self._functions.setdefault(node.name, []).append(node)
+                for each in ast.walk(node):
+                    if isinstance(each, ast.Return) and each.value is not None:
+                        self._values.setdefault(f"{node.name}()", []).append(each.value)
+            elif isinstance(node, ast.ClassDef):
+                starts = [e for e in node.body if isinstance(e, ast.FunctionDef) and e.name == "__init__"]
+                self._functions.setdefault(node.name, []).extend(starts)
+            elif isinstance(node, ast.Call):
+                self._calls.append(node)
+
+    def _assign(self, target: ast.expr, *values: ast.expr | None) -> None:
+        if isinstance(target, ast.Tuple | ast.List):
+            whole = values[0]
+            parts = whole.elts if isinstance(whole, ast.Tuple | ast.List) else []
+            for i, part in enumerate(target.elts):
+                self._assign(part, *([parts[i]] if len(parts) == len(target.elts) else [whole, None]))
+        elif isinstance(target, ast.Subscript):
+            self._assign(target.value, *values, None)
+        elif (key := _key(target)) is not None:
+            self._values.setdefault(key, []).extend(values)
+
+    def spread(self) -> None:
+        """Find all names that may hold a rank's number."""
+        for call in self._calls:
+            for function in self._functions.get(_called(call), ()):
+                self._give(function, call)
+        grows = True
+        while grows:
+            new = {
+                key
+                for key, values in self._values.items()
+                if key not in self._tainted and any(v is not None and self._holds(v) for v in values)
+            }
+            self._tainted |= new
+            grows = bool(new)
+
+    def _give(self, function: ast.FunctionDef | ast.AsyncFunctionDef, call: ast.Call) -> None:
+        """*call* gives its arguments to the parameters of *function*, and the defaults of the others."""
+        parameters = [*function.args.posonlyargs, *function.args.args]
+        defaults: list[ast.expr | None] = [None] * (len(parameters) - len(function.args.defaults))
+        given = dict(zip((p.arg for p in parameters), [*defaults, *function.args.defaults], strict=True))
+        given |= zip((p.arg for p in function.args.kwonlyargs), function.args.kw_defaults, strict=True)
+        names = [name for name in given if name not in ("self", "cls")]
+        given |= dict(zip(names, call.args, strict=False))
+        given |= {word.arg: word.value for word in call.keywords if word.arg in given}
+        for name, value in given.items():
+            self._values.setdefault(f"{_scope(function)}{name}", []).append(value)
+
+    # -- what holds a rank
+
+    def _holds(self, node: ast.expr) -> bool:
+        """Whether the value of *node* may tell the rank. What a comparison or another use makes of one does not count:
+        that use has its own line."""
+        if _source(node) in _RANKS or _in_group(node):
+            return True
+        if isinstance(node, ast.Name | ast.Attribute):
+            return _key(node) in self._tainted
+        if isinstance(node, ast.BinOp):
+            return self._holds(node.left) or self._holds(node.right)
+        if isinstance(node, ast.UnaryOp):
+            return not isinstance(node.op, ast.Not) and self._holds(node.operand)
+        if isinstance(node, ast.IfExp):
+            return self._holds(node.body) or self._holds(node.orelse)
+        if isinstance(node, ast.Tuple | ast.List | ast.Set):
+            return any(self._holds(part) for part in node.elts)
+        if isinstance(node, ast.Starred | ast.NamedExpr | ast.Subscript):
+            return self._holds(node.value)
+        if isinstance(node, ast.Call):
+            name = _called(node)
+            if name in _KEEPS or name in _CHOOSES:
+                return any(self._holds(value) for value in _arguments(node))
+            return f"{name}()" in self._tainted
+        return False
+
+    def uses(self, file: str, tree: ast.Module) -> Iterator[RankUse]:
+        lines: set[tuple[int, str]] = set()
+        for node, how in self._places_of_use(tree):
+            if (node.lineno, how) in lines:
+                continue
+            lines.add((node.lineno, how))
+            text = " ".join(ast.unparse(node).split())
+            text = text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+            outcomes = self._outcomes(node) if how == "a test" else None
+            if outcomes is None or len(set(outcomes)) > 1:
+                yield RankUse(f"{file}:{node.lineno}", text, how, outcomes)
+
+    def _places_of_use(self, node: ast.AST) -> Iterator[tuple[ast.expr, str]]:
+        if isinstance(node, ast.Raise) or (isinstance(node, ast.Call) and _called(node) in _HARMLESS):
+            return
+        yield from self._uses_of(node)
+        for child in ast.iter_child_nodes(node):
+            yield from self._places_of_use(child)
+
+    def _uses_of(self, node: ast.AST) -> Iterator[tuple[ast.expr, str]]:
+        if isinstance(node, ast.Call):
+            name = _called(node)
+            if name in _CHOOSES and self._holds(node):
+                yield node, "a test"
+            elif name not in _KEEPS and name not in self._functions and any(map(self._holds, _arguments(node))):
+                yield node, f"an argument of {name or 'a call'}"
+        elif isinstance(node, ast.Compare):
+            if any(map(self._holds, (node.left, *node.comparators))):
+                yield node, "a test"
+        elif isinstance(node, ast.If | ast.While | ast.IfExp | ast.Assert):
+            yield from self._truths(node.test)
+        elif isinstance(node, ast.comprehension | ast.BoolOp):
+            for test in node.ifs if isinstance(node, ast.comprehension) else node.values:
+                yield from self._truths(test)
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and _source(node) is None:
+            if any(self._holds(part) for part in ast.walk(node.slice) if isinstance(part, ast.expr)):
+                yield node, "an index"
+        elif isinstance(node, ast.JoinedStr | ast.BinOp) and self._writes(node):
+            yield node, "text"
+
+    def _writes(self, node: ast.JoinedStr | ast.BinOp) -> bool:
+        """Whether *node* makes text of a rank that is not the name of a device."""
+        if isinstance(node, ast.BinOp):
+            is_text = isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
+            return is_text and isinstance(node.op, ast.Mod) and self._holds(node.right)
+        first = node.values[0] if node.values else None
+        if isinstance(first, ast.Constant) and str(first.value).startswith("cuda"):
+            return False
+        return any(self._holds(part.value) for part in node.values if isinstance(part, ast.FormattedValue))
+
+    def _truths(self, test: ast.expr) -> Iterator[tuple[ast.expr, str]]:
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            yield from self._truths(test.operand)
+        elif not isinstance(test, ast.Compare | ast.BoolOp) and self._holds(test):
+            yield test, "a test"
+
+    # -- what a test says on each rank
+
+    def _outcomes(self, test: ast.expr) -> tuple[bool, ...] | None:
+        try:
+            return tuple(bool(self._value(test, place, 0)) for place in self._places)
+        except Exception:  # whatever the program's own expression may raise
+            return None
+
+    def _value(self, node: ast.expr, place: Place, depth: int) -> Any:
+        source = _source(node)
+        if source is not None:
+            return place[source]
+        if depth > 40:
+            raise Unknown
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.Tuple | ast.List | ast.Set):
+            return [self._value(part, place, depth + 1) for part in node.elts]
+        if isinstance(node, ast.Name | ast.Attribute):
+            return self._only(_key(node) or "", place, depth)
+        if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
+            left, right = (self._value(part, place, depth + 1) for part in (node.left, node.right))
+            return _BINARY[type(node.op)](left, right)
+        if isinstance(node, ast.UnaryOp):
+            value = self._value(node.operand, place, depth + 1)
+            return not value if isinstance(node.op, ast.Not) else -value if isinstance(node.op, ast.USub) else value
+        if isinstance(node, ast.Compare):
+            values = [self._value(part, place, depth + 1) for part in (node.left, *node.comparators)]
+            return all(_BINARY[type(o)](a, b) for o, a, b in zip(node.ops, values, values[1:], strict=False))
+        if isinstance(node, ast.Call) and not _in_group(node):
+            name = _called(node)
+            if name == "int" and len(node.args) == 1:
+                return int(self._value(node.args[0], place, depth + 1))
+            if name in self._functions and not _arguments(node):
+                return self._only(f"{name}()", place, depth)
+        raise Unknown
+
+    def _only(self, key: str, place: Place, depth: int) -> Any:
+        """What the name *key* holds, where all that is assigned to it is the same."""
+        values = self._values.get(key, [])
+        if not values or len(values) > 8 or any(value is None for value in values):
+            raise Unknown
+        found = [self._value(value, place, depth + 1) for value in values if value is not None]
+        if any(value != found[0] for value in found):
+            raise Unknown
+        return found[0]
+
+
+def _name_scopes(node: ast.AST, scopes: list[tuple[str, set[str]]]) -> None:
+    """Give each name of a function's own in *node* the function's mark; `_key` reads it."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        arguments = node.args
+        own = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+        shared: set[str] = set()
+        for each in ast.walk(node):
+            if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
+                own.add(each.id)
+            elif isinstance(each, ast.Global | ast.Nonlocal):
+                shared.update(each.names)
+        scopes = [*scopes, (_scope(node), own - shared)]
+    elif isinstance(node, ast.Name):
+        node.scope = next((mark for mark, own in reversed(scopes) if node.id in own), "")  # type: ignore[attr-defined]
+    for child in ast.iter_child_nodes(node):
+        _name_scopes(child, scopes)
+
+
+def _scope(function: ast.AST) -> str:
+    return f"{id(function)}."
+
+
+def _key(node: ast.expr) -> str | None:
+    if isinstance(node, ast.Name):
+        return getattr(node, "scope", "") + node.id
+    return f".{node.attr}" if isinstance(node, ast.Attribute) else None
+
+
+def _called(call: ast.Call) -> str:
+    return _last(call.func)
+
+
+def _last(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _arguments(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(word.value for word in call.keywords)]
+
+
+def _source(node: ast.expr) -> str | None:
+    """The variable of torchrun that *node* asks for: `dist.get_rank()`, `os.environ["RANK"]`, `os.getenv("RANK")`."""
+    name: Any = None
+    if isinstance(node, ast.Call):
+        called = _called(node)
+        if called in _ASK and not _arguments(node):
+            return _ASK[called]
+        if (called == "getenv" or (called == "get" and _is_environ(node.func))) and node.args:
+            name = node.args[0]
+    elif isinstance(node, ast.Subscript) and _is_environ(node):
+        name = node.slice
+    if not isinstance(name, ast.Constant) or not isinstance(name.value, str):
+        return None
+    known = _ALIASES.get(name.value, name.value)
+    return known if known in _RANKS or known in _SIZES else None
+
+
+def _is_environ(node: ast.expr) -> bool:
+    return isinstance(node, ast.Subscript | ast.Attribute) and _last(node.value) == "environ"
+
+
+def _in_group(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and _called(node) in _ASK_IN_GROUP and _source(node) is None
+
+
+# -- Which ranks of a job stand for the others, once it is too large to trace every one.
+#
+# A training job's ranks differ in their data, not in what they do with it. A sample is traced: the first and the last
+# of each kind, and of a single kind one from its middle, so that there are two against one where they differ. In a
+# collective the first of a kind arrives for those of its kind that are not traced. Nothing is known of these, and
+# nothing is said of them (`Traced.not_traced`): that they would do the same is an assumption of the figures, not of
+# the verdict. Ranks that send to each other are kinds by their places in their groups (pipeline stages).
 
 
 class StartAgain(BaseException):

@@ -14,13 +14,15 @@ from distsim.sim.isolation.process import current_task
 from distsim.sim.kernel.task import Killed
 from distsim.sim.world.equal_ranks import (
     RankTrace,
+    RankUse,
     Sample,
     StartAgain,
     Unlike,
     families,
     kinds_by_place,
+    own_files,
+    rank_uses,
 )
-from distsim.sim.world.rank_uses import RankUse, own_files, rank_uses
 
 if TYPE_CHECKING:
     import simpy

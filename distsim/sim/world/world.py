@@ -1,7 +1,4 @@
-"""The world of one simulation: its processes, groups and stores, and what is said when nothing moves.
-
-It is its own scheduler (scheduler.py), which knows time and tasks and nothing of what they do.
-"""
+"""The world of one simulation: its processes, groups and stores, and its report when nothing moves."""
 
 from __future__ import annotations
 
@@ -10,8 +7,10 @@ import functools
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
 
 import simpy
 
@@ -30,13 +29,11 @@ from distsim.sim.device.operators.random_fills import RandomFills
 from distsim.sim.device.operators.values import ValuePolicy
 from distsim.sim.isolation.io_barrier import withheld
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task
-from distsim.sim.kernel.limits import Limits
+from distsim.sim.kernel.schedule import Limits
 from distsim.sim.kernel.scheduler import Scheduler, Unwind
 from distsim.sim.kernel.task import Killed
-from distsim.sim.observe.user_stack import user_stack
+from distsim.sim.observe.reading import user_stack
 from distsim.sim.world.equal_ranks import Sample
-from distsim.sim.world.injected import Injected
-from distsim.sim.world.room import limited_by
 from distsim.sim.world.traced import Traced
 
 if TYPE_CHECKING:
@@ -47,7 +44,58 @@ if TYPE_CHECKING:
     from distsim.sim.kernel.schedule import Schedule
     from distsim.sim.world.undo import UndoLog
 
-__all__ = ["Setting", "Surroundings", "World"]
+__all__ = ["Injected", "Setting", "Surroundings", "World", "limited_by"]
+
+
+class Injected(Protocol):
+    """What a world asks of its faults (planted.Faults), everywhere where something can go wrong; *members* are
+    the arrivals of a call. Of a world without faults nobody answers."""
+
+    def begin(self) -> None: ...
+
+    def on_call(self, task: RankTask, record: CallRecord) -> None: ...
+
+    def on_start(self, members: Sequence[Any]) -> None: ...
+
+    def after_data(self, members: Sequence[Any]) -> None: ...
+
+    def compute_s(self, process: SimProcess, start_s: float, seconds: float) -> float: ...
+
+    def host_s(self, process: SimProcess, start_s: float, seconds: float) -> float: ...
+
+    def kernel_s(self, process: SimProcess, start_s: float, seconds: float) -> float: ...
+
+    def on_connect(self, task: RankTask, host_name: str, port: int, timeout: timedelta, explicit: bool) -> None: ...
+
+    def accesses(self) -> AbstractContextManager[None]: ...
+
+    def findings(self) -> Sequence[Finding]: ...
+
+    @property
+    def are_planted(self) -> bool: ...
+
+    @property
+    def notes(self) -> Sequence[str]: ...
+
+    @property
+    def never_struck(self) -> Sequence[Any]: ...
+
+
+def limited_by(cluster: Cluster, slots: Sequence[Slot]) -> str:
+    """The flags that leave *slots* alone of all that *cluster* has, as the end of a sentence about too little room."""
+    whole = len(cluster.place())
+    if len(slots) >= whole:
+        return ": take a larger one"
+    nodes, places = len({slot.host for slot in slots}), max(slot.local_rank for slot in slots) + 1
+    said = [f"--nnodes {nodes} (nnodes)"] if nodes < cluster.num_nodes else []
+    if places < whole // cluster.num_nodes:
+        said.append(f"--nproc-per-node {places} (nproc_per_node)")
+    return f" of its {whole}, because of {' and '.join(said)}: lift that, take a larger one"
+
+
+# -- The world of one simulation: its processes, groups and stores, and what is said when nothing moves.
+#
+# It is its own scheduler (scheduler.py), which knows time and tasks and nothing of what they do.
 
 RECENT = 2_000  # calls of each rank that are looked at for stragglers
 
@@ -145,7 +193,7 @@ class World(Scheduler):
         self.communicators: dict[tuple[Any, ...], Any] = {}
         self.rendezvous: dict[tuple[Any, ...], Any] = {}
         self.rpc_workers: dict[str, Any] = {}
-        """By group (communicator.Communicator) and by store (rpc/agent/group.Workers)."""
+        """By group (communicator.Communicator) and by store (rpc/transport.Workers)."""
         self.initial_torch_rng = setting.torch_rng
         self.diagnoses: list[Diagnosis] = []
         self.findings: list[Finding] = []

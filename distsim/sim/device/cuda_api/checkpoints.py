@@ -1,7 +1,7 @@
 """Checkpoints: what torch.save and torch.distributed.checkpoint write and read takes time on the rank's host.
 
 A node writes to the file system and reads from it as its cluster file says (node.storage_write, node.storage_read; the
-rates of presets are borrowed, cluster/graph/facts.py). The ranks of a node share it: each its part in DCP, where all
+rates of presets are borrowed, cluster/graph/link.py). The ranks of a node share it: each its part in DCP, where all
 write at once; in turn in torch.save. Copies from the GPU come before that, over PCIe. Files have the right length, with
 holes where nobody knows the values.
 """

@@ -1,0 +1,212 @@
+"""Measuring gloo on this machine, the cluster file of it, and what a prediction is held to."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.cluster import load_cluster
+from distsim.collectives import Compiler, Transfer, canonical_op
+from distsim.collectives.libraries.gloo import progress_bytes
+from distsim.errors import DistsimError
+
+__all__ = ["OPS", "LiveRow", "check_gloo", "cluster_toml", "fit_gloo", "measure_gloo"]
+
+# -- Measuring gloo on this machine, the cluster file with which the simulator predicts it, and what that is worth.
+#
+# A rank's own work bounds gloo here (copies, system calls, threads on shared cores), so each operation gets
+# a start-up time and a time per byte that grows where messages leave the cache: `gloo.py` reads them from
+# [calibration].
+
+OPS = ("all_reduce", "all_gather", "alltoall", "broadcast", "reduce", "sendrecv")
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRow:
+    """One measurement: lower quartile over many calls."""
+
+    op: str
+    size_bytes: int
+    time_us: float
+
+
+def measure_gloo(
+    num_ranks: int,
+    sizes: Sequence[int],
+    *,
+    ops: Sequence[str] = OPS,
+    seconds: float = 20.0,
+    prefixes: Sequence[Sequence[str]] | None = None,
+    address: str = "127.0.0.1",
+    interface: str | None = None,
+) -> list[LiveRow]:
+    """Run gloo between *num_ranks* processes and time *ops*. *prefixes* is put before each rank's command
+    (a network namespace, say), with the master's *address* and the *interface* that gloo binds to there."""
+    port = _free_port()
+    command = [
+        sys.executable,
+        "-m",
+        "distsim.calibration.live_worker",
+        ",".join(map(str, sizes)),
+        ",".join(ops),
+        str(seconds),
+    ]
+    ranks: list[subprocess.Popen[str]] = []
+    try:
+        for rank in range(num_ranks):
+            environment = {
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(num_ranks),
+                "MASTER_ADDR": address,
+                "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": "1",
+                "PYTHONWARNINGS": "ignore",
+                **({"GLOO_SOCKET_IFNAME": interface} if interface else {}),
+            }
+            prefix = list(prefixes[rank]) if prefixes else []
+            ranks.append(
+                subprocess.Popen(
+                    [*prefix, *command],
+                    env=environment,
+                    stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                    stderr=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                    text=True,
+                )
+            )
+        out, error = ranks[0].communicate(timeout=120.0 + 4.0 * seconds)
+        if ranks[0].returncode:
+            last = error.strip().splitlines()[-1:] or ["no message"]
+            raise DistsimError(f"measuring gloo failed: rank 0 left with {ranks[0].returncode}: {last[0]}")
+        for process in ranks[1:]:
+            process.wait(timeout=30.0)
+    except subprocess.TimeoutExpired:
+        raise DistsimError(f"measuring gloo took more than {120.0 + 4.0 * seconds:.0f} s: stopped") from None
+    finally:
+        for process in ranks:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    found = json.loads(out.strip().splitlines()[-1])
+    return [LiveRow(row["op"], row["size_bytes"], row["time_us"]) for row in found["rows"]]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def fit_gloo(rows: Sequence[LiveRow], num_ranks: int) -> dict[str, float]:
+    """Constants for [calibration]: for each operation a start-up time, a time per byte, and a further one
+    beyond a knee."""
+    constants: dict[str, float] = {}
+    for op in dict.fromkeys(row.op for row in rows):
+        some = [row for row in rows if row.op == op]
+        name = canonical_op(op)
+        moved = np.array([progress_bytes(name, num_ranks, row.size_bytes) for row in some])
+        best = _fit_one(moved, np.array([row.time_us * 1e-6 for row in some]))
+        for key, value in best.items():
+            constants[f"gloo_{name}_{key}"] = value
+    return constants
+
+
+def _fit_one(moved: NDArray[np.float64], seconds: NDArray[np.float64]) -> dict[str, float]:
+    """Least squares of relative error, over a grid of knees; no negative term."""
+    best: tuple[float, dict[str, float]] | None = None
+    for knee in sorted({*moved.tolist(), float(moved.max())}):
+        columns = np.stack([np.ones_like(moved), moved, np.maximum(moved - knee, 0.0)], axis=1)
+        answer = _non_negative(columns / seconds[:, None], np.ones_like(seconds))
+        error = float(np.abs(columns @ answer / seconds - 1.0).sum())
+        if best is None or error < best[0] * 0.999:
+            launch, slope, more = answer.tolist()
+            best = (
+                error,
+                {"launch_s": launch, "s_per_byte": slope, "knee_bytes": knee, "more_s_per_byte": more},
+            )
+    assert best is not None
+    return best[1]
+
+
+def _non_negative(columns: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Least squares with every unknown at least zero: the best over all subsets (three columns: eight of
+    them)."""
+    width = columns.shape[1]
+    best, least = np.zeros(width), float("inf")
+    for subset in range(1, 1 << width):
+        chosen = [place for place in range(width) if subset >> place & 1]
+        answer = np.linalg.lstsq(columns[:, chosen], target, rcond=None)[0]
+        if (answer < 0).any():
+            continue
+        error = float(((columns[:, chosen] @ answer - target) ** 2).sum())
+        if error < least:
+            best, least = np.zeros(width), error
+            best[chosen] = answer
+    return best
+
+
+def cluster_toml(
+    constants: Mapping[str, float],
+    *,
+    name: str,
+    nodes: int,
+    ranks_per_node: int,
+    note: str,
+    nic_bytes_per_s: float | None = None,
+) -> str:
+    """A cluster file with these constants; *nic_bytes_per_s* is what a link between nodes carries."""
+    fastest = max(
+        (1.0 / value for key, value in constants.items() if key.endswith("s_per_byte") and value > 0),
+        default=1e9,
+    )
+    room = 4.0 * fastest * max(2, nodes * ranks_per_node)
+    lines = [
+        f"# Measured by distsim calibrate --on gloo: {note}.",
+        'base = "ethernet-cpu"',
+        f'name = "{name}"',
+        f'description = "gloo between {nodes * ranks_per_node} processes, measured here"',
+        f'source = "distsim calibrate --on gloo: {note}"',
+        f"nodes = {nodes}",
+        "",
+        "[node.cpu]",
+        "sockets = 1",
+        f"cores = {max(ranks_per_node, os.cpu_count() or 1)}",
+        f'loopback = "{room:.0f}Bps"  # room for every rank: what bounds them is in [calibration]',
+        "loopback_latency = 0",
+    ]
+    bandwidth = nic_bytes_per_s or room
+    lines += ["", "[node.nic]", f'bandwidth = "{bandwidth:.0f}Bps"', "efficiency = 1.0", "latency = 0"]
+    lines += ["", "[node.pcie]", f'bandwidth = "{room:.0f}Bps"', "efficiency = 1.0", "latency = 0"]
+    lines += ["", "[fabric]", 'kind = "star"', "", "[calibration]"]
+    lines += [f"{key} = {value:.6g}" for key, value in constants.items()]
+    return "\n".join(lines) + "\n"
+
+
+def check_gloo(toml: str, rows: Sequence[LiveRow], nodes: int, ranks_per_node: int) -> str:
+    """A table of measured and predicted times, and the median error."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cluster.toml"
+        path.write_text(toml, encoding="utf-8")
+        cluster = load_cluster(str(path))
+    compiler = Compiler(cluster)
+    devices = tuple(slot.device for slot in cluster.place(nodes, ranks_per_node))
+    lines = [f"{'operation':12s}{'size (B)':>12s}{'measured (us)':>15s}{'predicted (us)':>16s}{'error':>9s}"]
+    errors: list[float] = []
+    for row in rows:
+        plan = compiler.compile(Transfer(canonical_op(row.op), "gloo", devices, row.size_bytes))
+        predicted = plan.alone_s(compiler.links.capacity) * 1e6
+        error = predicted / row.time_us - 1.0
+        errors.append(abs(error))
+        lines.append(f"{row.op:12s}{row.size_bytes:>12d}{row.time_us:>15.1f}{predicted:>16.1f}{error:>+9.1%}")
+    lines.append(f"{len(errors)} sizes that were not fitted: median error {np.median(errors):.1%}")
+    return "\n".join(lines)

@@ -1,0 +1,440 @@
+"""Predictions of machines that no fit has seen, and their errors."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from unittest import mock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.calibration.compare import REGIMES, Bench, Table, regime
+from distsim.calibration.constants import Constants, data_folder, nccl_constants
+from distsim.collectives.uncertainty import NODE_CLASSES, OTHERS, node_class
+
+__all__ = [
+    "BOUNDS",
+    "FEW_NODES",
+    "HELD",
+    "KINDS",
+    "MACHINE_BOUND",
+    "Cell",
+    "Covered",
+    "Error",
+    "Errors",
+    "Prediction",
+    "Summary",
+    "Widths",
+    "covered",
+    "left_out_errors",
+    "predicted",
+    "ratios",
+    "split",
+    "summarise",
+    "torch_times_us",
+    "weighted",
+    "weighted_median",
+    "worst_machines",
+]
+
+# -- Predictions of tables that were left out: what the model says of a machine that it has not seen.
+
+FEW_NODES = "1 and 2 nodes"
+"""The name under which left_out.toml has the constants that were fitted to so few nodes only."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One table, simulated three times."""
+
+    bench: Bench
+    fitted_us: NDArray[np.float64]
+    """With the constants that come with distsim."""
+    left_out_us: NDArray[np.float64] | None
+    """With constants that no table of its machine was used for; None where the machine is not among the fitted."""
+    few_nodes_us: NDArray[np.float64] | None
+    """With constants of one and two nodes, for tables of more."""
+
+    @property
+    def fabric(self) -> str:
+        """By NCCL's name; one node has none but its NVLinks or PCIe."""
+        cluster = self.bench.compiler.cluster
+        if self.bench.table.nnodes == 1 or cluster.node.nvlink_domain_nodes >= self.bench.table.nnodes:
+            return "none"
+        return cluster.nccl.net
+
+    @property
+    def nodes(self) -> str:
+        """The class of its number of nodes; an NVLink domain counts as one."""
+        return "1 node" if self.fabric == "none" else node_class(self.bench.table.nnodes)
+
+
+@cache
+def _cases() -> Mapping[str, Mapping[str, float]]:
+    path = data_folder() / "left_out.toml"
+    if not path.is_file():
+        return {}
+    cases: dict[str, dict[str, float]] = tomllib.loads(path.read_text("utf-8"))
+    return cases
+
+
+def predicted(tables: Sequence[Table], constants: Constants | None = None) -> list[Prediction]:
+    """Each table as fitted, with its machine left out, and where it has more than two nodes without such tables."""
+    constants = constants or nccl_constants()
+    found: list[Prediction] = []
+    for table in tables:
+        bench = Bench.of(table)
+
+        def times(case: str, bench: Bench = bench) -> NDArray[np.float64] | None:
+            values = _cases().get(case)
+            if values is None:
+                return None
+            bench.use(bench.own(constants.changed(values)))
+            return bench.times_us()
+
+        left_out = times(table.machine)
+        domain = bench.compiler.cluster.node.nvlink_domain_nodes
+        few = times(FEW_NODES) if table.nnodes > max(2, domain) else None
+        bench.use(bench.own(constants))
+        found.append(Prediction(bench, bench.times_us(), left_out, few))
+    return found
+
+
+# -- Errors of predictions by fabric, number of nodes and size, every machine with the same weight.
+
+KINDS = ("machine left out", "more nodes left out", "fitted")
+"""How a table was predicted: by constants that saw none of its machine, none of more than two nodes, or all tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One line of the table."""
+
+    kind: str
+    fabric: str
+    nodes: str
+    machines: int
+    tables: int
+    median: tuple[float | None, ...]
+    """Absolute error by regime of size; None where nothing was measured."""
+
+
+def _times(one: Prediction, kind: str) -> NDArray[np.float64] | None:
+    return {KINDS[0]: one.left_out_us, KINDS[1]: one.few_nodes_us, KINDS[2]: one.fitted_us}[kind]
+
+
+def weighted_median(machines: dict[str, list[float]]) -> float:
+    """The median of all values where each machine counts the same."""
+    values = np.array([value for each in machines.values() for value in each])
+    weights = np.array([1.0 / len(each) for each in machines.values() for _ in each])
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order]) - weights[order] / 2
+    return float(np.interp(weights.sum() / 2, reached, values[order]))
+
+
+def _errors(predictions: Iterable[Prediction], kind: str, place: int) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for one in predictions:
+        times = _times(one, kind)
+        if times is not None:
+            chosen = one.bench.regimes == place
+            errors = np.abs(times / one.bench.measured_us - 1.0)[chosen].tolist()
+            if errors:
+                found.setdefault(one.bench.table.machine, []).extend(errors)
+    return found
+
+
+def _cell(kind: str, fabric: str, nodes: str, predictions: Sequence[Prediction]) -> Cell | None:
+    some = [one for one in predictions if _times(one, kind) is not None]
+    if not some:
+        return None
+    by_size = [_errors(some, kind, place) for place in range(len(REGIMES))]
+    median = tuple(weighted_median(errors) if errors else None for errors in by_size)
+    return Cell(kind, fabric, nodes, len({one.bench.table.machine for one in some}), len(some), median)
+
+
+def split(predictions: Sequence[Prediction]) -> list[Cell]:
+    """A line for all tables of each kind, then one for each fabric and class of nodes."""
+    cells = [_cell(kind, "all", "all", predictions) for kind in KINDS]
+    for fabric in sorted({one.fabric for one in predictions}):
+        for nodes in NODE_CLASSES:
+            some = [one for one in predictions if (one.fabric, one.nodes) == (fabric, nodes)]
+            cells += [_cell(kind, fabric, nodes, some) for kind in KINDS]
+    return [cell for cell in cells if cell is not None]
+
+
+def worst_machines(predictions: Sequence[Prediction], kind: str, place: int) -> list[tuple[float, str]]:
+    """Each machine's median error in one regime, the worst first."""
+    errors = _errors(predictions, kind, place)
+    return sorted(((float(np.median(each)), machine) for machine, each in errors.items()), reverse=True)
+
+
+# -- Measured against simulated: errors by table and regime, and the bounds they are held to.
+
+BOUNDS = {
+    "machine left out": (0.12, 0.15, 0.06),
+    "more nodes left out": (0.12, 0.15, 0.10),
+    "fitted": (0.06, 0.10, 0.05),
+}
+"""Median absolute error by regime of size, every machine with the same weight, at most."""
+_LEAST_MACHINES = 5
+"""A median over fewer is held to nothing."""
+MACHINE_BOUND = {"machine left out": 0.40, "fitted": 0.25}
+"""Median absolute error of any machine in any regime, at most."""
+
+
+@dataclass(frozen=True)
+class Errors:
+    """One table: (simulated - measured) / measured for every row, with the regime of each."""
+
+    bench: Bench
+    simulated_us: NDArray[np.float64]
+    use: str = "left"
+    """left: with constants that saw nothing of the machine; fit: with those that come with distsim."""
+
+    @property
+    def relative(self) -> NDArray[np.float64]:
+        """Signed relative errors."""
+        found: NDArray[np.float64] = self.simulated_us / self.bench.measured_us - 1.0
+        return found
+
+    def of(self, place: int) -> NDArray[np.float64]:
+        """The errors in one regime."""
+        found: NDArray[np.float64] = self.relative[self.bench.regimes == place]
+        return found
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All tables together."""
+
+    tables: list[Errors]
+    median: tuple[float, ...]
+    p90: tuple[float, ...]
+    rows: tuple[int, ...]
+    broken: list[str]
+    """Every bound that does not hold, in words."""
+
+
+def summarise(predictions: Sequence[Prediction]) -> Summary:
+    """The errors with each table's machine left out (as fitted, where it is not among the fitted machines), and what
+    of the bounds does not hold."""
+    tables = [
+        Errors(one.bench, one.fitted_us, "fit") if one.left_out_us is None else Errors(one.bench, one.left_out_us)
+        for one in predictions
+    ]
+    median, p90, rows = [], [], []
+    for place in range(len(REGIMES)):
+        machines: dict[str, list[float]] = {}
+        for errors in tables:
+            machines.setdefault(errors.bench.table.machine, []).extend(np.abs(errors.of(place)).tolist())
+        machines = {machine: each for machine, each in machines.items() if each}
+        every = [value for each in machines.values() for value in each]
+        rows.append(len(every))
+        median.append(weighted_median(machines) if machines else 0.0)
+        p90.append(float(np.percentile(every, 90)) if every else 0.0)
+    return Summary(tables, tuple(median), tuple(p90), tuple(rows), list(_broken(predictions)))
+
+
+def _broken(predictions: Sequence[Prediction]) -> Iterator[str]:
+    for cell in split(predictions):
+        if cell.fabric != "all" or cell.machines < _LEAST_MACHINES:
+            continue
+        for name, median, bound in zip(REGIMES, cell.median, BOUNDS[cell.kind], strict=True):
+            if median is not None and median > bound:
+                yield f"{cell.kind}, {name}: median error {median:.1%}, expected at most {bound:.0%}"
+    for kind, bound in MACHINE_BOUND.items():
+        for place, name in enumerate(REGIMES):
+            worst = worst_machines(predictions, kind, place)
+            for median, machine in worst if kind == "fitted" or len(worst) >= _LEAST_MACHINES else ():
+                if median > bound:
+                    yield f"{kind}, {machine}, {name}: median error {median:.1%}, expected at most {bound:.0%}"
+
+
+# -- How far from its prediction a machine that no fit has seen is to be expected.
+#
+# Where eight of ten errors lie is known well where many machines were measured and hardly at all where one was. So it
+# is told apart by size, kind of fabric (inside a node, InfiniBand, all others) and fabric, one after the other, and
+# each tells so much as machines stand behind it. Numbers of nodes and operations are not: told apart, the widths are
+# wider at the same share held, as they say more of the machines that are there than of the next. How much further they
+# have to reach is asked of machines that were left out here, too: each measured against widths that its own errors had
+# no part in.
+
+_HOLD = 2.0
+"""So many machines say that a fabric is as all are."""
+_SHARE = 0.8
+"""Of the errors that a width is about."""
+_LEAST = 5e-3
+"""Of an error: measured times are no better than that."""
+HELD = 0.805
+"""Of the errors of machines that the widths knew nothing of; a little more than eight of ten, since this one figure
+knew of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """One measured point of a machine that was left out."""
+
+    machine: str
+    fabric: str
+    size: str
+    value: float
+    """Logarithm of measured / predicted."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What its width goes by."""
+        return self.fabric, self.size
+
+
+def weighted(values: Iterable[tuple[str, float]], share: float) -> float:
+    """The quantile of values by machine, each machine with the same weight."""
+    found: dict[str, list[float]] = {}
+    for machine, value in values:
+        found.setdefault(machine, []).append(value)
+    every = np.concatenate([np.array(each) for each in found.values()])
+    weight = np.concatenate([np.full(len(each), 1.0 / len(each)) for each in found.values()])
+    order = np.argsort(every, kind="stable")
+    reached: NDArray[np.float64] = np.cumsum(weight[order]) - weight[order] / 2
+    return float(np.interp(share * weight.sum(), reached, every[order]))
+
+
+def _kind(fabric: str) -> str:
+    return fabric if fabric in ("none", "ib") else OTHERS
+
+
+class Widths:
+    """Of errors: about where eight of ten of them lie."""
+
+    def __init__(self, errors: Sequence[Error]) -> None:
+        self._all = 0.0
+        self._more: list[dict[str, float]] = [{} for _ in _told("", "")]
+        if not errors:
+            return
+        left = [math.log(max(abs(one.value), _LEAST)) for one in errors]
+        self._all = weighted(((one.machine, value) for one, value in zip(errors, left, strict=True)), _SHARE)
+        left = [value - self._all for value in left]
+        told = [_told(*one.key) for one in errors]
+        for place, more in enumerate(self._more):
+            groups: dict[str, list[tuple[str, float]]] = {}
+            for one, names, value in zip(errors, told, left, strict=True):
+                groups.setdefault(names[place], []).append((one.machine, value))
+            for name, values in groups.items():
+                machines = len({machine for machine, _ in values})
+                more[name] = weighted(values, _SHARE) * machines / (machines + _HOLD)
+            left = [value - more[names[place]] for names, value in zip(told, left, strict=True)]
+
+    def of(self, fabric: str, size: str) -> float:
+        """|log (measured / predicted)| within which eight of ten are to be expected, but for how far they reach."""
+        told = zip(self._more, _told(fabric, size), strict=True)
+        return math.exp(self._all + sum(more.get(name, 0.0) for more, name in told))
+
+
+def _told(fabric: str, size: str) -> tuple[str, ...]:
+    return size, _kind(fabric), fabric
+
+
+def ratios(errors: Sequence[Error]) -> list[tuple[str, float]]:
+    """Each point's error, by its machine, in medians that know nothing of that machine."""
+    found: list[tuple[str, float]] = []
+    for machine in dict.fromkeys(error.machine for error in errors):
+        others = Widths([error for error in errors if error.machine != machine])
+        mine = [error for error in errors if error.machine == machine]
+        of = {key: others.of(*key) for key in {one.key for one in mine}}
+        found += [(machine, abs(one.value) / of[one.key]) for one in mine]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """How well the intervals of a cluster that nobody fitted hold, every machine with the same weight."""
+
+    share: float
+    """Of the measured points that lie in the interval."""
+    alone: float
+    """The same with intervals that saw none of the machine's own errors: what a machine nobody has measured gets."""
+    half_width: float
+    """Of those, median, of the predicted time."""
+    error: float
+    """Median of |predicted / measured - 1|."""
+
+
+def covered(predictions: Sequence[Prediction]) -> Covered | None:
+    """The intervals of machines that were left out; None where there are not two of these."""
+    errors = left_out_errors(predictions)
+    if len({error.machine for error in errors}) < 2:
+        return None
+    widths, others = Widths(errors), ratios(errors)
+    reach = weighted(others, HELD)
+    inside = [(one.machine, float(abs(one.value) <= reach * widths.of(*one.key))) for one in errors]
+    alone: list[tuple[str, float]] = []
+    half: list[tuple[str, float]] = []
+    for machine in dict.fromkeys(error.machine for error in errors):
+        far = weighted([one for one in others if one[0] != machine], HELD)
+        mine = [one for one in errors if one.machine == machine]
+        alone += [(machine, float(ratio <= far)) for whose, ratio in others if whose == machine]
+        unseen = Widths([one for one in errors if one.machine != machine])
+        of = {key: unseen.of(*key) for key in {one.key for one in mine}}
+        half += [(machine, math.sinh(far * of[one.key])) for one in mine]
+    wrong = [(one.machine, abs(math.exp(-one.value) - 1.0)) for one in errors]
+    return Covered(_mean(inside), _mean(alone), weighted(half, 0.5), weighted(wrong, 0.5))
+
+
+def _mean(values: Sequence[tuple[str, float]]) -> float:
+    """Over machines, of each one's mean."""
+    found: dict[str, list[float]] = {}
+    for machine, value in values:
+        found.setdefault(machine, []).append(value)
+    return float(np.mean([np.mean(each) for each in found.values()]))
+
+
+def left_out_errors(predictions: Sequence[Prediction]) -> list[Error]:
+    """Every measured point of a machine that was left out."""
+    found: list[Error] = []
+    for one in predictions:
+        if one.left_out_us is None:
+            continue
+        table = one.bench.table
+        values = np.log(one.bench.measured_us / one.left_out_us).tolist()
+        found += [
+            Error(table.machine, one.fabric, REGIMES[regime(row.size_bytes)], value)
+            for row, value in zip(table.rows, values, strict=True)
+        ]
+    return found
+
+
+_COLLECTIVES = {
+    "all_reduce": "ALL_REDUCE",
+    "all_gather": "ALL_GATHER",
+    "reduce_scatter": "REDUCE_SCATTER",
+    "alltoall": "ALL_TO_ALL",
+}
+
+
+def torch_times_us(bench: Bench) -> NDArray[np.float64] | None:
+    """What torch says of every row, told what it would find on that machine; None for an operation it does
+    not know."""
+    import importlib
+
+    analysis = importlib.import_module("torch._inductor.comm_analysis")
+    cuda = importlib.import_module("torch").cuda
+    name = _COLLECTIVES.get(bench.table.op)
+    if name is None or not hasattr(analysis.NCCL_COLL, name):
+        return None
+    cluster = bench.compiler.cluster
+    capability = cluster.nccl.compute_capability
+    kinds = analysis.NVIDIA_GPU_TYPE
+    kind = kinds.BLACKWELL if capability >= 100 else kinds.HOPPER if capability >= 90 else kinds.AMPERE
+    with (
+        mock.patch.object(analysis, "get_gpu_type", return_value=kind),
+        mock.patch.object(analysis, "_has_nvlink", return_value=cluster.node.nvlink != "none"),
+        mock.patch.object(cuda, "is_available", return_value=True),
+        mock.patch.object(cuda, "device_count", return_value=bench.table.nproc_per_node),
+    ):
+        estimate = analysis.estimate_nccl_collective_runtime_impl
+        collective = getattr(analysis.NCCL_COLL, name)
+        return np.array([1e3 * estimate(row.size_bytes, len(bench.devices), collective) for row in bench.table.rows])

@@ -1,0 +1,434 @@
+"""Clusters for people: a summary in few words, and as tables (rich)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from distsim.cluster.graph.cluster import Cluster
+from distsim.cluster.graph.link import STORAGE_READ_BYTES_PER_S, STORAGE_WRITE_BYTES_PER_S, NodeModel, Vertex
+from distsim.errors import UsageError
+from distsim.text.units import format_bandwidth, format_time
+
+__all__ = [
+    "LinkKind",
+    "SwitchGroup",
+    "host_parts",
+    "link_kinds",
+    "ranges",
+    "render_cluster",
+    "render_list",
+    "switch_groups",
+    "to_json",
+]
+
+# -- A cluster in few words: its kinds of links, its switches in groups, its numbers in ranges. No rendering
+# here.
+
+_ORDER = ("nvlink", "c2c", "pcie", "socket", "loopback", "nic", "fabric")
+_FEW = 6
+"""Up to so many groups of switches are told apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkKind:
+    """Links of one kind, bandwidth and latency, between the same kinds of hardware."""
+
+    kind: str
+    between: str
+    count: int
+    bandwidth_bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchGroup:
+    """Switches that serve the same hosts (or, above those, that have the same cables down)."""
+
+    switches: tuple[str, ...]
+    kind: str
+    hosts: tuple[int, ...]
+    below: tuple[str, ...]
+    bandwidth_bytes_per_s: float
+    """Of one link from below."""
+    apart: int = 1
+    """How many sets of hosts are joined in this group, each served by its own share of the switches."""
+
+
+def link_kinds(cluster: Cluster) -> list[LinkKind]:
+    """All links, counted by what they are."""
+    kind_of = {vertex.name: vertex.kind for vertex in cluster.vertices}
+    counts: dict[tuple[str, str, float, float], int] = {}
+    for link in cluster.links:
+        a, b = kind_of[link.src], kind_of[link.dst]
+        between = a if link.src == link.dst else " - ".join((a, b) if _height(a) <= _height(b) else (b, a))
+        key = (link.kind, between, link.bandwidth_bytes_per_s, link.latency_s)
+        counts[key] = counts.get(key, 0) + 1
+    order = {kind: position for position, kind in enumerate(_ORDER)}
+    found = [LinkKind(kind, between, count, rate, latency) for (kind, between, rate, latency), count in counts.items()]
+    merged: dict[tuple[str, str, float], LinkKind] = {}
+    for entry in found:  # up and down differ by a switch's latency: one row, the longer of the two
+        key2 = (entry.kind, entry.between, entry.bandwidth_bytes_per_s)
+        other = merged.get(key2)
+        count = entry.count + (other.count if other else 0)
+        latency = max(entry.latency_s, other.latency_s if other else 0.0)
+        merged[key2] = LinkKind(entry.kind, entry.between, count, entry.bandwidth_bytes_per_s, latency)
+    return sorted(merged.values(), key=lambda entry: (order.get(entry.kind, len(order)), entry.between))
+
+
+def _height(kind: str) -> int:
+    return ("gpu", "cpu", "nvswitch", "nic", "pcie", "leaf", "spine", "switch").index(kind)
+
+
+def switch_groups(cluster: Cluster) -> list[SwitchGroup]:
+    """The switches outside the hosts, in groups of those that serve the same."""
+    vertices = {vertex.name: vertex for vertex in cluster.vertices}
+    hosts: dict[str, dict[int, None]] = {}
+    below: dict[str, dict[str, None]] = {}
+    rate: dict[str, float] = {}
+    for link in cluster.links:
+        src, dst = vertices[link.src], vertices[link.dst]
+        if dst.host is not None or link.src == link.dst:
+            continue
+        if src.host is not None:
+            hosts.setdefault(dst.name, {})[src.host] = None
+        elif _height(src.kind) < _height(dst.kind):
+            below.setdefault(dst.name, {})[src.name] = None
+        if src.host is not None or dst.name not in hosts:
+            rate.setdefault(dst.name, link.bandwidth_bytes_per_s)
+    grouped: dict[tuple[str, tuple[int, ...], tuple[str, ...], float], list[str]] = {}
+    for vertex in cluster.vertices:
+        if vertex.host is None:
+            served = tuple(sorted(hosts.get(vertex.name, ())))
+            under = () if served else tuple(below.get(vertex.name, ()))
+            key = (vertex.kind, served, under, rate.get(vertex.name, 0.0))
+            grouped.setdefault(key, []).append(vertex.name)
+    groups = [
+        SwitchGroup(tuple(names), kind, served, under, bandwidth)
+        for (kind, served, under, bandwidth), names in grouped.items()
+    ]
+    return groups if len(groups) <= _FEW else _joined(groups)
+
+
+def _joined(groups: list[SwitchGroup]) -> list[SwitchGroup]:
+    """Neighbours that serve equally many hosts as one."""
+    joined: list[SwitchGroup] = []
+    shape: tuple[object, ...] = ()
+    for group in groups:
+        this = (group.kind, len(group.hosts), len(group.switches), group.bandwidth_bytes_per_s)
+        if joined and this == shape:
+            last = joined[-1]
+            joined[-1] = replace(
+                last,
+                switches=last.switches + group.switches,
+                hosts=last.hosts + group.hosts,
+                below=last.below + group.below,
+                apart=last.apart + 1,
+            )
+        else:
+            joined.append(group)
+        shape = this
+    return joined
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """`0-3,6` for 0, 1, 2, 3, 6."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def host_parts(cluster: Cluster, host: int = 0) -> dict[str, list[Vertex]]:
+    """What hangs below each socket, PCIe switch or (under the empty name) the host itself."""
+    inside = [vertex for vertex in cluster.vertices if vertex.host == host]
+    names = {vertex.name: vertex for vertex in inside}
+    parent: dict[str, str] = {}
+    for link in cluster.links:
+        above = names.get(link.dst)
+        if link.kind in ("pcie", "c2c") and link.src in names and above and above.kind in ("pcie", "cpu"):
+            src = names[link.src]
+            if src.kind != "cpu" and not (src.kind == "pcie" and above.kind == "pcie" and above.local > src.local):
+                parent.setdefault(link.src, link.dst)
+    children: dict[str, list[Vertex]] = {}
+    for vertex in inside:
+        children.setdefault(parent.get(vertex.name, ""), []).append(vertex)
+    return children
+
+
+def to_json(cluster: Cluster) -> dict[str, Any]:
+    """What `distsim topo show --json` prints; the bisection is null where it would take too long."""
+    bisection: float | None
+    try:
+        bisection = cluster.bisection_bandwidth_bytes_per_s()
+    except UsageError:
+        bisection = None
+    return {
+        "schema": "distsim.topo/1",
+        "name": cluster.name,
+        "description": cluster.description,
+        "source": cluster.source,
+        "variant": cluster.variant,
+        "measured": cluster.measured,
+        "constants": {name: asdict(one) for name, one in cluster.constants.items()},
+        "num_nodes": cluster.num_nodes,
+        "world_size": len(cluster.devices),
+        "devices": list(cluster.devices),
+        "bisection_bandwidth_bytes_per_s": bisection,
+        "num_links": len(cluster.links),
+        "link_kinds": [asdict(entry) for entry in link_kinds(cluster)],
+        "node": asdict(cluster.node),
+        "cpu": asdict(cluster.cpu),
+        "nccl": asdict(cluster.nccl),
+    }
+
+
+# -- Clusters for people (rich): the list of presets; one cluster as a summary, a table of links and trees.
+
+_MAX_GROUPS = 8
+_WIDE = 110
+
+
+def render_list(clusters: Sequence[tuple[str, Cluster]], width: int) -> RenderableType:
+    """All presets; where the width allows, with their sources."""
+    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True, padding=(0, 2, 0, 0))
+    table.add_column("name", no_wrap=True, style="cyan")
+    for title in ("nodes", "GPUs", "GB/s"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("NICs", no_wrap=True)
+    table.add_column("what it is", ratio=3)
+    if width >= _WIDE:
+        table.add_column("source", ratio=2, style="dim")
+    for name, cluster in clusters:
+        node = cluster.node
+        intra = node.nvlink_bytes_per_s or node.pcie_bytes_per_s if node.num_gpus else 0.0
+        row = [
+            name,
+            str(cluster.num_nodes),
+            str(node.num_gpus) if node.num_gpus else "-",
+            f"{intra / 1e9:.0f}" if intra else "-",
+            f"{node.num_nics}x{node.nic_spec_bytes_per_s * 8e-9:.0f}G {cluster.nccl.net}",
+            cluster.description,
+        ]
+        table.add_row(*row, *([cluster.source] if width >= _WIDE else []))
+    note = Text(
+        "GPUs and NICs of one node; GB/s a GPU inside the node, one direction. NAME:N is N nodes "
+        "(gb200-nvl72:N is N racks).",
+        style="dim",
+    )
+    return Group(table, Text(), note)
+
+
+def render_cluster(cluster: Cluster, variants: Mapping[str, str] | None = None) -> RenderableType:
+    """Summary, links, one node, the fabric; *variants* of its software are those that could stand for it."""
+    return Group(
+        *_summary(cluster, variants or {}),
+        *_constants(cluster),
+        Text(),
+        _links(cluster),
+        Text(),
+        _node_tree(cluster),
+        *_fabric_tree(cluster),
+    )
+
+
+def _summary(cluster: Cluster, variants: Mapping[str, str]) -> Iterable[RenderableType]:
+    node, per_node = cluster.node, cluster.node.ranks_per_node
+    yield Text(cluster.name, style="bold cyan") + Text(f"  {cluster.description}", style="default")
+    if cluster.source:
+        yield Text(f"source: {cluster.source}", style="dim")
+    if cluster.node.num_gpus:
+        measured = cluster.measured or f"nothing on it; what NCCL costs is borrowed from others on {cluster.nccl.net}"
+        yield Text(f"measured: {measured}", style="dim")
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column()
+    total = len(cluster.devices)
+    what = node.gpu_model or "sockets"
+    plural = "node" if cluster.num_nodes == 1 else "nodes"
+    table.add_row("ranks", f"{total} ({cluster.num_nodes} {plural} x {per_node} {what})")
+    table.add_row("placement", _placement(cluster))
+    if node.gpu is not None:
+        rate = max(node.gpu.flops_per_s.get("bf16", 0.0), node.gpu.flops_per_s.get("fp16", 0.0))
+        speed = f", {rate / 1e12:,.0f} TFLOPS bf16 dense" if rate else ""
+        table.add_row(
+            "accelerator",
+            f"{node.gpu.model}, {node.gpu.memory_bytes / 1e9:.0f} GB at "
+            f"{format_bandwidth(node.gpu.memory_bytes_per_s)}{speed}",
+        )
+    table.add_row(
+        "processor",
+        f"{cluster.cpu.model}, {cluster.cpu.num_sockets} x {cluster.cpu.cores_per_socket} cores, "
+        f"{cluster.cpu.memory_bytes * per_node / 1e9:,.0f} GB",
+    )
+    if cluster.spec is not None and (nic := cluster.spec.node.nic) is not None:
+        table.add_row("NICs", f"{nic.count} x {nic.model or nic.net}, {nic.bandwidth * 8e-9:,.0f} Gbit/s {nic.net}")
+    if node.num_gpus:
+        table.add_row("software", f"{cluster.nccl.software}{f' ({cluster.variant})' if cluster.variant else ''}")
+    for name, what in variants.items():
+        if name != cluster.variant:
+            table.add_row("", f"or {cluster.name.partition(':')[0]}:{name}: {what}")
+    if node.num_gpus and not (node.pcie_peer_to_peer and (node.gpu_direct_rdma or not node.num_nics)):
+        table.add_row("host memory", _staged(cluster))
+    if node.num_gpus:
+        table.add_row("checkpoints", _storage(node))
+    table.add_row("bisection", _bisection(cluster))
+    yield table
+
+
+def _constants(cluster: Cluster) -> Iterable[RenderableType]:
+    """What was fitted to this cluster, by `distsim calibrate`."""
+    if not (cluster.constants or cluster.errors):
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("fitted", style="cyan", no_wrap=True)
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("give or take", justify="right", no_wrap=True)
+    table.add_column("to", style="dim")
+    for name, one in cluster.constants.items():
+        table.add_row(name, f"{one.value:.4g}", f"{math.expm1(one.uncertainty):.0%}", one.source)
+    yield Text()
+    yield table
+    if cluster.errors:
+        spread = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        spread.add_column("its logs", style="cyan", no_wrap=True)
+        spread.add_column("measured / simulated, 8 of 10", justify="right")
+        for name, (low, high, operations) in cluster.errors.items():
+            spread.add_row(f"{name}{' of ' if operations else ''}{', '.join(operations)}", f"{low:.2f} to {high:.2f}")
+        yield Text()
+        yield spread
+
+
+def _staged(cluster: Cluster) -> str:
+    """What goes through host memory because nothing reaches GPU memory directly."""
+    node = cluster.node
+    peers = (
+        [] if node.pcie_peer_to_peer else ["between GPUs" if node.nvlink == "none" else "between GPUs without NVLink"]
+    )
+    nics = [] if node.gpu_direct_rdma or not node.num_nics else ["between GPUs and NICs"]
+    return f"carries what goes {' and '.join([*peers, *nics])}"
+
+
+def _storage(node: NodeModel) -> str:
+    write, read = node.storage_write_bytes_per_s, node.storage_read_bytes_per_s
+    usual = (write, read) == (STORAGE_WRITE_BYTES_PER_S, STORAGE_READ_BYTES_PER_S)
+    borrowed = " (borrowed: set node.storage_write, storage_read)" if usual else ""
+    return f"{format_bandwidth(write)} written, {format_bandwidth(read)} read by a node{borrowed}"
+
+
+def _placement(cluster: Cluster) -> str:
+    per_node = cluster.node.ranks_per_node
+    shown = [f"{ranges(range(h * per_node, (h + 1) * per_node))} on n{h}" for h in range(min(2, cluster.num_nodes))]
+    if cluster.num_nodes > 3:
+        shown.append("...")
+    if cluster.num_nodes > 2:
+        last = cluster.num_nodes - 1
+        shown.append(f"{ranges(range(last * per_node, (last + 1) * per_node))} on n{last}")
+    return f"rank {', '.join(shown)}"
+
+
+def _bisection(cluster: Cluster) -> str:
+    try:
+        rate = cluster.bisection_bandwidth_bytes_per_s()
+    except UsageError as error:
+        return f"not computed: {error}"
+    if not rate:
+        return "none: one device"
+    half = len(cluster.devices) // 2
+    if cluster.num_nodes > 1:
+        domain = cluster.node.nvlink_domain_nodes if cluster.node.nvlink_domain_nodes < cluster.num_nodes else 1
+        half = -(-cluster.num_nodes // domain) // 2 * domain * cluster.node.ranks_per_node
+    return f"{format_bandwidth(rate)} each way between halves, {format_bandwidth(rate / half)} a device"
+
+
+def _links(cluster: Cluster) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("links", style="cyan")
+    table.add_column("between")
+    for title in ("count", "GB/s each way", "latency"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for entry in link_kinds(cluster):
+        table.add_row(
+            entry.kind,
+            entry.between,
+            f"{entry.count:,}",
+            f"{entry.bandwidth_bytes_per_s / 1e9:,.1f}",
+            format_time(entry.latency_s),
+        )
+    table.add_row("all", "", f"{len(cluster.links):,}", "", "", style="dim")
+    return table
+
+
+def _node_tree(cluster: Cluster) -> Tree:
+    node = cluster.node
+    tree = Tree(Text("one node", style="bold"))
+    children = host_parts(cluster)
+    gpus = [vertex for vertex in cluster.vertices if vertex.host == 0 and vertex.kind == "gpu"]
+    if node.nvlink == "nvswitch" and node.nvlink_domain_nodes == 1:
+        chips = f"{node.num_nvswitches} NVSwitch" if node.num_nvswitches > 1 else "NVSwitch"
+        sharp = ", reduces (NVLS)" if node.nvls else ""
+        rate = format_bandwidth(node.nvlink_bytes_per_s)
+        tree.add(f"{chips}: gpu{ranges(g.local for g in gpus)}, {rate} each{sharp}")
+    elif node.nvlink == "nvswitch":
+        tree.add(f"NVSwitch of {node.nvlink_domain_nodes} nodes: {format_bandwidth(node.nvlink_bytes_per_s)} a GPU")
+    elif node.nvlink == "mesh":
+        rate = format_bandwidth(node.nvlink_pair_bytes_per_s)
+        tree.add(f"NVLink mesh: gpu{ranges(g.local for g in gpus)}, {rate} a pair")
+
+    def grow(branch: Tree, name: str) -> None:
+        for vertex in sorted(children.get(name, []), key=_rank_of_kind):
+            if vertex.kind != "nvswitch":
+                grow(branch.add(_label(vertex, cluster)), vertex.name)
+
+    grow(tree, "")
+    return tree
+
+
+def _rank_of_kind(vertex: Vertex) -> tuple[int, int]:
+    order = {"cpu": 0, "pcie": 1, "gpu": 2, "nic": 3}
+    return order.get(vertex.kind, 9), vertex.local
+
+
+def _label(vertex: Vertex, cluster: Cluster) -> Text:
+    label = Text(vertex.name.rpartition("/")[2], style={"gpu": "green", "nic": "magenta"}.get(vertex.kind, "default"))
+    if vertex.name in cluster.devices[: cluster.node.ranks_per_node]:
+        label.append(f"  rank {cluster.devices.index(vertex.name)}", style="dim")
+    if vertex.kind == "nic":
+        label.append(f"  {cluster.nccl.net} {format_bandwidth(cluster.node.nic_bytes_per_s)}", style="dim")
+    return label
+
+
+def _fabric_tree(cluster: Cluster) -> Iterable[RenderableType]:
+    groups = switch_groups(cluster)
+    if not groups:
+        return
+    tree = Tree(Text("between nodes", style="bold"))
+    for group in groups[:_MAX_GROUPS]:
+        serves = f"n{ranges(group.hosts)}" if group.hosts else _names(group.below)
+        if group.apart > 1 and group.hosts:
+            each = len(group.hosts) // group.apart
+            serves += f" ({'a node' if each == 1 else f'{each} nodes'} each)"
+        rate = f", {format_bandwidth(group.bandwidth_bytes_per_s)} a link" if group.hosts or group.below else ""
+        tree.add(f"{_names(group.switches)}: {serves}{rate}")
+    if len(groups) > _MAX_GROUPS:
+        tree.add(Text(f"... and {len(groups) - _MAX_GROUPS} more groups of switches", style="dim"))
+    yield Text()
+    yield tree
+
+
+def _names(names: Sequence[str]) -> str:
+    """`leaf0-7` for leaf0 to leaf7; first and last of what does not count up."""
+    stems = [name.rstrip("0123456789") for name in names]
+    if len({*stems}) == 1 and all(name != stem for name, stem in zip(names, stems, strict=True)):
+        return stems[0] + ranges(int(name[len(stem) :]) for name, stem in zip(names, stems, strict=True))
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]} ({len(names)})" if names else "nothing"

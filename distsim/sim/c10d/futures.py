@@ -1,0 +1,177 @@
+"""Futures of works on simulated GPUs: their values are there when the stream has reached them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from distsim.sim.device.gpu import Device
+from distsim.sim.device.streams import accelerators_of, current_stream, set_current_stream
+from distsim.sim.device.timeline import Mark, Stream
+from distsim.sim.isolation.process import RankTask, current_task
+from distsim.sim.kernel.task import is_done, made_of
+from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID, FUTURE
+
+__all__ = ["InBackward", "callback_patches", "have_stream_wait", "written"]
+
+_current_graph_task_id = CURRENT_GRAPH_TASK_ID.get()
+
+_Base = FUTURE.get()
+_real_then, _real_add, _real_set = _Base.then, _Base.add_done_callback, _Base.set_result
+_real_init = Future.__init__
+_AFTER = "_distsim_written"
+_CALLBACKS = 1
+"""Where Device.pools has their streams: no priority has that number."""
+
+
+def written(tensors: Iterable[Tensor], mark: Mark) -> None:
+    """A future has *tensors*, on GPUs, as its value: they are whole at *mark*."""
+    for tensor in tensors:
+        setattr(tensor.untyped_storage(), _AFTER, mark)
+
+
+def have_stream_wait(task: RankTask, value: object) -> None:
+    """*task* has waited for a future, whose *value* it is."""
+    if not _uses_gpus(task):
+        return
+    for device, marks in _to_come(task, value):
+        for mark in marks:
+            device.wait_for(current_stream(task, device), mark, task.now_s())
+
+
+class InBackward:
+    """A future of *value* that was made in backward: DDP's reducer waits for it in C++, when backward ends."""
+
+    def __init__(self, task: RankTask, value: object) -> None:
+        self._task = task
+        self._value = value
+
+    def wait(self) -> None:
+        have_stream_wait(self._task, self._value)
+
+
+def _uses_gpus(task: RankTask) -> bool:
+    return task.process.accelerators is not None and bool(task.process.accelerators.works)
+
+
+def _to_come(task: RankTask, value: object) -> list[tuple[Device, list[Mark]]]:
+    """Of each GPU on which a part of *value* lies that a future has had: when it is whole."""
+    found: dict[int, dict[int, Mark]] = {}
+    for tensor in _on_gpus(value):
+        mark = tensor.untyped_storage().__dict__.get(_AFTER)
+        if mark is not None:
+            found.setdefault(tensor.device.index, {})[id(mark)] = mark
+    return [(accelerators_of(task.process)[index], list(marks.values())) for index, marks in found.items()]
+
+
+def _on_gpus(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        if value.is_cuda:
+            yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _on_gpus(part)
+    elif isinstance(value, dict):
+        yield from _on_gpus(list(value.values()))
+    elif isinstance(value, _Base) and is_done(value):  # of collect_all
+        yield from _on_gpus(_value_of(value))
+
+
+def _value_of(future: Any) -> object:
+    """None where it has an error instead."""
+    try:
+        return future.value()
+    except Exception:
+        return None
+
+
+def _free_stream(device: Device) -> Stream:
+    """One of the pool on which nothing runs. (torch goes round its 32; each that is made costs all kernels of the
+    simulation a little, and only those that are busy at once are different streams to anybody.)"""
+    pool = device.pools.setdefault(_CALLBACKS, [])
+    for stream in pool:
+        if not stream.items:
+            return stream
+    pool.append(device.new_stream(f"callbacks {len(pool)}" if pool else "callbacks"))
+    return pool[-1]
+
+
+def _on_streams(callback: Callable[[Any], Any], gives: bool) -> Callable[[Any], Any]:
+    """*callback* of a future as torch calls it; *gives*: what it returns is the value of another."""
+
+    def called(future: Any) -> Any:
+        task = current_task()
+        if task is None or not _uses_gpus(task) or not (on := _to_come(task, _value_of(future))):
+            return callback(future)
+        before = [current_stream(task, device) for device, _ in on]
+        for device, marks in on:
+            stream = _free_stream(device)
+            for mark in marks:
+                device.wait_for(stream, mark, task.now_s())
+            set_current_stream(task, device, stream)
+        try:
+            value = callback(future)
+            if gives:
+                _complete(task, value, [device for device, _ in on])
+        finally:
+            for (device, _), stream in zip(on, before, strict=True):
+                set_current_stream(task, device, stream)
+        return value
+
+    return called
+
+
+def _complete(task: RankTask, value: object, devices: Iterable[Device]) -> None:
+    """A future of *devices* has *value* from now on."""
+    by_index = {device.index: device for device in devices}
+    tensors = [tensor for tensor in _on_gpus(value) if tensor.device.index in by_index]
+    for index in {tensor.device.index for tensor in tensors}:
+        device = by_index[index]
+        mark = device.timeline.mark(current_stream(task, device), task.now_s())
+        written([tensor for tensor in tensors if tensor.device.index == index], mark)
+    if tensors and _current_graph_task_id() != -1:
+        task.process.notes.backward.append(InBackward(task, tensors))
+
+
+def _is_a_ranks(callback: object) -> bool:
+    return callable(callback) and current_task() is not None  # torch refuses what cannot be called
+
+
+def _then(self: Any, callback: Callable[[Any], Any]) -> Any:
+    if not _is_a_ranks(callback):
+        return _real_then(self, callback)
+    made = _real_then(self, _on_streams(callback, gives=True))
+    made_of(made, (self,))
+    return made
+
+
+def _add_done_callback(self: Any, callback: Callable[[Any], Any]) -> None:
+    _real_add(self, _on_streams(callback, gives=False) if _is_a_ranks(callback) else callback)
+
+
+def _init(self: Any, *, devices: list[int | str | torch.device] | None = None) -> None:
+    _real_init(self, devices=devices)
+    if devices:
+        self._distsim_devices = [torch.device(device) for device in devices]
+
+
+def _set_result(self: Any, result: object) -> None:
+    task = current_task()
+    devices = getattr(self, "_distsim_devices", ())
+    if task is not None and devices and task.process.accelerators is not None:
+        _complete(task, result, [task.process.accelerators[device.index or 0] for device in devices])
+    _real_set(self, result)
+
+
+def callback_patches() -> list[tuple[Any, str, Any]]:
+    """(holder, attribute, replacement) of what futures with values on GPUs do."""
+    return [
+        (_Base, "then", _then),
+        (_Base, "add_done_callback", _add_done_callback),
+        (_Base, "set_result", _set_result),
+        (Future, "__init__", _init),
+    ]

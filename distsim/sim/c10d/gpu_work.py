@@ -1,0 +1,523 @@
+"""Collectives of tensors on simulated GPUs: streams, works, and NCCL's watchdog."""
+
+from __future__ import annotations
+
+import os
+import signal
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from distsim.debug.messages.error_text import message
+from distsim.debug.records import P2P, CallRecord, CallWait, State
+from distsim.kernels.cost import Cost
+from distsim.sim.c10d.futures import written
+from distsim.sim.c10d.work import NO_TIMEOUT, SimWork, drain_backward
+from distsim.sim.device.allocator.ledger import COMMUNICATION
+from distsim.sim.device.gpu import Device, Held
+from distsim.sim.device.streams import accelerators_of, current_stream
+from distsim.sim.device.timeline import Comm, Load, Mark, Stream
+from distsim.sim.device.timeline.items import NEVER
+from distsim.sim.isolation.process import RankTask, require_task
+from distsim.sim.observe.reading import user_stack
+from distsim.text.ranks import of_ranks
+from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID, EXECUTION_ENGINE
+
+if TYPE_CHECKING:
+    from distsim.debug.records.arguments import Call
+    from distsim.sim.c10d.arrival import Arrival
+    from distsim.sim.c10d.communicator import Communicator
+    from distsim.sim.isolation.process import SimProcess
+
+__all__ = [
+    "Flat",
+    "GpuWork",
+    "GroupStreams",
+    "Watchdog",
+    "blocking_wait",
+    "device_of",
+    "flat_of",
+    "timeout_error",
+    "tolerant",
+    "waited_too_long",
+]
+
+# -- The flat buffer that NCCL gathers into, or scatters from, when the program gives a list of tensors.
+#
+# torch's ProcessGroupNCCL allocates it (newLikeFlat) and copies tensor by tensor in the call's stream: after an
+# all_gather, before a reduce_scatter. Where the tensors differ in size it has one message for each instead.
+
+_LISTS = {"all_gather": True, "reduce_scatter": False}
+"""Whether the list is the call's outputs; else it is its inputs."""
+
+
+class Flat:
+    """Of one call: its memory, as long as somebody has it, and the copies."""
+
+    def __init__(self, device: Device, stream: Stream, count: int, nbytes: int, copies_out: bool) -> None:
+        self.copies_out = copies_out
+        self._device, self._count = device, count
+        self._each = device.plain_cost(2 * nbytes // count)  # read and written
+        self.memory = Held(device, device.allocate(nbytes, stream), nbytes)
+        block = self.memory.block
+        if block is not None and block.tag is not None:
+            block.tag.kind = COMMUNICATION
+
+    def copy(self, task: RankTask, stream: Stream) -> None:
+        """Put the copies at the end of *stream*; all are one kernel here, as long as they are together."""
+        each = self._each
+        task.process.accelerators.works_on_host(task, self._count * self._device.host.operator_s)
+        seconds = self._count * each.seconds + (self._count - 1) * self._device.model.gap_s
+        cost = Cost(seconds, self._count, 0, self._count * each.nbytes, each.kind, each.memory_bound)
+        self._device.launch(stream, cost, task, "copy_")
+
+
+def flat_of(device: Device, stream: Stream, call: Call) -> Flat | None:
+    """What *call* needs in *stream*; None: nothing."""
+    copies_out = _LISTS.get(call.key[0])
+    if copies_out is None:
+        return None
+    tensors = call.outputs if copies_out else call.inputs
+    nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    if not nbytes or any(tensor.shape != tensors[0].shape for tensor in tensors):
+        return None
+    return Flat(device, stream, len(tensors), nbytes, copies_out)
+
+
+# -- NCCL's watchdog: a process whose call on a GPU takes longer than its group's timeout is taken down.
+#
+# Source of the rules and of the texts: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (2.13). The time of a call
+# counts from when the host made it (`workStartTime_`), wherever its kernel is in its stream.
+
+_TYPES = {
+    "all_reduce": "ALLREDUCE",
+    "all_gather": "ALLGATHER",
+    "all_gather_into_tensor": "_ALLGATHER_BASE",
+    "reduce_scatter_tensor": "_REDUCE_SCATTER_BASE",
+    "all_to_all": "ALLTOALL",
+    "all_to_all_single": "ALLTOALL_BASE",
+    "barrier": "BARRIER",
+}
+"""c10d::opTypeToString, where it is not the name in capitals (ProcessGroup.cpp)."""
+_SLACK_S = 1e-9
+LOOKS_EVERY_S = 0.1
+"""torchrun's --monitor-interval."""
+KILLS_AFTER_S = 30.0
+"""`PContext.close(timeout=30)` in torch/distributed/elastic/multiprocessing/api.py."""
+
+
+def _is_set(name: str, default: str = "0") -> bool:
+    return os.environ.get(name, default).lower() not in ("0", "false", "n", "no", "")
+
+
+def blocking_wait() -> bool:
+    """Whether `wait` keeps the host until the call has ended; then there is no watchdog."""
+    return _is_set("TORCH_NCCL_BLOCKING_WAIT")
+
+
+def tolerant() -> bool:
+    """Whether a call may take longer than its timeout: the program has asked that nothing be done about it."""
+    return blocking_wait() or not _is_set("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
+
+
+class Watchdog:
+    """Looks after the calls on one GPU."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._at_s = NEVER
+        """When it looks next."""
+
+    def watch(self, comm: Comm) -> None:
+        """A call was launched."""
+        if comm.expires_s < self._at_s:
+            self._at_s = comm.expires_s
+            self._device.process.world.at_deadline(self._at_s, self)
+
+    @property
+    def explicit(self) -> bool:
+        return any(comm.explicit for comm in self._device.comms)
+
+    @property
+    def over(self) -> bool:
+        """Nothing is left to be looked after; the next call that is launched has it look again."""
+        if self._device.comms and self._device.process.alive:
+            return False
+        self._at_s = NEVER
+        return True
+
+    def strike(self) -> None:
+        process = self._device.process
+        now_s = float(process.world.env.now)
+        if not process.alive or now_s + _SLACK_S < self._at_s:  # it looks earlier than that moment, too
+            return
+        self._at_s = NEVER
+        left = [c for c in self._device.comms if c.expires_s < NEVER and c.records[0].state is not State.FAILED]
+        if not left:
+            return
+        first = min(left, key=lambda comm: comm.expires_s)
+        if first.expires_s <= now_s + _SLACK_S:
+            self._take_down(first.records[0], first.expires_s - first.records[0].issued_s)
+        else:
+            self.watch(first)
+
+    def _take_down(self, record: CallRecord, limit_s: float) -> None:
+        process = self._device.process
+        world, rank = process.world, process.rank
+        world.timed_out(CallWait(record))
+        if process.stderr is not None:
+            said = str(timeout_error(record, limit_s))
+            here = f"[rank{rank}]:[E ProcessGroupNCCL.cpp] [Rank {rank}]"
+            process.stderr.write(
+                f"[rank{rank}]:[E ProcessGroupNCCL.cpp] {said}\n"
+                f"{here} Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA "
+                "kernels, subsequent GPU operations might run on corrupted/incomplete data.\n"
+                f"{here} To avoid data inconsistency, we are taking the entire process down.\n"
+                "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+                f"  what():  [PG ID {record.group.name} PG GUID {record.group.name} Rank {rank}] Process group "
+                f"watchdog thread terminated with exception: {said}\n"
+            )
+        _end(process, signal.SIGABRT)
+        if process.parent is None:
+            _launcher_looks(process)
+
+
+def _end(process: SimProcess, number: signal.Signals) -> None:
+    frame = None if process.main_task is None else process.main_task.frame()
+    if frame is not None:
+        process.last_stack = user_stack(frame)
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.finish()
+            stream.muted = True
+    process.world.kill_process(process, number.name, -number)
+
+
+def _launcher_looks(dead: SimProcess) -> None:
+    """torchrun's agent on that node sees it, and ends its other ranks: SIGTERM, and after a while SIGKILL for those
+    with a handler of their own (torch/distributed/elastic/agent/server/local_elastic_agent.py, `_stop_workers`)."""
+    world, host = dead.world, dead.slot.host
+
+    def others() -> list[SimProcess]:
+        known = world.rank_processes.values()
+        return [other for other in known if other.alive and other.parent is None and other.slot.host == host]
+
+    def end(left: list[SimProcess], number: signal.Signals) -> None:
+        if left:
+            world.note(
+                f"torchrun ended {of_ranks(other.rank for other in left)} with {number.name}: NCCL's watchdog had "
+                f"taken down rank {dead.rank} of the same node"
+            )
+        for other in left:
+            _end(other, number)
+
+    def later(seconds: float, call: Callable[[], None]) -> None:
+        timer = world.env.timeout(seconds)
+        timer.callbacks.append(lambda _: call())
+
+    later(LOOKS_EVERY_S, lambda: end([p for p in others() if signal.SIGTERM not in p.signals], signal.SIGTERM))
+    later(LOOKS_EVERY_S + KILLS_AFTER_S, lambda: end(others(), signal.SIGKILL))
+
+
+def timeout_error(record: CallRecord, seconds: float) -> Exception:
+    """What the watchdog says of a call that took longer than its timeout."""
+    milliseconds = round(seconds * 1000)
+    error: Exception = dist.DistBackendError(
+        f"[Rank {record.rank}] Watchdog caught collective operation timeout: {_work(record, milliseconds)} ran for "
+        f"{milliseconds} milliseconds before timing out."
+    )
+    return error
+
+
+def waited_too_long(record: CallRecord, seconds: float) -> Exception:
+    """What `wait` raises where it keeps the host for a time that the program has set."""
+    error: Exception = dist.DistBackendError(
+        f"[Rank {record.rank}] Work {_work(record, round(seconds * 1000))} timed out in blocking wait."
+    )
+    return error
+
+
+def _work(record: CallRecord, milliseconds: int) -> str:
+    kind = _TYPES.get(record.op, record.op.upper())
+    sizes = [sum(map(_numel, shapes)) for shapes in (record.input_shapes, record.output_shapes)]
+    numel_in, numel_out = (size or max(sizes) for size in sizes)
+    return (
+        f"WorkNCCL(SeqNum={record.seq}, OpType={kind}, NumelIn={numel_in}, NumelOut={numel_out}, "
+        f"Timeout(ms)={milliseconds})"
+    )
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    product = 1
+    for length in shape:
+        product *= length
+    return product
+
+
+_current_graph_task_id = CURRENT_GRAPH_TASK_ID.get()
+_execution_engine = EXECUTION_ENGINE.get()
+
+
+class GpuWork(SimWork):
+    """The handle of a call on a GPU's stream."""
+
+    device: Device
+    mark: Mark | None = None
+    """The end of its kernel; None until its batch has been put into a stream."""
+    stash: Sequence[Tensor] = ()
+    """The call's tensors, until it was waited for: their memory is not free before."""
+    num_outputs: int = 0
+    """So many of them, the last, does the call write to."""
+    flat: Flat | None = None
+    """Of lists: the tensor that torch made of them, as long."""
+    _written: Sequence[weakref.ref[Tensor]] = ()
+    """Its outputs, once it was waited for."""
+    host_waits = False
+    together: Sequence[GpuWork] = ()
+    """Of a batch, on its last call, whose handle the program has: those of its other calls."""
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        task = require_task()
+        self.record.waited = True
+        if self.mark is not None:
+            self.device.wait_for(current_stream(task, self.device), self.mark, task.now_s())
+            own = isinstance(timeout, timedelta) and timeout.total_seconds() > 0
+            if own or blocking_wait():
+                limit_s = timeout.total_seconds() if own else max(0.0, self.expires_s - task.now_s())
+                if not self.device.synchronize(task, self.mark, limit_s, own or self._explicit):
+                    self._error = waited_too_long(self.record, timeout.total_seconds() if own else self._timeout_s)
+                    self.record.state, self.record.error = State.FAILED, message(self._error)
+            elif self.host_waits:
+                self.device.synchronize(task, self.mark)
+        for work in (self, *self.together):
+            work.record.waited = True
+            work._let_go()
+        if self._error is not None:
+            raise self._error
+        self._was_waited_for()
+        return True
+
+    def _let_go(self) -> None:
+        """The kernel that is still to run holds this work, and torch's holds no tensor."""
+        self.stash, self.flat = (), None
+        if self._outputs:
+            self._written, self._outputs = [weakref.ref(tensor) for tensor in self._outputs], []
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        task = require_task()
+        if not self.done.processed:
+            task.poll(CallWait(self.record), task.looks_on(self.record))
+        if self.done.processed:
+            self.record.waited = True
+        return bool(self.done.processed)
+
+    def result(self) -> list[Tensor]:
+        return list(self._outputs) or [tensor for tensor in (ref() for ref in self._written) if tensor is not None]
+
+    def get_future(self) -> Future[Any]:
+        """Done at once, as torch's is on a GPU: who waits for it makes a stream wait."""
+        if self._future is None:
+            self._future = Future()
+            value = self.result()
+            if self.mark is not None:
+                written(value, self.mark)
+            if self.process.notes.ddp_waits_in_cpp:
+                self.wait()
+            self._future.set_result(value)
+            self.record.waited = True
+            self.device.in_flight.forget(self.record)
+            if _current_graph_task_id() != -1:  # DDP's reducer waits for it in C++
+                notes = self.process.notes
+                notes.backward.append(self)
+                if len(notes.backward) == 1:
+                    process = self.process
+                    _execution_engine.queue_callback(lambda: drain_backward(process))
+        return self._future
+
+
+# -- The streams on which a group's calls run: each call, or batch of messages, is one kernel in one of them.
+#
+# Of one communicator and GPU, kernels run in the order in which the host launched them, whatever their streams: NCCL
+# has each wait for its communicator's stream and that stream for each (v2.30.7, src/enqueue.cc, ncclLaunchPrepare and
+# ncclLaunchFinish). So an all_gather that is launched behind a reduce_scatter waits for it.
+
+Meet = Callable[[Any], None]
+Part = tuple["Arrival", GpuWork, Meet]
+"""One call: its arrival, its handle, and what brings it to those of the others."""
+MOST_CHANNELS = 64
+"""Of one kernel: MAXCHANNELS of NCCL v2.30.7, src/include/device.h."""
+
+
+class GroupStreams:
+    """The streams of one member of a group, by GPU and by the rank it sends to or hears from."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self._tolerant = tolerant()
+        self._streams: dict[tuple[int, int], Stream] = {}
+        self._batch: list[Part] | None = None
+        self._last: dict[tuple[int, int], tuple[Stream, Mark]] = {}
+        """By GPU and peer: where the last kernel is."""
+        self._brought: set[int] = set()
+        """GPUs of earlier calls: NCCL has a communicator for each."""
+
+    def device_of(self, task: RankTask, tensor: torch.Tensor | None) -> Device:
+        """The GPU that a call runs on, which no other member has."""
+        device = device_of(task, tensor)
+        if device.index not in self._brought and tensor is not None and self._communicator.flavour == "nccl":
+            self._communicator.gpus.bring(task, device)
+            self._brought.add(device.index)
+        return device
+
+    def host_s(self, device: Device) -> float:
+        """What a call costs the host: less inside a batch."""
+        return device.host.collective_s if self._batch is None else device.host.message_s
+
+    def begin_batch(self) -> None:
+        """Calls from here on are one kernel (`_start_coalescing`, `batch_isend_irecv`)."""
+        self._batch = []
+
+    def end_batch(self) -> GpuWork | None:
+        """Put what has come since `begin_batch` into a stream. The handle of all of it; None: nothing has come."""
+        batch, self._batch = self._batch, None
+        if not batch:
+            return None
+        last = batch[-1][1]
+        gpu = device_of(require_task(), batch[0][1].stash[0])
+        self._put(require_task(), gpu, self._stream(gpu, -1), batch)
+        last.together = [work for _, work, _ in batch[:-1]]
+        return last
+
+    def finish(self, task: RankTask) -> None:
+        """The host waits until all that was launched has ended (ProcessGroupNCCL::shutdown: ncclCommFinalize)."""
+        for (index, _), (_, mark) in list(self._last.items()):
+            accelerators_of(task.process)[index].synchronize(task, mark)
+
+    def launch(self, task: RankTask, device: Device, call: Call, is_async: bool, part: Part) -> None:
+        """Put *call* into a stream of *device*, or into the batch that has begun."""
+        _, work, _ = part
+        if is_async or self._batch is not None:
+            work.stash = (*call.inputs, *call.outputs)
+            work.num_outputs = len(call.outputs)
+        if self._batch is not None:
+            self._batch.append(part)
+            return
+        peer = call.peer if call.key[0] in P2P else -1
+        stream = self._stream(device, peer) if is_async else current_stream(task, device)
+        flat = flat_of(device, stream, call)
+        if flat is not None and is_async:
+            work.flat = flat
+        self._put(task, device, stream, [part], peer, flat)
+
+    def _watch_buffers(self, task: RankTask, device: Device, stream: Stream, comm: Comm, parts: Sequence[Part]) -> None:
+        """Report what is written to, or read, before *comm* has ended."""
+        for arrival, work, _ in parts:
+            used = partial(task.world.guards.used_in_flight, arrival.record)
+            outputs = work.stash[len(work.stash) - work.num_outputs :]
+            device.in_flight.began(comm, stream, work.stash, outputs, used)
+
+    def _channels(self, records: Sequence[CallRecord]) -> int:
+        """SMs of one kernel: those of the group's collectives; of messages what theirs take, which are fewer.
+
+        What goes to the rank *d* places on and what comes from the rank *d* places back is one round of NCCL's, and
+        shares its channels (src/enqueue.cc, addP2pToPlan).
+        """
+        communicator = self._communicator
+        if any(record.op not in P2P or record.peer is None for record in records):
+            return communicator.channels
+        rounds: dict[int, int] = {}
+        for record in records:
+            assert record.peer is not None
+            own, peer = (communicator.group.ranks.index(rank) for rank in (record.rank, record.peer))
+            channels = communicator.message_channels(own, peer, record.nbytes)
+            distance = (peer - own if record.op == "send" else own - peer) % len(communicator.group.ranks)
+            rounds[distance] = max(rounds.get(distance, 0), channels)
+        return min(sum(rounds.values()), MOST_CHANNELS)
+
+    def _stream(self, device: Device, peer: int) -> Stream:
+        """NCCL's stream of this group; of a pair of ranks for a message outside a batch, *peer* -1 where it is none."""
+        stream = self._streams.get((device.index, peer))
+        if stream is None:
+            label = self._communicator.group.label
+            stream = device.new_stream(f"nccl {label}" + (f" with rank {peer}" if peer >= 0 else ""))
+            self._streams[device.index, peer] = stream
+        return stream
+
+    def _put(
+        self,
+        task: RankTask,
+        device: Device,
+        stream: Stream,
+        parts: Sequence[Part],
+        peer: int = -1,
+        flat: Flat | None = None,
+    ) -> None:
+        """Put the calls *parts* into *stream* as one kernel, behind what the current stream has so far and behind the
+        last kernel of the same communicator: messages outside a batch have one for each pair, *peer*. *flat*: what the
+        call copies from or to."""
+        now_s = task.now_s()
+        current = current_stream(task, device)
+        if stream is not current and current.items:
+            device.wait_for(stream, device.timeline.mark(current, now_s), now_s)
+        before = self._last.get((device.index, peer))
+        if before is not None and before[0] is not stream:
+            device.wait_for(stream, before[1], now_s)
+        if flat is not None and not flat.copies_out:
+            flat.copy(task, stream)
+            now_s = task.now_s()
+        left = len(parts)
+        comm: Comm
+
+        def begin(_: Comm) -> None:
+            for arrival, _, meet in parts:
+                arrival.on_start = lambda: device.timeline.meet(comm)
+                meet(arrival)
+
+        def one_ended(_: Any) -> None:
+            nonlocal left
+            left -= 1
+            if left:
+                device.call_ended()
+            else:
+                device.ended(comm)
+
+        records = [arrival.record for arrival, _, _ in parts]
+        load = Load(*device.model.comm_load(self._channels(records), self._communicator.rate_bytes_per_s))
+        comm = Comm(now_s + device.model.launch_s, load, begin, records[0], records, waits=True)
+        if not self._tolerant:
+            comm.expires_s = min(work.expires_s for _, work, _ in parts)
+            comm.explicit = any(work.has_own_limit for _, work, _ in parts)
+            device.watchdog = device.watchdog or Watchdog(device)
+        for _, work, _ in parts:
+            assert work.done.callbacks is not None
+            work.done.callbacks.append(one_ended)
+        mark: Mark = device.communicate(stream, comm)
+        if flat is not None and flat.copies_out:
+            flat.copy(task, stream)
+            mark = device.timeline.mark(stream, task.now_s())
+        if device.watchdog is not None:
+            device.watchdog.watch(comm)
+        self._last[device.index, peer] = stream, mark
+        if stream is not current and "buffers" in task.world.guards.watch:
+            self._watch_buffers(task, device, stream, comm, parts)
+        for _, work, _ in parts:
+            work.mark = mark
+
+
+def device_of(task: RankTask, tensor: torch.Tensor | None) -> Device:
+    """The GPU that a call runs on: its tensors', the current one where it has none."""
+    index = task.cuda_device if tensor is None else tensor.device.index
+    return accelerators_of(task.process)[index]

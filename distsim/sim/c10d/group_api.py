@@ -1,0 +1,315 @@
+"""The rest of a process group's methods: newer releases' names, and questions about the group."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from distsim.debug.records import P2P, Group
+from distsim.debug.records.arguments import Call
+from distsim.errors import NotSimulated
+from distsim.sim.isolation.process import current_task
+from distsim.torch_compat.groups import FLIGHT_RECORDER_HOOK, HOOK_OP_NAME, NAN_CHECK_HOOK
+
+__all__ = ["CallHooks", "Questions", "add_newer_methods", "hook_patches", "own_timeout"]
+
+# -- What groups of torch 2.14 and later have beside those of older releases: hooks on calls, windows, reconfiguration.
+#
+# A method is there only where torch's own groups have it, so that `hasattr` answers as for a real group.
+
+_NAMES = {"send": "SEND", "recv": "RECV", "broadcast": "BROADCAST", "barrier": "BARRIER"}
+
+
+def _hook_name(op: str) -> Any:
+    """Member of torch's `HookOpName` for one of our operations."""
+    kinds = ("all_reduce", "reduce_scatter", "reduce", "all_gather", "all_to_all", "scatter", "gather")
+    name = _NAMES.get(op) or next(kind for kind in kinds if op.startswith(kind))
+    return getattr(HOOK_OP_NAME.get(), name.upper().replace("L_", "L", 1))
+
+
+@dataclass(frozen=True, slots=True)
+class PreHookArgs:
+    """What a pre-hook is called with (torch's class of that name has no constructor)."""
+
+    name: Any
+    async_op: bool
+    input_tensors: list[torch.Tensor]
+    output_tensors: list[torch.Tensor]
+    root: int
+    op_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class PostHookArgs:
+    """What a post-hook is called with."""
+
+    name: Any
+    async_op: bool
+    work: Any
+    op_id: int
+
+
+class CallHooks:
+    """The hooks that a program has registered on one group."""
+
+    def __init__(self) -> None:
+        self.before: dict[int, Callable[[PreHookArgs], None]] = {}
+        self.after: dict[int, Callable[[PostHookArgs], None]] = {}
+        self.on_abort: dict[int, Callable[[], None]] = {}
+        self._calls = 0
+
+    def begin(self, call: Call) -> Callable[[Any], None]:
+        """Run the hooks before *call*; what is returned runs those after it, with the call's Work."""
+        op, number = call.key[0], self._calls
+        self._calls += 1
+        name = _hook_name(op)
+        if op in P2P:
+            root = -1 if call.peer < 0 else int(call.opts)
+        else:
+            root = -1 if call.key[5] is None else int(getattr(call.opts, "rootRank", call.opts) or 0)
+        inputs = list(call.inputs) if call.key[1] else []
+        outputs = list(call.outputs) if call.key[2] else []
+        for hook in list(self.before.values()):
+            hook(PreHookArgs(name, call.is_async, inputs, outputs, root, number))
+
+        def finish(work: Any) -> None:
+            for after in list(self.after.values()):
+                after(PostHookArgs(name, call.is_async, work, number))
+
+        return finish
+
+    def abort(self) -> None:
+        """The group is aborted."""
+        for hook in list(self.on_abort.values()):
+            hook()
+
+
+def _hooks_of(group: Any) -> CallHooks:
+    if group.hooks is None:
+        group.hooks = CallHooks()
+    hooks: CallHooks = group.hooks
+    return hooks
+
+
+def _register(kind: str) -> Callable[..., None]:
+    def register(self: Any, hook_id: int, hook: Callable[..., None]) -> None:
+        if kind == "on_abort" and self.name() == "gloo":
+            raise RuntimeError("Backend gloo does not support registerAbortHook")
+        getattr(_hooks_of(self), kind)[hook_id] = hook
+
+    return register
+
+
+def _unregister(kind: str) -> Callable[..., None]:
+    def unregister(self: Any, hook_id: int) -> None:
+        getattr(_hooks_of(self), kind).pop(hook_id, None)
+
+    return unregister
+
+
+def _gather_single(self: Any, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
+    backend = self._flavour_of(input)
+    if backend == "gloo":
+        raise RuntimeError("Backend gloo does not support gather_single")
+    raise NotSimulated("torch.distributed.gather_single", "call torch.distributed.gather")
+
+
+def _new_window(self: Any, tensor: torch.Tensor | None = None) -> Any:
+    if self.name() == "gloo":
+        raise RuntimeError("Backend gloo does not support new_window")
+    raise NotSimulated("ProcessGroup.new_window", "send and receive the tensors, or call a collective")
+
+
+def _reconfigure(self: Any, *args: Any) -> Any:
+    raise NotSimulated("ProcessGroup.reconfigure", "make another group by new_group")
+
+
+def _add_ephemeral_timeout(self: Any, timeout: Any) -> None:
+    """A simulated call has its timeout from the start: the one of the group, or its own."""
+
+
+_METHODS: dict[str, Any] = {
+    "register_pre_hook": _register("before"),
+    "unregister_pre_hook": _unregister("before"),
+    "register_post_hook": _register("after"),
+    "unregister_post_hook": _unregister("after"),
+    "register_abort_hook": _register("on_abort"),
+    "unregister_abort_hook": _unregister("on_abort"),
+    "gather_single": _gather_single,
+    "gather_into_tensor": _gather_single,
+    "supports_window": False,
+    "new_window": _new_window,
+    "supports_reconfigure": False,
+    "get_reconfigure_handle": _reconfigure,
+    "reconfigure": _reconfigure,
+    "_add_ephemeral_timeout": _add_ephemeral_timeout,
+    "get_backend": lambda self, device: self._get_backend(device),
+}
+
+
+def hook_patches() -> list[tuple[Any, str, Any]]:
+    """(holder, attribute, replacement) of the hooks that torch brings itself: C++ would call them, and does not."""
+    patches = []
+    for name, advice in (
+        (NAN_CHECK_HOOK, "distsim names the rank whose tensor has the first NaN"),
+        (FLIGHT_RECORDER_HOOK, "the report has every call"),
+    ):
+        hook = name.get(None)
+        if hook is not None:
+            patches.append((hook, "attach", staticmethod(_attach(hook.attach, name.attribute, advice))))
+    return patches
+
+
+def _attach(real: Callable[..., Any], name: str, advice: str) -> Callable[..., Any]:
+    def attach(pg: Any, *args: Any, **kwargs: Any) -> Any:
+        task = current_task()
+        if task is None:
+            return real(pg, *args, **kwargs)
+        # torch 2.15 attaches its recorder to every group of NCCL: a program that asked for nothing reads nothing
+        if not args or sys._getframe(1).f_globals.get("__name__") != c10d.__name__:
+            task.world.note(f"torch's {name} records nothing in a simulation; {advice}")
+        return SimpleNamespace(remove=lambda: None)
+
+    return attach
+
+
+def add_newer_methods(group: type) -> None:
+    """Give class *group* those of the methods that this torch's groups have."""
+    for name, method in _METHODS.items():
+        if hasattr(dist.ProcessGroup, name):
+            setattr(group, name, method)
+
+
+class Questions(dist.ProcessGroup):
+    """The answers of *group*'s member at *group_rank*. *backends*: device type -> the backend the user asked for."""
+
+    def __init__(
+        self,
+        group: Group,
+        group_rank: int,
+        backends: dict[str, str],
+        timeout: timedelta,
+        explicit_timeout: bool,
+        store: Any,
+    ) -> None:
+        super().__init__(group_rank, len(group.ranks))
+        self._place, self._members = group_rank, len(group.ranks)  # past C++, which every call would ask
+        self._group = group
+        self._backends = backends
+        host, gpu = backends.get("cpu"), backends.get("cuda")
+        self.has_two_backends = host is not None and gpu is not None and host != gpu
+        self.on_host: Questions | None = None
+        """The backend of tensors on the CPU, where they have one of their own; made when first used."""
+        self._timeout = timeout
+        self._explicit = explicit_timeout
+        self._store = store
+        self._numbers = {"collective": 0, "p2p": 0}
+        self.hooks: CallHooks | None = None
+        """None until the program registers one."""
+
+    def getBackendName(self) -> str:
+        """What C++ asks. Not `gloo`: DDP's logger would take the group for a C++ ProcessGroupGloo."""
+        return "sim"
+
+    def name(self) -> str:
+        return next(iter(self._backends.values()), "sim")
+
+    _get_backend_name = name
+
+    def backend_config(self) -> str:
+        """`nccl`, or `cpu:gloo,cuda:nccl` where they differ by device."""
+        if len(set(self._backends.values())) < 2:
+            return self.name()
+        return ",".join(f"{device}:{backend}" for device, backend in self._backends.items())
+
+    @property
+    def group_name(self) -> str:
+        return self._group.name
+
+    @property
+    def group_desc(self) -> str:
+        return self._group.description
+
+    def _set_group_name(self, name: str) -> None:
+        """Known since the group was made."""
+
+    _set_group_desc = _set_group_name
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(kind) for kind in self._backends]
+
+    def _flavour(self, device: torch.device) -> str:
+        flavour = self._backends.get(device.type)
+        if flavour is None:
+            raise RuntimeError(f"No backend type associated with device type {device.type}")
+        return flavour
+
+    def flavour_on(self, device: str) -> str:
+        """Whose algorithms a call with tensors on *device* (a record's) takes."""
+        return self._backends.get(device.partition(":")[0]) or self.name()
+
+    def _flavour_of(self, tensor: torch.Tensor) -> str:
+        return (self._backends.get("cpu") if tensor.is_cpu else None) or self._flavour(tensor.device)
+
+    if dist.is_gloo_available():  # torch may be built without
+        create_device = staticmethod(dist.ProcessGroupGloo.create_device)
+        create_default_device = staticmethod(dist.ProcessGroupGloo.create_default_device)
+
+    supports_splitting = supports_time_estimate = False
+
+    @property
+    def supports_shrinking(self) -> bool:
+        return "nccl" in self._backends.values()
+
+    def shrink(self, *args: Any) -> Any:
+        raise NotSimulated("torch.distributed.shrink_group", "make a group of the remaining ranks by new_group")
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        return False
+
+    @property
+    def supports_coalescing(self) -> bool:
+        return "nccl" in self._backends.values()
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+        self._explicit = True
+        if self.on_host is not None:
+            self.on_host.set_timeout(timeout)
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._numbers["collective"]
+
+    def _wait_for_pending_works(self) -> None:
+        pass
+
+    def _enable_collectives_timing(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass
+
+
+def own_timeout(call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> timedelta | None:
+    """The timeout that *call* has of its own: of its options, or given by itself."""
+    found = getattr(call.opts, "timeout", None)
+    if found is None:
+        found = next((given for given in (*args, *kwargs.values()) if isinstance(given, timedelta)), None)
+    return found

@@ -1,0 +1,155 @@
+"""How groups begin: rendezvous handlers, default timeouts, and the class of NCCL's group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from distsim.debug.messages.phrases import ranks_text
+from distsim.debug.records import CallRecord, Group
+from distsim.errors import NotSimulated, UsageError
+from distsim.sim.c10d import gpu_work
+from distsim.sim.c10d.stores import PrefixStore
+
+if TYPE_CHECKING:
+    from distsim.sim.isolation.process import SimProcess
+    from distsim.sim.world import World
+
+__all__ = ["ProcessGroupNCCL", "Rendezvous", "connect_error", "meeting_place", "nccl_patches", "timeout_error"]
+
+# -- Worlds of a simulation: which process is which rank in each rendezvous that it has joined.
+#
+# Processes are numbered as their launcher does. A default group of as many ranks gives them its own numbers instead,
+# once all have met; in groups of other worlds members go by the numbers that their processes have.
+
+
+@dataclass(eq=False)
+class Rendezvous:
+    """One world, and who has come so far."""
+
+    size: int
+    is_default: bool
+    members: dict[int, SimProcess] = field(default_factory=dict)
+    """Rank in this world -> process."""
+    ranks: tuple[int, ...] = ()
+    """Of each member the job's number of its process, once all have met."""
+
+    def is_over(self, rank: int) -> bool:
+        """Whether the process that was *rank* has ended: whoever comes as the same now is of another job."""
+        other = self.members.get(rank)
+        return other is not None and not other.alive
+
+    def join(self, rank: int, process: SimProcess) -> None:
+        """*process* comes as *rank*; UsageError where another has come as the same."""
+        other = self.members.setdefault(rank, process)
+        if other is not process:
+            raise UsageError(
+                f"two processes call themselves rank {rank} of {self.size} (their launcher's ranks {other.rank} and "
+                f"{process.rank}): give each process a rank of its own in init_process_group(rank=...) or RANK"
+            )
+
+    def form(self, world: World) -> None:
+        """All have met; whoever is first through says so."""
+        if self.ranks:
+            return
+        given = {process: rank for rank, process in self.members.items()}
+        renamed = self.is_default and self.size == world.world_size == len(given)
+        if renamed and any(process.rank != rank for process, rank in given.items()):
+            world.renumber(given)
+        there = {rank: process.rank for rank, process in self.members.items()}
+        self.ranks = tuple(there.get(rank, rank) for rank in range(self.size))
+
+    def in_job(self, group: Group) -> Group:
+        """*group*, whose ranks are this world's, in the job's numbers."""
+        ranks = tuple(self.ranks[rank] for rank in group.ranks)
+        return group if ranks == group.ranks else Group(group.name, group.description, ranks)
+
+
+def meeting_place(store: Any) -> tuple[object, ...]:
+    """What identifies the rendezvous in a store: what it holds, and under which prefixes."""
+    prefixes = []
+    while isinstance(store, PrefixStore):
+        prefixes.append(store._prefix)
+        store = store.underlying_store
+    return getattr(store, "_values", store), *prefixes
+
+
+def timeout_error(backend: str, record: CallRecord, seconds: float) -> Exception:
+    """What a call raises when its group's timeout has passed: gloo's words, with ours behind them."""
+    milliseconds = round(seconds * 1000)
+    where = f"{record.op} #{record.seq} on group {record.group.label}, rank {record.rank}"
+    if backend == "nccl":
+        return gpu_work.timeout_error(record, seconds)
+    direction = "send" if record.op == "send" else "recv"
+    return RuntimeError(
+        "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] "
+        f"Timed out waiting {milliseconds}ms for {direction} operation to complete ({where})"
+    )
+
+
+def connect_error(group: Group, seconds: float) -> Exception:
+    """gloo's members find each other through the store, and wait there for the addresses of the others."""
+    error: Exception = dist.DistStoreError(
+        f"wait timeout after {int(seconds * 1000)}ms, keys: /{group.name}//cpu//... "
+        f"(the addresses of {ranks_text(group.ranks)})"
+    )
+    return error
+
+
+# -- `torch.distributed.ProcessGroupNCCL` and its options, which a torch without NCCL lacks.
+#
+# Megatron-core and FSDP2 make options before they make a group. The group itself is a simulated one.
+
+_UNDEFINED = -(2**31)
+"""NCCL_CONFIG_UNDEF_INT of nccl.h."""
+
+
+class NCCLConfig:
+    """Fields of ncclConfig_t (nccl.h, 2.27)."""
+
+    def __init__(self) -> None:
+        self.blocking = self.cga_cluster_size = self.min_ctas = self.max_ctas = _UNDEFINED
+        self.split_share = self.traffic_class = self.collnet_enable = self.cta_policy = _UNDEFINED
+        self.shrink_share = self.nvls_ctas = self.n_channels_per_net_peer = self.nvlink_centric_sched = _UNDEFINED
+        self.net_name: str | None = None
+        self.comm_name: str | None = None
+
+
+class Options:
+    """What a program asks of a communicator; a simulation takes no other time for it."""
+
+    backend = "nccl"
+
+    def __init__(self, is_high_priority_stream: bool = False) -> None:
+        self.is_high_priority_stream = is_high_priority_stream
+        self.config = NCCLConfig()
+        self.split_from: object = None
+        self.split_color = _UNDEFINED
+        self.global_ranks_in_group: list[int] = []
+        self.group_name = ""
+        self._timeout = timedelta(minutes=10)
+
+
+class ProcessGroupNCCL:
+    """Stands for torch's class: it has options, and is not made by hand."""
+
+    NCCL_CTA_POLICY_DEFAULT, NCCL_CTA_POLICY_EFFICIENCY, NCCL_CTA_POLICY_ZERO = 0, 1, 2
+    NCCLConfig, Options = NCCLConfig, Options
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        raise NotSimulated("ProcessGroupNCCL(store, rank, size) made by hand", "use init_process_group or new_group")
+
+
+for _class, _name in ((NCCLConfig, "NCCLConfig"), (Options, "Options")):
+    _class.__module__, _class.__qualname__ = c10d.__name__, f"ProcessGroupNCCL.{_name}"
+ProcessGroupNCCL.__module__ = c10d.__name__
+
+
+def nccl_patches() -> list[tuple[object, str, object]]:
+    """(holder, attribute, replacement) where this torch has no such class."""
+    lacking = [holder for holder in (dist, c10d) if not hasattr(holder, "ProcessGroupNCCL")]
+    return [(holder, "ProcessGroupNCCL", ProcessGroupNCCL) for holder in lacking]

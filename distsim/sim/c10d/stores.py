@@ -1,0 +1,586 @@
+"""The stores of a simulated world: hash, prefix, file and TCP store, and the rendezvous through them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import simpy
+import torch.distributed as dist
+from torch.distributed import Store
+
+from distsim.debug.records import CallWait, StoreWait, Wait
+from distsim.deprecated import in_torch, multicast
+from distsim.deprecated.ranks import Meeting, assigned, take_place
+from distsim.sim.isolation.process import RankTask, current_task, require_task
+from distsim.sim.processes.hosts import machine_of, meant
+
+if TYPE_CHECKING:
+    from distsim.sim.isolation.process import SimProcess
+
+__all__ = [
+    "DEFAULT_TIMEOUT",
+    "FileStore",
+    "HashStore",
+    "KeyValues",
+    "PrefixStore",
+    "SimStore",
+    "TCPStore",
+    "as_bytes",
+    "as_key",
+    "changed",
+    "close_files",
+    "meeting_patches",
+]
+
+# -- A store in virtual time, and what it holds: what the kinds of stores have in common.
+#
+# They subclass `torch.distributed.Store`, so torch's own code and C++ accept them. Errors are those of torch 2.13's
+# stores, type and words.
+
+DEFAULT_TIMEOUT = timedelta(seconds=300)
+
+
+class KeyValues:
+    """The contents of one store, shared by every rank that opens it."""
+
+    def __init__(self, env: simpy.Environment) -> None:
+        self.env = env
+        self.data: dict[str, bytes] = {}
+        self.queues: dict[str, deque[bytes]] = {}
+        self.clients = 0
+        self.closed = 0
+        """FileStores that were closed."""
+        self._changed: list[simpy.Event] = []
+
+    def change(self) -> None:
+        """Wake whoever waits for a key."""
+        waiting, self._changed = self._changed, []
+        for event in waiting:
+            event.succeed()
+
+    def next_change(self) -> simpy.Event:
+        event = self.env.event()
+        self._changed.append(event)
+        return event
+
+
+def as_bytes(value: str | bytes) -> bytes:
+    """As a store keeps it; torch's error for what it refuses."""
+    if isinstance(value, str):
+        return value.encode()
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError(f"incompatible function arguments: a value must be str, not {type(value).__name__}")
+    return bytes(value)
+
+
+def changed(task: RankTask, values: KeyValues, why: Wait, give_up_s: float, explicit: bool) -> bool:
+    """Wait until somebody changes the store, until *give_up_s* at most."""
+    left_s = give_up_s - task.now_s()
+    return left_s > 0 and task.wait_until(values.next_change(), why, left_s, explicit)
+
+
+def as_key(value: object, method: str) -> str:
+    """*value*, which *method* was given; torch's error where it is no text."""
+    if not isinstance(value, str):
+        raise TypeError(f"{method}(): incompatible function arguments: a key must be str, not {type(value).__name__}")
+    return value
+
+
+class SimStore(Store):
+    """What the four stores have in common."""
+
+    _absent = "wait timeout after {ms}ms, keys: {keys}"
+    _shown_prefix = "/"
+    _error: type[Exception] = dist.DistStoreError
+
+    def __init__(self, values: KeyValues, timeout: timedelta) -> None:
+        super().__init__()
+        self._values = values
+        self._timeout = timeout
+        self._explicit = timeout != DEFAULT_TIMEOUT
+
+    # -- waiting
+
+    def _turn(self, why: StoreWait | None = None) -> RankTask:
+        """One round trip to the server."""
+        task = require_task()
+        task.compute(task.world.store_latency_s)
+        task.flush(why)
+        return task
+
+    def _wait_for(self, keys: Sequence[str], timeout: timedelta | None, message: str | None = None) -> None:
+        task = self._turn()
+        explicit = self._explicit if timeout is None else True
+        limit = self._timeout if timeout is None else timeout
+        give_up_s = task.now_s() + limit.total_seconds()
+        shown = ", ".join(self._shown_prefix + key for key in keys)
+        text = (message or self._absent).format(
+            ms=int(limit.total_seconds() * 1000), keys=shown, key=keys[0] if keys else ""
+        )
+        error = self._error(text)
+        data = self._values.data
+        while not all(key in data or self._values.queues.get(key) for key in keys):
+            missing = tuple(key for key in keys if key not in data and not self._values.queues.get(key))
+            if not changed(task, self._values, StoreWait(missing), give_up_s, explicit):
+                raise error
+
+    # -- the interface of torch.distributed.Store
+
+    def set(self, key: str, value: str | bytes) -> None:
+        as_key(key, "set")
+        if not isinstance(value, str | bytes):
+            raise TypeError(f"set(): incompatible function arguments: a value must be str, not {type(value).__name__}")
+        self._turn()
+        self._values.data[key] = as_bytes(value)
+        self._values.change()
+
+    def get(self, key: str) -> bytes:
+        self._wait_for([as_key(key, "get")], None)
+        return self._values.data[key]
+
+    def add(self, key: str, amount: int) -> int:
+        if not isinstance(amount, int):
+            raise TypeError("add(): incompatible function arguments: an amount must be int")
+        self._turn()
+        total = self._integer(key) + int(amount)
+        self._values.data[key] = str(total).encode()
+        self._values.change()
+        return total
+
+    def _integer(self, key: str) -> int:
+        held = self._values.data.get(as_key(key, "add"), b"0")
+        try:
+            return int(held)
+        except ValueError:
+            raise ValueError("stoll") from None
+
+    def append(self, key: str, value: str | bytes) -> None:
+        self._turn()
+        self._values.data[key] = self._values.data.get(key, b"") + as_bytes(value)
+        self._values.change()
+
+    def check(self, keys: Sequence[str]) -> bool:
+        task, why = require_task(), StoreWait(tuple(keys), "check")
+        if not task.quiet_polls:  # a loop that only checks goes on when something has happened
+            self._turn(why)
+        held = self._values
+        there = all(key in held.data or held.queues.get(key) for key in keys)
+        if not there:
+            task.poll(why)
+            there = all(key in held.data or held.queues.get(key) for key in keys)
+        return there
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        self._turn()
+        held = self._values.data.get(key)
+        if held is None and as_bytes(expected):
+            return as_bytes(expected)
+        if held is None or held == as_bytes(expected):
+            self._values.data[key] = as_bytes(desired)
+            self._values.change()
+        return self._values.data[key]
+
+    def delete_key(self, key: str) -> bool:
+        self._turn()
+        gone = self._values.data.pop(key, None) is not None
+        self._values.change()
+        return gone
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        self._wait_for(list(keys), None)
+        return [self._values.data[key] for key in keys]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        self._turn()
+        self._values.data.update((key, as_bytes(value)) for key, value in zip(keys, values, strict=False))
+        self._values.change()
+
+    def num_keys(self) -> int:
+        self._turn()
+        return len(self._values.data)
+
+    def list_keys(self) -> list[str]:
+        self._turn()
+        return list(self._values.data)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        self._wait_for(list(keys), timeout)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+        self._explicit = timeout not in (DEFAULT_TIMEOUT, dist.distributed_c10d.default_pg_timeout)
+
+    @property
+    def timeout(self) -> timedelta:
+        return self._timeout
+
+    def has_extended_api(self) -> bool:
+        return True
+
+    def queue_push(self, key: str, value: str | bytes) -> None:
+        self._turn()
+        self._values.queues.setdefault(key, deque()).append(as_bytes(value))
+        self._values.change()
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        task = self._turn()
+        give_up_s = task.now_s() + self._timeout.total_seconds()
+        while not self._values.queues.get(key):
+            if not block:
+                raise dist.QueueEmptyError("queue is empty")
+            milliseconds = int(self._timeout.total_seconds() * 1000)
+            error = self._error(self._absent.format(ms=milliseconds, keys=self._shown_prefix + key, key=key))
+            if not changed(task, self._values, StoreWait((key,), "queue"), give_up_s, True):
+                raise error
+        return self._values.queues[key].popleft()
+
+    def queue_len(self, key: str) -> int:
+        self._turn()
+        return len(self._values.queues.get(key, ()))
+
+    def clone(self) -> SimStore:
+        other = type(self).__new__(type(self))
+        Store.__init__(other)
+        other.__dict__.update(self.__dict__)
+        return other
+
+
+class HashStore(SimStore):
+    """`torch.distributed.HashStore`: within one process."""
+
+    _absent = "Wait timeout"
+    _shown_prefix = ""
+
+    def __init__(self, values: KeyValues | None = None) -> None:
+        super().__init__(values or KeyValues(require_task().world.env), DEFAULT_TIMEOUT)
+
+
+class PrefixStore(Store):
+    """`torch.distributed.PrefixStore` over a simulated store."""
+
+    def __init__(self, prefix: str, store: Store) -> None:
+        if store is None:
+            raise ValueError("store argument cannot be None")
+        super().__init__()
+        self._prefix = prefix
+        self._store = store
+
+    @property
+    def underlying_store(self) -> Store:
+        return self._store
+
+    @property
+    def _underlying_non_prefix_store(self) -> Store:
+        inner = self._store
+        while isinstance(inner, PrefixStore):
+            inner = inner._store
+        return inner
+
+    def _name(self, key: str) -> str:
+        as_key(key, "PrefixStore")
+        return f"{self._prefix}/{key}"
+
+    def _names(self, keys: Sequence[str]) -> list[str]:
+        return [self._name(key) for key in keys]
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._store.set(self._name(key), as_bytes(value))
+
+    def get(self, key: str) -> bytes:
+        return bytes(self._store.get(self._name(key)))
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._store.add(self._name(key), amount))
+
+    def append(self, key: str, value: str | bytes) -> None:
+        self._store.append(self._name(key), as_bytes(value))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return bool(self._store.check(self._names(keys)))
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        return bytes(self._store.compare_set(self._name(key), as_bytes(expected), as_bytes(desired)))
+
+    def delete_key(self, key: str) -> bool:
+        return bool(self._store.delete_key(self._name(key)))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        return list(self._store.multi_get(self._names(keys)))
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        self._store.multi_set(self._names(keys), [as_bytes(value) for value in values])
+
+    def num_keys(self) -> int:
+        return int(self._store.num_keys())
+
+    def list_keys(self) -> list[str]:
+        start = self._prefix + "/"
+        return [key[len(start) :] for key in self._store.list_keys() if key.startswith(start)]
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        if timeout is None:
+            self._store.wait(self._names(keys))
+        else:
+            self._store.wait(self._names(keys), timeout)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._store.set_timeout(timeout)
+
+    @property
+    def timeout(self) -> Any:
+        return self._store.timeout
+
+    def has_extended_api(self) -> bool:
+        return bool(self._store.has_extended_api())
+
+    def queue_push(self, key: str, value: str | bytes) -> None:
+        self._store.queue_push(self._name(key), as_bytes(value))
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        return bytes(self._store.queue_pop(self._name(key), block))
+
+    def queue_len(self, key: str) -> int:
+        return int(self._store.queue_len(self._name(key)))
+
+    def clone(self) -> PrefixStore:
+        return PrefixStore(self._prefix, self._store.clone())
+
+
+# -- A FileStore in virtual time, and the life of its file.
+
+
+class _File:
+    """One FileStore's hold on its file: it goes with the last, once as many stores as were said are closed."""
+
+    def __init__(self, stores: dict[tuple[str, Any], Any], address: tuple[str, str], world_size: int) -> None:
+        self._stores, self._address, self._world_size = stores, address, world_size
+        self._values: KeyValues = stores[address]
+        self._is_open = True
+
+    def close(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        values = self._values
+        values.clients -= 1
+        values.closed += 1
+        if values.clients == 0 and 0 <= self._world_size <= values.closed:
+            with contextlib.suppress(OSError):
+                os.remove(self._address[1])
+            if self._stores.get(self._address) is values:
+                del self._stores[self._address]
+
+    def leave(self) -> None:
+        """The file stays: its holder is gone without a word."""
+        self._is_open = False
+
+
+def close_files(process: SimProcess) -> None:
+    """A process that ends closes its FileStores; a forked child leaves by os._exit, which closes none."""
+    files, process.notes.file_stores = process.notes.file_stores, {}
+    for file in files.values():
+        if process.is_forked:
+            file.leave()
+        else:
+            file.close()
+
+
+def _has_content(path: str) -> bool:
+    """Whether a real run has left keys there: the file of a simulated one stays empty."""
+    with contextlib.suppress(OSError):
+        return os.path.getsize(path) > 0
+    return False
+
+
+class FileStore(SimStore):
+    """`torch.distributed.FileStore`: ranks that name the same path share it. The file is there and goes as
+    torch's does, and stays empty."""
+
+    _absent = "Wait timeout"
+    _shown_prefix = ""
+    _error = RuntimeError
+
+    def __init__(self, file_name: str, world_size: int = -1) -> None:
+        task = require_task()
+        address = ("file", os.path.abspath(file_name))
+        values = task.world.stores.get(address)
+        if values is None:
+            values = task.world.stores[address] = KeyValues(task.world.env)
+            values.data["efcount/"] = b"0"
+            if _has_content(file_name):
+                task.world.note(
+                    f"{file_name} held keys before this run, which the simulation ignores: real ranks would read the "
+                    "addresses of an earlier run there, and may fail to connect; delete it before each run"
+                )
+        os.close(os.open(file_name, os.O_RDWR | os.O_CREAT, 0o644))
+        super().__init__(values, DEFAULT_TIMEOUT)
+        self.path = file_name
+        values.clients += 1
+        files: dict[int, _File] = task.process.notes.file_stores
+        own = _File(task.world.stores, address, world_size)
+        number = len(files)
+        files[number] = own
+        weakref.finalize(self, _File.close, own).atexit = False
+
+    def get(self, key: str) -> bytes:
+        self._wait_for([as_key(key, "get")], None, "Timeout waiting for key: {key} after {ms} ms")
+        return self._values.data[key]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        return [self.get(key) for key in keys]
+
+    def delete_key(self, key: str) -> bool:
+        super().delete_key(key)
+        return True
+
+    def has_extended_api(self) -> bool:
+        return False
+
+    def queue_push(self, key: str, value: str | bytes) -> None:
+        raise NotImplementedError("queue support is not implemented.")
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        raise NotImplementedError("queue support is not implemented.")
+
+    def queue_len(self, key: str) -> int:
+        raise NotImplementedError("queue support is not implemented.")
+
+
+_EPHEMERAL_PORT = 32_768
+
+
+class TCPStore(SimStore):
+    """`torch.distributed.TCPStore`: one server for each (host, port) of the simulated job."""
+
+    def __init__(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: timedelta = DEFAULT_TIMEOUT,
+        wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        master_listen_fd: int | None = None,
+        use_libuv: bool = True,
+    ) -> None:
+        if not isinstance(port, int) or not isinstance(host_name, str):
+            raise TypeError("__init__(): incompatible constructor arguments: host_name must be str and port int")
+        task = require_task()
+        world = task.world
+        if world_size == 0:
+            raise ValueError("TCPStore world size cannot be 0")
+        if port == 0 and is_master:
+            port = world.free_port()
+        if master_listen_fd is not None:  # the store would own the socket
+            os.close(master_listen_fd)
+        here = machine_of(task.process)
+        address: tuple[str, tuple[int | None, int]] = ("tcp", (here, port))
+        if is_master:
+            agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") and os.environ.get("MASTER_PORT") == str(port)
+            if address in world.stores and not (multi_tenant or agents):
+                raise dist.DistNetworkError(
+                    "The server socket has failed to listen on any local network address. "
+                    f"port: {port}, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
+                )
+            if address not in world.stores:
+                world.stores[address] = KeyValues(world.env)
+                world.store_opened()
+        milliseconds = int(timeout.total_seconds() * 1000)
+        refused = dist.DistNetworkError(
+            f"The client socket has timed out after {milliseconds}ms while trying to connect to ({host_name}, {port})."
+        )
+        world.faults.on_connect(task, host_name, port, timeout, timeout != DEFAULT_TIMEOUT)
+        give_up_s = task.now_s() + timeout.total_seconds()
+        machine = meant(host_name, task.process)
+        address = ("tcp", (machine, port))
+        task.process.notes.connecting = (host_name, port)
+        task.process.notes.meets_at = f"{host_name}:{port}"
+        while address not in world.stores:
+            left_s = give_up_s - task.now_s()
+            where = _waiting(task, StoreWait((f"{host_name}:{port}",), "the store's server"))
+            if left_s <= 0 or not task.wait_until(world.next_store(), where, left_s, timeout != DEFAULT_TIMEOUT):
+                raise refused
+        task.process.notes.connecting = None
+        super().__init__(world.stores[address], timeout)
+        self.host, self.port, self.libuvBackend = host_name, port, use_libuv
+        self._is_server = is_master
+        if wait_for_workers and world_size:
+            self._values.clients += 1
+            self._values.data["init/"] = str(self._values.clients).encode()
+            self._values.change()
+            if is_master:  # keeps the server alive until all have come
+                self._wait_for_workers(task, world_size, give_up_s)
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        if len(keys) != len(values):
+            raise dist.DistStoreError("multi_set keys and values vectors must be of same size")
+        super().multi_set(keys, values)
+
+    def _wait_for_workers(self, task: RankTask, world_size: int, give_up_s: float) -> None:
+        values, traced = self._values, task.world.traced
+        while values.clients < traced.number_of(world_size):
+            seconds, joined = int(self._timeout.total_seconds()) + 1, f"{values.clients}/{world_size}"
+            text = f"Timed out after {seconds} seconds waiting for clients. {joined} clients joined."
+            why = _waiting(task, StoreWait((f"{world_size - values.clients} more clients",), "workers of the store"))
+            if not changed(task, values, why, give_up_s, self._explicit):
+                raise dist.DistStoreError(text)
+
+    def __repr__(self) -> str:
+        server = f"TCPServer(port={self.port})" if self._is_server else "<nullptr>"
+        ends = f"addr=[{self.host}]:{_EPHEMERAL_PORT}, remote=[{self.host}]:{self.port}"
+        return f"TCPStore(client=TCPClient(SocketImpl(fd=3, {ends})), server={server})"
+
+
+def _waiting(task: RankTask, why: Wait) -> Wait:
+    """A store opened by init_process_group is waited for in that call."""
+    joining = task.process.notes.joining
+    return why if joining is None else CallWait(joining)
+
+
+# -- A multicast address in a simulation: a store that all ranks reach, for as long as the job lives.
+
+_real_meet = multicast.meet
+_real_note = in_torch.note
+
+
+def _meet(meeting: Meeting, timeout: timedelta) -> tuple[Any, int]:
+    if current_task() is None:
+        return _real_meet(meeting, timeout)
+    world = require_task().world
+    address = ("multicast", (meeting.address, meeting.port))
+    values = world.stores.get(address)
+    if values is None:
+        values = world.stores[address] = KeyValues(world.env)
+    place, store = take_place(meeting, SimStore(values, timeout))
+    keys = [f"process {i}" for i in range(meeting.world_size)]
+    store.set(keys[place], str(meeting.rank))
+    if world.traced.not_all and meeting.rank >= 0:
+        return store, meeting.rank  # of ranks that do the same only some come
+    try:
+        store.wait(keys, timeout)
+    except dist.DistStoreError:
+        came = sum(store.check([key]) for key in keys)
+        raise dist.DistNetworkError(
+            f"{came} of {meeting.world_size} processes came to {meeting.url} in {timeout.total_seconds():g} s"
+        ) from None
+    return store, assigned(meeting, [int(store.get(key)) for key in keys])[place]
+
+
+def _note(text: str) -> None:
+    task = current_task()
+    if task is None:
+        _real_note(text)
+    else:
+        task.world.note(text)
+
+
+def meeting_patches() -> list[tuple[Any, str, Any]]:
+    """(holder, attribute, replacement) while a simulation runs."""
+    return [(multicast, "meet", _meet), (in_torch, "note", _note)]

@@ -1,0 +1,96 @@
+"""Process settings (rlimit, nice, affinity) that are recorded, and the usage that argparse prints once."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import functools
+import os
+import resource
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from distsim.sim.isolation.process import current_task
+from distsim.sim.kernel.task import current_process
+
+if TYPE_CHECKING:
+    from distsim.sim.isolation.process import SimProcess
+
+__all__ = ["unarmed_patches", "usage_patches"]
+
+# -- What a program sets for its process and the machine would apply to all ranks, and to what simulates them.
+#
+# A timer of faulthandler's that ends the process, a limit, a priority, the cores it may use: a simulated rank
+# is told what it has set when it asks, and nothing happens.
+
+_FAULTHANDLER = ("enable", "disable", "register", "unregister", "dump_traceback_later", "cancel_dump_traceback_later")
+"""Hangs are named at once here; crashes, and ranks that hold the interpreter, by the watcher, whose these are."""
+
+
+def _without_effect(real: Callable[..., Any], answer: Any = None) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return real(*args, **kwargs) if current_process() is None else answer
+
+    return call
+
+
+def _pair(get: Callable[..., Any], put: Callable[..., Any], name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """A getter and a setter: *put(what, value)* is remembered by its first argument, *get(what)* asked with it."""
+
+    def ask(what: Any, *rest: Any) -> Any:
+        process = current_process()
+        if process is not None and (name, what) in process.unarmed:
+            return process.unarmed[name, what]
+        return get(what, *rest)
+
+    def remember(*args: Any) -> Any:
+        process = current_process()
+        if process is None:
+            return put(*args)
+        process.unarmed[name, args[0]] = args[-1]
+        return None
+
+    return ask, remember
+
+
+def unarmed_patches() -> list[tuple[Any, str, Any]]:
+    """(holder, attribute, replacement)."""
+    getlimit, setlimit = _pair(resource.getrlimit, resource.setrlimit, "limit")
+    real_getcores = os.sched_getaffinity
+
+    def cores(pid: int) -> set[int]:
+        process = current_process()
+        if process is not None and process.world.core.all is not None and pid in (0, os.getpid()):
+            return set(process.world.core.all)  # not the one that the simulator holds its threads to
+        return real_getcores(pid)
+
+    getcores, setcores = _pair(cores, os.sched_setaffinity, "cores")
+    return [
+        *((faulthandler, name, _without_effect(getattr(faulthandler, name))) for name in _FAULTHANDLER),
+        (os, "nice", _without_effect(os.nice, 0)),
+        (os, "setpriority", _without_effect(os.setpriority)),
+        (os, "sched_getaffinity", getcores),
+        (os, "sched_setaffinity", setcores),
+        (resource, "getrlimit", getlimit),
+        (resource, "setrlimit", setlimit),
+    ]
+
+
+_told: weakref.WeakKeyDictionary[Any, dict[str, SimProcess]] = weakref.WeakKeyDictionary()
+"""By world: the texts, and who told each."""
+
+
+def usage_patches() -> list[tuple[Any, str, Any]]:
+    """(holder, attribute, replacement) of what prints it."""
+    real: Any = argparse.ArgumentParser._print_message
+
+    @functools.wraps(real)
+    def print_message(self: Any, message: str, file: Any = None) -> None:
+        task = current_task()
+        if task is not None and message and not task.process.calls.made:
+            if _told.setdefault(task.world, {}).setdefault(message, task.process) is not task.process:
+                return
+        real(self, message, file)
+
+    return [(argparse.ArgumentParser, "_print_message", print_message)]
