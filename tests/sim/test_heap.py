@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(interrupts._libc is None, reason="the C library 
 
 _IN_A_PROCESS = """
 import ctypes, threading
-from distsim.sim.kernel.baton import heap
+from distsim.sim.kernel import interrupts
 
 libc = ctypes.PyDLL(None)
 libc.malloc.restype = ctypes.c_void_p
@@ -34,7 +34,7 @@ def aligned(size):
 
 def is_taken_up_again():
     if {fill}:
-        heap.fill_small_blocks()
+        interrupts.fill_small_blocks()
     first = [aligned(65_536) for _ in range(8)]
     between = [libc.malloc(ctypes.c_size_t(200)) for _ in range(8)]
     for block in first:
@@ -52,7 +52,7 @@ thread.join()
 @pytest.mark.parametrize("fill", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_memory_of_freed_tensors_is_taken_up_again(fill: bool) -> None:
     """In a thread of its own, past what its process has done to its cache before. Without this it is not, or glibc has
-    learnt it and heap.py can go."""
+    learnt it and fill_small_blocks can go."""
     ran = subprocess.run(
         [sys.executable, "-c", _IN_A_PROCESS.replace("{fill}", str(fill))],
         capture_output=True,

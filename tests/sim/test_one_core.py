@@ -199,7 +199,7 @@ def test_a_module_that_a_rank_imports_may_use_all_cores(
     monkeypatch.setattr(baton._Busy, "until_s", 0.0)
     (tmp_path / "nothing.py").write_text("")
     (tmp_path / "many_threads.py").write_text(
-        "from distsim.sim.kernel.baton import one_core\nimport nothing\nfound = len(one_core._get(0))\n"
+        "from distsim.sim.kernel import baton\nimport nothing\nfound = len(baton._get(0))\n"
     )
     ran = script("import many_threads\nprint(many_threads.found)\n")
     assert ran.of(0) == [str(len(before))]
