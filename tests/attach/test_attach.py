@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,79 +55,7 @@ def looked(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[in
     return code, told.err + told.out
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[str], int]]:
-    """Start three ranks that hang as the text says, and answer the launcher's process once they are there."""
-    jobs = []
-
-    def begin(stuck: str) -> int:
-        program = tmp_path / "train.py"
-        program.write_text(PROGRAM.replace("STUCK", stuck))
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--master-port", free_port()]
-        job = subprocess.Popen(
-            [*command, str(program), str(tmp_path)],
-            env={name: value for name, value in os.environ.items() if not name.startswith("DISTSIM")},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        jobs.append(job)
-        while not all((tmp_path / f"ready{rank}").exists() for rank in range(3)):
-            assert job.poll() is None, "the job has ended"
-            os.sched_yield()
-        return job.pid
-
-    yield begin
-    for job in jobs:
-        job.terminate()
-        job.wait()
-
-
-@pytest.mark.parametrize(
-    ("stuck", "kind"),
-    [
-        pytest.param(
-            "threading.Lock().acquire() and threading.Event().wait()",
-            "host_stuck",
-            id="on the host",
-            marks=pytest.mark.soak,  # as the next test has it
-        ),
-        pytest.param("dist.irecv(tensor, src=0).wait()", "missing_rank", id="in another call"),
-    ],
-)
-def test_the_rank_is_named(
-    stuck: str, kind: str, start: Callable[[str], int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """By its number, with its line, the others' line, and what the statement rests on."""
-    launcher = start(stuck)
-    code, text = looked(["attach", str(launcher), "--report", str(tmp_path / "report.json")], capsys)
-    (found,) = json.loads((tmp_path / "report.json").read_text())["diagnoses"]
-    assert (code, found["kind"], found["culprits"], found["victims"]) == (3, kind, [1], [0, 2]), text
-    one_line = " ".join(text.split())
-    assert stuck in one_line
-    assert "dist.all_reduce(tensor)" in one_line
-    assert "By stacks only" in one_line
-
-
-def test_a_host_is_asked_through_ssh(
-    start: Callable[[str], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What it prints is judged here; a host that does not answer is one line."""
-    start("threading.Event().wait()")
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    (tools / "ssh").write_text(
-        f'#!/bin/sh\n[ "$3" = down ] && echo "ssh: cannot connect" >&2 && exit 255\n'
-        f'shift 3\ndistsim() {{ "{sys.executable}" -m distsim "$@"; }}\neval "$@"\n'
-    )
-    (tools / "ssh").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
-    (tmp_path / "hosts").write_text("here\ndown  # for repair\n")
-    code, text = looked(["attach", "--hosts", str(tmp_path / "hosts"), "--pattern", str(tmp_path / "train.py")], capsys)
-    first, second = text.splitlines()[:2]
-    assert (code, first) == (3, "distsim: down: ssh: cannot connect"), text
-    assert "rank 1" in second
-
-
+# Before the tests of a job, which runs beside them under this very process.
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -144,6 +73,80 @@ def test_a_mistake_is_one_line(arguments: list[str], line: str, capsys: pytest.C
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith("distsim: error: ")
     assert line in said
+
+
+@contextlib.contextmanager
+def started(folder: Path, stuck: str) -> Iterator[int]:
+    """Three ranks that hang as the text says: the launcher's process, once they are there."""
+    program = folder / "train.py"
+    program.write_text(PROGRAM.replace("STUCK", stuck))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--master-port", free_port()]
+    with subprocess.Popen(
+        [*command, str(program), str(folder)],
+        env={name: value for name, value in os.environ.items() if not name.startswith("DISTSIM")},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as job:
+        try:
+            while not all((folder / f"ready{rank}").exists() for rank in range(3)):
+                assert job.poll() is None, "the job has ended"
+                os.sched_yield()
+            yield job.pid
+        finally:
+            job.terminate()
+
+
+IN_ANOTHER_CALL = "dist.irecv(tensor, src=0).wait()"
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path]]:
+    """A job that hangs as long as tests look at it, and its folder."""
+    folder = tmp_path_factory.mktemp("job")
+    with started(folder, IN_ANOTHER_CALL) as launcher:
+        yield launcher, folder
+
+
+def test_the_rank_is_named(job: tuple[int, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By its number, with its line, the others' line, and what the statement rests on."""
+    is_named(job[0], IN_ANOTHER_CALL, "missing_rank", tmp_path, capsys)
+
+
+@pytest.mark.soak
+def test_a_rank_stuck_on_its_host_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that is in no call of torch.distributed, likewise."""
+    stuck = "threading.Lock().acquire() and threading.Event().wait()"
+    with started(tmp_path, stuck) as launcher:
+        is_named(launcher, stuck, "host_stuck", tmp_path, capsys)
+
+
+def is_named(launcher: int, stuck: str, kind: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = looked(["attach", str(launcher), "--report", str(folder / "report.json")], capsys)
+    (found,) = json.loads((folder / "report.json").read_text())["diagnoses"]
+    assert (code, found["kind"], found["culprits"], found["victims"]) == (3, kind, [1], [0, 2]), text
+    one_line = " ".join(text.split())
+    assert stuck in one_line
+    assert "dist.all_reduce(tensor)" in one_line
+    assert "By stacks only" in one_line
+
+
+def test_a_host_is_asked_through_ssh(
+    job: tuple[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it prints is judged here; a host that does not answer is one line."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "ssh").write_text(
+        f'#!/bin/sh\n[ "$3" = down ] && echo "ssh: cannot connect" >&2 && exit 255\n'
+        f'shift 3\ndistsim() {{ "{sys.executable}" -m distsim "$@"; }}\neval "$@"\n'
+    )
+    (tools / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    (tmp_path / "hosts").write_text("here\ndown  # for repair\n")
+    code, text = looked(["attach", "--hosts", str(tmp_path / "hosts"), "--pattern", str(job[1] / "train.py")], capsys)
+    first, second = text.splitlines()[:2]
+    assert (code, first) == (3, "distsim: down: ssh: cannot connect"), text
+    assert "rank 1" in second
 
 
 @pytest.mark.parametrize("command", ["diagnose", "watch"])

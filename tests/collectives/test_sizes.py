@@ -16,7 +16,7 @@ SHARED = ("alltoall", "gather", "scatter")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nodes", [1, 2, pytest.param(16, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("nodes", [2, *(pytest.param(nodes, marks=pytest.mark.soak) for nodes in (1, 16))])
 def test_no_time_falls_with_size_but_at_a_switch(nodes: int) -> None:
     """Switches are NCCL's algorithm or protocol, and on Slingshot messages that fit into a command queue
     (`tiny_bytes` of nccl.toml), which cost more than those that do not."""

@@ -27,6 +27,7 @@ for step in range(10**9):
 """
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_ctrl_c_blames_nobody_and_says_where_the_ranks_were(tmp_path: Path) -> None:
     """An interrupt of the whole job, as a terminal sends it, is no rank's exception: each rank's call is shown."""

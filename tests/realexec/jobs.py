@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -147,6 +148,7 @@ class Zygote:
             },
         }
         if self.process.poll() is not None:  # the watchdog of a job that never ended: one test fails, not all after it
+            self.close()  # or its pipes would be a warning in whichever test Python finds them
             self.start()
         (directory / "launcher.json").write_text("{}")
         monitor = QuietMonitor(directory, given, None)
@@ -168,7 +170,8 @@ class Zygote:
     def close(self) -> None:
         """End it; a second time is harmless."""
         assert self.process.stdin is not None
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
         self.process.wait(10)
         assert self.process.stdout is not None
         self.process.stdout.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from pathlib import Path
@@ -13,6 +14,8 @@ from test_healthy import CASES
 
 from distsim.debug.diagnosis.silent.facts_file import read_facts
 from distsim.debug.records.kinds import Kind
+from distsim.debug.settings import Silent
+from distsim.realexec import launch
 from tests.kin import one_in
 from tests.silent.test_programs import FAULTY, HEALTHY, PROGRAMS
 
@@ -115,6 +118,26 @@ def test_what_is_allowed_is_not_reported(zygote: Zygote, folder: Path) -> None:
     assert searched(program("s01_skip_load"), zygote, folder, silent_allow=allowed).silent == []
 
 
+@pytest.mark.parametrize(
+    ("silent", "level", "code", "expected"),
+    [
+        (Silent.STRICT, "error", 0, 5),
+        (Silent.STRICT, "warning", 0, 0),
+        (Silent.WATCH, "error", 0, 0),
+        (Silent.STRICT, "error", 1, 1),
+    ],
+)
+def test_strict_alone_makes_an_error_alone_an_exit_code(
+    silent: Silent, level: str, code: int, expected: int, tmp_path: Path
+) -> None:
+    """Ranks that ended well and a silent error make it 5; not a warning, nor `watch`, nor where a rank has failed."""
+    kept = launch._Folder(tmp_path, None, silent)
+    args = argparse.Namespace(no_python=False, training_script="train.py")
+    verdict = {"world_size": 2, "silent": [{"kind": "replicas_diverge", "level": level}]}
+    assert launch._exit_code(args, kept, False, code, verdict, []) == expected
+
+
+@pytest.mark.soak
 @pytest.mark.slow
 def test_strict_makes_an_error_an_exit_code_of_the_launcher(tmp_path: Path) -> None:
     """Exit code 5, the section behind the ranks' output, and `silent` in the report."""

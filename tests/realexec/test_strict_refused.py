@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from jobs import Zygote
 
+from tests.kin import one_in
+
 CALLS = """
 import os
 import warnings
@@ -83,7 +85,9 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "remote"), [(2, False), (3, False), (2, True)])
+@pytest.mark.parametrize(
+    ("size", "remote"), one_in(3, [pytest.param(2, True), pytest.param(3, False), pytest.param(2, False)])
+)
 def test_what_every_rank_is_refused_leaves_no_trace(size: int, remote: bool, zygote: Zygote, folder: Path) -> None:
     """The next call takes the number of one that the backend refused, and is not compared with it."""
     script = folder / "calls.py"
@@ -127,7 +131,7 @@ else:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bad", ["REFUSED['csr']", "batched"])
+@pytest.mark.parametrize("bad", ["REFUSED['csr']", pytest.param("batched", marks=pytest.mark.soak)])
 def test_what_one_rank_is_refused_is_missed_by_the_others(bad: str, zygote: Zygote, folder: Path) -> None:
     """A rank that makes the call again as the others did goes on with them; one that makes another is told so."""
     script = folder / "calls.py"

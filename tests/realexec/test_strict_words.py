@@ -19,7 +19,10 @@ for work in [dist.all_reduce(torch.ones(3)), dist.all_reduce(torch.ones(3 + (ran
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "how"), [(2, "False"), (5, "True"), (8, "False")])
+@pytest.mark.parametrize(
+    ("size", "how"),
+    [pytest.param(2, "False", marks=pytest.mark.soak), (5, "True"), pytest.param(8, "False", marks=pytest.mark.soak)],
+)
 def test_many_ranks_are_ranges(size: int, how: str, zygote: Zygote, folder: Path) -> None:
     """Ranks that called the same are told once, as a range, with the cure that the report has; no list of Python's."""
     script = folder / "shapes.py"

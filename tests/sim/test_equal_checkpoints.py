@@ -53,7 +53,7 @@ def _ran(folder: Path, how: str, save: str, steps: str, equal: bool) -> Outcome:
 
 @pytest.mark.parametrize(
     "how",
-    [SHARDED, HYBRID, pytest.param(REPLICATED, marks=pytest.mark.soak)],
+    [pytest.param(SHARDED, marks=pytest.mark.soak), HYBRID, pytest.param(REPLICATED, marks=pytest.mark.soak)],
     ids=["sharded", "hybrid", "replicated"],
 )
 def test_a_rank_writes_its_own_part(tmp_path: Path, how: str) -> None:

@@ -230,6 +230,7 @@ def test_what_a_handler_of_the_callers_raises_ends_the_run_at_once(number: signa
     assert ranks(dist.is_initialized).results == [False, False], "the next one runs"
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_program_that_simulates_says_to_its_shell_that_it_was_interrupted(tmp_path: Path) -> None:
     """It dies of SIGINT as every Python program does, and its last words are where every rank was."""

@@ -61,10 +61,12 @@ if dist.get_rank() == 0:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    print(asyncio.run_coroutine_threadsafe(ask(b"loss"), loop).result(timeout=20))
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+    try:
+        print(asyncio.run_coroutine_threadsafe(ask(b"loss"), loop).result(timeout=20))
+    finally:  # of a loop that is left open Python warns in a later test
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 dist.barrier()
 child.kill()
 child.wait()
