@@ -20,20 +20,17 @@ from distsim.sim.device.cuda_api import cuda_patches, give_back_dcp, give_back_k
 from distsim.sim.device.gpu import prepare
 from distsim.sim.device.hooks import accepted, tested
 from distsim.sim.isolation.clock import clock_patches, datetime_clock
-from distsim.sim.isolation.environ import environ_patches
+from distsim.sim.isolation.environ import child_patches, environ_patches
 from distsim.sim.isolation.global_flags import Host, switch_patches
 from distsim.sim.isolation.io_barrier import socket_patches
-from distsim.sim.isolation.logs import forget_levels, log_patches, outlive_threads
 from distsim.sim.isolation.modules.modules import RankModules, decide, import_patches
 from distsim.sim.isolation.modules.own_code import caught_by_ranks
 from distsim.sim.isolation.modules.patch_table import Patch, PatchTable
-from distsim.sim.isolation.output import StreamProxy
+from distsim.sim.isolation.output import StreamProxy, forget_levels, log_patches, outlive_threads
 from distsim.sim.isolation.process import Notes, current_task
 from distsim.sim.isolation.randomness import random_patches
-from distsim.sim.isolation.real_children import child_patches
-from distsim.sim.isolation.torch_state.meshes import mesh_patches
-from distsim.sim.isolation.torch_state.operators import operator_patches
-from distsim.sim.isolation.torch_state.step_hooks import optimizer_patches
+from distsim.sim.isolation.torch_state.distributed import mesh_patches
+from distsim.sim.isolation.torch_state.operators import operator_patches, optimizer_patches
 from distsim.sim.observe.profiler import profiler_patches
 from distsim.sim.observe.totals import current_collector, silent_patches
 from distsim.sim.observe.training import noticed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distsim.sim.device.allocator.ledger import ACTIVATIONS, GRADIENTS, OTHER, Ledger
+from distsim.sim.device.allocator.allocator import ACTIVATIONS, GRADIENTS, OTHER, Ledger
 
 
 def test_a_ledger_finds_the_peak_by_what_is_known_later() -> None:

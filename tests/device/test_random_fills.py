@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from distsim.sim import simulate
-from distsim.sim.device.operators import random_fills
+from distsim.sim.device.operators import special
 
 
 def weights(same: bool) -> list[list[float]]:
@@ -41,12 +41,12 @@ def real(seed: int) -> list[list[float]]:
 def test_each_rank_has_what_it_would_draw(same: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one seed and with several; what one rank does to its weights is its own, and its generator goes on."""
     draws: list[Any] = []
-    fill = random_fills.RandomFills.fill
+    fill = special.RandomFills.fill
 
     def counted(self: Any, draw: Any, *rest: Any) -> None:
         fill(self, lambda *args, **kwargs: draws.append(draw(*args, **kwargs)), *rest)
 
-    monkeypatch.setattr(random_fills.RandomFills, "fill", counted)
+    monkeypatch.setattr(special.RandomFills, "fill", counted)
     got = simulate(weights, on="ethernet-cpu:1", nproc_per_node=4, args=(same,)).results
     expected = [real(0 if same else rank) for rank in range(4)]
     expected[0][0] = [0.0, 0.0, 0.0]

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 import distsim
-from distsim.sim.isolation.modules import absent
+from distsim.sim.isolation.modules import own_code
 
 
 @pytest.fixture(autouse=True)
 def _absent() -> Iterator[None]:
     """No library of a stand-in is left over from another test."""
     yield
-    for name in [name for name in sys.modules if name.partition(".")[0] in absent.LIBRARIES]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in own_code.LIBRARIES]:
         del sys.modules[name]
 
 

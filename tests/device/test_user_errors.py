@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import distsim
-from distsim.sim.device.operators.torch_words import in_torchs_words
+from distsim.sim.device.operators.plan import in_torchs_words
 
 
 def made(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

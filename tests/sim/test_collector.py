@@ -8,7 +8,7 @@ import weakref
 import pytest
 from sim.running import ranks
 
-from distsim.sim.isolation.torch_state import class_guards
+from distsim.sim.isolation.torch_state import words
 from distsim.sim.kernel import interrupts
 
 
@@ -148,9 +148,9 @@ class Heir(Base):
 def test_marks_of_classes(in_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Assigning an attribute of a class takes the mark of its heir, read from memory or asked for."""
     if not in_memory:
-        monkeypatch.setattr(class_guards, "_FLAGS_ARE_THERE", False)
+        monkeypatch.setattr(words, "_FLAGS_ARE_THERE", False)
     getattr(Heir, "unknown", None)
-    marks, at_rest = class_guards.marks_of([Heir, Thing])
+    marks, at_rest = words.marks_of([Heir, Thing])
     getattr(Thing, "unknown", None)
     assert marks() == at_rest
     Base.attribute = 1  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 from sim.running import HEAD, Scripts
 
-from distsim.sim.isolation.torch_state.sharding_rules import SharedRules
+from distsim.sim.isolation.torch_state.distributed import SharedRules
 
 COUNTER = "count = 0\ndef bump():\n    global count\n    count += 1\n"
 

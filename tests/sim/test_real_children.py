@@ -6,7 +6,7 @@ import pytest
 from sim.running import Scripts
 
 from distsim.sim import run
-from distsim.sim.isolation.real_children import WALL_S, RealChildren
+from distsim.sim.isolation.environ import WALL_S, RealChildren
 
 SERVICE = """
 import os, socket, subprocess, sys

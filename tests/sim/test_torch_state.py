@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import distsim
 from distsim.sim import patches
-from distsim.sim.isolation.torch_state import empty_shards, torch_state
+from distsim.sim.isolation.torch_state import distributed, torch_state
 from distsim.sim.isolation.torch_state.torch_state import STATE, TorchState
 from distsim.sim.kernel.task import current_process
 
@@ -394,7 +394,7 @@ def test_the_empty_shards_of_fsdp2_are_torchs(rows: int, ranks: int) -> None:
     from torch.distributed.fsdp._fully_shard import _fsdp_common
 
     whole = torch.arange(rows * 2.0).reshape(rows, 2)
-    ours = empty_shards._chunk_with_empty(whole, ranks, 0)
+    ours = distributed._chunk_with_empty(whole, ranks, 0)
     theirs = _fsdp_common._chunk_with_empty(whole, ranks, 0)
     assert [(part.shape, part.tolist()) for part in ours] == [(part.shape, part.tolist()) for part in theirs]
 
@@ -405,5 +405,5 @@ def test_empty_shards_are_shared_while_a_simulation_runs() -> None:
 
     real = _fsdp_param._chunk_with_empty
     seen = distsim.simulate(lambda: _fsdp_param._chunk_with_empty, nproc_per_node=1).results[0]
-    assert seen is empty_shards._chunk_with_empty
+    assert seen is distributed._chunk_with_empty
     assert _fsdp_param._chunk_with_empty is real

@@ -22,7 +22,7 @@
   it `late_s` before the last member came), `bubble_s` (a message whose other end had not come), `host_s` (nothing was
   launched); `peak_allocated_bytes`, `peak_reserved_bytes`; `waits[]`: `op, group, moving_s, late_s` of what was
   exposed, `busy_s`, all that its bytes moved, `spared_s`, what of moving_s half as long calls would hide;
-  `memory`: bytes allocated when they were most, by what they were for (the rule: device/allocator/ledger.py);
+  `memory`: bytes allocated when they were most, by what they were for (the rule: device/allocator/allocator.py);
   `modules`: the same by module, `layers.*.mlp`, as the second step had it (at its own peak, where a later one
   is little higher); empty where the peak was in the first
 - `operators[]`: those that took longest: `name, count, time_s`, a step of the mean rank

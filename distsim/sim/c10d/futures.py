@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from distsim.sim.device.gpu import Device
-from distsim.sim.device.streams import accelerators_of, current_stream, set_current_stream
+from distsim.sim.device.memory import accelerators_of, current_stream, set_current_stream
 from distsim.sim.device.timeline import Mark, Stream
 from distsim.sim.isolation.process import RankTask, current_task
 from distsim.sim.kernel.task import is_done, made_of

@@ -20,11 +20,11 @@ from distsim.debug.records import P2P, CallRecord, CallWait, State
 from distsim.kernels.cost import Cost
 from distsim.sim.c10d.futures import written
 from distsim.sim.c10d.work import NO_TIMEOUT, SimWork, drain_backward
-from distsim.sim.device.allocator.ledger import COMMUNICATION
+from distsim.sim.device.allocator.allocator import COMMUNICATION
 from distsim.sim.device.gpu import Device, Held
-from distsim.sim.device.streams import accelerators_of, current_stream
+from distsim.sim.device.memory import accelerators_of, current_stream
 from distsim.sim.device.timeline import Comm, Load, Mark, Stream
-from distsim.sim.device.timeline.items import NEVER
+from distsim.sim.device.timeline.timeline import NEVER
 from distsim.sim.isolation.process import RankTask, require_task
 from distsim.sim.observe.reading import user_stack
 from distsim.text.ranks import of_ranks

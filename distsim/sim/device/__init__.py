@@ -17,9 +17,7 @@ __all__ = [
     "gpu",
     "hooks",
     "memory",
-    "meta_tensor",
     "nvidia_smi",
     "operators",
-    "streams",
     "timeline",
 ]

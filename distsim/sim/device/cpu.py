@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from distsim.sim.device.operators.random_fills import drawn_once
+from distsim.sim.device.operators.special import drawn_once
 from distsim.sim.isolation.process import RankTask
 from distsim.torch_compat.device import DISPATCH_KEY, OpOverload
 

@@ -16,12 +16,11 @@ from distsim.sim.device.allocator.host_memory import moved_to_gpu
 from distsim.sim.device.cpu import CpuRates
 from distsim.sim.device.generator import PlainGenerator
 from distsim.sim.device.gpu import Device
-from distsim.sim.device.meta_tensor import carrier, under_meta
-from distsim.sim.device.operators.checks import guess_truth, is_check, note_truth, typical_draw
-from distsim.sim.device.operators.flex import FLEX
-from distsim.sim.device.operators.handler import Handler
+from distsim.sim.device.hooks import carrier, under_meta
+from distsim.sim.device.memory import accelerators_of, current_stream
 from distsim.sim.device.operators.kinds import (
     COMPOSITE,
+    FLEX,
     HIGHER,
     PASSED,
     PYTHON,
@@ -31,14 +30,20 @@ from distsim.sim.device.operators.kinds import (
     kinds,
     look,
 )
-from distsim.sim.device.operators.on_host import ON_HOST, decomposed, not_on_host
-from distsim.sim.device.operators.pinned import PINNING, asks_for_memory, make_pinned
 from distsim.sim.device.operators.plan import LOOKS_LIKE, Given, Made, Plan, key_of, learn, takes_any_float, tensors_in
-from distsim.sim.device.operators.special import SPECIAL
-from distsim.sim.device.operators.transfers import STAGED, TRANSFERS
+from distsim.sim.device.operators.special import SPECIAL, Handler, guess_truth, is_check, note_truth, typical_draw
+from distsim.sim.device.operators.transfers import (
+    ON_HOST,
+    PINNING,
+    STAGED,
+    TRANSFERS,
+    asks_for_memory,
+    decomposed,
+    make_pinned,
+    not_on_host,
+)
 from distsim.sim.device.operators.values import KNOWLEDGE, Values
-from distsim.sim.device.streams import accelerators_of, current_stream
-from distsim.sim.isolation.modules.absent import no_launch
+from distsim.sim.isolation.modules.own_code import no_launch
 from distsim.sim.isolation.process import RankTask
 from distsim.torch_compat.compiler import leaves_code
 from distsim.torch_compat.device import (

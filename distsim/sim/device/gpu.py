@@ -21,14 +21,13 @@ from distsim.errors import NotSimulated
 from distsim.kernels import Cost
 from distsim.kernels.gpu import Host, host_of
 from distsim.sim.device.allocator import Allocator, Block, Full
-from distsim.sim.device.allocator.shortage import Shortage, shortage
+from distsim.sim.device.allocator.claims import Shortage, shortage
 from distsim.sim.device.generator import CudaGenerator
 from distsim.sim.device.operators.values import Values
 from distsim.sim.device.timeline import Comm, Kernel, Mark, Stream, Timeline
 from distsim.sim.device.timeline import Wait as StreamWait
 from distsim.sim.device.timeline.fusion import Fusion
-from distsim.sim.device.timeline.in_flight import InFlight
-from distsim.sim.device.timeline.steps import Steps
+from distsim.sim.device.timeline.steps import InFlight, Steps
 from distsim.sim.isolation.clock import EPOCH_S
 from distsim.sim.observe.metrics import Saved
 
@@ -366,7 +365,7 @@ class Accelerators:
         self.capture_stream: Any = None
         """Of captures that name none."""
         self.capture: Any = None
-        """The CUDA graph that is being captured (cuda_api/graphs.py)."""
+        """The CUDA graph that is being captured (cuda_api/streams.py)."""
         self.fusion = Fusion() if process.world.data.fuse else None
         """Of what torch.compile was given (--fuse)."""
         self._devices: dict[int, Device] = {}

@@ -1,28 +1,11 @@
-"""A torch that accepts CUDA tensors without a GPU: the private parts of torch that this takes, all in this file.
-
-Two objects of C++ decide whether a tensor may lie on device type `cuda`. The *device guard* (c10's registry,
-c10/core/impl/DeviceGuardImplInterface.h) knows the current device and stream; torch brings a stand-in for tests,
-`FakeGuardImpl<CUDA>`, which keeps them by thread and is installed by `torch._C._ensureCUDADeviceGuardSet()` where a
-guard of zero devices is registered; it has no events, so those are ours (`timeline`). The *accelerator hooks*
-(ATen/detail/CUDAHooksInterface.h) tell autograd that there is an accelerator; they get the table of functions that a
-build without CUDA has, three slots of it exchanged.
-
-A build with CUDA has a guard and hooks of its own, which would call the driver, and cuDNN's recurrent networks; both
-stand aside in the same way. It has DDP's timer for CUDA as well (torch/csrc/distributed/c10d/reducer_timer.hpp), which
-records real events: DDP does without one where none is registered, as in the other build. Its kernels are
-`cuda_api/fallbacks.py`'s to keep away.
-
-All is in force within `accepted()` only. Before the first use it is `tested()`: torch finds its accelerator and one
-backward goes through it. What C++ may still point to afterwards is never freed. Run with torch 2.13.0 and 2.14.1, with
-and without CUDA, on Linux x86-64 without a GPU; never beside a real one.
-"""
+"""Has torch accept a CUDA tensor without data: meta tensors and the hooks of the device."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +13,88 @@ import torch
 from torch import Tensor
 
 from distsim.errors import NotSimulated
-from distsim.sim.device.meta_tensor import carrier
-from distsim.sim.device.timeline.autograd_events import EVENT_FUNCTIONS
+from distsim.sim.device.timeline.steps import EVENT_FUNCTIONS
 from distsim.torch_compat.cuda_api import ACCELERATOR_GET_ACCELERATOR
 from distsim.torch_compat.device import (
     DISABLE_CURRENT_MODES,
+    DISABLE_TORCH_DISPATCH,
     DISPATCH_KEY,
     DISPATCH_TLS_LOCAL_EXCLUDE_SET,
     DISPATCH_TLS_LOCAL_INCLUDE_SET,
     ENSURE_CUDA_DEVICE_GUARD_SET,
     FORCE_DISPATCH_KEY_GUARD,
+    HAS_COMPATIBLE_SHALLOW_COPY_TYPE,
+    MAKE_WRAPPER_SUBCLASS,
+    PRESERVE_DISPATCH_KEY_GUARD,
+    SET_META_IN_TLS_DISPATCH_INCLUDE,
     TORCH_DISPATCH_MODE,
 )
 from distsim.torch_compat.names import SIM
 from distsim.torch_compat.releases import tested_range
 from distsim.torch_compat.works import EXECUTION_ENGINE
 
-__all__ = ["MOST_DEVICES", "accepted", "tested"]
+__all__ = ["MOST_DEVICES", "accepted", "carrier", "tested", "under_meta"]
+
+# -- Tensors on a simulated GPU: shape, strides, dtype, device and storage are true, and there is no data.
+#
+# `torch.Tensor._make_wrapper_subclass` makes a tensor without data, of a class of ours; assigning it to `.data` of a
+# plain tensor gives that one its device, its storage and all else (`Variable::set_data` shares the storage and keeps
+# the class). Nothing that a program can ask then tells it from a tensor on a GPU, except for its data pointer.
+
+_DisableTorchDispatch = DISABLE_TORCH_DISPATCH.get()
+_PreserveDispatchKeyGuard = PRESERVE_DISPATCH_KEY_GUARD.get()
+_set_meta_in_tls_dispatch_include = SET_META_IN_TLS_DISPATCH_INCLUDE.get()
+
+
+class _Bare(Tensor):
+    """What a carrier is made from; seen by nobody."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _COMPATIBLE:
+            return True  # set_data asks whether the two are of one kind
+        raise AssertionError(f"{func} reached a bare carrier")
+
+
+_COMPATIBLE = HAS_COMPATIBLE_SHALLOW_COPY_TYPE.get()
+_make = MAKE_WRAPPER_SUBCLASS.get()
+_empty = torch.empty
+_HOST = torch.device("cpu")
+"""Said wherever we make a tensor of our own: the program may have chosen another default (torch.set_default_device)."""
+
+
+def carrier(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor on *device* with a storage of its own that holds no data. No dispatch mode may be active."""
+    made = _empty(0, device=_HOST)
+    made.data = _make(_Bare, size, stride, dtype=dtype, device=device)
+    return made
+
+
+def under_meta(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call *func*, an operator that makes a view or changes what a tensor looks like, by its meta kernel: it shares
+    storages and computes nothing."""
+    with _DisableTorchDispatch(), _PreserveDispatchKeyGuard():
+        _set_meta_in_tls_dispatch_include(True)
+        return func(*args, **kwargs)
+
+
+# -- A torch that accepts CUDA tensors without a GPU: the private parts of torch that this takes, all in this file.
+#
+# Two objects of C++ decide whether a tensor may lie on device type `cuda`. The *device guard* (c10's registry,
+# c10/core/impl/DeviceGuardImplInterface.h) knows the current device and stream; torch brings a stand-in for tests,
+# `FakeGuardImpl<CUDA>`, which keeps them by thread and is installed by `torch._C._ensureCUDADeviceGuardSet()` where a
+# guard of zero devices is registered; it has no events, so those are ours (`timeline`). The *accelerator hooks*
+# (ATen/detail/CUDAHooksInterface.h) tell autograd that there is an accelerator; they get the table of functions that a
+# build without CUDA has, three slots of it exchanged.
+#
+# A build with CUDA has a guard and hooks of its own, which would call the driver, and cuDNN's recurrent networks; both
+# stand aside in the same way. It has DDP's timer for CUDA as well (torch/csrc/distributed/c10d/reducer_timer.hpp),
+# which records real events: DDP does without one where none is registered, as in the other build. Its kernels are
+# `cuda_api/compiled.py`'s to keep away.
+#
+# All is in force within `accepted()` only. Before the first use it is `tested()`: torch finds its accelerator and one
+# backward goes through it. What C++ may still point to afterwards is never freed. Run with torch 2.13.0 and 2.14.1,
+# with and without CUDA, on Linux x86-64 without a GPU; never beside a real one.
 
 _disable_current_modes = DISABLE_CURRENT_MODES.get()
 _DispatchKey = DISPATCH_KEY.get()

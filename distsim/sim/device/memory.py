@@ -1,13 +1,4 @@
-"""How much memory each process of a simulation holds in tensors, and the most it ever held.
-
-As torch.distributed._tools.mem_tracker does it: a storage is counted from the operator that first
-meets it to the moment it is freed, which a weak reference to it tells. `World.memory` is None in a
-run that nobody asked about it.
-
-Tensors in reference cycles live until Python's collector comes, which depends on everything the
-process ever did. Here it comes when a peak has grown by a sixteenth, and only then: the same seed
-gives the same peak, which is at most that much above what the program could still reach.
-"""
+"""Memory and streams of a device as torch's generic accelerator functions see them."""
 
 from __future__ import annotations
 
@@ -20,13 +11,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, UntypedStorage
 
+from distsim.errors import NotSimulated
 from distsim.sim.isolation.wraps import resembling
+from distsim.torch_compat.cuda_api import ACCELERATOR
 
 if TYPE_CHECKING:
-    from distsim.sim.isolation.process import SimProcess
+    from distsim.sim.device.gpu import Accelerators, Device
+    from distsim.sim.device.timeline import Stream
+    from distsim.sim.isolation.process import RankTask, SimProcess
 
-__all__ = ["Memory"]
+__all__ = ["Memory", "accelerators_of", "current_device", "current_stream", "set_current_device", "set_current_stream"]
 
+# -- How much memory each process of a simulation holds in tensors, and the most it ever held.
+#
+# As torch.distributed._tools.mem_tracker does it: a storage is counted from the operator that first
+# meets it to the moment it is freed, which a weak reference to it tells. `World.memory` is None in a
+# run that nobody asked about it.
+#
+# Tensors in reference cycles live until Python's collector comes, which depends on everything the
+# process ever did. Here it comes when a peak has grown by a sixteenth, and only then: the same seed
+# gives the same peak, which is at most that much above what the program could still reach.
 
 FIRST_LEVEL_BYTES = 1 << 16
 """Below this garbage may count: a collection takes milliseconds."""
@@ -104,3 +108,47 @@ class Memory:
             gc.unfreeze()
             if collects:
                 gc.enable()
+
+
+# -- Which stream and which GPU a thread of a rank works on, as torch.cuda keeps it: by thread, each device its own.
+
+_CUDA = 1
+_CudaStream = torch.Stream
+_set_device, _set_stream = ACCELERATOR["setDeviceIndex"].get(), ACCELERATOR["setStream"].get()
+_get_stream = ACCELERATOR["getStream"].get()
+
+
+def accelerators_of(process: SimProcess) -> Accelerators:
+    """The GPUs of *process*; a node without any: NotSimulated."""
+    found: Accelerators | None = process.accelerators
+    if found is None:
+        raise NotSimulated(
+            f"CUDA on {process.world.cluster.name} (its nodes have no accelerators)",
+            "choose a cluster that has them (--on dgx-h100:1), or use CPU tensors",
+        )
+    return found
+
+
+def current_device(task: RankTask) -> int:
+    return task.cuda_device
+
+
+def set_current_device(task: RankTask, index: int) -> None:
+    accelerators_of(task.process)[index]
+    task.cuda_device = index
+    _set_device(index)
+
+
+def current_stream(task: RankTask, device: Device) -> Stream:
+    """torch's C++ keeps it, by thread: autograd runs backward on the streams of forward."""
+    if not task.cuda_streams:
+        return device.default_stream
+    stream: Stream = device.streams[_get_stream(device.index).stream_id]
+    return stream
+
+
+def set_current_stream(task: RankTask, device: Device, stream: Stream) -> None:
+    if stream is not device.default_stream:
+        task.cuda_streams = True
+    if task.cuda_streams:
+        _set_stream(_CudaStream(stream_id=stream.number, device_index=device.index, device_type=_CUDA))

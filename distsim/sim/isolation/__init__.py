@@ -10,13 +10,10 @@ __all__ = [
     "environ",
     "global_flags",
     "io_barrier",
-    "logs",
     "modules",
     "output",
     "process",
     "randomness",
-    "real_children",
     "torch_state",
-    "tracebacks",
     "wraps",
 ]

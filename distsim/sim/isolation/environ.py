@@ -1,26 +1,34 @@
-"""Environment variables of a simulated process, as Python, C code and programs it starts see them."""
+"""The environment of a simulated process, and real programs that a rank starts."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
+import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
 
 from distsim.cluster import Slot
-from distsim.sim.kernel.task import current_process
+from distsim.errors import NotSimulated
+from distsim.sim.kernel.task import current_process, current_task
 
 __all__ = [
     "TORCHRUN",
+    "RealChildren",
+    "child_patches",
     "enter_environ",
     "environ_patches",
     "leave_environ",
     "torchruns_environ",
     "without_launchers",
 ]
+
+# -- Environment variables of a simulated process, as Python, C code and programs it starts see them.
 
 MASTER_PORT = 29_500
 TORCHRUN = (
@@ -136,3 +144,147 @@ def torchruns_environ(
         return common | {b"RANK": rank, b"LOCAL_RANK": local_rank, b"GROUP_RANK": host, b"ROLE_RANK": rank}
 
     return of
+
+
+# -- Real programs that a rank starts: their environment, their parent's pid and the wall time that they get.
+#
+# A simulated rank waits in virtual time, which passes at once; a real child runs in wall time. A rank that waits for
+# its child, by `sleep` or in its asyncio loop, therefore lets wall time pass in which virtual time stands still.
+
+WALL_S = 10.0
+"""The wall time that a rank waits for a sign of its children. One that answers gets it anew."""
+_STEP_S = 0.02
+_real_sleep, _real_monotonic, _real_getpid, _real_open = time.sleep, time.monotonic, os.getpid, open
+
+
+class RealChildren:
+    """Real children of one simulated process."""
+
+    def __init__(self) -> None:
+        self._children: list[subprocess.Popen[Any]] = []
+        self._left_s = self._start_s = 0.0
+        """The wall time that is left to them, and that of their start, in which `sleep` waits for them, too."""
+
+    def add(self, child: subprocess.Popen[Any]) -> None:
+        """Note that *child* was started."""
+        self._children.append(child)
+        self._left_s = self._start_s = WALL_S
+
+    def answered(self) -> None:
+        """Note that one of them has sent something."""
+        self._left_s, self._start_s = WALL_S, 0.0
+
+    @property
+    def wall_s(self) -> float:
+        """The wall time that is left to them, in seconds; 0 where none lives."""
+        if self._children:
+            self._children = [child for child in self._children if child.poll() is None]
+        return max(0.0, self._left_s) if self._children else 0.0
+
+    def cpu_ticks(self) -> int:
+        """The CPU time that those which live have used so far with their own children, in ticks of the kernel; Linux
+        only."""
+        return sum(_cpu_ticks(child.pid) for child in self._children if child.returncode is None)
+
+    def sleep(self, seconds: float) -> None:
+        """Let up to *seconds* of wall time pass while they start, until one of them ends."""
+        if not self._children or self._start_s <= 0:
+            return
+        begun_s = _real_monotonic()
+        until_s, living = begun_s + min(seconds, self._start_s), len(self._children)
+        while (left_s := until_s - _real_monotonic()) > 0 and self.wall_s and len(self._children) == living:
+            _real_sleep(min(_STEP_S, left_s))
+        self._start_s -= _real_monotonic() - begun_s
+
+    def wait(self, answer: Callable[[float], Any], is_only: bool) -> Any:
+        """Return what *answer*, which takes a limit in seconds, returns. *is_only*: nothing but this can happen; else
+        it is a glance, and half of the wall time is kept."""
+        limit_s = self.wall_s if is_only else min(_STEP_S, self.wall_s - WALL_S / 2)
+        if limit_s <= 0:
+            return []
+        begun_s = _real_monotonic()
+        ready = answer(limit_s)
+        self._left_s -= _real_monotonic() - begun_s
+        return ready
+
+
+def _cpu_ticks(pid: int) -> int:
+    try:
+        with _real_open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()  # from the third field of proc_pid_stat(5) on
+        with _real_open(f"/proc/{pid}/task/{pid}/children") as file:
+            children = file.read().split()
+    except OSError:
+        return 0
+    return sum(map(int, fields[11:15])) + sum(_cpu_ticks(int(child)) for child in children)
+
+
+def _with_tools(command: Any, tools: str) -> Any:
+    """*command* with the tool of folder *tools* where it names the driver's by its path."""
+    if isinstance(command, str | bytes | os.PathLike) or not command:
+        return command
+    name = os.path.basename(os.fsdecode(command[0]))
+    return [os.path.join(tools, name), *command[1:]] if name in os.listdir(tools) else command
+
+
+def _with_real_pid(command: Any, pid: int) -> Any:
+    """*command* with the machine's number of this process where an argument is its simulated *pid*: a service that ends
+    with its parent (wandb-core) looks for that one."""
+    if isinstance(command, str | bytes | os.PathLike):
+        return command
+    own = re.compile(rf"(--?[\w-]+=)?{pid}")
+    return [
+        f"{match[1] or ''}{_real_getpid()}" if isinstance(word, str) and (match := own.fullmatch(word)) else word
+        for word in command
+    ]
+
+
+def child_patches() -> list[tuple[Any, str, Any]]:
+    """(holder, attribute, replacement) of what starts a program."""
+    real_system, real_execute = os.system, subprocess.Popen._execute_child  # type: ignore[attr-defined]
+    start = _on_all_cores(real_execute)
+
+    def execute(self: Any, *args: Any) -> None:
+        process = current_process()
+        if current_task() is not None and args[6] is None:  # env: C's environment lacks RANK and its like
+            args = (*args[:6], dict(os.environ), *args[7:])
+        if process is None:
+            start(self, *args)
+            return
+        command, gpus = _with_real_pid(args[0], os.getpid()), process.accelerators
+        if gpus is not None:
+            command, args = _with_tools(command, gpus.TOOLS), (*args[:6], {**args[6], **gpus.told()}, *args[7:])
+        start(self, command, *args[1:])
+        process.real_children.add(self)
+
+    def system(command: str | bytes) -> int:
+        if current_task() is None:
+            return real_system(command)
+        code = subprocess.call(command, shell=True)
+        return code << 8 if code >= 0 else -code
+
+    patches: list[tuple[Any, str, Any]] = [(os, "system", system), (subprocess.Popen, "_execute_child", execute)]
+    patches += [(os, name, _on_all_cores(getattr(os, name))) for name in ("posix_spawn", "posix_spawnp")]
+    patches += [(os, name, _refused_in_rank(name, getattr(os, name))) for name in ("execv", "execve")]
+    return patches
+
+
+def _on_all_cores(real: Any) -> Any:
+    """*real* starts a program, which has no part in the turns of the ranks."""
+
+    @functools.wraps(real)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        process = current_process()
+        with contextlib.nullcontext() if process is None else process.world.core.left():
+            return real(*args, **kwargs)
+
+    return call
+
+
+def _refused_in_rank(name: str, real: Any) -> Any:
+    def call(*args: Any) -> Any:
+        if current_task() is None:
+            return real(*args)
+        raise NotSimulated(f"os.{name}", "it would replace all ranks at once; use subprocess.run")
+
+    return call

@@ -23,11 +23,10 @@ import torch
 from distsim.debug.evidence.watched_source import CaughtLog
 from distsim.debug.records import CallRecord, CallWait, Phase, Site, Wait
 from distsim.debug.records.call_log import CallLog
-from distsim.sim.isolation.environ import enter_environ, leave_environ
+from distsim.sim.isolation.environ import RealChildren, enter_environ, leave_environ
 from distsim.sim.isolation.global_flags import Switch, enter_places, exchange_places, leave_places
-from distsim.sim.isolation.logs import LogState
-from distsim.sim.isolation.modules.module_table import ModuleTable
-from distsim.sim.isolation.real_children import RealChildren
+from distsim.sim.isolation.modules.modules import ModuleTable
+from distsim.sim.isolation.output import LogState
 from distsim.sim.isolation.torch_state.torch_state import Own
 from distsim.sim.kernel.task import Task
 from distsim.sim.kernel.task import current_task as any_task

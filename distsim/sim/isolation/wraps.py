@@ -1,15 +1,20 @@
-"""Makes a replacement look like the function of Python or torch that it replaces (`inspect.signature`, pickle)."""
+"""Makes a replacement look like the original, and the traceback of a user's exception."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
 
-from distsim.sim.isolation.process import current_task
+from distsim.debug.messages.error_text import error_line, error_traceback, message, origins
+from distsim.debug.records.frames import is_ours, raised_at
+from distsim.sim.isolation.process import SimProcess, current_task
 
-__all__ = ["class_for_ranks", "refusing_class", "resembling"]
+__all__ = ["class_for_ranks", "format_user_traceback", "keep_failure", "refusing_class", "resembling"]
+
+# -- Makes a replacement look like the function of Python or torch that it replaces (`inspect.signature`, pickle).
 
 _NAMES = ("__name__", "__qualname__", "__module__", "__doc__")
 
@@ -80,3 +85,45 @@ def _signature(function: Any) -> inspect.Signature | None:
 
 def _function(value: Any) -> Any:
     return value.__func__ if isinstance(value, staticmethod | classmethod) else value
+
+
+# -- What an exception of the user's program looks like.
+
+
+class _Folding(traceback.StackSummary):
+    """A stack whose equal frames are put into words once: Python parses the source for each of a recursion's."""
+
+    def __init__(self, frames: Iterable[traceback.FrameSummary]) -> None:
+        super().__init__(frames)
+        self._texts: dict[tuple[object, ...], str] = {}
+
+    def format_frame_summary(self, frame_summary: traceback.FrameSummary) -> str:
+        place = (frame_summary.filename, frame_summary.lineno, frame_summary.name, frame_summary.colno)
+        if place not in self._texts:
+            self._texts[place] = super().format_frame_summary(frame_summary)
+        return self._texts[place]
+
+
+def format_user_traceback(exc: BaseException) -> str:
+    """The traceback as the program would have printed it for real: whole, without the simulator's frames."""
+    try:
+        shown = traceback.TracebackException.from_exception(exc)
+    except Exception:  # what hangs on it is none of Python's: `__cause__` may be a property that raises
+        return f"{error_line(exc)}\n"
+    todo: list[traceback.TracebackException | None] = [shown]
+    while todo:
+        part = todo.pop()
+        if part is None:
+            continue
+        part.stack = _Folding(frame for frame in part.stack if not is_ours(frame.filename))
+        todo += [part.__cause__, part.__context__, *(part.exceptions or ())]
+    return error_traceback(shown)
+
+
+def keep_failure(process: SimProcess, exc: BaseException) -> None:
+    """What *process* died of, asked for in its own thread: words of an exception are the user's code."""
+    process.exception = exc
+    process.error_text = message(exc)
+    process.last_stack = raised_at(exc.__traceback__)
+    process.traceback_text = format_user_traceback(exc)
+    process.origins = origins(exc)

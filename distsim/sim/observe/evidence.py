@@ -20,7 +20,7 @@ from distsim.debug.records.kinds import Kind
 from distsim.sim.c10d.work import SimWork
 from distsim.sim.device.gpu import KERNELS, open_call
 from distsim.sim.isolation.process import SimProcess
-from distsim.sim.isolation.tracebacks import format_user_traceback
+from distsim.sim.isolation.wraps import format_user_traceback
 from distsim.sim.observe.reading import user_stack
 from distsim.sim.processes.hosts import lost_clients
 

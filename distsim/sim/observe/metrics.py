@@ -90,7 +90,7 @@ class RankTraining:
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     memory: dict[str, int] = field(default_factory=dict)
-    """Allocated bytes by what they were for (device/allocator/ledger.py), when they were most."""
+    """Allocated bytes by what they were for (device/allocator/allocator.py), when they were most."""
     modules: dict[str, int] = field(default_factory=dict)
     """The same by module, `layers.*.mlp`: that of the parameter, that in whose forward it was allocated."""
     waits: list[Wait] = field(default_factory=list)

@@ -19,11 +19,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from distsim.collectives.uncertainty import regime_of
 from distsim.debug.messages.phrases import ranks_text
-from distsim.sim.device.allocator.ledger import OPTIMIZER
-from distsim.sim.device.allocator.modules import Modules, family
-from distsim.sim.device.streams import current_stream
-from distsim.sim.device.timeline.account import Account
+from distsim.sim.device.allocator.allocator import OPTIMIZER
+from distsim.sim.device.allocator.claims import Modules, family
+from distsim.sim.device.memory import current_stream
 from distsim.sim.device.timeline.steps import StepEnd, works_on
+from distsim.sim.device.timeline.timeline import Account
 from distsim.sim.isolation.process import current_task
 from distsim.sim.observe.critical_path import Ran, critical_path, operator_name
 from distsim.sim.observe.metrics import (

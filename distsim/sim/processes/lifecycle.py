@@ -19,7 +19,7 @@ from distsim.sim.c10d.stores import close_files
 from distsim.sim.isolation.modules.modules import is_own_file
 from distsim.sim.isolation.modules.own_code import own_code
 from distsim.sim.isolation.process import SimProcess, require_task
-from distsim.sim.isolation.tracebacks import keep_failure
+from distsim.sim.isolation.wraps import keep_failure
 from distsim.sim.kernel.scheduler import Unwind
 from distsim.sim.kernel.task import Killed
 from distsim.sim.processes.spawn import begin_multiprocessing, end_children

@@ -23,7 +23,7 @@ import torch.distributed.launcher.api
 from distsim.debug.records import HostWait
 from distsim.errors import UsageError
 from distsim.sim.isolation.process import SimProcess, current_task, require_task
-from distsim.sim.isolation.tracebacks import keep_failure
+from distsim.sim.isolation.wraps import keep_failure
 from distsim.sim.processes.hosts import launcher_environ, place_environ, was_told_of_torchrun
 from distsim.sim.processes.ipc import Sentinel, Shared, crossing, pipe_patches, wait_for_any
 from distsim.sim.processes.signals import pid_of, send

@@ -1,7 +1,7 @@
 """Libraries that a GPU machine has and a laptop lacks, made of torch's own operators, which have a price.
 
-`isolation/modules/absent.py` imports them where a program cannot do without; each module here lists in MODULES what its
-library's modules hold. What is not listed can be imported and is refused where it is called.
+`isolation/modules/own_code.py` imports them where a program cannot do without; each module here lists in MODULES what
+its libraries' modules hold. What is not listed can be imported and is refused where it is called.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 __all__ = ["LIBRARIES", "contents"]
 
 LIBRARIES: dict[str, str | None] = {
-    "flash_attn": "flash_attn",
-    "flash_attn_interface": "flash_attn",
-    "xformers": "xformers",
+    "flash_attn": "attention",
+    "flash_attn_interface": "attention",
+    "xformers": "attention",
     "apex": "apex",
     "transformer_engine": None,
     "liger_kernel": None,

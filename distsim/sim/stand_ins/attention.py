@@ -1,4 +1,4 @@
-"""Attention in the layout of flash_attn and xformers, by torch's scaled_dot_product_attention."""
+"""flash_attn and xformers, by torch's scaled_dot_product_attention."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import contextlib
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from distsim.errors import NotSimulated
 from distsim.sim.kernel.task import current_process
 
-__all__ = ["attend", "lse_of", "refuse_values", "sequences"]
+__all__ = ["MODULES"]
+
+# -- Attention in the layout of flash_attn and xformers, by torch's scaled_dot_product_attention.
 
 
 def refuse_values(call: str, why: str) -> None:
@@ -69,3 +71,375 @@ def sequences(packed: Tensor, longest: int) -> Tensor:
 def lse_of(q: Tensor) -> Tensor:
     """The logarithms of the sums of exponents, one a query and head, of q (batch, queries, heads, dim)."""
     return torch.empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32, device=q.device)
+
+
+# -- flash_attn 2.8 and flash_attn_interface (FlashAttention-3), by scaled_dot_product_attention and eager operators.
+#
+# Source of names and arguments: Dao-AILab/flash-attention, flash_attn/flash_attn_interface.py at v2.8.3, hopper/.
+# Sequences of different lengths are priced as if all had the same length.
+
+Window = tuple[int, int]
+FA2, FA3 = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION
+"""The kernels of torch that have their speed: FlashAttention-2 is in torch, cuDNN's is as fast as FlashAttention-3
+(arXiv:2407.08608, figure 5)."""
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """q (batch, queries, heads, dim); k, v (batch, keys, heads of keys, dim)."""
+    bias = softcap or alibi_slopes
+    out = attend("flash_attn_func", q, k, v, softmax_scale, causal, dropout_p, window_size, bias, FA2)
+    return (out, lse_of(q), None) if return_attn_probs else out
+
+
+def flash_attn_qkvpacked_func(qkv: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """qkv (batch, length, 3, heads, dim)."""
+    return flash_attn_func(*qkv.unbind(2), *args, **kwargs)
+
+
+def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """kv (batch, keys, 2, heads, dim)."""
+    return flash_attn_func(q, *kv.unbind(2), *args, **kwargs)
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+) -> Any:
+    """q (tokens, heads, dim); k, v (tokens of keys, heads of keys, dim)."""
+    refuse_values("flash_attn_varlen_func", "sequences are taken to have one length")
+    rows = sequences(q, max_seqlen_q)
+    keys, values = (each[: rows.shape[0] * (each.shape[0] // rows.shape[0])] for each in (k, v))
+    keys, values = (each.view(rows.shape[0], -1, *each.shape[1:]) for each in (keys, values))
+    out = attend("flash_attn_varlen_func", rows, keys, values, softmax_scale, causal, dropout_p, window_size, None, FA2)
+    flat = out.reshape(-1, *out.shape[2:])
+    if flat.shape[0] < q.shape[0]:
+        flat = F.pad(flat, (0, 0, 0, 0, 0, q.shape[0] - flat.shape[0]))
+    return (flat, lse_of(rows), None) if return_attn_probs else flat
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *args: Any, **kwargs: Any
+) -> Any:
+    """qkv (tokens, 3, heads, dim)."""
+    q, k, v = qkv.unbind(1)
+    return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *args, **kwargs)
+
+
+def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """kv (tokens of keys, 2, heads, dim)."""
+    k, v = kv.unbind(1)
+    return flash_attn_varlen_func(q, k, v, *args, **kwargs)
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: Any = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Any:
+    """Attention over the whole cache, as if it were full."""
+    refuse_values("flash_attn_with_kvcache", "the cache is taken to be full")
+    if k is not None and v is not None:
+        k_cache[:, -k.shape[1] :].copy_(k)
+        v_cache[:, -v.shape[1] :].copy_(v)
+    out = attend("flash_attn_with_kvcache", q, k_cache, v_cache, softmax_scale, causal, 0.0, window_size, None, FA2)
+    return (out, lse_of(q)) if return_softmax_lse else out
+
+
+def flash_attn_3_func(
+    q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None = None, causal: bool = False, **options: Any
+) -> Any:
+    """hopper/flash_attn_interface.py: no dropout."""
+    window = options.get("window_size", (-1, -1))
+    out = attend("flash_attn_interface.flash_attn_func", q, k, v, softmax_scale, causal, 0.0, window, None, FA3)
+    return (out, lse_of(q)) if options.get("return_attn_probs") else out
+
+
+def flash_attn_3_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    seqused_q: Any = None,
+    seqused_k: Any = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    **options: Any,
+) -> Any:
+    """hopper/flash_attn_interface.py: no dropout."""
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0, softmax_scale, causal,
+        options.get("window_size", (-1, -1)),
+    )  # fmt: skip
+
+
+def apply_rotary_emb(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool = False,
+    inplace: bool = False,
+    seqlen_offsets: Any = 0,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
+) -> Tensor:
+    """x (batch, length, heads, dim); cos, sin (length, rotated / 2)."""
+    turned = 2 * cos.shape[-1]
+    cos, sin = (part[: x.shape[1]].unsqueeze(-2) for part in (cos, sin))
+    if interleaved:
+        one, other = x[..., :turned:2], x[..., 1:turned:2]
+        out = torch.stack((one * cos - other * sin, one * sin + other * cos), dim=-1).flatten(-2)
+    else:
+        one, other = x[..., :turned].chunk(2, dim=-1)
+        out = torch.cat((one * cos - other * sin, one * sin + other * cos), dim=-1)
+    return torch.cat((out, x[..., turned:]), dim=-1) if turned < x.shape[-1] else out
+
+
+def apply_rotary_emb_qkv_(qkv: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """qkv (batch, length, 3, heads, dim)."""
+    q, k, v = qkv.unbind(2)
+    return torch.stack((apply_rotary_emb(q, cos, sin), apply_rotary_emb(k, cos, sin), v), dim=2)
+
+
+class RotaryEmbedding(nn.Module):
+    """flash_attn.layers.rotary.RotaryEmbedding."""
+
+    def __init__(self, dim: int, base: float = 10000.0, interleaved: bool = False, **options: Any) -> None:
+        super().__init__()
+        self.dim, self.base, self.interleaved = dim, base, interleaved
+
+    def forward(self, qkv: Tensor, kv: Tensor | None = None, **options: Any) -> Any:
+        length = torch.arange(qkv.shape[1], device=qkv.device, dtype=torch.float32)
+        steps = torch.arange(0, self.dim, 2, device=qkv.device, dtype=torch.float32) / self.dim
+        angles = torch.outer(length, self.base**-steps)
+        cos, sin = angles.cos().to(qkv.dtype), angles.sin().to(qkv.dtype)
+        if kv is None:
+            return apply_rotary_emb_qkv_(qkv, cos, sin)
+        k, v = kv.unbind(2)
+        return apply_rotary_emb(qkv, cos, sin), torch.stack((apply_rotary_emb(k, cos, sin), v), dim=2)
+
+
+class RMSNorm(nn.Module):
+    """flash_attn.ops.rms_norm.RMSNorm."""
+
+    def __init__(self, hidden_size: int, eps: float = 1e-5, device: Any = None, dtype: Any = None, **options: Any):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
+
+    def forward(self, x: Tensor, residual: Tensor | None = None, prenorm: bool = False, **options: Any) -> Any:
+        return _with_residual(lambda y: F.rms_norm(y, (y.shape[-1],), self.weight, self.eps), x, residual, prenorm)
+
+
+def _with_residual(norm: Any, x: Tensor, residual: Tensor | None, prenorm: bool) -> Any:
+    total = x if residual is None else x + residual
+    out = norm(total)
+    return (out, total) if prenorm else out
+
+
+def layer_norm_fn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    x1: Any = None,
+    weight1: Any = None,
+    bias1: Any = None,
+    eps: float = 1e-6,
+    dropout_p: float = 0.0,
+    rowscale: Any = None,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+    is_rms_norm: bool = False,
+    **options: Any,
+) -> Any:
+    """flash_attn.ops.triton.layer_norm.layer_norm_fn."""
+    shape = (x.shape[-1],)
+    if is_rms_norm:
+        return _with_residual(lambda y: F.rms_norm(y, shape, weight, eps), x, residual, prenorm)
+    return _with_residual(lambda y: F.layer_norm(y, shape, weight, bias, eps), x, residual, prenorm)
+
+
+def rms_norm_fn(x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+    """flash_attn.ops.triton.layer_norm.rms_norm_fn."""
+    kwargs["is_rms_norm"] = True
+    return layer_norm_fn(x, weight, bias, *args, **kwargs)
+
+
+class CrossEntropyLoss(nn.Module):
+    """flash_attn.losses.cross_entropy.CrossEntropyLoss."""
+
+    def __init__(
+        self, ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0, **options: Any
+    ) -> None:
+        super().__init__()
+        self.options: dict[str, Any] = {
+            "ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing
+        }  # fmt: skip
+
+    def forward(self, input: Tensor, target: Tensor, **options: Any) -> Tensor:
+        return F.cross_entropy(input, target, **self.options)
+
+
+def cross_entropy_loss(logits: Tensor, labels: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    """flash_attn.ops.triton.cross_entropy.cross_entropy_loss: (losses, z losses)."""
+    losses = F.cross_entropy(logits, labels, reduction="none", ignore_index=options.get("ignore_index", -100))
+    return losses, torch.zeros_like(losses)
+
+
+def unpad_input(hidden: Tensor, mask: Tensor, unused_mask: Tensor | None = None) -> Any:
+    """flash_attn.bert_padding.unpad_input, as if nothing were padded."""
+    refuse_values("flash_attn.bert_padding.unpad_input", "no token is taken to be padding")
+    batch, length = mask.shape
+    places = torch.arange(batch * length, device=hidden.device)
+    starts = torch.arange(0, batch * length + 1, length, device=hidden.device, dtype=torch.int32)
+    used = torch.full((batch,), length, device=hidden.device, dtype=torch.int32)
+    return hidden.reshape(batch * length, *hidden.shape[2:]), places, starts, length, used
+
+
+def pad_input(hidden: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
+    """flash_attn.bert_padding.pad_input."""
+    return hidden.reshape(batch, seqlen, *hidden.shape[1:])
+
+
+def index_first_axis(x: Tensor, indices: Tensor) -> Tensor:
+    """flash_attn.bert_padding.index_first_axis."""
+    return x[indices]
+
+
+_FUNCTIONS = {
+    function.__name__: function
+    for function in (
+        flash_attn_func, flash_attn_qkvpacked_func, flash_attn_kvpacked_func, flash_attn_varlen_func,
+        flash_attn_varlen_qkvpacked_func, flash_attn_varlen_kvpacked_func, flash_attn_with_kvcache,
+    )
+}  # fmt: skip
+_FLASH_ATTN: dict[str, dict[str, Any]] = {
+    "flash_attn": {"__version__": "2.8.3", **_FUNCTIONS},
+    "flash_attn.flash_attn_interface": _FUNCTIONS,
+    "flash_attn_interface": {
+        "flash_attn_func": flash_attn_3_func,
+        "flash_attn_varlen_func": flash_attn_3_varlen_func,
+        "flash_attn_with_kvcache": flash_attn_with_kvcache,
+    },
+    "flash_attn.layers.rotary": {
+        "apply_rotary_emb": apply_rotary_emb,
+        "apply_rotary_emb_func": apply_rotary_emb,
+        "apply_rotary_emb_qkv_": apply_rotary_emb_qkv_,
+        "RotaryEmbedding": RotaryEmbedding,
+    },
+    "flash_attn.ops.rms_norm": {"RMSNorm": RMSNorm},
+    "flash_attn.ops.triton.layer_norm": {
+        "layer_norm_fn": layer_norm_fn, "rms_norm_fn": rms_norm_fn, "RMSNorm": RMSNorm
+    },
+    "flash_attn.losses.cross_entropy": {"CrossEntropyLoss": CrossEntropyLoss},
+    "flash_attn.ops.triton.cross_entropy": {"cross_entropy_loss": cross_entropy_loss},
+    "flash_attn.bert_padding": {
+        "unpad_input": unpad_input, "pad_input": pad_input, "index_first_axis": index_first_axis
+    },
+}  # fmt: skip
+
+
+# -- xformers.ops: memory_efficient_attention as scaled_dot_product_attention, and SwiGLU.
+#
+# Source of names and arguments: facebookresearch/xformers, xformers/ops/fmha/__init__.py at v0.0.32.
+
+
+class LowerTriangularMask:
+    """A causal mask: its class is all that is asked of it."""
+
+
+class LowerTriangularFromBottomRightMask(LowerTriangularMask):
+    """The same, where there are more keys than queries."""
+
+
+def memory_efficient_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Any = None,
+    p: float = 0.0,
+    scale: float | None = None,
+    *,
+    op: Any = None,
+    output_dtype: Any = None,
+) -> Tensor:
+    """query (batch, queries, heads, dim), or (batch, queries, dim)."""
+    causal = isinstance(attn_bias, LowerTriangularMask)
+    four = [each if each.dim() == 4 else each.unsqueeze(2) for each in (query, key, value)]
+    bias = None if causal else attn_bias
+    out = attend("memory_efficient_attention", four[0], four[1], four[2], scale, causal, p, bias=bias)
+    return out if query.dim() == 4 else out.squeeze(2)
+
+
+class SwiGLU(nn.Module):
+    """xformers.ops.SwiGLU."""
+
+    def __init__(
+        self, in_features: int, hidden_features: int, out_features: int | None = None, bias: bool = True, **options: Any
+    ) -> None:
+        super().__init__()
+        self.w12 = nn.Linear(in_features, 2 * hidden_features, bias=bias)
+        self.w3 = nn.Linear(hidden_features, out_features or in_features, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, other = self.w12(x).chunk(2, dim=-1)
+        out: Tensor = self.w3(F.silu(one) * other)
+        return out
+
+
+_MASKS = {kind.__name__: kind for kind in (LowerTriangularMask, LowerTriangularFromBottomRightMask)}
+_OPS = {"memory_efficient_attention": memory_efficient_attention, "SwiGLU": SwiGLU, **_MASKS}
+_XFORMERS: dict[str, dict[str, Any]] = {
+    "xformers": {"__version__": "0.0.32"},
+    "xformers.ops": _OPS,
+    "xformers.ops.fmha": {"memory_efficient_attention": memory_efficient_attention},
+    "xformers.ops.fmha.attn_bias": _MASKS,
+}
+
+
+MODULES = {**_FLASH_ATTN, **_XFORMERS}

@@ -25,7 +25,7 @@ from distsim.errors import UsageError
 from distsim.kernels import Gpu
 from distsim.network import Network
 from distsim.sim.device.gpu import Accelerators
-from distsim.sim.device.operators.random_fills import RandomFills
+from distsim.sim.device.operators.special import RandomFills
 from distsim.sim.device.operators.values import ValuePolicy
 from distsim.sim.isolation.io_barrier import withheld
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task

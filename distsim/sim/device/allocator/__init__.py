@@ -1,5 +1,7 @@
-"""A GPU's memory. `allocator.py` is PyTorch's caching allocator, `ledger.py` what the memory was taken for, `claims.py`
-how tensors are known for what they are."""
+"""A GPU's memory: PyTorch's caching allocator, and what its memory is taken for.
+
+`allocator.py` has both; `claims.py` knows tensors for what they are.
+"""
 
 from __future__ import annotations
 

@@ -1,21 +1,43 @@
-"""Which allocations are parameters, gradients, an optimizer's state, buffers of collectives."""
+"""What takes memory: modules, other claims, and the message when memory runs out."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from distsim.sim.device.allocator.ledger import ACTIVATIONS, COMMUNICATION, GRADIENTS, OPTIMIZER, OTHER, PARAMETERS, Tag
+from distsim.sim.device.allocator.allocator import (
+    ACTIVATIONS,
+    COMMUNICATION,
+    GRADIENTS,
+    OPTIMIZER,
+    OTHER,
+    PARAMETERS,
+    Allocator,
+    Ledger,
+    Tag,
+)
+from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID
 
-if TYPE_CHECKING:
-    from distsim.sim.device.allocator.allocator import Allocator
+__all__ = [
+    "Claims",
+    "Modules",
+    "Shortage",
+    "claim_all",
+    "claim_buffers",
+    "claim_of_optimizer",
+    "family",
+    "shortage",
+    "tag_of",
+]
 
-__all__ = ["Claims", "claim_all", "claim_buffers", "claim_of_optimizer", "tag_of"]
+# -- Which allocations are parameters, gradients, an optimizer's state, buffers of collectives.
 
 
 def tag_of(tensor: Tensor) -> Tag | None:
@@ -134,3 +156,108 @@ def _kept(optimizer: Any, group: dict[str, Any]) -> int | None:
     if isinstance(optimizer, torch.optim.SGD):
         return bool(group.get("momentum")) + (at_once and decays)
     return None
+
+
+_current_graph_task_id = CURRENT_GRAPH_TASK_ID.get()
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Bytes, when torch.OutOfMemoryError was raised."""
+
+    asked: int
+    capacity: int
+    """Of the GPU, without the context."""
+    reserved: int
+    allocated: int
+    held: dict[str, int]
+    """Of the allocated: by what it was for (ledger.py)."""
+    asked_as: str
+    """What was asked for was for (ledger.py)."""
+    claims: Claims
+    in_backward: bool
+
+    @property
+    def missing(self) -> int:
+        """How much more would have been enough, were nothing lost between the blocks."""
+        return max(0, self.allocated + self.asked - self.capacity)
+
+
+def shortage(memory: Allocator, nbytes: int) -> Shortage:
+    """*memory* has no room for *nbytes*."""
+    claims = claim_all(memory)
+    return Shortage(
+        nbytes,
+        min(memory.capacity, memory.allowed),
+        memory.reserved,
+        memory.allocated,
+        memory.ledger.now(),
+        memory.ledger.kind,
+        claims,
+        _current_graph_task_id() != -1,
+    )
+
+
+_WRAPPERS = re.compile(r"(^|\.)(_fsdp_wrapped_module|_checkpoint_wrapped_module|_orig_mod|module)(?=\.|$)")
+DEPTH = 4
+
+
+class Modules:
+    """Between `begin` and `end` the *ledgers* of one process know in which module each allocation is made. A hook
+    costs microseconds a module: so it is one step, not all."""
+
+    def __init__(self, ledgers: Sequence[Ledger]) -> None:
+        self._ledgers = ledgers
+        self._names: dict[int, str] = {}
+        self._stack: list[str] = []
+        self._hooks: list[Any] = []
+
+    def begin(self) -> None:
+        for ledger in self._ledgers:
+            ledger.named = True
+        self._hooks = [
+            register_module_forward_pre_hook(self._entered),
+            register_module_forward_hook(self._left, always_call=True),
+        ]
+
+    def end(self) -> None:
+        hooks, self._hooks = self._hooks, []
+        for hook in hooks:
+            hook.remove()
+        self._stack.clear()
+        self._names.clear()
+        self._tell()
+        for ledger in self._ledgers:
+            ledger.named = False
+
+    def _entered(self, module: torch.nn.Module, args: Any) -> None:
+        if id(module) not in self._names:
+            self._learn(module)
+        self._stack.append(self._names[id(module)])
+        self._tell()
+
+    def _left(self, module: torch.nn.Module, args: Any, result: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+        self._tell()
+
+    def _tell(self) -> None:
+        name = self._stack[-1] if self._stack else ""
+        for ledger in self._ledgers:
+            ledger.module = name
+
+    def _learn(self, root: torch.nn.Module) -> None:
+        """The names of *root*'s modules, and whose its parameters are."""
+        for name, module in root.named_modules():
+            known = self._names.setdefault(id(module), name or type(root).__name__)
+            for parameter in module._parameters.values():
+                tag = None if parameter is None else tag_of(parameter)
+                if tag is not None:
+                    tag.module = known
+
+
+def family(name: str) -> str:
+    """`module.layers.3.mlp.up` is one of `layers.*.mlp.up`; deeper ones are their parent's."""
+    plain = _WRAPPERS.sub("", name).strip(".") or name
+    parts = ["*" if part.isdigit() else part for part in plain.split(".")]
+    return ".".join(parts[:DEPTH])

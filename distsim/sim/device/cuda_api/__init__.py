@@ -2,21 +2,16 @@
 
 What torch's C++ gives (`torch._C._cuda_*`, the bases of streams and events) is put in its place, so that torch's own
 Python runs unchanged on it; a function of torch.cuda itself is replaced only where that is not possible. A thread that
-is no rank's is answered as before. Start with `ranks.py`; then a file for each subject.
+is no rank's is answered as before. `tensors.py` begins with what tells a rank; then a file for each subject.
 """
 
 from __future__ import annotations
 
-from distsim.sim.device.cuda_api.checkpoints import checkpoint_patches, give_back_dcp, time_dcp
-from distsim.sim.device.cuda_api.classes import class_patches
-from distsim.sim.device.cuda_api.compiled import compiled_patches
-from distsim.sim.device.cuda_api.current import current_patches
-from distsim.sim.device.cuda_api.devices import device_patches
-from distsim.sim.device.cuda_api.fallbacks import fake_patches, give_back_kernels, register_kernels
-from distsim.sim.device.cuda_api.graphs import graph_patches
-from distsim.sim.device.cuda_api.memory import memory_patches
-from distsim.sim.device.cuda_api.ranks import Patch
-from distsim.sim.device.cuda_api.tensors import tensor_patches
+from distsim.sim.device.cuda_api.compiled import compiled_patches, fake_patches, give_back_kernels, register_kernels
+from distsim.sim.device.cuda_api.devices import current_patches, device_patches
+from distsim.sim.device.cuda_api.memory import checkpoint_patches, give_back_dcp, memory_patches, time_dcp
+from distsim.sim.device.cuda_api.streams import graph_patches
+from distsim.sim.device.cuda_api.tensors import Patch, class_patches, tensor_patches
 
 __all__ = ["cuda_patches", "give_back_dcp", "give_back_kernels", "register_kernels", "time_dcp"]
 

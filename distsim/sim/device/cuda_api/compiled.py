@@ -1,17 +1,23 @@
-"""torch.compile on simulated GPUs, which runs what it is given as it is, and launches of Triton kernels."""
+"""torch.compile, attention kernels and other choices of torch on a simulated GPU."""
 
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.backends import cuda
+from torch.nn.attention import SDPBackend
 
-from distsim.sim.device.cuda_api.ranks import Patch, for_ranks, with_gpus
-from distsim.sim.isolation.modules.absent import launch
+from distsim.errors import NotSimulated
+from distsim.sim.device.cuda_api.tensors import Patch, for_ranks, with_gpus
+from distsim.sim.device.memory import accelerators_of
+from distsim.sim.isolation.modules.own_code import launch
 from distsim.sim.isolation.process import RankTask, current_task
 from distsim.torch_compat.compiler import (
     HAS_ANY_GLOBAL_HOOK,
@@ -21,8 +27,18 @@ from distsim.torch_compat.compiler import (
     has_hooks_of_the_program,
 )
 from distsim.torch_compat.cuda_api import ALLOCATOR_STATE, SET_CACHED_TENSORS_ENABLED
+from distsim.torch_compat.device import (
+    CACHE_KEY,
+    DISPATCH_CACHE_KEY,
+    DISPATCH_GET_ALL_OP_NAMES,
+    DISPATCH_HAS_KERNEL_FOR_DISPATCH_KEY,
+    FAKE_TENSOR_MODE,
+    aten,
+)
 
-__all__ = ["compiled_patches"]
+__all__ = ["choice", "compiled_patches", "fake_patches", "give_back_kernels", "register_attention", "register_kernels"]
+
+# -- torch.compile on simulated GPUs, which runs what it is given as it is, and launches of Triton kernels.
 
 has_triton_package = HAS_TRITON_PACKAGE.get()
 
@@ -147,3 +163,209 @@ def _in_rank(real: Callable[..., Any]) -> Callable[..., Any]:
         return None
 
     return run
+
+
+# -- scaled_dot_product_attention on simulated GPUs takes the operator that it takes on CUDA.
+#
+# torch chooses in C++, by a table that a build without CUDA leaves empty; autograd then sees the operators of the
+# mathematical form, whose memory and time are others. The rules are those of aten/src/ATen/native/transformers/cuda/
+# sdp_utils.cpp (torch 2.13) for dense tensors: which backends the program allows, then flash attention, the
+# memory-efficient one, the formula; cuDNN's first where the GPU's data file says so.
+
+_HALVES = (torch.float16, torch.bfloat16)
+_MOST_OF_FLASH = 256
+"""Elements of a head (check_head_dim_size_flash)."""
+_CUDNN_HEADS = 128
+"""At most, of queries, keys and values, except for DeepSeek's 192 and 128 (check_cudnn_tensor_shapes; cuDNN 9.11 on
+compute capability 9.0 and 10)."""
+
+
+def choice(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, grouped: bool, cudnn_first: bool
+) -> SDPBackend:
+    """The backend that torch takes on CUDA; `ERROR` where the program allows none that fits."""
+    order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    order.insert(0 if cudnn_first and mask is None else len(order), SDPBackend.CUDNN_ATTENTION)
+    four = all(t.dim() == 4 for t in (query, key, value))
+    last = four and all(t.stride(-1) == 1 for t in (query, key, value))
+    heads = head, value_head = query.shape[-1], value.shape[-1]
+    square = query.shape[-2] == key.shape[-2]
+    same_heads = four and query.shape[1] == key.shape[1] == value.shape[1]
+    some = query.numel() > 0 and key.numel() > 0
+    last = last and head == key.shape[-1] and query.shape[0] == key.shape[0] == value.shape[0]
+    half, plain = query.dtype in _HALVES, square or not causal
+    fits = {
+        SDPBackend.FLASH_ATTENTION: cuda.flash_sdp_enabled() and last and some and half and plain and mask is None
+        and head == value_head and head <= _MOST_OF_FLASH and (same_heads or grouped),
+        SDPBackend.EFFICIENT_ATTENTION: cuda.mem_efficient_sdp_enabled() and last and some and same_heads
+        and (half or query.dtype is torch.float32) and not (mask is not None and mask.requires_grad),
+        SDPBackend.CUDNN_ATTENTION: cuda.cudnn_sdp_enabled() and last and some and half and plain
+        and (max(heads) <= _CUDNN_HEADS or (cudnn_first and heads == (192, 128))) and not any(h % 8 for h in heads)
+        and (same_heads or grouped),
+        SDPBackend.MATH: cuda.math_sdp_enabled(),
+    }  # fmt: skip
+    return next((backend for backend in order if fits[backend]), SDPBackend.ERROR)
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    task = current_task()
+    if task is None:
+        raise NotSimulated("scaled_dot_product_attention on CUDA tensors outside a rank")
+    _validate(query, key, value, attn_mask)
+    if is_causal and attn_mask is not None:
+        raise RuntimeError("_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True")
+    cudnn_first = task.process.accelerators.model.sdpa_kernel == "cudnn"
+    taken = choice(query, key, value, attn_mask, is_causal, enable_gqa, cudnn_first)
+    if taken is SDPBackend.ERROR:
+        raise RuntimeError("No available kernel. Aborting execution.")
+    if taken is SDPBackend.MATH:
+        out: Tensor = aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )[0]
+        return out
+    head = query.shape[-1]
+    keeps = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    if taken is SDPBackend.FLASH_ATTENTION:
+        if scale is None:
+            scale = 1.0 / math.sqrt(head)
+        spare = -head % 8
+        if spare:  # pad_last_dim
+            query, key, value = (torch.nn.functional.pad(t, (0, spare)) for t in (query, key, value))
+        out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
+        return out[..., :head] if spare else out
+    bias = None if attn_mask is None else _bias(attn_mask, query, key)
+    if taken is SDPBackend.CUDNN_ATTENTION:
+        made = aten._scaled_dot_product_cudnn_attention(
+            query, key, value, bias, keeps, dropout_p, is_causal, False, scale=scale
+        )
+    else:
+        made = aten._scaled_dot_product_efficient_attention(
+            query, key, value, bias, keeps, dropout_p, is_causal, scale=scale
+        )
+    first: Tensor = made[0]
+    return first
+
+
+def _validate(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
+    """validate_sdpa_input (native/transformers/attention.cpp), in its own words: of tensors of nothing on the CPU."""
+    three = query, key, value
+    if (
+        len({t.dtype for t in three}) > 1
+        or min(t.dim() for t in three) < 2
+        or (mask is not None and mask.dtype not in (torch.bool, torch.float32, query.dtype))
+    ):
+        nothing = [torch.empty((0,) * t.dim(), dtype=t.dtype, device="cpu") for t in three]
+        aten.scaled_dot_product_attention(
+            *nothing, None if mask is None else torch.empty((0,) * mask.dim(), dtype=mask.dtype, device="cpu")
+        )
+
+
+def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """What is added to the scores (convert_boolean_attn_mask, preprocess_mask)."""
+    if mask.dtype is torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -math.inf)
+    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+
+
+def register_attention() -> torch.library.Library:
+    """It is in force until it is destroyed."""
+    library = torch.library.Library("aten", "IMPL")
+    for key in ("AutogradCUDA", "CUDA"):
+        library.impl("scaled_dot_product_attention", _attention, key)
+    return library
+
+
+# -- CUDA kernels where the rank's dispatch mode does not look: code of torch that switches dispatch to Python off.
+#
+# FSDP's `no_dispatch()` and the readers of checkpoints do so. What comes here then: operators whose only kernel would
+# go on to a table of functions that a build without CUDA leaves empty ("missing kernel for cuda",
+# ATen/native/DispatchStub.cpp), and a few that have a kernel for each device. A build with CUDA has kernels for all of
+# them, which look for a GPU and for data: ours stand in their place as long as a simulation runs.
+
+_DispatchCacheKey = DISPATCH_CACHE_KEY.get()
+_dispatch_get_all_op_names = DISPATCH_GET_ALL_OP_NAMES.get()
+_dispatch_has_kernel_for_dispatch_key = DISPATCH_HAS_KERNEL_FOR_DISPATCH_KEY.get()
+FakeTensorMode = FAKE_TENSOR_MODE.get()
+
+_HAS_KERNELS = torch.version.cuda is not None or torch.version.hip is not None
+_PLAIN = frozenset(
+    {"record_stream", "empty.memory_format", "empty_strided", "as_strided", "view", "_local_scalar_dense", "resize_",
+     "set_.source_Storage_storage_offset", "fill_.Scalar", "zero_", "cat", "add.Tensor", "mul.Tensor", "_reshape_alias"}
+)  # fmt: skip
+"""Operators with a kernel for each device that such code calls."""
+_FUSED = frozenset({"_fused_rms_norm", "_fused_rms_norm_backward", "silu_backward", "mish_backward"})
+"""Where no device has a kernel for these, torch composes them of others, which take as many kernels and keep more."""
+
+
+_registered: list[torch.library.Library] = []
+
+
+def register_kernels() -> None:
+    """Before the first use of a GPU."""
+    if _registered:
+        return
+    aten = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that they stand in the place of others, which is the point
+        for name in _dispatch_get_all_op_names():
+            if name.startswith("aten::") and _is_ours(name):
+                operator = _operator(name)
+                aten.impl(operator, functools.partial(_as_the_mode, operator), "CUDA")
+        _registered.extend([register_attention(), aten])
+
+
+def give_back_kernels() -> None:
+    """After a simulation: what a build with CUDA has of its own is in force again. One without has no tensor that
+    comes here, and keeps ours, which take a quarter of a second."""
+    if _HAS_KERNELS:
+        while _registered:
+            _registered.pop()._destroy()
+
+
+def _is_ours(name: str) -> bool:
+    """Views that torch composes of others do without."""
+    has = _dispatch_has_kernel_for_dispatch_key
+    if has(name, "CUDA"):
+        return _HAS_KERNELS
+    if name.removeprefix("aten::") in _PLAIN | _FUSED:
+        return True
+    return bool(has(name, "CompositeExplicitAutograd")) and not _operator(name).is_view
+
+
+def _operator(name: str) -> Any:
+    packet, _, overload = name.removeprefix("aten::").partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _as_the_mode(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """What the mode of the running thread says."""
+    task = current_task()
+    if task is None or task.dispatch_mode is None:
+        raise NotSimulated(f"{operator} on CUDA tensors outside a simulated rank")
+    accelerators_of(task.process)
+    return task.dispatch_mode.__torch_dispatch__(operator, (), args, kwargs)
+
+
+def fake_patches() -> list[Patch]:
+    """(holder, attribute, replacement) of what fake tensors are remembered by: torch does so for the whole process, and
+    "cuda" without a number is the current GPU, which each process has its own of."""
+    real: Any = CACHE_KEY.get()
+
+    def key(self: Any, state: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        found = real(self, state, func, args, kwargs)
+        task = current_task()
+        if task is None or not task.cuda_device:
+            return found
+        return _DispatchCacheKey((*found.key, task.cuda_device))
+
+    return CACHE_KEY.replaced_by(key)

@@ -1,18 +1,44 @@
-"""torch.cuda.memory on simulated GPUs: what the simulated caching allocator counts, in torch's words."""
+"""torch.cuda's memory functions, and checkpoints written from CUDA tensors."""
 
 from __future__ import annotations
 
+import functools
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from distsim.sim.device.allocator import Tallies
-from distsim.sim.device.cuda_api.ranks import Patch, accelerator_function, cuda_function, gpu, refused, refused_function
+from distsim.sim.device.allocator.host_memory import still_unknown
+from distsim.sim.device.cuda_api.tensors import (
+    Patch,
+    accelerator_function,
+    cuda_function,
+    gpu,
+    refused,
+    refused_function,
+)
 from distsim.sim.device.gpu import Device
-from distsim.sim.isolation.process import RankTask
+from distsim.sim.isolation.process import RankTask, current_task
+from distsim.sim.isolation.torch_state.torch_state import STATE
 from distsim.torch_compat.cuda_api import CUDA
+from distsim.torch_compat.state import (
+    CREATE_GLOBAL_PLAN,
+    LOAD_STATE_DICT,
+    SAVE_STATE_DICT,
+    VALIDATE_GLOBAL_PLAN,
+    WRITE_ITEM,
+)
 
-__all__ = ["memory_info", "memory_patches"]
+__all__ = ["checkpoint_patches", "give_back_dcp", "memory_info", "memory_patches", "time_dcp"]
+
+# -- torch.cuda.memory on simulated GPUs: what the simulated caching allocator counts, in torch's words.
 
 _NONE = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
 _POOLS = ("all", "small_pool", "large_pool")
@@ -123,3 +149,266 @@ def memory_patches() -> list[Patch]:
     ):
         patches += accelerator_function(name, answer)
     return patches
+
+
+# -- Checkpoints: what torch.save and torch.distributed.checkpoint write and read takes time on the rank's host.
+#
+# A node writes to the file system and reads from it as its cluster file says (node.storage_write, node.storage_read;
+# the rates of presets are borrowed, cluster/graph/link.py). The ranks of a node share it: each its part in DCP, where
+# all write at once; in turn in torch.save. Copies from the GPU come before that, over PCIe. Files have the right
+# length, with holes where nobody knows the values.
+
+_HOLE = 1 << 12
+"""Bytes of zeros from which on a file has a hole: a page's."""
+_SMALL = 1 << 16
+"""Bytes of a part of a tensor up to which it costs next to nothing to write it."""
+_free_s: WeakKeyDictionary[Any, dict[int, float]] = WeakKeyDictionary()
+"""When the ranks of each node of a simulation have written all that they have begun to write with torch.save."""
+_inside: set[RankTask] = set()
+"""Threads that are in a call of DCP, which counts itself."""
+
+
+def _saves() -> RankTask | None:
+    """The rank's thread, if its files take time: it uses GPUs, and no call of DCP is around."""
+    task = current_task()
+    if task is None or task.process.accelerators is None or not task.process.accelerators.works or task in _inside:
+        return None
+    return task
+
+
+def _neighbours(task: RankTask) -> int:
+    """Ranks of the job on the same node."""
+    mine = task.process.slot.host
+    return max(1, sum(1 for slot in task.world.slots if slot.host == mine))
+
+
+def _wrote(task: RankTask, nbytes: int, seconds: float) -> None:
+    saved = task.process.accelerators.saved
+    saved.writes += 1
+    saved.written_bytes += nbytes
+    saved.write_s += seconds
+    task.sleep(seconds)
+
+
+def _read(task: RankTask, nbytes: int, seconds: float) -> None:
+    saved = task.process.accelerators.saved
+    saved.reads += 1
+    saved.read_bytes += nbytes
+    saved.read_s += seconds
+    task.sleep(seconds)
+
+
+def _size(file: Any) -> int | None:
+    """Of a file that was given by its name; None: it is no file, or it is open already."""
+    if not isinstance(file, str | os.PathLike):
+        return None
+    try:
+        return os.path.getsize(file)
+    except OSError:
+        return None
+
+
+def _save(real: Callable[..., Any]) -> Callable[..., Any]:
+    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        task = current_task()
+        if task is not None:
+            task.world.traced.writes(f)  # torch opens it in C++, which no audit hook hears of
+        real(obj, f, *args, **kwargs)
+        task, nbytes = _saves(), _size(f)
+        if task is not None and nbytes:
+            free_s = _free_s.setdefault(task.world, {})
+            node, now_s = task.process.slot.host, task.now_s()
+            ends_s = max(free_s.get(node, 0.0), now_s) + nbytes / task.world.cluster.node.storage_write_bytes_per_s
+            free_s[node] = ends_s
+            _wrote(task, nbytes, ends_s - now_s)
+
+    return save
+
+
+def _load(real: Callable[..., Any]) -> Callable[..., Any]:
+    def load(f: Any, *args: Any, **kwargs: Any) -> Any:
+        task, nbytes = _saves(), _size(f)
+        if task is not None and nbytes:
+            _read(task, nbytes, nbytes / task.world.cluster.node.storage_read_bytes_per_s)
+        return real(f, *args, **kwargs)
+
+    return load
+
+
+def _unknown(data: Tensor) -> bool:
+    """Whether it is a GPU's tensor whose values nobody knows, copied to the host and not written to since."""
+    storage = data.untyped_storage()
+    return storage.__dict__.get("_distsim_placeholders") == data._version or still_unknown(storage)
+
+
+def _zeros(data: Tensor) -> Tensor:
+    """They take no memory before they are written to."""
+    nbytes = data.numel() * data.element_size()
+    there = torch.from_numpy(np.zeros(nbytes, dtype=np.uint8))
+    made = torch.empty(0, dtype=data.dtype, device="cpu")
+    there.untyped_storage()._distsim_holes = True
+    return made.set_(there.untyped_storage(), 0, data.shape, data.stride())
+
+
+class _Sparse:
+    """A file in which long zeros are holes."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        if len(view) >= _HOLE and not np.frombuffer(view, dtype=np.uint8).any():
+            self._stream.seek(len(view), os.SEEK_CUR)
+        else:
+            self._stream.write(view)
+        return len(view)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _write_item(real: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(real)
+    def write_item(transforms: Any, stream: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+        task = _saves()
+        if task is None:
+            return real(transforms, stream, data, *args, **kwargs)
+        if isinstance(data, Tensor) and _unknown(data):
+            data, stream = _zeros(data), _Sparse(stream)
+        _inside.add(task)
+        try:
+            result = real(transforms, stream, data, *args, **kwargs)
+        finally:
+            _inside.discard(task)
+        nbytes = result.size_in_bytes
+        _wrote(task, nbytes, nbytes * _neighbours(task) / task.world.cluster.node.storage_write_bytes_per_s)
+        return result
+
+    return write_item
+
+
+def _read_data(real: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(real)
+    def read_data(self: Any, plan: Any, planner: Any) -> Any:
+        task = _saves()
+        if task is None:
+            return real(self, plan, planner)
+        there = [item for item in plan.items if item.storage_index in self.storage_data]
+        nbytes = sum(self.storage_data[item.storage_index].length for item in there)
+        if len(there) < len(plan.items):  # the others' parts of a simulation that traced only some of its ranks
+            nbytes *= len(plan.items) // max(1, len(there))
+            plan = replace(plan, items=there)
+        _read(task, nbytes, nbytes * _neighbours(task) / task.world.cluster.node.storage_read_bytes_per_s)
+        _inside.add(task)
+        try:
+            return real(self, plan, planner)
+        finally:
+            _inside.discard(task)
+
+    return read_data
+
+
+def _by_each(real: Callable[..., Any]) -> Callable[..., Any]:
+    """DCP's saving and loading: every rank has its own part, equal or not."""
+
+    @functools.wraps(real)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        task = current_task()
+        if task is None or task in task.world.traced.apart:
+            return real(*args, **kwargs)
+        task.world.traced.apart.add(task)
+        try:
+            return real(*args, **kwargs)
+        finally:
+            task.world.traced.apart.discard(task)
+
+    return call
+
+
+def _plan_for_all(real: Callable[..., Any]) -> Callable[..., Any]:
+    """DefaultSavePlanner's plan for all ranks, made of what ranks say of which some stand for others."""
+
+    @functools.wraps(real)
+    def plan_for_all(self: Any, plans: list[Any]) -> Any:
+        task = current_task()
+        if task is None or not task.world.traced.not_all:
+            return real(self, plans)
+        task.world.note(
+            "the distributed checkpoint on disk has the parts of the ranks that ran, and no others (--ranks all writes "
+            "all of them)"
+        )
+        planner, name, validate = (
+            VALIDATE_GLOBAL_PLAN.holder(),
+            VALIDATE_GLOBAL_PLAN.attribute,
+            VALIDATE_GLOBAL_PLAN.get(),
+        )
+        setattr(planner, name, lambda *_: [])  # nobody has the other ranks' parts
+        try:
+            return real(self, _of_equal_ranks(plans))
+        finally:
+            setattr(planner, name, validate)
+
+    return plan_for_all
+
+
+def _of_equal_ranks(plans: list[Any]) -> list[Any]:
+    """*plans*, in which a part of a tensor is repeated for all whom a rank stands for: it is left to that one, and to
+    as many others as have copies of it, for DCP divides the writing of copies."""
+    said = Counter(item.index for plan in plans for item in plan.items)
+    holders: Counter[Any] = Counter()
+    left = []
+    for plan in plans:
+        items = []
+        for item in plan.items:
+            holders[item.index] += 1
+            if holders[item.index] <= max(1, round(said[item.index] * _share(item))):
+                items.append(item)
+        left.append(replace(plan, items=items))
+    return left
+
+
+def _share(item: Any) -> float:
+    """How much of its tensor a part is; none where it is so little that it does not matter who writes it: a step's
+    number, which is read again, stays with the rank that is traced."""
+    data = item.tensor_data
+    return float(data.chunk.sizes.numel() / data.size.numel()) if (item.tensor_storage_size() or 0) > _SMALL else 0.0
+
+
+def checkpoint_patches() -> list[Patch]:
+    """(holder, attribute, replacement) of what writes and reads files with torch.save and torch.load."""
+    save, load = _save(torch.save), _load(torch.load)
+    return [
+        *((holder, "save", save) for holder in (torch, torch.serialization)),
+        *((holder, "load", load) for holder in (torch, torch.serialization)),
+    ]
+
+
+_dcp: list[Patch] = []
+"""(holder, attribute, torch's own) of DCP, while it is led here."""
+
+
+def time_dcp() -> None:
+    """Lead torch.distributed.checkpoint here, once a rank uses a GPU: it takes a second to import."""
+    if _dcp:
+        return
+    with STATE.everyones():  # not the rank's own assignment, whose GPU happens to be the first
+        from torch.distributed.checkpoint import FileSystemReader
+
+        led: list[Any] = [
+            *WRITE_ITEM.replaced_by(_write_item),
+            (FileSystemReader, "read_data", _read_data),
+            *CREATE_GLOBAL_PLAN.replaced_by(_plan_for_all),
+            *SAVE_STATE_DICT.replaced_by(_by_each),
+            *LOAD_STATE_DICT.replaced_by(_by_each),
+        ]
+        for holder, name, ours in led:
+            real = getattr(holder, name)
+            _dcp.append((holder, name, real))
+            setattr(holder, name, ours(real))
+
+
+def give_back_dcp() -> None:
+    """Undo `time_dcp`."""
+    while _dcp:
+        setattr(*_dcp.pop())

@@ -1,25 +1,194 @@
-"""torch.Stream and what torch.cuda.Stream stands on, on simulated GPUs.
-
-Source: c10/cuda/CUDAStream.cpp (a pool of 32 streams for each priority).
-"""
+"""torch.cuda's streams, events and graphs."""
 
 from __future__ import annotations
 
+import itertools
+import warnings
+import weakref
 from typing import Any
 
 import torch
 
 from distsim.errors import NotSimulated
+from distsim.kernels import Cost
 from distsim.sim.device import timeline
-from distsim.sim.device.cuda_api.events import CALL_S, reached
-from distsim.sim.device.cuda_api.ranks import gpu
-from distsim.sim.device.gpu import Device
-from distsim.sim.device.streams import current_device, current_stream, set_current_device, set_current_stream
+from distsim.sim.device.cuda_api.tensors import Patch, accelerators, gpu, with_gpus
+from distsim.sim.device.gpu import Accelerators, Device
+from distsim.sim.device.memory import current_device, current_stream, set_current_device, set_current_stream
+from distsim.sim.device.operators.values import KNOWLEDGE
 from distsim.sim.isolation.process import RankTask, current_task, require_task
+from distsim.sim.isolation.wraps import class_for_ranks
+from distsim.torch_compat.cuda_api import HOST_EMPTY_CACHE
 
-__all__ = ["CUDA", "CudaStreamBase", "Stream", "handle", "make_current", "new_stream"]
+__all__ = [
+    "CALL_S",
+    "CUDA_TYPE",
+    "CudaEventBase",
+    "CudaStreamBase",
+    "Event",
+    "Stream",
+    "graph_patches",
+    "handle",
+    "make_current",
+    "new_stream",
+    "reached",
+]
 
-CUDA = 1
+# -- torch.Event and what torch.cuda.Event stands on, on simulated GPUs: a mark in a stream.
+#
+# Source of the error texts: ATen/cuda/CUDAEvent.h.
+
+CALL_S = 1e-6
+"""What a call of the CUDA runtime (cudaEventRecord, cudaStreamWaitEvent, cudaEventQuery) costs the host. An estimate:
+traces of Nsight Systems usually show 0.5 to 2 us; nobody has measured it for this."""
+_FEW_POLLS = 16
+_ADDRESS = 0x6_0000_0000
+
+
+class Event(torch.Event):
+    """torch.Event, on simulated GPUs as well."""
+
+    _mark: timeline.Mark | None = None
+    _on: Device | None = None
+    _timed = False
+
+    def __new__(cls, device: Any = None, *, enable_timing: bool = False, blocking: bool = False,
+                interprocess: bool = False) -> Any:  # fmt: skip
+        if current_task() is None:
+            return super().__new__(
+                cls, device, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess
+            )
+        if device is None:
+            device = torch.accelerator.current_accelerator() or "cpu"
+        found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        if interprocess and found.type == "cuda":
+            raise NotSimulated(
+                "torch.Event(interprocess=True)", "ranks share no GPU memory: synchronize by collectives"
+            )
+        made = super().__new__(cls, found, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess)
+        made._timed = enable_timing
+        return made
+
+    @property
+    def _simulated(self) -> bool:
+        return bool(super().device.type == "cuda")
+
+    def record(self, stream: Any = None) -> None:
+        if not self._simulated:
+            super().record(*(() if stream is None else (stream,)))
+            return
+        task = require_task()
+        if stream is None:
+            on = gpu(task)
+            simulated = current_stream(task, on)
+        else:
+            on, simulated = gpu(task, stream.device_index), stream._distsim_stream
+        if self._on is not None and self._on is not on:
+            raise RuntimeError(f"Event device {self._on.index} does not match recording stream's device {on.index}.")
+        self._on = on
+        task.debt_s += CALL_S
+        self._mark = on.timeline.mark(simulated, task.now_s())
+
+    def wait(self, stream: Any = None) -> None:
+        if not self._simulated:
+            super().wait(*(() if stream is None else (stream,)))
+            return
+        if self._mark is None:
+            return
+        task = require_task()
+        if stream is None:
+            on = gpu(task)
+            simulated = current_stream(task, on)
+        else:
+            on, simulated = gpu(task, stream.device_index), stream._distsim_stream
+        task.debt_s += CALL_S
+        on.wait_for(simulated, self._mark, task.now_s())
+
+    def query(self) -> bool:
+        if not self._simulated:
+            return bool(super().query())
+        if self._mark is None or self._on is None:
+            return True
+        return reached(require_task(), self._on, self._mark)
+
+    def synchronize(self) -> None:
+        if not self._simulated:
+            super().synchronize()
+        elif self._mark is not None and self._on is not None:
+            task = require_task()
+            task.debt_s += CALL_S
+            self._on.synchronize(task, self._mark)
+
+    def elapsed_time(self, end_event: Any) -> float:
+        if not self._simulated:
+            return float(super().elapsed_time(end_event))
+        if not (self._timed and end_event._timed):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self._mark is None or end_event._mark is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        if not (self.query() and end_event.query()):
+            raise RuntimeError("Both events must be completed before calculating elapsed time.")
+        return 1e3 * float(end_event._mark.reached_s - self._mark.reached_s)
+
+    def ipc_handle(self) -> Any:
+        raise NotSimulated("Event.ipc_handle", "ranks share no GPU memory: synchronize by collectives")
+
+    @classmethod
+    def from_ipc_handle(cls, device: Any, handle: Any) -> Any:
+        raise NotSimulated("Event.from_ipc_handle", "ranks share no GPU memory: synchronize by collectives")
+
+    @property
+    def device(self) -> Any:
+        return super().device if not self._simulated or self._on is None else self._on.torch_device
+
+    @property
+    def event_id(self) -> int:
+        return 0 if self._mark is None else _ADDRESS
+
+
+class CudaEventBase(Event):
+    """What stands for `torch._C._CudaEventBase`."""
+
+    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False,
+                external: bool = False) -> Any:  # fmt: skip
+        gpu(require_task())
+        return Event.__new__(cls, "cuda", enable_timing=enable_timing, blocking=blocking, interprocess=interprocess)
+
+    @property
+    def cuda_event(self) -> int:
+        return 0 if self._mark is None else _ADDRESS
+
+    @property
+    def device(self) -> Any:
+        return None if self._on is None else self._on.torch_device
+
+
+def reached(task: RankTask, on: Device, mark: timeline.Mark, what: object = None) -> bool:
+    """Whether it is reached by now. Who asks again and again is woken when it is; the time that the asking takes is not
+    counted then, which would pass in steps of a microsecond. *what* is looked at, where it is not the mark."""
+    waits = task.looks_on(mark if what is None else what)
+    if not waits and task.quiet_polls < _FEW_POLLS:
+        polls = task.quiet_polls
+        task.debt_s += CALL_S
+        task.flush()
+        task.quiet_polls = polls + 1
+        return on.timeline.reached(mark)
+    if on.timeline.reached(mark):
+        return True
+    on.timeline.when_reached(mark, _nothing)
+    task.poll(on.why(), waits)
+    return on.timeline.reached(mark)
+
+
+def _nothing() -> None:
+    """Somebody looks at the mark: the simulation's clock comes by when it is reached."""
+
+
+# -- torch.Stream and what torch.cuda.Stream stands on, on simulated GPUs.
+#
+# Source: c10/cuda/CUDAStream.cpp (a pool of 32 streams for each priority).
+
+CUDA_TYPE = 1
 """c10::DeviceType::CUDA."""
 _POOL = 32
 """Streams of one priority (kStreamsPerPool): who asks for more gets those again."""
@@ -50,12 +219,12 @@ class Stream(torch.Stream):
             return super().__new__(cls, *args, **kwargs)
         on = gpu(task, found.index)
         made = new_stream(on, kwargs.get("priority", 0))
-        return super().__new__(cls, stream_id=made.number, device_index=on.index, device_type=CUDA)
+        return super().__new__(cls, stream_id=made.number, device_index=on.index, device_type=CUDA_TYPE)
 
     @property
     def _distsim_stream(self) -> timeline.Stream | None:
         """None: it is the host's."""
-        if self.device_type != CUDA:
+        if self.device_type != CUDA_TYPE:
             return None
         return gpu(require_task(), self.device_index).streams[self.stream_id]
 
@@ -100,14 +269,14 @@ class Stream(torch.Stream):
         return event
 
     def is_capturing(self) -> bool:
-        return False if self.device_type == CUDA else super().is_capturing()
+        return False if self.device_type == CUDA_TYPE else super().is_capturing()
 
     @property
     def nativehandle(self) -> Any:
-        return handle(self) if self.device_type == CUDA else super().native_handle
+        return handle(self) if self.device_type == CUDA_TYPE else super().native_handle
 
     def __enter__(self) -> Any:
-        if self.device_type != CUDA:
+        if self.device_type != CUDA_TYPE:
             return super().__enter__()
         task = require_task()
         before = current_device(task)
@@ -120,7 +289,7 @@ class Stream(torch.Stream):
         return self
 
     def __exit__(self, *raised: Any) -> Any:
-        if self.device_type != CUDA:
+        if self.device_type != CUDA_TYPE:
             return super().__exit__(*raised)
         task = require_task()
         before, stream, there = self._before
@@ -139,7 +308,7 @@ class CudaStreamBase(Stream):
         if not (stream_id or device_index or device_type):
             on = gpu(require_task())
             stream_id, device_index = new_stream(on, priority).number, on.index
-        return _PlainStream.__new__(cls, stream_id=stream_id, device_index=device_index, device_type=CUDA)
+        return _PlainStream.__new__(cls, stream_id=stream_id, device_index=device_index, device_type=CUDA_TYPE)
 
     @property
     def cuda_stream(self) -> int:
@@ -179,3 +348,130 @@ def make_current(task: RankTask, index: int, stream: timeline.Stream | None) -> 
         set_current_device(task, index)
     on = gpu(task, index)
     set_current_stream(task, on, stream or on.default_stream)
+
+
+# -- CUDA graphs: captured kernels are launched again by one call of the host.
+#
+# torch's own `torch.cuda.graph` and `make_graphed_callables` run on `CUDAGraph` here. Within a capture no kernel runs;
+# a replay puts all of them, in order, into the stream that it is called on, and nobody knows what they write.
+
+LAUNCH_S, NODE_S = 2.5e-6, 1e-9
+"""What cudaGraphLaunch takes on the host, and for each node (NVIDIA's technical blog, "Constant Time Launch for
+Straight-Line CUDA Graphs and Other Performance Enhancements", September 2024)."""
+_pools = itertools.count(1)
+
+
+class Capture:
+    """What one graph holds: kernels, storages that they write, and what they add to a step's sums."""
+
+    def __init__(self, gpus: Accelerators) -> None:
+        self._gpus = gpus
+        self.kernels: list[tuple[Device, Cost, Any]] = []
+        self.written: list[weakref.ref[torch.UntypedStorage]] = []
+        self.ends: list[Any] = []
+        """Optimizers whose step ended in it."""
+        self.pool = (0, next(_pools))
+        gpus.capture, gpus.values.written = self, self.written
+        gpus.steps.begin_capture(self.ends)
+        self.added: tuple[dict[Any, int], ...] = ()
+
+    def close(self) -> None:
+        """The capture is over."""
+        self._gpus.capture = self._gpus.values.written = None
+        self.added = self._gpus.steps.end_capture()
+
+    def replay(self, task: RankTask) -> None:
+        """Launch it."""
+        task.process.accelerators.works_on_host(task, LAUNCH_S + NODE_S * len(self.kernels))
+        for device, cost, name in self.kernels:
+            device.launch(current_stream(task, device), cost, task, name)
+        for reference in self.written:
+            storage = reference()
+            for name in KNOWLEDGE if storage is not None else ():
+                storage.__dict__.pop(name, None)
+        self._gpus.steps.add(self.added)
+        for optimizer in self.ends:
+            device = self._gpus[task.cuda_device]
+            self._gpus.steps.end(optimizer, device.timeline, current_stream(task, device), task.now_s())
+        traced = task.world.traced
+        if traced.counts and task not in traced.apart:
+            traced.saw_operator(task.process.rank, None)
+
+
+class Graph:
+    """What stands for torch.cuda.CUDAGraph in a rank."""
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self._capture: Capture | None = None
+
+    def capture_begin(
+        self, pool: Any = None, capture_error_mode: str = "global", check_input_liveness: bool = False
+    ) -> None:
+        task = require_task()
+        gpus = accelerators(task)
+        if task.world.data.real:
+            raise NotSimulated("torch.cuda.CUDAGraph with --data real", "simulate without --data real")
+        if gpus.capture is not None:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        self._capture = Capture(gpus)
+
+    def capture_end(self) -> None:
+        if self._capture is None:
+            raise RuntimeError("capture_end() called before capture_begin()")
+        self._capture.close()
+        if not self._capture.kernels:
+            warnings.warn("The CUDA Graph is empty: nothing was captured", stacklevel=2)
+
+    def replay(self) -> None:
+        if self._capture is None:
+            raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
+        self._capture.replay(require_task())
+
+    def pool(self) -> tuple[int, int]:
+        if self._capture is None:
+            raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
+        return self._capture.pool
+
+    def reset(self) -> None:
+        self._capture = None
+
+    def instantiate(self) -> None:
+        """Nothing to do: a replay takes the kernels as they were captured."""
+
+    enable_debug_mode = instantiate
+
+    def debug_dump(self, debug_path: str) -> None:
+        raise NotSimulated("CUDAGraph.debug_dump", "the report lists the operators that took longest")
+
+
+def _is_capturing(task: RankTask) -> bool:
+    gpus = task.process.accelerators
+    return gpus is not None and gpus.capture is not None
+
+
+def _graph_class(real: type) -> type:
+    """torch.cuda.graph with a default stream of each process's own."""
+
+    def __init__(self: Any, cuda_graph: Any, pool: Any = None, stream: Any = None, *args: Any, **kwargs: Any) -> None:
+        task = current_task()
+        if task is not None and stream is None:
+            gpus = accelerators(task)
+            stream = gpus.capture_stream = gpus.capture_stream or torch.cuda.Stream()
+        real.__init__(self, cuda_graph, pool, stream, *args, **kwargs)  # type: ignore[misc]
+
+    return type(real.__name__, (real,), {"__init__": __init__})
+
+
+def graph_patches() -> list[Patch]:
+    """(holder, attribute, replacement)."""
+    graphs = torch.cuda.graphs
+    ours = {
+        "graph": _graph_class(graphs.graph),
+        "CUDAGraph": class_for_ranks(graphs.CUDAGraph, Graph),
+        "graph_pool_handle": with_gpus(graphs.graph_pool_handle, lambda task: (0, next(_pools))),
+        "is_current_stream_capturing": with_gpus(graphs.is_current_stream_capturing, _is_capturing),
+    }
+    empty = HOST_EMPTY_CACHE.get(None)
+    cache = (lambda: None) if empty is None else with_gpus(empty, lambda task: None)
+    patches: list[Patch] = [(HOST_EMPTY_CACHE.holder(), HOST_EMPTY_CACHE.attribute, cache)]
+    return patches + [(holder, name, value) for name, value in ours.items() for holder in (torch.cuda, graphs)]

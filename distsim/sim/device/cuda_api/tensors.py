@@ -1,32 +1,158 @@
-"""What asks a tensor or a storage for its bytes, on simulated GPUs: printing, addresses, resizing, copies, files."""
+"""Functions and classes of torch that make or describe CUDA tensors."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage
 
+from distsim.errors import NotSimulated
+from distsim.sim.device.allocator.allocator import COMMUNICATION
 from distsim.sim.device.allocator.host_memory import still_unknown
-from distsim.sim.device.allocator.ledger import COMMUNICATION
-from distsim.sim.device.cuda_api.ranks import Patch, gpu
 from distsim.sim.device.dispatch import ComputeMode
-from distsim.sim.device.gpu import Held
-from distsim.sim.device.meta_tensor import under_meta
+from distsim.sim.device.generator import CudaGenerator
+from distsim.sim.device.gpu import Accelerators, Device, Held
+from distsim.sim.device.hooks import under_meta
+from distsim.sim.device.memory import accelerators_of, current_device, current_stream
 from distsim.sim.device.operators.values import Shadow
-from distsim.sim.device.streams import current_stream
-from distsim.sim.isolation.process import current_task, require_task
+from distsim.sim.isolation.process import RankTask, current_task, require_task
+from distsim.sim.isolation.wraps import refusing_class
+from distsim.torch_compat.cuda_api import ACCELERATOR, CUDA, GENERATOR, PARSE_VISIBLE_DEVICES
 from distsim.torch_compat.device import (
     DISABLE_CURRENT_MODES,
     DISABLED_TORCH_DISPATCH_IMPL,
     GET_CURRENT_DISPATCH_MODE_STACK,
+    GET_USER_FN,
     IS_FUNCTORCH_WRAPPED_TENSOR,
     PY_TORCH_FILE_WRITER,
+    SET_DEFAULT_TENSOR_TYPE,
     STR,
     TENSOR_STR,
 )
+from distsim.torch_compat.names import Name
 
-__all__ = ["tensor_patches"]
+__all__ = [
+    "Patch",
+    "accelerator_function",
+    "accelerators",
+    "class_patches",
+    "cuda_function",
+    "for_ranks",
+    "gpu",
+    "indexed",
+    "only_ranks",
+    "refused",
+    "refused_function",
+    "tensor_patches",
+    "visible_devices",
+    "with_gpus",
+]
+
+# -- Functions that answer a rank one way and everybody else another.
+
+_parse_visible_devices = PARSE_VISIBLE_DEVICES.get()
+
+Patch = tuple[Any, str, Any]
+
+
+def for_ranks(real: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+    """*ours* for a rank, with its task in front; *real* for everybody else."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        task = current_task()
+        return real(*args, **kwargs) if task is None else ours(task, *args, **kwargs)
+
+    return call
+
+
+def only_ranks(name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
+    """*ours* for a rank; for everybody else what a torch without CUDA says."""
+
+    @functools.wraps(ours)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        task = current_task()
+        if task is None:
+            raise AssertionError(f"Torch not compiled with CUDA enabled ({name})")
+        return ours(task, *args, **kwargs)
+
+    return call
+
+
+def with_gpus(real: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+    """*ours* for a rank on a cluster that has GPUs."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        task = current_task()
+        if task is None or not visible_devices(task):
+            return real(*args, **kwargs)
+        return ours(task, *args, **kwargs)
+
+    return call
+
+
+def refused(call: str, remedy: str, real: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """What stands for *real* (a function or a class) and raises for a rank: *call* is not simulated."""
+    if isinstance(real, type):
+        return refusing_class(real, lambda: NotSimulated(call, remedy))
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        if current_task() is None and real is not None:
+            return real(*args, **kwargs)
+        raise NotSimulated(call, remedy)
+
+    return refuse
+
+
+def cuda_function(name: str, answer: Callable[..., Any]) -> Patch:
+    """The patch of `torch._C._cuda_*name*`, which a torch without CUDA lacks."""
+    function = CUDA[name]
+    real = function.get(None)
+    holder = function.holder()
+    return holder, function.attribute, only_ranks(name, answer) if real is None else for_ranks(real, answer)
+
+
+def accelerator_function(name: str, answer: Callable[..., Any]) -> list[Patch]:
+    """The patch of `torch._C._accelerator_*name*`, where this torch has it."""
+    function = ACCELERATOR[name]
+    return function.replaced_by(with_gpus(function.get(None), answer))
+
+
+def refused_function(function: Name, call: str, remedy: str) -> Patch:
+    """The patch of a function of C++ that refuses *call* for a rank."""
+    return function.holder(), function.attribute, refused(call, remedy, function.get(None))
+
+
+def visible_devices(task: RankTask) -> int:
+    """How many GPUs the process sees: those of its node, or as many as it has left itself in CUDA_VISIBLE_DEVICES."""
+    found = task.process.accelerators
+    if found is None:
+        return 0
+    if not found.used and b"CUDA_VISIBLE_DEVICES" in task.process.changed_environ:
+        chosen = _parse_visible_devices()
+        found.count = len([one for one in chosen if isinstance(one, str) or one < found.physical])
+    return int(found.count)
+
+
+def accelerators(task: RankTask) -> Accelerators:
+    """The GPUs of the rank, which it uses from now on."""
+    found = accelerators_of(task.process)
+    found.begin()
+    return found
+
+
+def indexed(task: RankTask, index: int | None) -> int:
+    return current_device(task) if index is None or index < 0 else index
+
+
+def gpu(task: RankTask, index: int | None = None) -> Device:
+    """GPU *index* of the rank; None or a negative number: the current one."""
+    return accelerators(task)[indexed(task, index)]
+
+
+# -- What asks a tensor or a storage for its bytes, on simulated GPUs: printing, addresses, resizing, copies, files.
 
 _disabled_torch_dispatch_impl = DISABLED_TORCH_DISPATCH_IMPL.get()
 _disable_current_modes = DISABLE_CURRENT_MODES.get()
@@ -269,3 +395,126 @@ def _plain_on_gpu(tensor: Tensor) -> bool:
         and not _is_functorch_wrapped_tensor(tensor)
         and type(tensor).__torch_dispatch__ is _disabled_torch_dispatch_impl
     )
+
+
+# -- Classes of torch that are asked for something on a GPU: `torch.Generator(device="cuda")`, `torch.UntypedStorage(n,
+# device="cuda")`, and `torch.cuda.FloatTensor` with its kin, as one asked before there was `device=`.
+#
+# They are made in C++, and those of a build without CUDA raise that it is one; what stands for them makes the same of
+# torch.empty and torch.tensor, and knows it by isinstance.
+
+_get_user_fn = GET_USER_FN.get(None)
+_set_default_tensor_type = SET_DEFAULT_TENSOR_TYPE.get()
+
+_TYPES = {
+    "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16, "LongTensor": torch.int64, "IntTensor": torch.int32, "ShortTensor": torch.int16,
+    "CharTensor": torch.int8, "ByteTensor": torch.uint8, "BoolTensor": torch.bool,
+}  # fmt: skip
+
+
+_Plain = torch.Generator
+
+
+class _KindOfGenerator(type):
+    """Whatever is a generator of torch's is an instance of what stands in for its class."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _Plain)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, _Plain)
+
+    def __call__(cls, device: Any = "cpu") -> Any:
+        task = current_task()
+        found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        if task is None or found.type != "cuda":
+            return _Plain(device)
+        on = gpu(task, found.index)
+        return CudaGenerator(on.index, task.process.entropy)
+
+
+class Generator(metaclass=_KindOfGenerator):
+    """What stands for torch.Generator."""
+
+
+class _TypeOfTensors(type):
+    """What `torch.cuda.FloatTensor` is an instance of."""
+
+    dtype: torch.dtype
+    real: Any
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, Tensor) and value.is_cuda and value.dtype is cls.dtype
+
+    def __call__(cls, *args: Any, device: Any = None) -> Any:
+        if current_task() is None:
+            return cls.real(*args)
+        where = torch.device("cuda") if device is None else device
+        if not args:
+            return torch.empty(0, dtype=cls.dtype, device=where)
+        if all(isinstance(arg, int) for arg in args):
+            return torch.empty(args, dtype=cls.dtype, device=where)
+        if isinstance(args[0], torch.Size):
+            return torch.empty(args[0], dtype=cls.dtype, device=where)
+        if isinstance(args[0], Tensor):
+            return args[0].detach().to(where, cls.dtype)
+        return torch.tensor(*args, dtype=cls.dtype, device=where)
+
+
+def _kind(said: Any) -> _TypeOfTensors | None:
+    """Of a type or its name, that of CUDA tensors."""
+    if isinstance(said, str) and said.startswith("torch.cuda."):
+        said = getattr(torch.cuda, said.removeprefix("torch.cuda."), None)
+    return said if isinstance(said, _TypeOfTensors) else None
+
+
+def class_patches() -> list[Patch]:
+    """(holder, attribute, replacement)."""
+    patches: list[Patch] = []
+    for name, dtype in _TYPES.items():
+        real = getattr(torch.cuda, name)
+        ours = _TypeOfTensors(
+            f"torch.cuda.{name}", (), {"dtype": dtype, "real": real, "is_cuda": True, "__module__": "torch.cuda"}
+        )
+        patches.append((torch.cuda, name, ours))
+    real_new, real_default, real_type = UntypedStorage.__new__, _set_default_tensor_type, Tensor.type
+
+    def new(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if device is None or torch.device(device).type != "cuda" or current_task() is None:
+            more = {} if device is None else {"device": device}
+            return real_new(cls, *args, **more, **kwargs)
+        values = args[0] if args and not isinstance(args[0], int) else None
+        if values is not None:
+            return torch.tensor(list(values), dtype=torch.uint8, device=device).untyped_storage()
+        return torch.empty(args[0] if args else 0, dtype=torch.uint8, device=device).untyped_storage()
+
+    def default(kind: Any, /) -> None:
+        if current_task() is not None and _kind(kind) is not None:
+            raise NotSimulated(
+                "torch.set_default_tensor_type of a CUDA type",
+                "say torch.set_default_device('cuda'), and torch.set_default_dtype for another type than float32",
+            )
+        real_default(kind)
+
+    def as_type(self: Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+        ours = None if dtype is None else _kind(dtype)
+        if ours is None or current_task() is None:
+            return real_type(self, dtype, non_blocking, **kwargs)
+        return self.to(self.device if self.is_cuda else "cuda", ours.dtype, non_blocking=non_blocking)
+
+    def user_fn(node: Any) -> Any:
+        task = current_task()
+        if task is not None and task.process.accelerators is not None and task.process.accelerators.works:
+            task.process.accelerators.works_on_host(task, task.process.accelerators.host.function_s)
+        return _get_user_fn(node)
+
+    return [
+        *patches,
+        *([] if _get_user_fn is None else GET_USER_FN.replaced_by(user_fn)),
+        (torch, "Generator", Generator),
+        *GENERATOR.replaced_by(Generator),
+        (Tensor, "type", as_type),
+        (UntypedStorage, "__new__", staticmethod(new)),
+        *SET_DEFAULT_TENSOR_TYPE.replaced_by(default),
+    ]

@@ -6,17 +6,9 @@ Start with `plan.py`; `values.py` says which values are known, `transfers.py` mo
 from __future__ import annotations
 
 __all__ = [
-    "checks",
-    "flex",
-    "handler",
-    "host_cells",
     "kinds",
-    "on_host",
-    "pinned",
     "plan",
-    "random_fills",
     "special",
-    "torch_words",
     "transfers",
     "values",
 ]

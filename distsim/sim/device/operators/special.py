@@ -1,18 +1,84 @@
-"""Operators with a rule of their own on a simulated GPU."""
+"""Operators that running on meta tensors does not describe: their handlers and checks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from distsim.sim.device.operators import host_cells
-from distsim.sim.device.operators.handler import Handler, Mode
+from distsim.kernels import Cost
+from distsim.sim.device.operators import values
+from distsim.sim.device.operators.plan import Made
+from distsim.sim.device.operators.values import Values
+from distsim.sim.isolation.process import current_task
 from distsim.torch_compat.device import aten
 
-__all__ = ["SPECIAL"]
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from distsim.sim.isolation.process import RankTask
+    from distsim.sim.observe.reading import Reading
+
+__all__ = [
+    "EITHER",
+    "SPECIAL",
+    "Handler",
+    "Mode",
+    "RandomFills",
+    "drawn_once",
+    "guess_truth",
+    "is_check",
+    "note_truth",
+    "truth",
+    "typical_draw",
+]
+
+
+class Mode(Protocol):
+    """dispatch.ComputeMode: within it, operators are dispatched again."""
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> Any: ...
+
+    @property
+    def task(self) -> RankTask: ...
+
+    @property
+    def values(self) -> Values: ...
+
+    def under_meta(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+
+    def indexed(self, device: torch.device) -> torch.device: ...
+
+    def cost_of(self, device: torch.device) -> Callable[..., Cost]: ...
+
+    def carry(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Tensor: ...
+
+    def make(self, out: Made, device: torch.device) -> Tensor: ...
+
+    def launch(self, device: torch.device, cost: Cost, name: Any) -> None: ...
+
+    def launch_plain(self, device: torch.device, nbytes: int) -> None: ...
+
+    def copy_time(self, tensor: Tensor, to_host: bool, blocking: bool) -> None: ...
+
+    def synchronize(self, tensor: Tensor) -> None: ...
+
+    def where(self) -> Reading: ...
+
+
+Handler = Callable[[Mode, Any, tuple[Any, ...], dict[str, Any]], Any]
+"""Answers (the mode, the operator, its arguments) with the operator's result, or NotImplemented where it is one like
+others."""
+
+
+# -- Operators with a rule of their own on a simulated GPU.
 
 _CUDA = 1
 """c10::DeviceType::CUDA."""
@@ -130,19 +196,201 @@ def _with_values(handler: Handler, formula: Callable[..., list[Tensor | None]]) 
 
 SPECIAL: dict[Any, Handler] = {
     aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
-    aten.batch_norm_stats.default: _with_values(_batch_norm_stats, host_cells.batch_norm_stats),
-    aten.batch_norm_gather_stats_with_counts.default: _with_values(_batch_norm_gather, host_cells.batch_norm_gather),
-    aten.batch_norm_elemt.default: _with_values(_batch_norm_elemt, host_cells.batch_norm_elemt),
+    aten.batch_norm_stats.default: _with_values(_batch_norm_stats, values.batch_norm_stats),
+    aten.batch_norm_gather_stats_with_counts.default: _with_values(_batch_norm_gather, values.batch_norm_gather),
+    aten.batch_norm_elemt.default: _with_values(_batch_norm_elemt, values.batch_norm_elemt),
     aten.batch_norm_backward_reduce.default: _with_values(
-        _batch_norm_backward_reduce, host_cells.batch_norm_backward_reduce
+        _batch_norm_backward_reduce, values.batch_norm_backward_reduce
     ),
     aten.batch_norm_backward_elemt.default: _with_values(
         lambda mode, func, args, kwargs: _batch_norm_elemt(mode, func, (args[1],), {}),
-        host_cells.batch_norm_backward_elemt,
+        values.batch_norm_backward_elemt,
     ),
     aten.record_stream.default: _record_stream,
     aten._sample_dirichlet.default: _drawn,
     aten._dirichlet_grad.default: _drawn,
-    aten._thnn_fused_gru_cell.default: _with_values(_gru_cell, host_cells.gru_cell),
-    aten._thnn_fused_gru_cell_backward.default: _with_values(_gru_cell_backward, host_cells.gru_cell_backward),
+    aten._thnn_fused_gru_cell.default: _with_values(_gru_cell, values.gru_cell),
+    aten._thnn_fused_gru_cell_backward.default: _with_values(_gru_cell_backward, values.gru_cell_backward),
 }
+
+
+# -- Random numbers of the host that several ranks draw alike are drawn once.
+#
+# Ranks that begin with one seed initialise the same weights: each makes them for itself, and on this machine one after
+# the other. What an operator draws is decided by the generator's state, its shape, its dtype and its arguments; a rank
+# that draws the same gets a copy, and its generator goes on from where the first one's went on.
+
+FEWEST = 1 << 16
+"""Elements below which a copy is hardly quicker."""
+MOST_BYTES = 2 << 30
+"""Of all that is kept in one run."""
+_state, _set_state = torch.default_generator.get_state, torch.default_generator.set_state
+_copy = torch.ops.aten.copy_.default
+_aten = torch.ops.aten
+_IN_PLACE = frozenset(
+    {_aten.uniform_.default, _aten.normal_.default, _aten.random_.default, _aten.random_.to,
+     getattr(_aten.random_, "from"), _aten.bernoulli_.float, _aten.exponential_.default, _aten.log_normal_.default}
+)  # fmt: skip
+
+
+class RandomFills:
+    """What the ranks of one run have drawn so far, until each of *num_ranks* can have had it."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+        self._known: dict[Any, tuple[Tensor, Tensor]] = {}
+        """By what decides it: the numbers, and the generator's state behind them."""
+        self._left: dict[Any, int] = {}
+        self._nbytes = 0
+
+    def fill(self, draw: Callable[..., Any], func: Any, target: Tensor, args: Any, kwargs: Any) -> None:
+        """Do to *target* what `draw(target, *args, **kwargs)` does."""
+        key = (func, tuple(target.shape), target.dtype, args, tuple(kwargs.items()), bytes(_state().numpy()))
+        known = self._known.get(key)
+        if known is None:
+            draw(target, *args, **kwargs)
+            if self._nbytes + target.nbytes <= MOST_BYTES and self._num_ranks > 1:
+                self._known[key] = target.detach().clone(), _state()
+                self._left[key] = self._num_ranks - 1
+                self._nbytes += target.nbytes
+            return
+        _copy(target, known[0])
+        _set_state(known[1])
+        self._left[key] -= 1
+        if not self._left[key]:
+            del self._known[key], self._left[key]
+            self._nbytes -= target.nbytes
+
+
+def drawn_once(func: Any, draw: Callable[..., Any]) -> Callable[..., Any]:
+    """*draw*, which runs the operator *func*, or the same with the help of the world's `RandomFills`."""
+    return partial(_drawn_in_place, func, draw) if func in _IN_PLACE else draw
+
+
+def _drawn_in_place(func: Any, draw: Callable[..., Any], target: Tensor, *args: Any, **kwargs: Any) -> Any:
+    task = current_task()
+    fills = None if task is None else task.world.random_fills
+    is_plain = target.is_cpu and target.numel() >= FEWEST and target.is_contiguous()
+    if fills is None or not is_plain or kwargs.get("generator") is not None:
+        return draw(target, *args, **kwargs)
+    fills.fill(draw, func, target, args, kwargs)
+    return target
+
+
+# -- What a check of numbers that nobody knows says: that they are right.
+#
+# `torch.isfinite(x).all()`, `(x > 0).all()` and `x.isnan().any()` are asked to raise or to skip a step where something
+# is wrong. An unknown float stands for the placeholder, a finite positive number, and a truth that follows from that
+# for each element alike is noted at its storage (`_distsim_truth`): a check reads it, a mask that selects rows does
+# not. Of numbers that were drawn (`normal_`, `uniform_`) each stands for the one in the middle, so that a sampler that
+# draws again what lies out of bounds ends. Of two unknown tensors that are compared `all` holds and `any` does not
+# (`EITHER`). Of all other unknown truths nothing follows, and they are false. Each is a guess, and counted.
+
+
+def _overloads(*packets: Any) -> frozenset[Any]:
+    return frozenset(getattr(p, name) for p in packets for name in p.overloads() if "out" not in name)
+
+
+EITHER = "either"
+"""What a check finds right: true for `all`, false for `any`."""
+Truth = bool | str | None
+_ALL = _overloads(aten.all)
+_ANY = _overloads(aten.any, aten._is_any_true)
+_PLAIN = {
+    getattr(inplace, name): getattr(plain, name)
+    for inplace, plain in (
+        (aten.logical_not_, aten.logical_not), (aten.logical_and_, aten.logical_and),
+        (aten.logical_or_, aten.logical_or), (aten.bitwise_not_, aten.bitwise_not),
+        (aten.bitwise_and_, aten.bitwise_and), (aten.bitwise_or_, aten.bitwise_or),
+    )
+    for name in inplace.overloads()
+}  # fmt: skip
+_LOGIC = frozenset(_PLAIN) | _overloads(
+    aten.logical_not, aten.logical_and, aten.logical_or, aten.logical_xor, aten.bitwise_not, aten.bitwise_and,
+    aten.bitwise_or, aten.bitwise_xor, aten.mul,
+)  # fmt: skip
+_ORDER = _overloads(aten.lt, aten.le, aten.gt, aten.ge, aten.eq, aten.ne)
+_EVEN = _overloads(aten.le, aten.ge, aten.eq)
+_CLASS = _overloads(aten.isfinite, aten.isnan, aten.isinf, aten.isposinf, aten.isneginf)
+_SAME = frozenset({aten.clone.default, aten._to_copy.default})
+_CHECKS = _ALL | _ANY | _LOGIC | _ORDER | _CLASS | _SAME | _overloads(aten.isclose)
+
+
+def is_check(func: Any, args: tuple[Any, ...], outs: list[Any]) -> bool:
+    """Whether what *func* makes of *args* is truths, element by element or of all."""
+    return func in _CHECKS and getattr(args[0] if func in _PLAIN else outs[0], "dtype", None) is torch.bool
+
+
+def truth(tensor: Tensor) -> Truth:
+    """What is guessed of each element of *tensor*, whose values nobody knows."""
+    found: Truth = tensor.untyped_storage().__dict__.get("_distsim_truth")
+    return found
+
+
+def guess_truth(values: Values, func: Any, args: tuple[Any, ...]) -> Truth:
+    """What is guessed of each element that *func* makes of *args*, asked before it writes to them; None: nothing."""
+    if func in _ALL or func in _ANY:
+        found = _truths(values, args[0])
+        return func in _ALL if found == EITHER else found
+    return _guess(values, func, args)
+
+
+def typical_draw(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
+    """The number in the middle of those that *func* draws; None where it draws none."""
+    if func is aten.normal_.default:
+        return float(args[1] if len(args) > 1 else kwargs.get("mean", 0.0))
+    if func is aten.uniform_.default:
+        low = args[1] if len(args) > 1 else kwargs.get("from", 0.0)
+        return (float(low) + float(args[2] if len(args) > 2 else kwargs.get("to", 1.0))) / 2
+    return None
+
+
+def note_truth(result: Tensor, found: Truth) -> None:
+    """*result*, of no known value, is *found*."""
+    if found is None:
+        result.untyped_storage().__dict__.pop("_distsim_truth", None)
+    else:
+        result.untyped_storage()._distsim_truth = found
+
+
+def _guess(values: Values, func: Any, args: tuple[Any, ...]) -> Truth:
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    if func in _SAME:
+        return _truths(values, args[0])
+    if func is aten.isclose.default:
+        return True
+    if func in _ORDER and len(tensors) == 2 and all(values.host(t) is None for t in tensors):
+        return func in _EVEN if tensors[0] is tensors[1] else EITHER  # isfinite asks whether x == x
+    if func in _LOGIC and any(_truths(values, t) == EITHER for t in tensors):
+        return EITHER
+    plain = [_stand_in(values, a) for a in args]
+    if any(a is None for a in plain):
+        return None
+    with torch.device("cpu"):
+        made = _PLAIN.get(func, func)(*plain)
+    return _one(made)
+
+
+def _one(made: Tensor) -> bool | None:
+    if bool(made.all()):
+        return True
+    return None if bool(made.any()) else False
+
+
+def _truths(values: Values, tensor: Tensor) -> Truth:
+    host = values.host(tensor)
+    return truth(tensor) if host is None else _one(host)
+
+
+def _stand_in(values: Values, value: Any) -> Any:
+    """One element of an unknown tensor; None where there is none to tell."""
+    if not isinstance(value, Tensor):
+        return value
+    host = values.host(value)
+    if host is not None:
+        return host
+    if value.dtype is torch.bool:
+        found = truth(value)
+        return torch.tensor(found, device="cpu") if isinstance(found, bool) else None
+    number = value.untyped_storage().__dict__.get("_distsim_typical", values.number(value.dtype))
+    return torch.tensor(number, dtype=value.dtype, device="cpu")

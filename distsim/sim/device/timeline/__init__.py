@@ -1,9 +1,10 @@
-"""A GPU's time. `timeline.py` is its streams in virtual time, `items.py` what they hold, `account.py` what that time
-was, `steps.py` the training steps in it."""
+"""A GPU's time: streams in virtual time, the account of that time, and the training steps in it.
+
+`timeline.py` is the streams and their account, `steps.py` the steps, `fusion.py` what a compiled function launches.
+"""
 
 from __future__ import annotations
 
-from distsim.sim.device.timeline.items import Comm, Kernel, Load, Mark, Wait
-from distsim.sim.device.timeline.timeline import Stream, Timeline
+from distsim.sim.device.timeline.timeline import Comm, Kernel, Load, Mark, Stream, Timeline, Wait
 
 __all__ = ["Comm", "Kernel", "Load", "Mark", "Stream", "Timeline", "Wait"]

@@ -1,31 +1,169 @@
-"""The training steps of one process: what it had launched, and what its GPU had done, when each ended.
-
-A step ends where an optimizer's `step` does: a mark is put into the current stream then, and its moment on the device
-is the step's end. Counts are of the host's order (what was launched before), times of the device's.
-"""
+"""The training steps of a device: marks, autograd's events, and what is in flight."""
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import os
 import sys
 import weakref
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
+from distsim.sim.device.allocator.allocator import ACTIVATIONS, Ledger
 from distsim.sim.device.allocator.claims import claim_of_optimizer
-from distsim.sim.device.allocator.ledger import ACTIVATIONS, Ledger
-from distsim.sim.device.timeline.items import Mark
-from distsim.sim.device.timeline.timeline import Stream, Timeline
+from distsim.sim.device.timeline.timeline import Comm, Mark, Stream, Timeline
+from distsim.sim.isolation.process import current_task
 from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID
 
 if TYPE_CHECKING:
     from distsim.debug.records import CallRecord
     from distsim.kernels import Cost
-    from distsim.sim.device.timeline.account import Account
+    from distsim.sim.device.timeline.timeline import Account
 
-__all__ = ["Counted", "StepEnd", "Steps", "counted", "works_on"]
+__all__ = ["EVENT_FUNCTIONS", "Counted", "InFlight", "StepEnd", "Steps", "counted", "works_on"]
+
+# -- Buffers of collectives that nothing has waited for yet: a kernel that uses one races with the collective.
+#
+# Told is only what the streams' order proves: the program launched the kernel in a stream that has waited for nothing
+# since the collective was launched, whose stream it is not, and the collective had not ended by then. Whoever waits for
+# anything, stream or host, is taken to have waited for this.
+
+Tell = Callable[[bool, bool], None]
+"""Takes whether the kernel writes, and whether any stream has waited since."""
+Bytes = tuple[Any, int, int]
+"""Of a storage's memory, from and up to."""
+
+
+@dataclass(slots=True)
+class _Open:
+    comm: Comm
+    stream: Stream
+    buffers: list[Bytes]
+    outputs: list[Bytes]
+    """Those of `buffers` that the collective writes to."""
+    tell: Tell
+    ordered: set[int] = field(default_factory=set)
+    """Streams that have waited for something since."""
+
+
+class InFlight:
+    """Of one GPU."""
+
+    def __init__(self) -> None:
+        self.open: list[_Open] = []
+
+    def began(
+        self, comm: Comm, stream: Stream, tensors: Iterable[Tensor], outputs: Iterable[Tensor], tell: Tell
+    ) -> None:
+        """*comm* was launched for *tensors*; *tell* is called once if one is written to, or one of *outputs* read."""
+        buffers = _all_bytes(tensors)
+        if buffers:
+            self.open.append(_Open(comm, stream, buffers, _all_bytes(outputs), tell))
+
+    def stream_waits(self, stream: Stream) -> None:
+        for one in self.open:
+            one.ordered.add(stream.number)
+
+    def host_waits(self) -> None:
+        self.open.clear()
+
+    def forget(self, record: Any) -> None:
+        """Somebody has a future of that call, and may wait for it where nobody sees it."""
+        self.open = [one for one in self.open if record not in one.comm.records]
+
+    def used(self, stream: Stream, written: Sequence[Tensor], read: Sequence[Tensor]) -> None:
+        """A kernel that writes to *written* and reads *read* was launched in *stream*."""
+        self.open = [one for one in self.open if one.comm.ended_s is None]
+        for one in list(self.open):
+            if stream is one.stream or stream.number in one.ordered:
+                continue
+            writes = _meet(_all_bytes(written), one.buffers)
+            if writes or _meet(_all_bytes(read), one.outputs):
+                one.tell(writes, bool(one.ordered))
+                self.open.remove(one)
+
+
+def _all_bytes(tensors: Iterable[Tensor]) -> list[Bytes]:
+    return [held for tensor in tensors if tensor.is_cuda and (held := _bytes(tensor)) is not None]
+
+
+def _meet(some: Sequence[Bytes], others: Sequence[Bytes]) -> bool:
+    return any(_overlap(one, other) for one in some for other in others)
+
+
+def _bytes(tensor: Tensor) -> Bytes | None:
+    held = tensor.untyped_storage().__dict__.get("_distsim_held")
+    if held is None or not tensor.numel():
+        return None
+    size = tensor.element_size()
+    last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    begin = tensor.storage_offset() * size
+    return weakref.ref(held), begin, begin + (last + 1) * size
+
+
+def _overlap(one: Bytes, other: Bytes) -> bool:
+    return one[0] == other[0] and one[1] < other[2] and other[1] < one[2]
+
+
+# -- The events that autograd records and waits for in C++, where backward goes from one stream to another.
+#
+# The device guard's functions for events (c10/core/impl/DeviceGuardImplInterface.h) in Python. C++ calls them in the
+# rank's own thread, from torch/csrc/autograd/input_buffer.cpp and engine.cpp; an exception cannot pass through them.
+
+_DESTROY, _RECORD, _BLOCK = 11, 12, 13
+"""Their places in the table of functions."""
+
+_Word = ctypes.c_void_p
+
+
+class _Stream(ctypes.Structure):
+    """c10::Stream."""
+
+    _fields_ = (("device_type", ctypes.c_int8), ("device_index", ctypes.c_int8), ("stream_id", ctypes.c_int64))
+
+
+_marks: dict[int, Mark] = {}
+_numbers = itertools.count(1)
+
+
+@ctypes.CFUNCTYPE(None, _Word, ctypes.POINTER(_Word), ctypes.POINTER(_Stream), ctypes.c_int8, ctypes.c_int32)
+def _record(_: int, event: ctypes._Pointer[_Word], stream: ctypes._Pointer[_Stream], index: int, flag: int) -> None:
+    task = current_task()
+    if task is None or task.process.accelerators is None:
+        return
+    device = task.process.accelerators[stream[0].device_index]
+    number = event[0] or next(_numbers)
+    _marks[number] = device.timeline.mark(device.streams[stream[0].stream_id], task.now_s())
+    event[0] = number
+
+
+@ctypes.CFUNCTYPE(None, _Word, _Word, ctypes.POINTER(_Stream))
+def _block(_: int, event: int | None, stream: ctypes._Pointer[_Stream]) -> None:
+    task, mark = current_task(), _marks.get(event or 0)
+    if task is None or mark is None:
+        return
+    device = task.process.accelerators[stream[0].device_index]
+    device.wait_for(device.streams[stream[0].stream_id], mark, task.now_s())
+
+
+@ctypes.CFUNCTYPE(None, _Word, _Word, ctypes.c_int8)
+def _destroy(_: int, event: int | None, index: int) -> None:
+    _marks.pop(event or 0, None)
+
+
+EVENT_FUNCTIONS = {_DESTROY: _destroy, _RECORD: _record, _BLOCK: _block}
+"""By their places in the guard's table of functions."""
+
+
+# -- The training steps of one process: what it had launched, and what its GPU had done, when each ended.
+#
+# A step ends where an optimizer's `step` does: a mark is put into the current stream then, and its moment on the device
+# is the step's end. Counts are of the host's order (what was launched before), times of the device's.
 
 aten = torch.ops.aten
 PRODUCTS = frozenset({"gemm", "attention", "conv"})
@@ -123,7 +261,7 @@ class Steps:
     host_s: float = 0.0
     """Seconds that the host spent on launching work so far."""
     modules: Any = None
-    """Where memory is taken, told in the second step (allocator/modules.py)."""
+    """Where memory is taken, told in the second step (allocator/claims.py)."""
     _captured_ends: list[Any] | None = None
     _before_capture: tuple[dict[Any, int], ...] = ()
     _backward_begun: bool = False

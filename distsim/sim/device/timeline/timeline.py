@@ -1,34 +1,232 @@
-"""One accelerator's streams in virtual time: what runs when, and how what runs at once slows each other.
-
-A stream runs its items one after another, as CUDA's do: kernels, marks, waits for marks of other streams, and
-communication kernels, which begin when their turn comes and end when the network says so. The host only puts items
-at the end; it waits for a mark where a program synchronizes.
-
-At once: a communication kernel holds SMs from its turn on, also while it waits for its peers, and memory bandwidth as
-soon as they have come: until then it polls flags. A
-kernel that computes on the SMs that are left is slowed by the bandwidth that is taken as well: all of it where memory
-is what limits it, FEELS of it where its own traffic only has to get through. NVIDIA/nccl issue 1428 has one A100's
-kernels beside an all_gather: a matrix product takes 1.76 times as long, attention 1.83, elementwise kernels 2.5 times.
-What is left is shared evenly by the streams whose kernels compute (the hardware's rule is not published: kernels that
-fill the device take turns, small ones could run beside each other and are here given their share only).
-
-Nothing is done until somebody looks. Between two moments that others can see (a communication kernel's turn, a mark
-that is waited for) the device is a small calculation of its own, and the simulation's clock has no event.
-"""
+"""Streams of one device in virtual time: items, their order, and the account of its seconds."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import simpy
 
-from distsim.sim.device.timeline.account import Account
-from distsim.sim.device.timeline.items import NEVER, Comm, Item, Kernel, Mark, Wait
+from distsim.debug.records import CallRecord
 
-__all__ = ["Stream", "Timeline"]
+__all__ = ["NEVER", "Account", "Comm", "Item", "Kernel", "Load", "Mark", "Stream", "Timeline", "Wait"]
+
+# -- What a stream holds: kernels, marks, waits for marks, and communication kernels.
+
+NEVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a communication kernel takes from the kernels beside it, as shares of the device."""
+
+    multiprocessors: float = 0.0
+    memory_bandwidth: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Kernel:
+    """Work of *seconds* on an idle device that cannot begin before the host has launched it."""
+
+    seconds: float
+    launched_s: float
+    memory_bound: bool = False
+    name: Any = ""
+    begun_s: float | None = None
+    ended_s: float | None = None
+    on_end: Callable[[Kernel], None] | None = None
+    kind: str = ""
+    """As Cost.kind."""
+
+
+@dataclass(slots=True, eq=False)
+class Mark:
+    """A point in a stream: torch.cuda.Event, or the end of what was put in."""
+
+    launched_s: float
+    reached_s: float | None = None
+    waiters: list[Callable[[], None]] = field(default_factory=list)
+    on_reach: Callable[[Mark], None] | None = None
+    """Called when it is found to be reached, later than that moment where nobody looked: for accounts."""
+
+
+@dataclass(slots=True, eq=False)
+class Wait:
+    """What follows begins when *mark*, of another stream, has been reached."""
+
+    mark: Mark
+    launched_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Comm:
+    """A communication kernel: *begin* is called when its turn comes; `Timeline.end` when the network is done."""
+
+    launched_s: float
+    load: Load
+    begin: Callable[[Comm], None]
+    record: Any = None
+    """The call that it carries out."""
+    records: Sequence[Any] = ()
+    """All of them: a batch has several."""
+    expires_s: float = NEVER
+    """When the program no longer waits for it."""
+    waits: bool = False
+    """Its peers have not come: it holds its SMs, and moves nothing through memory."""
+    explicit: bool = False
+    """The program has set that limit itself."""
+    behind: Mark | None = None
+    """The point in its stream at which it has ended."""
+    exposed_s: float = 0.0
+    """How long its bytes moved while nothing computed."""
+    begun_s: float | None = None
+    ended_s: float | None = None
+
+
+Item = Kernel | Mark | Wait | Comm
+
+
+# -- What one GPU did with its time: computed, waited for communication, for a peer's message, for its host.
+
+_Name = TypeVar("_Name")
+
+
+class Account:
+    """Seconds of one device from its first use on. compute + exposed + bubble + host is all of its time."""
+
+    __slots__ = ("bubble_s", "compute_s", "exposed_s", "host_s", "late_s", "operators", "overlapped_s",
+                 "slowed_s", "waits")  # fmt: skip
+
+    def __init__(self) -> None:
+        self.compute_s = 0.0
+        """At least one kernel that computes runs."""
+        self.overlapped_s = 0.0
+        """Of it: a communication kernel runs beside it."""
+        self.slowed_s = 0.0
+        """Of that: what the kernels would not have needed on a device of their own."""
+        self.exposed_s = 0.0
+        """Nothing computes, a communication kernel runs."""
+        self.late_s = 0.0
+        """Of it: a collective that some member has not come to yet."""
+        self.bubble_s = 0.0
+        """Nothing runs but a send or receive whose other end has not come yet."""
+        self.host_s = 0.0
+        """Nothing runs, and nothing is there to run: the host has not launched it yet."""
+        self.operators: dict[Any, list[float]] = {}
+        """Operator -> [how often, seconds] of its kernels."""
+        self.waits: dict[tuple[str, str], list[float]] = {}
+        """(operation, group) -> seconds of communication: [moving, late] that nothing hid (a bubble is late), [moving]
+        of all of it, and what nothing hid that would not be with [half] of each call's moving."""
+
+    @property
+    def total_s(self) -> float:
+        return self.compute_s + self.exposed_s + self.bubble_s + self.host_s
+
+    def snapshot(self) -> Account:
+        """As it is now."""
+        taken = copy(self)
+        taken.operators = {name: [*times] for name, times in self.operators.items()}
+        taken.waits = {name: [*times] for name, times in self.waits.items()}
+        return taken
+
+    def since(self, before: Account) -> Account:
+        """What came after *before*, an earlier snapshot."""
+        gone = Account()
+        for name in ("compute_s", "overlapped_s", "slowed_s", "exposed_s", "late_s", "bubble_s", "host_s"):
+            setattr(gone, name, getattr(self, name) - getattr(before, name))
+        gone.operators = _since(self.operators, before.operators)
+        gone.waits = _since(self.waits, before.waits)
+        return gone
+
+    def ran(self, name: Any, seconds: float) -> None:
+        """A kernel of operator *name* is over, *seconds* after it began."""
+        known = self.operators.get(name)
+        if known is None:
+            self.operators[name] = [1, seconds]
+        else:
+            known[0] += 1
+            known[1] += seconds
+
+    def overlapped(self, seconds: float, used: float) -> None:
+        """Kernels ran beside communication, on the share *used* of the device."""
+        self.overlapped_s += seconds
+        self.slowed_s += seconds * (1.0 - used)
+
+    def communicated(self, records: Sequence[CallRecord], begun_s: float, ended_s: float, exposed_s: float) -> None:
+        """A communication kernel that carried out *records* is over; nothing hid *exposed_s* of its moving."""
+        if records:
+            moving_s, times = _moving_s(records, begun_s, ended_s), self._of(records[0])
+            times[2] += moving_s
+            times[3] += min(exposed_s, moving_s / 2)
+
+    def _of(self, record: CallRecord) -> list[float]:
+        return self.waits.setdefault((record.op, record.group.label), [0.0, 0.0, 0.0, 0.0])
+
+    def waited(self, records: Sequence[CallRecord], from_s: float, to_s: float) -> float:
+        """Nothing ran but a communication kernel that carries out *records*. How long bytes moved."""
+        if not records:
+            self.exposed_s += to_s - from_s
+            return to_s - from_s
+        moving_s = _moving_s(records, from_s, to_s)
+        late_s = max(0.0, to_s - from_s - moving_s)
+        first = records[0]
+        times = self._of(first)
+        times[0] += moving_s
+        times[1] += late_s
+        self.exposed_s += moving_s
+        if first.is_p2p:
+            self.bubble_s += late_s
+        else:
+            self.exposed_s += late_s
+            self.late_s += late_s
+        return moving_s
+
+
+def _since(now: dict[_Name, list[float]], before: dict[_Name, list[float]]) -> dict[_Name, list[float]]:
+    found = {}
+    for name, sums in now.items():
+        was = before.get(name)
+        if sums != was:
+            found[name] = [*sums] if was is None else [n - w for n, w in zip(sums, was, strict=True)]
+    return found
+
+
+def _moving_s(records: Sequence[CallRecord], from_s: float, to_s: float) -> float:
+    """Time between the two in which the bytes of at least one call moved."""
+    total, end_s = 0.0, from_s
+    spans = sorted(
+        (r.started_s, to_s if r.completed_s is None else min(to_s, r.completed_s))
+        for r in records
+        if r.started_s is not None
+    )
+    for started_s, stop_s in spans:
+        begin_s = max(started_s, end_s)
+        if stop_s > begin_s:
+            total += stop_s - begin_s
+            end_s = stop_s
+    return total
+
+
+# -- One accelerator's streams in virtual time: what runs when, and how what runs at once slows each other.
+#
+# A stream runs its items one after another, as CUDA's do: kernels, marks, waits for marks of other streams, and
+# communication kernels, which begin when their turn comes and end when the network says so. The host only puts items
+# at the end; it waits for a mark where a program synchronizes.
+#
+# At once: a communication kernel holds SMs from its turn on, also while it waits for its peers, and memory bandwidth
+# as soon as they have come: until then it polls flags. A kernel that computes on the SMs that are left is slowed by
+# the bandwidth that is taken as well: all of it where memory is what limits it, FEELS of it where its own traffic only
+# has to get through. NVIDIA/nccl issue 1428 has one A100's kernels beside an all_gather: a matrix product takes 1.76
+# times as long, attention 1.83, elementwise kernels 2.5 times. What is left is shared evenly by the streams whose
+# kernels compute (the hardware's rule is not published: kernels that fill the device take turns, small ones could run
+# beside each other and are here given their share only).
+#
+# Nothing is done until somebody looks. Between two moments that others can see (a communication kernel's turn, a mark
+# that is waited for) the device is a small calculation of its own, and the simulation's clock has no event.
 
 LEAST_SHARE = 0.05
 """What is left to compute, however many communication kernels run: they never take the last SM."""

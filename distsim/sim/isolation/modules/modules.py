@@ -1,17 +1,13 @@
-"""Modules are imported once per process, as they would be in separate processes.
-
-Shared by all processes are: the standard library, torch, distsim, what these two need, packages that are compiled,
-and whatever these import. Their global state is either thread-local or swapped by `SimProcess`. Everything else, the
-user's modules and the installed packages they stand on (Lightning, transformers, megatron), each process imports for
-itself: their state lies in classes and globals that only an instance of their own can keep apart.
-"""
+"""Modules are imported once per process, as they would be in separate processes."""
 
 from __future__ import annotations
 
 import _frozen_importlib as bootstrap
 import _frozen_importlib_external as bootstrap_external
 import _imp
+import ast
 import contextlib
+import ctypes
 import functools
 import importlib.abc
 import importlib.machinery
@@ -20,21 +16,254 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
-from types import ModuleType
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType, ModuleType
 from typing import Any, cast
 
 import torch
 
 from distsim.debug.records.frames import installed_here
-from distsim.sim.isolation.logs import made_for_all
-from distsim.sim.isolation.modules.absent import stand_in
-from distsim.sim.isolation.modules.module_body import ModuleBodies
-from distsim.sim.isolation.modules.module_table import SharedImports
-from distsim.sim.isolation.modules.own_code import own_code
+from distsim.sim.isolation.modules.own_code import own_code, stand_in
+from distsim.sim.isolation.output import made_for_all
+from distsim.sim.isolation.torch_state.words import TAGS_ARE_THERE, tag_at
 from distsim.sim.kernel.task import current_process
 
-__all__ = ["RankModules", "decide", "import_patches", "is_own_file"]
+__all__ = ["ModuleBodies", "ModuleTable", "RankModules", "SharedImports", "decide", "import_patches", "is_own_file"]
+
+# -- The body of an installed module, run once in each process: one code object, read once, for all.
+#
+# Some statements cannot be repeated in one Python process, because they enter something into a registry of
+# a library that all processes share (`pyarrow.register_extension_type` says "already defined"). What the
+# first process entered stands for all; the others go on with the statement after it.
+
+_AGAIN = re.compile(r"already|duplicate|more than once|twice|re-?regist|exists|conflict", re.IGNORECASE)
+"""In the words of a library's registry. The operating system has the same words (`File exists`) for what every
+process would be told."""
+_ANNOTATIONS = 0x1000000
+"""CO_FUTURE_ANNOTATIONS, the one future that changes how today's Python compiles (Lib/__future__.py)."""
+
+
+class ModuleBodies:
+    """Code and first instances of the installed modules of one simulation."""
+
+    def __init__(self) -> None:
+        self._codes: dict[str, CodeType] = {}
+        self._first: dict[str, ModuleType] = {}
+
+    def run(
+        self, module: ModuleType, path: str, read: Callable[[], CodeType], source: Callable[[], str | None]
+    ) -> None:
+        """Execute the module at *path* in *module*; *read* and *source* give its code and its text."""
+        code = self._codes.get(path)
+        if code is None:
+            code = self._codes[path] = read()
+        statements: list[ast.stmt] | None = None
+        while True:
+            try:
+                exec(code, module.__dict__)
+            except Exception as exc:
+                first = self._first.get(path)
+                if first is None or isinstance(exc, OSError) or not _AGAIN.search(str(exc)):
+                    raise
+                if statements is None:
+                    text = source()
+                    if text is None:  # compiled files alone are installed
+                        raise
+                    statements = ast.parse(text).body
+                failed = _statement_at(statements, _line(exc, path))
+                if failed is None:
+                    raise
+                for name in _bound_by(statements[failed]):
+                    if name not in module.__dict__ and name in first.__dict__:
+                        module.__dict__[name] = first.__dict__[name]
+                rest = ast.Module(statements[failed + 1 :], type_ignores=[])
+                code = compile(rest, path, "exec", code.co_flags & _ANNOTATIONS, dont_inherit=True)
+                continue
+            break
+        self._first.setdefault(path, module)
+
+
+def _line(exc: BaseException, path: str) -> int:
+    """The line of the module's body at which *exc* passed through."""
+    trace = exc.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if frame.f_code.co_name == "<module>" and frame.f_code.co_filename == path:
+            return trace.tb_lineno
+        trace = trace.tb_next
+    return 0
+
+
+def _statement_at(statements: list[ast.stmt], line: int) -> int | None:
+    for number, statement in enumerate(statements):
+        decorators: list[Any] = getattr(statement, "decorator_list", [])
+        first = min([statement.lineno, *(d.lineno for d in decorators)])
+        if first <= line <= (statement.end_lineno or first):
+            return number
+    return None
+
+
+def _bound_by(statement: ast.stmt) -> list[str]:
+    """Names that *statement* would have given a value in its module."""
+    names: list[str] = []
+    todo: list[ast.AST] = [statement]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.append(node.name)
+            continue
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names.extend((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.append(node.id)
+        todo.extend(ast.iter_child_nodes(node))
+    return names
+
+
+# -- `sys.modules` per process: one dict object, whose content is exchanged with the baton.
+#
+# A process may have some thousand modules of its own (a framework and what it needs). To put them in and
+# take them out one by one would cost more than all the rest of a hand-over; so the dict stays the object
+# that Python, C code and programs hold, and what it holds is exchanged as a whole, in constant time.
+
+_HEAD_BYTES = object.__basicsize__
+_BODY_BYTES = dict.__basicsize__ - _HEAD_BYTES
+_KNOWN_BYTES = 4 * ctypes.sizeof(ctypes.c_void_p)
+"""ma_used, a version tag, ma_keys, ma_values: CPython 3.6 to 3.14 (Include/cpython/dictobject.h)."""
+if _BODY_BYTES != _KNOWN_BYTES:
+    raise ImportError(f"distsim knows dicts of {_KNOWN_BYTES} bytes beside the head, this Python's have {_BODY_BYTES}")
+_Body = ctypes.c_char * _BODY_BYTES
+
+
+class SharedImports:
+    """Names of the modules that a simulation shares between processes, in the order of their first import.
+    The host's own `sys.modules` is where all others find them."""
+
+    def __init__(self, apart: Sequence[str] = ()) -> None:
+        self.names: list[str] = []
+        self.collected = 0
+        self.apart = apart
+        """Packages that the host may have imported and no process has from it: their parts are each process's own, and
+        would be attributes of one for all."""
+
+    @property
+    def may_be_lent(self) -> bool:
+        """Whether a process may begin with the host's own: a write to it is noticed, and nothing in it is apart."""
+        return TAGS_ARE_THERE and not any(name in sys.modules for name in self.apart)
+
+    def lend(self) -> int:
+        """The number of the host's `sys.modules`, of which there is a copy from now on."""
+        number: int = _tag.value
+        if _copy.number != number:
+            _copy.held, _copy.number = dict(sys.modules), number
+        return number
+
+    def take_back(self) -> dict[str, Any]:
+        """The host's is as it was when it was lent; what its process has made of it."""
+        changed = _copy.held
+        here, there = _body(sys.modules), _body(changed)
+        _exchange(here, there)
+        _copy.held, _copy.number = {}, 0
+        return changed
+
+
+class _Copy:
+    """Of the host's `sys.modules` when its number was *number*. Good for every simulation of a process until something
+    is imported: to make one, all modules are gone through."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, Any] = {}
+        self.number = 0
+
+
+_copy = _Copy()
+
+
+class ModuleTable:
+    """What `sys.modules` holds for one process. Begins with what the host has imported: with the host's own, lent,
+    until the process writes to it, which most tests never do."""
+
+    def __init__(self, shared: SharedImports) -> None:
+        self._shared = shared
+        self._seen = shared.collected
+        self._here = _body(sys.modules)
+        self._lent = 0
+        """The number of the host's when it was lent; 0: it has its own."""
+        if shared.may_be_lent:
+            self._there, self._lent = self._here, shared.lend()
+            return
+        self._held = dict(sys.modules)
+        for name in shared.apart:
+            self._held.pop(name, None)
+        self._there = _body(self._held)
+
+    def enter(self) -> None:
+        """`sys.modules` is the process's, with what others have imported for all meanwhile."""
+        names, host = self._shared.names, sys.modules
+        self._shared.collected = len(names)  # what the host imported itself since, it has
+        if self._lent:
+            self._seen = len(names)
+            self._lent = self._shared.lend()
+            return
+        if self._seen < len(names):
+            for name in names[self._seen :]:
+                if name in host:
+                    self._held.setdefault(name, host[name])
+            self._seen = len(names)
+        _exchange(self._here, self._there)
+
+    def leave(self) -> None:
+        """`sys.modules` is the host's again, which learns what was imported for all."""
+        names = self._shared.names
+        if self._lent:
+            if self._lent == _tag.value:
+                return
+            self._held, self._lent = self._shared.take_back(), 0
+            self._there = _body(self._held)
+        else:
+            _exchange(self._here, self._there)
+        if self._shared.collected < len(names):
+            for name in names[self._shared.collected :]:
+                if name in self._held:
+                    sys.modules.setdefault(name, self._held[name])
+            self._seen = self._shared.collected = len(names)
+
+    def follow(self, other: ModuleTable) -> None:
+        """As `other.leave()` and `enter()`."""
+        if self._lent and self._lent == other._lent == _tag.value:
+            return
+        names = len(self._shared.names)
+        if self._lent or other._lent or self._shared.collected < names or self._seen < names:
+            other.leave()
+            self.enter()
+            return
+        # As in `_exchange`. What the host has, the other kept until now.
+        here: Any = self._here
+        theirs: Any = other._there
+        there: Any = self._there
+        theirs.raw, here.raw, there.raw = here.raw, there.raw, theirs.raw
+
+
+def _body(table: dict[str, Any]) -> Any:
+    return _Body.from_address(id(table) + _HEAD_BYTES)
+
+
+_tag = ctypes.c_uint64.from_address(tag_at(sys.modules))
+"""The number that each change of `sys.modules` gives it anew, where Python has them (words.py)."""
+
+
+def _exchange(here: Any, there: Any) -> None:
+    # No call of Python, no allocation that the collector knows, no backward jump: neither another thread nor a
+    # finalizer can see the dicts between the two stores.
+    here.raw, there.raw = there.raw, here.raw
+
+
+# -- Modules are imported once per process, as they would be in separate processes.
+#
+# Shared by all processes are: the standard library, torch, distsim, what these two need, packages that are compiled,
+# and whatever these import. Their global state is either thread-local or swapped by `SimProcess`. Everything else, the
+# user's modules and the installed packages they stand on (Lightning, transformers, megatron), each process imports for
+# itself: their state lies in classes and globals that only an instance of their own can keep apart.
 
 
 def _with_separator(paths: set[str]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Operators that a program defines: torch has one dispatcher for all ranks, and each rank has its own functions."""
+"""Operators that a program defines, and optimizers' step hooks: each rank has its own."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import torch.library
 
 from distsim.errors import NotSimulated
 from distsim.sim.isolation.process import SimProcess
+from distsim.sim.isolation.torch_state.torch_state import STATE
 from distsim.sim.kernel.task import current_process
-from distsim.torch_compat.state import CUSTOM_OP_DEF, CUSTOM_OPS, REGISTER_TO_DISPATCHER
+from distsim.torch_compat.state import CUSTOM_OP_DEF, CUSTOM_OPS, PATCH_STEP_FUNCTION, REGISTER_TO_DISPATCHER
 
-__all__ = ["operator_patches"]
+__all__ = ["operator_patches", "optimizer_patches"]
+
+# -- Operators that a program defines: torch has one dispatcher for all ranks, and each rank has its own functions.
 
 custom_ops = CUSTOM_OPS.get()
 CustomOpDef = CUSTOM_OP_DEF.get()
@@ -110,3 +113,27 @@ def _body(name: str) -> property:
         vars(self)[name] = value
 
     return property(get, put)
+
+
+_real: Any = PATCH_STEP_FUNCTION.get()
+
+
+@functools.wraps(_real)
+def _patch_step_function(self: Any) -> None:
+    """Each rank's own wrapper would be exchanged at every hand-over, and the class would lose its mark each time."""
+    cls = type(self)
+    if current_process() is None or getattr(cls.step, "hooked", None):
+        _real(self)
+        return
+    step = vars(cls).get("step")
+    with STATE.everyones():
+        is_everyones = vars(cls).get("step") is step
+        if is_everyones:
+            _real(self)
+    if not is_everyones:  # the rank has set a `step` of its own
+        _real(self)
+
+
+def optimizer_patches() -> list[tuple[Any, str, Any]]:
+    """(holder, attribute, replacement)."""
+    return PATCH_STEP_FUNCTION.replaced_by(_patch_step_function)

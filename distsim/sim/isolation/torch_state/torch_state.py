@@ -1,10 +1,4 @@
-"""torch's state for the whole process, kept once per simulated rank.
-
-A rank that changes none of it costs one look at all places (words.py); what a rank has changed goes with the
-baton (copy on write). Three ways of noticing: the names that torch binds anew and the containers it
-changes in place are looked at (torch_compat/state.py); a torch module tells when an attribute of it is
-assigned; and CPython marks a class, with all that inherit from it, when an attribute of it is.
-"""
+"""torch's state for the whole process, kept once per simulated rank."""
 
 from __future__ import annotations
 
@@ -12,8 +6,10 @@ import contextlib
 import functools
 import importlib
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import compress, repeat
 from operator import getitem, is_not, ne
 from types import ModuleType
@@ -21,25 +17,113 @@ from typing import Any
 
 from distsim.sim.isolation.modules.aliases import ALIASES
 from distsim.sim.isolation.modules.modules import is_own_file
-from distsim.sim.isolation.torch_state import empty_shards, sharding_rules
-from distsim.sim.isolation.torch_state.class_guards import (
+from distsim.sim.isolation.torch_state import distributed
+from distsim.sim.isolation.torch_state.distributed import TorchFinder, follow, forget_meshes
+from distsim.sim.isolation.torch_state.words import (
     MISSING,
+    TAGS_ARE_THERE,
+    WORD_BYTES,
     ClassGuard,
+    Kinds,
     guards_of,
     has_guarded_classes,
     marks_at,
     marks_of,
     may_be_guarded,
+    reader,
+    tag_at,
     unmarked,
 )
-from distsim.sim.isolation.torch_state.meshes import follow, forget_meshes
-from distsim.sim.isolation.torch_state.place import Content, Known, Name, Own
-from distsim.sim.isolation.torch_state.torch_imports import TorchFinder
-from distsim.sim.isolation.torch_state.words import TAGS_ARE_THERE, WORD_BYTES, Kinds, reader, tag_at
 from distsim.sim.kernel.task import Task, current_process, current_task
 from distsim.torch_compat.state import CONTENTS, GROWING, REBOUND
 
-__all__ = ["STATE", "Own", "TorchState"]
+__all__ = ["STATE", "Content", "Known", "Name", "Own", "TorchState"]
+
+# -- A place where torch keeps state, what a rank has changed of them, and where was looked for them already.
+
+
+@dataclass(slots=True, eq=False)
+class Name:
+    """A name in a namespace: a module's dictionary or a class."""
+
+    space: Any
+    name: str
+    shared: Any
+    """What those ranks find that have not changed it."""
+
+    def get(self) -> Any:
+        space = self.space
+        return (space if type(space) is dict else vars(space)).get(self.name, MISSING)
+
+    def put(self, value: Any) -> None:
+        space, name = self.space, self.name
+        if type(space) is dict:
+            if value is MISSING:
+                space.pop(name, None)
+            else:
+                space[name] = value
+        elif value is not MISSING:
+            type.__setattr__(space, name, value)
+        elif name in vars(space):
+            type.__delattr__(space, name)
+
+
+class Content:
+    """What a dict, list, set or plain object holds; the container itself stays the one that others know."""
+
+    __slots__ = ("container", "shared")
+
+    def __init__(self, container: Any) -> None:
+        self.container = container if isinstance(container, dict | list | set) else vars(container)
+        self.shared = self.get()
+
+    def get(self) -> Any:
+        return self.container.copy()
+
+    def put(self, value: Any) -> None:
+        container = self.container
+        container.clear()
+        if isinstance(container, list):
+            container.extend(value)
+        else:
+            container.update(value)
+
+
+@dataclass(slots=True)
+class Own:
+    """What one process has changed."""
+
+    values: dict[Name | Content, Any] = field(default_factory=dict)
+    has_classes: bool = False
+    """Whether attributes of classes are among it."""
+
+
+class Known:
+    """Modules and classes that were seen, without keeping them. The number of one that is gone (`id`) may be given to
+    another."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, weakref.ref[Any]] = {}
+
+    def __contains__(self, thing: Any) -> bool:
+        seen = self._seen.get(id(thing))
+        return seen is not None and seen() is thing
+
+    def others(self, things: Sequence[Any]) -> list[Any]:
+        """Those of *things* that were not added."""
+        seen = self._seen
+        return [thing for thing in things if (known := seen.get(id(thing))) is None or known() is not thing]
+
+    def add(self, thing: Any) -> None:
+        self._seen[id(thing)] = weakref.ref(thing)
+
+
+# -- torch's state for the whole process, kept once per simulated rank.
+#
+# A rank that changes none of it costs one look at all places (words.py); what a rank has changed goes with the
+# baton (copy on write). Three ways of noticing: the names that torch binds anew and the containers it
+# changes in place are looked at (torch_compat/state.py); a torch module tells when an attribute of it is
+# assigned; and CPython marks a class, with all that inherit from it, when an attribute of it is.
 
 
 def _make_all(modules: Sequence[ModuleType], kind: type[ModuleType]) -> None:
@@ -67,9 +151,9 @@ class TorchState:
         """Those that the last simulation began with, and how often modules had changed by then."""
         self._kind = _watched(self)
         self._known = Known()
-        self.shared: dict[str, sharding_rules.SharedRules | empty_shards.EmptyShards] = {
-            sharding_rules.MODULE: sharding_rules.SharedRules(),
-            empty_shards.MODULE: empty_shards.EmptyShards(),
+        self.shared: dict[str, distributed.SharedRules | distributed.EmptyShards] = {
+            distributed.SHARDING_MODULE: distributed.SharedRules(),
+            distributed.FSDP_MODULE: distributed.EmptyShards(),
         }
         """By module: what it makes once for all ranks."""
         self.importer: Task | None = None  # of a module of torch

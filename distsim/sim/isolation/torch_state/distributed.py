@@ -1,0 +1,251 @@
+"""State of torch.distributed's own Python: meshes, sharding rules, shards, late imports."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Hashable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from distsim.sim.kernel.task import current_process
+from distsim.torch_compat.state import RANK_KEYED
+
+__all__ = [
+    "FSDP_MODULE",
+    "SHARDING_MODULE",
+    "EmptyShards",
+    "SharedRules",
+    "TorchFinder",
+    "follow",
+    "forget_meshes",
+    "mesh_patches",
+]
+
+# -- DTensor's rules for lists of tensors (clipping, fused optimizers): one rank works them out for all.
+#
+# torch keeps what it works out by rank, for a mesh is its rank's own, and a list of 300 parameters takes it most of a
+# tenth of a second, a third of the first step of FSDP2. What comes out for a list knows nothing of a rank's place in
+# its mesh (it is not so for views and factories, whose shapes are local); only the mesh itself has to be the rank's.
+
+SHARDING_MODULE = "torch.distributed.tensor._sharding_prop"
+"""What works them out; programs import it with the first DTensor."""
+_METHOD = "propagate_op_sharding_non_cached"
+
+
+class SharedRules:
+    """For the time of one simulation."""
+
+    def __init__(self) -> None:
+        self._real: Any = None
+        self._holder: Any = None
+        """Its class; its module may be gone from `sys.modules` when the simulation ends."""
+        self._known: dict[Hashable, Any] = {}
+        """By operator and what is known of its arguments but their mesh."""
+
+    def begin(self, module: ModuleType | None) -> None:
+        """*module* (`MODULE`) is there, or None."""
+        if module is None or self._real is not None:
+            return
+        self._holder = module.ShardingPropagator
+        self._real = real = getattr(self._holder, _METHOD)
+
+        @functools.wraps(real)
+        def propagate(propagator: Any, schema: Any) -> Any:
+            if not any(isinstance(value, list | tuple) and value for value in schema.args_schema):
+                return real(propagator, schema)
+            meshes: list[Any] = []
+            arguments = _part(schema.args_schema, meshes), _part(schema.kwargs_schema, meshes)
+            if not meshes or any(mesh != meshes[0] for mesh in meshes):
+                return real(propagator, schema)
+            mesh = meshes[0]
+            key = schema.op, arguments, mesh.shape, mesh.device_type, mesh.mesh_dim_names
+            try:
+                found = self._known.get(key)
+            except TypeError:  # an argument that cannot be looked up
+                return real(propagator, schema)
+            if found is not None:
+                return _on(mesh, found)
+            result = real(propagator, schema)
+            if not result.needs_redistribute and result.redistribute_schema is None and _is_list(result.output_spec):
+                self._known[key] = result
+            return result
+
+        setattr(self._holder, _METHOD, propagate)
+
+    def end(self) -> None:
+        """Nothing of the simulation is kept."""
+        if self._real is not None:
+            setattr(self._holder, _METHOD, self._real)
+        self._real = self._holder = None
+        self._known.clear()
+
+
+def _part(value: Any, meshes: list[Any]) -> Hashable:
+    """What two calls must have in common for the same rule; the meshes of lists of tensors go to *meshes*."""
+    if isinstance(value, dict):
+        return tuple((name, _part(one, meshes)) for name, one in value.items())
+    if isinstance(value, list | tuple):
+        return tuple([_part(one, meshes) for one in value])
+    if hasattr(value, "placements"):
+        meshes.append(value.mesh)
+        return value.placements, value.tensor_meta, value.shard_order, value.use_strided_shard_as_shard_order
+    return type(value), value
+
+
+def _is_list(specs: Any) -> bool:
+    return specs is None or isinstance(specs, tuple | list)
+
+
+def _on(mesh: Any, result: Any) -> Any:
+    """*result*, for the same tensors on another rank's mesh."""
+    made = copy.copy(result)
+    made.__dict__.pop("mesh", None)  # cached
+    if result.output_spec is not None:
+        made.output_spec = type(result.output_spec)([_moved(spec, mesh) for spec in result.output_spec])
+    return made
+
+
+def _moved(spec: Any, mesh: Any) -> Any:
+    if spec is None:
+        return None
+    made = copy.copy(spec)
+    vars(made).update(mesh=mesh, _hash=None)
+    return made
+
+
+# -- FSDP2's shards: an empty one for all ranks that have none, and word of it where they are not all of one size.
+#
+# Each rank cuts each parameter for all ranks and keeps its own part. A parameter of 4,096 rows on 16,384 GPUs has
+# 12,288 parts without anything in them, which torch makes one by one, twice: hours of them on the ranks that are
+# traced.
+
+FSDP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param"
+"""What cuts them; programs import it with the first `fully_shard`."""
+_FUNCTION = "_chunk_with_empty"
+
+
+def _chunk_with_empty(tensor: torch.Tensor, num_chunks: int, dim: int) -> list[torch.Tensor]:
+    """As torch/distributed/fsdp/_fully_shard/_fsdp_common.py (2.13), whose callers take one part and drop the rest."""
+    chunks = list(torch.chunk(tensor, num_chunks, dim=dim))
+    missing = num_chunks - len(chunks)
+    process: Any = current_process()
+    if process is not None and (missing or chunks[-1].shape != chunks[0].shape):
+        process.world.traced.cuts_unevenly = True
+    return chunks + [chunks[0].new_empty(0)] * missing if missing else chunks
+
+
+class EmptyShards:
+    """For the time of one simulation."""
+
+    def __init__(self) -> None:
+        self._real: Any = None
+
+    def begin(self, module: ModuleType | None) -> None:
+        """*module* (`MODULE`) is there, or None."""
+        if module is not None and self._real is None and hasattr(module, _FUNCTION):
+            self._real = getattr(module, _FUNCTION)
+            setattr(module, _FUNCTION, _chunk_with_empty)
+
+    def end(self) -> None:
+        """torch's own is back."""
+        if self._real is not None:
+            setattr(sys.modules[FSDP_MODULE], _FUNCTION, self._real)
+        self._real = None
+
+
+# -- Device meshes: each its rank's own, and what torch keeps by mesh.
+
+
+def _owner() -> int | None:
+    process = current_process()
+    return None if process is None else process.index
+
+
+def mesh_patches() -> list[tuple[Any, str, Any]]:
+    """A mesh is its rank's own. torch's caches take meshes of equal shape for one, though what they
+    keep holds for one coordinate; `_thread_id` is what torch itself tells the meshes of threads apart by."""
+    real_init, real_get, real_set = DeviceMesh.__init__, DeviceMesh.__getstate__, DeviceMesh.__setstate__
+
+    @functools.wraps(real_init)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        real_init(self, *args, **kwargs)
+        self._thread_id, self._hash = _owner(), None
+
+    @functools.wraps(real_get)
+    def get_state(self: Any) -> dict[str, Any]:
+        return {**real_get(self), "_thread_id": None, "_hash": None}
+
+    @functools.wraps(real_set)
+    def set_state(self: Any, state: dict[str, Any]) -> None:
+        real_set(self, {**state, "_thread_id": _owner(), "_hash": None})
+
+    named: list[tuple[str, Callable[..., Any]]] = [
+        ("__init__", init),
+        ("__getstate__", get_state),
+        ("__setstate__", set_state),
+    ]
+    return [(DeviceMesh, name, function) for name, function in named]
+
+
+def forget_meshes() -> None:
+    """The caches by mesh would keep the ranks of a simulation that is over."""
+    for name, path in RANK_KEYED:
+        module = sys.modules.get(name)
+        cache = None if module is None else follow(module, path)
+        clear = getattr(cache, "cache_clear", None) or getattr(cache, "clear", None)
+        if clear is not None:
+            clear()
+
+
+def follow(module: ModuleType, path: str) -> Any:
+    found: Any = module
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+class TorchFinder(importlib.abc.MetaPathFinder):
+    """Sees the torch modules that a rank is the first to import."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        process = current_process()
+        if process is None or not fullname.startswith("torch."):
+            return None
+        process.world.ticks += 1  # a sign of life
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _TorchLoader(spec.loader, self._state)
+        return spec
+
+
+class _TorchLoader(importlib.abc.Loader):
+    """Loads as *real* does; then the module is watched."""
+
+    def __init__(self, real: Any, state: Any) -> None:
+        self._real = real
+        self._state = state
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._real.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self._real
+        with self._state.everyones():
+            self._real.exec_module(module)
+            if module.__name__ in self._state.shared:
+                self._state.shared[module.__name__].begin(module)
+            self._state.adopt([sys.modules.get(module.__name__, module)])
