@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from distsim.torch_compat.names import FEATURE, OPTIONAL, SIM, Name
 
-__all__: list[str] = []
+__all__ = ["STAND_INS"]
 
 CUDA_BUILD = "a build for CUDA"
 PARSE_VISIBLE_DEVICES = Name("torch.cuda._parse_visible_devices", "CUDA_VISIBLE_DEVICES", SIM)
@@ -109,3 +109,11 @@ CREATE_MULTI_OUTPUT_JIT_FN = Name("torch.cuda.jiterator._create_multi_output_jit
 STREAM = Name("torch._C.Stream", "torch.Stream", SIM, public="torch.Stream")
 EVENT = Name("torch._C.Event", "torch.Event", SIM, public="torch.Event")
 GENERATOR = Name("torch._C.Generator", "torch.Generator", SIM, public="torch.Generator")
+STAND_INS = frozenset(
+    name.path
+    for name in (
+        *(CUDA_STREAM_BASE, CUDA_EVENT_BASE, PROPERTIES_CLASS, EXCHANGE_DEVICE, MAYBE_EXCHANGE_DEVICE, NVTX),
+        MODULE["_cudart"],
+    )
+)
+"""Paths that hold something of another kind in a build without CUDA: a dummy class, a Python function, None."""

@@ -21,6 +21,7 @@ from distsim.torch_compat.groups import FOR_PATCHES
 from distsim.torch_compat.names import GUARD, SIM, Need, left_out, unmet
 
 __all__ = [
+    "PYTHONS",
     "TESTED",
     "VERSIONS",
     "check_simulation",
@@ -37,10 +38,12 @@ __all__ = [
 ]
 
 TESTED: dict[Need, tuple[str, ...]] = {
-    GUARD: ("2.6", "2.12", "2.13", "2.14", "2.15"),
-    SIM: ("2.12", "2.13", "2.14", "2.15"),
+    GUARD: ("2.6.0", "2.12.0", "2.13.0", "2.14.1", "2.15.0"),
+    SIM: ("2.12.0", "2.13.0", "2.14.1", "2.15.0"),
 }
-"""The minor releases that tests ran on, oldest first; a package index or pip never sees the newest."""
+"""The releases that tests ran on, oldest first; others of their minors count as tested. pip never sees the newest."""
+PYTHONS = ("3.11",)
+"""The releases of Python that tests ran on: the first with each release of torch, others with the suite's own."""
 VERSIONS = (
     ("reading records and dumps (`distsim diagnose`)", "any, or none", "3.11", "the whole suite, on torch 2.13"),
     (
@@ -69,7 +72,8 @@ _TESTED_PART = {GUARD: "the guard of real jobs was", SIM: "simulations were"}
 
 def tested_range(part: Need) -> str:
     """The tested releases of *part* (GUARD or SIM), as a message names them: `torch 2.12 to 2.15`."""
-    return f"torch {TESTED[part][0]} to {TESTED[part][-1]}"
+    oldest, newest = (".".join(map(str, _minor(TESTED[part][end]))) for end in (0, -1))
+    return f"torch {oldest} to {newest}"
 
 
 def compared(version: str, part: Need) -> int:

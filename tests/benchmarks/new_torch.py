@@ -15,6 +15,7 @@ Peer: the release that was recorded before. Aim: exit code 0 on every tested rel
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import inspect
 import json
@@ -25,6 +26,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from distsim.torch_compat.cuda_api import STAND_INS
 from distsim.torch_compat.names import GUARD, MISSING, SIM, Name, all_names
 from distsim.torch_compat.releases import compared
 from tests.benchmarks.arguments import Arguments
@@ -40,16 +42,24 @@ def look(name: Name) -> Look:
     if value is MISSING:
         return None
     value = inspect.unwrap(getattr(value, "__func__", value)) if callable(value) else value
-    try:
-        signature = str(inspect.signature(value)) if callable(value) else type(value).__name__
-    except (TypeError, ValueError):
-        signature = (getattr(value, "__doc__", None) or "").strip().split("\n")[0]
+    signature = _signature(value) if callable(value) else type(value).__name__
     try:
         body = inspect.getsource(value)
     except (TypeError, OSError):
         body = "" if callable(value) else type(value).__name__
     signature = re.sub(r" at 0x[0-9a-f]+", "", signature)  # a default without a repr of its own
     return [signature[:200], hashlib.sha256(body.encode()).hexdigest()[:12]]
+
+
+def _signature(value: Any) -> str:
+    if isinstance(value, enum.EnumMeta):  # Python 3.12 has another signature for it
+        return "enum"
+    if inspect.isbuiltin(value) and value.__doc__ is None:  # from Python 3.13 on, one is made of its calling convention
+        return ""
+    try:
+        return str(inspect.signature(value))
+    except (TypeError, ValueError):
+        return (getattr(value, "__doc__", None) or "").strip().split("\n")[0]
 
 
 def looks() -> dict[str, Look]:
@@ -69,6 +79,8 @@ def differences(before: dict[str, Look], now: dict[str, Look]) -> tuple[list[str
             continue
         elif old is None or new is None:  # `failures` compares what is there with the entry
             others.append(f"{'gone' if new is None else 'new':<16} {path}")
+        elif old[0] != new[0] and path in STAND_INS:
+            others.append(f"other build      {path}")
         elif old[0] != new[0]:
             counted.append(f"other signature  {path}: {old[0]} -> {new[0]}")
         else:
@@ -120,7 +132,8 @@ def main() -> int:
     here = torch.__version__.split("+")[0]
     if args.release not in (None, here):
         folder = Path(os.environ.get("DISTSIM_ENVIRONMENTS") or Path.home() / ".cache/distsim/environments")
-        python = folder / f"torch-{args.release}" / "bin" / "python"
+        name = "torch-{}-py{}.{}".format(args.release, *sys.version_info[:2])
+        python = folder / name / "bin" / "python"
         if not python.exists():
             parser.error(f"no environment with torch {args.release} in {folder}: .ci/versions {args.release} makes one")
         return subprocess.run([str(python), "-m", "tests.benchmarks.new_torch", *sys.argv[1:]], check=False).returncode

@@ -1,12 +1,15 @@
 """PyTorch's own gloo tests (`torch_tests.py`), plain and under guard: results that differ, and false alarms.
 
+The guard's arms are level `check` by patches and by hooks on groups (torch 2.14), and level `strict`. TORCH_TESTS_WORLD
+sets the number of ranks: 3 runs tests of groups that are part of the world, which 2 skips.
+
 A process that has torch loaded forks one process per test, which forks the test's ranks; the guard is that of
 `python -m distsim.debug`. With --fresh every test is `distsim run --on gloo` and every rank a new interpreter, as in
 the simulator's arm: ten times as slow.
 
 Peer: the same tests on plain gloo. Aim: no result differs, no alarm.
 
-    python -m tests.benchmarks.torch_suite --arm check [--arm strict] [--tests PATTERN] [--fresh] [--out FILE]
+    python -m tests.benchmarks.torch_suite --arm check [--arm hooks] [--tests PATTERN] [--fresh] [--out FILE]
     python -m tests.benchmarks.torch_suite --arm sim --only FILE   # those that passed plain, from an earlier --out
 """
 
@@ -32,6 +35,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from distsim.torch_compat.groups import PRE_HOOK
 from tests.benchmarks.arguments import Arguments
 
 HERE = Path(__file__).resolve().parent
@@ -40,6 +44,9 @@ SKIPPED = 77
 LIMIT_S = 150.0
 MONITOR_S = 25.0
 """A monitor whose job never made a ring waits this long for one."""
+
+LEVELS = {"check": "check", "hooks": "check", "strict": "strict"}
+"""Level of the guard on each of its arms."""
 
 
 @dataclass
@@ -65,7 +72,8 @@ def environment(arm: str, rings: Path) -> dict[str, str]:
     """What a test is run with; the guard's settings are empty on the plain arm."""
     said = {"OMP_NUM_THREADS": "1", "TORCH_TESTS_START": "fork", "TEMP_DIR": str(rings.parent / "temp")}
     if arm != "plain":
-        said.update(DISTSIM_LEVEL=arm, DISTSIM_ON_HANG="abort", DISTSIM_DIR=str(rings))
+        said.update(DISTSIM_LEVEL=LEVELS[arm], DISTSIM_ON_HANG="abort", DISTSIM_DIR=str(rings))
+        said["DISTSIM_GUARD_ATTACH"] = "hooks" if arm == "hooks" else "patches"
     return said
 
 
@@ -179,11 +187,12 @@ def fresh(test: str, arm: str, on: str) -> Outcome:
             words = ["-m", "distsim", "run", "--on", on, *report, *words]
         elif arm != "plain":
             words = [
-                *("-m", "distsim", "run", "--on", "gloo", "--level", arm, "--rings", str(folder / "rings")),
+                *("-m", "distsim", "run", "--on", "gloo", "--level", LEVELS[arm], "--rings", str(folder / "rings")),
                 *("--max-restarts", "0", "--master-port", "0", *words),
             ]
         environ = {key: value for key, value in os.environ.items() if not key.startswith("DISTSIM_")}
         environ.update(OMP_NUM_THREADS="1", PYTHONPATH=str(HERE.parents[1]), TEMP_DIR=str(folder / "temp"))
+        environ["DISTSIM_GUARD_ATTACH"] = "hooks" if arm == "hooks" else "patches"
         began = time.monotonic()
         with (folder / "out").open("w") as out:
             process = subprocess.Popen(
@@ -300,7 +309,7 @@ def cluster(text: str) -> str:
 
 def main() -> int:
     parser = Arguments(__doc__)
-    parser.add_argument("--arm", action="append", choices=["plain", "check", "strict", "sim"])
+    parser.add_argument("--arm", action="append", choices=["plain", *LEVELS, "sim"])
     parser.add_argument("--tests", default="*", help="a shell pattern over CLASS.test_name")
     parser.add_argument(
         "--only",
@@ -320,7 +329,9 @@ def main() -> int:
     names = [name for name in plain or all_names() if fnmatch.fnmatch(name, args.tests)]
     if not names:
         parser.error(f"argument --tests: expected a pattern that some test matches, got {args.tests!r}")
-    arms = list(dict.fromkeys(args.arm or ["check", "strict"]))
+    arms = list(dict.fromkeys(args.arm or ["check", *(["hooks"] if PRE_HOOK.works() else []), "strict"]))
+    if "hooks" in arms and not PRE_HOOK.works():
+        parser.error("argument --arm: expected a torch with hooks on groups (2.14 has) for 'hooks'")
     if not plain and "plain" not in arms:
         arms.insert(0, "plain")
     server = Server() if any(arm != "sim" and not args.fresh for arm in arms) else None

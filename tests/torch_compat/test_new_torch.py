@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from distsim.torch_compat import cuda_api
 from distsim.torch_compat.names import GUARD, OPTIONAL, SIM, Name
 from tests.benchmarks import new_torch
 
@@ -97,3 +98,15 @@ def test_the_record_of_the_same_minor_is_compared_with() -> None:
     """Or else the newest one."""
     assert new_torch.record_of("2.13.1", ["2.12.0", "2.13.0", "2.14.1"]) == "2.13.0"
     assert new_torch.record_of("2.16.0", ["2.12.0", "2.14.1", "2.9.0"]) == "2.14.1"
+
+
+def test_a_signature_is_the_same_for_every_python_and_build(entries: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of an Enum and of a C function without text none is compared; what a build without CUDA replaces is listed."""
+    registry = Name("torch.distributed.rpc.backend_registry.BackendType", "agents")
+    qengine = Name("torch._C._get_qengine", "quantized operators")
+    entries(registry, qengine, cuda_api.NVTX)
+    looks = new_torch.looks()
+    assert (looks[registry.path] or [])[0] == "enum"
+    assert (looks[qengine.path] or [])[0] == ""
+    assert new_torch.report(RELEASE, RELEASE, {**looks, cuda_api.NVTX.path: ["another kind", "0"]}) == 0
+    assert f"other build      {cuda_api.NVTX.path}" in capsys.readouterr().out

@@ -84,7 +84,7 @@ def test_a_file_that_hides_torch_is_named(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(releases, "other_torches", lambda: ["/site-packages/torch"])
     refused = str(releases.torch_refusal(ModuleNotFoundError("'torch' is not a package"), GUARD))
     assert refused == (
-        f"expected torch 2.6 to {releases.TESTED[GUARD][-1]}, but {hides} hides it: rename that file; "
+        f"expected {releases.tested_range(GUARD)}, but {hides} hides it: rename that file; "
         "another torch is in /site-packages/torch"
     )
     assert str(releases.torch_refusal(RuntimeError("already defined"), GUARD)) == refused
@@ -156,7 +156,7 @@ def test_a_newer_torch_and_what_it_lacks_are_remarked(monkeypatch: pytest.Monkey
     monkeypatch.setattr(releases, "left_out", {"torch._gone": "profiles"})
     monkeypatch.setattr(releases, "other_torches", list)
     newer, lacks = releases.remarks(SIM)
-    assert newer == "torch 2.16.0.dev1 is newer than the newest that simulations were tested on (2.15)"
+    assert newer == "torch 2.16.0.dev1 is newer than the newest that simulations were tested on (2.15.0)"
     assert lacks == "torch 2.16.0.dev1 lacks torch._gone; left out: profiles"
     assert isinstance(releases.unsupported(ImportError("cannot import name 'x'")), UsageError)
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from opcode import opname
 from types import CodeType, FrameType
 
 from torch.distributed import c10d_logger
@@ -172,6 +173,7 @@ def forget_readings() -> None:
     _told.cache_clear()
     _tests.cache_clear()
     _tested.cache_clear()
+    _negations.cache_clear()
 
 
 @functools.lru_cache(maxsize=1024)
@@ -181,6 +183,8 @@ def _told(code: CodeType, file: str, instruction: int) -> tuple[str, str, int, b
         return "", "", 0, False
     if place in (tests := _tested(file)):  # a jump that asks a tensor itself has the place of the whole statement
         place = tests[place]
+    elif opname[code.co_code[instruction]].startswith(("POP_JUMP", "TO_BOOL")):
+        place = _negations(file).get(place, place)
     first, last, begin, end = place
     if first is None or last is None:
         return "", "", 0, False
@@ -225,6 +229,20 @@ def _tested(file: str) -> dict[Place, Place]:
     except (SyntaxError, ValueError):
         return {}
     return {_place(node): _place(node.test) for node in ast.walk(tree) if isinstance(node, CONDITIONS)}
+
+
+@functools.lru_cache(maxsize=64)
+def _negations(file: str) -> dict[Place, Place]:
+    """Where each operand of a `not` in a condition of *file* is -> where the `not` is.
+
+    From Python 3.12 on a jump has the place of the operand, whose answer it turns round.
+    """
+    places: dict[Place, Place] = {}
+    for test, *_ in _tests(file):
+        for node in ast.walk(test):  # the outer one first
+            if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+                places[_place(node.operand)] = places.get(_place(node), _place(node))
+    return places
 
 
 def _place(node: ast.stmt | ast.expr) -> Place:
