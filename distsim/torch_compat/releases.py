@@ -42,26 +42,27 @@ TESTED: dict[Need, tuple[str, ...]] = {
     SIM: ("2.12.0", "2.13.0", "2.14.1", "2.15.0"),
 }
 """The releases that tests ran on, oldest first; others of their minors count as tested. pip never sees the newest."""
-PYTHONS = ("3.11",)
+PYTHONS = ("3.11", "3.12", "3.13")
 """The releases of Python that tests ran on: the first with each release of torch, others with the suite's own."""
+_ALL_PYTHONS = f"{PYTHONS[0]}; on torch 2.13 also {', '.join(PYTHONS[1:])}"
 VERSIONS = (
     ("reading records and dumps (`distsim diagnose`)", "any, or none", "3.11", "the whole suite, on torch 2.13"),
     (
         "guard of real jobs",
         TESTED[GUARD],
-        "3.11",
+        _ALL_PYTHONS,
         "a program of each kind of fault on gloo (`tests/realexec/test_faults.py`)",
     ),
     (
         "simulations",
         TESTED[SIM],
-        "3.11",
+        _ALL_PYTHONS,
         "`tests/conformance`, README's first command, a fault of each kind simulated; the whole suite on torch 2.13",
     ),
     (
         "simulated GPUs",
         TESTED[SIM],
-        "3.11",
+        _ALL_PYTHONS,
         "README's first command, and each process's own test when torch.cuda begins",
     ),
 )

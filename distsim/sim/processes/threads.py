@@ -136,12 +136,26 @@ def _start(self: threading.Thread) -> None:
     def body() -> None:
         with threading._active_limbo_lock:  # type: ignore[attr-defined]
             threading._limbo[self] = self  # type: ignore[attr-defined]  # not before: it may never begin
-        with thread_of(process):
+        with thread_of(process), _handle_of(self):
             self._bootstrap()  # type: ignore[attr-defined]
 
     task = parent.world.start_task(process, body, self.name, daemon=self.daemon)
     self._distsim_task = task  # type: ignore[attr-defined]
     process.threads.append(weakref.ref(self))
+
+
+@contextlib.contextmanager
+def _handle_of(thread: threading.Thread) -> Iterator[None]:
+    """Give *thread* the handle that Python 3.13's own start would give it, and that `join` asks."""
+    make = getattr(threading, "_make_thread_handle", None)
+    if make is None:
+        yield
+        return
+    handle = thread._handle = make(threading.get_ident())  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        handle._set_done()
 
 
 def _join(self: threading.Thread, timeout: float | None = None) -> None:
