@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # a program's warnings are it
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", one_in(6, FILES, first=2), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", one_in(12, FILES, first=2), ids=lambda path: path.stem)
 def test_prints_what_gloo_prints(path: Path) -> None:
     """A simulated program is healthy and prints the very lines that it prints on gloo."""
     result = run_scenario(load_scenario(path))

@@ -139,7 +139,7 @@ HEALTHY = {
 }
 
 
-@pytest.mark.parametrize("program", HEALTHY)
+@pytest.mark.parametrize("program", one_in(2, HEALTHY))
 def test_a_healthy_program_is_proven_healthy(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that differ in what they compute, print or bring to calls are traced once, and all finish."""
     monkeypatch.chdir(tmp_path)

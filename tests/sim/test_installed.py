@@ -376,6 +376,7 @@ def test_what_the_operating_system_says_is_no_word_of_a_registry(
     assert [(failure.ranks, failure.type) for failure in ran.outcome.failures] == [((1,), "FileExistsError")]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_packages_that_another_folder_brings(tmp_path: Path) -> None:
     """Packages of `pip install --target`, of a layered environment, of a build tool: torch, numpy and pytest lie where
