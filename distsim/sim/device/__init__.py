@@ -2,7 +2,7 @@
 
 Start with `dispatch.py`, where every operator passes. `cpu.py` prices those of the host by the cluster file's CPU. A
 GPU (`gpu.py`) has streams in virtual time (`timeline.py`), PyTorch's allocator (`allocator.py`) and tensors without
-data (`meta_tensor.py`, which `hooks.py` lets torch accept); `operators` says what comes out of an operator;
+data, which `hooks.py` lets torch accept; `operators` says what comes out of an operator;
 `cuda_api` is torch.cuda.
 """
 
