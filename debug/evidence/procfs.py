@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import signal
@@ -66,12 +67,16 @@ class Work:
     cpu_s: float
     transferred: int
     """Bytes read and written by system calls."""
+    main_cpu_s: float = 0.0
+    """CPU time of the main thread alone."""
 
 
 def work_of(pid: int) -> Work:
     """The work of a process tree so far; of children that have ended as far as they were waited for."""
-    cpu_ticks = transferred = 0
+    cpu_ticks = transferred = main_ticks = 0
     pids = [pid]
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        main_ticks = sum(map(int, Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
     while pids:
         each = pids.pop()
         try:
@@ -83,4 +88,5 @@ def work_of(pid: int) -> Work:
             transferred += int(io[1]) + int(io[3])  # rchar, wchar
         except (OSError, ValueError, IndexError):
             continue
-    return Work(cpu_ticks / os.sysconf("SC_CLK_TCK"), transferred)
+    a_second = os.sysconf("SC_CLK_TCK")
+    return Work(cpu_ticks / a_second, transferred, main_ticks / a_second)

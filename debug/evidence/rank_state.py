@@ -95,6 +95,8 @@ class Knowledge:
     """When the monitor was stopped itself (monotonic, from and to): what it did not see counts for nobody's wait."""
     idle_since_ns: Mapping[int, int] = field(default_factory=dict)
     """Rank -> since when it has shown no sign of progress."""
+    asleep_since_ns: Mapping[int, int] = field(default_factory=dict)
+    """Rank -> since when its main thread has slept."""
 
     def watched_ns(self, since_ns: int, now_ns: int) -> int:
         """Time since then in which the monitor was there."""
@@ -183,6 +185,9 @@ def rank_state(
         state.silent_s = silent_s if silent_s > SILENT_S else None
     if (idle_ns := known.idle_since_ns.get(reader.number)) is not None:
         state.idle_s = known.watched_ns(idle_ns, now_ns) / 1e9
+    makes_calls_elsewhere = reader.word(rings.W_THREADS) > 1 or (records and records[-1].thread != MAIN)
+    if (asleep_ns := known.asleep_since_ns.get(reader.number)) is not None and not makes_calls_elsewhere:
+        state.asleep_s = known.watched_ns(asleep_ns, now_ns) / 1e9
     if not waiting:
         waiting = _implicit(reader, readable, unfinished, inner, process, now_ns)
     if waiting:

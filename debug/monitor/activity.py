@@ -32,6 +32,8 @@ class _Sample:
     work: Work | None
     """None: it had made calls since the sample before, so nobody looked."""
     idle_since_ns: int
+    asleep_since_ns: int
+    """Since then the main thread has used no CPU time, whatever its other threads and child processes did."""
 
 
 class ActivityWatch:
@@ -48,9 +50,11 @@ class ActivityWatch:
             if before is not None and now_ns - before.taken_ns < SAMPLE_S * 1e9:
                 continue
             work = None if before is None or before.count != reader.count else work_of(reader.header.pid)
-            after = _Sample(now_ns, reader.count, reader.position(), work, now_ns)
-            if before is not None and before.work is not None and not _active(before, after):
-                after = replace(after, idle_since_ns=before.idle_since_ns)
+            after = _Sample(now_ns, reader.count, reader.position(), work, now_ns, now_ns)
+            if before is not None and not _main_active(before, after):
+                after = replace(after, asleep_since_ns=before.asleep_since_ns)
+                if not _works(before, after):
+                    after = replace(after, idle_since_ns=before.idle_since_ns)
             self._samples[rank] = after
 
     def pass_over(self, readers: Mapping[int, RingReader]) -> None:
@@ -64,14 +68,25 @@ class ActivityWatch:
         """Rank -> since when (monotonic) it has been idle."""
         return {rank: sample.idle_since_ns for rank, sample in self._samples.items()}
 
+    def asleep_since_ns(self) -> dict[int, int]:
+        """Rank -> since when (monotonic) its main thread has slept."""
+        return {rank: sample.asleep_since_ns for rank, sample in self._samples.items()}
+
     def forget(self) -> None:
         """Drop the samples of an attempt that is over."""
         self._samples.clear()
 
 
-def _active(before: _Sample, after: _Sample) -> bool:
+def _main_active(before: _Sample, after: _Sample) -> bool:
     if before.count != after.count or before.position != after.position or before.work is None or after.work is None:
         return True
+    return after.work.main_cpu_s - before.work.main_cpu_s > WORKS * (after.taken_ns - before.taken_ns) / 1e9
+
+
+def _works(before: _Sample, after: _Sample) -> bool:
+    """Whether any thread or child process has computed, read or written between two samples."""
+    assert before.work is not None
+    assert after.work is not None
     # A process that ends takes its CPU time out of the sum: less than before is a change, too.
     cpu_s = abs(after.work.cpu_s - before.work.cpu_s)
     span_s = (after.taken_ns - before.taken_ns) / 1e9

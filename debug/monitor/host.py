@@ -171,6 +171,7 @@ class Host:
             directory=self.directory,
             away_ns=tuple(self.away.spans_ns),
             idle_since_ns=self.activity.idle_since_ns(),
+            asleep_since_ns=self.activity.asleep_since_ns(),
         )
 
     def missing_states(self, ranks: Mapping[int, object]) -> dict[int, RankState]:

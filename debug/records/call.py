@@ -292,6 +292,9 @@ class RankState:
     idle_s: float | None = None
     """For so long it has made no call, and its main thread has not moved, and its processes have neither computed nor
     read nor written; None: nobody watched it."""
+    asleep_s: float | None = None
+    """For so long the main thread, which alone makes its calls, has used no CPU time, whatever other threads and child
+    processes did; None: nobody watched it."""
     meets_at: str | None = None
     """Address of the store in which it meets the others in init_process_group: `host:port`."""
     reached_store: bool = True

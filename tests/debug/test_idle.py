@@ -51,7 +51,38 @@ def test_ranks_that_compute_longer_than_the_user_allows_are_a_hang() -> None:
     evidence.quiet_after_s = 60.0
     (hang,) = diagnose(evidence)
     assert (hang.kind, hang.culprits, hang.exit_code, hang.ends_job) == (Kind.HOST_STUCK, (0, 1), 3, True)
-    assert "not proof" in hang.explanation
+    assert "They still compute. This is not proof" in hang.explanation
+    assert "--hang-after" in hang.suggestion
+
+
+@pytest.mark.parametrize("idle_s", [58.0, 6.0])
+def test_ranks_that_sleep_when_the_limit_is_over_are_not_said_to_compute(idle_s: float) -> None:
+    """They fell asleep after their last call, and have slept for a little less than the limit."""
+    evidence = quiet_job((idle_s, 59.0), quiet_s=61.0)
+    evidence.quiet_after_s = 60.0
+    (hang,) = diagnose(evidence)
+    assert (hang.culprits, hang.exit_code, hang.ends_job) == ((0, 1), 3, True)
+    assert f"No rank has made a call for 61 s, and none waits in one; none has moved for {idle_s:.0f} s" in (
+        hang.explanation
+    )
+    assert "compute" not in hang.explanation
+    assert "a queue, a lock" in hang.suggestion
+    assert "--hang-after" not in hang.suggestion
+
+
+@pytest.mark.parametrize(("asleep_s", "compute"), [((30.0, 31.0), False), ((30.0, 0.0), True), ((30.0, None), True)])
+def test_a_rank_computes_only_where_the_thread_that_makes_its_calls_does(
+    asleep_s: tuple[float | None, ...], compute: bool
+) -> None:
+    """A helper thread or child process that works is said to; the job is a hang by the limit either way."""
+    evidence = quiet_job((0.5, 0.5))
+    evidence.quiet_after_s = 60.0
+    for rank, seconds in enumerate(asleep_s):
+        evidence.ranks[rank].asleep_s = seconds
+    (hang,) = diagnose(evidence)
+    assert hang.ends_job
+    assert ("They still compute" in hang.explanation) is compute
+    assert ("Their main threads sleep" in hang.explanation) is not compute
 
 
 @pytest.mark.parametrize("owes_no_call", [{"joining": True}, {"phase": Phase.FINISHED, "idle_s": None}])
@@ -157,6 +188,22 @@ def test_any_sign_of_progress_ends_idleness(clock: SimpleNamespace, sign: str | 
     clock.work = procfs.Work(clock.work.cpu_s + 0.5 * (sign == "cpu"), 512 * (sign == "transfer"))
     watch.step({0: ring})  # type: ignore[dict-item]
     assert clock.s - watch.idle_since_ns()[0] / 1e9 == pytest.approx(0.0 if sign else idle_s, abs=0.01)
+
+
+def test_a_main_thread_sleeps_while_other_threads_work(clock: SimpleNamespace) -> None:
+    """Their CPU time keeps the rank from being idle, and leaves its main thread asleep; its own wakes it."""
+    ring, watch = Ring(), ActivityWatch()
+
+    def step(main_s: float) -> tuple[float, float]:
+        clock.s += 1.1
+        clock.work = procfs.Work(clock.work.cpu_s + 0.5, 0, clock.work.main_cpu_s + main_s)
+        watch.step({0: ring})  # type: ignore[dict-item]
+        return clock.s - watch.idle_since_ns()[0] / 1e9, clock.s - watch.asleep_since_ns()[0] / 1e9
+
+    for _ in range(5):
+        idle_s, asleep_s = step(0.0)
+    assert (idle_s, asleep_s) == (pytest.approx(0.0, abs=0.01), pytest.approx(3.3, abs=0.01))
+    assert step(0.5) == (pytest.approx(0.0, abs=0.01), pytest.approx(0.0, abs=0.01))
 
 
 def test_stacks_that_the_monitor_asked_for_are_no_progress(clock: SimpleNamespace) -> None:

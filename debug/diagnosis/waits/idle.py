@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from distsim.debug.diagnosis.context import Case
@@ -16,11 +16,14 @@ __all__ = ["IDLE_S", "idle_job"]
 
 IDLE_S = 5.0
 """All ranks have stood still for so long before they are reported, as a warning."""
+RECENT_S = 2.0
+"""A rank that has not computed for so long does not compute now: it is sampled once a second."""
 MOST_PLACES = 6
-LEFT_ALONE = " They still compute, and are left alone: set --hang-after to end a job that makes no call for so long."
-BY_THE_LIMIT = (
-    " They still compute, so this is not proof that they never end: it is a hang by the limit you set (--hang-after)."
-)
+COMPUTE = "They still compute"
+ASLEEP = "Their main threads sleep, and only other threads or child processes of theirs work"
+LEFT_ALONE = "The job is left alone: set --hang-after to end a job that makes no call for so long."
+NO_PROOF = "This is not proof that they never end: it is a hang by the limit you set (--hang-after)."
+BY_THE_LIMIT = "It is a hang by the limit you set (--hang-after)."
 STANDS_STILL = (
     "Look at the stacks: what the ranks wait for there (a file system, a queue, a lock, a worker, a process, input) "
     "has to come before the job can go on."
@@ -46,7 +49,7 @@ def idle_job(case: Case) -> list[Diagnosis]:
     live = {rank: s for rank, s in case.index.states.items() if s.phase not in ENDED and not s.leaving}
     if not limit_s or not live or any(not _on_its_own(case, state) for state in live.values()):
         return []
-    still_s = min(max(state.idle_s or 0.0, state.silent_s or 0.0) for state in live.values())
+    still_s = _still_s(live.values())
     shown = [rank for rank, state in live.items() if not state.left_group]
     quiet_s = min((_quiet_s(case, rank) for rank in shown or live), default=0.0)
     members = [rank for rank in shown if not live[rank].joining]
@@ -58,8 +61,10 @@ def idle_job(case: Case) -> list[Diagnosis]:
         then = "" if proof is Proof.PATIENCE else f" It counts as a hang after {limit_s:g} s of this (--hang-after)."
     elif quiet_s >= limit_s and shown:
         text = f"No rank has made a call for {quiet_s:.0f} s, and none waits in one"
-        proof, then = (Proof.PATIENCE, BY_THE_LIMIT) if is_over else (Proof.NOT_YET, LEFT_ALONE)
-        live, suggestion = {rank: live[rank] for rank in (members if is_over else shown)}, COMPUTES
+        proof = Proof.PATIENCE if is_over else Proof.NOT_YET
+        live = {rank: live[rank] for rank in (members if is_over else shown)}
+        activity, then, suggestion = _activity(live.values(), is_over)
+        text += activity
     else:
         return []
     joining = [rank for rank, state in live.items() if state.joining]
@@ -67,6 +72,20 @@ def idle_job(case: Case) -> list[Diagnosis]:
     parts = ((Kind.HOST_STUCK, others), (Kind.NEVER_JOINED, joining))
     found = [_diagnosis(case, kind, ranks, text, then, suggestion, quiet_s) for kind, ranks in parts if ranks]
     return [replace(d, proof=proof) for d in found]
+
+
+def _still_s(states: Iterable[RankState]) -> float:
+    return min(max(state.idle_s or 0.0, state.silent_s or 0.0) for state in states)
+
+
+def _activity(states: Collection[RankState], is_over: bool) -> tuple[str, str, str]:
+    """What ranks do that have made no call for long, what follows of it, and what to do."""
+    still_s = _still_s(states)
+    if still_s >= RECENT_S:
+        return f"; none has moved for {still_s:.0f} s", f" {BY_THE_LIMIT if is_over else LEFT_ALONE}", STANDS_STILL
+    asleep = min(state.asleep_s or 0.0 for state in states) >= RECENT_S
+    then = f" {ASLEEP if asleep else COMPUTE}. {NO_PROOF if is_over else LEFT_ALONE}"
+    return "", then, STANDS_STILL if asleep else COMPUTES
 
 
 def _on_its_own(case: Case, state: RankState) -> bool:
