@@ -23,7 +23,7 @@ from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.diagnosis.pairs.suspected_messages import with_messages
 from distsim.debug.diagnosis.stragglers import as_findings
 from distsim.debug.diagnosis.waits.idle import IDLE_S
-from distsim.debug.diagnosis.waits.proof import Proof, went_on
+from distsim.debug.diagnosis.waits.proof import Proof
 from distsim.debug.diagnosis.waits.unwaited import unwaited
 from distsim.debug.evidence.guard_flags import findings
 from distsim.debug.evidence.procfs import look
@@ -42,7 +42,7 @@ from distsim.debug.records import Evidence, Phase
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.debug.records.report_json import diagnoses_from_json, diagnoses_to_json
-from distsim.debug.report.news import news_key, save_report, say, show, still
+from distsim.debug.report.news import news_key, save_report, say, show, still, went_on
 from distsim.debug.report.rank_states import MARKER, where_ranks_were
 from distsim.debug.rings.jobdir import default_directory, verdict_path
 from distsim.debug.rings.private import create_private, write_private
@@ -111,6 +111,8 @@ class Monitor:
         self._asked: float | None = None
         self._last_withdrawn = self._last_back = 0.0
         self._absences = 0
+        self._accepted = False
+        """The leader of several hosts has told what it has found."""
         self._closing = False
         """The launcher ends the ranks: their deaths are no news."""
         self._orphans = Orphans(directory)
@@ -142,7 +144,7 @@ class Monitor:
             self._notice()
             self._keep_pace()
             self._judge(moved)
-            self._withdraw()
+        self._withdraw()
         self._answer()
         self._orphans.step(self)
         if self.together.abort_asked and not self.aborted:
@@ -360,21 +362,18 @@ class Monitor:
         """Take back what was told as a warning and no longer holds: it went on by itself."""
         warned = [d for d in self.diagnoses if d.provisional]
         now = time.monotonic()
-        if (
-            not warned
-            or self.aborted
-            or self._interrupted()
-            or (now - self._last_withdrawn < WITHDRAW_S and not at_the_end)
-        ):
+        if not warned or self.aborted or self.together.has_leader or self._interrupted():
+            return  # what a leader has said it withdraws itself
+        if now - self._last_withdrawn < WITHDRAW_S and not at_the_end:
             return
         self._last_withdrawn = now
-        now_found = diagnose(self.look())
+        evidence = self.look()
+        now_found = diagnose(evidence)
         over = [d for d in warned if not any(still(d, other) for other in now_found)]
         for diagnosis in over:
             self.diagnoses.remove(diagnosis)
             self.told.discard(news_key(diagnosis))
-            call = diagnosis.call
-            self._say(went_on(diagnosis.kind.label, diagnosis.culprits, None if call is None else str(call)))
+            self._say(went_on(diagnosis, evidence))
         if over:
             self._write()
 
@@ -450,7 +449,13 @@ class Monitor:
 
     def accept(self, report: dict[str, Any]) -> None:
         """The leader's verdict, so that this host's launcher knows it."""
-        self.diagnoses = diagnoses_from_json(report)
+        accepted = diagnoses_from_json(report)
+        if not self._accepted and not any(d.exit_code for d in accepted):
+            for own in self.diagnoses:  # said while this monitor was alone
+                if own.provisional and not any(still(own, other) for other in accepted):
+                    self._say(went_on(own))
+        self._accepted = True
+        self.diagnoses = accepted
         self.told.update(news_key(d) for d in self.diagnoses)
         save_report(report, self._verdict_paths())
 
@@ -555,6 +560,7 @@ class Monitor:
         self.host.read(self.together.route)
         self._compare()
         if not self._judges():
+            self._withdraw(at_the_end=True)
             self.together.goodbye()
             return
         self._look_at_suspicions(math.inf)

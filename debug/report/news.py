@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from distsim.debug.diagnosis.pairs.suspected_messages import ends
+from distsim.debug.messages.phrases import are, capital, ranks_text
+from distsim.debug.records import Evidence
 from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.kinds import Kind
 from distsim.debug.rings.private import write_private
 from distsim.text.untrusted_input import printable
 
-__all__ = ["news_key", "save_report", "say", "show", "still"]
+__all__ = ["news_key", "save_report", "say", "show", "still", "went_on"]
 
 
 def news_key(diagnosis: Diagnosis) -> tuple[Any, ...]:
@@ -38,6 +41,23 @@ def news_key(diagnosis: Diagnosis) -> tuple[Any, ...]:
 def still(told: Diagnosis, now: Diagnosis) -> bool:
     """What was told still holds, maybe of more ranks."""
     return told.kind is now.kind and set(told.culprits) <= set(now.culprits) and told.call == now.call
+
+
+def went_on(warning: Diagnosis, evidence: Evidence | None = None) -> str:
+    """The line that withdraws a warning; *evidence*: what was seen when it did not hold any more."""
+    ranks, call = warning.culprits, warning.call
+    event = f"went on by {are(ranks, 'itself', 'themselves')}"
+    if warning.kind is Kind.NEVER_JOINED and call is not None and evidence is not None:
+        waits_s = [
+            record.completed_s - record.issued_s
+            for rank in warning.victims
+            for record in evidence.records.get(rank, ())
+            if (record.op, record.seq) == (call.op, call.seq) and record.completed_s is not None
+        ]
+        if waits_s:
+            event = f"joined after {max(waits_s):.1f} s"
+    where = f", {call}" if call else ""
+    return f"{capital(ranks_text(ranks))} {event}: the warning ({warning.kind.label}{where}) is withdrawn"
 
 
 def say(note: str) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
-from distsim.debug.diagnosis.waits.proof import Proof, went_on
+from distsim.debug.diagnosis.waits.proof import Proof
 from distsim.debug.evidence.procfs import own_process
 from distsim.debug.monitor.activity import SuspensionDetector
 from distsim.debug.monitor.ends.orphans import ORPHANS_S
@@ -25,12 +25,14 @@ from distsim.debug.monitor.peers.part import PeerSession
 from distsim.debug.monitor.steady import MOST_FAULTS, Steady
 from distsim.debug.records import Evidence
 from distsim.debug.records.kinds import Kind
+from distsim.debug.records.report_json import diagnoses_to_json
+from distsim.debug.report.news import went_on
 from distsim.debug.rings.jobdir import ring_path
 from distsim.debug.rings.layout import W_JOINED
 from distsim.debug.rings.private import write_private
 from distsim.debug.rings.writer import RingWriter
 from distsim.debug.settings import Settings
-from tests.debug.builders import Step, all_reduce, finding, frozen, killed, play
+from tests.debug.builders import Step, all_reduce, finding, frozen, killed, play, run
 
 NOBODY = 2**22 + 1
 """Above the kernel's largest process number."""
@@ -131,6 +133,43 @@ def test_a_warning_is_withdrawn_when_it_went_on(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "verdict.json").read_text())["diagnoses"] == []
     monitor.tell(diagnose(stopped), stopped)
     assert monitor.said[-1] == "process_frozen True"
+
+
+@pytest.mark.parametrize("turn", ["_turn", "_farewell"])
+def test_a_monitor_that_does_not_judge_withdraws_its_own_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn: str
+) -> None:
+    """It waits for the monitors of other hosts when the late ranks have joined, and until the job has ended."""
+    late = waiting(run(10))
+    (call,) = late.records[1]
+    call.op = "init_process_group"
+    late.records = {**late.records, 0: []}
+    late.straggler_after_s = 2.0
+    (warning,) = diagnose(late)
+    met = play(2, lambda r: [all_reduce(11)], hang_after_s=60.0)
+    met.records[1][0].op, met.records[1][0].issued_s, met.records[1][0].completed_s = call.op, 1.0, 31.0
+    monitor = Watching(tmp_path, met)
+    monitor.tell([warning], late)
+    monkeypatch.setattr(monitor.together, "judges", lambda host: False)
+    getattr(monitor, turn)()
+    assert monitor.said[-1] == (
+        "Rank 0 joined after 30.0 s: the warning (never joined, init_process_group #1) is withdrawn"
+    )
+    assert json.loads((tmp_path / "verdict.json").read_text())["diagnoses"] == []
+
+
+def test_the_warning_of_a_monitor_that_was_alone_is_withdrawn_by_its_leader(tmp_path: Path) -> None:
+    """The first report of the leader has nothing of it: one line says so. What the leader says, it withdraws itself."""
+    stopped = waiting(frozen(10))
+    monitor = Watching(tmp_path, stopped)
+    (warning,) = diagnose(stopped)
+    monitor.tell([warning], stopped)
+    empty, same = diagnoses_to_json([]), diagnoses_to_json([warning])
+    monitor.accept(empty)
+    assert monitor.said[1:] == ["Rank 0 went on by itself: the warning (process frozen, all_reduce #1) is withdrawn"]
+    monitor.accept(same)
+    monitor.accept(empty)
+    assert len(monitor.said) == 2
 
 
 def test_a_warning_becomes_a_verdict_when_patience_is_over(tmp_path: Path) -> None:
@@ -326,7 +365,8 @@ def test_what_a_monitor_says_is_wrapped_on_a_terminal(
     """The line that withdraws a warning is as wide as the report before it; in a log it is one."""
     monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 24)))
     monkeypatch.setattr("sys.stderr.fileno", lambda: 2)
-    Monitor._say(went_on("process frozen", [3], "all_reduce #12 on group data_parallel"))
+    (warning,) = diagnose(waiting(frozen(10)))
+    Monitor._say(went_on(warning))
     told = capsys.readouterr().err.splitlines()
     assert len(told) == lines
     assert all(len(line) <= (columns or 999) for line in told)

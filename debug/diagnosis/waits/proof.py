@@ -15,10 +15,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection
 
-from distsim.debug.messages.phrases import are, capital, ranks_text
 from distsim.debug.records.kinds import Kind
 
-__all__ = ["END_A_JOB", "PROOFS", "Proof", "ends", "until_when", "went_on"]
+__all__ = ["END_A_JOB", "PROOFS", "Proof", "ends", "until_when"]
 
 
 class Proof(enum.Enum):
@@ -94,10 +93,3 @@ def until_when(patience_s: float | None, waited_s: float = 0.0) -> str:
         return "Other ranks still make calls, so the job is left alone; set --hang-after to end it after so long."
     limit = "as long as they were told to" if patience_s is None else f"{patience_s:g} s (--hang-after)"
     return f"This may still go on by itself: it counts as a hang once others have waited {limit}."
-
-
-def went_on(label: str, ranks: Collection[int], call: str | None) -> str:
-    """The line that takes a warning back."""
-    where = f", {call}" if call else ""
-    itself = are(ranks, "itself", "themselves")
-    return f"{capital(ranks_text(ranks))} went on by {itself}: the warning ({label}{where}) is withdrawn"

@@ -200,6 +200,11 @@ class PeerSession:
         """Whether there is a leader who hears what this host suspects."""
         return self.follower is not None and self.follower.connected
 
+    @property
+    def has_leader(self) -> bool:
+        """Whether the monitor of another host gives the verdicts, or gave them until it ended."""
+        return self.follower is not None and (self.follower.connected or self.follower.left)
+
     def suspect(self, found: Sequence[Suspicion]) -> None:
         """A follower leaves the judgement to its leader."""
         if self.follower is not None:
