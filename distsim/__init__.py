@@ -17,7 +17,7 @@ The map of the house (each package says more at its own door; docs/architecture.
                          simulated and real runs
 - `distsim.realexec`     everything that touches live process groups: `guard`, `strict`, `process`
 - `distsim.deprecated`   what torch.distributed has dropped: names, backend, ways to meet, ways to start
-- `distsim.scenario`     programs with faults and what is expected of them
+- `distsim.scenario`     programs with faults and what is expected of them; `equal`: one program in two layouts
 - `distsim.report`       what a run prints and writes
 - `distsim.watchdog`      a process that looks on while another simulates
 - `distsim.plugin`       tests whose bodies run on every rank

@@ -37,6 +37,7 @@ COMMANDS: dict[str, str] = {
     "html": "make a page one can look at of a JSON report",
     "scenario": "run scenario files: program, cluster, faults, expected outcome",
     "sweep": "run one scenario under many settings",
+    "equal": "run one program in two layouts and compare what they compute",
     "validate": "compare the network model with measurements",
     "calibrate": "fit a cluster file to your own measurements",
     "doctor": "print versions, what is supported, what is refused and why",
@@ -52,7 +53,7 @@ exit codes:
   2  usage: a flag, a file or a cluster that does not fit
   3  a hang or deadlock was diagnosed
   4  inconsistent collectives were diagnosed
-  5  an expectation of a scenario failed
+  5  an expectation of a scenario failed, or two layouts differ
 """
 
 REAL_BACKENDS = ("gloo", "nccl", "mpi")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from distsim.sim.outcome import Outcome
     from distsim.watchdog.outcome import ProcessOutcome
 
-__all__ = ["add_parser", "explain"]
+__all__ = ["add_parser", "check_script", "explain"]
 
 DEFAULT_CLUSTER = default_of("on")
 BUDGET_S = 60.0
@@ -217,7 +217,7 @@ def _launch(args: argparse.Namespace) -> int:
         if getattr(args, dest) is None:
             setattr(args, dest, args.torchrun_defaults[dest])
     if not args.no_python and not args.module:
-        _check_script(args.training_script)
+        check_script(args.training_script)
     for note in (*notes, *misplaced(args.training_script, args.training_script_args)):
         print(f"distsim: {note}", file=sys.stderr)
     args.local_rank_flag = local_rank_flag(args.training_script, args.module, args.use_env)
@@ -250,7 +250,7 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
         )
     launched = _unpacked(args, notes)
     if not args.module:
-        _check_script(args.training_script)
+        check_script(args.training_script)
     if args.tokens_per_step is not None and args.tokens_per_step <= 0:
         raise UsageError(f"--tokens-per-step: expected 1 or a larger number, got {args.tokens_per_step}")
     if args.seed < 0:
@@ -317,7 +317,8 @@ def misplaced(script: str, arguments: Sequence[str]) -> list[str]:
     ]
 
 
-def _check_script(path: str) -> None:
+def check_script(path: str) -> None:
+    """Refuse what is no Python script."""
     script = Path(path)
     if script.is_dir():
         raise UsageError(f"expected a Python script, got the folder {path}; for a package use -m {script.name}")

@@ -41,6 +41,7 @@ __all__ = [
     "bus_factor",
     "collector_of",
     "current_collector",
+    "reader_of",
     "silent_findings",
     "silent_patches",
     "step_error",
@@ -62,10 +63,10 @@ def current_collector() -> Collector | None:
 
 def collector_of(process: SimProcess) -> Collector:
     """A new collector for *process*."""
-    return Collector(process.rank, read=_reader(process))
+    return Collector(process.rank, read=reader_of(process))
 
 
-def _reader(process: SimProcess) -> Callable[[Any], Any]:
+def reader_of(process: SimProcess) -> Callable[[Any], Any]:
     """The values of tensors on the CPU, and with `--data real` of those on simulated GPUs."""
     if process.accelerators is None or not process.world.data.real:
         return array_of

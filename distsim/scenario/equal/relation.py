@@ -1,0 +1,186 @@
+"""How the tensors of several ranks make one whole tensor: the same, joined, added up, or not at all. Pure functions."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["How", "Relation", "distance", "joined", "relation"]
+
+Array = NDArray[Any]
+PARTS = (2, 3)
+"""Blocks into which a rank's shard may be cut before the shards are joined: the two halves of a gate or of a zigzag
+sequence, and query, key and value of one weight."""
+
+
+class How(enum.Enum):
+    """What the ranks' tensors are of the whole one."""
+
+    EQUAL = "equal"
+    JOINED = "joined"
+    SUM = "sum"
+    MULTIPLE = "multiple"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class Relation:
+    """*distance*: what lies between the whole tensor and what the ranks' make, relative to its norm."""
+
+    how: How
+    distance: float
+    detail: str = ""
+    factor: float = 1.0
+    """Of MULTIPLE: the ranks' tensor by the whole one."""
+
+
+def distance(whole: Array, other: Array) -> float:
+    """|other - whole| / |whole|; infinite where a value is no number or the shapes differ."""
+    if whole.shape != other.shape:
+        return float("inf")
+    a, b = whole.astype(np.float64), other.astype(np.float64)
+    apart = float(np.linalg.norm((b - a).reshape(-1)))
+    norm = float(np.linalg.norm(a.reshape(-1)))
+    if not np.isfinite(apart):
+        return 0.0 if np.array_equal(a, b, equal_nan=True) else float("inf")
+    return apart / norm if norm else (0.0 if not apart else float("inf"))
+
+
+def relation(whole: Array, shards: Sequence[Array], threshold: float) -> Relation:
+    """What *shards*, one of each rank in order, are of *whole*.
+
+    MULTIPLE is said of ranks that are equal and a whole number of times too large or too small. A relation whose
+    distance is above *threshold* is NONE, with the smallest distance that was found.
+    """
+    distinct = _distinct(shards)
+    nearest = float("inf")
+    for parts in (distinct, shards):  # copies over an axis of the mesh, or parts that happen to be equal
+        for how, detail, made in _candidates(whole.shape, parts):
+            apart = distance(whole, made)
+            if apart <= threshold:
+                return Relation(how, apart, detail)
+            nearest = min(nearest, apart)
+        if len(shards) == len(distinct):
+            break
+    if len(distinct) == 1 or all(distance(distinct[0], shard) <= threshold for shard in distinct):
+        factor = _factor(whole, distinct[0], threshold)
+        if factor is not None:
+            return Relation(How.MULTIPLE, nearest, f"{factor:g} times", factor)
+    return Relation(How.NONE, nearest)
+
+
+def joined(shapes: Sequence[tuple[int, ...]], whole: tuple[int, ...]) -> int | None:
+    """The dimension along which tensors of *shapes* make one of shape *whole*; None where none or several do."""
+    fits = [
+        axis
+        for axis in range(len(whole))
+        if all(len(s) == len(whole) and s[:axis] + s[axis + 1 :] == whole[:axis] + whole[axis + 1 :] for s in shapes)
+        and sum(shape[axis] for shape in shapes) == whole[axis]
+    ]
+    return fits[0] if len(fits) == 1 else None
+
+
+def _distinct(shards: Sequence[Array]) -> list[Array]:
+    """*shards* less copies of earlier ones; all of them where there are none."""
+    kept: list[Array] = []
+    for shard in shards:
+        if not any(shard.shape == other.shape and np.array_equal(shard, other, equal_nan=True) for other in kept):
+            kept.append(shard)
+    return kept
+
+
+def _candidates(shape: tuple[int, ...], shards: Sequence[Array]) -> Iterator[tuple[How, str, Array]]:
+    """What *shards* may make that has *shape*, the simplest first."""
+    if len(shards) == 1 or all(shard.shape == shape for shard in shards):
+        # several copies of one tensor that differ by rounding
+        farthest = max(shards, key=lambda shard: distance(shards[0], shard))
+        yield How.EQUAL, "", farthest if farthest.shape == shape else shards[0]
+    if len(shards) == 1:
+        return
+    yield from _one_axis(shape, shards)
+    for width in range(2, len(shards) // 2 + 1):  # a mesh of two axes: one within blocks of ranks, one across them
+        if len(shards) % width:
+            continue
+        blocks = [shards[at : at + width] for at in range(0, len(shards), width)]
+        strides = [shards[at :: len(shards) // width] for at in range(len(shards) // width)]
+        for groups in (blocks, strides):
+            for how, detail, inner in _inner(groups):
+                for other, more, made in _one_axis(shape, inner):
+                    added = How.SUM in (how, other)
+                    yield How.SUM if added else How.JOINED, f"{detail}, {more}", made
+
+
+def _inner(groups: list[Sequence[Array]]) -> Iterator[tuple[How, str, list[Array]]]:
+    """The groups of ranks, each made one tensor in one way."""
+    for axis in range(groups[0][0].ndim):
+        if all(_joinable(group, axis) for group in groups):
+            yield How.JOINED, f"dim {axis}", [np.concatenate(group, axis) for group in groups]
+    if all(len({shard.shape for shard in group}) == 1 for group in groups):
+        yield How.SUM, "sum", [_sum(group) for group in groups]
+
+
+def _one_axis(shape: tuple[int, ...], shards: Sequence[Array]) -> Iterator[tuple[How, str, Array]]:
+    for axis in range(len(shape)):
+        if not _joinable(shards, axis) or sum(shard.shape[axis] for shard in shards) != shape[axis]:
+            continue
+        yield How.JOINED, f"dim {axis}", np.concatenate(shards, axis)
+        if any(shard.shape != shards[0].shape for shard in shards):
+            continue
+        size = shards[0].shape[axis]
+        yield How.JOINED, f"dim {axis}, in turn", _in_turn(shards, axis)
+        for parts in PARTS:
+            if size % parts == 0:
+                cut = [np.split(shard, parts, axis) for shard in shards]
+                yield (
+                    How.JOINED,
+                    f"dim {axis}, {parts} blocks",
+                    np.concatenate([block[part] for part in range(parts) for block in cut], axis),
+                )
+        if size % 2 == 0:
+            halves = [np.split(shard, 2, axis) for shard in shards]
+            zigzag = [first for first, _ in halves] + [second for _, second in reversed(halves)]
+            yield How.JOINED, f"dim {axis}, zigzag", np.concatenate(zigzag, axis)
+    if all(shard.shape == shape for shard in shards):
+        total = _sum(shards)
+        yield How.SUM, "", total
+        yield How.SUM, "mean", total / len(shards)
+
+
+def _joinable(shards: Sequence[Array], axis: int) -> bool:
+    first = shards[0].shape
+    return all(
+        shard.ndim == len(first) and shard.shape[:axis] + shard.shape[axis + 1 :] == first[:axis] + first[axis + 1 :]
+        for shard in shards
+    )
+
+
+def _in_turn(shards: Sequence[Array], axis: int) -> Array:
+    """The elements of the ranks in turn, as a strided split gives them out."""
+    stacked = np.stack(shards, axis + 1)
+    shape = list(shards[0].shape)
+    shape[axis] *= len(shards)
+    return stacked.reshape(shape)
+
+
+def _sum(shards: Sequence[Array]) -> Array:
+    total: Array = np.sum([shard.astype(np.float64) for shard in shards], axis=0)
+    return total
+
+
+def _factor(whole: Array, shard: Array, threshold: float) -> float | None:
+    """By how much *shard* is too large, where that is a whole number from 2 or one over it."""
+    if whole.shape != shard.shape:
+        return None
+    a, b = whole.astype(np.float64).reshape(-1), shard.astype(np.float64).reshape(-1)
+    norm = float(a @ a)
+    found = float(a @ b) / norm if norm else 0.0
+    for factor in (found, 1 / found if found else 0.0):
+        if factor >= 1.5 and abs(factor - round(factor)) < 1e-3 * factor:
+            exact = float(round(factor)) if factor is found else 1.0 / round(factor)
+            return exact if distance(a, b / exact) <= threshold else None
+    return None
