@@ -1,4 +1,4 @@
-"""`python -m distsim.scenario.equal.child SPEC`: one layout's run, in a process of its own. *SPEC* is a JSON file (`Spec`)."""
+"""One layout's run in a process of its own: `python -m distsim.scenario.equal.child SPEC`, with a `Spec` as JSON."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def main(path: str) -> int:
     """Run it; 0 where the tensors of all steps were written, also if the program did not come to its end."""
     import numpy as np
 
-    from distsim.scenario.equal.record import Recorder, recording, without_dropout, write_run
     from distsim.report import print_summary
+    from distsim.scenario.equal.record import Recorder, recording, without_dropout, write_run
     from distsim.sim import RunRequest, run_program
     from distsim.sim.isolation.process import current_task
     from distsim.sim.observe.totals import reader_of

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from distsim.errors import UsageError
 from distsim.scenario.equal.record import Entry, Key, Run
 from distsim.scenario.equal.relation import How, Relation, distance, joined, relation
-from distsim.errors import UsageError
 
 __all__ = ["Comparison", "Deviation", "compare", "starts", "teams"]
 

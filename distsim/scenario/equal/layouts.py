@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
+from distsim.errors import UsageError
 from distsim.scenario.equal.child import Spec
 from distsim.scenario.equal.compare import Comparison, compare, starts, teams
 from distsim.scenario.equal.record import Run, read_run
-from distsim.errors import UsageError
 
 __all__ = ["compare_layouts"]
 

@@ -61,6 +61,8 @@ def relation(whole: Array, shards: Sequence[Array], threshold: float) -> Relatio
     nearest = float("inf")
     for parts in (distinct, shards):  # copies over an axis of the mesh, or parts that happen to be equal
         for how, detail, made in _candidates(whole.shape, parts):
+            if how is How.SUM and len(parts) > len(distinct):
+                continue  # equal tensors that are too small are a multiple
             apart = distance(whole, made)
             if apart <= threshold:
                 return Relation(how, apart, detail)
