@@ -102,7 +102,7 @@ def _with_processes(evidence: Evidence, told: Diagnosis) -> Diagnosis:
     size = len(told.group.ranks) if told.group is not None else 0
     if told.kind is Kind.NEVER_JOINED and evidence.doubles:
         return _as_doubles(evidence, told)
-    if told.kind in CONFUSED and not evidence.double_ranks.isdisjoint({*told.culprits, *told.victims}):
+    if told.kind in CONFUSED and not evidence.double_ranks.keys().isdisjoint({*told.culprits, *told.victims}):
         return _confused(evidence, told)
     if told.kind is Kind.NEVER_JOINED and 0 < evidence.launched < size:
         started = f"The program waits for {size} ranks (world_size={size}), but its launcher here has started a job of "
@@ -129,10 +129,16 @@ def _as_doubles(evidence: Evidence, told: Diagnosis) -> Diagnosis:
     reasons, _, cures = zip(*(text.rpartition(": ") for text in evidence.doubles), strict=True)
     members = frozenset(told.group.ranks if told.group is not None else told.victims)
     verb = are(told.culprits, "has", "have")
+    explanation = f"No process is {ranks_text(told.culprits)}, which {verb} never joined: {'; '.join(reasons)}."
+    for number, rank in evidence.double_ranks.items():  # a number behind the last rank is no rank of the program
+        if number in told.stuck and number not in members:
+            explanation += f" Rank {rank} waits twice, also as pid {evidence.ranks[number].pid}."
     return replace(
         told,
         victims=tuple(rank for rank in told.victims if rank in members),
-        explanation=f"No process is {ranks_text(told.culprits)}, which {verb} never joined: {'; '.join(reasons)}.",
+        stuck={rank: at for rank, at in told.stuck.items() if rank in members},
+        sites={rank: site for rank, site in told.sites.items() if rank in members},
+        explanation=explanation,
         suggestion=f"{capital(cures[0])}.",
     )
 
@@ -141,7 +147,7 @@ def _confused(evidence: Evidence, told: Diagnosis) -> Diagnosis:
     """What follows where two processes take each other's messages: no other rank is at fault."""
     reasons, _, cures = zip(*(text.rpartition(": ") for text in evidence.doubles), strict=True)
     reason = "; ".join(reasons)
-    both = {*told.culprits, *told.victims} - evidence.double_ranks
+    both = {*told.culprits, *told.victims} - evidence.double_ranks.keys()
     return replace(
         told,
         kind=Kind.NEVER_JOINED,

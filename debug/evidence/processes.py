@@ -47,8 +47,8 @@ class Numbering:
     """A launcher has started as many ranks."""
     doubles: tuple[str, ...] = ()
     """Processes that call themselves alike, a sentence each."""
-    double_ranks: frozenset[int] = frozenset()
-    """The numbers of those."""
+    double_ranks: Mapping[int, int] = field(default_factory=dict)
+    """The numbers of those -> the rank that they call themselves."""
     known: frozenset[str] | None = None
     """Worlds that some process had joined by then: who is who in another cannot be told yet. None: all."""
 
@@ -109,21 +109,30 @@ def number_processes(processes: Iterable[Process]) -> Numbering:
     main = _main_world(known)
     launched = _launched(known)
     size = main.size if main is not None else max((process.world_size for process in known), default=0)
-    numbers, total = _numbers(known, {} if main is None else members[main.id], size, "" if main is None else main.id)
+    of_main = {} if main is None else {**members.get(main.met, {}), **members[main.id]}
+    numbers, total = _numbers(known, of_main, size, "" if main is None else main.id)
     sizes = {process.world_size for process in known if process.has_launcher}
     worlds: dict[str, tuple[int, ...]] = {}
     unseen: dict[int, str] = {}
+    unseen_numbers: dict[tuple[str, int], int] = {}
+    """Of a rendezvous by hand and the worlds made in its store alike."""
     for id_, of_world in members.items():
         world = next(world for process in of_world.values() for world in process.worlds if world.id == id_)
-        if main is not None and id_ == main.id:
+        met = next((one.met for process in of_world.values() for one in process.worlds if one.id == id_), "")
+        if main is not None and (id_ in (main.id, main.met) or met == main.id):
             continue
+        if all(any(one.met == id_ for one in process.worlds) for process in of_world.values()):
+            continue  # all have come on to a world that they made in its store
+        come = {**members.get(met, {}), **of_world}
         in_job = []
         for rank in range(world.size):
-            member = of_world.get(rank)
+            member = come.get(rank)
             if member is None:
-                unseen[total] = f"rank {rank} of {world.size} at {world.where}, of which no records are here"
-                in_job.append(total)
-                total += 1
+                number = unseen_numbers.setdefault((met or id_, rank), total)
+                if number == total:
+                    unseen[total] = f"rank {rank} of {world.size} at {world.where}, of which no records are here"
+                    total += 1
+                in_job.append(number)
             else:
                 in_job.append(numbers[member.key])
         if in_job != list(range(world.size)):
@@ -141,7 +150,7 @@ def number_processes(processes: Iterable[Process]) -> Numbering:
         max((started for started in sizes if started != size), default=0),
         size in sizes,
         tuple(_double(*pair) for pair in doubles),
-        frozenset(numbers[process.key] for _, *pair in doubles for process in pair if process.key in numbers),
+        {numbers[one.key]: world.rank for world, *pair in doubles for one in pair if one.key in numbers},
         frozenset(members),
     )
 

@@ -178,6 +178,7 @@ def rank_state(
         state.since_s = (beat_ns - origin_ns) / 1e9 if beat_ns else None
         return state
     state.meets_at, state.reached_store = reader.meets()
+    state.meets_by_hand = reader.meets_by_hand()
     state.left_group = bool(reader.word(rings.W_LEFT))
     state.leaving = bool(reader.word(rings.W_EXIT_CODE)) or life not in (rings.LIFE_STARTED, rings.LIFE_JOINED)
     if process is not None and beat_ns and not state.leaving:

@@ -299,6 +299,9 @@ class RankState:
     """Address of the store in which it meets the others in init_process_group: `host:port`."""
     reached_store: bool = True
     """It has reached that store."""
+    meets_by_hand: str | None = None
+    """Address of the store, and name of the group, where it meets others by the program's own call of `rendezvous` or
+    `_new_process_group_helper`."""
     reused_store: str | None = None
     """The store of its world where that holds the keys of an earlier world, too: `host:port`."""
     reason: str | None = None
@@ -366,8 +369,8 @@ class Evidence:
     """World size of the ranks' launcher, where it is another than the program's; 0: the same, or there is none."""
     doubles: Sequence[str] = ()
     """Processes that call themselves the same rank of one world, a sentence each with what to do about it."""
-    double_ranks: frozenset[int] = frozenset()
-    """Their numbers in this evidence."""
+    double_ranks: Mapping[int, int] = field(default_factory=dict)
+    """Their numbers in this evidence -> the rank that they call themselves."""
     processes: Mapping[int, str] = field(default_factory=dict)
     """What processes are whose rank is another than their launcher's."""
     away_s: Sequence[tuple[float, float]] = ()

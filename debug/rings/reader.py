@@ -445,9 +445,15 @@ class RingReader:
     def meets(self) -> tuple[str | None, bool]:
         """The address of the store that the rank meets the others in, until it has, and whether it has reached it."""
         said = self.text(rings.W_MEETS)
-        if not isinstance(said, dict) or not isinstance(said.get("at"), str):
+        if not isinstance(said, dict) or not isinstance(said.get("at"), str) or said.get("by_hand"):
             return None, True
         return printable(said["at"]), said.get("reached") is True
+
+    def meets_by_hand(self) -> str | None:
+        """The rendezvous beside init_process_group that the main thread waits in."""
+        said = self.text(rings.W_MEETS)
+        by_hand = isinstance(said, dict) and said.get("by_hand")
+        return printable(str(said.get("at"))) if by_hand else None
 
     def caught(self) -> tuple[Caught, ...]:
         """The last exceptions that the program handled, the newest last."""

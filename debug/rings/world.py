@@ -38,18 +38,21 @@ class World:
     reuses_store: bool = False
     """Its store still holds what an earlier world of this process, or in a file an earlier job, wrote there under the
     same keys."""
+    met: str = ""
+    """The world of the rendezvous by hand that its store comes from: the same ranks, some of which may still wait."""
 
     def to_json(self) -> list[Any]:
         """All fields in their order."""
-        return [self.id, self.rank, self.size, self.kind.value, self.where, self.reuses_store]
+        return [self.id, self.rank, self.size, self.kind.value, self.where, self.reuses_store, self.met]
 
     @classmethod
     def from_json(cls, said: Any) -> World:
         """The inverse of `to_json`; ValueError where that is none."""
-        id_, rank, size, kind, where, *reuses_store = said
+        id_, rank, size, kind, where, *rest = said
+        reuses_store, met = any(rest[:1]), text(rest[1] if len(rest) > 1 else "", "met", 64)
         size = whole(size, "world size", 1, MOST_RANKS)
         rank = whole(rank, "rank", 0, size - 1)
-        return cls(text(id_, "world", 64), rank, size, WorldKind(kind), text(where, "where", 200), any(reuses_store))
+        return cls(text(id_, "world", 64), rank, size, WorldKind(kind), text(where, "where", 200), reuses_store, met)
 
 
 @dataclass(frozen=True, slots=True)

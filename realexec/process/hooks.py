@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import CodeType
 from typing import Any
@@ -59,6 +59,8 @@ class Hooks:
         self._by_hooks = by_hooks
         self._patches = Patches(_in_usual_world)
         self._inside = threading.local()
+        self._met: dict[tuple[str, int], str] = {}
+        """Place and size -> the world that has met there last by the program's own call of `rendezvous`."""
 
     def install(self) -> None:
         patches = self._patches
@@ -117,7 +119,8 @@ class Hooks:
     def _rendezvous(self, original: Any, url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
         if _called_by_init():
             self.begin_init(rank, world_size, url)
-        return original(url, rank, world_size, **kwargs)
+        meeting = original(url, rank, world_size, **kwargs)
+        return meeting if _called_by_torch() else self._rendezvous_by_hand(meeting, url, rank, world_size)
 
     def _create_store(self, original: Any, hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
         self._before_store(port)
@@ -130,19 +133,48 @@ class Hooks:
         def initialize(store: Any, *args: Any, **kwargs: Any) -> None:
             given = dict(zip(("host_name", "port"), args, strict=False)) | kwargs
             address = f"{given.get('host_name')}:{given.get('port')}"
+            session = self._session()
+            if session is not None and session.ring.words[rings.WORDS_AT // 8 + rings.W_JOINED]:
+                with self._meeting_by_hand(address):
+                    original(store, *args, **kwargs)
+                return
             self._meets_at(address, reached=False)
             original(store, *args, **kwargs)
             self._meets_at(address, reached=True)
 
         return initialize
 
-    def _meets_at(self, address: str, reached: bool) -> None:
+    def _meets_at(self, address: str, reached: bool, by_hand: bool = False) -> None:
         session = self._session()
-        if session is not None and not session.ring.words[rings.WORDS_AT // 8 + rings.W_JOINED]:
-            content = {"at": address, "reached": reached}
-            session.ring.header(
-                rings.W_MEETS, session.ring.entry(rings.TABLE_TEXT, ("meets", address, reached), content)
-            )
+        if session is not None:
+            content = {"at": address, "reached": reached, "by_hand": by_hand}
+            key = ("meets", address, reached, by_hand)
+            session.ring.header(rings.W_MEETS, session.ring.entry(rings.TABLE_TEXT, key, content))
+
+    @contextlib.contextmanager
+    def _meeting_by_hand(self, address: str) -> Iterator[None]:
+        """The main thread waits for others beside init_process_group."""
+        session = self._session()
+        if session is None or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self._meets_at(address, reached=False, by_hand=True)
+        try:
+            yield
+        finally:
+            session.ring.header(rings.W_MEETS, 0)
+
+    def _rendezvous_by_hand(self, meeting: Iterable[Any], url: str, rank: int, size: int) -> Iterator[Any]:
+        """A rendezvous of the program's own, in whose store it will make a world: who still waits is known as well."""
+        session, world = self._session(), None
+        place, where = place_of_url(url)
+        if session is not None:
+            world = session.worlds.begin(f"by hand {place}", where, rank, size, WorldKind.FURTHER)
+        for answer in meeting:
+            if session is not None and world is not None:
+                session.worlds.begun(f"by hand {place}", size)
+                self._met[place, size], world = world.id, None
+            yield answer
 
     def begin_init(self, rank: int, world_size: int, url: str = "env://") -> None:
         """init_process_group begins on *rank*, which meets the others at *url*; without both, as a launcher says."""
@@ -167,7 +199,8 @@ class Hooks:
         if not 0 <= rank < size <= MOST_RANKS:
             return None  # torch says what it thinks of these
         session = self._session() or self._open(World("", rank, size, kind, where), job)
-        return None if session is None else session.worlds.begin(place, where, rank, size, kind)
+        met = self._met.get((place.partition("|")[0], size), "") if kind is WorldKind.FURTHER else ""
+        return None if session is None else session.worlds.begin(place, where, rank, size, kind, met)
 
     def late(self) -> None:
         """The guard comes after init_process_group."""
@@ -214,7 +247,8 @@ class Hooks:
         if default and attempt != "0" and len(args) > 1:
             # elastic keeps one store over restarts: gloo would connect to the addresses of dead workers
             args = (args[0], PrefixStore(f"attempt_{attempt}", args[1]), *args[2:])
-        pg, store = original(size, rank, ranks, *args, **kwargs)
+        with contextlib.nullcontext() if by_hand is None else self._meeting_by_hand(by_hand[1]):
+            pg, store = original(size, rank, ranks, *args, **kwargs)
         if world is not None and session is not None:
             session.worlds.begun(by_hand[0] if by_hand else "", size)
         return self._guard(pg, () if default else tuple(ranks), world), store
@@ -307,6 +341,11 @@ def _called_by_init() -> bool:
     """Whether torch's own init_process_group has called a helper: frameworks that make worlds by hand do so, too."""
     caller = sys._getframe(3)  # below: this function, the hook, and its wrapper
     return caller.f_code.co_name == "init_process_group" and caller.f_globals is vars(c10d)
+
+
+def _called_by_torch() -> bool:
+    """Whether torch itself has called a hook: init_process_group, init_rpc."""
+    return str(sys._getframe(3).f_globals.get("__name__", "")).startswith("torch.")
 
 
 def _in_usual_world() -> bool:

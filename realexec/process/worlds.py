@@ -32,8 +32,9 @@ class Worlds:
         self._recorder = recorder
         self._times: Counter[tuple[str, int]] = Counter()
 
-    def begin(self, place: str, where: str, rank: int, size: int, kind: WorldKind) -> World | None:
-        """Join the world that meets at *place* (*where*, for people); None where these can be no rank and world size.
+    def begin(self, place: str, where: str, rank: int, size: int, kind: WorldKind, met: str = "") -> World | None:
+        """Join the world that meets at *place* (*where*, for people), in a store that the ranks have *met* in as a
+        world before; None where these can be no rank and world size.
         All members count alike how many worlds of this size they have had there."""
         if not 0 <= rank < size <= MOST_RANKS:
             return None
@@ -42,7 +43,7 @@ class Worlds:
         # Only the store of torchrun's agent surely outlives a world of this process: others may be new ones.
         reuses_store = times > 0 and place == place_of_url("env://")[0] and _has_agent_store()
         reuses_store |= times == 0 and place.startswith("file:") and _is_older_than_this_process(place)
-        world = World(number, rank, size, kind, where, reuses_store)
+        world = World(number, rank, size, kind, where, reuses_store, met)
         self._recorder.join(world)
         return world
 

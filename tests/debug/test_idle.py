@@ -12,7 +12,7 @@ from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.evidence import procfs
 from distsim.debug.monitor import activity
 from distsim.debug.monitor.activity import ActivityWatch
-from distsim.debug.records import Evidence, Phase
+from distsim.debug.records import Evidence, Phase, RankState
 from distsim.debug.records.kinds import Kind
 from tests.debug.builders import all_reduce, finish, host, play, run
 
@@ -149,6 +149,36 @@ def test_simulated_ranks_stuck_alike_are_one_diagnosis() -> None:
     """As on gloo: one report with all of them, not one a rank."""
     (hang,) = diagnose(play(3, lambda rank: [host("queue.get", 9)]))
     assert (hang.kind, hang.culprits) == (Kind.HOST_STUCK, (0, 1, 2))
+
+
+def meeting_by_hand(idle_s: float, limit_s: float | None) -> Evidence:
+    """Ranks 0 and 1 make a world of five by hand; of ranks 2 to 4 no process is known."""
+    evidence = quiet_job((idle_s, idle_s), quiet_s=idle_s + 1.0)
+    evidence.quiet_after_s = limit_s
+    evidence.ranks = {**evidence.ranks, **{rank: RankState(rank) for rank in (2, 3, 4)}}
+    evidence.world_size, evidence.unseen = 5, frozenset({2, 3, 4})
+    evidence.processes = {rank: f"rank {rank} of 5 at host:5, of which no records are here" for rank in (2, 3, 4)}
+    evidence.ranks[0].meets_by_hand, evidence.ranks[1].meets_by_hand = "host:5", "host:5 big"
+    return evidence
+
+
+def test_ranks_that_wait_by_hand_for_ranks_that_were_never_started_are_named() -> None:
+    """A warning names the missing ranks and the store; a hang when the user's limit is over."""
+    (warning,) = diagnose(meeting_by_hand(8.0, 60.0))
+    assert (warning.kind, warning.culprits, warning.provisional) == (Kind.NEVER_JOINED, (2, 3, 4), True)
+    assert "Ranks 2-4 have not come to the rendezvous at host:5" in warning.explanation
+    assert "counts as a hang after 60 s" in warning.explanation
+    for idle_s in (59.5, 61.0):
+        (hang,) = diagnose(meeting_by_hand(idle_s, 60.0))
+        assert (hang.kind, hang.culprits, hang.exit_code, hang.ends_job) == (Kind.NEVER_JOINED, (2, 3, 4), 3, True)
+        assert sorted(hang.stuck) == [0, 1]
+
+
+def test_processes_that_are_not_watched_may_come_to_a_rendezvous_by_hand_at_any_time() -> None:
+    """Inference engines may load for longer than the default: without a limit of the user's the job is left alone."""
+    (warning,) = diagnose(meeting_by_hand(99.0, None))
+    assert (warning.provisional, warning.ends_job) == (True, False)
+    assert "set --hang-after" in warning.explanation
 
 
 class Ring:

@@ -50,6 +50,38 @@ def test_a_further_world_is_translated() -> None:
     assert numbering.unseen == {4}
 
 
+def further(name: str, rank: int, size: int, met: str = "") -> World:
+    return World(name, rank, size, WorldKind.FURTHER, "host:5", met=met)
+
+
+def test_a_rank_that_still_waits_in_a_rendezvous_by_hand_is_one_of_the_world_made_there() -> None:
+    """Rank 0 serves the store and waits in it, rank 1 makes the group: ranks 2 to 4 are unseen, and have one number."""
+    first = process(0, 2, world("w", 0, 2), further("store", 0, 5))
+    second = process(1, 2, world("w", 1, 2), further("store", 1, 5), further("group", 1, 5, "store"))
+    numbering = number_processes([first, second])
+    assert numbering.unseen == {2, 3, 4}
+    assert [numbering.in_job("group", rank) for rank in range(5)] == [0, 1, 2, 3, 4]
+
+
+def test_a_rendezvous_by_hand_that_all_have_come_on_from_says_nothing() -> None:
+    """Rank 1 reached the store in another way than `rendezvous`: nobody is missing."""
+    first = process(0, 2, world("w", 0, 2), further("store", 0, 2), further("group", 0, 2, "store"))
+    second = process(1, 2, world("w", 1, 2), further("group", 1, 2))
+    assert number_processes([first, second]).unseen == frozenset()
+
+
+def test_a_rendezvous_by_hand_keeps_the_numbers_of_a_job_without_a_default_group() -> None:
+    """Engines that make their only group by hand: who still waits for its store has its own rank there."""
+    first = process(0, 1, further("store", 2, 3), launched=False)
+    others = [
+        process(0, 1, further("store", r, 3), further("group", r, 3, "store"), pid=200 + r, launched=False)
+        for r in (0, 1)
+    ]
+    numbering = number_processes([first, *others])
+    assert [numbering.numbers[one.key] for one in (first, *others)] == [2, 0, 1]
+    assert numbering.unseen == frozenset()
+
+
 def test_a_process_that_only_starts_ranks_is_none() -> None:
     """torchrun's own process under mp.spawn: it has the launcher's number, and joins nothing."""
     parent = process(0, 2)
@@ -71,7 +103,7 @@ def test_two_processes_of_one_rank_are_named() -> None:
     assert sorted(numbering.numbers.values()) == [0, 2]
     assert len(numbering.doubles) == 1
     assert "two processes call themselves rank 0 of 2" in numbering.doubles[0]
-    assert numbering.double_ranks == {0, 2}
+    assert numbering.double_ranks == {0: 0, 2: 0}
 
 
 def test_the_world_that_most_have_moved_on_from_is_history() -> None:

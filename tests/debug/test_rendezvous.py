@@ -7,7 +7,7 @@ import pytest
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records import CallWait, Evidence, Phase, State
 from distsim.debug.records.kinds import Kind
-from tests.debug.builders import all_reduce, barrier, finish, play
+from tests.debug.builders import all_reduce, barrier, finish, play, world
 
 
 def meeting(addresses: dict[int, str], waited_s: float, size: int = 3, reached: bool = True) -> Evidence:
@@ -93,6 +93,23 @@ def test_two_processes_of_one_number_are_named() -> None:
     assert hang.suggestion == "Give each its own."
 
 
+def test_a_rank_that_two_processes_are_waits_twice() -> None:
+    """Not as a rank behind the last one of the world, which nobody has started."""
+    evidence = meeting({0: "a:1", 1: "a:1", 3: "a:1"}, 61.0, size=4)
+    for rank, calls in evidence.records.items():
+        for call in calls:
+            call.group = world(3)
+        evidence.ranks[rank].pid = 100 + rank
+    evidence.world_size = 4
+    evidence.doubles = [
+        "two processes call themselves rank 1 of 3 at a:1 (pid 101 on h, pid 103 on h): give each its own"
+    ]
+    evidence.double_ranks = {1: 1, 3: 1}
+    (hang,) = diagnose(evidence)
+    assert (hang.culprits, hang.victims, sorted(hang.stuck), 3 in hang.sites) == ((2,), (0, 1), [0, 1], False)
+    assert hang.explanation.endswith("(pid 101 on h, pid 103 on h). Rank 1 waits twice, also as pid 103.")
+
+
 def test_different_addresses_are_nothing_at_first() -> None:
     """Processes start one after the other."""
     assert diagnose(meeting({0: "a:1", 1: "a:2"}, 1.0)) == []
@@ -144,7 +161,7 @@ def test_nobody_else_is_accused_where_two_processes_are_one_rank() -> None:
     evidence = play(3, lambda rank: [all_reduce(4), barrier(5) if rank == 2 else finish()])
     assert [d.kind for d in diagnose(evidence)] == [Kind.EXTRA_COLLECTIVE]
     evidence.doubles = ["two processes call themselves rank 0 of 2 at a:1 (pid 5 on h, pid 6 on h): give each its own"]
-    evidence.double_ranks = frozenset({0, 2})
+    evidence.double_ranks = {0: 0, 2: 0}
     (hang,) = diagnose(evidence)
     assert (hang.kind, hang.culprits, hang.victims) == (Kind.NEVER_JOINED, (0, 2), ())
     assert hang.explanation.startswith("Two processes call themselves rank 0 of 2")

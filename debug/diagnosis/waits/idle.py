@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.waits.proof import Proof
-from distsim.debug.messages.phrases import ranks_text, several, state_text
+from distsim.debug.messages.advice import advice
+from distsim.debug.messages.phrases import are, capital, ranks_text, several, some_ranks_text, state_text
 from distsim.debug.records import Phase, RankState
-from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.diagnosis import Diagnosis, Stuck
 from distsim.debug.records.kinds import Kind
 
 __all__ = ["IDLE_S", "idle_job"]
@@ -46,7 +47,8 @@ def idle_job(case: Case) -> list[Diagnosis]:
     """
     evidence = case.index.evidence
     limit_s = evidence.hang_after_s
-    live = {rank: s for rank, s in case.index.states.items() if s.phase not in ENDED and not s.leaving}
+    live = {r: s for r, s in case.index.states.items() if s.phase not in ENDED and not s.leaving}
+    live = {rank: state for rank, state in live.items() if rank not in evidence.unseen}
     if not limit_s or not live or any(not _on_its_own(case, state) for state in live.values()):
         return []
     still_s = _still_s(live.values())
@@ -57,8 +59,10 @@ def idle_job(case: Case) -> list[Diagnosis]:
     suggestion = STANDS_STILL
     if still_s >= (limit_s if is_over else min(IDLE_S, limit_s)):
         text = f"No rank waits in a call, and none has moved for {still_s:.0f} s"
-        proof = Proof.PATIENCE if still_s >= limit_s else Proof.NOT_YET
+        trusted = bool(evidence.unseen) and evidence.quiet_after_s is None  # processes that are not watched may come
+        proof = Proof.PATIENCE if still_s >= limit_s and not trusted else Proof.NOT_YET
         then = "" if proof is Proof.PATIENCE else f" It counts as a hang after {limit_s:g} s of this (--hang-after)."
+        then = f" {LEFT_ALONE}" if trusted else then
     elif quiet_s >= limit_s and shown:
         text = f"No rank has made a call for {quiet_s:.0f} s, and none waits in one"
         proof = Proof.PATIENCE if is_over else Proof.NOT_YET
@@ -68,10 +72,53 @@ def idle_job(case: Case) -> list[Diagnosis]:
     else:
         return []
     joining = [rank for rank, state in live.items() if state.joining]
-    others = [rank for rank in live if rank not in joining]
+    meeting, absent = _meeting(case, live)
+    others = [rank for rank in live if rank not in joining and rank not in meeting]
     parts = ((Kind.HOST_STUCK, others), (Kind.NEVER_JOINED, joining))
     found = [_diagnosis(case, kind, ranks, text, then, suggestion, quiet_s) for kind, ranks in parts if ranks]
+    if absent:
+        found.append(_absent(case, absent, meeting, text, then, quiet_s))
     return [replace(d, proof=proof) for d in found]
+
+
+def _meeting(case: Case, live: Mapping[int, RankState]) -> tuple[list[int], list[int]]:
+    """Ranks of *live* that meet others by hand, and members of which no process is known that have not come there."""
+    evidence = case.index.evidence
+    stores = {rank: at.partition(" ")[0] for rank, state in live.items() if (at := state.meets_by_hand) is not None}
+    absent = {
+        rank: store
+        for rank in sorted(evidence.unseen & case.index.states.keys())
+        for store in set(stores.values())
+        if f" at {store}" in evidence.processes.get(rank, "")
+    }
+    return [rank for rank, store in stores.items() if store in absent.values()], list(absent)
+
+
+def _absent(
+    case: Case, absent: Sequence[int], meeting: Sequence[int], text: str, then: str, since_s: float
+) -> Diagnosis:
+    states = case.index.states
+    at = str(states[meeting[0]].meets_by_hand).partition(" ")[0]
+    places = "; ".join(f"{ranks_text(some)} {several(where, some)}" for where, some in _by_place(case, meeting).items())
+    found = case.diagnosis(
+        Kind.NEVER_JOINED,
+        absent,
+        (),
+        call=None,
+        explanation=f"{capital(ranks_text(absent))} {are(absent, 'has', 'have')} not come to the rendezvous at {at}, "
+        f"which the program makes beside init_process_group, and no process of theirs is known here. {text}: "
+        f"{places}.{then}",
+        suggestion="Start the missing ranks, or pass the world_size of those that are started. "
+        + advice(Kind.NEVER_JOINED, who=some_ranks_text(absent)),
+        since_s=case.index.evidence.now_s - since_s,
+        sites=case.sites(meeting),
+    )
+    stuck = {
+        rank: Stuck("rendezvous", (), None, site.file if site else None, site.line if site else None)
+        for rank in meeting
+        for site in (states[rank].site,)
+    }
+    return replace(found, stuck=stuck)
 
 
 def _still_s(states: Iterable[RankState]) -> float:
