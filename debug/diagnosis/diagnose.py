@@ -113,7 +113,7 @@ def _with_processes(evidence: Evidence, told: Diagnosis) -> Diagnosis:
             f"its own, on the other hosts. {told.suggestion}",
         )
     named = [rank for rank in told.culprits if rank in evidence.processes][:MOST_NAMED]
-    if not named:
+    if not named or (told.kind is Kind.NEVER_JOINED and evidence.unseen.issuperset(named)):
         return told
     elsewhere = [
         rank for rank in named if rank not in told.stuck and " of its launcher" not in evidence.processes[rank]

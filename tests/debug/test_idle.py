@@ -159,6 +159,7 @@ def meeting_by_hand(idle_s: float, limit_s: float | None) -> Evidence:
     evidence.world_size, evidence.unseen = 5, frozenset({2, 3, 4})
     evidence.processes = {rank: f"rank {rank} of 5 at host:5, of which no records are here" for rank in (2, 3, 4)}
     evidence.ranks[0].meets_by_hand, evidence.ranks[1].meets_by_hand = "host:5", "host:5 big"
+    evidence.ranks[0].idle_s, evidence.ranks[0].asleep_s = 0.0, idle_s  # its store answers
     return evidence
 
 
@@ -172,6 +173,7 @@ def test_ranks_that_wait_by_hand_for_ranks_that_were_never_started_are_named() -
         (hang,) = diagnose(meeting_by_hand(idle_s, 60.0))
         assert (hang.kind, hang.culprits, hang.exit_code, hang.ends_job) == (Kind.NEVER_JOINED, (2, 3, 4), 3, True)
         assert sorted(hang.stuck) == [0, 1]
+        assert hang.suggestion.startswith("Start the missing ranks")
 
 
 def test_processes_that_are_not_watched_may_come_to_a_rendezvous_by_hand_at_any_time() -> None:

@@ -51,7 +51,7 @@ def idle_job(case: Case) -> list[Diagnosis]:
     live = {rank: state for rank, state in live.items() if rank not in evidence.unseen}
     if not limit_s or not live or any(not _on_its_own(case, state) for state in live.values()):
         return []
-    still_s = _still_s(live.values())
+    still_s = _still_s(live.values(), evidence.unseen)
     shown = [rank for rank, state in live.items() if not state.left_group]
     quiet_s = min((_quiet_s(case, rank) for rank in shown or live), default=0.0)
     members = [rank for rank in shown if not live[rank].joining]
@@ -67,7 +67,7 @@ def idle_job(case: Case) -> list[Diagnosis]:
         text = f"No rank has made a call for {quiet_s:.0f} s, and none waits in one"
         proof = Proof.PATIENCE if is_over else Proof.NOT_YET
         live = {rank: live[rank] for rank in (members if is_over else shown)}
-        activity, then, suggestion = _activity(live.values(), is_over)
+        activity, then, suggestion = _activity(live.values(), is_over, evidence.unseen)
         text += activity
     else:
         return []
@@ -121,13 +121,18 @@ def _absent(
     return replace(found, stuck=stuck)
 
 
-def _still_s(states: Iterable[RankState]) -> float:
-    return min(max(state.idle_s or 0.0, state.silent_s or 0.0) for state in states)
+def _still_s(states: Iterable[RankState], unseen: Collection[int]) -> float:
+    """Seconds for which none of *states* has moved. Threads of the store and of gloo ask for *unseen* ranks again and
+    again, while the main thread sleeps in a rendezvous."""
+    return min(
+        max(s.idle_s or 0.0, s.silent_s or 0.0, (s.asleep_s or 0.0) if unseen and s.meets_by_hand else 0.0)
+        for s in states
+    )
 
 
-def _activity(states: Collection[RankState], is_over: bool) -> tuple[str, str, str]:
+def _activity(states: Collection[RankState], is_over: bool, unseen: Collection[int]) -> tuple[str, str, str]:
     """What ranks do that have made no call for long, what follows of it, and what to do."""
-    still_s = _still_s(states)
+    still_s = _still_s(states, unseen)
     if still_s >= RECENT_S:
         return f"; none has moved for {still_s:.0f} s", f" {BY_THE_LIMIT if is_over else LEFT_ALONE}", STANDS_STILL
     asleep = min(state.asleep_s or 0.0 for state in states) >= RECENT_S
