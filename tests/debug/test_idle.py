@@ -14,7 +14,7 @@ from distsim.debug.monitor import activity
 from distsim.debug.monitor.activity import ActivityWatch
 from distsim.debug.records import Evidence, Phase, RankState
 from distsim.debug.records.kinds import Kind
-from tests.debug.builders import all_reduce, finish, host, play, run
+from tests.debug.builders import FILE, all_reduce, finish, host, play, run
 
 
 def quiet_job(idle_s: tuple[float | None, ...], quiet_s: float = 100.0, **states: Any) -> Evidence:
@@ -158,6 +158,7 @@ def meeting_by_hand(idle_s: float, limit_s: float | None) -> Evidence:
     evidence.ranks = {**evidence.ranks, **{rank: RankState(rank) for rank in (2, 3, 4)}}
     evidence.world_size, evidence.unseen = 5, frozenset({2, 3, 4})
     evidence.processes = {rank: f"rank {rank} of 5 at host:5, of which no records are here" for rank in (2, 3, 4)}
+    evidence.sources = {FILE: "\n" * 10 + "if name in words:\n    rendezvous()\n"}
     evidence.ranks[0].meets_by_hand, evidence.ranks[1].meets_by_hand = "host:5", "host:5 big"
     evidence.ranks[0].idle_s, evidence.ranks[0].asleep_s = 0.0, idle_s  # its store answers
     return evidence
@@ -174,6 +175,7 @@ def test_ranks_that_wait_by_hand_for_ranks_that_were_never_started_are_named() -
         assert (hang.kind, hang.culprits, hang.exit_code, hang.ends_job) == (Kind.NEVER_JOINED, (2, 3, 4), 3, True)
         assert sorted(hang.stuck) == [0, 1]
         assert hang.suggestion.startswith("Start the missing ranks")
+        assert hang.suggestion.endswith("reaches the master.")
 
 
 def test_processes_that_are_not_watched_may_come_to_a_rendezvous_by_hand_at_any_time() -> None:

@@ -58,6 +58,8 @@ def with_cause(case: Case, d: Diagnosis) -> Diagnosis:
     known = d.kind in SHIFTED or d.kind in ELSEWHERE
     if not known or not d.culprits or _still_runs(case, d):
         return d
+    if d.kind is Kind.NEVER_JOINED and case.index.evidence.unseen.issuperset(d.culprits):
+        return d  # no process of theirs has run the program, as far as is known
     cause = _cause(case, d)
     if cause is None:
         return d
