@@ -148,11 +148,14 @@ def _confused(evidence: Evidence, told: Diagnosis) -> Diagnosis:
     reasons, _, cures = zip(*(text.rpartition(": ") for text in evidence.doubles), strict=True)
     reason = "; ".join(reasons)
     both = {*told.culprits, *told.victims} - evidence.double_ranks.keys()
+    called = evidence.double_ranks  # the second process has a number behind the last rank of the world
     return replace(
         told,
         kind=Kind.NEVER_JOINED,
-        culprits=tuple(sorted(evidence.double_ranks)),
+        culprits=tuple(sorted(set(called.values()))),
         victims=tuple(sorted(both)),
+        stuck={called.get(rank, rank): at for rank, at in told.stuck.items()},
+        sites={called.get(rank, rank): site for rank, site in told.sites.items()},
         explanation=f"{reason[:1].upper()}{reason[1:]}. Each may take what is meant for the other, so what ranks wait "
         f"for in {told.call.op if told.call is not None else 'their calls'} says nothing of who left a call out.",
         suggestion=f"{capital(cures[0])}; if these are two jobs, give each an address of its own.",

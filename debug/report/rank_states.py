@@ -13,6 +13,7 @@ __all__ = ["MARKER", "MOST_LINES", "first_places", "sentences", "where_ranks_wer
 MARKER = "interrupted.json"
 """The launcher leaves it in the folder of the rings, with the signal's name, before it ends the ranks."""
 MOST_LINES = 8
+UNKNOWN = "left no record here"
 
 
 def whereabouts(evidence: Evidence) -> list[str]:
@@ -32,7 +33,10 @@ def sentences(together: Mapping[str, Iterable[int]]) -> list[str]:
 
 def where_ranks_were(evidence: Evidence) -> list[str]:
     """A line for all ranks that were at the same line of the program, in or past the same call."""
-    texts = {rank: _where(state, evidence.records.get(rank) or ()) for rank, state in sorted(evidence.ranks.items())}
+    texts = {
+        rank: UNKNOWN if rank in evidence.unseen else _where(state, evidence.records.get(rank) or ())
+        for rank, state in sorted(evidence.ranks.items())
+    }
     return first_places([f"{capital(ranks_text(ranks))} {several(text, ranks)}." for ranks, text in merge_equal(texts)])
 
 

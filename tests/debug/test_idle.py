@@ -14,6 +14,7 @@ from distsim.debug.monitor import activity
 from distsim.debug.monitor.activity import ActivityWatch
 from distsim.debug.records import Evidence, Phase, RankState
 from distsim.debug.records.kinds import Kind
+from distsim.debug.report.rank_states import where_ranks_were
 from tests.debug.builders import FILE, all_reduce, finish, host, play, run
 
 
@@ -183,6 +184,12 @@ def test_processes_that_are_not_watched_may_come_to_a_rendezvous_by_hand_at_any_
     (warning,) = diagnose(meeting_by_hand(99.0, None))
     assert (warning.provisional, warning.ends_job) == (True, False)
     assert "set --hang-after" in warning.explanation
+
+
+def test_an_interrupt_says_nothing_of_the_calls_of_ranks_that_are_not_watched() -> None:
+    """They may have made any number of calls: nobody has seen them."""
+    *_, last = where_ranks_were(meeting_by_hand(8.0, None))
+    assert last == "Ranks 2-4 left no record here."
 
 
 class Ring:

@@ -163,6 +163,6 @@ def test_nobody_else_is_accused_where_two_processes_are_one_rank() -> None:
     evidence.doubles = ["two processes call themselves rank 0 of 2 at a:1 (pid 5 on h, pid 6 on h): give each its own"]
     evidence.double_ranks = {0: 0, 2: 0}
     (hang,) = diagnose(evidence)
-    assert (hang.kind, hang.culprits, hang.victims) == (Kind.NEVER_JOINED, (0, 2), ())
+    assert (hang.kind, hang.culprits, hang.victims, list(hang.stuck)) == (Kind.NEVER_JOINED, (0,), (), [0])
     assert hang.explanation.startswith("Two processes call themselves rank 0 of 2")
     assert hang.suggestion.startswith("Give each its own")
