@@ -88,6 +88,13 @@ def suggestion(d: Divergence) -> str:
     if d.refused is not None:
         return refusal_advice(d.refused)
     if d.got.op == d.expected.op == "new_group" and d.got.new_ranks != d.expected.new_ranks:
+        if d.got.site == d.expected.site and set(d.got.new_ranks or ()) & set(d.expected.new_ranks or ()):
+            # one group of which the ranks have other members, and not two groups in another order
+            return (
+                f"Compute the members at {place(d.got.site)} alike on every rank: {list(d.got.new_ranks or ())} on "
+                f"{ranks_text(d.culprits)}, {list(d.expected.new_ranks or ())} on the others. What they are computed "
+                "from differs: broadcast it from rank 0."
+            )
         calls = sorted({c.new_ranks or () for c in d.group_log.meetings.get(d.seq, {}).values()})
         listed = [f"new_group({list(ranks)})" for ranks in calls[:MOST_SIDES]]
         more = "" if len(calls) <= MOST_SIDES else f" and {len(calls) - MOST_SIDES} more"

@@ -96,8 +96,18 @@ def _cause(case: Case, d: Diagnosis) -> Cause | None:
     if one_sided:
         return _one_sided(case, d, text, sides)
     if uneven:
-        return loop_cause(text, sides, d.culprits) or guard_by_rank(text, sides, d) or guarded_call(text, sides, d)
+        return _uneven(text, sides, d)
     return _of_another_round(d, text, sides) if d.kind is Kind.SHAPE_MISMATCH else None
+
+
+def _uneven(text: ProgramText, sides: Sides, d: Diagnosis) -> Cause | None:
+    """What decides how often a rank goes round, or whether a round makes the call."""
+    loop = loop_cause(text, sides, d.culprits)
+    guard = guard_by_rank(text, sides, d) or guarded_call(text, sides, d)
+    if loop is None or guard is None or set(guard.lines) <= set(loop.lines):
+        return loop or guard
+    rest = f"{loop.suggestion[:1].lower()}{loop.suggestion[1:]}"
+    return Cause(f"{guard.suggestion} If it is not: {rest}", lines=guard.lines + loop.lines)
 
 
 def _one_sided(case: Case, d: Diagnosis, text: ProgramText, sides: Sides) -> Cause | None:

@@ -154,14 +154,15 @@ def _elsewhere(
         by_address.setdefault(addresses[rank], []).append(rank)
     listed = [f"{ranks_text(some)} {are(some, 'calls', 'call')} {at}" for at, some in by_address.items()]
     hosts = {address.rpartition(":")[0] for address in by_address}
-    what = "MASTER_PORT" if len(hosts) == 1 else "MASTER_ADDR"
+    what = "port (MASTER_PORT" if len(hosts) == 1 else "address (MASTER_ADDR"
     return _never_joined(
         case,
         waiting,
         elsewhere,
         f"{capital(ranks_text(elsewhere))} can not meet the others in init_process_group, where each rank calls the "
-        f"store at MASTER_ADDR:MASTER_PORT: {'; '.join(listed)}.",
-        f"Give every rank the same {what}: choose it once, on one host (torchrun does), and pass it to all.",
+        f"store at the MASTER_ADDR:MASTER_PORT of its environment, or of its init_method: {'; '.join(listed)}.",
+        f"Give every rank the same {what}, or that in init_method): choose it once, on one host (torchrun does), and "
+        "pass it to all.",
     )
 
 

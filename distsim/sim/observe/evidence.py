@@ -251,7 +251,7 @@ def _mark_absent(states: dict[int, RankState], records: dict[int, list[CallRecor
     for rank, state in states.items():
         on_host = all(isinstance(w, HostWait) for w in state.waits)
         still = state.phase is Phase.HOST_STUCK or (state.phase is Phase.BLOCKED and on_host)
-        ended = state.phase in (Phase.FINISHED, Phase.EXITED) and not state.exit_code
+        ended = state.phase is Phase.FINISHED and not state.exit_code
         if joining and (ended or still) and not records.get(rank):
             states[rank] = RankState(
                 rank, Phase.ABSENT, site=state.site, stack=state.stack, host=state.host, exit_code=state.exit_code
