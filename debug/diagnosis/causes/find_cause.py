@@ -101,10 +101,14 @@ def _cause(case: Case, d: Diagnosis) -> Cause | None:
 
 
 def _uneven(text: ProgramText, sides: Sides, d: Diagnosis) -> Cause | None:
-    """What decides how often a rank goes round, or whether a round makes the call."""
+    """What decides how often a rank goes round, or, where only the bound of the loop may, whether a round makes the
+    call."""
     loop = loop_cause(text, sides, d.culprits)
+    headers = {(site.file, node.lineno) for site, node in text.loops(sides.others) + text.loops(sides.culprits)}
+    if loop is not None and any((site.file, site.line) not in headers for site in loop.lines):
+        return loop
     guard = guard_by_rank(text, sides, d) or guarded_call(text, sides, d)
-    if loop is None or guard is None or set(guard.lines) <= set(loop.lines):
+    if loop is None or guard is None:
         return loop or guard
     rest = f"{loop.suggestion[:1].lower()}{loop.suggestion[1:]}"
     return Cause(f"{guard.suggestion} If it is not: {rest}", lines=guard.lines + loop.lines)
