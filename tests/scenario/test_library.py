@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,13 @@ def test_a_file_of_the_library_passes(path: Path) -> None:
         pytest.fail(result.text, pytrace=False)
 
 
-def test_every_fault_has_a_module_named_as_users_name_it() -> None:
-    """`what = "link_cut"` is link_cut.py: whoever looks for a fault finds it, and a new one gets its own."""
-    modules = {path.stem for path in Path(sim.__file__).parent.joinpath("faults").rglob("*.py")}
+def test_every_fault_has_one_rule() -> None:
+    """Whoever looks for `link_cut` in sim/faults finds the class that is it, and no other."""
+    source = "".join(path.read_text() for path in Path(sim.__file__).parent.joinpath("faults").rglob("*.py"))
     assert len(FAULTS) >= 17
-    assert set(FAULTS) - modules == set()
+    assert {
+        what: len(re.findall(rf'^    what\b.* = "{what}"$', source, re.MULTILINE)) for what in FAULTS
+    } == dict.fromkeys(FAULTS, 1)
 
 
 def test_every_kind_and_every_fault_has_a_file() -> None:
