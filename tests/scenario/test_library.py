@@ -27,10 +27,8 @@ def test_a_file_of_the_library_passes(path: Path) -> None:
 def test_every_fault_has_one_rule() -> None:
     """Whoever looks for `link_cut` in sim/faults finds the class that is it, and no other."""
     source = "".join(path.read_text() for path in Path(sim.__file__).parent.joinpath("faults").rglob("*.py"))
-    assert len(FAULTS) >= 17
-    assert {
-        what: len(re.findall(rf'^    what\b.* = "{what}"$', source, re.MULTILINE)) for what in FAULTS
-    } == dict.fromkeys(FAULTS, 1)
+    rules = re.findall(r'^    what\b.* = "(\w+)"$', source, re.MULTILINE)
+    assert sorted(rules) == sorted(FAULTS)
 
 
 def test_every_kind_and_every_fault_has_a_file() -> None:
