@@ -67,10 +67,7 @@ class _Program:
         lines = [f'"""{teaches}"""', ""]
         lines += [f"import {m}" for m in sorted({*modules, *(("os",) if self.absent else ())})]
         lines += ["import torch", "import torch.distributed as dist", ""]
-        if self.absent:
-            who = ", ".join(f'"{self._new[rank]}"' for rank in self.absent)
-            lines += [f'if os.environ["RANK"] in ({who},):', "    raise SystemExit"]
-        lines += ['dist.init_process_group("gloo")', "rank = dist.get_rank()", *prologue]
+        head, lines = lines, ['dist.init_process_group("gloo")', "rank = dist.get_rank()", *prologue]
         waits = any("works.append" in line for line in body)
         lines += ["works = []", *body, "for work in works:", "    work.wait()"] if waits else body
         endings: dict[str, list[int]] = {}
@@ -79,7 +76,10 @@ class _Program:
                 endings.setdefault(self.endings[rank], []).append(rank)
         for ending, those in endings.items():
             lines += [ending] if len(those) == len(self.ranks) else [self._test("if", those), f"    {ending}"]
-        return "\n".join(lines) + "\n"
+        if self.absent:  # they come to their end, and leave the program nowhere
+            who = ", ".join(f'"{self._new[rank]}"' for rank in self.absent)
+            lines = [f'if os.environ["RANK"] not in ({who},):', *(f"    {line}" for line in lines)]
+        return "\n".join([*head, *lines]) + "\n"
 
     def _merged(self, texts: Mapping[int, list[str]], extend: bool) -> list[str] | None:
         """One body for all ranks, as the original must have been. None where the orders contradict."""
