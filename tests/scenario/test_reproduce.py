@@ -250,7 +250,7 @@ dist.barrier()
         pytest.param(FEWER_BATCHES, "uneven_iterations", (1,), marks=pytest.mark.soak),
         pytest.param(SKIPS_A_ROUND, "missing_rank", (1,), marks=pytest.mark.soak),
         pytest.param(STATE_OF_ONE, "extra_collective", (0,), marks=pytest.mark.soak),
-        pytest.param(LOGS_ON_ONE, "op_mismatch", (0,), marks=pytest.mark.soak),
+        pytest.param(LOGS_ON_ONE, "extra_collective", (0,), marks=pytest.mark.soak),
     ],
 )
 def test_a_real_hang_becomes_a_scenario(program: str, kind: str, culprits: tuple[int], tmp_path: Path) -> None:
