@@ -25,7 +25,7 @@ def lines(found: Comparison) -> Iterator[Line]:
     """The report."""
     counts = ", ".join(f"{found.compared[kind]} {_plural(kind)}" for kind in WHAT if kind in found.compared)
     if found.first is None:
-        yield Line(f"EQUAL  {found.steps} steps  {counts}", 0, 0, "bold green")
+        yield Line(f"EQUAL  {found.steps} steps  {counts}", 0, 8, "bold green")
         yield Line(f"The largest distance is {found.farthest:.1e} of a tensor's norm.")
     else:
         first = found.first
