@@ -63,7 +63,6 @@ def add_parser(subparsers: Any) -> None:
         "be given several times",
     )
     parser.add_argument("--report", metavar="FILE", help="the comparison as JSON (schema distsim.equal/1)")
-    parser.add_argument("--keep", metavar="DIR", help="keep the tensors of all runs in this folder (numpy's .npz)")
     parser.set_defaults(func=run)
 
 
@@ -79,10 +78,8 @@ def run(args: argparse.Namespace) -> int:
     def say(text: str) -> None:
         print(f"distsim: {text} ...", file=sys.stderr, flush=True)
 
-    with tempfile.TemporaryDirectory(prefix="distsim_equal_") as temporary:
-        folder = Path(args.keep or temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        found = compare_layouts(first, second, folder, say)
+    with tempfile.TemporaryDirectory(prefix="distsim_equal_") as folder:
+        found = compare_layouts(first, second, Path(folder), say)
     console = Console(width=None if sys.stdout.isatty() else piped_width(80))
     for line in lines(found):
         for part in line.wrapped(console.width):
@@ -106,7 +103,7 @@ def _specs(args: argparse.Namespace) -> tuple[Any, Any]:
             raise UsageError(f"{flag}: expected 1 or more, got {value}")
     renamed = dict(_renamed(text) for text in args.map)
     mine = list(args.training_script_args)
-    theirs = mine if args.and_args is None else shlex.split(args.and_args)
+    theirs = mine if args.and_args is None else _words(args.and_args)
     program = args.training_script if args.module else os.path.abspath(args.training_script)
     on = default_of("on") if args.on is None else args.on
     first = Spec(
@@ -114,6 +111,13 @@ def _specs(args: argparse.Namespace) -> tuple[Any, Any]:
     )
     second = Spec(program, args.module, theirs, on, 1, args.and_nproc_per_node, args.seed, args.steps, "")
     return first, second
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--and-args: expected arguments as a shell takes them, got {text!r} ({error})") from None
 
 
 def _renamed(text: str) -> tuple[str, str]:

@@ -29,7 +29,7 @@ from distsim.debug.messages.phrases import place
 from distsim.debug.records.frames import program_frames, steps
 from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID
 
-__all__ = ["Entry", "Key", "Recorder", "Run", "read_run", "recording", "without_dropout", "write_run"]
+__all__ = ["Entry", "Key", "Recorder", "Run", "is_partial", "read_run", "recording", "without_dropout", "write_run"]
 
 Reader = Callable[[Any], "NDArray[Any] | None"]
 MOST_BYTES = 4 << 30
@@ -214,7 +214,7 @@ class Recorder:
         self._add(Key(0 if kind == "start" else self.step, kind, root, name, call, part), tensor, site)
 
     def _add(self, key: Key, tensor: Any, site: str) -> None:
-        if _is_partial(
+        if is_partial(
             tensor
         ):  # a DTensor whose parts are added up where it is used: nothing is missing, nothing to read
             return
@@ -240,7 +240,8 @@ def plain(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
-def _is_partial(tensor: Any) -> bool:
+def is_partial(tensor: Any) -> bool:
+    """Whether *tensor* is a DTensor of which each rank holds a part of a sum."""
     placements = tensor.placements if type(tensor).__name__ == "DTensor" else ()
     return any(placement.is_partial() for placement in placements)
 

@@ -77,6 +77,15 @@ def test_parts_on_a_residual_are_found() -> None:
     assert found.first.key.name == "block"
 
 
+def test_a_gradient_of_an_output_that_is_scaled_is_no_beginning() -> None:
+    """A layout may scale it and scale the parameters' gradients back; the parameter's gradient is named."""
+    scaled = ("output_gradient", "block", 2 * INPUT)
+    whole = _run([*_model(), ("output_gradient", "block", INPUT)])
+    found = compare(_run([*_model(gradient=WEIGHT), scaled], [*_model(gradient=WEIGHT), scaled]), whole, whole)
+    assert found.first is not None
+    assert found.first.key.kind == "gradient"
+
+
 def test_outputs_alone_decide_nothing() -> None:
     """A module may put out anything, as long as the parameters are trained alike."""
     sharded = _run(_model(output=DRAW.standard_normal((2, 2))), _model(output=DRAW.standard_normal((2, 2))))

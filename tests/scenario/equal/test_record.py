@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,18 @@ def test_more_than_one_can_keep_is_a_refusal(monkeypatch: Any) -> None:
     recorder = _recorder()
     _train(recorder, torch.nn.Sequential(torch.nn.Linear(3, 2)))
     assert "compare fewer steps (--steps 1)" in recorder.refusal
+
+
+def test_parts_that_a_dtensor_adds_up_where_they_are_used_are_not_kept() -> None:
+    """A placement of a DTensor says that nothing is missing."""
+
+    class DTensor:
+        def __init__(self, partial: bool) -> None:
+            self.placements = (SimpleNamespace(is_partial=lambda: partial),)
+
+    assert record.is_partial(DTensor(True))
+    assert not record.is_partial(DTensor(False))
+    assert not record.is_partial(torch.ones(2))
 
 
 def test_a_second_backward_pass_adds_up() -> None:
