@@ -5,7 +5,7 @@ The words were read off real gloo groups of two ranks; tests/conformance holds b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -174,62 +174,102 @@ def refuse_arguments(call: Call, rank: int, size: int, flavour: str) -> None:
     if FIELDS[op].rooted and call.key[5] is None:
         root = getattr(call.opts, "rootRank", call.opts)
         raise RuntimeError(f"ProcessGroupGloo::{op}: invalid root rank: {root}")
-    match op:
-        case "all_reduce" | "broadcast" | "reduce":
-            _single(op.replace("_", ""), inputs)
-        case "all_gather":
-            if flavour == "nccl" and len({tensor.shape for tensor in outputs}) > 1:
-                raise NotSimulated(
-                    "all_gather of tensors that differ in size",
-                    "pad them to one size, or use all_to_all_single with output_split_sizes",
-                )
-            _equal_lists("allgather", outputs, inputs, size)
-        case "all_gather_into_tensor_coalesced":
-            for i, (output, given) in enumerate(zip(outputs, inputs, strict=False)):
-                part = output.chunk(size)[0] if output.dim() else output
-                if not output.is_cuda and part.shape != given.shape:
-                    raise RuntimeError(
-                        "ProcessGroupGloo::allgather_coalesced: invalid size of output tensor at index "
-                        f"{i} (expected length {_size(given)}, got {_size(part)})"
-                    )
-        case "all_gather_into_tensor":
-            _scaled("all_gather", outputs[0], inputs[0], size)
-        case "reduce_scatter":
-            _reduce_scatter_lists(inputs, outputs[0], size)
-        case "reduce_scatter_tensor":
-            _scaled("reduce_scatter", inputs[0], outputs[0], size)
-        case "gather":
-            if _is_root(call, rank):
-                if len(outputs) != size:
-                    raise RuntimeError(
-                        f"ProcessGroupGloo::gather: Incorrect output list size {len(outputs)}. "
-                        f"Output list size should be {size}, same as size of the process group."
-                    )
-                _equal_lists("gather", outputs, inputs, size)
-            elif outputs:
-                raise RuntimeError("ProcessGroupGloo::gather: requires empty output on non-root")
-        case "scatter":
-            if _is_root(call, rank):
-                _scatter_lists(inputs, outputs[0], size)
-            elif inputs:
-                raise RuntimeError("ProcessGroupGloo::scatter: requires empty input on non-root")
-        case "all_to_all":
-            for kind, tensors in (("input", inputs), ("output", outputs)):
-                if len(tensors) != size:
-                    raise RuntimeError(
-                        f"ProcessGroupGloo::alltoall: {kind} tensor list size {len(tensors)} "
-                        f"does not match world size {size}"
-                    )
-                if flavour != "mpi":  # MPI_Alltoallv: to each as much as it is for
-                    _equal_lists("alltoall", tensors, tensors[:1], size)
-        case "all_to_all_single":
-            if flavour != "nccl" and not inputs[0].is_contiguous():
-                raise ValueError("Tensors must be contiguous")
-            if flavour in ("gloo", "sim") and not call.key[6] and not call.key[7]:
-                _even_elements(inputs[0], outputs[0], size)
-                return
-            _splits(inputs[0], call.key[6], size)
-            _splits(outputs[0], call.key[7], size)
+    refuse = _ARGUMENTS.get(op)
+    if refuse is not None:
+        refuse(call, rank, size, flavour)
+
+
+def _one_tensor(call: Call, rank: int, size: int, flavour: str) -> None:
+    _single(call.key[0].replace("_", ""), call.inputs)
+
+
+def _all_gather(call: Call, rank: int, size: int, flavour: str) -> None:
+    if flavour == "nccl" and len({tensor.shape for tensor in call.outputs}) > 1:
+        raise NotSimulated(
+            "all_gather of tensors that differ in size",
+            "pad them to one size, or use all_to_all_single with output_split_sizes",
+        )
+    _equal_lists("allgather", call.outputs, call.inputs, size)
+
+
+def _all_gather_into_tensors(call: Call, rank: int, size: int, flavour: str) -> None:
+    for i, (output, given) in enumerate(zip(call.outputs, call.inputs, strict=False)):
+        part = output.chunk(size)[0] if output.dim() else output
+        if not output.is_cuda and part.shape != given.shape:
+            raise RuntimeError(
+                "ProcessGroupGloo::allgather_coalesced: invalid size of output tensor at index "
+                f"{i} (expected length {_size(given)}, got {_size(part)})"
+            )
+
+
+def _all_gather_into_tensor(call: Call, rank: int, size: int, flavour: str) -> None:
+    _scaled("all_gather", call.outputs[0], call.inputs[0], size)
+
+
+def _reduce_scatter(call: Call, rank: int, size: int, flavour: str) -> None:
+    _reduce_scatter_lists(call.inputs, call.outputs[0], size)
+
+
+def _reduce_scatter_tensor(call: Call, rank: int, size: int, flavour: str) -> None:
+    _scaled("reduce_scatter", call.inputs[0], call.outputs[0], size)
+
+
+def _gather(call: Call, rank: int, size: int, flavour: str) -> None:
+    if not _is_root(call, rank):
+        if call.outputs:
+            raise RuntimeError("ProcessGroupGloo::gather: requires empty output on non-root")
+        return
+    if len(call.outputs) != size:
+        raise RuntimeError(
+            f"ProcessGroupGloo::gather: Incorrect output list size {len(call.outputs)}. "
+            f"Output list size should be {size}, same as size of the process group."
+        )
+    _equal_lists("gather", call.outputs, call.inputs, size)
+
+
+def _scatter(call: Call, rank: int, size: int, flavour: str) -> None:
+    if _is_root(call, rank):
+        _scatter_lists(call.inputs, call.outputs[0], size)
+    elif call.inputs:
+        raise RuntimeError("ProcessGroupGloo::scatter: requires empty input on non-root")
+
+
+def _all_to_all(call: Call, rank: int, size: int, flavour: str) -> None:
+    for kind, tensors in (("input", call.inputs), ("output", call.outputs)):
+        if len(tensors) != size:
+            raise RuntimeError(
+                f"ProcessGroupGloo::alltoall: {kind} tensor list size {len(tensors)} does not match world size {size}"
+            )
+        if flavour != "mpi":  # MPI_Alltoallv: to each as much as it is for
+            _equal_lists("alltoall", tensors, tensors[:1], size)
+
+
+def _all_to_all_single(call: Call, rank: int, size: int, flavour: str) -> None:
+    sent, received = call.inputs[0], call.outputs[0]
+    if flavour != "nccl" and not sent.is_contiguous():
+        raise ValueError("Tensors must be contiguous")
+    if flavour in ("gloo", "sim") and not call.key[6] and not call.key[7]:
+        _even_elements(sent, received, size)
+        return
+    _splits(sent, call.key[6], size)
+    _splits(received, call.key[7], size)
+
+
+_ARGUMENTS: dict[str, Callable[[Call, int, int, str], None]] = {
+    "all_reduce": _one_tensor,
+    "broadcast": _one_tensor,
+    "reduce": _one_tensor,
+    "all_gather": _all_gather,
+    "all_gather_into_tensor_coalesced": _all_gather_into_tensors,
+    "all_gather_into_tensor": _all_gather_into_tensor,
+    "reduce_scatter": _reduce_scatter,
+    "reduce_scatter_tensor": _reduce_scatter_tensor,
+    "gather": _gather,
+    "scatter": _scatter,
+    "all_to_all": _all_to_all,
+    "all_to_all_single": _all_to_all_single,
+}
+"""For each operation, what refuses its tensors at a rank of a group of a size, under a backend."""
 
 
 _IN_TORCH = {

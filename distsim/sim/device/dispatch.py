@@ -129,19 +129,30 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         task = self._task
         task.world.ticks += 1
         if kind == VIEW:
-            fusion, host_s = self._process.accelerators.fusion, self._process.accelerators.host.view_s
-            if fusion is not None and fusion.compiles(task):
-                fusion.spares(host_s)
-            else:
-                self._launches(host_s)
+            self._launches_view()
             return under_meta(func, args, kwargs)
+        done = self._taken_apart(func, kind, args, kwargs)
+        if done is not NotImplemented:
+            return done
+        base = task.cuda_device if device.index is None else device.index
+        return self._compute(func, args, kwargs, base, self._plan(func, args, kwargs, base))
+
+    def _launches_view(self) -> None:
+        accelerators = self._process.accelerators
+        fusion, host_s = accelerators.fusion, accelerators.host.view_s
+        if fusion is not None and fusion.compiles(self._task):
+            fusion.spares(host_s)
+        else:
+            self._launches(host_s)
+
+    def _taken_apart(self, func: Any, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What comes of an operator that has a rule of its own, consists of others, or only asks for looks on the
+        host; NotImplemented for one that is kernels."""
         handler = _HANDLERS.get(func)
         if handler is not None:
             done = handler(self, func, args, kwargs)
             if done is not NotImplemented:
-                traced = task.world.traced
-                if traced.counts and task not in traced.apart:
-                    traced.saw_operator(self._process.rank, None)
+                self._saw_operator(None)
                 return done
         if kind == COMPOSITE:
             with self:
@@ -155,11 +166,21 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
             with self:
                 return func._op_dk(DispatchKey.CUDA, *args, **kwargs)
         elsewhere = kwargs.get("device")
-        if elsewhere is not None and elsewhere.type != "cuda":  # x.new_zeros(3, device="cpu"): only looks are asked for
-            return self._cpu.run(task, func, tuple(look(value) for value in args), kwargs)
+        if elsewhere is not None and elsewhere.type != "cuda":  # x.new_zeros(3, device="cpu")
+            return self._cpu.run(self._task, func, tuple(look(value) for value in args), kwargs)
+        return NotImplemented
+
+    def _saw_operator(self, number: int | None) -> None:
+        """Say to what compares equal ranks which operator this was."""
+        traced = self._task.world.traced
+        if traced.counts and self._task not in traced.apart:
+            traced.saw_operator(self._process.rank, number)
+
+    def _plan(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], base: int) -> Plan:
+        """What *func* makes of arguments that look like these: found before, or learned now."""
         accelerators = self._process.accelerators
-        base = task.cuda_device if device.index is None else device.index
-        plans = accelerators.plans
+        plans: dict[Any, Plan] = accelerators.plans
+        plan: Plan | None
         try:
             loose = takes_any_float(func)
             named = key_of(tuple(kwargs.items()), base, loose) if kwargs else ()
@@ -167,15 +188,21 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
             plan = plans.get(key)
         except TypeError:  # an argument that cannot be hashed
             key, plan = None, None
-        if plan is None or (plan.precision is not None and plan.precision != _precision()):
-            gpu = accelerators[base]
-            plan = learn(func, args, kwargs, gpu.torch_device, gpu.model.cost)
-            plan.checks, plan.typical = is_check(func, args, plan.outs), typical_draw(func, args, kwargs)
-            if plan.cost.kind in ("gemm", "conv") and torch.float32 in {t.dtype for t in tensors_in((args, kwargs))}:
-                plan.precision = _precision()
-            plan.offset = (plan.device.index if plan.device is not None else base) - base
-            if key is not None:
-                plans[key] = plan
+        if plan is not None and (plan.precision is None or plan.precision == _precision()):
+            return plan
+        gpu = accelerators[base]
+        plan = learn(func, args, kwargs, gpu.torch_device, gpu.model.cost)
+        plan.checks, plan.typical = is_check(func, args, plan.outs), typical_draw(func, args, kwargs)
+        if plan.cost.kind in ("gemm", "conv") and torch.float32 in {t.dtype for t in tensors_in((args, kwargs))}:
+            plan.precision = _precision()
+        plan.offset = (plan.device.index if plan.device is not None else base) - base
+        if key is not None:
+            plans[key] = plan
+        return plan
+
+    def _compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], base: int, plan: Plan) -> Any:
+        """Launch the kernels of *plan*; their result with its memory, and its values where they are known."""
+        task, accelerators = self._task, self._process.accelerators
         for path, size in plan.grown:
             with self:
                 Given(path).of(args, kwargs).resize_(size)
@@ -191,20 +218,12 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         if plan.valued or self.values.everything:
             result = self._valued(func, args, kwargs, plan, gpu, stream)
         else:
-            for path in plan.written:
-                self._forget(Given(path).of(args, kwargs))
-            outs = plan.outs
-            if plan.kind is None:
-                result = self._part(outs[0], args, kwargs, gpu, stream)
-            else:
-                result = plan.kind([self._part(out, args, kwargs, gpu, stream) for out in outs])
+            result = self._unvalued(args, kwargs, plan, gpu, stream)
         if plan.checks and "_distsim_shadow" not in result.untyped_storage().__dict__:
             note_truth(result, truth)
         if plan.typical is not None:
             result.untyped_storage()._distsim_typical = plan.typical
-        traced = task.world.traced
-        if traced.counts and task not in traced.apart:
-            traced.saw_operator(self._process.rank, plan.number)
+        self._saw_operator(plan.number)
         if self._process.recorder is not None:
             self._process.recorder.arguments = args
         if gpu.in_flight.open and (plan.written or plan.cost.kernels):
@@ -220,6 +239,14 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         if plan.counted is not None:
             accelerators.steps.count(plan.counted, args)
         return result
+
+    def _unvalued(self, args: Any, kwargs: Any, plan: Plan, gpu: Device, stream: Any) -> Any:
+        """The result without values; what was known of tensors that are written is known no more."""
+        for path in plan.written:
+            self._forget(Given(path).of(args, kwargs))
+        if plan.kind is None:
+            return self._part(plan.outs[0], args, kwargs, gpu, stream)
+        return plan.kind([self._part(out, args, kwargs, gpu, stream) for out in plan.outs])
 
     def _launches(self, seconds: float) -> None:
         """The host takes so long for it, and longer where the operating system takes the CPU away."""

@@ -14,6 +14,7 @@ from torch.autograd import DeviceType, ProfilerActivity
 from distsim.errors import NotSimulated
 from distsim.sim.c10d.group import OPERATORS
 from distsim.sim.device.timeline import Comm, Kernel
+from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import current_process, current_task
 from distsim.sim.observe.critical_path import operator_name
 from distsim.torch_compat.ddp import PREPARE_FOR_BACKWARD
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from distsim.debug.records import CallRecord
     from distsim.sim.device.gpu import Device
     from distsim.sim.device.timeline import Stream
-    from distsim.sim.isolation.process import SimProcess
+    from distsim.sim.isolation.modules.patch_table import Patch
+from distsim.sim.isolation.process import SimProcess
 
 __all__ = ["BACKEND_THREAD", "MAIN_THREAD", "Event", "Recorder", "Result", "profiler_patches"]
 
@@ -330,15 +332,14 @@ _NOT_RECORDED = {
 """What a profile may be asked for beside time, and has not."""
 
 
-def profiler_patches() -> list[tuple[Any, str, Any]]:
+def profiler_patches() -> list[Patch]:
     """(holder, attribute, replacement) of the C++ profiler's functions."""
-    real_prepare, real_enable = _prepare_profiler, _enable_profiler
-    real_disable, label = _disable_profiler, torch_profiler.record_function
-    real_enter, real_exit = label.__enter__, label.__exit__
-    real_metadata, real_script = _add_metadata_json, torch.jit.script
-    real_config = torch_profiler.profile.config
-    real_supported = _supported_activities
-    real_prepare_backward = _prepare_for_backward
+    return [*_setting_patches(), *_recording_patches(), *_label_patches()]
+
+
+def _setting_patches() -> list[Patch]:
+    """What a profile can be asked for, and is."""
+    real_config, real_supported = torch_profiler.profile.config, _supported_activities
 
     @functools.wraps(real_config)
     def config(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -350,13 +351,23 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
                     process.world.note(f"torch.profiler: {asked}=True is not simulated: {lacks}")
         return real_config(self, *args, **kwargs)
 
-    @functools.wraps(real_prepare_backward)
-    def prepare_for_backward(self: Any, outputs: Any) -> None:
-        process, task = current_process(), current_task()
-        if outputs and process is not None and task is not None and process.recorder is not None:
-            now_s = task.now_s()
-            process.recorder.operator("torch.distributed.ddp.reducer::search_unused_parameters", now_s, 0.0, ())
-        real_prepare_backward(self, outputs)
+    def supported() -> Any:
+        task = current_task()
+        if task is None or task.process.accelerators is None:
+            return real_supported()
+        return {ProfilerActivity.CPU, ProfilerActivity.CUDA}
+
+    return [
+        (torch_profiler.profile, "config", config),
+        *SUPPORTED_ACTIVITIES.replaced_by(supported),
+        *SUPPORTED_ACTIVITIES_HERE.replaced_by(supported),
+    ]
+
+
+def _recording_patches() -> list[Patch]:
+    """A profile's beginning and end."""
+    real_prepare, real_enable, real_disable = _prepare_profiler, _enable_profiler, _disable_profiler
+    real_metadata = _add_metadata_json
 
     def prepare(*args: Any, **kwargs: Any) -> None:
         if current_task() is None:
@@ -374,18 +385,38 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
                     "torch.profiler: a kernel has its operator's name; operators that launch none (views) are left out"
                 )
 
-    def supported() -> Any:
-        task = current_task()
-        if task is None or task.process.accelerators is None:
-            return real_supported()
-        return {ProfilerActivity.CPU, ProfilerActivity.CUDA}
-
     def disable() -> Any:
         task = current_task()
         if task is None:
             return real_disable()
         recorder, task.process.recorder = task.process.recorder, None
         return None if recorder is None else recorder.result(task.now_s())
+
+    def metadata(key: str, value: str) -> None:
+        if current_process() is None:
+            real_metadata(key, value)
+
+    return [
+        *PREPARE_PROFILER.replaced_by(prepare),
+        *ENABLE_PROFILER.replaced_by(enable),
+        *DISABLE_PROFILER.replaced_by(disable),
+        *ADD_METADATA_JSON.replaced_by(metadata),
+    ]
+
+
+def _label_patches() -> list[Patch]:
+    """The labels in a profile: `record_function`, and the search of DDP for unused parameters."""
+    label = torch_profiler.record_function
+    real_enter, real_exit = label.__enter__, label.__exit__
+    real_script, real_prepare_backward = torch.jit.script, _prepare_for_backward
+
+    @functools.wraps(real_prepare_backward)
+    def prepare_for_backward(self: Any, outputs: Any) -> None:
+        process, task = current_process(), current_task()
+        if outputs and process is not None and task is not None and process.recorder is not None:
+            now_s = task.now_s()
+            process.recorder.operator("torch.distributed.ddp.reducer::search_unused_parameters", now_s, 0.0, ())
+        real_prepare_backward(self, outputs)
 
     def enter(self: Any) -> Any:
         task = current_task()
@@ -406,10 +437,6 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
             name, start_s = recorder.labels.pop()
             recorder.label(name, start_s, task.now_s())
 
-    def metadata(key: str, value: str) -> None:
-        if current_process() is None:
-            real_metadata(key, value)
-
     @functools.wraps(torch.jit.script)
     def script(obj: Any, optimize: None = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
         """The compiler reads the source of `record_function`: for that time it is torch's own."""
@@ -424,13 +451,6 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
 
     return [
         (torch.jit, "script", script),
-        *PREPARE_PROFILER.replaced_by(prepare),
-        *ENABLE_PROFILER.replaced_by(enable),
-        *SUPPORTED_ACTIVITIES.replaced_by(supported),
-        *SUPPORTED_ACTIVITIES_HERE.replaced_by(supported),
-        *DISABLE_PROFILER.replaced_by(disable),
-        *ADD_METADATA_JSON.replaced_by(metadata),
-        (torch_profiler.profile, "config", config),
         *PREPARE_FOR_BACKWARD.replaced_by(prepare_for_backward),
         (label, "__enter__", enter),
         (label, "__exit__", leave),

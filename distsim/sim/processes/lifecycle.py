@@ -103,18 +103,7 @@ def _live(process: SimProcess, program: Callable[[], Any]) -> None:
     if phase is Phase.RUNNING:
         return
     try:
-        if phase is not Phase.RAISED:
-            _join_threads(process)
-        while process.at_exit:
-            function, args, kwargs = process.at_exit.pop()
-            function(*args, **kwargs)
-        end_children(process)
-        close_files(process)
-        logging.shutdown()
-        task.flush()
-        if phase is not Phase.RAISED and process.accelerators is not None:
-            for device in process.accelerators.devices:
-                device.finish(task)
+        _finalize(process, phase)
     except Unwind:
         return
     except BaseException as exc:
@@ -123,6 +112,23 @@ def _live(process: SimProcess, program: Callable[[], Any]) -> None:
             keep_failure(process, exc)
     process.phase, process.exit_code = phase, code
     process.end_s = task.now_s()
+
+
+def _finalize(process: SimProcess, phase: Phase) -> None:
+    """What Python does between the end of the program and that of its process."""
+    task = require_task()
+    if phase is not Phase.RAISED:
+        _join_threads(process)
+    while process.at_exit:
+        function, args, kwargs = process.at_exit.pop()
+        function(*args, **kwargs)
+    end_children(process)
+    close_files(process)
+    logging.shutdown()
+    task.flush()
+    if phase is not Phase.RAISED and process.accelerators is not None:
+        for device in process.accelerators.devices:
+            device.finish(task)
 
 
 def _exit_code(exit_: SystemExit, process: SimProcess) -> int:

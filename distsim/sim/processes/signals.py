@@ -19,6 +19,7 @@ from distsim.debug.records import Phase
 from distsim.errors import NotSimulated
 from distsim.sim.isolation.io_barrier import note_opened
 from distsim.sim.isolation.modules.aliases import ALIASES
+from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import current_process, current_task, require_task
 from distsim.sim.kernel.task import SignalArrived
 
@@ -197,14 +198,15 @@ def pid_patches() -> list[tuple[Any, str, Any]]:
 _HARMLESS = frozenset({signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH})
 """Signals whose default is to do nothing (man 7 signal)."""
 
-Patch = tuple[Any, str, Any]
-
 
 def signal_patches() -> list[Patch]:
-    """(holder, attribute, replacement) of exits, signals and exit handlers."""
-    real_exit, real_kill, real_signal, real_getsignal = os._exit, os.kill, signal.signal, signal.getsignal
-    real_killpg, real_pthread_kill, real_interrupt = os.killpg, signal.pthread_kill, _thread.interrupt_main
-    real_raise, real_register, real_unregister = signal.raise_signal, atexit.register, atexit.unregister
+    """(holder, attribute, replacement) of exits, exit handlers and signals."""
+    return [*_exit_patches(), *_kill_patches(), *_own_signal_patches(), *_handler_patches()]
+
+
+def _exit_patches() -> list[Patch]:
+    """How a process ends, and what it calls then."""
+    real_exit, real_register, real_unregister = os._exit, atexit.register, atexit.unregister
 
     def exit_(status: int) -> None:
         task = current_task()
@@ -216,6 +218,33 @@ def signal_patches() -> list[Patch]:
     def abort() -> None:
         task = require_task()
         task.world.end_process(task.process, Phase.KILLED, -signal.SIGABRT, "SIGABRT")
+
+    def register(function: Any, *args: Any, **kwargs: Any) -> Any:
+        process = current_process()
+        if process is None:
+            return real_register(function, *args, **kwargs)
+        process.at_exit.append((function, args, kwargs))
+        return function
+
+    def unregister(function: Any) -> None:
+        process = current_process()
+        if process is None:
+            real_unregister(function)
+        else:
+            process.at_exit[:] = [entry for entry in process.at_exit if entry[0] != function]
+
+    return [
+        (os, "_exit", exit_),
+        (os, "abort", abort),
+        (os, "fork", _refused("os.fork", os.fork, "use multiprocessing.Process")),
+        (atexit, "register", register),
+        (atexit, "unregister", unregister),
+    ]
+
+
+def _kill_patches() -> list[Patch]:
+    """Signals that a process sends to a process."""
+    real_kill, real_killpg = os.kill, os.killpg
 
     @functools.wraps(real_kill)
     def kill(pid: int, signal: int, /) -> None:
@@ -239,6 +268,13 @@ def signal_patches() -> list[Patch]:
         else:
             kill(-pgid, signal)
 
+    return [(os, "kill", kill), (os, "killpg", killpg)]
+
+
+def _own_signal_patches() -> list[Patch]:
+    """Signals that a process sends to itself."""
+    real_pthread_kill, real_interrupt, real_raise = signal.pthread_kill, _thread.interrupt_main, signal.raise_signal
+
     @functools.wraps(real_pthread_kill)
     def pthread_kill(thread_id: int, signalnum: int, /) -> None:
         task = current_task()
@@ -254,7 +290,7 @@ def signal_patches() -> list[Patch]:
         task = current_task()
         if task is None:
             real_interrupt(signal.Signals(signum))
-        elif callable(handler := getsignal(signum)):
+        elif callable(handler := signal.getsignal(signum)):
             _in_main_thread(task.process, handler, signum)
 
     def raise_signal(number: int) -> None:
@@ -262,6 +298,17 @@ def signal_patches() -> list[Patch]:
             real_raise(number)
         else:
             send(require_task().process, number)
+
+    return [
+        (signal, "pthread_kill", pthread_kill),
+        (_thread, "interrupt_main", interrupt_main),
+        (signal, "raise_signal", raise_signal),
+    ]
+
+
+def _handler_patches() -> list[Patch]:
+    """What a signal does where it arrives."""
+    real_signal, real_getsignal = signal.signal, signal.getsignal
 
     def getsignal(number: int) -> Any:
         process = current_process()
@@ -277,36 +324,12 @@ def signal_patches() -> list[Patch]:
         process.signals[number] = handler
         return before
 
-    def register(function: Any, *args: Any, **kwargs: Any) -> Any:
-        process = current_process()
-        if process is None:
-            return real_register(function, *args, **kwargs)
-        process.at_exit.append((function, args, kwargs))
-        return function
-
-    def unregister(function: Any) -> None:
-        process = current_process()
-        if process is None:
-            real_unregister(function)
-        else:
-            process.at_exit[:] = [entry for entry in process.at_exit if entry[0] != function]
-
     return [
-        (os, "_exit", exit_),
-        (os, "abort", abort),
-        (os, "kill", kill),
-        (os, "killpg", killpg),
-        (signal, "pthread_kill", pthread_kill),
-        (_thread, "interrupt_main", interrupt_main),
-        (os, "fork", _refused("os.fork", os.fork, "use multiprocessing.Process")),
         (signal, "signal", set_signal),
         (signal, "getsignal", getsignal),
-        (signal, "raise_signal", raise_signal),
         (signal, "alarm", _alarm(signal.alarm)),
         (signal, "setitimer", _refused("signal.setitimer", signal.setitimer, "use threading.Timer")),
         (signal, "pause", _refused("signal.pause", signal.pause, "use threading.Event().wait()")),
-        (atexit, "register", register),
-        (atexit, "unregister", unregister),
     ]
 
 

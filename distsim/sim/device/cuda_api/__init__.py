@@ -11,7 +11,8 @@ from distsim.sim.device.cuda_api.compiled import compiled_patches, fake_patches,
 from distsim.sim.device.cuda_api.devices import current_patches, device_patches
 from distsim.sim.device.cuda_api.memory import checkpoint_patches, give_back_dcp, memory_patches, time_dcp
 from distsim.sim.device.cuda_api.streams import graph_patches
-from distsim.sim.device.cuda_api.tensors import Patch, class_patches, tensor_patches
+from distsim.sim.device.cuda_api.tensors import class_patches, tensor_patches
+from distsim.sim.isolation.modules.patch_table import Patch
 
 __all__ = ["cuda_patches", "give_back_dcp", "give_back_kernels", "register_kernels", "time_dcp"]
 

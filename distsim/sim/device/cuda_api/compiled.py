@@ -15,9 +15,10 @@ from torch.backends import cuda
 from torch.nn.attention import SDPBackend
 
 from distsim.errors import NotSimulated
-from distsim.sim.device.cuda_api.tensors import Patch, for_ranks, with_gpus
+from distsim.sim.device.cuda_api.tensors import for_ranks, with_gpus
 from distsim.sim.device.memory import accelerators_of
 from distsim.sim.isolation.modules.own_code import launch
+from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import RankTask, current_task
 from distsim.torch_compat.compiler import (
     HAS_ANY_GLOBAL_HOOK,

@@ -24,8 +24,7 @@ from distsim.sim.device.cuda_api.streams import (
     handle,
     make_current,
 )
-from distsim.sim.device.cuda_api.tensors import (  # fmt: skip  # fmt: skip
-    Patch,
+from distsim.sim.device.cuda_api.tensors import (
     accelerator_function,
     accelerators,
     cuda_function,
@@ -41,6 +40,7 @@ from distsim.sim.device.cuda_api.tensors import (  # fmt: skip  # fmt: skip
 from distsim.sim.device.gpu import CUDA_VERSION, Device, invalid_ordinal, uuid_of
 from distsim.sim.device.memory import accelerators_of, current_device, current_stream, set_current_device
 from distsim.sim.device.timeline import Kernel
+from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import RankTask, current_task, require_task
 from distsim.torch_compat.cuda_api import (
     ACCELERATOR_GET_ACCELERATOR,

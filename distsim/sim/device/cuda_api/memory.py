@@ -17,7 +17,6 @@ from torch import Tensor
 from distsim.sim.device.allocator import Tallies
 from distsim.sim.device.allocator.host_memory import still_unknown
 from distsim.sim.device.cuda_api.tensors import (
-    Patch,
     accelerator_function,
     cuda_function,
     gpu,
@@ -25,6 +24,7 @@ from distsim.sim.device.cuda_api.tensors import (
     refused_function,
 )
 from distsim.sim.device.gpu import Device
+from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import RankTask, current_task
 from distsim.sim.isolation.torch_state.torch_state import STATE
 from distsim.torch_compat.cuda_api import CUDA

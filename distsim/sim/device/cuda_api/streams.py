@@ -12,10 +12,11 @@ import torch
 from distsim.errors import NotSimulated
 from distsim.kernels import Cost
 from distsim.sim.device import timeline
-from distsim.sim.device.cuda_api.tensors import Patch, accelerators, gpu, with_gpus
+from distsim.sim.device.cuda_api.tensors import accelerators, gpu, with_gpus
 from distsim.sim.device.gpu import Accelerators, Device
 from distsim.sim.device.memory import current_device, current_stream, set_current_device, set_current_stream
 from distsim.sim.device.operators.values import KNOWLEDGE
+from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import RankTask, current_task, require_task
 from distsim.sim.isolation.wraps import class_for_ranks
 from distsim.torch_compat.cuda_api import HOST_EMPTY_CACHE

@@ -18,6 +18,7 @@ from distsim.sim.device.gpu import Accelerators, Device, Held
 from distsim.sim.device.hooks import under_meta
 from distsim.sim.device.memory import accelerators_of, current_device, current_stream
 from distsim.sim.device.operators.values import Shadow
+from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import RankTask, current_task, require_task
 from distsim.sim.isolation.wraps import refusing_class
 from distsim.torch_compat.cuda_api import ACCELERATOR, CUDA, GENERATOR, PARSE_VISIBLE_DEVICES
@@ -35,7 +36,6 @@ from distsim.torch_compat.device import (
 from distsim.torch_compat.names import Name
 
 __all__ = [
-    "Patch",
     "accelerator_function",
     "accelerators",
     "class_patches",
@@ -54,8 +54,6 @@ __all__ = [
 # -- Functions that answer a rank one way and everybody else another.
 
 _parse_visible_devices = PARSE_VISIBLE_DEVICES.get()
-
-Patch = tuple[Any, str, Any]
 
 
 def for_ranks(real: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
@@ -315,10 +313,6 @@ def _text(tensor: Tensor) -> str | None:
 def tensor_patches() -> list[Patch]:
     """(holder, attribute, replacement) of tensors and storages, as Python sees them."""
     real_str = _str
-    base = {
-        name: getattr(UntypedStorage, name)
-        for name in ("size", "cpu", "copy_", "to", "data_ptr", "__len__", "clone", "_write_file", "_set_from_file")
-    }
 
     def show(self: Tensor, *, tensor_contents: Any = None) -> str:
         if tensor_contents is None and current_task() is not None and _plain_on_gpu(self):
@@ -333,28 +327,46 @@ def tensor_patches() -> list[Patch]:
         start = _address(self.untyped_storage())
         return start + self.storage_offset() * self.element_size() if start else 0
 
-    def storage_data_ptr(self: UntypedStorage) -> int:
-        return _address(self) if _simulated(self) else int(base["data_ptr"](self))
+    return [
+        *STR.replaced_by(show),
+        (Tensor, "data_ptr", data_ptr),
+        (_PyTorchFileWriter, "write_record", _write),
+        *((UntypedStorage, name, ours) for name, ours in _storage_methods().items()),
+    ]
 
-    def nbytes(self: UntypedStorage) -> int:
-        return _nbytes(self) if _simulated(self) else int(_storage_nbytes(self))
 
-    def length(self: UntypedStorage) -> int:
-        return _nbytes(self) if _simulated(self) else int(base["__len__"](self))
+def _storage_methods() -> dict[str, Callable[..., Any]]:
+    """By name, the methods of a storage that also answer for one on a simulated GPU."""
+    base = {
+        name: getattr(UntypedStorage, name)
+        for name in (
+            "nbytes",
+            "size",
+            "__len__",
+            "resize_",
+            "cpu",
+            "copy_",
+            "to",
+            "data_ptr",
+            "clone",
+            "_write_file",
+            "_set_from_file",
+        )
+    }
 
-    def resize(self: UntypedStorage, size: int) -> UntypedStorage:
-        return _resize(self, size) if _simulated(self) else _storage_resize(self, size)
+    def simulated(name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
+        """*ours* where the storage is on a simulated GPU, torch's method *name* elsewhere."""
+        real = base[name]
 
-    def cpu(self: UntypedStorage) -> Any:
-        return _to_host(self, "a storage copied to the host") if _simulated(self) else base["cpu"](self)
+        def method(self: UntypedStorage, *args: Any) -> Any:
+            return ours(self, *args) if _simulated(self) else real(self, *args)
+
+        return method
 
     def copy(self: UntypedStorage, source: Any, non_blocking: Any = None) -> Any:
         if _simulated(self) or _simulated(source):
             return _copy(self, source, non_blocking)
         return base["copy_"](self, source, non_blocking)
-
-    def clone(self: UntypedStorage) -> Any:
-        return _to_device(self, self.device, False) if _simulated(self) else base["clone"](self)
 
     def to(self: UntypedStorage, *, device: Any, non_blocking: bool = False) -> Any:
         target = torch.device(device)
@@ -369,23 +381,21 @@ def tensor_patches() -> list[Patch]:
         return base["_write_file"](_to_host(self, "a pickled tensor") if _simulated(self) else self, *args)
 
     def set_from_file(self: UntypedStorage, *args: Any) -> Any:
-        if not _simulated(self):
-            return base["_set_from_file"](self, *args)
         read = UntypedStorage(_nbytes(self), device="cpu")
         base["_set_from_file"](read, *args)
         return _copy(self, read, False)
 
-    replaced = {
-        "nbytes": nbytes, "size": nbytes, "__len__": length, "resize_": resize, "cpu": cpu, "copy_": copy,
-        "clone": clone, "to": to, "data_ptr": storage_data_ptr, "_write_file": write_file,
-        "_set_from_file": set_from_file,
-    }  # fmt: skip
-    return [
-        *STR.replaced_by(show),
-        (Tensor, "data_ptr", data_ptr),
-        (_PyTorchFileWriter, "write_record", _write),
-        *((UntypedStorage, name, ours) for name, ours in replaced.items()),
-    ]
+    return {
+        **{name: simulated(name, _nbytes) for name in ("nbytes", "size", "__len__")},
+        "resize_": simulated("resize_", _resize),
+        "cpu": simulated("cpu", lambda self: _to_host(self, "a storage copied to the host")),
+        "copy_": copy,
+        "clone": simulated("clone", lambda self: _to_device(self, self.device, False)),
+        "to": to,
+        "data_ptr": simulated("data_ptr", _address),
+        "_write_file": write_file,
+        "_set_from_file": simulated("_set_from_file", set_from_file),
+    }
 
 
 def _plain_on_gpu(tensor: Tensor) -> bool:

@@ -276,45 +276,55 @@ def key_of(value: Any, base: int, any_float: bool = False) -> Any:
     return value
 
 
-def learn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: torch.device, cost_of: Any) -> Plan:
-    """Run the meta kernel of *func* on arguments that look like these.
+class _Twins:
+    """Arguments as meta tensors: one twin for each tensor, where it stands, and the devices that were named."""
 
-    *cost_of(func, args, kwargs, result)*: what the kernels cost. Raises NotSimulated where torch has no meta kernel,
-    and what the operator itself raises for arguments that do not fit.
-    """
-    twins: dict[int, Tensor] = {}
-    paths: dict[int, tuple[Any, ...]] = {}
-    devices: list[torch.device] = []
+    def __init__(self, current: torch.device) -> None:
+        self.by_id: dict[int, Tensor] = {}
+        self.paths: dict[int, tuple[Any, ...]] = {}
+        self.devices: list[torch.device] = []
+        self._current = current
 
-    def twin(value: Any, path: tuple[Any, ...]) -> Any:
+    def of(self, value: Any, path: tuple[Any, ...]) -> Any:
+        """*value*, which stands at *path* among the arguments, for the meta kernel."""
         if isinstance(value, Tensor):
-            found = twins.get(id(value))
-            if found is None:
-                device = value.device
-                if device.type == "cuda":
-                    devices.append(device)
-                found = twins[id(value)] = torch.empty_strided(
-                    value.shape, value.stride(), dtype=value.dtype, device=META
-                )
-                paths[id(found)] = path
-            return found
+            return self._of_tensor(value, path)
         if isinstance(value, torch.device):
             if value.type != "meta":
-                devices.append(value if value.index is not None or value.type != "cuda" else current)
+                is_named = value.index is not None or value.type != "cuda"
+                self.devices.append(value if is_named else self._current)
             return META
         if isinstance(value, list | tuple):
-            return type(value)(twin(item, (*path, i)) for i, item in enumerate(value))
+            return type(value)(self.of(item, (*path, i)) for i, item in enumerate(value))
         if isinstance(value, PlainGenerator):
             if not is_for_gpu(value):
                 raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
             return None
         return value
 
+    def _of_tensor(self, tensor: Tensor, path: tuple[Any, ...]) -> Tensor:
+        known = self.by_id.get(id(tensor))
+        if known is not None:
+            return known
+        if tensor.device.type == "cuda":
+            self.devices.append(tensor.device)
+        twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
+        self.by_id[id(tensor)], self.paths[id(twin)] = twin, path
+        return twin
+
+
+def learn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: torch.device, cost_of: Any) -> Plan:
+    """Run the meta kernel of *func* on arguments that look like these.
+
+    *cost_of(func, args, kwargs, result)*: what the kernels cost. Raises NotSimulated where torch has no meta kernel,
+    and what the operator itself raises for arguments that do not fit.
+    """
     refuse_mixed_devices(func, args, kwargs)
     refuse_mixed_dtypes(func, args, kwargs)
-    meta_args = tuple(twin(value, (i,)) for i, value in enumerate(args))
-    meta_kwargs = {name: twin(value, (name,)) for name, value in kwargs.items() if name != "pin_memory"}
-    shapes_before = [(t, t.shape) for t in twins.values()]
+    twins = _Twins(current)
+    meta_args = tuple(twins.of(value, (i,)) for i, value in enumerate(args))
+    meta_kwargs = {name: twins.of(value, (name,)) for name, value in kwargs.items() if name != "pin_memory"}
+    shapes_before = [(t, t.shape) for t in twins.by_id.values()]
     try:
         result = func(*meta_args, **meta_kwargs)
     except NotImplementedError:
@@ -330,9 +340,9 @@ def learn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: tor
             raise
         raise told from None
     said = kwargs.get("device")
-    device = _indexed(said, current) if said is not None else devices[0] if devices else current
+    device = _indexed(said, current) if said is not None else twins.devices[0] if twins.devices else current
     whole = result if isinstance(result, list | tuple) else [result]
-    outs = [_part(value, paths) for value in whole]
+    outs = [_part(value, twins.paths) for value in whole]
     try:
         cost = cost_of(func, args, kwargs, result)
     except IndexError as error:  # the meta kernels of softmax take any dimension
@@ -347,7 +357,7 @@ def learn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: tor
     )
     plan.random = torch.Tag.nondeterministic_seeded in func.tags
     plan.grown = tuple(
-        (paths[id(tensor)], tuple(tensor.shape)) for tensor, shape in shapes_before if tensor.shape != shape
+        (twins.paths[id(tensor)], tuple(tensor.shape)) for tensor, shape in shapes_before if tensor.shape != shape
     )
     if any(path not in plan.written for path, _ in plan.grown):
         raise NotSimulated(f"{func}, which changes the size of an argument", "give it one of the right size")
