@@ -32,7 +32,7 @@ from distsim.sim.isolation.randomness import random_patches
 from distsim.sim.isolation.torch_state.distributed import mesh_patches
 from distsim.sim.isolation.torch_state.operators import operator_patches, optimizer_patches
 from distsim.sim.observe.profiler import profiler_patches
-from distsim.sim.observe.totals import current_collector, silent_patches
+from distsim.sim.observe.silent import current_collector, silent_patches
 from distsim.sim.observe.training import noticed
 from distsim.sim.processes.hosts import host_patches
 from distsim.sim.processes.ipc import sharing_patches

@@ -16,8 +16,9 @@ from typing import Any, Literal
 import simpy
 import torch
 
-from distsim.cluster import Cluster, load_cluster
+from distsim.cluster import Cluster, Slot, load_cluster
 from distsim.debug.diagnosis.diagnose import diagnose
+from distsim.debug.records import Evidence
 from distsim.debug.records.frames import shown_from
 from distsim.debug.records.kinds import Kind
 from distsim.debug.report.rank_states import first_places, whereabouts
@@ -35,7 +36,8 @@ from distsim.sim.kernel.interrupts import CtrlC, paced, set_aside, set_more_asid
 from distsim.sim.observe.evidence import Lookahead
 from distsim.sim.observe.evidence import evidence as evidence_of
 from distsim.sim.observe.reading import forget_readings, forget_stacks
-from distsim.sim.observe.totals import MOST_RANKS, collector_of, summing_up
+from distsim.sim.observe.silent import MOST_RANKS, collector_of
+from distsim.sim.observe.totals import summing_up
 from distsim.sim.observe.training import finish
 from distsim.sim.outcome import Outcome, Progress
 from distsim.sim.patches import simulation
@@ -253,8 +255,6 @@ def _attempt(
         nccl_version=request.nccl_version,
     )
     limit_s = request.host_timeout_s or DEFAULT_HOST_TIMEOUT_S
-    per_node = max(slot.local_rank for slot in slots) + 1
-    nodes = len({slot.host for slot in slots})
     page = shared_state.here()
     if page is not None:
         page.describe(
@@ -314,45 +314,11 @@ def _attempt(
                 world.note(line)
             if again is not None:
                 world.note(f"the run began anew before anything of it was seen: {again.why}")
-            address = master_address([slot.host for slot in slots])
-            environ_of = torchruns_environ(slots, per_node, nodes, address)
-            if request.under_srun:
-                environ_of = sruns_environ(slots, per_node, nodes)
-            told = {os.fsencode(name): os.fsencode(value) for name, value in request.environ.items()}
-            if cluster.node.num_gpus:
-                path = os.pathsep.join((Accelerators.TOOLS, os.environ.get("PATH", os.defpath)))
-                told[b"PATH"] = os.fsencode(path)
-            for slot in slots:
-                if slot.rank not in world.traced:
-                    continue
-                process = world.new_process(slot, environ_of(slot) | told, sys.argv, rank=slot.rank)
-                process.begin()
-                world.start_process(process, enter(process))
-            if request.conditions is not None:
-                request.conditions.begin(world)
+            _begin_ranks(world, request, slots, enter)
             ctrl_c.asks(world)
             if undo is not None:
                 undo.open()
-            with world.core:
-                try:
-                    set_more_aside()
-                    with (
-                        world.faults.accesses(),
-                        world.memory.watching() if world.memory is not None else contextlib.nullcontext(),
-                        world.interrupts.deferred(),
-                    ):
-                        world.run()
-                        finish(world)
-                except KeyboardInterrupt:
-                    ctrl_c.pressed = ctrl_c.heeded = True  # a handler of the program's may have raised it
-                    world.diagnoses = diagnose(world.evidence())
-                finally:
-                    try:
-                        evidence = world.final = world.final_evidence()
-                    finally:
-                        world.end()
-                        if request.conditions is not None:
-                            request.conditions.end(world)
+            evidence = _run_to_the_end(world, request, ctrl_c)
     except StartAgain:
         for stream in held:
             stream.drop()
@@ -371,6 +337,55 @@ def _attempt(
             page.rest()
 
     return summing_up(world, evidence, request, name, ctrl_c.pressed, _real_perf_counter() - started)
+
+
+def _begin_ranks(
+    world: World, request: RunRequest, slots: Sequence[Slot], enter: Callable[[SimProcess], Callable[[], Any]]
+) -> None:
+    """Start the process of each traced rank, and what the scenario plants."""
+    per_node = max(slot.local_rank for slot in slots) + 1
+    nodes = len({slot.host for slot in slots})
+    if request.under_srun:
+        environ_of = sruns_environ(slots, per_node, nodes)
+    else:
+        environ_of = torchruns_environ(slots, per_node, nodes, master_address([slot.host for slot in slots]))
+    environ = {os.fsencode(name): os.fsencode(value) for name, value in request.environ.items()}
+    if world.cluster.node.num_gpus:
+        path = os.pathsep.join((Accelerators.TOOLS, os.environ.get("PATH", os.defpath)))
+        environ[b"PATH"] = os.fsencode(path)
+    for slot in slots:
+        if slot.rank not in world.traced:
+            continue
+        process = world.new_process(slot, environ_of(slot) | environ, sys.argv, rank=slot.rank)
+        process.begin()
+        world.start_process(process, enter(process))
+    if request.conditions is not None:
+        request.conditions.begin(world)
+
+
+def _run_to_the_end(world: World, request: RunRequest, ctrl_c: CtrlC) -> Evidence:
+    """Run until the job has ended, stands still or is interrupted; what is known of it then."""
+    with world.core:
+        try:
+            set_more_aside()
+            with (
+                world.faults.accesses(),
+                world.memory.watching() if world.memory is not None else contextlib.nullcontext(),
+                world.interrupts.deferred(),
+            ):
+                world.run()
+                finish(world)
+        except KeyboardInterrupt:
+            ctrl_c.pressed = ctrl_c.heeded = True  # a handler of the program's may have raised it
+            world.diagnoses = diagnose(world.evidence())
+        finally:
+            try:
+                evidence = world.final = world.final_evidence()
+            finally:
+                world.end()
+                if request.conditions is not None:
+                    request.conditions.end(world)
+    return evidence
 
 
 @functools.cache

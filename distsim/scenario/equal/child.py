@@ -46,7 +46,7 @@ def main(path: str) -> int:
     from distsim.scenario.equal.record import Recorder, recording, without_dropout, write_run
     from distsim.sim import RunRequest, run_program
     from distsim.sim.isolation.process import current_task
-    from distsim.sim.observe.totals import reader_of
+    from distsim.sim.observe.silent import reader_of
 
     spec = Spec(**json.loads(Path(path).read_text()))
     given: dict[int, dict[str, Any]] = {}

@@ -1,29 +1,25 @@
-"""From a world that has ended to its Outcome, with intervals and silent wrong results."""
+"""From a world that has ended to its Outcome, with the intervals of its times."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.multiprocessing import ProcessRaisedException
 
 from distsim.collectives.uncertainty import LAUNCH_BOUND, Interval, interval, size_class, step_error
-from distsim.debug.diagnosis.silent.collect.collector import Collector
-from distsim.debug.diagnosis.silent.collect.functions import function_patches
-from distsim.debug.diagnosis.silent.collect.sketch import array_of
-from distsim.debug.diagnosis.silent.finding import Level, SilentFinding
-from distsim.debug.diagnosis.silent.judge import judge
+from distsim.debug.diagnosis.silent.finding import Level
 from distsim.debug.messages.phrases import ranks_text
 from distsim.debug.records import P2P, CallRecord, Evidence
 from distsim.debug.records.call_log import CallSum
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
-from distsim.sim.isolation.process import current_task
 from distsim.sim.observe.critical_path import GpuTracks
 from distsim.sim.observe.metrics import Training
+from distsim.sim.observe.silent import silent_findings
 from distsim.sim.observe.training import training_of
 from distsim.sim.outcome import NOT_PROVEN, SILENT_FAULT, CollectiveTotal, Failure, LinkUse, Outcome, RankSummary
 from distsim.text.units import format_time
@@ -36,69 +32,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LAUNCH_BOUND",
-    "MOST_RANKS",
     "Confidence",
     "bus_factor",
-    "collector_of",
-    "current_collector",
-    "reader_of",
-    "silent_findings",
-    "silent_patches",
     "step_error",
     "step_interval",
     "summing_up",
 ]
-
-# -- Silent wrong results of a simulation: a collector a process, real values only, and the findings at the end.
-
-MOST_RANKS = 64
-"""Ranks up to which a simulation looks for silent faults."""
-
-
-def current_collector() -> Collector | None:
-    """The collector of the rank that runs; None outside of ranks, and where nobody watches."""
-    task = current_task()
-    return None if task is None else task.process.silent
-
-
-def collector_of(process: SimProcess) -> Collector:
-    """A new collector for *process*."""
-    return Collector(process.rank, read=reader_of(process))
-
-
-def reader_of(process: SimProcess) -> Callable[[Any], Any]:
-    """The values of tensors on the CPU, and with `--data real` of those on simulated GPUs."""
-    if process.accelerators is None or not process.world.data.real:
-        return array_of
-
-    def read(tensor: Any) -> Any:
-        if not getattr(tensor, "is_cuda", False):
-            return array_of(tensor)
-        values = process.accelerators.values
-        host = values.host(tensor) if values.keeps(tensor.numel(), tensor.dtype) else None
-        return None if host is None or values.guessed(tensor) else array_of(host)
-
-    return read
-
-
-def silent_patches() -> list[tuple[Any, str, Any]]:
-    """(holder, attribute, replacement) of the functions of torch that the collectors hear of."""
-    return function_patches(current_collector)
-
-
-def silent_findings(world: World, allowed: Sequence[str]) -> list[SilentFinding]:
-    """What the facts of the ranks that ran say."""
-    facts = {}
-    for process in world.processes:
-        if process.silent is not None and process.is_rank and process.silent.facts.steps:
-            process.silent.facts.rank = process.rank
-            process.silent.facts.rest = process.silent.window
-            facts[process.rank] = process.silent.facts
-        if process.silent is not None and process.silent.failure is not None:
-            kind = type(process.silent.failure).__name__
-            world.note(f"rank {process.rank} is searched for silent faults up to a {kind} of the search itself")
-    return judge(facts, allowed) if len(facts) > 1 else []
-
 
 # -- Intervals of a run's times, from those of its collectives (collectives/uncertainty.py).
 #
