@@ -2,6 +2,7 @@
 
 For jobs that have a launcher already: `torchrun --no-python python -m distsim.debug train.py`, or under
 srun. The settings come from the environment (`DISTSIM_LEVEL`, `DISTSIM_ON_HANG`, `DISTSIM_DIR`, ...).
+`--verbose`: every rank says at its start where its flight records and the report are.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from distsim.errors import UsageError
 
 def main(argv: list[str]) -> None:
     """Install the guard, then run the script as `__main__` with its own arguments."""
+    if argv[:1] == ["--verbose"]:
+        os.environ["DISTSIM_VERBOSE"] = "1"
+        argv = argv[1:]
     module = bool(argv) and argv[0] == "-m"
     words = argv[1:] if module else argv
     if argv[:1] in (["-h"], ["--help"]):
-        print(f"usage: python -m distsim.debug [-m] SCRIPT [ARGS ...]\n\n{(__doc__ or '').strip()}")
+        print(f"usage: python -m distsim.debug [--verbose] [-m] SCRIPT [ARGS ...]\n\n{(__doc__ or '').strip()}")
         return
     if not words or words[0].startswith("-"):
         raise UsageError(

@@ -106,7 +106,16 @@ class Settings:
     straggler_after_s: float = 10.0
     """A rank that others wait for is named a straggler, in one line, after this long."""
     report: str = ""
-    """File for the JSON report."""
+    """File for the JSON report; or a folder that exists, or a path that ends in `/`: the report as NAME.json and as
+    NAME.txt there, NAME being `slurm-JOB.STEP`, the run id of torch elastic, or distsim's name of the job."""
+    verbose: bool = False
+    """Have every rank say at its start where its flight records are, and where the report will be (1: yes)."""
+    events: str = ""
+    """File to which each warning, withdrawn warning, straggler, verdict and the end is added as a line of JSON
+    (docs/events.md); `-`: standard output."""
+    on_verdict: str = ""
+    """Shell command that is run at the first verdict, with the JSON report on its standard input. It is ended after 10
+    seconds, and what it answers changes nothing."""
     nan: bool = False
     """Look for NaN in the tensors of every call (1: yes)."""
     checksum: bool = False

@@ -42,3 +42,6 @@ def add_real_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--nan", action="store_true", help="name the first rank and call with NaN")
     group.add_argument("--checksum", action="store_true", help="name buffers that are written while in flight")
+    group.add_argument(
+        "--verbose", action="store_true", help="have every rank say where its flight records and the report are"
+    )

@@ -26,6 +26,7 @@ from distsim.debug.diagnosis.silent.allowed import check_patterns
 from distsim.debug.evidence.procfs import own_process
 from distsim.debug.monitor.ask import VERDICT_WAIT_S, ask
 from distsim.debug.monitor.start import start_monitor
+from distsim.debug.report.events import COMMAND_S
 from distsim.debug.report.rank_states import MARKER
 from distsim.debug.rings.jobdir import default_directory
 from distsim.debug.rings.private import private_folder, write_private
@@ -84,7 +85,7 @@ def launch(args: argparse.Namespace) -> int:
     if monitor is not None:
         # Daemonic: it only waits. A monitor that ends by itself has said why.
         threading.Thread(target=say_if_killed, args=(monitor, over), name="distsim-monitor", daemon=True).start()
-    kept = _Folder(directory, monitor, settings.silent)
+    kept = _Folder(directory, monitor, settings)
     try:
         return _to_the_end(args, kept, own, over)
     except (SignalException, KeyboardInterrupt) as error:  # a second one, or the first after the ranks have ended
@@ -156,10 +157,14 @@ def _exit_code(
 class _Folder:
     """Where launcher and monitor leave each other notes, beside the rings."""
 
-    def __init__(self, directory: Path, monitor: subprocess.Popen[bytes] | None, silent: Silent) -> None:
+    def __init__(self, directory: Path, monitor: subprocess.Popen[bytes] | None, settings: Settings) -> None:
         self.directory = directory
         self.monitor = monitor
-        self.silent = silent
+        self.silent = settings.silent
+        self.wait_s = VERDICT_WAIT_S + (2 if self.silent is Silent.OFF else SEARCH_S)
+        """How long the monitor may take when the ranks have ended."""
+        if settings.on_verdict:
+            self.wait_s += COMMAND_S
         self.restored = False
         """Somebody took it away, with the rings in it, while the job ran."""
         self.contexts: list[Any] = []
@@ -231,7 +236,7 @@ def _leave_outer_job() -> None:
         return
     if os.environ.get("DISTSIM_DIR") == outer:
         del os.environ["DISTSIM_DIR"]
-    for name in ("DISTSIM_REPORT", "DISTSIM_MONITOR"):
+    for name in ("DISTSIM_REPORT", "DISTSIM_MONITOR", "DISTSIM_EVENTS", "DISTSIM_ON_VERDICT"):
         os.environ.pop(name, None)
 
 
@@ -240,13 +245,20 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
         "level": getattr(args, "level", None),
         "on_hang": getattr(args, "on_hang", None) or os.environ.get("DISTSIM_ON_HANG") or OnHang.ABORT,
         "hang_after_s": getattr(args, "hang_after", None),
-        "report": os.path.abspath(args.report) if getattr(args, "report", None) else None,
+        "report": _whole_path(getattr(args, "report", None)),
+        "events": _whole_path(getattr(args, "events", None)),
+        "on_verdict": getattr(args, "on_verdict", None),
+        "verbose": getattr(args, "verbose", False) or None,
         "directory": getattr(args, "rings", None),
         "nan": getattr(args, "nan", False) or None,
         "checksum": getattr(args, "checksum", False) or None,
         "silent": getattr(args, "silent", None),
         "silent_allow": ",".join(getattr(args, "silent_allow", ())) or None,
     }
+
+
+def _whole_path(path: str | None) -> str | None:
+    return path if path in (None, "", "-") else os.path.abspath(path)
 
 
 def _settings(args: argparse.Namespace) -> tuple[Settings, Path, bool]:
@@ -401,7 +413,7 @@ def _last_word(kept: _Folder) -> dict[str, Any]:
     with contextlib.suppress(OSError):
         write_private(directory / "done.json", "{}")
     try:
-        monitor.wait(VERDICT_WAIT_S + (2 if kept.silent is Silent.OFF else SEARCH_S))
+        monitor.wait(kept.wait_s)
     except subprocess.TimeoutExpired:
         monitor.kill()
         monitor.wait()

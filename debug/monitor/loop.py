@@ -10,7 +10,6 @@ import contextlib
 import json
 import math
 import os
-import shlex
 import shutil
 import sys
 import time
@@ -42,7 +41,8 @@ from distsim.debug.records import Evidence, Phase
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.debug.records.report_json import diagnoses_from_json, diagnoses_to_json
-from distsim.debug.report.news import news_key, save_report, say, show, still, went_on
+from distsim.debug.report.events import Events
+from distsim.debug.report.news import left_alone, news_key, report_files, save_report, say, show, still, went_on
 from distsim.debug.report.rank_states import MARKER, where_ranks_were
 from distsim.debug.rings.jobdir import default_directory, verdict_path
 from distsim.debug.rings.private import create_private, write_private
@@ -86,6 +86,7 @@ class Monitor:
         self.host = Host(directory, job)
         self.together = PeerSession(directory)
         self.pace = Pace()
+        self.events = Events(settings.events, settings.on_verdict)
         self.told: set[tuple[Any, ...]] = set()
         self.diagnoses: list[Diagnosis] = []
         self.silent: list[dict[str, Any]] | None = None
@@ -196,6 +197,7 @@ class Monitor:
             return
         self._attempt = attempt
         self.told.clear()
+        self.events.new_attempt()
         self.diagnoses = []
         self._suspicions = Suspicions()
         self._first_death = self._first_found = self._first_met = None
@@ -373,7 +375,8 @@ class Monitor:
         for diagnosis in over:
             self.diagnoses.remove(diagnosis)
             self.told.discard(news_key(diagnosis))
-            self._say(went_on(diagnosis, evidence))
+            self._say(text := went_on(diagnosis, evidence))
+            self.events.withdrawn(diagnosis, text, self._report())
         if over:
             self._write()
 
@@ -476,20 +479,13 @@ class Monitor:
         self._print(new, evidence)
         self._say_notes()
         self._write()
+        self.events.diagnosed(new, self._report())
         if any(d.ends_job for d in new) and not self.aborted:
             if self.settings.on_hang is OnHang.ABORT:
                 self.abort()
             elif self.settings.on_hang is OnHang.REPORT and self._launcher is None:
-                self._say_left_alone(evidence)
-
-    def _say_left_alone(self, evidence: Evidence) -> None:
-        """Under a launcher of somebody else nothing ends the job: say so, where a rank still lives."""
-        if any(state.phase in LIVING for state in evidence.ranks.values()):
-            self._say(
-                "the job is not ended (DISTSIM_ON_HANG=report): its ranks may wait until their timeout. "
-                "DISTSIM_ON_HANG=abort ends such a job at once. "
-                f"Its flight records: distsim diagnose {shlex.quote(str(self.directory))}"
-            )
+                if any(state.phase in LIVING for state in evidence.ranks.values()):
+                    self._say(left_alone(self.directory))  # under a launcher of somebody else nothing ends the job
 
     def _print(self, new: Sequence[Diagnosis], evidence: Evidence) -> None:
         from distsim.debug.report.render import render_diagnoses
@@ -519,11 +515,9 @@ class Monitor:
             if note not in self.host.notes[: self._noted - 1]:
                 self._say(note)
 
-    @staticmethod
-    def _say(note: str) -> None:
-        say(note)
+    _say = staticmethod(say)
 
-    def _write(self) -> None:
+    def _report(self) -> dict[str, Any]:
         report: dict[str, Any] = {
             "schema": "distsim.report/1",
             **diagnoses_to_json(self.diagnoses),
@@ -538,7 +532,11 @@ class Monitor:
             report["interrupted"] = self.places
         if self.inconclusive:
             report["inconclusive"] = self.inconclusive
-        save_report(report, [*self._verdict_paths(), *filter(None, [self.settings.report])])
+        return report
+
+    def _write(self) -> None:
+        report, wanted = self._report(), report_files(self.settings.report, self.host.job or self.directory.name)
+        save_report(report, [*self._verdict_paths(), *wanted], self.diagnoses, self.evidence)
         self.together.tell(report)
 
     def _verdict_paths(self) -> list[str]:
@@ -584,6 +582,7 @@ class Monitor:
         if self.settings.silent is not Silent.OFF and self.host.readers:
             self.silent = self._search_silent()
             self._write()
+        self.events.finished(self._report())
         self.together.goodbye()
         if not self.diagnoses and self._ours():
             shutil.rmtree(self.directory, ignore_errors=True)

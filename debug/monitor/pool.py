@@ -12,6 +12,7 @@ import os
 import select
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -30,7 +31,10 @@ def watch_series(orders: IO[str], answers: IO[str]) -> None:
         directory = Path(job["directory"])
         with contextlib.suppress(OSError), open(directory / "monitor.log", "ab") as log:
             os.dup2(log.fileno(), 2)
-        Steady(directory, Settings.read(environ=job["environment"]), None).run()
+        settings = Settings.read(environ=job["environment"])
+        if settings.events == "-":  # standard output is for the answers
+            settings = replace(settings, events="")
+        Steady(directory, settings, None).run()
         print("over", file=answers, flush=True)
 
 

@@ -5,4 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = ["alike", "console", "lines", "live", "news", "rank_states", "render", "silent", "stack_tree"]
+__all__ = ["alike", "console", "events", "lines", "live", "news", "rank_states", "render", "silent", "stack_tree"]

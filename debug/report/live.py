@@ -1,11 +1,12 @@
-"""A live job as a table: a row a group, its ranks by the number of the call they are in."""
+"""A live job as a table, a row a group with its ranks by the number of the call they are in, and as metrics."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -19,7 +20,7 @@ from distsim.debug.rings import layout as rings
 from distsim.debug.rings.reader import RingReader
 from distsim.text.ranks import format_ranks
 
-__all__ = ["GroupRow", "group_rows", "live_table", "straggler_lines"]
+__all__ = ["GroupRow", "group_rows", "live_table", "metrics_text", "straggler_lines"]
 
 STUCK_S = 1.0
 """A call that waits longer is shown as stuck."""
@@ -111,6 +112,48 @@ def live_table(readers: Sequence[RingReader]) -> Table:
             _state(row, longest),
         )
     return table
+
+
+def metrics_text(readers: Sequence[RingReader], verdict: Mapping[str, Any]) -> str:
+    """The job in Prometheus's text format, as node_exporter's textfile collector reads it. *verdict*: the monitor's
+    report so far."""
+    job = readers[0].header.job if readers else str(verdict.get("job", ""))
+    waits, states = {reader.number: 0.0 for reader in readers}, {"running": 0, "waiting": 0, "stopped": 0, "ended": 0}
+    groups = group_rows(readers)
+    for group in groups:
+        for rank, wait_s in group.waiting.items():
+            waits[rank] = max(waits.get(rank, 0.0), wait_s)
+    ended, stopped = ({rank for group in groups for rank in getattr(group, name)} for name in ("ended", "stopped"))
+    for rank, wait_s in waits.items():
+        state = "ended" if rank in ended else "stopped" if rank in stopped else "waiting" if wait_s else "running"
+        states[state] += 1
+    slow = [one.rank for one in recent_stragglers(readers, WINDOW)] if readers else []
+    found = [(str(one.get("kind")), one.get("culprits") or ()) for one in verdict.get("diagnoses") or ()]
+    ranks = [(reader.number, {"rank": str(reader.number)}) for reader in readers]
+    calls = [({"rank": str(reader.number)}, float(reader.count)) for reader in readers]
+    families: list[tuple[str, str, str, Iterable[tuple[Mapping[str, str], float]]]] = [
+        ("ranks", "gauge", "Ranks of this host by state.", [({"state": name}, n) for name, n in states.items()]),
+        ("calls_total", "counter", "Calls of a rank so far.", calls),
+        ("wait_seconds", "gauge", "How long a rank has waited in its last call.", [(of, waits[n]) for n, of in ranks]),
+        ("straggler", "gauge", "1: the rank keeps others waiting.", [(of, float(n in slow)) for n, of in ranks]),
+        ("exit_code", "gauge", "The verdict so far: 0, 1, 3 or 4.", [({}, float(verdict.get("exit_code") or 0))]),
+        ("diagnosis", "gauge", "A diagnosis and its culprits.", [
+            ({"kind": kind, "culprits": format_ranks(culprits)}, 1) for kind, culprits in dict.fromkeys(
+                (kind, tuple(culprits)) for kind, culprits in found)]),
+        ("updated_seconds", "gauge", "When this was written (Unix time).", [({}, time.time())]),
+    ]  # fmt: skip
+    lines = []
+    for name, kind, about, values in families:
+        lines += [f"# HELP distsim_{name} {about}", f"# TYPE distsim_{name} {kind}"]
+        lines += [f"distsim_{name}{{{_labels({'job': job, **labels})}}} {value:.15g}" for labels, value in values]
+    return "\n".join(lines) + "\n"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    escaped = {
+        name: value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") for name, value in labels.items()
+    }
+    return ",".join(f'{name}="{value}"' for name, value in escaped.items())
 
 
 def _breakable(ranks: Sequence[int]) -> str:

@@ -1,13 +1,16 @@
-"""What a monitor says: which diagnoses are news, which hold still, how a line is said and a report is left."""
+"""What a monitor says: which diagnoses are news, which hold still, how a line is said, where and how a report is
+left."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
+import shlex
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from distsim.debug.records.kinds import Kind
 from distsim.debug.rings.private import write_private
 from distsim.text.untrusted_input import printable
 
-__all__ = ["news_key", "save_report", "say", "show", "still", "went_on"]
+__all__ = ["left_alone", "news_key", "report_files", "save_report", "say", "show", "still", "went_on"]
 
 
 def news_key(diagnosis: Diagnosis) -> tuple[Any, ...]:
@@ -60,6 +63,28 @@ def went_on(warning: Diagnosis, evidence: Evidence | None = None) -> str:
     return f"{capital(ranks_text(ranks))} {event}: the warning ({warning.kind.label}{where}) is withdrawn"
 
 
+def left_alone(directory: Path) -> str:
+    """What to do about a hung job that nothing ends."""
+    return (
+        "the job is not ended (DISTSIM_ON_HANG=report): its ranks may wait until their timeout. DISTSIM_ON_HANG=abort "
+        f"ends such a job at once. Its flight records: distsim diagnose {shlex.quote(str(directory))}"
+    )
+
+
+def report_files(wanted: str, name: str, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """The files that `DISTSIM_REPORT` = *wanted* means: itself, or two in a folder, as JSON and as text. *name* is the
+    job's, where its launcher gave it none."""
+    if not wanted or not (wanted.endswith(os.sep) or os.path.isdir(wanted)):
+        return [wanted] if wanted else []
+    run_id = environ.get("TORCHELASTIC_RUN_ID", "")
+    if slurm := environ.get("SLURM_JOB_ID"):
+        name = f"slurm-{slurm}.{environ.get('SLURM_STEP_ID', '0')}"
+    elif run_id not in ("", "none"):
+        name = run_id
+    stem = re.sub(r"[^\w.-]", "_", name).lstrip(".") or "job"
+    return [os.path.join(os.path.abspath(wanted), f"{stem}.{kind}") for kind in ("json", "txt")]
+
+
 def say(note: str) -> None:
     """One line on stderr, wrapped on a terminal as the reports are; whole in a log, where it is looked for."""
     said, width = f"distsim: {printable(note)}", 0
@@ -83,14 +108,32 @@ def show(report: Any) -> None:
         sys.stderr.flush()
 
 
-def save_report(report: dict[str, Any], paths: Sequence[str]) -> None:
-    """Write *report* to each of *paths*, and say in a line where that does not work."""
-    for path in paths:
+def save_report(
+    report: dict[str, Any], paths: Sequence[str], diagnoses: Sequence[Diagnosis] = (), evidence: Evidence | None = None
+) -> None:
+    """Write *report* to each of *paths*, and say in a line where that does not work. Beside a report in a folder
+    (`report_files`) goes what the monitor has printed."""
+    for number, path in enumerate(paths):
         wanted = Path(path)
         mode = 0o600 if wanted.name.startswith("verdict.") else 0o666  # --report: as the user's umask has it
         try:
+            if number and wanted.with_suffix(".json") == Path(paths[number - 1]):
+                write_private(wanted, _as_text(report, diagnoses, evidence), mode)
+                continue
+            if mode == 0o666:
+                wanted.parent.mkdir(parents=True, exist_ok=True)
             write_private(wanted, json.dumps(report, indent=1), mode)
         except OSError as error:
             if wanted.name.startswith("verdict.") and not wanted.parent.is_dir():
                 continue  # whoever owns the folder took it away: its launcher says so
             print(f"distsim: no report in {path} ({error.strerror})", file=sys.stderr)
+
+
+def _as_text(report: Mapping[str, Any], diagnoses: Sequence[Diagnosis], evidence: Evidence | None) -> str:
+    from distsim.debug.report.render import render_diagnoses
+
+    if report.get("inconclusive"):
+        return f"{report['inconclusive']}\n"
+    if evidence is None or not diagnoses:
+        return "nothing is wrong so far\n"
+    return render_diagnoses(diagnoses, evidence).plain(120)

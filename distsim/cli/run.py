@@ -154,6 +154,17 @@ def _add_own_flags(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--html", metavar="FILE", help="the report as a page one can look at: one file, needs no network (extra: html)"
     )
+    output.add_argument(
+        "--events",
+        metavar="FILE|-",
+        help="add a line of JSON for each warning, withdrawn warning, straggler, verdict and the end (docs/events.md)",
+    )
+    output.add_argument(
+        "--on-verdict",
+        metavar="COMMAND",
+        help="run this shell command at the first verdict, the JSON report on its standard input; ended after 10 s, "
+        "and its failure changes no exit code",
+    )
     add_flags(output, "tokens_per_step")
     output.add_argument("--quiet", action="store_true", help="no progress, and no report unless something is wrong")
     add_flags(output, "host_timeout_s")
@@ -190,6 +201,7 @@ def run(args: argparse.Namespace) -> int:
 
     request, notes = build_request(args)
     check_writable(args.report, "--report")
+    _check_events(args.events)
     check_page(args.html)
     check_file_or_folder(args.trace, "--trace")
     outcome = _simulate(request, quiet=args.quiet)
@@ -224,6 +236,7 @@ def _launch(args: argparse.Namespace) -> int:
     if importlib.util.find_spec("distsim.realexec.launch") is None:
         raise UsageError(f"--on {args.on}: real runs are not in this version; simulate with --on {DEFAULT_CLUSTER}")
     check_writable(args.report, "--report")
+    _check_events(args.events)
     launch = importlib.import_module("distsim.realexec.launch").launch
     if args.html is None:
         return int(launch(args))
@@ -394,6 +407,8 @@ def _leave(outcome: Outcome, args: argparse.Namespace) -> int:
 
     if not args.quiet or outcome.exit_code != 0 or outcome.diagnoses or outcome.silent:
         print_summary(outcome)
+    if args.events or args.on_verdict:
+        _send_events(outcome, args)
     failed = False
     for flag, path, write in (
         ("--report", args.report, write_report),
@@ -411,3 +426,18 @@ def _leave(outcome: Outcome, args: argparse.Namespace) -> int:
             if flag == "--html" and not args.quiet:
                 say_written(path)
     return outcome.exit_code or (2 if failed else 0)
+
+
+def _check_events(path: str | None) -> None:
+    if path != "-" and not (path is not None and Path(path).is_fifo()):
+        check_writable(path, "--events", "events.jsonl")
+
+
+def _send_events(outcome: Outcome, args: argparse.Namespace) -> None:
+    from distsim.debug.report.events import Events
+    from distsim.report import report_document
+
+    report = report_document(outcome)
+    events = Events(args.events or "", args.on_verdict or "")
+    events.diagnosed(outcome.diagnoses, report)
+    events.finished(report)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import shlex
 import sys
 import time
@@ -11,7 +13,7 @@ from typing import Any
 
 from distsim.cli.attach import check_no_process
 from distsim.errors import UsageError
-from distsim.text.output_files import say_written
+from distsim.text.output_files import check_writable, say_written
 from distsim.text.untrusted_input import folded, printable
 
 __all__ = ["add_parser"]
@@ -30,6 +32,12 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--job", default="", metavar="NAME", help="which job, where several write into DIR (default: the newest)"
     )
+    parser.add_argument(
+        "--metrics",
+        metavar="FILE",
+        help="write the job's state there until it ends, in Prometheus's text format, for the textfile collector of "
+        "node_exporter (FILE.prom)",
+    )
     parser.add_argument("--html", metavar="FILE", help="one snapshot, as a page one can look at (extra: html)")
     parser.set_defaults(func=run)
 
@@ -46,7 +54,10 @@ def run(args: argparse.Namespace) -> int:
 
         check_page(args.html)
     check_no_process(args.directory)
-    once = args.html is not None or not sys.stdout.isatty()
+    check_writable(args.metrics, "--metrics", "distsim.prom")
+    if args.metrics is not None and not args.metrics.endswith(".prom"):
+        print(f"distsim: --metrics {args.metrics}: node_exporter reads files named *.prom only", file=sys.stderr)
+    once = args.html is not None or (not sys.stdout.isatty() and args.metrics is None)
     if not once:
         _await_job(args)
     if not args.directory.is_dir():
@@ -71,14 +82,38 @@ def run(args: argparse.Namespace) -> int:
     if once:
         Console(width=None if sys.stdout.isatty() else piped_width(120), highlight=False).print(_view(readers))
         return 0
-    with Live(_view(readers), console=Console(), auto_refresh=False) as live:
-        while not _ended(readers):
+    with Live(_view(readers), console=Console(quiet=not sys.stdout.isatty()), auto_refresh=False) as live:
+        while True:
+            over = _ended(readers)
+            if args.metrics is not None:
+                _write_metrics(args, readers, name)
+            if over:
+                break
             time.sleep(max(args.interval, 0.05))
             readers = next((job.readers for job in load_jobs(args.directory)[0] if job.name == name), [])
             if not readers:  # the job ended well and took its rings along
+                if args.metrics is not None:
+                    _write_metrics(args, readers, name)
                 break
             live.update(_view(readers), refresh=True)
     return 0
+
+
+def _write_metrics(args: argparse.Namespace, readers: Any, name: str) -> None:
+    """Put the file in its place whole: node_exporter may read it at any moment, as another user."""
+    from distsim.debug.report.live import metrics_text
+    from distsim.debug.rings.jobdir import verdict_path
+    from distsim.debug.rings.private import write_private
+
+    verdict: dict[str, Any] = {"job": name}
+    for path in (verdict_path(args.directory, name), args.directory / "verdict.json"):
+        with contextlib.suppress(OSError, ValueError):
+            verdict = json.loads(path.read_text())
+            break
+    try:
+        write_private(Path(args.metrics), metrics_text(readers, verdict), 0o644)
+    except OSError as error:
+        raise UsageError(f"--metrics {args.metrics}: cannot be written ({error.strerror})") from None
 
 
 def _await_job(args: argparse.Namespace) -> None:

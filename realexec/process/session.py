@@ -21,13 +21,14 @@ from torch.distributed import ProcessGroup
 
 from distsim.debug.records import Group, Site
 from distsim.debug.records.frames import program_frames, raised_at, steps
+from distsim.debug.report.news import report_files
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.jobdir import default_directory, job_name, ring_path, stack_path
 from distsim.debug.rings.private import create_private, private_folder
 from distsim.debug.rings.reader import ranks_here
 from distsim.debug.rings.world import World
 from distsim.debug.rings.writer import RingWriter
-from distsim.debug.settings import Level, Settings
+from distsim.debug.settings import LAUNCHED, Level, Settings
 from distsim.realexec.guard.callbacks import drain
 from distsim.realexec.guard.recorder import Recorder
 from distsim.realexec.guard.tracebacks import hide_own_frames
@@ -98,6 +99,10 @@ class Session:
             )
             return None
         ring.header(rings.W_LOCAL_WORLD, local_world)
+        if settings.verbose:
+            name = directory.name if LAUNCHED in environ else job
+            places = report_files(settings.report, name) or [str(directory / "verdict.json")]
+            print(f"distsim: rank {rank}: flight records in {directory}, report in {places[-1]}", file=sys.stderr)
         recorder = Recorder(ring)
         worlds, beat = Worlds(recorder), Heartbeat(recorder)
         session = cls(settings, directory, rank, world_size, local_world, ring, recorder, worlds, beat)
