@@ -71,7 +71,7 @@ def is_checked(block: Block) -> bool:
     match block.language:
         case "shell" | "python" | "mermaid":
             return True
-        case "toml":
+        case "toml" | "yaml" | "dockerfile":
             return block.title is not None
         case "text":
             return block.before.startswith("<!-- report of ")
@@ -88,7 +88,7 @@ def test_every_block_is_one_that_is_checked(page: Path) -> None:
 def test_every_command_is_one_that_the_parsers_take(page: Path) -> None:
     """Commands and flags are those there are; files of the repository that are named are there."""
     for block in blocks(page):
-        for words in commands(block) if block.language == "shell" else ():
+        for words in commands(block) if block.language == "shell" and block.title is None else ():
             if words[0] == "distsim":
                 assert words[1] in COMMANDS
                 parse(words[1:])
@@ -127,6 +127,18 @@ def test_scenarios_hold(page: Path, tmp_path: Path) -> None:
     for path in titled(page, tmp_path):
         if path.suffix == ".toml":
             assert run_scenario(load_scenario(path)).wrong == []
+
+
+def test_scripts_are_scripts() -> None:
+    """Titled blocks of shell and Python parse, and so does YAML."""
+    for block in (block for page in PAGES for block in blocks(page) if block.title is not None):
+        if block.language == "shell":
+            done = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stderr) == (0, ""), block.title
+        elif block.language == "python":
+            compile(block.text, block.title, "exec")
+        elif block.language == "yaml":
+            assert list(pytest.importorskip("yaml").safe_load_all(block.text)), block.title
 
 
 @pytest.mark.slow
