@@ -16,13 +16,15 @@ import torch.distributed as dist
 from distsim.debug.evidence.watched_source import report_to, watch_imports
 from distsim.debug.rings.world import World
 from distsim.debug.settings import Attach, Level, Settings, Silent, say_once_a_job, warn_of_unknown_variables
-from distsim.realexec.mpi.mpirun import started_by_mpirun
+from distsim.deprecated import in_torch
+from distsim.deprecated.ranks import Meeting
+from distsim.realexec.mpi.launch import started_by_mpirun
 from distsim.realexec.process.session import EndHooks, Session
 from distsim.realexec.process.worlds import count_in, launched
 from distsim.torch_compat.names import GUARD
 from distsim.torch_compat.releases import compared, guard_refusal, remarks
 
-__all__ = ["current_session", "install", "install_started", "installed", "remove", "run_started"]
+__all__ = ["DroppedHook", "current_session", "install", "install_started", "installed", "remove", "run_started"]
 
 _session: Session | None = None
 _settings: Settings | None = None
@@ -84,7 +86,7 @@ def install(
     if dist.is_available() and started_by_mpirun(os.environ) is not None:
         # Elsewhere a guard is none that makes `is_mpi_available()` say something else. And before anything of ours is
         # registered for the end of the process: MPI ends after all of it.
-        from distsim.realexec.mpi.backend import enable
+        from distsim.realexec.mpi.group import enable
 
         enable(_may_meet)
     if settings.level is Level.OFF:
@@ -118,11 +120,10 @@ def _go_on_without(why: str) -> None:
 
 def _install_hooks(settings: Settings, given: Mapping[str, Any]) -> None:
     from distsim.realexec.guard.api_wrappers import Shortcuts
-    from distsim.realexec.guard.uncompiled import leave_uncompiled
+    from distsim.realexec.process.children import PopenHook, SpawnHook
     from distsim.realexec.process.ddp import DdpHook
-    from distsim.realexec.process.dropped import DroppedHook
     from distsim.realexec.process.hooks import Hooks
-    from distsim.realexec.process.spawn import PopenHook, SpawnHook
+    from distsim.realexec.process.session import leave_uncompiled
 
     hooks = Hooks(_open, current_session, _leave_agent, _by_hooks)
     hooks.install()
@@ -295,7 +296,7 @@ def _forget() -> None:
     global _session, _settings
     if _session is None:
         return  # the parent was no rank itself; its child may become one
-    from distsim.realexec.process.forked import InheritedGroup
+    from distsim.realexec.process.children import InheritedGroup
 
     for guard in list(_session.guards):
         guard.forked(partial(InheritedGroup, ring=_session.ring.path))
@@ -303,3 +304,34 @@ def _forget() -> None:
         if hasattr(hook, "forget"):
             hook.forget()
     _session = _settings = None
+
+
+class DroppedHook:
+    """`begins(rank, world_size, where)` is told of a process that was given its rank."""
+
+    def __init__(self, begins: Callable[[int, int, str], None]) -> None:
+        self._begins = begins
+        self._undo: list[tuple[Any, str, Any]] = []
+
+    def install(self) -> None:
+        if self._undo:
+            return
+        for holder, name, value in [*in_torch.torch_patches(), (in_torch, "begins", self._joins)]:
+            before = vars(holder).get(name, _ABSENT) if hasattr(holder, "__dict__") else getattr(holder, name)
+            self._undo.append((holder, name, before))
+            setattr(holder, name, value)
+
+    def remove(self) -> None:
+        while self._undo:
+            holder, name, before = self._undo.pop()
+            if before is _ABSENT:
+                delattr(holder, name)
+            else:
+                setattr(holder, name, before)
+
+    def _joins(self, meeting: Meeting, rank: int) -> None:
+        if not dist.is_initialized():
+            self._begins(rank, meeting.world_size, meeting.name)
+
+
+_ABSENT = object()

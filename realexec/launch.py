@@ -1,4 +1,8 @@
-"""`distsim run --on gloo|nccl|mpi`: torch elastic with every rank under guard and a monitor beside it."""
+"""`distsim run --on gloo|nccl|mpi`: torch elastic with every rank under guard and a monitor beside it.
+
+Its rings lie in a folder of the run, which stays for a while; its last line says what to do, when all that the ranks
+have printed is above it.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,14 @@ import argparse
 import contextlib
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,30 +28,33 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from distsim.debug.diagnosis.silent.allowed import check_patterns
-from distsim.debug.evidence.procfs import own_process
+from distsim.debug.evidence.procfs import look, own_process
 from distsim.debug.monitor.ask import VERDICT_WAIT_S, ask
-from distsim.debug.monitor.start import start_monitor
+from distsim.debug.monitor.start import gone_text, start_monitor
+from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.report.console import piped_width
 from distsim.debug.report.events import COMMAND_S
 from distsim.debug.report.rank_states import MARKER
+from distsim.debug.report.render import render_diagnoses
 from distsim.debug.rings.jobdir import default_directory
 from distsim.debug.rings.private import private_folder, write_private
 from distsim.debug.rings.reader import RingReader
 from distsim.debug.settings import LAUNCHED, Attach, Level, OnHang, Settings, Silent, warn_of_unknown_variables
 from distsim.errors import UsageError
-from distsim.realexec.last_line import failure_line, say_if_killed, verdict_line
 from distsim.realexec.mpi import launch as mpi
-from distsim.realexec.mpi.mpirun import started_by_mpirun
-from distsim.realexec.run_folder import clear, forget_old_runs, refuse_company
+from distsim.realexec.mpi.launch import started_by_mpirun
 from distsim.torch_compat import elastic
 from distsim.torch_compat.names import GUARD
 from distsim.torch_compat.releases import guard_refusal, remarks
 
-__all__ = ["launch"]
+__all__ = ["forget_old_runs", "launch", "say_if_killed"]
 
 SEARCH_S = 120.0
 """How long the monitor may search for silent faults when the ranks have ended."""
 SILENT_FAULT = 5
 """The exit code of a job that ended well and has a silent error, with `--silent strict`."""
+KEPT_RUNS = 32
+"""Folders of failed runs that stay for `distsim diagnose`: a rank's ring takes 2 MiB of /dev/shm."""
 
 
 def launch(args: argparse.Namespace) -> int:
@@ -443,3 +451,73 @@ if __name__ == "__main__":
     except UsageError as mistake:
         print(f"distsim: error: {mistake}", file=sys.stderr)
         sys.exit(2)
+
+
+def verdict_line(verdict: Mapping[str, Any]) -> str:
+    """The first line of the report that the monitor has printed; nothing where nothing was wrong."""
+    diagnoses = [Diagnosis.from_json(found) for found in verdict.get("diagnoses", ())]
+    if not diagnoses:
+        return ""
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else piped_width(120)
+    return render_diagnoses(diagnoses[:1]).plain(width).partition("\n")[0] + "\n"
+
+
+def failure_line(error: ChildFailedError) -> str:
+    """Who failed first, as torch elastic tells it."""
+    rank, failure = error.get_first_failure()
+    how = failure.signal_name() if failure.exitcode < 0 else f"exit code {failure.exitcode}"
+    return f"distsim: rank {rank} failed first ({how}, pid {failure.pid})\n"
+
+
+def say_if_killed(monitor: subprocess.Popen[bytes], over: threading.Event) -> None:
+    """Wait for a monitor; that one is gone before the job is *over* is told at once. Any other has said why it ends."""
+    monitor.wait()
+    if monitor.returncode < 0 and not over.is_set():
+        print(gone_text(monitor.pid, monitor.returncode), file=sys.stderr, flush=True)
+
+
+def refuse_company(directory: Path) -> None:
+    """Two jobs at once in one folder would read each other's rings."""
+    pid = _living_launcher(directory)
+    if pid is not None and pid != os.getpid():
+        raise UsageError(f"--rings {directory}: a job that still runs (pid {pid}) writes there; choose another")
+
+
+def _living_launcher(directory: Path) -> int | None:
+    """The launcher that wrote into a folder, if it still runs on this host."""
+    try:
+        said = json.loads((directory / "launcher.json").read_text())
+        pid, start = int(said["pid"]), int(said["start"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return pid if said.get("host") == platform.node() and look(pid, start) is not None else None
+
+
+def forget_old_runs(base: Path, keep: int = KEPT_RUNS) -> None:
+    """Remove what all but the last failed runs have left in memory; what still runs stays."""
+    with contextlib.suppress(OSError):  # another launcher does the same
+        runs = sorted(base.glob("run-*"), key=lambda path: path.stat().st_mtime, reverse=True)
+        for directory in runs[keep:]:
+            if _living_launcher(directory) is None:
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+def clear(directory: Path) -> None:
+    """What an earlier run left: its rings would be taken for ranks of this one."""
+    for pattern in (
+        "rank*.ring",
+        "rank*.stacks",
+        "rank*.silent",
+        "exit.*.json",
+        "forked.*.json",
+        "monitor*",
+        "verdict.*.json",
+        "ask.*",
+        "answer.*",
+        "stacks.txt",
+        "*.new",
+    ):
+        for path in directory.glob(pattern):
+            path.unlink(missing_ok=True)
+    for name in ("done.json", "verdict.json", "aborted.json", "launcher.json", "lead.json", "follow.json", MARKER):
+        (directory / name).unlink(missing_ok=True)

@@ -5,18 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "api_wrappers",
-    "callbacks",
-    "fast_path",
-    "group",
-    "handle",
-    "hooked",
-    "known",
-    "message_path",
-    "method_path",
-    "recorder",
-    "tensor_checks",
-    "tracebacks",
-    "uncompiled",
-]
+__all__ = ["api_wrappers", "callbacks", "fast_path", "group", "handle", "hooked", "recorder", "tensor_checks"]

@@ -3,6 +3,9 @@
 Two traps, both measured. The base of a Python process group must never be called (`super().allreduce`
 holds the GIL into gloo's queue lock and deadlocks): calls go to the plain C++ group inside, whose
 methods release it. And what is not overridden must reach the real backends, so they are registered here too.
+
+Its methods are entrances to the fast path (`fast_path`): C++ comes by them (DDP's reducer, functional collectives), and
+so do coalesced calls.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 import torch
@@ -23,7 +27,7 @@ from distsim.debug.messages.error_text import error_line
 from distsim.debug.records import P2P
 from distsim.debug.records.arguments import FIELDS, METHODS, Call, Reader
 from distsim.debug.rings import layout as rings
-from distsim.realexec.guard.fast_path import MISSED
+from distsim.realexec.guard.fast_path import BACKWARD, MISSED, looks_of, may_be_kept, remember, through
 from distsim.realexec.guard.handle import (
     KEEPS_ALIVE,
     Handle,
@@ -34,13 +38,18 @@ from distsim.realexec.guard.handle import (
     keep_alive,
     watched,
 )
-from distsim.realexec.guard.method_path import again, keep, words_of
 from distsim.realexec.guard.recorder import GroupLog, Made, Recorder
 from distsim.realexec.guard.tensor_checks import Checksums, find_nan
 from distsim.torch_compat import groups, works
 
 __all__ = ["HOOKED", "ONE_TENSOR", "Guarded", "GuardedGroup", "HeldGroup", "guard_of", "record_method"]
 
+C10D = vars(c10d)
+
+Words = Callable[[tuple[int, ...], tuple[Any, ...], bool], tuple[Sequence[Any], bool, Any]]
+"""Of a group's ranks and a method's arguments: the tensors, whether the caller goes on, what else is said.
+The caller is C++ of which it is known that it goes on, if so.
+TypeError, ValueError or the like where they are none of the method's, or no backend takes them as they are."""
 Backend = groups.BACKEND.get(None)
 profiler_enabled, dispatch_modes = works.PROFILES.get(works.unknown), works.DISPATCH_MODES.get(works.unknown)
 transforms = works.TRANSFORMS.get(works.unknown)
@@ -50,6 +59,78 @@ PASSED_THROUGH = (
     *("get_reconfigure_handle", "new_window", "register_abort_hook", "unregister_abort_hook"),
 )
 """Methods of the C++ group that need its own store or its backends' state, where the installed torch has them."""
+
+
+def words_of(op: str, read: Reader) -> Words:
+    """What reads the arguments of a method of *op*: C++ calls the first two kinds at every step, so they are read
+    without a `Call`."""
+    fields = FIELDS[op]
+    reduces, rooted = fields.reduces, fields.rooted
+
+    def in_place(ranks: tuple[int, ...], args: tuple[Any, ...], goes_on: bool) -> tuple[Sequence[Any], bool, Any]:
+        tensors, opts = args
+        if type(tensors) is not list:
+            raise TypeError
+        later = goes_on or opts.asyncOp is not False
+        return tensors, later, (later, hash(opts.reduceOp) if reduces else 0, opts.rootRank if rooted else 0)
+
+    def out_in(ranks: tuple[int, ...], args: tuple[Any, ...], goes_on: bool) -> tuple[Sequence[Any], bool, Any]:
+        output, source, opts = args
+        tensors = (*output, *source) if type(output) is list is type(source) else (output, source)
+        later = goes_on or opts.asyncOp is not False
+        return tensors, later, (later, hash(opts.reduceOp) if reduces else 0, opts.rootRank if rooted else 0)
+
+    def other(ranks: tuple[int, ...], args: tuple[Any, ...], goes_on: bool) -> tuple[Sequence[Any], bool, Any]:
+        call = read(ranks, args, {})
+        if not call.direct:
+            raise TypeError
+        return (*call.inputs, *call.outputs), call.is_async, (call.key, call.is_async, call.peer, call.tag)
+
+    if fields.in_place:
+        return in_place
+    return out_in if "tensor" in op else other
+
+
+class _Ended:
+    """The handle of a synchronous call that has ended: torch's own function waits for it at once."""
+
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+
+ENDED = _Ended()
+
+
+def again(
+    guard: Any, method: Any, name: str, words: Words, args: tuple[Any, ...], caller: FrameType
+) -> tuple[Any, Any]:
+    """Make a call of a group's method by the short way: its handle, or MISSED; and what to `keep` it by. Synchronous
+    ones are torch's own."""
+    try:
+        tensors, later, said = words(guard.group_log.ranks, args, caller.f_code is BACKWARD)
+    except (TypeError, ValueError, AttributeError, LookupError):
+        return MISSED, None
+    if not (later or caller.f_globals is C10D):
+        return MISSED, None
+    answer = through(method, name, tensors, args, said, guard, later, caller)
+    if answer is MISSED:
+        return MISSED, (name, tensors, said)
+    if answer is None:
+        return ENDED, None
+    if type(answer) is MessageHandle and caller.f_globals is not C10D:
+        answer = MessageWork.of(answer)
+    if KEEPS_ALIVE and isinstance(answer, Handle):
+        keep_alive(answer)
+    return answer, None
+
+
+def keep(guard: Any, by: tuple[str, Sequence[Any], Any], made: Made, caller: FrameType) -> None:
+    """Remember a call of a method, which has just been made the long way."""
+    name, tensors, said = by
+    looks = looks_of(tensors)
+    if looks is not None and may_be_kept(guard, made, made.call.is_async, caller):
+        words = guard.recorder.ring.words
+        remember(guard.group_log, name, tensors, looks, made, len(made.args), said, caller, words)
 
 
 class Guarded:
@@ -167,7 +248,6 @@ HOOKED: dict[int, Guarded] = {}
 UNWATCHED = frozenset({"backward", "_verify_params_across_processes"})
 """Library functions that call from C++ and take futures: they are trusted with their buffers."""
 
-C10D = vars(c10d)
 
 PUBLIC = frozenset({*FIELDS, "isend", "irecv", "all_gather_single", "reduce_scatter_single", "gather_single"})
 """Functions whose handle a user gets; torch's own code (DDP's join, say) drops some without harm."""

@@ -22,8 +22,8 @@ from distsim.debug.records.arguments import FIELDS, METHODS, Call
 from distsim.debug.records.signature import REDUCE_OPS
 from distsim.debug.rings import layout as rings
 from distsim.debug.settings import Level, Settings
+from distsim.realexec.guard.fast_path import BACKWARD
 from distsim.realexec.guard.group import HOOKED, ONE_TENSOR, Guarded, record_method
-from distsim.realexec.guard.known import BACKWARD
 from distsim.realexec.guard.recorder import GroupLog, Recorder
 from distsim.realexec.guard.tensor_checks import find_nan
 from distsim.torch_compat import groups

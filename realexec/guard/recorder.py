@@ -57,7 +57,7 @@ class Made(NamedTuple):
 
 
 class _Unknown:
-    """In the place of a call that is known (`known.CachedCall`)."""
+    """In the place of a call that is known (`fast_path.CachedCall`)."""
 
     __slots__ = ("next",)
     what = None

@@ -1,20 +1,44 @@
-"""A process group whose calls are MPI's non-blocking ones (MPI 3.0)."""
+"""A process group whose calls are MPI's non-blocking ones (MPI 3.0), and where torch meets it.
+
+`MpiWork` is the handle of a call, `enable` has torch's own functions make these groups.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, ReduceOp, Work
+from torch.futures import Future
 
-from distsim.realexec.mpi.library import mpi
-from distsim.realexec.mpi.progress import PROGRESS
-from distsim.realexec.mpi.types import buffer, operation, spread
-from distsim.realexec.mpi.work import MpiWork
+from distsim.realexec.mpi import library
+from distsim.realexec.mpi.library import PROGRESS, mpi
+from distsim.torch_compat import groups
+from distsim.torch_compat.patches import Patches
 
-__all__ = ["MpiGroup"]
+__all__ = ["MpiGroup", "enable"]
+
+_NAMES = {
+    torch.uint8: "UINT8_T",
+    torch.int8: "INT8_T",
+    torch.int16: "INT16_T",
+    torch.int32: "INT32_T",
+    torch.int64: "INT64_T",
+    torch.float32: "FLOAT",
+    torch.float64: "DOUBLE",
+    torch.bool: "C_BOOL",
+    torch.complex64: "C_FLOAT_COMPLEX",
+    torch.complex128: "C_DOUBLE_COMPLEX",
+}
+"""MPI has no half precision."""
+_OPERATIONS = {"SUM": "SUM", "PRODUCT": "PROD", "MIN": "MIN", "MAX": "MAX"}
+"""torch's ProcessGroupMPI.cpp, `mpiOp`."""
+_LOGICAL = {"SUM": "LOR", "MAX": "LOR", "PRODUCT": "LAND", "MIN": "LAND"}
 
 
 class MpiGroup(ProcessGroup):
@@ -270,3 +294,184 @@ def _apart(tensor: Tensor, output: Tensor) -> Tensor:
 def _copy(parts: Sequence[Tensor], places: Sequence[Tensor]) -> None:
     for part, place in zip(parts, places, strict=True):
         place.copy_(part)
+
+
+class MpiWork(Work):
+    """Ends with MPI's requests; *land* then puts what came where the program wants it."""
+
+    def __init__(
+        self,
+        name: str,
+        outputs: Sequence[Tensor],
+        keep: Sequence[Tensor],
+        begin: Callable[[], Sequence[Any]],
+        land: Callable[[], None] | None = None,
+        received: bool = False,
+    ) -> None:
+        super().__init__()
+        self.requests: list[Any] = []
+        self.over = False
+        self._name = name
+        self._outputs = list(outputs)
+        self._keep = (*outputs, *keep)
+        """MPI reads and writes their memory until the end."""
+        self._land = land
+        self._received = received
+        self._sender = -1
+        self._error: BaseException | None = None
+        self._future: Future[Any] | None = None
+        PROGRESS.start(self, begin)
+
+    def ends(self, statuses: Sequence[Any], error: BaseException | None) -> None:
+        """All requests are over; called once, by whoever saw it."""
+        self._error = error
+        if error is None:
+            if self._land is not None:
+                self._land()
+            if self._received:
+                self._sender = int(statuses[0].Get_source())
+        self._keep, self._land = (), None
+        self.over = True
+        self._settle()
+
+    def _settle(self) -> None:
+        future = self._future
+        if future is None or future.done():
+            return
+        if self._error is None:
+            future.set_result(self._outputs)
+        else:
+            future.set_exception(self._error)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        seconds = None if timeout is None or timeout <= timedelta(0) else timeout.total_seconds()
+        if not PROGRESS.until(self, seconds):
+            raise RuntimeError(f"MPI: {self._name} was not over after {seconds:g} s")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        if not self.over:
+            PROGRESS.step()
+        return self.over
+
+    def is_success(self) -> bool:
+        return self.over and self._error is None
+
+    def exception(self) -> BaseException | None:
+        return self._error
+
+    def source_rank(self) -> int:
+        return self._source_rank()
+
+    def _source_rank(self) -> int:
+        if not self._received:
+            raise RuntimeError(
+                "sourceRank() may only be called on work objects that correspond to a recv or recv-from-any call."
+            )
+        return self._sender
+
+    def result(self) -> list[Tensor]:
+        if not self.over:
+            raise RuntimeError(
+                "Work needs to be completed before calling result(). Should call wait() before result()."
+            )
+        return self._outputs
+
+    def synchronize(self) -> None:
+        """Tensors of the host need no stream."""
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+    def get_future(self) -> Future[Any]:
+        if self._future is None:
+            self._future = Future()
+            if self.over:
+                self._settle()
+            else:
+                PROGRESS.go_on_alone()
+        return self._future
+
+
+def buffer(tensor: Tensor) -> list[Any]:
+    """[memory, datatype] of a contiguous tensor on the host; RuntimeError where MPI can not have it. mpi4py counts the
+    elements, and shares them out where each rank has a part."""
+    _refuse(tensor)
+    library = mpi()
+    memory = library.memory.fromaddress(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+    return [memory, getattr(library, _NAMES[tensor.dtype])]
+
+
+def spread(tensor: Tensor, counts: list[int]) -> list[Any]:
+    """[memory, (elements a rank, where each begins), datatype]: *tensor*'s rows in the order of the ranks."""
+    memory, kind = buffer(tensor)
+    begins = [sum(counts[:rank]) for rank in range(len(counts))]
+    return [memory, (counts, begins), kind]
+
+
+def _refuse(tensor: Tensor) -> None:
+    if not tensor.is_cpu:
+        raise RuntimeError(f"backend 'mpi': tensors of the host are expected, this one is on {tensor.device}")
+    if tensor.layout is not torch.strided:
+        raise RuntimeError("input tensor has to be dense")
+    if not tensor.is_contiguous():
+        raise RuntimeError("input tensor has to be contiguous")
+    if tensor.dtype not in _NAMES:
+        raise RuntimeError(f"MPI process group does not support {tensor.dtype} tensors")
+
+
+def operation(op: Any, tensor: Tensor) -> Any:
+    """MPI's reduction for torch's on this tensor; RuntimeError where MPI has none."""
+    name = ReduceOp.RedOpType(op.op if isinstance(op, ReduceOp) else op).name
+    known = _LOGICAL if tensor.dtype is torch.bool else _OPERATIONS
+    if name not in known or (tensor.is_complex() and name in ("MIN", "MAX")):
+        raise RuntimeError(f"MPI process group does not support ReduceOp.{name} on {tensor.dtype} tensors")
+    return getattr(mpi(), known[name])
+
+
+class ProcessGroupMPI:
+    """What `torch.distributed` calls where it was built with MPI."""
+
+    @staticmethod
+    def create(ranks: Sequence[int]) -> MpiGroup | None:
+        """The group of *ranks* (none: the world), or None where this process is not in it. All members must call;
+        RuntimeError where there is no MPI, or mpirun started another number of ranks than the environment says."""
+        mpi = library.mpi()
+        world = mpi.COMM_WORLD
+        if not ranks:
+            _refuse_other_size(world.Get_size())
+            library.meet(world)
+            return MpiGroup(world.Dup())
+        members = world.Get_group().Incl(list(ranks))
+        if members.Get_rank() == mpi.UNDEFINED:
+            return None
+        return MpiGroup(world.Create_group(members))
+
+
+def _refuse_other_size(size: int) -> None:
+    said = os.environ.get("WORLD_SIZE", "")
+    if said.isdigit() and int(said) != size:
+        raise RuntimeError(
+            f"backend 'mpi': MPI knows {size} rank{'s' * (size != 1)}, WORLD_SIZE is {said}: start them with mpirun "
+            f"(mpirun -n {said} distsim run --on mpi SCRIPT), by the MPI that mpi4py loads"
+        )
+
+
+_patches = Patches()
+
+
+def enable(may_end: Callable[[], bool] = lambda: True) -> None:
+    """Make backend "mpi" available in this process, where torch has none of its own and mpi4py is installed. At the end
+    of the process *may_end* is asked whether it should wait there for all others, as MPI wants it."""
+    if groups.MPI_AVAILABLE.get(True) or not library.found():
+        return
+    library.finalize_at_exit(may_end)
+    _patches.put(c10d, groups.MPI_AVAILABLE.attribute, True)
+    _patches.put(c10d, "ProcessGroupMPI", ProcessGroupMPI)
+
+
+def disable() -> None:
+    """Take it away again; groups that exist go on."""
+    _patches.remove()

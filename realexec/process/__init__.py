@@ -5,15 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "ddp",
-    "dropped",
-    "forked",
-    "heartbeat",
-    "hooks",
-    "introduce_monitors",
-    "session",
-    "silent",
-    "spawn",
-    "worlds",
-]
+__all__ = ["children", "ddp", "heartbeat", "hooks", "introduce_monitors", "session", "silent", "worlds"]

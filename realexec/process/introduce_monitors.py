@@ -33,7 +33,7 @@ import torch.distributed as dist
 from distsim.debug.evidence.typed import text, whole
 from distsim.debug.monitor.peers.link import sign
 from distsim.debug.rings.private import write_private
-from distsim.realexec.mpi.introduction import letter
+from distsim.realexec.mpi.library import introduction
 from distsim.text.untrusted_input import load_json, read_bytes
 from distsim.torch_compat import stores
 
@@ -79,7 +79,7 @@ def own_store() -> Any:
     of RPC alone have no group that would have one."""
     try:
         if dist.get_backend() == "mpi":
-            return letter()
+            return introduction()
         base = stores.of_default_group()
         if isinstance(base, dist.TCPStore):
             return dist.TCPStore(base.host, base.port, is_master=False, wait_for_workers=False)

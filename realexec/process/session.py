@@ -1,4 +1,9 @@
-"""The guard of one process: its ring, its hooks into torch.distributed, its heartbeat."""
+"""The guard of one process: its ring, its hooks into torch.distributed, its heartbeat.
+
+It keeps its own frames out of the user's tracebacks, and its code out of what torch.compile traces. torch.compile's
+Python half is not loaded for that (it takes a second or two): its frame evaluator, which is always there, is told of
+each of our code objects.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +16,16 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
 from torch.distributed import ProcessGroup
 
 from distsim.debug.records import Group, Site
-from distsim.debug.records.frames import program_frames, raised_at, steps
+from distsim.debug.records.frames import is_ours, program_frames, raised_at, steps
 from distsim.debug.report.news import report_files
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.jobdir import default_directory, job_name, ring_path, stack_path
@@ -31,14 +36,15 @@ from distsim.debug.rings.writer import RingWriter
 from distsim.debug.settings import LAUNCHED, Level, Settings
 from distsim.realexec.guard.callbacks import drain
 from distsim.realexec.guard.recorder import Recorder
-from distsim.realexec.guard.tracebacks import hide_own_frames
 from distsim.realexec.process.heartbeat import Heartbeat
 from distsim.realexec.process.worlds import Worlds, count_in, launcher_world
+from distsim.torch_compat import compiler
 
-__all__ = ["Session"]
+__all__ = ["Session", "hide_own_frames", "leave_uncompiled"]
 
 STACK_SIGNAL = signal.SIGRTMIN + 7
 """Makes faulthandler write all stacks; not SIGUSR1 or 2, which Slurm and users take."""
+OURS = ("distsim.realexec", "distsim.debug")
 
 
 @dataclass
@@ -108,7 +114,6 @@ class Session:
         session = cls(settings, directory, rank, world_size, local_world, ring, recorder, worlds, beat)
         session._catch_stacks()
         if settings.level is Level.STRICT:
-            from distsim.realexec.guard.uncompiled import leave_uncompiled
             from distsim.realexec.strict.peers import Peers
             from distsim.realexec.strict.strict import Strict
 
@@ -350,3 +355,61 @@ class EndHooks:
                 session.exits()
             with contextlib.suppress(Exception):
                 session.end_threads()
+
+
+def hide_own_frames(error: BaseException) -> None:
+    """Take the guard's frames out of the tracebacks of *error* and of what it came from. What looks like a fault
+    of the guard's own (a TypeError, say, raised in one of its frames) keeps them."""
+    todo: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while todo:
+        one = todo.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        todo += [one.__cause__, one.__context__]
+        steps = _steps(one.__traceback__)
+        theirs = [step for step in steps if not _ours(step)]
+        if theirs and (theirs[-1] is steps[-1] or isinstance(one, (RuntimeError, ValueError))):
+            for step, following in zip(theirs, [*theirs[1:], None], strict=True):
+                step.tb_next = following
+            one.__traceback__ = theirs[0]
+
+
+def _steps(trace: TracebackType | None) -> list[TracebackType]:
+    steps = []
+    while trace is not None:
+        steps.append(trace)
+        trace = trace.tb_next
+    return steps
+
+
+def _ours(step: TracebackType) -> bool:
+    return is_ours(step.tb_frame.f_code.co_filename)
+
+
+def leave_uncompiled() -> None:
+    """Tell it of all functions of the guard that are loaded by now."""
+    leave = compiler.leaves_code()
+    if leave is None:
+        return  # another torch
+    for name, module in sys.modules.copy().items():
+        if name.startswith(OURS) and isinstance(module, ModuleType):
+            for code in _codes(module):
+                leave(code)
+
+
+def _codes(module: ModuleType) -> Iterator[CodeType]:
+    held = list(vars(module).values())
+    held += [member for one in held if isinstance(one, type) for member in vars(one).values()]
+    for one in held:
+        function = getattr(one, "fget", None) or getattr(one, "__func__", one)
+        if isinstance(function, FunctionType) and function.__module__ == module.__name__:
+            yield from _with_inner(function.__code__)
+
+
+def _with_inner(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _with_inner(constant)

@@ -1,8 +1,8 @@
-"""torch.distributed.rpc on TensorPipe under guard: `hooks.py` is where it enters torch, `log.py` what a worker notes of
-its calls and of those it serves, `derived.py` who waits for them through other futures, `fast_path.py` how what was
-noted before is noted again, `udf.py` how the callee knows which call it serves.
+"""torch.distributed.rpc on TensorPipe under guard.
+
+`hooks.py` is where it enters torch, `log.py` what a worker records of the calls that it makes and serves.
 """
 
 from __future__ import annotations
 
-__all__ = ["derived", "fast_path", "hooks", "log", "udf"]
+__all__ = ["hooks", "log"]

@@ -2,6 +2,13 @@
 
 `rpc_sync` and its like are torch's decorator around the function proper, which it finds in a closure cell. That cell is
 what is exchanged, so a name that a script imported before is met, too.
+
+A call that the same line has made before, and one that the same thread has served before, take a fast path. Between two
+calls a worker waits, its caches grow cold, and every line of Python costs several times what a benchmark says. torch's
+own rpc_sync looks among its operators for the user's function, asks the agent who the callee is and the profiler
+whether it runs, in half a dozen functions. What these found the last time depends only on what is compared here, so it
+is not done again, and that pays for the record. The record itself is copied from the one before, and is in the ring
+before C++ hears of the call.
 """
 
 from __future__ import annotations
@@ -10,20 +17,23 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any
+from sys import _getframe as frame_above
+from threading import get_ident
+from types import FunctionType
+from typing import Any, Protocol
 
 import torch.distributed.rpc as rpc
 import torch.futures
-from torch.distributed.rpc import api, internal
+from torch.distributed.rpc import WorkerInfo, api, internal
 
 from distsim.debug.messages.error_text import error_line
 from distsim.debug.rings import layout as rings
+from distsim.debug.rings.callsite import calling, codes_of, way_to
 from distsim.debug.rings.world import World, WorldKind
+from distsim.debug.rings.writer import stays
 from distsim.realexec.guard.recorder import GroupLog
 from distsim.realexec.process.session import Session
-from distsim.realexec.rpc.fast_path import calls, keep, serves
-from distsim.realexec.rpc.log import NO_LIMIT, Key, Peer, RemoteLog, name_of
-from distsim.realexec.rpc.udf import Udf, answers_later
+from distsim.realexec.rpc.log import IDLE, NO_LIMIT, Key, NumberedFunction, Peer, RemoteLog, answers_later, name_of
 from distsim.torch_compat import rpc as names
 from distsim.torch_compat import works
 from distsim.torch_compat.patches import Patches
@@ -40,6 +50,19 @@ NOBODYS = -1
 """The rank of a worker of which there is no record here: nothing is said of what it does."""
 TORCHS_OWN = frozenset({api.__name__, "torch.distributed.rpc.backend_registry"})
 """Modules whose functions torch calls remotely by itself: to meet, to join, to shut down."""
+API = vars(api)
+SENDS, PICKLER = names.SEND_FUNCTION.attribute, names.PICKLER.attribute
+profiler_enabled = works.PROFILES.get(works.unknown)
+find_builtin = names.FIND_BUILTIN.get(None)
+THERE = {SENDS, PICKLER, "get_worker_info"} <= API.keys() and find_builtin is not None
+"""This torch has what the short way calls."""
+MOST = 512
+"""Calls that are remembered."""
+DONE = rings.REMOTE | rings.COMPLETED
+PAYLOAD_END = rings.WORDS_AT // 8 + rings.W_PAYLOAD_END
+WAIT = works.FUTURE.get(torch.futures.Future).wait
+
+Long = Callable[[Any, Any, Any, Any, Any, Key | None], Any]
 
 
 class _Here(threading.local):
@@ -189,7 +212,9 @@ class RpcHooks:
 
             def __new__(cls, func: Any, args: Any, kwargs: Any) -> Any:
                 request = here.request
-                return original(func, args, kwargs) if request is None else Udf(func, args, kwargs, request)
+                return (
+                    original(func, args, kwargs) if request is None else NumberedFunction(func, args, kwargs, request)
+                )
 
         return PythonUDF
 
@@ -364,3 +389,88 @@ def _ring_rank(store: Any, worker: int, job: str) -> int | None:
             rank, its_job = store.get(f"{KEY}{worker}").decode().split()
             return int(rank) if its_job == job else None
     return None
+
+
+class Hooks(Protocol):
+    """What is known of RPC in this process (hooks.RpcHooks)."""
+
+    log: RemoteLog | None
+    quiet: int
+
+
+def calls(hooks: Hooks, long: Long) -> Callable[..., Any]:
+    """`rpc_sync` by the short way, or by *long*, which is to `keep` the call under the key that it gets."""
+
+    def rpc_sync(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: Any = NO_LIMIT) -> Any:
+        log, me, kind = hooks.log, get_ident(), type(to)
+        if (
+            log is None
+            or me == hooks.quiet
+            or type(func) is not FunctionType
+            or type(timeout) is not float
+            or (kind is not str and kind is not WorkerInfo)
+        ):
+            return long(to, func, args, kwargs, timeout, None)
+        caller = calling(frame_above(1).f_back)
+        if caller is None:  # no frame of the program's calls it
+            return long(to, func, args, kwargs, timeout, None)
+        # A function that can be pickled is its module's for good; a code object stays as long as the way is known.
+        key = way_to(caller), func, to if kind is str else to.id, timeout, me
+        known, ring = log.calls.get(key), log.ring
+        if known is None or known[1] <= ring.words[PAYLOAD_END] or profiler_enabled():
+            return long(to, func, args, kwargs, timeout, key)
+        if log.recorder.outstanding:
+            log.recorder.poll()
+        index = ring.replay(known[0], next(log.numbers))
+        try:
+            udf = tuple.__new__(NumberedFunction, (func, args or (), kwargs or {}, (log.rank, index)))
+            pickled, tensors = API[PICKLER].serialize(udf)
+            answer = WAIT(API[SENDS](known[2], pickled, tensors, timeout, False))
+        except BaseException as error:
+            log.fail(index, error)
+            raise
+        ring.finish_as(index, DONE)
+        return answer
+
+    return rpc_sync
+
+
+def keep(log: RemoteLog, key: Key, index: int, peer: Peer) -> None:
+    """Remember a call whose record has just been written."""
+    function = key[1]
+    if (
+        not THERE
+        or not peer.guarded
+        or answers_later(function)
+        or find_builtin(function) is not None
+        or not log.recorder.sites.knows(key[0])
+    ):
+        return
+    if len(log.calls) >= MOST:
+        log.calls.clear()
+    body = log.ring.template(index)
+    expires = int.from_bytes(body[5 * 8 : 6 * 8], "little") + rings.PAYLOAD_BYTES // 2
+    codes = codes_of(calling(frame_above(1)))  # kept alive, so that their ids stay theirs
+    log.calls[key] = stays(body), expires, API["get_worker_info"](peer.name), codes
+
+
+def serves(hooks: Hooks, original: Callable[[Any], Any], long: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`_run_function` by the short way, or by *long*."""
+
+    def run(udf: Any) -> Any:
+        log = hooks.log
+        if log is None or type(udf) is not NumberedFunction or type(udf[0]) is not FunctionType:
+            return long(udf)
+        rank, number = udf[3]
+        known, ring = log.served.get((udf[0], rank, get_ident())), log.ring
+        if known is None or known[1] <= ring.words[PAYLOAD_END]:
+            return long(udf)
+        standing = known[2]
+        standing.index = index = ring.replay(known[0], next(log.numbers), number + 1)
+        try:
+            return original(udf)
+        finally:
+            standing.index = IDLE
+            ring.finish_as(index, DONE)
+
+    return run

@@ -1,4 +1,10 @@
-"""What one worker notes of its remote calls: those it makes, and those it serves."""
+"""What one worker records of its remote calls: those it makes, and those it serves.
+
+Between workers that are under guard (they say so in the store of `init_rpc`) a Python function travels in a
+`NumberedFunction`, with the number of the call's record, so that the callee knows which call it serves. Futures that a
+program makes of those of its calls (`then`, `collect_all`, `wait_all`) are followed: who waits for one waits for the
+calls behind it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,7 @@ import itertools
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
@@ -17,11 +23,9 @@ from distsim.debug.rings import layout as rings
 from distsim.debug.rings.callsite import calling, codes_of, way_to
 from distsim.debug.rings.writer import stays
 from distsim.realexec.guard.recorder import GroupLog, Recorder
-from distsim.realexec.rpc.derived import Derived
-from distsim.realexec.rpc.udf import answers_later
-from distsim.torch_compat.rpc import LOCAL_INVOKE
+from distsim.torch_compat.rpc import ASYNC_EXECUTION, LOCAL_INVOKE
 
-__all__ = ["Peer", "RemoteLog"]
+__all__ = ["NumberedFunction", "Peer", "RemoteLog", "answers_later"]
 
 DEFAULT_TIMEOUT_S = 60.0
 """rpc_timeout where a program sets none: nobody's limit."""
@@ -37,6 +41,8 @@ IDLE = -1
 """In place of the index of a record: none."""
 NO_LIMIT = -1.0
 """torch's UNSET_RPC_TIMEOUT."""
+MOST_DERIVED = 1024
+"""From so many derived futures on, those whose calls are all over are let go of."""
 
 
 class Peer(NamedTuple):
@@ -117,11 +123,12 @@ class RemoteLog:
         self.derived = Derived(recorder, self.futures)
         self.numbers = itertools.count(1)
         self.calls: dict[Key, tuple[Stays, int, Any, Any]] = {}
-        """Of `fast_path`: a call made before -> what its record has in common with the next one's, the position of the
-        payload ring from which on its signature must be written anew, torch's WorkerInfo of the callee, and the code on
-        the way to it."""
+        """Of the fast path (`hooks`): a call made before -> what its record has in common with the next one's, the
+        position of the payload ring from which on its signature must be written anew, torch's WorkerInfo of the callee,
+        and the code on the way to it."""
         self.served: dict[Key, tuple[Stays, int, Standing]] = {}
-        """Of `fast_path`: function, rank of the caller, thread -> the same of a call served before, and the thread."""
+        """Of the fast path (`hooks`): function, rank of the caller, thread -> the same of a call served before, and the
+        thread."""
         self._standing: dict[int, Standing] = {}
         self._names: dict[int, str] = {}
         self._places = 0
@@ -324,3 +331,59 @@ def _describe(key: Said) -> tuple[dict[str, Any], bool]:
     op, function, caller, callee, threads, limit_s = key
     remote = Remote(function, caller, callee, threads, limit_s or None)
     return {"op": op, "remote": remote.to_json()}, False
+
+
+class Derived:
+    """Of one worker. *calls*: id of a call's future -> index of its record."""
+
+    def __init__(self, recorder: Recorder, calls: dict[int, int]) -> None:
+        self._recorder = recorder
+        self._calls = calls
+        self._known: dict[int, tuple[Any, frozenset[int]]] = {}
+        """id of a future -> itself, so that the id stays its own, and the records of the calls behind it."""
+
+    def made(self, future: Any, of: Iterable[Any]) -> None:
+        """*future* is done when those *of* which it was made are."""
+        behind: set[int] = set()
+        for source in of:
+            index = self._calls.get(id(source))
+            if index is not None:
+                behind.add(index)
+            elif id(source) in self._known:
+                behind |= self._known[id(source)][1]
+        if not behind:
+            return
+        if len(self._known) >= MOST_DERIVED:
+            open_ = self._recorder.outstanding
+            self._known = {ident: known for ident, known in self._known.items() if any(i in open_ for i in known[1])}
+        self._known[id(future)] = future, frozenset(behind)
+
+    def wait(self, future: Any, original: Callable[[Any], Any]) -> Any:
+        """`future.wait()` of one that is no call's own."""
+        known = self._known.pop(id(future), None)
+        if known is None:
+            return original(future)
+        recorder = self._recorder
+        waits = [index for index in sorted(known[1]) if index in recorder.outstanding]
+        for index in waits:
+            recorder.ring.mark(index, rings.WAITING | rings.WAITED)
+        try:
+            return original(future)
+        finally:
+            for index in waits:
+                if not recorder.look_at(index):  # another has failed, which ends the wait for all
+                    recorder.ring.unmark(index, rings.WAITING)
+
+
+class NumberedFunction(NamedTuple):
+    """torch's PythonUDF, and the rank and index of the caller's record."""
+
+    func: Any
+    args: Any
+    kwargs: Any
+    request: tuple[int, int]
+
+
+def answers_later(function: Any) -> bool:
+    """Whether its future is the answer (`@rpc.functions.async_execution`)."""
+    return hasattr(function, ASYNC_EXECUTION)

@@ -5,4 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = ["deferred", "futures", "messages", "peers", "queue", "refusal", "strict"]
+__all__ = ["deferred", "messages", "peers", "queue", "refusal", "strict"]

@@ -24,8 +24,7 @@ from distsim.debug.rings import layout as rings
 from distsim.realexec.guard.fast_path import AT_ONCE_S, SPIN_S
 from distsim.realexec.guard.handle import Handle
 from distsim.realexec.guard.recorder import GroupLog, Recorder
-from distsim.realexec.strict.deferred import FIRST_SLEEP_S, LAST_SLEEP_S, LIFE_CHECK_S, Deferred, WentOut
-from distsim.realexec.strict.futures import CallbackHooks
+from distsim.realexec.strict.deferred import FIRST_SLEEP_S, LAST_SLEEP_S, LIFE_CHECK_S, CallbackHooks, Deferred, WentOut
 from distsim.realexec.strict.messages import Messages
 from distsim.realexec.strict.peers import Peers, StorePeer, refused_key, timeout_s
 from distsim.realexec.strict.queue import Queue

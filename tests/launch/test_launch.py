@@ -15,7 +15,7 @@ from jobs import ENVIRON, HERE, distsim_run, free_port, run
 from distsim.cli import main
 from distsim.debug.evidence.procfs import own_process
 from distsim.debug.settings import Silent
-from distsim.realexec.run_folder import forget_old_runs
+from distsim.realexec.launch import forget_old_runs
 
 pytestmark = pytest.mark.slow
 
@@ -307,12 +307,12 @@ def test_a_killed_monitor_is_told_while_the_job_runs(over: bool, capfd: pytest.C
     """One line says that the guard is gone; not after the job."""
     import threading
 
-    from distsim.realexec import last_line
+    from distsim.realexec import launch
 
     ended = threading.Event()
     if over:
         ended.set()
-    last_line.say_if_killed(subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]), ended)
+    launch.say_if_killed(subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]), ended)
     assert ("was killed by SIGKILL: the job goes on without a guard" in capfd.readouterr().err) is not over
 
 

@@ -19,8 +19,8 @@ from distsim.cli import main
 from distsim.debug.settings import Settings
 from distsim.errors import UsageError
 from distsim.realexec import install
-from distsim.realexec.mpi import introduction, launch, library, types
-from distsim.realexec.mpi.mpirun import Started, started_by_mpirun
+from distsim.realexec.mpi import group, launch, library
+from distsim.realexec.mpi.launch import Started, started_by_mpirun
 from distsim.sim.c10d import refusals
 
 HERE = Path(__file__).parent
@@ -75,7 +75,7 @@ def test_what_mpirun_says(environ: dict[str, str], expected: Started | None) -> 
 
 def test_both_arms_have_the_same_dtypes() -> None:
     """The simulator refuses what MPI has no datatype for, and nothing else."""
-    assert set(types._NAMES) == set(refusals._MPI_TYPES)
+    assert set(group._NAMES) == set(refusals._MPI_TYPES)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_no_mpirun(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypat
 def test_a_guard_makes_no_backend_available(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `is_mpi_available()` says under guard changes where mpirun has started the process, and nowhere else."""
     asked: list[object] = []
-    monkeypatch.setattr("distsim.realexec.mpi.backend.enable", lambda *_: asked.append(1))
+    monkeypatch.setattr("distsim.realexec.mpi.group.enable", lambda *_: asked.append(1))
     for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK"):
         monkeypatch.delenv(name, raising=False)
     install.install(level="off")
@@ -154,8 +154,8 @@ class Wire:
 def test_monitors_of_an_mpi_job_are_introduced_over_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     """mpirun's jobs have no store: rank 0 says where its monitor is to the first rank of each other host, once."""
     wire = Wire()
-    monkeypatch.setattr(introduction, "mpi", lambda: wire)
-    lead, follow = introduction.Letter(wire, [2]), introduction.Letter(wire, [2])
+    monkeypatch.setattr(library, "mpi", lambda: wire)
+    lead, follow = library.Introduction(wire, [2]), library.Introduction(wire, [2])
     assert not follow.check(["key"])
     lead.set("key", '{"port": 1}')
     assert follow.check(["key"])

@@ -117,7 +117,7 @@ import gc
 import torch
 import torch.distributed as dist
 
-from distsim.realexec.guard.known import CachedCall
+from distsim.realexec.guard.fast_path import CachedCall
 from distsim.realexec.guard.recorder import UNKNOWN
 
 

@@ -20,8 +20,7 @@ from distsim.debug.rings.reader import RingReader
 from distsim.debug.rings.writer import RingWriter
 from distsim.realexec.guard.recorder import Recorder
 from distsim.realexec.rpc.hooks import RpcHooks
-from distsim.realexec.rpc.log import Peer, RemoteLog
-from distsim.realexec.rpc.udf import Udf
+from distsim.realexec.rpc.log import NumberedFunction, Peer, RemoteLog
 
 
 def double(x: int) -> int:
@@ -175,7 +174,7 @@ def test_a_call_served_again_is_noted_as_the_first_was(worker: Worker) -> None:
     seen: list[CallRecord] = []
 
     def serve(function: Any, number: int) -> None:
-        internal._run_function(Udf(function, (1,), {}, (1, number)))
+        internal._run_function(NumberedFunction(function, (1,), {}, (1, number)))
         seen.append(worker.records()[-1])
 
     for number in (7, 8, 9):

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from distsim.realexec.guard import tracebacks
-from distsim.realexec.guard.tracebacks import hide_own_frames
+from distsim.realexec.process import session
+from distsim.realexec.process.session import hide_own_frames
 
-GUARD = tracebacks.__file__.replace("tracebacks.py", "handle.py")
+GUARD = session.__file__.replace("session.py", "handle.py")
 
 
 def guarded(inner: Callable[[], Any], wrap: bool = False) -> BaseException:

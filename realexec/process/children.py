@@ -1,20 +1,31 @@
-"""Ranks that a program starts itself, with mp.spawn, Process or as Python subprocesses: the guard goes with them."""
+"""Processes that a rank starts: ranks of its own, which get the guard as well, and forked children that call a group.
+
+mp.spawn, Process and Python subprocesses start ranks. A forked child (a data loader's worker, say) should not call the
+group of its parent: its first call is noted, for the monitor to report.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
-__all__ = ["Guarded", "PopenHook", "SpawnHook", "guarded_command"]
+from distsim.debug.evidence.forked_calls import write_note
+from distsim.debug.records.arguments import FIELDS
+from distsim.debug.records.frames import program_frames, steps
 
+__all__ = ["Guarded", "InheritedGroup", "PopenHook", "SpawnHook", "guarded_command"]
 
 Run = Callable[[Mapping[str, Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Runs a target in a process of its own, under guard with the settings given: a function of a module, to be pickled."""
+OPERATIONS = {method: op for op, fields in FIELDS.items() for method in fields.methods}
+"""Methods of a process group, and what torch.distributed calls them."""
 
 
 class Guarded:
@@ -117,3 +128,28 @@ class PopenHook:
         kind: Any = subprocess.Popen
         if kind.__init__ is self._ours:
             kind.__init__ = self._original
+
+
+class InheritedGroup:
+    """Stands for the C++ group *inner* in a child of the rank that writes *ring*."""
+
+    def __init__(self, inner: Any, ring: Path) -> None:
+        self._inner = inner
+        self._ring = ring
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._inner, name)
+        if name not in OPERATIONS:
+            return value
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.note(name)
+            return value(*args, **kwargs)
+
+        return call
+
+    def note(self, name: str) -> None:
+        """Leave a note of a call of the method *name*."""
+        with contextlib.suppress(Exception):  # a full disk, say: the program goes on as it would
+            stack = program_frames(steps(sys._getframe(2)))
+            write_note(self._ring.parent, self._ring.name, os.getpid(), OPERATIONS[name], stack)
