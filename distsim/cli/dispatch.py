@@ -36,14 +36,20 @@ COMMANDS: dict[str, str] = {
     "watch": "show a live job, group by group",
     "html": "make a page one can look at of a JSON report",
     "scenario": "run scenario files: program, cluster, faults, expected outcome",
-    "sweep": "run one scenario under many settings",
+    "fits": "say whether a training script fits into the memory of its GPUs, and what would",
+    "sweep": "run one scenario or script under many settings",
     "equal": "run one program in two layouts and compare what they compute",
     "validate": "compare the network model with measurements",
     "calibrate": "fit a cluster file to your own measurements",
     "doctor": "print versions, what is supported, what is refused and why",
 }
 """Every command with its one line of help; the module is `module_of(command)`."""
-ROOMS = {"calibrate": "inputs.calibrate", "validate": "inputs.validate"}
+ROOMS = {
+    "calibrate": "inputs.calibrate",
+    "validate": "inputs.validate",
+    "fits": "plan.fits",
+    "sweep": "plan.sweep",
+}
 """Commands whose module lies in a room of its own."""
 
 EXIT_CODES = """\
@@ -53,7 +59,7 @@ exit codes:
   2  usage: a flag, a file or a cluster that does not fit
   3  a hang or deadlock was diagnosed
   4  inconsistent collectives were diagnosed
-  5  an expectation of a scenario failed, or two layouts differ
+  5  an expectation of a scenario failed, two layouts differ, or a program does not fit (distsim fits)
 """
 
 REAL_BACKENDS = ("gloo", "nccl", "mpi")
@@ -132,7 +138,7 @@ def _leave_threads_behind(code: int) -> None:
 
 def _watched(argv: Sequence[str]) -> None:
     """Simulate in a child process where one could hang or crash for good; the parent has the last word."""
-    simulates = argv[:1] == ["sweep"] or (argv[:1] == ["run"] and not _real(argv))
+    simulates = argv[:1] in (["sweep"], ["fits"]) or (argv[:1] == ["run"] and not _real(argv))
     if not simulates:
         return
     from distsim.watchdog.process import can_watch, fork_watched

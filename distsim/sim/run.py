@@ -304,6 +304,8 @@ def _attempt(
                 data=data,
                 keeps_all_calls=request.trace,
                 keeps_slices=request.trace,
+                last_step=request.last_step,
+                measures_memory=request.measures_memory,
                 on_progress=None if request.progress is None else on_progress,
             )
             if request.conditions is not None:
@@ -374,7 +376,8 @@ def _run_to_the_end(world: World, request: RunRequest, ctrl_c: CtrlC) -> Evidenc
                 world.interrupts.deferred(),
             ):
                 world.run()
-                finish(world)
+                if not world.is_enough:
+                    finish(world)
         except KeyboardInterrupt:
             ctrl_c.pressed = ctrl_c.heeded = True  # a handler of the program's may have raised it
             world.diagnoses = diagnose(world.evidence())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from distsim.cli.dispatch import main
-from distsim.cli.sweep import as_good, rewritten
+from distsim.cli.plan.sweep import as_good, rewritten
 from distsim.report.quantities import figure_name, figure_text, figure_unit
 
 TRAIN = """\

@@ -14,7 +14,7 @@ from distsim.text.units import format_bytes
 if TYPE_CHECKING:
     from distsim.sim.observe.metrics import OutOfMemory, Training
 
-__all__ = ["memory_table", "remedies", "shortage"]
+__all__ = ["memory_kinds", "memory_table", "remedies", "shortage"]
 
 MOST_MODULES = 8
 RESERVE = 0.95
@@ -24,11 +24,11 @@ RESERVE = 0.95
 def memory_table(training: Training) -> RenderableType:
     """The rank with most, by what it was for."""
     most = max(training.ranks, key=lambda rank: (rank.peak_allocated_bytes, -rank.rank))
-    tables: list[RenderableType] = [_parts(most.memory, most.peak_allocated_bytes)]
+    tables: list[RenderableType] = [memory_kinds(most.memory, most.peak_allocated_bytes)]
     if most.modules:
         total = sum(most.modules.values())
         when = "" if total == most.peak_allocated_bytes else f", when {format_bytes(total)} were in use in step 2"
-        tables += [Text(f"by module{when}:"), _parts(most.modules, total, MOST_MODULES)]
+        tables += [Text(f"by module{when}:"), memory_kinds(most.modules, total, MOST_MODULES)]
     waste = training.peak_reserved_bytes - training.peak_allocated_bytes
     if waste > 0.02 * training.peak_reserved_bytes:
         said = f"and {format_bytes(waste)} that the allocator reserved beyond that (fragments, other moments)"
@@ -48,7 +48,7 @@ def shortage(short: OutOfMemory, training: Training) -> RenderableType:
     else:
         said += f": {format_bytes(lost)} are free, but in pieces that are too small, or of other streams"
     lines = [Text("- " + remedy) for remedy in remedies(short, training)]
-    return Group(Text(said, style="bold"), _parts(short.held, short.allocated), *lines)
+    return Group(Text(said, style="bold"), memory_kinds(short.held, short.allocated), *lines)
 
 
 def remedies(short: OutOfMemory, training: Training) -> list[str]:
@@ -117,7 +117,8 @@ def _sharding(short: OutOfMemory, states: int, ranks: int) -> str:
     return text + "enough"
 
 
-def _parts(held: dict[str, int], total: int, most: int = 6) -> Table:
+def memory_kinds(held: dict[str, int], total: int, most: int = 6) -> Table:
+    """Return bytes by name, most first, with their share of *total*; the *most* largest."""
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim", show_header=False)
     table.add_column()
     table.add_column(justify="right")

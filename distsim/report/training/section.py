@@ -24,7 +24,8 @@
   exposed, `busy_s`, all that its bytes moved, `spared_s`, what of moving_s half as long calls would hide;
   `memory`: bytes allocated when they were most, by what they were for (the rule: device/allocator/allocator.py);
   `modules`: the same by module, `layers.*.mlp`, as the second step had it (at its own peak, where a later one
-  is little higher); empty where the peak was in the first
+  is little higher); empty where the peak was in the first; `sites[]` (of `distsim fits` alone): the same by line and
+  operator: `kind, where, code, operator, tensor` (of the largest), `nbytes, count`
 - `operators[]`: those that took longest: `name, count, time_s`, a step of the mean rank
 - `critical_path[]`: of the last step: `kind` (compute, communication, host), `name, time_s`, the longest part first;
   `critical_path_share`: how much of the step, up to its end, it tells of (1, unless the step has very many kernels)
@@ -32,7 +33,8 @@
   largest gain first
 - `out_of_memory[]`: ranks that raised torch.OutOfMemoryError: `ranks`, bytes `asked` for, `capacity`, `reserved`,
   `allocated`, `missing`, `held` (by what it is for), `sharded` (parameters are shards), `in_backward`,
-  `asked_as` (one of the kinds of `held`), `coming_gradients`, `coming_optimizer`: bytes not there yet (null: unknown);
+  `asked_as` (one of the kinds of `held`), `sequences` (of a micro-batch; 0: not known), `coming_gradients`,
+  `coming_optimizer`: bytes not there yet (null: unknown); `site` (of `distsim fits` alone): what asked;
   `remedies[]`: one sentence each on what would have fitted
 - `unknown_reads[]`: `what, where, code, count`: the program read values that no simulation knows, so often on one rank,
   and got `placeholder`
@@ -53,7 +55,7 @@ from distsim.report.training.gains import gains
 from distsim.report.training.memory import remedies
 
 if TYPE_CHECKING:
-    from distsim.sim.observe.metrics import RankTraining, Training
+    from distsim.sim.observe.metrics import OutOfMemory, RankTraining, Training
 
 __all__ = ["training_section"]
 
@@ -96,7 +98,7 @@ def training_section(training: Training) -> dict[str, Any]:
         "ranks": [_rank(rank) for rank in training.ranks],
         "operators": [asdict(operator) for operator in training.operators],
         "critical_path": [asdict(part) for part in training.critical_path],
-        "out_of_memory": [asdict(found) | {"remedies": remedies(found, training)} for found in training.out_of_memory],
+        "out_of_memory": [_short(found, training) for found in training.out_of_memory],
         "gains": [asdict(gain) for gain in gains(training)],
         "checkpoints": {"rank": training.saved_rank} | asdict(training.saved),
         "fused": None if training.fused is None else asdict(training.fused),
@@ -104,7 +106,16 @@ def training_section(training: Training) -> dict[str, Any]:
     }
 
 
+def _short(short: OutOfMemory, training: Training) -> dict[str, Any]:
+    section = asdict(short) | {"remedies": remedies(short, training)}
+    if short.site is None:
+        del section["site"]
+    return section
+
+
 def _rank(rank: RankTraining) -> dict[str, Any]:
     found = asdict(rank)
     found["alike"] = len(found.pop("like"))
+    if not rank.sites:
+        del found["sites"]
     return found

@@ -20,7 +20,7 @@ from distsim.text.units import format_bytes, format_time
 if TYPE_CHECKING:
     from distsim.sim.observe.metrics import Fused, RankTraining, Training
 
-__all__ = ["training_parts"]
+__all__ = ["plain_table", "training_parts"]
 
 MOST_ROWS = 12
 """More rows of different ranks than this: the slowest of them."""
@@ -214,7 +214,7 @@ def _ranks(training: Training) -> RenderableType:
     rows = sorted(alike.items(), key=lambda item: item[1][0].rank)
     if len(rows) > MOST_ROWS:
         rows = sorted(rows, key=lambda item: -item[1][0].step_s)[:MOST_ROWS]
-    table = _table()
+    table = plain_table()
     table.add_column("ranks", justify="right", no_wrap=True)
     for name in ("step", "compute", "exposed", "bubble", "host-bound", "overlap"):
         table.add_column(name, justify="right")
@@ -261,7 +261,7 @@ def _cells(rank: RankTraining) -> tuple[str, ...]:
 
 
 def _operators(training: Training) -> RenderableType:
-    table = _table()
+    table = plain_table()
     table.add_column("operator")
     table.add_column("calls", justify="right")
     table.add_column("time", justify="right")
@@ -275,7 +275,7 @@ def _operators(training: Training) -> RenderableType:
 
 def _path(training: Training) -> RenderableType:
     total_s = sum(part.time_s for part in training.critical_path)
-    table = _table()
+    table = plain_table()
     table.show_header = False
     for _ in range(2):
         table.add_column()
@@ -294,7 +294,7 @@ def _gains(training: Training) -> RenderableType | None:
     found = gains(training)
     if not found:
         return None
-    table = _table()
+    table = plain_table()
     table.add_column("if")
     table.add_column("step", justify="right")
     table.add_column("less", justify="right")
@@ -322,5 +322,6 @@ def _reads(training: Training) -> RenderableType:
     return Group(*lines)
 
 
-def _table() -> Table:
+def plain_table() -> Table:
+    """Return a table without lines."""
     return Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")

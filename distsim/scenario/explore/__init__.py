@@ -1,8 +1,8 @@
-"""One scenario many times: under many schedules (`explore.py`), or many settings (`sweep.py`).
+"""One program many times: under many schedules (`explore.py`), many settings (`sweep.py`), until it fits (`fits.py`).
 
-Both only call `run_scenario`.
+`script_flags.py` finds the flags of a script that change its layout.
 """
 
 from __future__ import annotations
 
-__all__ = ["explore", "sweep"]
+__all__ = ["explore", "fits", "script_flags", "sweep"]

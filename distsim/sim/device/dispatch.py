@@ -131,6 +131,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         if kind == VIEW:
             self._launches_view()
             return under_meta(func, args, kwargs)
+        self._process.accelerators.operator = func
         done = self._taken_apart(func, kind, args, kwargs)
         if done is not NotImplemented:
             return done
@@ -258,6 +259,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
     def _part(self, out: Any, args: Any, kwargs: Any, gpu: Device, stream: Any) -> Any:
         if type(out) is Made:
             made = carrier(out.size, out.stride, out.dtype, gpu.torch_device)
+            gpu.memory.ledger.shape = out.size, out.dtype
             gpu.hold(made.untyped_storage(), stream)
             return made
         if type(out) is Given:
@@ -393,6 +395,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
     def carry(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         gpu = self.gpu(device)
         made = carrier(size, stride, dtype, gpu.torch_device)
+        gpu.memory.ledger.shape = size, dtype
         gpu.hold(made.untyped_storage(), current_stream(self._task, gpu))
         return made
 

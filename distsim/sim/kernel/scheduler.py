@@ -200,6 +200,8 @@ class Scheduler:
         """Ctrl-C was pressed."""
         self.crash: BaseException | None = None
         """What must end the simulation at once: a user's mistake, or an error of ours."""
+        self.is_enough = False
+        """All that somebody wants to know has been simulated."""
         self.stuck: Any = None
         """A task that never gave the baton back."""
         self.interrupts = Interrupts()
@@ -380,7 +382,7 @@ class Scheduler:
                 if self._only_sleeps():
                     self.stands_still()
                     return
-            if self.has_met():
+            if self.is_enough or self.has_met():
                 return
             if self.stuck is not None:
                 stuck, self.stuck = self.stuck, None

@@ -13,6 +13,7 @@ __all__ = [
     "Fused",
     "GpuTrack",
     "KernelSlice",
+    "MemorySite",
     "OperatorTime",
     "OutOfMemory",
     "PathPart",
@@ -72,6 +73,24 @@ HOST_BOUND = 0.1
 
 
 @dataclass(slots=True)
+class MemorySite:
+    """GPU memory in use at a rank's peak that one operator took at one line of the program."""
+
+    kind: str
+    """What it was for: one of `RankTraining.memory`."""
+    where: str
+    """file:line of the innermost user code; empty where none was on the stack."""
+    code: str
+    """That line."""
+    operator: str
+    tensor: str
+    """dtype and shape of the result that took most, as `float32[8192,128256]`."""
+    nbytes: int
+    count: int
+    """Allocations."""
+
+
+@dataclass(slots=True)
 class RankTraining:
     """One rank's mean step, of those that count. compute + exposed + bubble + host is the step."""
 
@@ -94,6 +113,8 @@ class RankTraining:
     modules: dict[str, int] = field(default_factory=dict)
     """The same by module, `layers.*.mlp`: that of the parameter, that in whose forward it was allocated."""
     waits: list[Wait] = field(default_factory=list)
+    sites: list[MemorySite] = field(default_factory=list)
+    """The peak by line and operator; empty unless the run measures memory (RunRequest.measures_memory)."""
 
 
 @dataclass(slots=True)
@@ -120,6 +141,10 @@ class OutOfMemory:
     """Not made yet, its scratch memory included; None: nobody knows, or no optimizer is there."""
     one_sequence: bool = False
     """The micro-batch is one."""
+    sequences: int = 0
+    """Of a micro-batch; 0: not known."""
+    site: MemorySite | None = None
+    """What asked for it; None unless the run measures memory."""
 
 
 @dataclass(slots=True)

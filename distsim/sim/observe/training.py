@@ -19,8 +19,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from distsim.collectives.uncertainty import regime_of
 from distsim.debug.messages.phrases import ranks_text
-from distsim.sim.device.allocator.allocator import OPTIMIZER
+from distsim.debug.records.frames import shown
+from distsim.sim.device.allocator.allocator import OPTIMIZER, Ledger
 from distsim.sim.device.allocator.claims import Modules, family
+from distsim.sim.device.allocator.sites import Site
 from distsim.sim.device.memory import current_stream
 from distsim.sim.device.timeline.steps import StepEnd, works_on
 from distsim.sim.device.timeline.timeline import Account
@@ -28,6 +30,7 @@ from distsim.sim.isolation.process import current_task
 from distsim.sim.observe.critical_path import Ran, critical_path, operator_name
 from distsim.sim.observe.metrics import (
     Fused,
+    MemorySite,
     OperatorTime,
     OutOfMemory,
     RankTraining,
@@ -75,6 +78,10 @@ def noticed() -> Iterator[None]:
         elif task.world.keeps_slices:
             task.process.step_ends.setdefault(id(optimizer), []).append(task.now_s())
         task.world.traced.ended_step(task.process)
+        if accelerators is not None and accelerators.works and accelerators.steps.num_ended == task.world.last_step:
+            for device in accelerators.devices:
+                device.synchronize_all(task)
+            task.world.ended_last_step(task)
 
     def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
         task = current_task()
@@ -300,7 +307,29 @@ def _rank(process: SimProcess, account: Account, counted: int, like: tuple[int, 
         {**ledger.peak},
         _families(ledger.peak_modules),
         waits,
+        _sites(ledger),
     )
+
+
+def _sites(ledger: Ledger) -> list[MemorySite]:
+    """What was in use at the peak by kind, line and operator, most bytes first."""
+    sums: dict[tuple[str, str, int, str], tuple[int, int, str, int]] = {}
+    for (kind, site), (nbytes, count) in ledger.peak_sites.items():
+        key = (kind, site.file, site.line, site.operator)
+        total, many, tensor, most = sums.get(key, (0, 0, "", 0))
+        if nbytes > most:
+            tensor, most = site.tensor, nbytes
+        sums[key] = (total + nbytes, many + count, tensor, most)
+    sites = []
+    for (kind, file, line, operator), (nbytes, count, tensor, _) in sums.items():
+        sites.append(_memory_site(kind, Site(file, line, operator, tensor), nbytes, count))
+    return sorted(sites, key=lambda site: (-site.nbytes, site.where, site.operator))
+
+
+def _memory_site(kind: str, site: Site, nbytes: int, count: int = 1) -> MemorySite:
+    where = f"{shown(site.file)}:{site.line}" if site.file else ""
+    code = linecache.getline(site.file, site.line).strip() if site.file else ""
+    return MemorySite(kind, where, code, site.operator, site.tensor, nbytes, count)
 
 
 def _families(modules: dict[str, int]) -> dict[str, int]:
@@ -373,7 +402,7 @@ def _reads(used: Sequence[SimProcess]) -> list[UnknownRead]:
 def _out_of_memory(used: Sequence[SimProcess], like: dict[SimProcess, tuple[int, ...]]) -> list[OutOfMemory]:
     found: dict[tuple[Any, ...], OutOfMemory] = {}
     for process in used:
-        if not isinstance(process.exception, torch.OutOfMemoryError):
+        if not isinstance(process.exception, torch.OutOfMemoryError) and not process.world.measures_memory:
             continue
         for device in process.accelerators.devices:
             short = device.shortage
@@ -394,6 +423,8 @@ def _out_of_memory(used: Sequence[SimProcess], like: dict[SimProcess, tuple[int,
                     claims.gradients,
                     claims.optimizer,
                     process.accelerators.steps.micro_batch == 1,
+                    process.accelerators.steps.micro_batch,
+                    None if short.site is None else _memory_site(short.asked_as, short.site, short.asked),
                 )
             else:
                 known.ranks += (process.rank,)

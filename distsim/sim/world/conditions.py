@@ -93,6 +93,10 @@ class RunRequest(RunOptions):
     budget_s: float | None = None
     """CPU seconds (estimated) for tracing every rank of a program on GPUs, beyond which a sample of its ranks is traced
     (world/traced.py); None: every rank is traced, whatever it takes."""
+    last_step: int | None = None
+    """The run ends when every traced rank has ended so many optimizer steps; None: when the program does."""
+    measures_memory: bool = False
+    """Whether the lines and operators that take GPU memory are kept, and a full GPU goes on as if it were larger."""
     sample_is_enough: bool = False
     """Whether a run that ended well in a sample of its ranks has exit code 0."""
     conditions: Conditions | None = None

@@ -159,6 +159,10 @@ class Setting:
     """What each rank's CPU computed when, for a trace."""
     silent: Callable[[SimProcess], Any] | None = None
     """Makes what records a process for silent faults; None: nobody watches."""
+    last_step: int | None = None
+    """The run ends when every traced rank has ended so many optimizer steps; None: when the program does."""
+    measures_memory: bool = False
+    """Whether the lines and operators that take GPU memory are kept, and a full GPU goes on as if it were larger."""
     late_ranks_are_planted: bool = False
     """Somebody wants to see who comes late, however little: a scenario. Else it is told at the end, where it costs."""
 
@@ -219,6 +223,9 @@ class World(Scheduler):
         self.data, self.schedule = setting.data, setting.schedule
         self._store_waiters: list[simpy.Event] = []
         self._next_port = 40_000
+        self.last_step, self.measures_memory = setting.last_step, setting.measures_memory
+        self._at_last_step: set[int] = set()
+        """Ranks that have ended `last_step`."""
         self.late_ranks_are_planted = setting.late_ranks_are_planted
         self.traced = Traced(self, setting.sample, setting.budget_s, setting.held, setting.undo)
         self.random_fills = RandomFills(len(slots))
@@ -387,8 +394,18 @@ class World(Scheduler):
             waited_s = float(self.env.now) - why.record.issued_s if isinstance(why, CallWait) else 0.0
             self.diagnoses = diagnose(self._around.witness(self, asleep=self.asleep, hang_after_s=waited_s))
 
+    def ended_last_step(self, task: RankTask) -> None:
+        """The rank of *task* has ended step `last_step`, on its GPU as well. It waits here; the last one ends the run.
+        Does not return."""
+        self._at_last_step.add(task.process.rank)
+        self.is_enough = self._at_last_step.issuperset(self.rank_processes)
+        task.wait_until(self.env.event(), HostWait("the end of the run"), None)
+
     def stands_still(self) -> None:
         """Empty heap and blocked ranks, nothing but naps, or a limit: why."""
+        if self._at_last_step:  # the others wait for ranks that have done what was asked
+            self.is_enough = True
+            return
         if self._first_raised is not None and self.limits is not None and self.limits.reached is not None:
             self.note(self.limits.reached)
         self.diagnoses = self.diagnoses or diagnose(self.evidence(), nothing_moves=self.env.peek() == float("inf"))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 __all__ = [
     "ACTIVATIONS",
@@ -43,13 +45,15 @@ ALIKE = 0.8
 class Tag:
     """One allocation."""
 
-    __slots__ = ("alive", "kind", "module", "nbytes")
+    __slots__ = ("alive", "kind", "module", "nbytes", "site")
 
-    def __init__(self, nbytes: int, kind: str, module: str = "") -> None:
+    def __init__(self, nbytes: int, kind: str, module: str = "", site: Any = None) -> None:
         self.nbytes = nbytes
         self.kind = kind
         self.module = module
         """In which it was made, where that is known (modules.py)."""
+        self.site = site
+        """The line, the operator and the tensor that it was made for (sites.py); None: nobody asked."""
         self.alive = False
         """At the point to which the ledger has been read."""
 
@@ -67,6 +71,12 @@ class Ledger:
         """Bytes by kind when most were in use."""
         self.peak_modules: dict[str, int] = {}
         """The same bytes by module: those of the step with names, where a later one needs little more."""
+        self.site_of: Callable[[], Any] | None = None
+        """Returns the site of the allocation that is being made; None: sites are not kept."""
+        self.shape: tuple[Any, Any] | None = None
+        """Size and dtype of the tensor that is being made."""
+        self.peak_sites: dict[tuple[str, Any], list[int]] = {}
+        """By kind and site: bytes of `peak`, and how many allocations they are."""
         self._named_bytes = 0
         self.peak_bytes = 0
         self.in_use = self.most = 0
@@ -76,7 +86,7 @@ class Ledger:
         self._alive: list[Tag] = []
 
     def born(self, nbytes: int) -> Tag:
-        tag = Tag(nbytes, self.kind, self.module)
+        tag = Tag(nbytes, self.kind, self.module, None if self.site_of is None else self.site_of())
         self._events.append(tag)
         self.in_use += nbytes
         if self.in_use > self.most:
@@ -138,6 +148,12 @@ class Ledger:
             self._named_bytes = self.peak_bytes
         if self.named or self._named_bytes < ALIKE * self.peak_bytes:
             self.peak_modules = modules
+        if self.site_of is not None:
+            self.peak_sites = {}
+            for tag in tags:
+                sums = self.peak_sites.setdefault((tag.kind, tag.site), [0, 0])
+                sums[0] += tag.nbytes
+                sums[1] += 1
 
     def now(self) -> dict[str, int]:
         """Bytes in use by kind."""
@@ -306,6 +322,7 @@ class Allocator:
     def __init__(self, capacity: int) -> None:
         self.capacity = self.allowed = capacity
         """`allowed`: what torch.cuda.set_per_process_memory_fraction leaves of it."""
+        self.is_unlimited = False
         self.fraction = 1.0
         self.all = Tallies()
         self.of_pool = {True: Tallies(), False: Tallies()}
@@ -440,7 +457,7 @@ class Allocator:
         return block
 
     def _grow(self, size: int, stream: int, small: bool) -> Block | None:
-        if self.reserved + size > min(self.capacity, self.allowed):
+        if not self.is_unlimited and self.reserved + size > min(self.capacity, self.allowed):
             return None
         block = Block(self._next, size, stream, small)
         self._next += size

@@ -176,6 +176,8 @@ class Shortage:
     """What was asked for was for (ledger.py)."""
     claims: Claims
     in_backward: bool
+    site: Any = None
+    """What asked for it (sites.py), where sites are kept."""
 
     @property
     def missing(self) -> int:

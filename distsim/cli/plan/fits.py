@@ -1,0 +1,299 @@
+"""`distsim fits SCRIPT`: does a training script fit into the memory of its GPUs, and what would make it fit?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distsim.cli.inputs.launchers import program_of
+from distsim.cli.run import check_script
+from distsim.errors import UsageError
+from distsim.options import add_flags, default_of
+from distsim.text.output_files import check_writable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from distsim.scenario.explore.fits import Change, Fit
+    from distsim.sim import RunRequest
+
+__all__ = ["add_parser"]
+
+DOES_NOT_FIT = 5
+MOST_LINES = 12
+MOST_WIDE = 44
+LEAST_SHARE = 0.005
+"""Of the peak: smaller lines are left out."""
+DESCRIPTION = """\
+Simulate the first two steps of a training script and say what its GPUs' memory is needed for: by rank and pipeline
+stage, by kind, by line and operator. If it does not fit, changes for which the script has a flag (micro-batch,
+recomputation, tensor and pipeline parallelism), or more GPUs, are tried, the smallest first.
+
+  distsim fits --on dgx-h100:1 train.py --mbs 2
+  distsim fits --on dgx-h100:1 --json -- torchrun --nproc-per-node 8 train.py
+
+exit codes: 0 it fits, 5 it does not, 1 the program raised, 2 usage, 3 the program hangs
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `fits`."""
+    parser = subparsers.add_parser(
+        "fits",
+        help="say whether a training script fits into the memory of its GPUs",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="distsim fits [flags] [-m] training_script [script's own arguments]",
+    )
+    parser.add_argument("training_script", metavar="SCRIPT", help="the script, or a module's name with -m")
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="of the script")
+    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module")
+    add_flags(parser, "on", "nnodes", "nproc_per_node", "seed")
+    parser.add_argument("--report", metavar="FILE", help="all figures as JSON (schema distsim.fits/1)")
+    parser.add_argument("--json", action="store_true", help="print that JSON instead of the tables")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer; 0 it fits, 5 it does not, else the exit code of a run that ended with an error."""
+    from distsim.debug.report.console import Console, piped_width
+    from distsim.report import print_summary
+    from distsim.scenario.explore.fits import measure, search_change
+
+    request = _request(args)
+    check_writable(args.report, "--report")
+    _say("the first two steps")
+    fit = measure(request)
+    if fit.outcome.failures or fit.outcome.diagnoses or (fit.outcome.exit_code and not fit.training.steps):
+        print_summary(fit.outcome)
+        return fit.outcome.exit_code
+    changes = [] if fit.fits else search_change(request, fit, lambda text: _say(f"with {text}"))
+    document = _document(request, fit, changes)
+    text = json.dumps(document, indent=1, sort_keys=True)
+    if args.report is not None:
+        try:
+            Path(args.report).write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            print(f"distsim: error: --report {args.report}: cannot be written ({error.strerror})", file=sys.stderr)
+            return 2
+    if args.json:
+        print(text)
+    else:
+        console = Console(width=None if sys.stdout.isatty() else piped_width(100))
+        for part in _parts(request, fit, changes):
+            console.print(part)
+    return 0 if fit.fits else DOES_NOT_FIT
+
+
+def _say(text: str) -> None:
+    print(f"distsim: {text} ...", file=sys.stderr, flush=True)
+
+
+def _request(args: argparse.Namespace) -> RunRequest:
+    from distsim.sim import RunRequest
+
+    launched = program_of(args.training_script, args.training_script_args, args.module)
+    if not launched.module:
+        check_script(launched.program)
+    sizes: dict[str, Any] = {}
+    for name in ("nnodes", "nproc_per_node"):
+        text = getattr(args, name)
+        text = getattr(launched, name) if text is None else text
+        if text is None or text in ("auto", "gpu"):
+            continue
+        if not str(text).isdigit() or int(text) < 1:
+            raise UsageError(f"--{name.replace('_', '-')}: expected a number, 1 or more, got {text}")
+        sizes[name] = int(text)
+    return RunRequest(
+        launched.program,
+        module=launched.module,
+        args=launched.arguments,
+        environ=launched.environ,
+        on=default_of("on") if args.on is None else args.on,
+        seed=args.seed,
+        **sizes,
+    )
+
+
+def _document(request: RunRequest, fit: Fit, changes: list[Change]) -> dict[str, Any]:
+    """Schema distsim.fits/1: `fits`, `is_close` (the error of such predictions could turn the answer around),
+    `capacity` and `needed` (bytes of one GPU), `median_error` and `worst_error` of predicted peaks against published
+    ones, `steps` that were simulated, `not_traced` ranks, `ranks[]` by equal peaks, `kinds` and `held[]` of the fullest
+    rank, `out_of_memory[]`, `changes[]` that were tried, the last one last (`fits` null: it did not run)."""
+    from distsim.report.training.section import training_section
+    from distsim.scenario.explore.fits import ERROR, WORST_ERROR
+
+    training = training_section(fit.training)
+    return {
+        "schema": "distsim.fits/1",
+        "program": request.program,
+        "arguments": request.args,
+        "cluster": str(request.on),
+        "gpu": fit.training.gpu,
+        "num_gpus": fit.training.num_gpus,
+        "fits": fit.fits,
+        "is_close": fit.is_close,
+        "capacity": fit.capacity,
+        "needed": fit.needed,
+        "median_error": ERROR,
+        "worst_error": WORST_ERROR,
+        "steps": fit.training.steps,
+        "not_traced": list(fit.outcome.not_traced),
+        "ranks": [asdict(peak) for peak in fit.peaks],
+        "kinds": fit.fullest.memory,
+        "held": [{"name": one.name} | asdict(one.site) for one in fit.held],
+        "out_of_memory": training["out_of_memory"],
+        "changes": [
+            {"change": change.text, "problem": change.problem}
+            | (
+                {"fits": None, "needed": None}
+                if change.fit is None
+                else {"fits": change.fit.fits, "needed": change.fit.needed}
+            )
+            for change in changes
+        ],
+    }
+
+
+def _parts(request: RunRequest, fit: Fit, changes: list[Change]) -> list[RenderableType]:
+    """The answer, then what it rests on."""
+    from rich.text import Text
+
+    from distsim.report.training.memory import memory_kinds
+
+    parts: list[RenderableType] = [_verdict(request, fit), _trust(fit)]
+    if not fit.fits:
+        parts += [Text(""), *_changes(fit, changes)]
+    parts += [Text("\npeak by rank" + " and stage" * any(peak.stage for peak in fit.peaks), style="bold"), _ranks(fit)]
+    fullest = fit.fullest
+    parts += [Text(f"\nin use at the peak of rank {fullest.rank}", style="bold")]
+    parts += [memory_kinds(fullest.memory, fullest.peak_allocated_bytes)]
+    parts += [Text("\nby line and operator", style="bold"), _lines(fit)]
+    return parts
+
+
+def _verdict(request: RunRequest, fit: Fit) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    from distsim.text.units import format_bytes
+
+    training = fit.training
+    what = f"{request.program} on {request.on}, {training.num_gpus} GPUs ({training.gpu})"
+    if fit.fits:
+        free = fit.capacity - fit.needed
+        said = (
+            f"{format_bytes(fit.needed)} of {format_bytes(fit.capacity)} reserved at the peak "
+            f"({fit.needed / fit.capacity:.0%}), {format_bytes(free)} are left"
+        )
+        return Group(Text.assemble(("FITS  ", "bold green"), (said, "bold")), _indented(what))
+    short = training.out_of_memory[0]
+    more = fit.needed - fit.capacity
+    said = f"it needs {format_bytes(fit.needed)} of {format_bytes(fit.capacity)}"
+    said += f": {format_bytes(more)} too much" if more > 0 else ", and the free memory is in pieces that are too small"
+    line = f"memory runs out where {format_bytes(short.asked)} are asked for"
+    if short.site is not None:
+        line += f": {short.site.operator} {short.site.tensor} at {short.site.where or 'no line of the program'}"
+        line += f"  {short.site.code}" if short.site.code else ""
+    return Group(Text.assemble(("DOES NOT FIT  ", "bold red"), (said, "bold")), _indented(what), _indented(line))
+
+
+def _indented(text: str, style: str = "") -> RenderableType:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    return Padding(Text(text, style=style), (0, 0, 0, 2), expand=False)
+
+
+def _trust(fit: Fit) -> RenderableType:
+    from rich.console import Group
+
+    from distsim.debug.messages.phrases import ranks_text
+    from distsim.scenario.explore.fits import ERROR, STEPS, WORST_ERROR
+
+    stands = "an error of that size could turn this answer around" if fit.is_close else "the answer stands with each"
+    lines = [
+        f"predicted peaks of 32 published runs err by {ERROR:.1%} in the median, {WORST_ERROR:.1%} at most: {stands}"
+    ]
+    steps = fit.training.steps
+    if steps < STEPS:
+        lines.append(f"only {steps} step was simulated: what the optimizer keeps comes on top in the next one")
+    if fit.outcome.not_traced:
+        others = sorted(set(range(fit.outcome.world_size)) - set(fit.outcome.not_traced))
+        lines.append(f"{ranks_text(others)} ran and stand for all {fit.outcome.world_size}")
+    return Group(*(_indented(line, "dim") for line in lines))
+
+
+def _changes(fit: Fit, changes: list[Change]) -> list[RenderableType]:
+    from rich.text import Text
+
+    from distsim.report.training.memory import remedies
+    from distsim.text.units import format_bytes
+
+    parts: list[RenderableType] = []
+    for change in reversed(changes):
+        other = change.fit
+        if other is None:
+            said = f"did not run: {change.problem}"
+        elif other.fits:
+            said = f"fits: {format_bytes(other.needed)} reserved ({other.needed / other.capacity:.0%}), by a second run"
+            said += ", but close" * other.is_close
+        else:
+            said = f"does not fit: {format_bytes(other.needed)}"
+        head = "smallest change that fits  " if other is not None and other.fits else "tried  "
+        parts.append(Text.assemble((head, "bold" if len(head) > 8 else "dim"), (change.text, "bold"), f"  {said}"))
+    if not any(change.fit is not None and change.fit.fits for change in changes):
+        why = "no change that was tried fits" if changes else "the script has no flag for a change that could be tried"
+        parts.append(Text(f"{why}; not verified:", style="bold"))
+        short = fit.training.out_of_memory[0]
+        parts += [Text(f"- {remedy}") for remedy in remedies(short, fit.training)]
+    return parts
+
+
+def _ranks(fit: Fit) -> RenderableType:
+    from distsim.report.training.terminal import plain_table
+    from distsim.text.ranks import format_ranks
+    from distsim.text.units import format_bytes
+
+    stages = any(peak.stage for peak in fit.peaks)
+    table = plain_table()
+    for name in ("ranks", *(["stage"] if stages else []), "reserved", "allocated", "of capacity"):
+        table.add_column(name, justify="right")
+    for peak in fit.peaks:
+        needed = peak.allocated if peak.runs_out else peak.reserved
+        reserved = "more than there is" if peak.runs_out else format_bytes(peak.reserved)
+        cells = [reserved, format_bytes(peak.allocated), f"{needed / fit.capacity:.0%}"]
+        style = "red" if peak.runs_out else ""
+        table.add_row(format_ranks(peak.ranks), *([peak.stage] if stages else []), *cells, style=style)
+    return table
+
+
+def _lines(fit: Fit) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    from distsim.text.units import format_bytes
+
+    total = fit.fullest.peak_allocated_bytes
+    shown = [one for one in fit.held if one.site.nbytes > LEAST_SHARE * total][:MOST_LINES]
+    whats = [
+        f"{one.name or one.site.operator} {one.site.tensor}" + f" x{one.site.count}" * (one.site.count > 1)
+        for one in shown
+    ]
+    width = min(MOST_WIDE, max(map(len, whats), default=0))
+    lines = [Text(f"{'memory':>9} share  {'what':{width}}  line", style="dim")]
+    for one, what in zip(shown, whats, strict=True):
+        site = one.site
+        what = what if len(what) <= width else f"{what[: width - 1]}…"
+        head = f"{format_bytes(site.nbytes):>9} {site.nbytes / total:5.0%}  {what:{width}}  "
+        where = (os.path.basename(site.where) or one.kind, "dim")
+        lines.append(Text.assemble(head, where, f"  {site.code}", no_wrap=True, overflow="ellipsis"))
+    rest = sum(one.site.nbytes for one in fit.held) - sum(one.site.nbytes for one in shown)
+    if rest > LEAST_SHARE * total:
+        lines.append(Text(f"and {format_bytes(rest)} in smaller parts: --report FILE has all", style="dim"))
+    return Group(*lines)

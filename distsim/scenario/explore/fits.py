@@ -1,0 +1,262 @@
+"""Whether a training program fits into the memory of its GPUs, and the smallest change that makes it fit."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distsim.debug.records import P2P
+from distsim.errors import UsageError
+from distsim.scenario.explore.script_flags import Flag, role_of, script_flags, with_flag
+from distsim.sim import RunRequest, run_program
+
+if TYPE_CHECKING:
+    from distsim.sim import Outcome
+    from distsim.sim.observe.metrics import MemorySite, RankTraining, Training
+
+__all__ = ["STEPS", "Change", "Fit", "Held", "RankPeak", "measure", "search_change"]
+
+STEPS = 2
+"""The optimizer makes its state at the end of the first step: the second is the first with all that training keeps."""
+MOST_TRIES = 4
+ERROR, WORST_ERROR = 0.042, 0.152
+"""Of predicted peaks against 32 published ones: the median, and the largest.
+Source: `distsim validate --training` (docs/how-it-works.md)."""
+VOCABULARY = {
+    "_log_softmax": "log-probabilities of the loss",
+    "_log_softmax_backward_data": "gradient of the logits",
+    "nll_loss_backward": "gradient of the log-probabilities",
+    "nll_loss_forward": "loss",
+}
+"""Operators of F.cross_entropy: what their results are."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankPeak:
+    """The memory of ranks that need the same, in bytes."""
+
+    ranks: tuple[int, ...]
+    stage: str
+    """Place in the group whose members send to each other, as `pp 0`; empty where nothing is sent."""
+    reserved: int
+    allocated: int
+    runs_out: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One line of what is in use at the peak."""
+
+    kind: str
+    name: str
+    """What it is, where the operator tells: `gradient of the logits`."""
+    site: MemorySite
+
+
+@dataclass(slots=True)
+class Fit:
+    """What one run needs."""
+
+    outcome: Outcome
+    training: Training
+    capacity: int
+    """Of one GPU, without what lies outside torch's allocator."""
+    peaks: list[RankPeak] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
+    """Of the rank with the highest peak, most bytes first."""
+
+    @property
+    def fits(self) -> bool:
+        return not self.training.out_of_memory
+
+    @property
+    def fullest(self) -> RankTraining:
+        """The rank with the highest peak."""
+        return max(self.training.ranks, key=lambda rank: (rank.peak_allocated_bytes, -rank.rank))
+
+    @property
+    def needed(self) -> int:
+        """Bytes that are reserved at the peak where it fits, and allocated where it does not: what is reserved on a
+        larger GPU says nothing of one that has to give segments back."""
+        ranks = self.training.ranks
+        if self.fits:
+            return max(rank.peak_reserved_bytes for rank in ranks)
+        return max(rank.peak_allocated_bytes for rank in ranks)
+
+    @property
+    def is_close(self) -> bool:
+        """Whether the error of such predictions could turn the answer around."""
+        allocated = max(rank.peak_allocated_bytes for rank in self.training.ranks)
+        return abs(allocated - self.capacity) < WORST_ERROR * self.capacity
+
+
+@dataclass(slots=True)
+class Change:
+    """A change of the command that might make it fit."""
+
+    text: str
+    """As it is typed: `--mbs=2 --accum=4`, `--on dgx-h100:2`."""
+    request: RunRequest
+    fit: Fit | None = None
+    """What it needs; None: it did not run to its second step."""
+    problem: str = ""
+    """Why it did not."""
+
+
+def measure(request: RunRequest) -> Fit:
+    """Run the first steps of *request* on a sample of its ranks, whose memory never ends.
+
+    Raises:
+        UsageError: no rank used a GPU.
+    """
+    with tempfile.TemporaryDirectory(prefix="distsim_fits_") as folder:
+        request = replace(
+            request, last_step=STEPS, measures_memory=True, budget_s=0.0, sample_is_enough=True, log_dir=folder
+        )
+        outcome = run_program(request)
+        printed = sorted(Path(folder).rglob("*"))
+        text = "\n".join(p.read_text(errors="replace") for p in printed if p.is_file() and p.stat().st_size < 1 << 20)
+    training = outcome.training
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    if training is None:
+        last = next((line for line in reversed(text.splitlines()) if line.strip()), "it printed nothing")
+        raise UsageError(
+            f"{request.program} on {request.on}: no rank put anything on a GPU (exit code {outcome.exit_code}; last "
+            f"line: {last.strip()})"
+        )
+    fit = Fit(outcome, training, training.memory_bytes - training.context_bytes)
+    fit.peaks = _peaks(outcome, training)
+    fit.held = _held(fit.fullest)
+    return fit
+
+
+def _peaks(outcome: Outcome, training: Training) -> list[RankPeak]:
+    short = {rank for one in training.out_of_memory for rank in one.ranks}
+    alike: dict[tuple[str, int, int, bool], list[int]] = {}
+    for rank in training.ranks:
+        key = (_stage(outcome, rank.rank), rank.peak_reserved_bytes, rank.peak_allocated_bytes, rank.rank in short)
+        alike.setdefault(key, []).extend(rank.like)
+    peaks = [RankPeak(tuple(sorted(ranks)), *key) for key, ranks in alike.items()]
+    return sorted(peaks, key=lambda peak: peak.ranks)
+
+
+def _stage(outcome: Outcome, rank: int) -> str:
+    for record in outcome.records.get(rank, ()):
+        group = record.group
+        is_whole = len(group.ranks) == outcome.world_size and group.label == "default_pg"
+        if record.op in P2P and rank in group.ranks and not is_whole:
+            return f"{group.label} {group.ranks.index(rank)}"
+    return ""
+
+
+def _held(rank: RankTraining) -> list[Held]:
+    """The peak by line and operator; what has the shape of the logits is named."""
+    logits = next((_numbers(site.tensor) for site in rank.sites if site.operator == "_log_softmax"), None)
+    held = []
+    for site in rank.sites:
+        name = VOCABULARY.get(site.operator, "")
+        if not name and logits is not None and _numbers(site.tensor) == logits:
+            name = "logits"
+        held.append(Held(site.kind, name, site))
+    return held
+
+
+def _numbers(tensor: str) -> int:
+    """How many numbers a tensor such as `float32[8192,128256]` has; 0: not known."""
+    shape = re.search(r"\[([\d,]*)\]$", tensor)
+    total = 1 if shape is not None else 0
+    for size in shape[1].split(",") if shape is not None and shape[1] else ():
+        total *= int(size)
+    return total
+
+
+def search_change(request: RunRequest, fit: Fit, say: Callable[[str], None]) -> list[Change]:
+    """Try changes, the smallest first, until one fits; return those that were tried, the last one last."""
+    tried: list[Change] = []
+    for change in _changes(request, fit):
+        if len(tried) == MOST_TRIES:
+            break
+        say(change.text)
+        tried.append(change)
+        try:
+            change.fit = measure(change.request)
+        except UsageError as error:
+            change.problem = str(error)
+            continue
+        failures = change.fit.outcome.failures
+        if failures or change.fit.training.steps < min(STEPS, fit.training.steps):
+            change.problem = f"{failures[0].type}: {failures[0].message}" if failures else "it made no step"
+            change.fit = None
+        elif change.fit.fits:
+            break
+    return tried
+
+
+def _changes(request: RunRequest, fit: Fit) -> Iterator[Change]:
+    """Changes that the script has a flag for and that may spare what is missing, the smallest first."""
+    held = fit.fullest.memory
+    missing = max(fit.fullest.peak_allocated_bytes - fit.capacity, 0)
+    flags: dict[str, Flag] = {}
+    for flag in script_flags(Path(request.program), request.args) if not request.module else ():
+        if (role := role_of(flag)) is not None:
+            flags.setdefault(role, flag)
+    activations = held.get("activations", 0)
+    states = held.get("parameters", 0) + held.get("gradients", 0) + held.get("optimizer", 0)
+    if activations > missing:
+        yield from _smaller_batches(request, fit, flags, 1.0 - missing / activations)
+        yield from _recomputations(request, flags.get("recomputation"))
+    for role in ("tensor_parallel", "pipeline"):
+        degree = flags.get(role)
+        if degree is not None and (degree.value or "1").isdigit() and activations + states > missing:
+            yield _change(request, (degree.name, str(2 * int(degree.value or "1"))))
+    if any(short.sharded for short in fit.training.out_of_memory) and states // 2 > missing:
+        preset, colon, nodes = str(request.on).partition(":")
+        if colon and nodes.isdigit():
+            on = f"{preset}:{2 * int(nodes)}"
+            yield Change(f"--on {on}", replace(request, on=on))
+
+
+def _smaller_batches(request: RunRequest, fit: Fit, flags: dict[str, Flag], share: float) -> Iterator[Change]:
+    """Half the micro-batch, as often as it takes for *share* of it to be left; twice the accumulation with it."""
+    flag, accumulation = flags.get("micro_batch"), flags.get("accumulation")
+    if flag is None:
+        return
+    size = int(flag.value) if flag.value is not None and flag.value.isdigit() else _sequences(fit)
+    factor = 2
+    while size % factor == 0:
+        if 1.0 / factor <= share:
+            pairs = [(flag.name, str(size // factor))]
+            if accumulation is not None and (accumulation.value or "").isdigit():
+                pairs.append((accumulation.name, str(factor * int(accumulation.value or "1"))))
+            yield _change(request, *pairs)
+        factor *= 2
+
+
+def _sequences(fit: Fit) -> int:
+    return max((short.sequences for short in fit.training.out_of_memory), default=0) or 1
+
+
+def _recomputations(request: RunRequest, flag: Flag | None) -> Iterator[Change]:
+    if flag is None:
+        return
+    if flag.is_switch:
+        if flag.value != "True":
+            yield _change(request, (flag.name, None))
+        return
+    now = flag.choices.index(flag.value) if flag.value in flag.choices else -1
+    for choice in flag.choices[now + 1 :]:
+        if choice not in ("none", "off", "no"):
+            yield _change(request, (flag.name, choice))
+
+
+def _change(request: RunRequest, *pairs: tuple[str, str | None]) -> Change:
+    arguments = list(request.args)
+    for name, value in pairs:
+        arguments = with_flag(arguments, name, value)
+    text = " ".join(name if value is None else f"{name}={value}" for name, value in pairs)
+    return Change(text, replace(request, args=arguments))

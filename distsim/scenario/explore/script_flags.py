@@ -1,0 +1,118 @@
+"""The flags of a training script that change its layout, read from its source without running it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Flag", "role_of", "script_flags", "with_flag"]
+
+MOST_FILES = 40
+"""Files beside the script that are read for flags."""
+ROLES = {
+    "micro_batch": r"mbs|bs|batch|((micro|local|train|device|per-device(-train)?|train-micro)-)?batch-size(-per-gpu)?",
+    "accumulation": r"accum|grad(ient)?-accum(ulation)?(-steps)?|accumulation-steps|num-micro-?batches",
+    "recomputation": r"ckpt|ac|ac-mode|checkpoint-activations|recompute(-activations|-granularity)?"
+    r"|(grad(ient)?|activation)-(ckpt|checkpoint(ing)?)",
+    "tensor_parallel": r"tp|tp-size|tp-degree|tensor(-model)?-parallel(-size|-degree)?",
+    "pipeline": r"pp|pp-size|pp-degree|pipeline(-model)?-parallel(-size|-degree)?",
+}
+"""What a flag is for -> pattern of its name, without dashes in front and with - for _ and for what is before a dot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag of a script."""
+
+    name: str
+    """As it is written: `--micro-batch-size`."""
+    value: str | None
+    """What the command line gives, or else the default; None: not known."""
+    choices: tuple[str, ...] = ()
+    is_switch: bool = False
+    """It takes no value; `value` is then "True" where it is given."""
+
+
+def script_flags(script: Path, arguments: Sequence[str]) -> list[Flag]:
+    """Return the flags that *script*, or a module beside it that it imports, adds to an argparse parser, and those that
+    stand in *arguments*."""
+    flags: dict[str, Flag] = {}
+    for call in _added_arguments(script):
+        names = [a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+        name = next((n for n in names if n.startswith("--")), None)
+        if name is not None:
+            flags.setdefault(name, _flag(name, {word.arg: word.value for word in call.keywords if word.arg}))
+    given = list(arguments)
+    for place, word in enumerate(given):
+        name, equals, value = word.partition("=")
+        if not name.startswith("--"):
+            continue
+        name = next((n for n in flags if n == name or n.replace("_", "-") == name.replace("_", "-")), name)
+        known = flags.get(name)
+        if not equals:
+            following = given[place + 1] if place + 1 < len(given) else "--"
+            takes_value = not following.startswith("--") and not (known is not None and known.is_switch)
+            value = following if takes_value else "True"
+        is_switch = known.is_switch if known is not None else value == "True"
+        flags[name] = Flag(name, value, () if known is None else known.choices, is_switch)
+    return list(flags.values())
+
+
+def _flag(name: str, keywords: dict[str, ast.expr]) -> Flag:
+    action = _constant(keywords.get("action"))
+    choices = keywords.get("choices")
+    values = choices.elts if isinstance(choices, ast.Tuple | ast.List) else []
+    words = tuple(str(v.value) for v in values if isinstance(v, ast.Constant))
+    default = _constant(keywords.get("default"))
+    return Flag(name, default, words if len(words) == len(values) else (), action == "store_true")
+
+
+def _constant(node: ast.expr | None) -> str | None:
+    return str(node.value) if isinstance(node, ast.Constant) and node.value is not None else None
+
+
+def _added_arguments(script: Path) -> Iterator[ast.Call]:
+    todo, seen = [script], {script}
+    while todo and len(seen) <= MOST_FILES:
+        path = todo.pop(0)
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+                yield node
+            modules = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            for module in modules:
+                stem = script.parent / module.replace(".", "/")
+                for file in (stem.with_name(f"{stem.name}.py"), stem / "__init__.py"):
+                    if file not in seen and file.is_file():
+                        seen.add(file)
+                        todo.append(file)
+
+
+def role_of(flag: Flag) -> str | None:
+    """Return what *flag* is for: one of `ROLES`, None for any other."""
+    name = flag.name.lstrip("-").rpartition(".")[2].replace("_", "-")
+    return next((role for role, pattern in ROLES.items() if re.fullmatch(pattern, name)), None)
+
+
+def with_flag(arguments: Sequence[str], name: str, value: str | None) -> list[str]:
+    """Return *arguments* in which the flag *name* has *value* (None: it is a switch), wherever it stood before."""
+    left: list[str] = []
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word == name:
+            if value is not None and rest:
+                rest.pop(0)
+        elif not word.startswith(f"{name}="):
+            left.append(word)
+    return [*left, name if value is None else f"{name}={value}"]
