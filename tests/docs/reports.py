@@ -1,20 +1,29 @@
-"""The reports that pages show, taken from runs of the library's scenarios."""
+"""The reports and outputs that pages show, taken from runs."""
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 from distsim.debug.attach import Doing, Place, judge
 from distsim.debug.records import Site
 from distsim.debug.report.render import render_diagnoses
 from distsim.scenario import load_scenario
 from distsim.scenario.run import simulate_scenario
+from tests.docs.blocks import write_titled
 from tests.house.tree import ROOT
 
-__all__ = ["SHOWN", "fill", "report"]
+__all__ = ["OUTPUT", "SHOWN", "fill", "output", "report"]
 
 SHOWN = re.compile(r"<!-- report of (\S+) -->\n```text\n(.*?)```\n", re.DOTALL)
 """A scenario and what the page shows of it."""
+OUTPUT = re.compile(r"<!-- output of ([^\n]+) -->\n```text\n(.*?)```\n", re.DOTALL)
+"""A command that runs files of the page, and lines of its output in their order."""
 WIDTH = 80
 _TRACEBACK = re.compile(r"^  traceback of .*\n(?:    .*\n|\n(?=    ))*", re.MULTILINE)
 """Where torch is installed, and at which lines it raises, is this machine's business."""
@@ -47,6 +56,31 @@ def attach_report() -> str:
     return render_diagnoses(judged.diagnoses, judged.evidence).plain(WIDTH).rstrip() + "\n"
 
 
-def fill(text: str) -> str:
-    """*text* with every report as it is now."""
-    return SHOWN.sub(lambda m: f"<!-- report of {m[1]} -->\n```text\n{report(m[1])}```\n", text)
+def output(page: Path, command: str) -> list[str]:
+    """Lines that *command* prints to standard output at 80 columns, in a folder with the page's files."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_titled(page, Path(folder))
+        done = subprocess.run(
+            [sys.executable, "-m", *shlex.split(command)],
+            cwd=folder,
+            env={**os.environ, "COLUMNS": str(WIDTH)},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+    return [line.rstrip() for line in done.stdout.splitlines()]
+
+
+def fill(page: Path) -> str:
+    """The page's text with every report and output as it is now.
+
+    An output keeps as many lines as the page shows: those from its first line on.
+    """
+    text = SHOWN.sub(lambda m: f"<!-- report of {m[1]} -->\n```text\n{report(m[1])}```\n", page.read_text("utf-8"))
+    return OUTPUT.sub(lambda m: _with_output(page, m[1], m[2]), text)
+
+
+def _with_output(page: Path, command: str, shown: str) -> str:
+    lines = output(page, command)[: max(1, shown.count("\n"))]
+    return f"<!-- output of {command} -->\n```text\n" + "\n".join(lines).rstrip() + "\n```\n"

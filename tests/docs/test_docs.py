@@ -16,9 +16,10 @@ import pytest
 from distsim.cli.dispatch import COMMANDS, parse
 from distsim.debug.records.kinds import Kind
 from distsim.scenario import load_scenario, run_scenario
-from tests.docs.blocks import DOCS, PAGES, Block, blocks, commands
+from tests.docs.blocks import DOCS, PAGES, Block, blocks, commands, write_titled
 from tests.docs.reference import PAGES as MADE
-from tests.docs.reports import SHOWN, report
+from tests.docs.reports import OUTPUT, SHOWN, output, report
+from tests.house.readme_pictures import shape
 from tests.house.tree import ROOT
 from tests.kin import one_in
 
@@ -59,6 +60,24 @@ def test_a_report_that_is_shown_is_what_the_run_prints(page: Path, scenario: str
     assert untimed(report(scenario)) == untimed(text), f"{page.name}: python -m tests.docs.generate takes the new one"
 
 
+def outputs() -> list[Any]:
+    """Every output that a page shows: (page, command, text)."""
+    return [
+        pytest.param(page, m[1], m[2], id=f"{page.stem}-{number}")
+        for page in PAGES
+        for number, m in enumerate(OUTPUT.finditer(page.read_text(encoding="utf-8")))
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "command", "text"), outputs())
+def test_an_output_that_is_shown_is_what_the_command_prints(page: Path, command: str, text: str) -> None:
+    """Every line but for its figures, which change with every model that gets better."""
+    shapes = [shape(line) for line in output(page, command)]
+    missing = [line for line in text.splitlines() if shape(line) not in shapes]
+    assert missing == [], f"{page.name}: python -m tests.docs.generate takes the new one"
+
+
 def untimed(text: str) -> str:
     """Without times, shares and scores, and however its lines break."""
     return " ".join(
@@ -74,7 +93,7 @@ def is_checked(block: Block) -> bool:
         case "toml" | "yaml" | "dockerfile":
             return block.title is not None
         case "text":
-            return block.before.startswith("<!-- report of ")
+            return block.before.startswith(("<!-- report of ", "<!-- output of "))
     return False
 
 
@@ -111,20 +130,10 @@ def test_python_runs(page: Path) -> None:
             exec(compile(block.text, page.name, "exec"), {"__name__": "__main__"})
 
 
-def titled(page: Path, folder: Path) -> list[Path]:
-    """The files that a page's blocks are, written into *folder*."""
-    written = []
-    for block in blocks(page):
-        if block.title is not None:
-            written.append(folder / block.title)
-            written[-1].write_text(block.text, encoding="utf-8")
-    return written
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_scenarios_hold(page: Path, tmp_path: Path) -> None:
     """A page's file says what comes of the page's program."""
-    for path in titled(page, tmp_path):
+    for path in write_titled(page, tmp_path):
         if path.suffix == ".toml":
             assert run_scenario(load_scenario(path)).wrong == []
 
@@ -144,9 +153,10 @@ def test_scripts_are_scripts() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("distsim.test") is None, reason="the marker has another name yet")
 def test_tests_pass(tmp_path: Path) -> None:
-    """Those of the page on pytest, under pytest."""
-    files = [path for path in titled(DOCS / "pytest.md", tmp_path) if path.name.startswith("test_")]
-    assert files
+    """Every `test_*.py` that a page shows, under pytest."""
+    pages = [DOCS / "pytest.md", DOCS / "tutorials" / "first-test.md"]
+    files = [path for page in pages for path in write_titled(page, tmp_path) if path.name.startswith("test_")]
+    assert len(files) > 1
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, files)]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout
