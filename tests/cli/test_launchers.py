@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -124,3 +125,23 @@ def test_ranks_of_a_launcher_are_simulated(
     assert capfd.readouterr().out.splitlines() == ["[0] 0 None None None", "[1] 1 None None None"]
     assert main(["run", "--on", "dgx-h100:2", "--quiet", "srun", "-N2", "--ntasks-per-node", "1", "python", path]) == 0
     assert capfd.readouterr().out.splitlines() == ["[0] None 0 0 2", "[1] None 1 1 2"]
+
+
+def test_a_rank_that_needs_sruns_variables_has_them(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked whether there are any, torchrun has set none; who needs one gets all, and a note says so."""
+    for name in [name for name in os.environ if name.startswith("SLURM")]:
+        monkeypatch.delenv(name)
+    names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NODEID", "SLURM_JOB_NODELIST")
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import os\nassert 'SLURM_PROCID' not in os.environ and os.environ.pop('SLURM_NTASKS', None) is None\n"
+        f"print(*(os.environ[name] for name in {names}))\nassert 'SLURM_PROCID' in os.environ\n"
+        "try: os.environ['SLURM_NO_SUCH']\nexcept KeyError: pass\n"
+    )
+    assert main(["run", "--on", "dgx-h100:2", "--nproc-per-node", "2", str(path)]) == 0
+    said = capfd.readouterr()
+    lines = [f"[{rank}] {rank} {rank % 2} 4 {rank // 2} node0,node1" for rank in range(4)]
+    assert sorted(line for line in said.out.splitlines() if line.startswith("[")) == lines
+    assert "the program reads variables of srun (SLURM_PROCID, ...)" in " ".join((said.out + said.err).split())

@@ -7,6 +7,7 @@ import ipaddress
 import os
 import platform
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -178,7 +179,23 @@ def host_patches() -> list[tuple[Any, str, Any]]:
             return told
         return os.uname_result((told[0], node_name(machine_of(process)), *told[2:]))
 
+    kind: Any = type(os.environ)
+    real_getitem = kind.__getitem__
+
+    @wraps(real_getitem)
+    def getitem(self: Any, key: Any) -> Any:
+        try:
+            return real_getitem(self, key)
+        except KeyError:
+            # `get`, `in` and `pop` come from collections.abc: they ask whether there is one, and torchrun sets none.
+            if key not in SLURM or sys._getframe(1).f_globals.get("__name__") == "collections.abc":
+                raise
+            if not _give_slurm(self):
+                raise
+            return real_getitem(self, key)
+
     return [
+        (kind, "__getitem__", getitem),
         (socket, "gethostname", _named(socket.gethostname)),
         (platform, "node", _named(platform.node)),
         (socket, "getfqdn", getfqdn),
@@ -222,6 +239,29 @@ def place_environ(parent: SimProcess, rank: int) -> dict[bytes, bytes]:
     said = copies[rank % len(copies)].environ
     keys = [key for key in map(os.fsencode, TORCHRUN) if key not in parent.changed_environ]
     return {key: said[key] for key in keys if key in said}
+
+
+SLURM = (
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES"),
+    *("SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
+)
+"""Variables of srun that a program needs to know its place."""
+
+
+def _give_slurm(environ: Any) -> bool:
+    """Whether the rank that runs, which needs a variable of srun, has them now: all, beside torchrun's."""
+    process = current_process()
+    if process is None or environ is not os.environ or not process.is_rank:
+        return False
+    slots = process.world.slots
+    nodes, per_node = len({slot.host for slot in slots}), max(slot.local_rank for slot in slots) + 1
+    said = sruns_environ(slots, per_node, nodes)(process.slot)
+    process.environ.update((name, value) for name, value in said.items() if name.startswith(b"SLURM"))
+    process.world.note(
+        "the program reads variables of srun (SLURM_PROCID, ...): its ranks have them beside torchrun's; under "
+        "distsim run -- srun ... they have them alone"
+    )
+    return True
 
 
 def sruns_environ(slots: Sequence[Slot], per_node: int, nodes: int) -> Callable[[Slot], dict[bytes, bytes]]:
