@@ -10,7 +10,7 @@ from typing import Any
 
 from distsim.debug.attach.judge import Judged, judge
 from distsim.debug.attach.places import Doing, Place, place_of
-from distsim.debug.attach.processes import find_ranks
+from distsim.debug.attach.processes import RankProcess
 from distsim.debug.attach.stacks import sample_ranks
 from distsim.debug.evidence.typed import MOST, text, whole
 from distsim.debug.records import Site
@@ -65,9 +65,8 @@ class HostPlaces:
         )
 
 
-def look_at_host(pids: Iterable[int] = (), pattern: str = "") -> HostPlaces:
-    """Find the ranks on this host (`find_ranks`) and sample them. A UsageError where there is none."""
-    processes = find_ranks(pids, pattern)
+def look_at_host(processes: Sequence[RankProcess]) -> HostPlaces:
+    """Sample the ranks of this host that `find_ranks` has found."""
     places = [place for sample in sample_ranks(processes) if (place := place_of(sample)) is not None]
     ranks = {place.rank for place in places}
     size = max((process.world_size or 0 for process in processes), default=0) or len(ranks)

@@ -11,7 +11,7 @@ from pathlib import Path
 from distsim.debug.evidence.procfs import look
 from distsim.errors import UsageError
 
-__all__ = ["RankProcess", "find_ranks", "rank_processes"]
+__all__ = ["RankProcess", "environment_of", "find_ranks", "rank_processes", "with_descendants"]
 
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 """Where launchers put a rank's number: torchrun, Open MPI, PMIx, MPICH, SLURM."""
@@ -43,7 +43,7 @@ def find_ranks(pids: Iterable[int] = (), pattern: str = "") -> list[RankProcess]
         if pid not in table:
             raise UsageError(f"expected the number of a running process, got {pid}: there is no such process")
     if pids:
-        chosen = _with_descendants(pids, table)
+        chosen = with_descendants(pids, table)
         where = f"process {', '.join(map(str, pids))} or what it started"
     else:
         chosen = {pid for pid in table if not pattern or re.search(pattern, _command(pid))}
@@ -68,14 +68,14 @@ def rank_processes(parents: Mapping[int, int], spawned: bool = False) -> list[Ra
     """The ranks among the processes of *parents* (process: who started it). What a rank started has its environment and
     is none, such as the workers of its data loader. With *spawned*, and no rank by environment, Python processes that
     torch.multiprocessing.spawn has started."""
-    environments = {pid: _environment(pid) for pid in parents}
+    environments = {pid: environment_of(pid) for pid in parents}
     numbers = {pid: _first(environment, RANK_VARIABLES) for pid, environment in environments.items()}
     found = []
     for pid, parent in sorted(parents.items()):
         number = numbers[pid]
         if number is None or not _is_python(pid):
             continue
-        above = numbers[parent] if parent in numbers else _first(_environment(parent), RANK_VARIABLES)
+        above = numbers[parent] if parent in numbers else _first(environment_of(parent), RANK_VARIABLES)
         if above == number and _is_python(parent):
             continue
         environment = environments[pid]
@@ -111,9 +111,10 @@ def _table() -> dict[int, int]:
     return table
 
 
-def _with_descendants(pids: Iterable[int], parents: Mapping[int, int]) -> set[int]:
+def with_descendants(pids: Iterable[int], parents: Mapping[int, int] | None = None) -> set[int]:
+    """*pids*, and all processes that they have started; *parents* is the table of processes (default: now)."""
     children = defaultdict(list)
-    for pid, parent in parents.items():
+    for pid, parent in (_table() if parents is None else parents).items():
         children[parent].append(pid)
     chosen: set[int] = set()
     rest = list(pids)
@@ -125,7 +126,8 @@ def _with_descendants(pids: Iterable[int], parents: Mapping[int, int]) -> set[in
     return chosen
 
 
-def _environment(pid: int) -> dict[str, str]:
+def environment_of(pid: int) -> dict[str, str]:
+    """The variables that a process was started with; none where they cannot be read."""
     try:
         data = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:

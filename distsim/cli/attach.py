@@ -18,7 +18,8 @@ from distsim.text.output_files import check_writable, say_written
 from distsim.text.untrusted_input import printable
 
 if TYPE_CHECKING:
-    from distsim.debug.attach import HostPlaces, Judged
+    from distsim.debug.attach import HostPlaces, Judged, RasStatus
+    from distsim.debug.attach.processes import RankProcess
 
 __all__ = ["add_parser", "check_no_process"]
 
@@ -50,6 +51,16 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--torchrun", metavar="PID", type=int, help="the launcher's process, as PID")
     parser.add_argument("--pattern", metavar="REGEX", help="ranks whose command line matches, as in pgrep -f")
     parser.add_argument("--hosts", metavar="FILE", type=Path, help="a file with a host name in each line, for ssh")
+    parser.add_argument(
+        "--ras",
+        metavar="HOST[:PORT]",
+        help="ask NCCL's RAS service there, too (NCCL 2.24 and later listens on localhost:28028 of each host)",
+    )
+    parser.add_argument(
+        "--debug-server",
+        metavar="[HOST:]PORT",
+        help="read the records of torch.distributed.debug's server there (default: port 25999, where the job has one)",
+    )
     parser.add_argument("--report", metavar="FILE", help="the diagnoses as JSON (schema distsim.report/1)")
     parser.add_argument("--html", metavar="FILE", help="a page one can look at (extra: html)")
     parser.add_argument("--places", action="store_true", help="print where the ranks are as JSON, and judge nothing")
@@ -58,7 +69,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Look at the ranks, print what is seen, and answer the exit code."""
-    from distsim.debug.attach import judge_hosts, look_at_host
+    from distsim.debug.attach import find_ranks, judge_hosts, look_at_host
 
     check_writable(args.report, "--report")
     if args.html is not None:
@@ -71,14 +82,44 @@ def run(args: argparse.Namespace) -> int:
     if args.hosts is not None:
         if pids:
             raise UsageError("--hosts: process numbers differ by host; choose the job there by --pattern")
+        asked = _ask_ras(args)
         seen = _on_hosts(args.hosts, args.pattern)
+        ranks = []
     else:
-        seen = [look_at_host(pids, args.pattern or "")]
+        ranks = find_ranks(pids, args.pattern or "")
+        asked = _ask_ras(args)
+        seen = [look_at_host(ranks)]
     if args.places:
         print(json.dumps(seen[0].to_json()))
         return 0
-    judged = judge_hosts(seen)
-    return _tell(judged, args)
+    return _tell(_join(judge_hosts(seen), ranks, asked, args), args)
+
+
+def _ask_ras(args: argparse.Namespace) -> list[RasStatus]:
+    from distsim.debug.attach import ask_ras
+
+    return [] if args.ras is None else [ask_ras(args.ras)]
+
+
+def _join(judged: Judged, ranks: Sequence[RankProcess], asked: list[RasStatus], args: argparse.Namespace) -> Judged:
+    """What the stacks show, with what the job can be asked beside."""
+    from distsim.debug.attach import ask_debug_server, ask_flight_recorders, find_debug_server, join
+
+    if judged.running:
+        return judged
+    joined = ask_flight_recorders(ranks)
+    if joined.records is None and (server := args.debug_server or find_debug_server(ranks)):
+        notes = joined.notes
+        joined = ask_debug_server(server)
+        joined.notes[:0] = notes
+    joined.ras = [*asked, *_ask_ras(args)]
+    not_asked = [
+        *(["Flight Recorder (no pipe, no debug server)"] if joined.records is None and not joined.notes else []),
+        *([] if args.ras else ["NCCL RAS (--ras)"]),
+    ]
+    if not_asked and not (judged.diagnoses and joined.records):
+        joined.notes.append(f"not asked: {', '.join(not_asked)}")
+    return join(judged, joined)
 
 
 def check_no_process(directory: Path) -> None:
