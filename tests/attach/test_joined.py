@@ -256,7 +256,8 @@ def dump(*ops: str) -> dict[str, Any]:
     entries = [
         {
             "record_id": n, "pg_id": 0, "process_group": ["0", "default_pg"], "collective_seq_id": n + 1,
-            "p2p_seq_id": 0, "op_id": n + 1, "profiling_name": f"gloo:{op}", "time_created_ns": 1000 + n, "input_sizes": [[4]],
+            "p2p_seq_id": 0, "op_id": n + 1, "profiling_name": f"gloo:{op}", "time_created_ns": 1000 + n,
+            "input_sizes": [[4]],
             "input_dtypes": ["Float"], "output_sizes": [[4]], "output_dtypes": ["Float"], "state": "scheduled",
             "time_discovered_started_ns": 0, "time_discovered_completed_ns": 0, "retired": n + 1 < len(ops),
             "timeout_ms": 1800000, "is_p2p": False,
