@@ -131,19 +131,22 @@ def _supported(part: Any) -> str:
 
 def _real_jobs() -> str:
     from distsim.torch_compat.names import GUARD
-    from distsim.torch_compat.releases import guard_refusal
+    from distsim.torch_compat.releases import guard_refusal, is_free_threaded
 
     refusal = guard_refusal()
     if refusal:
         raise UsageError(refusal)
     if not _backends():
         raise UsageError("this torch was built without gloo, NCCL and MPI; install the one of pip")
+    if is_free_threaded():
+        return "not tested: a free-threaded Python; what is needed is there"
     return _supported(GUARD)
 
 
 def _simulations() -> str:
     from distsim.torch_compat.names import SIM
 
+    _imported_torch()
     importlib.import_module("distsim.sim")
     importlib.import_module("distsim.sim.patches").all_patches()
     return _supported(SIM)

@@ -16,7 +16,14 @@ from distsim.debug.diagnosis.silent.collect.hooks import global_hooks
 from distsim.errors import UsageError
 from distsim.sim.c10d.backend import backend_patches, register_backend
 from distsim.sim.c10d.work import future_patches
-from distsim.sim.device.cuda_api import cuda_patches, give_back_dcp, give_back_kernels, register_kernels, time_dcp
+from distsim.sim.device.cuda_api import (
+    cuda_patches,
+    give_back_dcp,
+    give_back_kernels,
+    give_back_warning,
+    register_kernels,
+    time_dcp,
+)
 from distsim.sim.device.gpu import prepare
 from distsim.sim.device.hooks import accepted, tested
 from distsim.sim.isolation.clock import clock_patches, datetime_clock
@@ -93,6 +100,7 @@ def simulation(gpus: bool, silent: bool = False) -> Iterator[Host]:
     finally:
         give_back_kernels()
         give_back_dcp()
+        give_back_warning()
         datetime_clock(virtual=False)
         _set_thread_isolation_mode(False)
         sys.stdout, sys.stderr = streams

@@ -42,7 +42,7 @@ TESTED: dict[Need, tuple[str, ...]] = {
     SIM: ("2.12.0", "2.13.0", "2.14.1", "2.15.0"),
 }
 """The releases that tests ran on, oldest first; others of their minors count as tested. pip never sees the newest."""
-PYTHONS = ("3.11", "3.12", "3.13")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 """The releases of Python that tests ran on: the first with each release of torch, others with the suite's own."""
 _ALL_PYTHONS = f"{PYTHONS[0]}; on torch 2.13 also {', '.join(PYTHONS[1:])}"
 VERSIONS = (
@@ -119,6 +119,8 @@ def imported_torch(part: Need) -> Any:
     Raises:
         UsageError: in one line, why there is none.
     """
+    if _failure is not None:  # half of a torch that is imported again and again ends the process
+        raise _failure
     try:
         torch = importlib.import_module("torch")
         dist = importlib.import_module("torch.distributed")

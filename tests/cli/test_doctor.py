@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 from types import SimpleNamespace
 
 import pytest
@@ -80,3 +81,10 @@ def test_a_torch_between_tested_releases_is_not_called_tested(monkeypatch: pytes
     assert doctor._supported(SIM).startswith("not tested: this torch is older")
     (tested,) = [text for text in doctor._tested() if text.startswith("guard")]
     assert f"torch {', '.join(TESTED[GUARD])};" in tested
+
+
+def test_a_free_threaded_python_is_not_called_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real jobs run there, simulations do not."""
+    real = sysconfig.get_config_var
+    monkeypatch.setattr(sysconfig, "get_config_var", lambda name: 1 if name == "Py_GIL_DISABLED" else real(name))
+    assert doctor._real_jobs() == "not tested: a free-threaded Python; what is needed is there"

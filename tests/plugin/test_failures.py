@@ -226,15 +226,14 @@ def test_a_rank_that_spins_is_named_by_its_line(run: Run) -> None:
     text = """
 @pytest.mark.ranks(2{})
 def test_spin(rank):
-    while rank:
-        pass
+    while rank: pass
     dist.barrier()
 """
     for marker, flags in ((", host_timeout_s=0.5", ()), ("", ("-o", "distsim_host_timeout_s=0.5"))):
         run(text.format(marker), *flags).stdout.fnmatch_lines(
             [
                 "HANG  host stuck  rank 1*",
-                "*|  while rank:",
+                "*|  while rank: pass",
                 "note: a rank may stay away for host_timeout_s=0.5 seconds*",
             ]
         )

@@ -110,3 +110,18 @@ def test_a_signature_is_the_same_for_every_python_and_build(entries: Any, capsys
     assert (looks[qengine.path] or [])[0] == ""
     assert new_torch.report(RELEASE, RELEASE, {**looks, cuda_api.NVTX.path: ["another kind", "0"]}) == 0
     assert f"other build      {cuda_api.NVTX.path}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("(a: typing.Any | None)", "(a: Any | None)", False),
+        ("(a: typing.Any | None)", "(a: Any)", True),
+        (f"(a: typing.Any, {'b' * 300}"[:200], f"(a: Any, {'b' * 300}"[:200], False),
+        (f"(a: typing.Any, {'b' * 180})"[:200], f"(a: Any, {'b' * 180})", False),
+        (f"(a, {'b' * 300}"[:200], f"(c, {'b' * 300}"[:200], True),
+    ],
+)
+def test_signatures_are_compared_as_far_as_they_are_recorded(old: str, new: str, expected: bool) -> None:
+    """Python 3.14 prints `Any` where those before print `typing.Any`."""
+    assert new_torch.differ(old, new) is expected

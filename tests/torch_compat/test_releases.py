@@ -122,10 +122,12 @@ def test_a_torch_that_cannot_be_imported_is_refused(monkeypatch: pytest.MonkeyPa
     def broken(name: str) -> Any:
         raise OSError("libcudart.so.13: cannot open\nshared object file")
 
-    monkeypatch.setattr(releases.importlib, "import_module", broken)
-    text = refusal()
+    with monkeypatch.context() as patch:
+        patch.setattr(releases.importlib, "import_module", broken)
+        text = refusal()
     assert "cannot be imported (OSError: libcudart.so.13: cannot open shared object file)" in text
     assert text.endswith("install torch again")
+    assert refusal() == text, "importing half of a torch again and again ends the process"
 
 
 def test_a_torch_without_what_simulations_need_is_refused(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import concurrent.futures.thread as pool_threads
 import contextlib
+import contextvars
 import os
 import queue
 import selectors
@@ -132,6 +133,9 @@ def _start(self: threading.Thread) -> None:
     if self._started.is_set():  # type: ignore[attr-defined]
         raise RuntimeError("threads can only be started once")
     process = parent.process
+    if getattr(self, "_context", process) is None:  # from Python 3.14 on a thread runs in a context
+        inherits = getattr(sys.flags, "thread_inherit_context", False)
+        self._context = contextvars.copy_context() if inherits else contextvars.Context()  # type: ignore[attr-defined]
 
     def body() -> None:
         with threading._active_limbo_lock:  # type: ignore[attr-defined]
@@ -146,12 +150,13 @@ def _start(self: threading.Thread) -> None:
 
 @contextlib.contextmanager
 def _handle_of(thread: threading.Thread) -> Iterator[None]:
-    """Give *thread* the handle that Python 3.13's own start would give it, and that `join` asks."""
+    """Give *thread* the handle that its own start would give it from Python 3.13 on, and that `join` asks."""
     make = getattr(threading, "_make_thread_handle", None)
     if make is None:
         yield
         return
-    handle = thread._handle = make(threading.get_ident())  # type: ignore[attr-defined]
+    handle = make(threading.get_ident())
+    setattr(thread, "_handle" if hasattr(thread, "_handle") else "_os_thread_handle", handle)  # renamed in 3.14
     try:
         yield
     finally:

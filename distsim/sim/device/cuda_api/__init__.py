@@ -7,14 +7,20 @@ is no rank's is answered as before. `tensors.py` begins with what tells a rank; 
 
 from __future__ import annotations
 
-from distsim.sim.device.cuda_api.compiled import compiled_patches, fake_patches, give_back_kernels, register_kernels
+from distsim.sim.device.cuda_api.compiled import (
+    compiled_patches,
+    fake_patches,
+    give_back_kernels,
+    give_back_warning,
+    register_kernels,
+)
 from distsim.sim.device.cuda_api.devices import current_patches, device_patches
 from distsim.sim.device.cuda_api.memory import checkpoint_patches, give_back_dcp, memory_patches, time_dcp
 from distsim.sim.device.cuda_api.streams import graph_patches
 from distsim.sim.device.cuda_api.tensors import class_patches, tensor_patches
 from distsim.sim.isolation.modules.patch_table import Patch
 
-__all__ = ["cuda_patches", "give_back_dcp", "give_back_kernels", "register_kernels", "time_dcp"]
+__all__ = ["cuda_patches", "give_back_dcp", "give_back_kernels", "give_back_warning", "register_kernels", "time_dcp"]
 
 
 def cuda_patches() -> list[Patch]:

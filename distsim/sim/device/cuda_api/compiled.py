@@ -20,6 +20,7 @@ from distsim.sim.device.memory import accelerators_of
 from distsim.sim.isolation.modules.own_code import launch
 from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import RankTask, current_task
+from distsim.sim.isolation.torch_state.torch_state import STATE
 from distsim.torch_compat.compiler import (
     HAS_ANY_GLOBAL_HOOK,
     HAS_TRITON_PACKAGE,
@@ -37,7 +38,15 @@ from distsim.torch_compat.device import (
     aten,
 )
 
-__all__ = ["choice", "compiled_patches", "fake_patches", "give_back_kernels", "register_attention", "register_kernels"]
+__all__ = [
+    "choice",
+    "compiled_patches",
+    "fake_patches",
+    "give_back_kernels",
+    "give_back_warning",
+    "register_attention",
+    "register_kernels",
+]
 
 # -- torch.compile on simulated GPUs, which runs what it is given as it is, and launches of Triton kernels.
 
@@ -51,7 +60,6 @@ FUSED = (
     "torch.compile: what it was given runs eagerly, and is priced as one graph of fused kernels a call (--fuse); graph "
     "breaks, CUDA graphs (reduce-overhead) and the time to compile are not in it"
 )
-_real_warn_once = WARN_ONCE.get()
 
 
 def _compile(task: RankTask, model: Any = None, **options: Any) -> Any:
@@ -59,6 +67,7 @@ def _compile(task: RankTask, model: Any = None, **options: Any) -> Any:
         return lambda given: _compile(task, given, **options)
     if options.get("disable"):
         return model
+    _replace_warning()
     task.world.note(FUSED if task.world.data.fuse else EAGER)
     if not isinstance(model, torch.nn.Module):
         module = getattr(model, "__self__", None)
@@ -74,10 +83,31 @@ _compiled: dict[RankTask, int] = {}
 """Threads that are in compiled code, and in how many functions of it."""
 
 
-def _warn_once(task: RankTask, *args: Any, **kwargs: Any) -> None:
-    """flex_attention says that it is slow where it was not compiled."""
-    if task not in _compiled:
-        _real_warn_once(*args, **kwargs)
+_replaced: list[tuple[Any, str, Any]] = []
+"""(holder, attribute, torch's own) of flex_attention's warning, while it is replaced."""
+
+
+def _replace_warning() -> None:
+    """Keep flex_attention from warning in compiled code that it is slow where it was not compiled. Replaced at the
+    first use of torch.compile: flex_attention's module imports sympy from torch 2.14 on, which takes 0.4 s."""
+    if _replaced:
+        return
+    with STATE.everyones():
+        real = WARN_ONCE.get()
+
+        def warn_once(task: RankTask, *args: Any, **kwargs: Any) -> None:
+            if task not in _compiled:
+                real(*args, **kwargs)
+
+        for holder, name, ours in WARN_ONCE.replaced_by(for_ranks(real, warn_once)):
+            _replaced.append((holder, name, real))
+            setattr(holder, name, ours)
+
+
+def give_back_warning() -> None:
+    """Undo `_replace_warning`."""
+    while _replaced:
+        setattr(*_replaced.pop())
 
 
 class _AsItIs:
@@ -127,7 +157,6 @@ def compiled_patches() -> list[Patch]:
     has_triton_package()  # torch remembers what it is told first; ranks can import a stand-in for Triton (absent.py)
     patches: list[Patch] = [
         (torch, "compile", with_gpus(torch.compile, _compile)),
-        *WARN_ONCE.replaced_by(for_ranks(_real_warn_once, _warn_once)),
         *(
             HAS_ANY_GLOBAL_HOOK.replaced_by(for_ranks(HAS_ANY_GLOBAL_HOOK.get(), _any_hook_of_the_program))
             if HAS_ANY_GLOBAL_HOOK.exists()

@@ -423,7 +423,8 @@ class TorchState:
             if not isinstance(module, ModuleType) or id(module) in known:
                 continue
             known[id(module)] = module
-            space = vars(getattr(module, "m", module))
+            inner = getattr(module, "m", None)  # of `torch.backends`, whose modules stand for others
+            space = vars(inner if isinstance(inner, ModuleType) else module)
             for name in REBOUND.get(module.__name__, ()):
                 if name in space:
                     names.append(Name(space, name, space[name]))
