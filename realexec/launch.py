@@ -36,7 +36,7 @@ from distsim.debug.report.console import piped_width
 from distsim.debug.report.events import COMMAND_S
 from distsim.debug.report.rank_states import MARKER
 from distsim.debug.report.render import render_diagnoses
-from distsim.debug.rings.jobdir import default_directory
+from distsim.debug.rings.jobdir import default_bases, default_directory, room_note
 from distsim.debug.rings.private import private_folder, write_private
 from distsim.debug.rings.reader import RingReader
 from distsim.debug.settings import LAUNCHED, Attach, Level, OnHang, Settings, Silent, warn_of_unknown_variables
@@ -275,10 +275,14 @@ def _settings(args: argparse.Namespace) -> tuple[Settings, Path, bool]:
     own = not settings.directory
     try:
         if own:
-            base = default_directory("x").parent
+            ranks = _local_ranks(args)
+            for base in default_bases():
+                forget_old_runs(base)
+            base = default_directory("x", ranks).parent
             private_folder(base)
-            forget_old_runs(base)
             directory = Path(tempfile.mkdtemp(prefix="run-", dir=base))
+            if note := room_note(directory, ranks):
+                print(f"distsim: {note}", file=sys.stderr)
         else:
             private_folder(Path(settings.directory), chosen=True)
             directory = Path(settings.directory).resolve()
@@ -289,6 +293,16 @@ def _settings(args: argparse.Namespace) -> tuple[Settings, Path, bool]:
         raise UsageError(f"no place for the flight records ({where}); choose one with --rings DIR") from None
     given["directory"] = str(directory)
     return Settings.read(given), directory, own
+
+
+def _local_ranks(args: argparse.Namespace) -> int:
+    """How many ranks this host will have; 1 where only torchrun can tell."""
+    from torch.distributed.run import determine_local_world_size
+
+    try:
+        return int(determine_local_world_size(str(args.nproc_per_node)))
+    except (AttributeError, ValueError):
+        return 1
 
 
 def _run(args: argparse.Namespace, guarded: bool, failed: list[str]) -> int:

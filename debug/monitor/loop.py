@@ -44,7 +44,7 @@ from distsim.debug.records.report_json import diagnoses_from_json, diagnoses_to_
 from distsim.debug.report.events import Events
 from distsim.debug.report.news import left_alone, news_key, report_files, save_report, say, show, still, went_on
 from distsim.debug.report.rank_states import MARKER, where_ranks_were
-from distsim.debug.rings.jobdir import default_directory, verdict_path
+from distsim.debug.rings.jobdir import default_bases, verdict_path
 from distsim.debug.rings.private import create_private, write_private
 from distsim.debug.settings import Level, OnHang, Settings, Silent
 from distsim.text.untrusted_input import printable
@@ -594,5 +594,5 @@ class Monitor:
 
     def _ours(self) -> bool:
         """A folder that we chose, in memory: nobody would look there for a healthy job's rings."""
-        chosen = self.directory.parent == default_directory("x").parent and not self.settings.directory
+        chosen = self.directory.parent in default_bases() and not self.settings.directory
         return chosen and not (self.directory / "launcher.json").exists()

@@ -28,12 +28,12 @@ from distsim.debug.records import Group, Site
 from distsim.debug.records.frames import is_ours, program_frames, raised_at, steps
 from distsim.debug.report.news import report_files
 from distsim.debug.rings import layout as rings
-from distsim.debug.rings.jobdir import default_directory, job_name, ring_path, stack_path
+from distsim.debug.rings.jobdir import default_directory, job_name, ring_path, room_note, stack_path
 from distsim.debug.rings.private import create_private, private_folder
 from distsim.debug.rings.reader import ranks_here
 from distsim.debug.rings.world import World
 from distsim.debug.rings.writer import RingWriter
-from distsim.debug.settings import LAUNCHED, Level, Settings
+from distsim.debug.settings import LAUNCHED, Level, Settings, say_once_a_job
 from distsim.realexec.guard.callbacks import drain
 from distsim.realexec.guard.recorder import Recorder
 from distsim.realexec.process.heartbeat import Heartbeat
@@ -82,7 +82,9 @@ class Session:
         local_rank = count_in(environ, "LOCAL_RANK") if launched else -1
         local_world = count_in(environ, "LOCAL_WORLD_SIZE") or 0 if launched else 0
         job = job_name(environ, where)
-        directory = Path(settings.directory) if settings.directory else default_directory(job)
+        directory = Path(settings.directory) if settings.directory else default_directory(job, local_world or 1)
+        if not settings.directory and (note := room_note(directory, local_world or 1)):
+            say_once_a_job(note)
         attempt = count_in(environ, "TORCHELASTIC_RESTART_COUNT") or 0
         try:
             if not settings.directory:

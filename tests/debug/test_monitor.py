@@ -272,7 +272,7 @@ def test_a_monitor_that_gives_up_leaves_the_rings_and_says_so(
 ) -> None:
     """Nothing but faults of its own: the job is not called healthy, and what its ranks have noted stays."""
     monkeypatch.setattr("distsim.debug.monitor.steady.time", SimpleNamespace(sleep=lambda seconds: None))
-    monkeypatch.setattr("distsim.debug.monitor.loop.default_directory", lambda job: tmp_path / job)
+    monkeypatch.setattr("distsim.debug.monitor.loop.default_bases", lambda: (tmp_path,))
     folder = tmp_path / "job"  # one that we chose ourselves: a healthy job's goes
     folder.mkdir()
     rank(folder)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from distsim.debug.rings import jobdir
 from distsim.debug.rings.world import World, WorldKind
 from distsim.debug.settings import Settings
 from distsim.realexec import launch
@@ -22,7 +25,7 @@ def test_a_rank_writes_nothing_into_a_folder_that_others_may_have_filled(
     folder.mkdir(parents=True)
     folder.chmod(0o777)
     (folder / f"rank00000.{session.job_name({}, 'here:1')}.stacks").symlink_to(precious)
-    monkeypatch.setattr(session, "default_directory", lambda job: folder)
+    monkeypatch.setattr(session, "default_directory", lambda job, ranks: folder)
     monkeypatch.setattr("os.environ", {})
     assert session.Session.open(Settings(), World("", 0, 2, WorldKind.DEFAULT, ""), "here:1") is None
     assert precious.read_text() == "years of work"
@@ -46,3 +49,28 @@ def test_the_launcher_refuses_such_a_folder_as_a_usage_error(tmp_path: Path) -> 
     ) as told:
         launch._settings(args)
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("free_rings", "living", "ranks", "in_memory"),
+    [(8, 0, 8, True), (7, 0, 8, False), (3, 5, 8, True), (0, 8, 8, True), (3, 4, 8, False)],
+)
+def test_ranks_agree_on_a_place_with_room(
+    free_rings: int, living: int, ranks: int, in_memory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory that is too small for all is left to others; what ranks have taken by now counts as theirs."""
+    monkeypatch.setattr(jobdir, "SHARED", tmp_path)
+    free = SimpleNamespace(f_bavail=free_rings * jobdir.file_bytes(), f_frsize=1)
+    monkeypatch.setattr("os.statvfs", lambda path: free)
+    shared, disk = jobdir.default_bases()
+    (shared / "job").mkdir(parents=True)
+    for rank in range(living):
+        (shared / "job" / f"rank{rank:05d}.{os.getpid()}.a0.job.ring").touch()
+    (shared / "job" / "rank00009.999999999.a0.job.ring").touch()  # of a process that is gone
+    directory = jobdir.default_directory("job", ranks)
+    assert directory == (shared if in_memory else disk) / "job"
+    note = jobdir.room_note(directory, ranks)
+    assert (not note) == in_memory
+    if note:
+        assert f"flight records (15 MiB, 2 a rank) are in {directory}" in note
+        assert note.startswith(f"{tmp_path} has ")
