@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from distsim.debug.records.errors import CollectiveMismatch
+from distsim.errors import CollectiveMismatch
 
 __all__ = ["CollectiveMismatch", "install", "remove"]
 

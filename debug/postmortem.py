@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from distsim.debug.diagnosis.diagnose import diagnose
-from distsim.debug.diagnosis.inconclusive import Inconclusive, inconclusive, interruption
 from distsim.debug.diagnosis.silent.finding import SilentFinding
 from distsim.debug.diagnosis.stragglers import as_findings
 from distsim.debug.evidence.from_dumps import Dump, dump_evidence, named_rank, read_dump
@@ -20,19 +19,17 @@ from distsim.debug.evidence.guard_flags import findings
 from distsim.debug.evidence.processes import Numbering, number_processes, number_readers
 from distsim.debug.evidence.procfs import look, signal_name
 from distsim.debug.evidence.rank_state import Knowledge, build_evidence, exits_by_number, origin_of, read_exits
-from distsim.debug.evidence.typed import text
-from distsim.debug.messages.phrases import ranks_text
+from distsim.debug.messages import ranks_text
 from distsim.debug.monitor.straggler_watch import recent_stragglers
 from distsim.debug.records import Evidence, Phase, RankState
-from distsim.debug.records.diagnosis import Diagnosis
-from distsim.debug.records.report_json import diagnoses_from_json
-from distsim.debug.report.rank_states import MARKER
+from distsim.debug.records.diagnosis import Diagnosis, diagnoses_from_json
+from distsim.debug.report.rank_states import MARKER, Inconclusive, inconclusive, interruption
 from distsim.debug.rings import layout as rings
-from distsim.debug.rings.jobdir import facts_path, verdict_path
+from distsim.debug.rings.files import facts_path, verdict_path
 from distsim.debug.rings.reader import RingReader
 from distsim.debug.settings import Settings
 from distsim.errors import UsageError
-from distsim.text.untrusted_input import load_json, read_bytes
+from distsim.text.untrusted_input import load_json, read_bytes, text
 
 __all__ = ["Found", "Job", "examine", "examine_jobs", "load_jobs", "load_rings"]
 
@@ -135,7 +132,7 @@ def _search_silent(job: Job, found: Found) -> None:
     """Judge what the ranks have recorded of their training, where they have, and the job has ended."""
     rings = {reader.number: reader.path for reader in job.readers}
     if found.judged and any(facts_path(ring).exists() for ring in rings.values()):
-        from distsim.debug.diagnosis.silent.real_job import search  # numpy: not for every job
+        from distsim.debug.diagnosis.silent.judge import search  # numpy: not for every job
 
         result = search(rings, job.numbering.size, Settings.read().silent_patterns)
         found.silent = result.findings

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distsim.text.fold_tracebacks import but_for_numbers, first_difference, others_differ
 from distsim.text.ranks import some_ranks
+from distsim.text.tracebacks import but_for_numbers, first_difference, others_differ
 
-__all__ = ["DistsimError", "Failure", "NotSimulated", "RankFailure", "UsageError"]
+__all__ = ["CollectiveMismatch", "DistsimError", "Failure", "NotSimulated", "RankFailure", "UsageError"]
 
 
 class DistsimError(Exception):
@@ -76,3 +76,15 @@ def _told_once(alike: Sequence[Failure]) -> str:
         f"{some_ranks(everyone)}, alike but for numbers; of {some_ranks(first.ranks)}:\n{text}\n"
         f"... and {others_differ(num)}, {of} {some_ranks(last.ranks)}:\n{said}"
     )
+
+
+class CollectiveMismatch(DistsimError, RuntimeError):
+    """The members of a group called different things; the strict level raises it on each before any byte goes out.
+
+    It is a `RuntimeError`, as gloo's and NCCL's own errors are.
+    """
+
+    def __init__(self, message: str, records: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.records = tuple(records)
+        """The `CallRecord` of each rank."""

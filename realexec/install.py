@@ -284,7 +284,7 @@ def _may_meet() -> bool:
     if _session is None:
         return True
     if not _session.over():
-        from distsim.debug.monitor.ask import ask
+        from distsim.debug.monitor.start import ask
 
         ask(_session.directory, _session.ring.job if _session.settings.monitor else "")
         return False

@@ -27,17 +27,15 @@ from torch.distributed.elastic.multiprocessing import api as processes
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from distsim.debug.diagnosis.silent.allowed import check_patterns
+from distsim.debug.diagnosis.silent.finding import check_patterns
 from distsim.debug.evidence.procfs import look, own_process
-from distsim.debug.monitor.ask import VERDICT_WAIT_S, ask
-from distsim.debug.monitor.start import gone_text, start_monitor
+from distsim.debug.monitor.start import VERDICT_WAIT_S, ask, gone_text, start_monitor
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.report.console import piped_width
 from distsim.debug.report.events import COMMAND_S
 from distsim.debug.report.rank_states import MARKER
 from distsim.debug.report.render import render_diagnoses
-from distsim.debug.rings.jobdir import default_bases, default_directory, room_note
-from distsim.debug.rings.private import private_folder, write_private
+from distsim.debug.rings.files import default_bases, default_directory, private_folder, room_note, write_private
 from distsim.debug.rings.reader import RingReader
 from distsim.debug.settings import LAUNCHED, Attach, Level, OnHang, Settings, Silent, warn_of_unknown_variables
 from distsim.errors import UsageError

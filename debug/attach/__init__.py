@@ -1,8 +1,7 @@
 """A job that was started without distsim: its ranks are found in /proc, their stacks read by py-spy, and judged.
 
-Read `processes.py` (which processes are ranks), `stacks.py` (two samples of each), `places.py` (a stack as a place in
-torch.distributed), `judge.py` (from places to diagnoses; pure), `hosts.py` (all of it, host by host), `ras.py` and
-`joined.py` (what else a running job can be asked).
+Read `ranks.py` (which processes are ranks, and two samples of each), `places.py` (a stack as a place in
+torch.distributed), `judge.py` (from places to diagnoses; pure), `hosts.py` (all of it, host by host).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from distsim.debug.attach.hosts import HostPlaces, judge_hosts, look_at_host
 from distsim.debug.attach.joined import Joined, ask_debug_server, ask_flight_recorders, find_debug_server, join
 from distsim.debug.attach.judge import Judged, judge
 from distsim.debug.attach.places import Doing, Place, place_of
-from distsim.debug.attach.processes import find_ranks
+from distsim.debug.attach.ranks import find_ranks
 from distsim.debug.attach.ras import RasStatus, ask_ras, read_status
 
 __all__ = [

@@ -10,11 +10,10 @@ from typing import Any
 
 from distsim.debug.attach.judge import Judged, judge
 from distsim.debug.attach.places import Doing, Place, place_of
-from distsim.debug.attach.processes import RankProcess
-from distsim.debug.attach.stacks import sample_ranks
-from distsim.debug.evidence.typed import MOST, text, whole
+from distsim.debug.attach.ranks import RankProcess, sample_ranks
 from distsim.debug.records import Site
 from distsim.debug.records.frames import absolute
+from distsim.text.untrusted_input import MOST, text, whole
 
 __all__ = ["HostPlaces", "judge_hosts", "look_at_host"]
 

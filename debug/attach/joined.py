@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from distsim.debug.attach.judge import Judged
-from distsim.debug.attach.processes import RankProcess, environment_of, with_descendants
+from distsim.debug.attach.ranks import RankProcess, environment_of, with_descendants
 from distsim.debug.attach.ras import Communicator, RasStatus
 from distsim.debug.diagnosis.diagnose import diagnose
-from distsim.debug.messages.phrases import are, capital, ranks_text
+from distsim.debug.messages import are, capital, ranks_text
 from distsim.debug.postmortem import Found, examine
 from distsim.debug.records import CallWait
 from distsim.debug.records.diagnosis import Diagnosis

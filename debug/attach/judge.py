@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from distsim.debug.attach.places import Doing, Place
-from distsim.debug.attach.stacks import APART_S
-from distsim.debug.diagnosis.inconclusive import Inconclusive
-from distsim.debug.messages.phrases import are, capital, ranks_text
-from distsim.debug.messages.phrases import place as place_text
+from distsim.debug.attach.ranks import APART_S
+from distsim.debug.messages import are, capital, ranks_text
+from distsim.debug.messages import place as place_text
 from distsim.debug.records import Evidence, Phase, RankState, Site
 from distsim.debug.records.diagnosis import Diagnosis, Stuck
 from distsim.debug.records.kinds import Kind
+from distsim.debug.report.rank_states import Inconclusive
 
 __all__ = ["Judged", "judge"]
 

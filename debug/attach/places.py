@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from distsim.debug.attach.stacks import Frame, Sample, Thread
+from distsim.debug.attach.ranks import Frame, Sample, Thread
 from distsim.debug.records import COLLECTIVES, P2P, Site
 from distsim.debug.records.frames import Owner, owner, program_frames
 

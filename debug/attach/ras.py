@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from distsim.debug.evidence.typed import MOST_RANKS, text, whole
 from distsim.errors import UsageError
+from distsim.text.untrusted_input import MOST_RANKS, text, whole
 
 __all__ = ["PORT", "Communicator", "Member", "RasStatus", "ask_ras", "read_status"]
 

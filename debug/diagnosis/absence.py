@@ -14,12 +14,13 @@ from distsim.debug.divergence.source_order import Order, relate
 from distsim.debug.matching.agreement import same_call
 from distsim.debug.matching.index import GroupLog
 from distsim.debug.matching.secondary_errors import aftermath, last_words, timed_out
-from distsim.debug.messages.advice import advice, no_record_advice
-from distsim.debug.messages.phrases import (
+from distsim.debug.messages import (
+    advice,
     are,
     call_text,
     capital,
     group_text,
+    no_record_advice,
     place,
     ranks_text,
     several,

@@ -9,11 +9,11 @@ from distsim.debug.diagnosis.waits.wait_graph import WaitGraph
 from distsim.debug.divergence.divergence import Divergence
 from distsim.debug.matching.agreement import Mismatch
 from distsim.debug.matching.index import EvidenceIndex
-from distsim.debug.messages.phrases import are, call_text, capital, group_text, numbered, place, ranks_text, state_text
+from distsim.debug.messages import are, call_text, capital, group_text, numbered, place, ranks_text, state_text
 from distsim.debug.records import CallRecord, CallWait, Group, HostWait, Phase, Site, StoreWait
+from distsim.debug.records.call import SERVE
 from distsim.debug.records.diagnosis import Call, Diagnosis, Stuck
 from distsim.debug.records.kinds import Kind
-from distsim.debug.records.remote import SERVE
 
 __all__ = ["Case"]
 

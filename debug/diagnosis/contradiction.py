@@ -7,13 +7,11 @@ from dataclasses import replace
 
 from distsim.debug.diagnosis.absence import group_mismatch
 from distsim.debug.diagnosis.context import Case
-from distsim.debug.diagnosis.waits.proof import Proof
 from distsim.debug.divergence.divergence import SHIFTS, Divergence
 from distsim.debug.divergence.not_arrived import refusal_advice, refusal_text
-from distsim.debug.matching.agreement import Mismatch
-from distsim.debug.matching.sizes import split_conflicts
-from distsim.debug.messages.advice import advice
-from distsim.debug.messages.phrases import (
+from distsim.debug.matching.agreement import Mismatch, split_conflicts
+from distsim.debug.messages import (
+    advice,
     are,
     call_text,
     capital,
@@ -25,7 +23,7 @@ from distsim.debug.messages.phrases import (
 )
 from distsim.debug.records import CallRecord
 from distsim.debug.records.diagnosis import Diagnosis
-from distsim.debug.records.kinds import Kind
+from distsim.debug.records.kinds import Kind, Proof
 
 __all__ = ["contradiction", "explanation", "suggestion"]
 

@@ -6,9 +6,18 @@ from collections.abc import Sequence
 
 from distsim.debug.diagnosis.absence import absent_from_call
 from distsim.debug.diagnosis.context import Case
-from distsim.debug.diagnosis.pairs.remote_calls import died_serving, gave_up
-from distsim.debug.messages.advice import advice, raised_advice
-from distsim.debug.messages.phrases import are, capital, exception_line, place, ranks_text, several, some_ranks_text
+from distsim.debug.diagnosis.remote_calls import died_serving, gave_up
+from distsim.debug.messages import (
+    advice,
+    are,
+    capital,
+    exception_line,
+    place,
+    raised_advice,
+    ranks_text,
+    several,
+    some_ranks_text,
+)
 from distsim.debug.records import CallRecord, HostWait, Phase, StoreWait
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind

@@ -16,23 +16,21 @@ from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.contradiction import contradiction
 from distsim.debug.diagnosis.deadlock import knot
 from distsim.debug.diagnosis.deaths import death, host_wait, in_flight_exception
-from distsim.debug.diagnosis.pairs.messages import disagreeing, disagreement, unmatched
-from distsim.debug.diagnosis.pairs.remote_calls import unanswered
+from distsim.debug.diagnosis.point_to_point import disagreeing, disagreement, unmatched
 from distsim.debug.diagnosis.ranking import merge_findings, order
+from distsim.debug.diagnosis.remote_calls import unanswered
 from distsim.debug.diagnosis.waits.assess_proof import Weigher
 from distsim.debug.diagnosis.waits.hang_timeout import lateness, patience
-from distsim.debug.diagnosis.waits.idle import idle_job
-from distsim.debug.diagnosis.waits.proof import PROOFS, Proof
 from distsim.debug.diagnosis.waits.rendezvous import apart, follows, stale_addresses
-from distsim.debug.diagnosis.waits.unending import unending
+from distsim.debug.diagnosis.waits.standstill import idle_job, unending
 from distsim.debug.diagnosis.waits.wait_graph import Contradictions, Need, WaitGraph
 from distsim.debug.divergence.find import Divergence, find_divergences
 from distsim.debug.matching.index import EvidenceIndex
-from distsim.debug.messages.phrases import are, capital, exception_text, ranks_text
+from distsim.debug.messages import are, capital, exception_text, ranks_text
 from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phase, State
+from distsim.debug.records.call import was_refused
 from distsim.debug.records.diagnosis import Call, Diagnosis, Stuck
-from distsim.debug.records.errors import was_refused
-from distsim.debug.records.kinds import INCONSISTENT, Kind
+from distsim.debug.records.kinds import INCONSISTENT, PROOFS, Kind, Proof
 
 __all__ = ["Call", "Diagnosis", "Kind", "Stuck", "diagnose"]
 

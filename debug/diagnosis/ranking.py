@@ -8,8 +8,7 @@ from dataclasses import replace
 from distsim.debug.diagnosis.context import Case
 from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.matching.secondary_errors import aftermath
-from distsim.debug.messages.advice import advice
-from distsim.debug.messages.phrases import call_text, place, some_ranks_text
+from distsim.debug.messages import advice, call_text, place, some_ranks_text
 from distsim.debug.records import Finding
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import INCONSISTENT, Kind

@@ -1,8 +1,9 @@
 """Where did a rank leave the common order of calls, and how: skipped, added, swapped?
 
-`find.py` is asked; `realign.py`, `by_site.py`, `history.py` and `source_order.py` are its witnesses.
+`find.py` is asked; `divergence.py` is its answer and lays calls beside each other; `history.py`, `not_arrived.py` and
+`source_order.py` are its witnesses.
 """
 
 from __future__ import annotations
 
-__all__ = ["by_site", "divergence", "find", "history", "not_arrived", "realign", "source_order"]
+__all__ = ["divergence", "find", "history", "not_arrived", "source_order"]

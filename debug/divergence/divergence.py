@@ -1,19 +1,37 @@
-"""The first number at which the members of a group are not in the same call."""
+"""The first number at which the members of a group are not in the same call, and hypotheses of how that came.
+
+Two ranks' calls from there on are laid beside each other under each hypothesis in turn.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from distsim.debug.divergence.source_order import Relation
 from distsim.debug.matching.agreement import Mismatch
 from distsim.debug.matching.index import GroupLog
 from distsim.debug.records import CallRecord, State
+from distsim.debug.records.call import was_refused
 from distsim.debug.records.kinds import Kind
 
-__all__ = ["SHIFTS", "Divergence"]
+__all__ = [
+    "HORIZON",
+    "SHIFTS",
+    "Divergence",
+    "ahead_of",
+    "calls_from",
+    "earlier_shift",
+    "hypotheses",
+    "signature",
+    "threads_raced",
+]
 
 SHIFTS = frozenset({Kind.MISSING_RANK, Kind.EXTRA_COLLECTIVE, Kind.UNEVEN_ITERATIONS})
 """Every later call of the group is paired with a wrong one."""
+HORIZON = 12
+"""Calls laid beside each other after a divergence: more only repeats the loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +65,135 @@ class Divergence:
         """Later calls of the group can not be trusted, or somebody is still in this one."""
         met = self.group_log.meetings[self.seq].values()
         return self.kind in SHIFTS or any(r.state is not State.COMPLETED for r in met)
+
+
+def signature(record: CallRecord) -> Hashable:
+    """What every rank must have alike; shapes may differ between ranks where lists or splits do."""
+    varies = record.op in ("all_gather", "gather", "scatter", "all_to_all", "all_to_all_single")
+    return (record.op, None if varies else record.input_shapes, record.dtypes, record.reduce_op, record.root)
+
+
+def likeness(a: CallRecord, b: CallRecord, exact: bool = False) -> int:
+    """0 not the same call, 1 the same but for its line, 2 the same line as well. *exact*: shapes always count."""
+    if signature(a) != signature(b) or (exact and a.input_shapes != b.input_shapes):
+        return 0
+    return 2 if a.site is not None and a.way == b.way else 1
+
+
+def support(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: int, exact: bool) -> int | None:
+    """How well two stretches agree; None where they contradict each other."""
+    total = 0
+    for a, b in zip(mine[:HORIZON], theirs[:HORIZON], strict=False):
+        like = likeness(a, b, exact)
+        if like < least:
+            return None
+        total += like
+    return total
+
+
+def permuted(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: int) -> int | None:
+    """How well the same calls in another order explain two stretches: as `support` counts them."""
+    for k in range(2, min(len(mine), len(theirs), 8) + 1):
+        a = [(signature(r), r.way if least == 2 else None) for r in mine[:k]]
+        b = [(signature(r), r.way if least == 2 else None) for r in theirs[:k]]
+        if a != b and Counter(a) == Counter(b):
+            rest = support(mine[k:], theirs[k:], least, exact=False)
+            if rest is not None:
+                shared = Counter(r.way for r in mine[:k]) & Counter(r.way for r in theirs[:k])
+                return k + shared.total() + rest
+    return None
+
+
+def hypotheses(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: int) -> list[tuple[int, Kind]]:
+    """Every way the two stretches can be explained, the best supported first; where several are
+    supported alike, the one that explains why one of them is longer."""
+    longer = len(mine) - len(theirs)
+    # Two calls of one line that no signature tells apart differ in their shapes, and so may all that follow:
+    # which of them is which, only shapes tell.
+    exact = bool(mine and theirs) and likeness(mine[0], theirs[0]) == 2
+    scored: list[tuple[int, bool, Kind]] = []
+    if (score := permuted(mine, theirs, least)) is not None:
+        scored.append((score, longer == 0, Kind.WRONG_ORDER))
+    for k in (1, 2, 3):
+        if len(theirs) > k and (score := support(mine, theirs[k:], least, exact)):
+            scored.append((score, longer == -k, Kind.MISSING_RANK))
+        if len(mine) > k and (score := support(mine[k:], theirs, least, exact)):
+            scored.append((score, longer == k, Kind.EXTRA_COLLECTIVE))
+    if least < 2:
+        score = support(mine[1:], theirs[1:], least, exact=False) or 0
+        same_line = bool(mine and theirs) and mine[0].site is not None and mine[0].site == theirs[0].site
+        scored.append((score + same_line, longer == 0, Kind.OP_MISMATCH))
+    scored.sort(key=lambda s: (-s[0], not s[1]))
+    return [(score, kind) for score, _, kind in scored]
+
+
+def earlier_shift(log: GroupLog, rank: int, witness: int, seq: int) -> tuple[int, int, Kind] | None:
+    """A call before number *seq* that *rank* left out or added: since then calls from different lines met that happen
+    to fit, until those of *seq* did not. How many calls from *seq* on bear it out, its number, and its kind."""
+    first = seq
+    while first > max(1, seq - HORIZON) and _lines_differ(log, rank, witness, first - 1):
+        first -= 1
+    candidates: list[tuple[int, int, int, Kind]] = []
+    alike = 0  # before the shift
+    for start in range(first, seq):
+        mine, theirs = calls_from(log, rank, start), calls_from(log, witness, start)
+        for kind, own, other in (
+            (Kind.MISSING_RANK, mine, ahead_of(log, witness, start)[1:]),
+            (Kind.EXTRA_COLLECTIVE, ahead_of(log, rank, start)[1:], theirs),
+        ):
+            fits = support(own, other, 1, exact=False)
+            score = min(len(own), len(other), HORIZON) - (seq - start - 1)
+            if fits is not None and score >= 2:
+                candidates.append((alike + fits, score, start, kind))
+        alike += likeness(mine[0], theirs[0])
+    if not candidates:
+        return None
+    _, score, start, kind = max(candidates, key=lambda c: (c[0], -c[2]))
+    return score, start, kind
+
+
+def _lines_differ(log: GroupLog, rank: int, witness: int, seq: int) -> bool:
+    met = log.meetings.get(seq, {})
+    return rank in met and witness in met and met[rank].way != met[witness].way
+
+
+def calls_from(log: GroupLog, rank: int, seq: int) -> list[CallRecord]:
+    """The rank's calls on this group from *seq* on, as far as they are worth a look. What it calls after strict has
+    refused one of them is no part of the program's plan."""
+    calls = log.calls.get(rank, [])
+    start = next((i for i, r in enumerate(calls) if r.seq >= seq), len(calls))
+    ahead = calls[start : start + 3 * HORIZON]
+    return ahead[: next((i for i, call in enumerate(ahead) if was_refused(call)), len(ahead)) + 1]
+
+
+def ahead_of(log: GroupLog, rank: int, seq: int) -> list[CallRecord]:
+    """The rank's calls from *seq* on, continued with what followed this call in its past."""
+    ahead = calls_from(log, rank, seq)
+    past = [r for r in log.calls.get(rank, ()) if r.seq < seq]
+    if not ahead or not past:
+        return ahead
+    tail = ahead[-1]
+    whole = past + ahead
+    best, best_context = None, 0
+    for at in range(len(past) - 2, max(-1, len(past) - 513), -1):
+        if likeness(whole[at], tail) < 2:
+            continue
+        context = 1
+        while context < 16 and at - context >= 0 and likeness(whole[at - context], whole[-1 - context]) == 2:
+            context += 1
+        if context > best_context:
+            best, best_context = at, context
+    if best is not None:
+        ahead = ahead + whole[best + 1 : best + 1 + HORIZON]
+    return ahead
+
+
+def threads_raced(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], *, by_site: bool) -> bool:
+    """Each thread kept its own order of calls; only how they interleave differs."""
+    size = min(len(mine), len(theirs), HORIZON)
+    threads = sorted({r.thread for r in mine[:size]})
+
+    def calls(records: Sequence[CallRecord], thread: str) -> list[Hashable]:
+        return [r.site if by_site else signature(r) for r in records[:size] if r.thread == thread]
+
+    return len(threads) > 1 and all(calls(mine, t) == calls(theirs, t) for t in threads)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from distsim.debug.divergence.divergence import Divergence
-from distsim.debug.divergence.realign import calls_from, support
+from distsim.debug.divergence.divergence import Divergence, calls_from, support
 from distsim.debug.matching.index import EvidenceIndex, GroupLog
-from distsim.debug.messages.phrases import place, ranks_text
+from distsim.debug.messages import place, ranks_text
 from distsim.debug.records import CallRecord
 from distsim.debug.records.kinds import Kind
 

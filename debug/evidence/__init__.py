@@ -8,15 +8,12 @@ from __future__ import annotations
 
 __all__ = [
     "call_records",
-    "forked_calls",
     "from_dumps",
     "guard_findings",
     "guard_flags",
-    "plain_pickle",
     "processes",
     "procfs",
     "rank_state",
     "stack_capture",
-    "typed",
     "watched_source",
 ]

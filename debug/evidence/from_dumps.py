@@ -1,29 +1,34 @@
 """PyTorch Flight Recorder dumps (version 2.x, pickle or JSON) as Evidence.
 
-A pickle is read by an unpickler that knows plain data only (plain_pickle.py), so reading executes nothing.
 The rank is only in the file's name. Gloo's dumps say nothing of their groups' members and leave the
 state at `scheduled`: the members are taken from the dumps that mention the group, the end from `retired`.
+
+A pickle may come from anybody, so it is read by an unpickler of plain data (containers, numbers, strings) that executes
+nothing. Python's C unpickler, even one that finds no classes, does what ten bytes ask of it: a memo of 32 GiB, the hash
+of a tuple nested a million deep (a crash) or shared forty times over (for ever). Its Python twin keeps the memo in a
+dictionary and reads no more than there is; here it knows the opcodes of plain data only, and takes strings and numbers
+alone as keys.
 """
 
 from __future__ import annotations
 
+import io
 import pickle
 import re
-from collections.abc import Collection, Mapping, Sequence
+import struct
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distsim.debug.evidence import plain_pickle
 from distsim.debug.evidence.rank_state import sources
-from distsim.debug.evidence.typed import MOST_RANKS, rank_list, text, whole, wholes, wrong
-from distsim.debug.messages.phrases import ranks_text
+from distsim.debug.messages import ranks_text
 from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, State
 from distsim.debug.records.frames import Frame, program_frames
 from distsim.errors import UsageError
-from distsim.text.untrusted_input import load_json, read_bytes
+from distsim.text.untrusted_input import MOST_RANKS, load_json, rank_list, read_bytes, text, whole, wholes, wrong
 
-__all__ = ["Dump", "dump_evidence", "named_rank", "read_dump"]
+__all__ = ["Dump", "dump_evidence", "loads", "named_rank", "read_dump"]
 
 OPERATIONS = {
     "_all_gather_base": "all_gather_into_tensor",
@@ -59,6 +64,15 @@ MOST_BYTES = 256 << 20
 """Of a dump: a hundred times as much as the recorder's default of 2,000 entries takes."""
 MOST_ENTRIES = 1 << 20
 MOST_FRAMES = 1024
+_PLAIN = """
+    PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE INT LONG FLOAT BININT BININT1 BININT2 BINFLOAT LONG1 LONG4
+    STRING UNICODE SHORT_BINUNICODE BINUNICODE BINUNICODE8 SHORT_BINBYTES BINBYTES BINBYTES8
+    EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST LIST APPEND APPENDS EMPTY_DICT DICT SETITEM SETITEMS
+    PUT BINPUT LONG_BINPUT MEMOIZE GET BINGET LONG_BINGET
+""".split()  # noqa: SIM905
+_LOADS_CODE = {pickle.GLOBAL[0], pickle.STACK_GLOBAL[0], pickle.INST[0]}
+_FROM_OUTSIDE = {pickle.PERSID[0], pickle.BINPERSID[0]}
+_KEYS = {str, int, float, bool, bytes}
 
 
 @dataclass
@@ -121,7 +135,7 @@ def _load(path: Path, data: bytes) -> Any:
         except ValueError as error:
             raise UsageError(f"{path.name}: broken JSON ({error})") from None
     try:
-        return plain_pickle.loads(data)
+        return loads(data)
     except pickle.UnpicklingError as error:
         raise UsageError(f"{path.name}: neither a pickle of plain data nor JSON ({error})") from None
 
@@ -288,3 +302,56 @@ def _state(entry: Mapping[str, Any]) -> State:
     if state == "completed" or entry.get("retired"):
         return State.COMPLETED
     return State.STARTED if state == "started" else State.ISSUED
+
+
+def loads(data: bytes) -> Any:
+    """The value that *data* holds; `pickle.UnpicklingError` for what is broken or no plain data."""
+    try:
+        return _Reader(io.BytesIO(data), encoding="latin-1").load()
+    except (EOFError, IndexError, struct.error):
+        raise pickle.UnpicklingError("it ends in the middle, or takes what it has not put there") from None
+    except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+        raise pickle.UnpicklingError(str(error)) from None
+
+
+class _Opcodes(dict[int, Callable[[Any], None]]):
+    """How to load each opcode; an error for all others."""
+
+    def __missing__(self, op: int) -> Callable[[Any], None]:
+        if op in _LOADS_CODE:
+            raise pickle.UnpicklingError("it wants to load code, which no dump needs")
+        if op in _FROM_OUTSIDE:
+            raise pickle.UnpicklingError("it wants an object from outside, which no dump needs")
+        raise pickle.UnpicklingError(f"opcode {op:#04x} is not one of plain data")
+
+
+class _Reader(pickle._Unpickler):
+    """Python's own, with fewer opcodes and without keys that have to be hashed piece by piece."""
+
+    stack: list[Any]
+    dispatch = _Opcodes({op: pickle._Unpickler.dispatch[op] for name in _PLAIN for op in getattr(pickle, name)})
+
+    def load_dict(self) -> None:
+        items = self.pop_mark()  # type: ignore[attr-defined]
+        self.stack.append({})
+        self._set(items)
+
+    def load_setitem(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._set([key, value])
+
+    def load_setitems(self) -> None:
+        self._set(self.pop_mark())  # type: ignore[attr-defined]
+
+    def _set(self, items: list[Any]) -> None:
+        target, keys = self.stack[-1], items[::2]
+        if type(target) is not dict:
+            raise pickle.UnpicklingError("something is put under a key of what is no dictionary")
+        for key in keys:
+            if type(key) not in _KEYS:
+                raise pickle.UnpicklingError(f"a key of type {type(key).__name__}")
+        target.update(zip(keys, items[1::2], strict=True))
+
+    dispatch[pickle.DICT[0]] = load_dict
+    dispatch[pickle.SETITEM[0]] = load_setitem
+    dispatch[pickle.SETITEMS[0]] = load_setitems

@@ -1,14 +1,42 @@
-"""What a guard says of a call it saw go wrong, in a real job and in a simulated one: a call in, a finding out."""
+"""What a guard says of a call that it saw go wrong, in a real job and in a simulated one: a call in, a finding out.
+
+Two findings need more than one call. Handles that nobody waited for are counted at a job's end. A forked child of a
+rank (a data loader's worker, say) that calls a collective leaves a note beside the rank's ring,
+`forked.RANK.aATTEMPT.JOB.PID.json`: a process group's threads and connections do not survive a fork, so the call never
+ends.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from distsim.debug.messages.phrases import place
-from distsim.debug.records import CallRecord, Finding, Site
+from distsim.debug.messages import are, place, ranks_text
+from distsim.debug.records import CallRecord, Evidence, Finding, Phase, Site
+from distsim.debug.records.call_log import LEAST_KEPT
 from distsim.debug.records.kinds import Kind
+from distsim.debug.rings.files import write_private
+from distsim.debug.rings.reader import RingReader
+from distsim.text.untrusted_input import load_json, printable, read_bytes, text, whole
 
-__all__ = ["aliased", "corrupted", "dropped", "modified", "nan", "race", "raced_by_kernel"]
+__all__ = [
+    "aliased",
+    "corrupted",
+    "count_notes",
+    "dropped",
+    "forked_call",
+    "forked_calls",
+    "modified",
+    "nan",
+    "race",
+    "raced_by_kernel",
+    "unwaited",
+    "write_note",
+]
+
+PATTERN = "forked.*.json"
 
 
 def nan(call: CallRecord) -> Finding:
@@ -107,3 +135,89 @@ def _finding(kind: Kind, call: CallRecord, text: str, suggestion: str) -> Findin
         at_s=call.issued_s,
         suggestion=suggestion,
     )
+
+
+def write_note(directory: Path, ring: str, pid: int, op: str, stack: Sequence[Site]) -> None:
+    """Note that process *pid*, a forked child of the rank that writes the ring named *ring*, has called *op*."""
+    content = {"ring": ring, "pid": pid, "op": op, "stack": [site.to_json() for site in stack]}
+    write_private(directory / f"forked.{Path(ring).stem}.{pid}.json", json.dumps(content))
+
+
+def count_notes(directory: Path) -> int:
+    """How many children have left one."""
+    return sum(1 for _ in directory.glob(PATTERN))
+
+
+def forked_calls(readers: Iterable[RingReader]) -> list[Finding]:
+    """A finding for each rank and line."""
+    by_ring = {reader.path.name: reader for reader in readers}
+    found: dict[tuple[int, str, Site | None], Finding] = {}
+    for directory in sorted({reader.path.parent for reader in by_ring.values()}):
+        for path in sorted(directory.glob(PATTERN)):
+            try:
+                note = load_json(read_bytes(path, 1 << 16))
+                reader = by_ring.get(text(note["ring"], "ring"))
+                op, pid = printable(text(note["op"], "op", 80)), whole(note["pid"], "pid")
+                stack = [Site.from_json(frame) for frame in note["stack"]]
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+            if reader is not None:
+                rank, site = reader.number, stack[0] if stack else None
+                found.setdefault((rank, op, site), forked_call((rank,), op, site, pid))
+    return list(found.values())
+
+
+def forked_call(ranks: Sequence[int], op: str, site: Site | None, pid: int | None = None) -> Finding:
+    """What is said of it, on a real job and in a simulation."""
+    process = "" if pid is None else f" (pid {pid})"
+    return Finding(
+        Kind.HOST_STUCK,
+        tuple(ranks),
+        f"a forked child process{process}, such as a data loader's worker, called {op} at {place(site)} on a process "
+        "group of its parent: the group's threads and connections do not survive a fork, so this call never ends",
+        site=site,
+        suggestion=f"Make the call at {place(site)} in the rank's own process, before or after the loader, and give "
+        "the workers its result; or load with num_workers=0.",
+    )
+
+
+def unwaited(evidence: Evidence, *, written_out: bool = False) -> list[Finding]:
+    """One finding for each line that left handles behind on ranks that have ended; with *written_out* only
+    lines that name the call: torch's own (DDP's, FSDP's) keep handles that a guard does not see waited for.
+
+    Only for evidence whose `CallRecord.waited` is kept (a Flight Recorder dump does not tell).
+    The results of such a call may be read before they are there, and its errors are never seen.
+    """
+    lines: dict[tuple[str, Site | None], list[CallRecord]] = {}
+    for rank, records in sorted(evidence.records.items()):
+        state = evidence.ranks.get(rank)
+        if state is None or state.phase not in (Phase.FINISHED, Phase.EXITED):
+            continue
+        for record in records:
+            if record.remote is not None or record.rejected:
+                continue  # who sends an order need not wait for its end; a refused call has no handle
+            if record.is_async and not record.waited and not (written_out and not _named(record, evidence)):
+                lines.setdefault((record.op, record.site), []).append(record)
+    found = []
+    for (op, site), left in lines.items():
+        ranks = tuple(sorted({record.rank for record in left}))
+        each = sum(record.rank == ranks[0] for record in left)
+        least = "at least " if each >= LEAST_KEPT and ranks[0] in evidence.cut else ""  # only the newest are on record
+        calls = f"{least}{each} {op} call{'s' if each != 1 else ''}"
+        found.append(
+            Finding(
+                Kind.ASYNC_NEVER_WAITED,
+                ranks,
+                f"{ranks_text(ranks)} {are(ranks, 'has', 'each have')} {calls} that nobody waited for",
+                group=left[0].group,
+                call=left[-1],
+                site=site,
+            )
+        )
+    return found
+
+
+def _named(record: CallRecord, evidence: Evidence) -> bool:
+    lines = evidence.sources.get(record.site.file, "").splitlines() if record.site is not None else []
+    text = lines[record.site.line - 1] if record.site is not None and record.site.line <= len(lines) else ""
+    return any(word in text for word in (record.op, f"i{record.op}", "async_op"))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from distsim.debug.evidence import guard_findings as seen
-from distsim.debug.evidence.forked_calls import forked_calls
+from distsim.debug.evidence.guard_findings import forked_calls
 from distsim.debug.evidence.rank_state import wall_offsets
 from distsim.debug.records import CallRecord, Evidence, Finding
 from distsim.debug.records.kinds import Kind

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from distsim.debug.evidence.typed import MOST_RANKS, text, whole, wholes
 from distsim.debug.rings.reader import RingReader
 from distsim.debug.rings.world import Process, World, WorldKind
+from distsim.text.untrusted_input import MOST_RANKS, text, whole, wholes
 
 __all__ = ["Key", "Numbering", "number_processes", "number_readers"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from distsim.debug.records import Site
 from distsim.debug.records.frames import Owner, absolute, is_ours, owner, program_frames, shown
 from distsim.debug.rings import layout as rings
-from distsim.debug.rings.jobdir import stack_path
+from distsim.debug.rings.files import stack_path
 from distsim.debug.rings.reader import RingReader
 from distsim.text.untrusted_input import open_regular
 

@@ -21,9 +21,9 @@ from importlib.machinery import SourceFileLoader
 from types import CodeType
 from typing import Protocol
 
-from distsim.debug.messages.error_text import last_line
 from distsim.debug.records import Caught, Site
 from distsim.debug.records.frames import Owner, owner, shown
+from distsim.text.tracebacks import last_line
 
 __all__ = ["CaughtLog", "Change", "caught_here", "compiled", "report_to", "watch_imports"]
 

@@ -1,22 +1,30 @@
 """Do the calls of one meeting agree? Pure comparisons of records, one aspect at a time.
 
-A meeting is what the members of a group bring to one sequence number. The majority is right
-until other evidence says more: the culprits are the ranks that differ from it.
+A meeting is what the members of a group bring to one sequence number. The majority is right, else the side of the
+lowest rank, until other evidence says more: the culprits are the ranks that differ from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from distsim.debug.matching.aspect import Found, differ, payload_text, texts
-from distsim.debug.matching.sizes import sizes
 from distsim.debug.records import CallRecord, Group
 from distsim.debug.records.arguments import FIELDS
 from distsim.debug.records.kinds import Kind
 
-__all__ = ["Mismatch", "check_meeting", "check_pair", "itemsize", "payload_text", "same_call"]
+__all__ = [
+    "Mismatch",
+    "Vote",
+    "check_meeting",
+    "check_pair",
+    "itemsize",
+    "majority",
+    "payload_text",
+    "same_call",
+    "split_conflicts",
+]
 
 ROOTED = frozenset(op for op, fields in FIELDS.items() if fields.rooted)
 BY_LISTS = frozenset(op for op, fields in FIELDS.items() if fields.pairwise)
@@ -34,6 +42,10 @@ _ITEMSIZE = {
     "complex128": 16,
 }
 """Bytes an element, by torch's dtype names."""
+Shape = tuple[int, ...]
+
+Difference = tuple[Kind, "Vote", Mapping[int, str]]
+"""An aspect that differs: its kind, who differs, and what each rank says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +119,9 @@ def check_meeting(
     )
 
 
-def _first_difference(ordered: Sequence[CallRecord], histories: Mapping[int, Sequence[CallRecord]]) -> Found | None:
+def _first_difference(
+    ordered: Sequence[CallRecord], histories: Mapping[int, Sequence[CallRecord]]
+) -> Difference | None:
     ops = {r.rank: r.op for r in ordered}
     if found := differ(Kind.OP_MISMATCH, ordered, ops, ops, histories):
         return found
@@ -195,3 +209,266 @@ def same_call(a: CallRecord, b: CallRecord) -> bool:
         and a.output_splits == b.output_splits
         and a.new_ranks == b.new_ranks
     )
+
+
+def sizes(op: str, ordered: Sequence[CallRecord], histories: Mapping[int, Sequence[CallRecord]]) -> Difference | None:
+    if op in ("all_to_all", "all_to_all_single"):
+        return _all_to_all(ordered)
+    if op == "scatter":
+        return _lists(ordered, lists_of="input", items_of="output")
+    if op == "gather":
+        return _lists(ordered, lists_of="output", items_of="input")
+    if op == "all_gather":
+        return _lists(ordered, lists_of="output", items_of="input")
+    lists = op == "reduce_scatter" and any(len(r.input_shapes) > 1 for r in ordered)
+    if lists and (found := _lists(ordered, lists_of="input", items_of="output")):
+        return found
+    values: dict[int, Hashable] = {}
+    for record in ordered:
+        shapes = record.input_shapes or record.output_shapes
+        if op == "broadcast":  # only the number of elements matters
+            values[record.rank] = tuple(prod(s) for s in shapes)
+        else:
+            values[record.rank] = tuple(tuple(n for n in s if n != 1) for s in shapes)
+    if found := differ(Kind.SHAPE_MISMATCH, ordered, values, texts(ordered), histories):
+        return found
+    return None
+
+
+def _lists(ordered: Sequence[CallRecord], lists_of: str, items_of: str) -> Difference | None:
+    """Item j of a rank's tensor list must be as large as the tensor of group rank j."""
+
+    def lists(record: CallRecord) -> tuple[Shape, ...]:
+        return record.input_shapes if lists_of == "input" else record.output_shapes
+
+    def item(record: CallRecord) -> Shape | None:
+        shapes = record.output_shapes if items_of == "output" else record.input_shapes
+        return shapes[0] if len(shapes) == 1 else None
+
+    group = ordered[0].group.ranks
+    by_rank = {r.rank: r for r in ordered}
+    items = [item(by_rank[rank]) if rank in by_rank else None for rank in group]
+    wanted = tuple(items)
+    holders = [r for r in ordered if len(lists(r)) == len(group)]
+    if holders and all(lists(r) == wanted for r in holders):
+        return None
+    conflicts: list[tuple[int, int]] = []
+    for j, (other, at) in enumerate(zip(group, items, strict=True)):
+        if at is None:
+            continue
+        against = [r.rank for r in holders if lists(r)[j] is not at and prod(lists(r)[j]) != prod(at)]
+        agree = len(holders) - len(against)
+        if agree > len(against):  # most lists bear the item out: those that do not are wrong
+            conflicts += [(holder, holder) for holder in against]
+        elif agree < len(against) and len(holders) > 1:
+            conflicts.append((other, other))
+        else:
+            conflicts += [(holder, other) for holder in against]
+    if holders:
+        if not conflicts:
+            return None
+        rooted = ordered[0].root
+        vote = blame_conflicts(tuple(by_rank), conflicts, innocent=rooted if len(holders) == 1 else None)
+        return Kind.SHAPE_MISMATCH, vote, texts(ordered)
+    values: dict[int, Hashable] = {r.rank: prod(at) for r in ordered if (at := item(r)) is not None}
+    return differ(Kind.SHAPE_MISMATCH, ordered, values, texts(ordered), {})
+
+
+def _all_to_all(ordered: Sequence[CallRecord]) -> Difference | None:
+    """What i sends to j is what j expects from i: rank i's input split j == rank j's output split i."""
+    conflicts = split_conflicts(ordered)
+    if not conflicts:
+        return None
+    says = {r.rank: f"sends {_brief(r.input_splits)}, expects {_brief(r.output_splits)}" for r in ordered}
+    given = any(r.input_splits or r.output_splits for r in ordered)
+    kind = Kind.SPLITS_MISMATCH if given else Kind.SHAPE_MISMATCH
+    if not given:
+        says = texts(ordered)
+    pairs = [(c.sender, c.receiver) for c in conflicts]
+    return kind, blame_conflicts(tuple(r.rank for r in ordered), pairs, odd=_irregular(ordered)), says
+
+
+@dataclass(frozen=True, slots=True)
+class SplitConflict:
+    """Two ranks that do not agree about what one sends to the other, in elements."""
+
+    sender: int
+    receiver: int
+    sent: int
+    expected: int
+
+
+def split_conflicts(ordered: Sequence[CallRecord]) -> list[SplitConflict]:
+    """The pairs of an all_to_all that contradict each other, by sender and receiver."""
+    group = ordered[0].group.ranks
+    sends = {r.rank: s for r in ordered if (s := _splits(r, len(group), r.input_splits, r.input_shapes)) is not None}
+    takes = {r.rank: s for r in ordered if (s := _splits(r, len(group), r.output_splits, r.output_shapes)) is not None}
+    if sends.keys() == takes.keys() == set(group):  # all there: compare whole columns at once
+        columns = zip(*(sends[rank] for rank in group), strict=True)
+        if all(column == takes[rank] for rank, column in zip(group, columns, strict=True)):
+            return []
+    return [
+        SplitConflict(a, b, sends[a][j], takes[b][i])
+        for i, a in enumerate(group)
+        if a in sends
+        for j, b in enumerate(group)
+        if b in takes and sends[a][j] != takes[b][i]
+    ]
+
+
+def _brief(splits: tuple[int, ...] | None, most: int = 8) -> str:
+    if not splits:
+        return "equal shares"
+    return f"[{', '.join(map(str, splits[:most]))}{', ...' if len(splits) > most else ''}]"
+
+
+def _irregular(ordered: Sequence[CallRecord]) -> frozenset[int]:
+    """Where most ranks split alike: those that do not."""
+    alike: dict[Hashable, list[int]] = {}
+    for r in ordered:
+        alike.setdefault((r.input_shapes, r.input_splits, r.output_shapes, r.output_splits), []).append(r.rank)
+    most = max(alike.values(), key=len)
+    if len(most) * 2 <= len(ordered):
+        return frozenset()
+    return frozenset(r.rank for r in ordered if r.rank not in most)
+
+
+def _splits(
+    record: CallRecord, num_ranks: int, splits: tuple[int, ...] | None, shapes: tuple[Shape, ...]
+) -> tuple[int, ...] | None:
+    """Elements for (or from) each group rank; None where the record does not tell."""
+    if not num_ranks:
+        return None
+    if record.op == "all_to_all":
+        return tuple(prod(s) for s in shapes) if len(shapes) == num_ranks else None
+    if len(shapes) != 1:
+        return tuple(splits) if splits and len(splits) == num_ranks else None
+    rows, row = (shapes[0][0], prod(shapes[0][1:])) if shapes[0] else (1, 1)
+    if not splits:
+        return (rows // num_ranks * row,) * num_ranks if rows % num_ranks == 0 else None
+    return tuple(n * row for n in splits) if len(splits) == num_ranks else None
+
+
+def differ(
+    kind: Kind,
+    ordered: Sequence[CallRecord],
+    values: Mapping[int, Hashable],
+    says: Mapping[int, str],
+    histories: Mapping[int, Sequence[CallRecord]],
+) -> Difference | None:
+    if len(set(values.values())) < 2:
+        return None
+    vote = majority(values)
+    if vote.tie and histories:
+        vote = _settle(vote, kind, ordered, histories)
+    return kind, vote, says
+
+
+_ASPECT: dict[Kind, Callable[[CallRecord], Hashable]] = {
+    Kind.OP_MISMATCH: lambda r: r.op,
+    Kind.ROOT_MISMATCH: lambda r: r.root,
+    Kind.SHAPE_MISMATCH: lambda r: (r.input_shapes, r.output_shapes),
+    Kind.SPLITS_MISMATCH: lambda r: (r.input_splits, r.output_splits),
+    Kind.DTYPE_MISMATCH: lambda r: r.dtypes,
+    Kind.REDUCE_OP_MISMATCH: lambda r: r.reduce_op,
+    Kind.GROUP_CREATION_ORDER: lambda r: r.new_ranks,
+}
+
+
+def _settle(
+    vote: Vote, kind: Kind, ordered: Sequence[CallRecord], histories: Mapping[int, Sequence[CallRecord]]
+) -> Vote:
+    """A tie: blame the ranks that left their own habit at this line, if the others kept theirs."""
+    aspect = _ASPECT[kind]
+    strayed: list[int] = []
+    for record in ordered:
+        past = [
+            aspect(p)
+            for p in histories.get(record.rank, ())
+            if p is not record
+            and p.index < record.index
+            and p.site == record.site
+            and p.group.ranks == record.group.ranks
+        ]
+        if past and aspect(record) not in past:
+            strayed.append(record.rank)
+    everyone = tuple(r.rank for r in ordered)
+    if not strayed or len(strayed) == len(everyone):
+        return vote
+    return Vote(tuple(r for r in everyone if r not in strayed), tuple(strayed), tie=False)
+
+
+def payload_text(record: CallRecord) -> str:
+    """`float32[4,8]`; lists are cut after three tensors."""
+    shapes = record.input_shapes or record.output_shapes
+    dtype = record.dtypes[0] if record.dtypes else ""
+    if not shapes:
+        return dtype or (f"{record.nbytes} B" if record.nbytes else "no tensor")
+    texts = [f"{dtype}[{','.join(map(str, s))}]" for s in shapes[:3]]
+    more = f", ... {len(shapes)} in all" if len(shapes) > 3 else ""
+    return ", ".join(texts) + more
+
+
+def texts(ordered: Sequence[CallRecord]) -> dict[int, str]:
+    return {r.rank: payload_text(r) for r in ordered}
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """Ranks that agree, ranks that do not, and whether that was decided by numbers at all."""
+
+    reference: tuple[int, ...]
+    culprits: tuple[int, ...]
+    tie: bool
+
+
+def majority(values: Mapping[int, Hashable]) -> Vote:
+    """The largest side is the reference. *values* are in group-rank order.
+
+    Two sides of equal size are a tie: the one with the lowest group rank is the reference then,
+    and `Vote.tie` says that nothing but convention decided.
+    """
+    sides: dict[Hashable, list[int]] = {}
+    for rank, value in values.items():
+        sides.setdefault(value, []).append(rank)
+    largest = max(len(side) for side in sides.values())
+    leaders = [value for value, side in sides.items() if len(side) == largest]
+    reference = sides[leaders[0]]
+    culprits = tuple(sorted(rank for value, side in sides.items() if value != leaders[0] for rank in side))
+    return Vote(tuple(reference), culprits, tie=len(leaders) > 1)
+
+
+def blame_conflicts(
+    ranks: Sequence[int],
+    conflicts: Sequence[tuple[int, int]],
+    innocent: int | None = None,
+    odd: Collection[int] = (),
+) -> Vote:
+    """The fewest ranks whose removal leaves no two that contradict each other (greedily).
+
+    Of two that contradict each other equally often, the *odd* one is blamed.
+
+    A rank that contradicts itself is always one of them. *innocent* (a root whose list is the
+    reference) is blamed only if it contradicts at least half of the others.
+    """
+    left = list(dict.fromkeys(conflicts))
+    culprits: list[int] = []
+    tie = False
+    while left:
+        counts = dict.fromkeys(ranks, 0)
+        for a, b in left:
+            counts[a] += 1
+            if a != b:
+                counts[b] += 1
+            else:
+                counts[a] += len(ranks)
+        if innocent is not None and counts.get(innocent, 0) * 2 <= len(ranks):
+            counts[innocent] = 0
+        most = max(counts.values())
+        leaders = [rank for rank in ranks if counts[rank] == most]
+        leaders = [rank for rank in leaders if rank in odd] or leaders
+        tie = tie or any(a != b and a in leaders and b in leaders for a, b in left)
+        worst = leaders[-1]
+        culprits.append(worst)
+        left = [pair for pair in left if worst not in pair]
+    return Vote(tuple(r for r in ranks if r not in culprits), tuple(sorted(culprits)), tie)

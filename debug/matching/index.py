@@ -10,7 +10,7 @@ from itertools import pairwise
 from distsim.debug.matching.remote_calls import RemoteCalls
 from distsim.debug.matching.secondary_errors import aftermath, lost_in, unrelated
 from distsim.debug.records import P2P, CallRecord, CallWait, Evidence, Group, Phase, RankState, State, Wait
-from distsim.debug.records.remote import REMOTE_CALLS, SERVE
+from distsim.debug.records.call import REMOTE_CALLS, SERVE
 
 __all__ = ["DEAD", "EvidenceIndex", "GroupLog", "Pairing"]
 

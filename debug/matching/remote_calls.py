@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from distsim.debug.records import CallRecord
-from distsim.debug.records.remote import SERVE
+from distsim.debug.records.call import SERVE
 
 __all__ = ["Actor", "Answer", "RemoteCalls", "agent", "anyone", "rank_of", "serving"]
 

@@ -19,33 +19,26 @@ from pathlib import Path
 from typing import Any
 
 from distsim.debug.diagnosis.diagnose import diagnose
-from distsim.debug.diagnosis.pairs.suspected_messages import with_messages
+from distsim.debug.diagnosis.point_to_point import with_messages
 from distsim.debug.diagnosis.stragglers import as_findings
-from distsim.debug.diagnosis.waits.idle import IDLE_S
-from distsim.debug.diagnosis.waits.proof import Proof
-from distsim.debug.diagnosis.waits.unwaited import unwaited
+from distsim.debug.diagnosis.waits.standstill import IDLE_S
+from distsim.debug.evidence.guard_findings import unwaited
 from distsim.debug.evidence.guard_flags import findings
 from distsim.debug.evidence.procfs import look
 from distsim.debug.evidence.rank_state import build_evidence, origin_of, settle_stuck
 from distsim.debug.evidence.stack_capture import as_text, collect
-from distsim.debug.matching.comparer import GroupKey, Suspicion
-from distsim.debug.matching.message_comparer import PAIR, world_of
-from distsim.debug.monitor.ends.abort import end_ranks
-from distsim.debug.monitor.ends.moving import among_moving, without_guesses
-from distsim.debug.monitor.ends.orphans import Orphans
+from distsim.debug.matching.comparer import PAIR, GroupKey, Suspicion, Suspicions, world_of
+from distsim.debug.monitor.ends import Orphans, among_moving, end_ranks, without_guesses
 from distsim.debug.monitor.host import Host
-from distsim.debug.monitor.peers.part import PeerSession
+from distsim.debug.monitor.peers import PeerSession
 from distsim.debug.monitor.straggler_watch import Pace, recent_stragglers
-from distsim.debug.monitor.suspicions import Suspicions
 from distsim.debug.records import Evidence, Phase
-from distsim.debug.records.diagnosis import Diagnosis
-from distsim.debug.records.kinds import Kind
-from distsim.debug.records.report_json import diagnoses_from_json, diagnoses_to_json
+from distsim.debug.records.diagnosis import Diagnosis, diagnoses_from_json, diagnoses_to_json
+from distsim.debug.records.kinds import Kind, Proof
 from distsim.debug.report.events import Events
 from distsim.debug.report.news import left_alone, news_key, report_files, save_report, say, show, still, went_on
 from distsim.debug.report.rank_states import MARKER, where_ranks_were
-from distsim.debug.rings.jobdir import default_bases, verdict_path
-from distsim.debug.rings.private import create_private, write_private
+from distsim.debug.rings.files import create_private, default_bases, verdict_path, write_private
 from distsim.debug.settings import Level, OnHang, Settings, Silent
 from distsim.text.untrusted_input import printable
 
@@ -496,7 +489,7 @@ class Monitor:
         """Where the ranks are at an interrupt, with their stacks: printed once, and kept for `distsim diagnose`."""
         if self.places or not self.host.readers:
             return
-        from distsim.debug.report.lines import Line
+        from distsim.debug.report.console import Line
         from distsim.debug.report.render import stack_lines, stack_of
 
         evidence = self.look(stacks=True)
@@ -588,9 +581,10 @@ class Monitor:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def _search_silent(self) -> list[dict[str, Any]] | None:
-        from distsim.debug.monitor.silent_search import search_silent  # numpy: not for every job
+        from distsim.debug.report.silent import search_silent
 
-        return search_silent(self.host, self.settings, self._say)
+        rings = {rank: reader.path for rank, reader in self.host.readers.items()}
+        return search_silent(rings, self.host.world_size, self.settings.silent_patterns, self._say)
 
     def _ours(self) -> bool:
         """A folder that we chose, in memory: nobody would look there for a healthy job's rings."""

@@ -18,7 +18,7 @@ from typing import IO
 
 from distsim.debug.monitor.start import importable
 from distsim.debug.monitor.steady import Steady
-from distsim.debug.rings.private import create_private
+from distsim.debug.rings.files import create_private
 from distsim.debug.settings import Settings
 
 __all__ = ["Series", "watch_series"]

@@ -1,4 +1,7 @@
-"""Starting the monitor process of a host: once, from whichever rank of the host comes first."""
+"""Starting the monitor process of a host, once, from whichever rank comes first; and having it look at once.
+
+A launcher asks for a look before it ends the peers of a failed rank, and all evidence with them.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,16 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-from distsim.debug.rings.private import create_private
+from distsim.debug.rings.files import create_private
 from distsim.debug.settings import Settings
 
-__all__ = ["gone_text", "importable", "start_monitor"]
+__all__ = ["VERDICT_WAIT_S", "ask", "gone_text", "importable", "start_monitor"]
+
+VERDICT_WAIT_S = 4.0
+"""How long a failed rank's peers are spared for the monitor's last look."""
 
 
 def start_monitor(
@@ -77,3 +84,15 @@ def importable(environment: dict[str, str], package: Path) -> dict[str, str]:
         paths.append(where)
     environment["PYTHONPATH"] = os.pathsep.join(paths)
     return environment
+
+
+def ask(directory: Path, job: str = "") -> None:
+    """Wait until the monitor over *directory* has looked, where there is one."""
+    if not (directory / f"monitor.{job}.lock").exists():
+        return
+    number = sum(1 for _ in directory.glob("ask.*"))
+    os.close(create_private(directory / f"ask.{number}"))
+    answer = directory / f"answer.{number}"
+    deadline = time.monotonic() + VERDICT_WAIT_S
+    while not answer.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)

@@ -7,7 +7,7 @@ import time
 import traceback
 
 from distsim.debug.monitor.loop import Monitor
-from distsim.debug.rings.private import append_private
+from distsim.debug.rings.files import append_private
 
 __all__ = ["MOST_FAULTS", "GaveUp", "Steady"]
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from distsim.debug.diagnosis.waits.proof import Proof, ends
-from distsim.debug.evidence.typed import MOST_RANKS, number, text, whole, wholes
 from distsim.debug.records import Group, Site
-from distsim.debug.records.kinds import INCONSISTENT, WARNINGS, Kind
+from distsim.debug.records.kinds import INCONSISTENT, WARNINGS, Kind, Proof, ends
+from distsim.text.untrusted_input import MOST_RANKS, number, text, whole, wholes
 
-__all__ = ["Call", "Diagnosis", "Stuck"]
+__all__ = ["SCHEMA", "Call", "Diagnosis", "Stuck", "diagnoses_from_json", "diagnoses_to_json", "exit_code"]
+
+SCHEMA = "distsim.report/1"
+"""Grows by new keys only; a key that changes its meaning makes it `/2`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class Diagnosis:
 
     @property
     def ends_job(self) -> bool:
-        """There is proof that the job cannot go on (`proof`): whoever asked for it may end it."""
+        """There is proof that the job cannot go on: whoever asked for it may end it."""
         return bool(self.exit_code) and ends(self.kind, self.proof, self.victims)
 
     @property
@@ -229,3 +231,22 @@ def _stuck(said: Mapping[str, Any]) -> Stuck:
         None if line is None else whole(line, "line"),
         text(said.get("group", ""), "group"),
     )
+
+
+def diagnoses_to_json(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
+    """`{"schema": ..., "diagnoses": [...]}`, ready for `json.dumps`; a healthy run has an empty list."""
+    return {"schema": SCHEMA, "diagnoses": [d.to_json() for d in diagnoses]}
+
+
+def diagnoses_from_json(report: Mapping[str, Any]) -> list[Diagnosis]:
+    """The diagnoses of a report of this schema."""
+    schema = report.get("schema")
+    if schema != SCHEMA:
+        got = repr(schema[:60]) if isinstance(schema, str) else type(schema).__name__
+        raise ValueError(f"expected schema {SCHEMA!r}, got {got}")
+    return [Diagnosis.from_json(d) for d in report["diagnoses"]]
+
+
+def exit_code(diagnoses: Sequence[Diagnosis]) -> int:
+    """The root cause's exit code; 0 where nothing but warnings is left."""
+    return next((code for d in diagnoses if (code := d.exit_code)), 0)

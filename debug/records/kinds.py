@@ -1,10 +1,21 @@
-"""The kinds of diagnosis, and what each means for the exit code."""
+"""The kinds of diagnosis: what each means for the exit code, and what proves it.
+
+An abort needs proof, not a guess. What can still go on by itself is a warning (`Proof.NOT_YET`): told at once,
+withdrawn when it went on, and of no weight in the exit code. Only what cannot ends a job: calls that met and contradict
+each other, a closed circle of waits, a rank that is gone and needed, patience (`Settings.hang_after_s`) that is over.
+
+How it is found (`waits.assess_proof`): ranks that may move by themselves (stopped, in a loop, waiting for a store or on
+the host, with another thread at large) are taken for moving until others have waited for them as long as patience
+lasts; who is stuck in the wait-for graph all the same can never go on. Where nothing moves by itself any
+more (a simulation, records of a dead job) `Evidence.hang_after_s` is None or 0, and everything is proven.
+"""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
 
-__all__ = ["INCONSISTENT", "WARNINGS", "Kind"]
+__all__ = ["END_A_JOB", "INCONSISTENT", "PROOFS", "WARNINGS", "Kind", "Proof", "ends", "until_when"]
 
 
 class Kind(enum.StrEnum):
@@ -79,3 +90,78 @@ INCONSISTENT = frozenset(
 
 WARNINGS = frozenset({Kind.STRAGGLER, Kind.ASYNC_NEVER_WAITED, Kind.ALIASED_OUTPUTS})
 """Worth saying, but the program goes on: no exit code of their own unless somebody is stuck."""
+
+
+class Proof(enum.Enum):
+    """Why the job cannot go on, or why it may."""
+
+    MET = "calls met that contradict each other"
+    CIRCLE = "ranks wait for each other in a closed circle"
+    GONE = "a rank that others need has ended"
+    PATIENCE = "others have waited for it as long as they were told to"
+    REFUSED = "strict raised at every rank before anything went out; the program may catch it"
+    SEEN = "a guard saw it happen; the job goes on all the same"
+    NOT_YET = "it may still go on by itself"
+    NOTHING = "worth saying, no more"
+
+
+END_A_JOB = frozenset({Proof.MET, Proof.CIRCLE, Proof.GONE, Proof.PATIENCE})
+
+PROOFS: dict[Kind, frozenset[Proof]] = {
+    Kind.HEALTHY: frozenset({Proof.NOTHING}),
+    # Who is absent has ended, waits for those who wait for it, or was waited for long enough; that calls were
+    # left out shows also where the next ones meet.
+    Kind.MISSING_RANK: frozenset({Proof.GONE, Proof.CIRCLE, Proof.PATIENCE, Proof.MET}),
+    Kind.EXTRA_COLLECTIVE: frozenset({Proof.GONE, Proof.CIRCLE, Proof.PATIENCE, Proof.MET}),
+    Kind.UNEVEN_ITERATIONS: frozenset({Proof.GONE, Proof.CIRCLE, Proof.PATIENCE, Proof.MET}),
+    Kind.GROUP_MISMATCH: frozenset({Proof.GONE, Proof.CIRCLE, Proof.PATIENCE, Proof.MET}),
+    Kind.GROUP_CREATION_ORDER: frozenset({Proof.GONE, Proof.CIRCLE, Proof.PATIENCE, Proof.MET}),
+    Kind.P2P_UNMATCHED: frozenset({Proof.GONE, Proof.CIRCLE, Proof.PATIENCE}),
+    # Two calls of one meeting, or the two ends of a message. Lines that were swapped between calls that fit
+    # each other are seen, and stop nobody. What strict did not let go out a program may catch.
+    Kind.WRONG_ORDER: frozenset({Proof.MET, Proof.SEEN, Proof.REFUSED}),
+    Kind.OP_MISMATCH: frozenset({Proof.MET, Proof.REFUSED}),
+    Kind.SHAPE_MISMATCH: frozenset({Proof.MET, Proof.REFUSED}),
+    Kind.DTYPE_MISMATCH: frozenset({Proof.MET, Proof.REFUSED}),
+    Kind.REDUCE_OP_MISMATCH: frozenset({Proof.MET, Proof.REFUSED}),
+    Kind.ROOT_MISMATCH: frozenset({Proof.MET, Proof.REFUSED}),
+    Kind.SPLITS_MISMATCH: frozenset({Proof.MET, Proof.REFUSED}),
+    Kind.P2P_SIZE_MISMATCH: frozenset({Proof.MET, Proof.REFUSED}),
+    Kind.DEADLOCK_CYCLE: frozenset({Proof.CIRCLE, Proof.PATIENCE}),
+    # The process is over. Where nobody needs it, that ends nothing: its launcher decides.
+    Kind.RANK_EXITED: frozenset({Proof.GONE}),
+    Kind.RANK_RAISED: frozenset({Proof.GONE, Proof.MET}),  # MET: what it calls on its way out
+    Kind.RANK_KILLED: frozenset({Proof.GONE}),
+    Kind.ASYNC_NEVER_WAITED: frozenset({Proof.GONE, Proof.NOTHING}),
+    # It lives, and may go on at any moment: a debugger, a container's pause, a long computation, a slow start.
+    Kind.NEVER_JOINED: frozenset({Proof.PATIENCE, Proof.GONE}),
+    Kind.PROCESS_FROZEN: frozenset({Proof.PATIENCE}),
+    Kind.HOST_STUCK: frozenset({Proof.PATIENCE, Proof.CIRCLE}),
+    Kind.NETWORK_FAULT: frozenset({Proof.PATIENCE, Proof.SEEN}),  # a host that does not answer may answer again
+    Kind.DDP_UNUSED_PARAMETER: frozenset({Proof.GONE, Proof.PATIENCE, Proof.CIRCLE, Proof.MET}),
+    # Facts that stop nobody.
+    Kind.BUFFER_MODIFIED_IN_FLIGHT: frozenset({Proof.SEEN}),
+    Kind.ALIASED_OUTPUTS: frozenset({Proof.SEEN, Proof.NOTHING}),
+    Kind.THREAD_RACE: frozenset({Proof.MET, Proof.SEEN}),
+    Kind.NAN: frozenset({Proof.SEEN}),
+    Kind.STRAGGLER: frozenset({Proof.NOTHING}),
+}
+"""Kind -> what can prove it. A kind without one of `END_A_JOB` never ends a job."""
+
+SHOW_BY_THEMSELVES = frozenset({Kind.RANK_EXITED, Kind.RANK_RAISED, Kind.RANK_KILLED, Kind.DDP_UNUSED_PARAMETER})
+"""Kinds of ranks that are over: they end a job only where somebody needs them."""
+
+
+def ends(kind: Kind, proof: Proof | None, victims: Collection[int]) -> bool:
+    """Whether a verdict may end a job; *proof* None: evidence in which nothing moves any more."""
+    if proof is not None:
+        return proof in END_A_JOB and (proof is not Proof.GONE or bool(victims) or kind not in SHOW_BY_THEMSELVES)
+    return bool(PROOFS[kind] & END_A_JOB) and (bool(victims) or kind not in SHOW_BY_THEMSELVES)
+
+
+def until_when(patience_s: float | None, waited_s: float = 0.0) -> str:
+    """What a warning says of itself."""
+    if patience_s and waited_s >= patience_s:
+        return "Other ranks still make calls, so the job is left alone; set --hang-after to end it after so long."
+    limit = "as long as they were told to" if patience_s is None else f"{patience_s:g} s (--hang-after)"
+    return f"This may still go on by itself: it counts as a hang once others have waited {limit}."

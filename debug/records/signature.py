@@ -8,10 +8,9 @@ from itertools import cycle
 from math import prod
 from typing import Any
 
-from distsim.debug.evidence.typed import MOST_RANKS, text, whole, wholes, wrong
 from distsim.debug.records.arguments import FIELDS, Key
-from distsim.debug.records.call import CallRecord
-from distsim.debug.records.remote import SERVE, Remote
+from distsim.debug.records.call import SERVE, CallRecord, Remote
+from distsim.text.untrusted_input import MOST_RANKS, text, whole, wholes, wrong
 
 __all__ = ["REDUCE_OPS", "Signature", "content"]
 

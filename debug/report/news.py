@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distsim.debug.diagnosis.pairs.suspected_messages import ends
-from distsim.debug.messages.phrases import are, capital, ranks_text
+from distsim.debug.diagnosis.point_to_point import ends
+from distsim.debug.messages import are, capital, ranks_text
 from distsim.debug.records import Evidence
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
-from distsim.debug.rings.private import write_private
+from distsim.debug.rings.files import write_private
 from distsim.text.untrusted_input import printable
 
 __all__ = ["left_alone", "news_key", "report_files", "save_report", "say", "show", "still", "went_on"]

@@ -1,14 +1,29 @@
-"""Where each rank is, for reports of interrupted runs, in which no rank is at fault."""
+"""Where each rank is, for reports that blame none: of interrupted runs, and of records that are not all there.
+
+Records may show nothing wrong and still be incomplete: a rank without any is the usual sign of the dead one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from distsim.debug.messages.phrases import capital, group_text, numbered, place, ranks_text, several, state_text
-from distsim.debug.records import CallRecord, Evidence, Phase, RankState, State
+from distsim.debug.messages import are, call_text, capital, group_text, numbered, place, ranks_text, several, state_text
+from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, RankState, State
+from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.report.stack_tree import merge_equal
 
-__all__ = ["MARKER", "MOST_LINES", "first_places", "sentences", "where_ranks_were", "whereabouts"]
+__all__ = [
+    "MARKER",
+    "MOST_LINES",
+    "Inconclusive",
+    "first_places",
+    "inconclusive",
+    "interruption",
+    "sentences",
+    "where_ranks_were",
+    "whereabouts",
+]
 
 MARKER = "interrupted.json"
 """The launcher leaves it in the folder of the rings, with the signal's name, before it ends the ranks."""
@@ -61,3 +76,86 @@ def _where(state: RankState, calls: Sequence[CallRecord]) -> str:
         return f"was at {place(state.site, function=True)}, past {numbered(last)}{on} at {place(last.site)}"
     verb = "was past" if last.state is State.COMPLETED else "was in"  # the interrupt itself made it fail
     return f"{verb} {numbered(last)}{on}, at {place(last.site, function=True)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Inconclusive:
+    """Why nothing can be said, and what to do about it."""
+
+    text: str
+    details: tuple[str, ...]
+    """Which calls are open, one sentence each."""
+    suggestion: str
+
+    def __str__(self) -> str:
+        return " ".join([f"{capital(self.text)}.", *self.details])
+
+
+def interruption(places: Sequence[str]) -> Inconclusive:
+    """The job was ended from outside while nothing was proven; *places* says where its ranks were."""
+    return Inconclusive(
+        "the job was interrupted, and its ranks were ended; where they were:",
+        tuple(places),
+        "If it was stuck, the stacks say where: look at the rank that is elsewhere than the others. If it was not, "
+        "nothing is wrong.",
+    )
+
+
+def inconclusive(diagnoses: Sequence[Diagnosis], evidence: Evidence, *, dumps: bool) -> Inconclusive | None:
+    """Said instead of `healthy` where no rank is at fault in the records, but some rank's are missing.
+
+    *dumps*: of PyTorch's Flight Recorder; else our rings.
+    """
+    if any(not diagnosis.is_warning for diagnosis in diagnoses):
+        return None
+    lost = evidence.unrecorded
+    there = [rank for rank in evidence.ranks if rank not in lost]
+    open_calls = _open_calls(evidence)
+    if lost:
+        text = (
+            f"nothing is wrong in the records of {ranks_text(there)}, but {ranks_text(lost)} left none (that can be "
+            "read)"
+        )
+    elif evidence.members_guessed and open_calls:
+        text = (
+            f"nothing is wrong in the records of {ranks_text(there)}, but calls are open in them, and they do not "
+            "say who else is in the group"
+        )
+    else:
+        return None
+    details = open_calls
+    if lost and open_calls and evidence.members_guessed:
+        details += (f"The records do not say whether {ranks_text(lost)} should be there, too.",)
+    if not open_calls and there:
+        details = (f"All calls in the records of {ranks_text(there)} are done.",)
+    whose = ranks_text(lost) if lost else "every other rank of the job"
+    if dumps:
+        suggestion = (
+            f"Find the {are(lost, 'dump', 'dumps')} of {whose} (TORCH_FR_DUMP_TEMP_FILE says where a rank writes its "
+            "own, on its own host) and put all ranks' in one folder; where there is none, read that rank's log: a rank "
+            "that died leaves no dump."
+        )
+    else:
+        suggestion = (
+            f"Read the log of {whose} and the kernel's log on its host; a rank's ring is missing where it died before "
+            "init_process_group, ran without the guard, or wrote to another folder."
+        )
+    return Inconclusive(text, details, suggestion)
+
+
+def _open_calls(evidence: Evidence) -> tuple[str, ...]:
+    """What ranks are in: each call once."""
+    inside: dict[tuple[str, str], list[int]] = {}
+    places: dict[tuple[str, str], str] = {}
+    for rank, state in evidence.ranks.items():
+        call = next((wait.record for wait in state.waits if isinstance(wait, CallWait)), None)
+        if call is None:
+            continue
+        on = "" if call.is_of_two else f" on {group_text(call.group)}"
+        key = (f"{call_text(call)}{on}", place(call.site))
+        inside.setdefault(key, []).append(rank)
+        places[key] = f", at {place(call.site)}" if call.site is not None else ""
+    sentences = []
+    for key, ranks in inside.items():
+        sentences.append(f"{capital(ranks_text(ranks))} {are(ranks, 'is', 'are')} still in {key[0]}{places[key]}.")
+    return tuple(sentences[:8])

@@ -1,6 +1,7 @@
 """The report people read: verdict, culprit and place first, then who waits, the evidence, what next.
 
-`python -m distsim.debug.report.render` shows one.
+Ranks that raised alike but for the numbers in their messages are told once. `python -m distsim.debug.report.render`
+shows a report.
 """
 
 from __future__ import annotations
@@ -12,18 +13,16 @@ from dataclasses import dataclass
 from rich.console import ConsoleOptions, RenderResult
 from rich.text import Text
 
-from distsim.debug.diagnosis.inconclusive import Inconclusive
-from distsim.debug.diagnosis.waits.proof import until_when
-from distsim.debug.messages.phrases import are, call_text, group_text, numbered, place, ranks_text, some_ranks_text
+from distsim.debug.messages import are, call_text, group_text, numbered, place, ranks_text, some_ranks_text
 from distsim.debug.records import P2P, CallRecord, CallWait, Evidence, HostWait, Phase, Site, StoreWait
+from distsim.debug.records.call import REMOTE_CALLS, SERVE
 from distsim.debug.records.diagnosis import Diagnosis, Stuck
-from distsim.debug.records.kinds import Kind
-from distsim.debug.records.remote import REMOTE_CALLS, SERVE
-from distsim.debug.report.alike import and_others, told_once
-from distsim.debug.report.console import Console
-from distsim.debug.report.lines import Line, most_lines, shortened
+from distsim.debug.records.kinds import Kind, until_when
+from distsim.debug.report.console import Console, Line, most_lines, shortened
+from distsim.debug.report.rank_states import Inconclusive
 from distsim.debug.report.stack_tree import blank_addresses, folded_frames, merge_equal, merge_stacks
 from distsim.text.ranks import format_ranks
+from distsim.text.tracebacks import but_for_numbers, first_difference, others_differ
 
 __all__ = [
     "MAX_REPORT_LINES",
@@ -399,3 +398,35 @@ def _show() -> None:
 
 if __name__ == "__main__":
     _show()
+
+
+def told_once(diagnoses: Sequence[Diagnosis], evidence: Evidence | None) -> list[list[Diagnosis]]:
+    """The diagnoses in their order, those together that differ from an earlier one in numbers only."""
+    groups: list[list[Diagnosis]] = []
+    first: dict[str, list[Diagnosis]] = {}
+    for d in diagnoses:
+        said = None if evidence is None or d.kind is not Kind.RANK_RAISED else _said(d, evidence)
+        known = None if said is None else first.get(but_for_numbers(said))
+        if known is not None and (not d.stuck or d.stuck == known[0].stuck):  # who waits for it is told there
+            known.append(d)
+            continue
+        groups.append([d])
+        if said is not None:
+            first.setdefault(but_for_numbers(said), groups[-1])
+    return groups
+
+
+def and_others(first: Diagnosis, others: Sequence[Diagnosis], evidence: Evidence, rest: str) -> str:
+    """The line for those that are not told in full as *first* is; *rest* is what has them."""
+    ranks = sorted({rank for d in others for rank in d.culprits})
+    last = max(others, key=lambda d: max(d.culprits))
+    who = "" if len(others) == 1 else f", {some_ranks_text(ranks)} (all of them: {rest})"
+    said = first_difference(_said(first, evidence) or "", _said(last, evidence) or "")
+    return f"... and {others_differ(len(others))}{who}; {some_ranks_text(last.culprits)}: {said}"
+
+
+def _said(d: Diagnosis, evidence: Evidence) -> str | None:
+    """The one traceback of all culprits; None where some left none, or another one."""
+    texts = {None if (state := evidence.ranks.get(rank)) is None else state.traceback for rank in d.culprits}
+    text = next(iter(texts)) if len(texts) == 1 else None
+    return blank_addresses(text) if text else None

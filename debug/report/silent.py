@@ -1,18 +1,20 @@
-"""Silent findings as a section of a report."""
+"""Silent findings as a section of a report, and the search for them at the end of a real job."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from distsim.debug.diagnosis.silent.finding import Level, SilentFinding
-from distsim.debug.messages.phrases import place, ranks_text
-from distsim.debug.report.lines import Line
+from distsim.debug.messages import place, ranks_text
+from distsim.debug.report.console import Line
+from distsim.debug.report.news import show
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-__all__ = ["SilentReport"]
+__all__ = ["SilentReport", "search_silent"]
 
 STYLES = {Level.ERROR: "bold red", Level.WARNING: "bold yellow", Level.NOTICE: "bold"}
 SHOWN = 8
@@ -50,3 +52,24 @@ def silent_lines(findings: Sequence[SilentFinding]) -> list[Line]:
     if len(findings) > SHOWN:
         lines.append(Line(f"... and {len(findings) - SHOWN} more silent findings (--report FILE has all)", 0))
     return lines
+
+
+def search_silent(
+    rings: Mapping[int, Path], world_size: int, patterns: Sequence[str], say: Callable[[str], None]
+) -> list[dict[str, Any]] | None:
+    """Print what the ranks' own records show, and return it as the report has it; None: the search failed.
+
+    It comes after the verdict, which it does not change.
+    """
+    from distsim.debug.diagnosis.silent.judge import search  # numpy, and all checks: few jobs ask for it
+
+    try:
+        result = search(rings, world_size, patterns)
+    except Exception as error:  # an extra: the verdict stands
+        say(f"silent faults: not searched, a {type(error).__name__} of the search itself")
+        return None
+    for note in result.notes:
+        say(note)
+    if result.findings:
+        show(SilentReport(result.findings))
+    return [finding.to_json() for finding in result.findings]

@@ -20,13 +20,12 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.debug.evidence.typed import MOST_RANKS, text, whole, wholes
 from distsim.debug.records import CallRecord, Caught, Group, Site, State
 from distsim.debug.records.signature import Signature
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.world import Process, World
 from distsim.errors import UsageError
-from distsim.text.untrusted_input import load_json, open_regular, printable
+from distsim.text.untrusted_input import MOST_RANKS, load_json, open_regular, printable, text, whole, wholes
 
 __all__ = ["Header", "RingReader", "ranks_here"]
 

@@ -11,7 +11,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from distsim.debug.evidence.typed import MOST_RANKS, text, whole
+from distsim.text.untrusted_input import MOST_RANKS, text, whole
 
 __all__ = ["Process", "World", "WorldKind"]
 

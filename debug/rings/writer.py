@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from distsim.debug.records import Caught
+from distsim.debug.rings.files import create_private
 from distsim.debug.rings.layout import (
     _ENTRY,
     _PAYLOAD,
@@ -73,7 +74,6 @@ from distsim.debug.rings.layout import (
     process_start_ticks,
     wall_offset_ns,
 )
-from distsim.debug.rings.private import create_private
 from distsim.debug.rings.world import World
 
 __all__ = ["RingWriter", "stays"]

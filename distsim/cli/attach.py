@@ -19,7 +19,7 @@ from distsim.text.untrusted_input import printable
 
 if TYPE_CHECKING:
     from distsim.debug.attach import HostPlaces, Judged, RasStatus
-    from distsim.debug.attach.processes import RankProcess
+    from distsim.debug.attach.ranks import RankProcess
 
 __all__ = ["add_parser", "check_no_process"]
 
@@ -132,7 +132,7 @@ def check_no_process(directory: Path) -> None:
 
 
 def _tell(judged: Judged, args: argparse.Namespace) -> int:
-    from distsim.debug.records.report_json import diagnoses_to_json, exit_code
+    from distsim.debug.records.diagnosis import diagnoses_to_json, exit_code
     from distsim.debug.report.console import Console, piped_width
     from distsim.debug.report.render import render_diagnoses
 

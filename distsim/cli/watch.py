@@ -102,8 +102,7 @@ def run(args: argparse.Namespace) -> int:
 def _write_metrics(args: argparse.Namespace, readers: Any, name: str) -> None:
     """Put the file in its place whole: node_exporter may read it at any moment, as another user."""
     from distsim.debug.report.live import metrics_text
-    from distsim.debug.rings.jobdir import verdict_path
-    from distsim.debug.rings.private import write_private
+    from distsim.debug.rings.files import verdict_path, write_private
 
     verdict: dict[str, Any] = {"job": name}
     for path in (verdict_path(args.directory, name), args.directory / "verdict.json"):

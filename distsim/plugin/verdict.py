@@ -65,7 +65,7 @@ class Verdict:
 
     def explain(self, diagnoses: Sequence[Diagnosis], evidence: Evidence | None, *, every: bool) -> None:
         """Take over what *diagnoses* say: only the first few of many, unless *every* one is asked for."""
-        from distsim.debug.messages.phrases import place, ranks_text
+        from distsim.debug.messages import place, ranks_text
         from distsim.debug.report.render import render_diagnoses
 
         if not diagnoses:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from distsim.debug.messages.phrases import ranks_text
-from distsim.debug.report.lines import most_lines, shortened
+from distsim.debug.messages import ranks_text
+from distsim.debug.report.console import most_lines, shortened
 from distsim.debug.report.render import MAX_REPORT_LINES
 from distsim.debug.report.stack_tree import blank_addresses
-from distsim.text.fold_tracebacks import but_for_numbers, first_difference, others_differ
+from distsim.text.tracebacks import but_for_numbers, first_difference, others_differ
 
 if TYPE_CHECKING:
     from distsim.sim.outcome import Failure

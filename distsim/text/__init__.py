@@ -1,9 +1,9 @@
 """Text in and out: quantities with units, bounded reading of untrusted input, annotations, ranges of ranks.
 
-`units.py`, `ranks.py`, `untrusted_input.py`, `github.py`, `exceptions.py`, `fold_tracebacks.py`,
-`output_files.py`; no part of distsim lies below these but its errors.
+`units.py`, `ranks.py`, `untrusted_input.py`, `github.py`, `exceptions.py`, `tracebacks.py`, `output_files.py`; no part
+of distsim lies below these but its errors.
 """
 
 from __future__ import annotations
 
-__all__ = ["exceptions", "fold_tracebacks", "github", "output_files", "ranks", "units", "untrusted_input"]
+__all__ = ["exceptions", "github", "output_files", "ranks", "tracebacks", "units", "untrusted_input"]

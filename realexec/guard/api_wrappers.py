@@ -28,7 +28,6 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
-from distsim.debug.messages.error_text import error_line
 from distsim.debug.rings import layout as rings
 from distsim.realexec.guard.fast_path import (
     COUNT,
@@ -46,6 +45,7 @@ from distsim.realexec.guard.fast_path import (
 )
 from distsim.realexec.guard.group import BACKEND_NAMES
 from distsim.realexec.guard.handle import MessageHandle
+from distsim.text.tracebacks import error_line
 from distsim.torch_compat import compiler, groups, works
 
 __all__ = ["Shortcuts"]

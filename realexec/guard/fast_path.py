@@ -30,12 +30,12 @@ import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 from torch.nn import Parameter
 
-from distsim.debug.messages.error_text import error_line
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.callsite import Standing, after, calling, leave_marks, standing, stands, way_to
 from distsim.debug.rings.writer import stays
 from distsim.realexec.guard.handle import MessageHandle, watched
 from distsim.realexec.guard.recorder import UNKNOWN, GroupLog, Made
+from distsim.text.tracebacks import error_line
 from distsim.torch_compat import compiler, groups, works
 
 __all__ = ["BACKWARD", "MISSED", "Public", "find", "learn", "looks_of", "may_be_kept", "remember", "through"]

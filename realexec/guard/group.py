@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn import Parameter
 
-from distsim.debug.messages.error_text import error_line
 from distsim.debug.records import P2P
 from distsim.debug.records.arguments import FIELDS, METHODS, Call, Reader
 from distsim.debug.rings import layout as rings
@@ -40,6 +39,7 @@ from distsim.realexec.guard.handle import (
 )
 from distsim.realexec.guard.recorder import GroupLog, Made, Recorder
 from distsim.realexec.guard.tensor_checks import Checksums, find_nan
+from distsim.text.tracebacks import error_line
 from distsim.torch_compat import groups, works
 
 __all__ = ["HOOKED", "ONE_TENSOR", "Guarded", "GuardedGroup", "HeldGroup", "guard_of", "record_method"]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed import Work
 
-from distsim.debug.messages.error_text import error_line
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.writer import RingWriter
 from distsim.realexec.guard.recorder import GroupLog, Recorder
+from distsim.text.tracebacks import error_line
 from distsim.torch_compat import works
 
 __all__ = ["KEEPS_ALIVE", "Handle", "HostHandle", "MessageHandle", "MessageWork", "SyncHandle", "keep_alive", "watched"]

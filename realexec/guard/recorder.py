@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Protocol
 
 from distsim.debug.evidence.watched_source import CaughtLog
 from distsim.debug.matching.secondary_errors import aftermath
-from distsim.debug.messages.error_text import error_line, error_traceback, last_line, origins
 from distsim.debug.records import P2P
 from distsim.debug.records.arguments import SYNCHRONOUS_P2P, Call
 from distsim.debug.records.frames import raised_at
@@ -20,6 +19,7 @@ from distsim.debug.rings import layout as rings
 from distsim.debug.rings.callsite import CallSites, Place
 from distsim.debug.rings.world import World, WorldKind
 from distsim.debug.rings.writer import RingWriter
+from distsim.text.tracebacks import error_line, error_traceback, last_line, origins
 
 __all__ = ["UNKNOWN", "GroupLog", "Made", "Recorder"]
 

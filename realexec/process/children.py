@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from distsim.debug.evidence.forked_calls import write_note
+from distsim.debug.evidence.guard_findings import write_note
 from distsim.debug.records.arguments import FIELDS
 from distsim.debug.records.frames import program_frames, steps
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from distsim.debug.messages.error_text import message
+from distsim.text.tracebacks import message
 from distsim.torch_compat import ddp as ddp_names
 from distsim.torch_compat import works
 from distsim.torch_compat.patches import Patches

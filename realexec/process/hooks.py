@@ -22,9 +22,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.distributed import PrefixStore, ProcessGroup
 
-from distsim.debug.evidence.typed import MOST_RANKS
 from distsim.debug.matching.refused import FIRST_CALLS, came_out
-from distsim.debug.messages.error_text import error_line
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.world import World, WorldKind
 from distsim.realexec.guard import fast_path as shortcut
@@ -36,6 +34,8 @@ from distsim.realexec.process.session import Session
 from distsim.realexec.process.worlds import launched, noting_prefix, place_of_store, place_of_url
 from distsim.realexec.strict import deferred as held
 from distsim.realexec.strict import strict
+from distsim.text.tracebacks import error_line
+from distsim.text.untrusted_input import MOST_RANKS
 from distsim.torch_compat import groups, stores
 from distsim.torch_compat.patches import Patches
 

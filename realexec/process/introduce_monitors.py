@@ -30,11 +30,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from distsim.debug.evidence.typed import text, whole
-from distsim.debug.monitor.peers.link import sign
-from distsim.debug.rings.private import write_private
+from distsim.debug.monitor.protocol import sign
+from distsim.debug.rings.files import write_private
 from distsim.realexec.mpi.library import introduction
-from distsim.text.untrusted_input import load_json, read_bytes
+from distsim.text.untrusted_input import load_json, read_bytes, text, whole
 from distsim.torch_compat import stores
 
 __all__ = ["introduce_monitors", "job_addresses"]

@@ -28,8 +28,15 @@ from distsim.debug.records import Group, Site
 from distsim.debug.records.frames import is_ours, program_frames, raised_at, steps
 from distsim.debug.report.news import report_files
 from distsim.debug.rings import layout as rings
-from distsim.debug.rings.jobdir import default_directory, job_name, ring_path, room_note, stack_path
-from distsim.debug.rings.private import create_private, private_folder
+from distsim.debug.rings.files import (
+    create_private,
+    default_directory,
+    job_name,
+    private_folder,
+    ring_path,
+    room_note,
+    stack_path,
+)
 from distsim.debug.rings.reader import ranks_here
 from distsim.debug.rings.world import World
 from distsim.debug.rings.writer import RingWriter

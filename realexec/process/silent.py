@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from distsim.debug.diagnosis.silent.collect.collector import Collector
-from distsim.debug.diagnosis.silent.collect.functions import function_patches
-from distsim.debug.diagnosis.silent.collect.hooks import global_hooks
+from distsim.debug.diagnosis.silent.collect.hooks import function_patches, global_hooks
 from distsim.debug.diagnosis.silent.collect.sketch import array_of
 from distsim.debug.diagnosis.silent.facts import StepFact
 from distsim.debug.diagnosis.silent.facts_file import FactsFull, FactsWriter
-from distsim.debug.rings.jobdir import facts_path
+from distsim.debug.rings.files import facts_path
 from distsim.torch_compat.compiler import HAS_ANY_GLOBAL_HOOK, has_hooks_of_the_program
 from distsim.torch_compat.patches import Patches
 

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 import torch.distributed as dist
 
-from distsim.debug.evidence.typed import MOST_RANKS
 from distsim.debug.rings.world import World, WorldKind
 from distsim.realexec.guard.recorder import Recorder
+from distsim.text.untrusted_input import MOST_RANKS
 
 __all__ = ["Worlds", "count_in", "launched", "launcher_world", "noting_prefix", "place_of_store", "place_of_url"]
 

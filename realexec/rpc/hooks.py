@@ -26,7 +26,6 @@ import torch.distributed.rpc as rpc
 import torch.futures
 from torch.distributed.rpc import WorkerInfo, api, internal
 
-from distsim.debug.messages.error_text import error_line
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.callsite import calling, codes_of, way_to
 from distsim.debug.rings.world import World, WorldKind
@@ -34,6 +33,7 @@ from distsim.debug.rings.writer import stays
 from distsim.realexec.guard.recorder import GroupLog
 from distsim.realexec.process.session import Session
 from distsim.realexec.rpc.log import IDLE, NO_LIMIT, Key, NumberedFunction, Peer, RemoteLog, answers_later, name_of
+from distsim.text.tracebacks import error_line
 from distsim.torch_compat import rpc as names
 from distsim.torch_compat import works
 from distsim.torch_compat.patches import Patches

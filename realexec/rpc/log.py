@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
-from distsim.debug.messages.error_text import error_line
+from distsim.debug.records.call import SERVE, Remote
 from distsim.debug.records.frames import defined_at, program_frames, steps
-from distsim.debug.records.remote import SERVE, Remote
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.callsite import calling, codes_of, way_to
 from distsim.debug.rings.writer import stays
 from distsim.realexec.guard.recorder import GroupLog, Recorder
+from distsim.text.tracebacks import error_line
 from distsim.torch_compat.rpc import ASYNC_EXECUTION, LOCAL_INVOKE
 
 __all__ = ["NumberedFunction", "Peer", "RemoteLog", "answers_later"]

@@ -22,12 +22,12 @@ from weakref import WeakSet
 import torch
 import torch.futures
 
-from distsim.debug.messages.error_text import error_line
 from distsim.debug.records.arguments import Call
 from distsim.debug.rings import layout as rings
 from distsim.realexec.guard.callbacks import run_apart
 from distsim.realexec.guard.handle import Handle, HostHandle
 from distsim.realexec.guard.recorder import GroupLog, Recorder
+from distsim.text.tracebacks import error_line
 from distsim.torch_compat import works
 
 __all__ = [

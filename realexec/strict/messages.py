@@ -16,18 +16,18 @@ from weakref import ref
 import torch
 
 from distsim.debug.matching.agreement import check_pair, payload_text
-from distsim.debug.messages.error_text import error_line
-from distsim.debug.messages.phrases import place
+from distsim.debug.messages import place
 from distsim.debug.records import CallRecord
 from distsim.debug.records.arguments import Call
-from distsim.debug.records.errors import CollectiveMismatch
 from distsim.debug.records.kinds import Kind
 from distsim.debug.rings import layout as rings
+from distsim.errors import CollectiveMismatch
 from distsim.realexec.guard.handle import Handle, MessageHandle
 from distsim.realexec.guard.recorder import GroupLog, Recorder
 from distsim.realexec.strict.deferred import Watched, look_out
 from distsim.realexec.strict.peers import Neighbour, Peers, timeout_s
 from distsim.text.ranks import of_ranks
+from distsim.text.tracebacks import error_line
 
 __all__ = ["LooksOut", "Messages", "payload_print"]
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from distsim.debug.matching.agreement import check_meeting
 from distsim.debug.records import CallRecord, Group
-from distsim.debug.records.errors import CollectiveMismatch
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.writer import RingWriter
+from distsim.errors import CollectiveMismatch
 from distsim.realexec.guard.recorder import GroupLog
 from distsim.realexec.strict.deferred import Deferred
 from distsim.realexec.strict.peers import Peers, StorePeer

@@ -10,7 +10,7 @@ from distsim.debug.evidence.call_records import call_records
 from distsim.debug.evidence.rank_state import sources
 from distsim.debug.matching.agreement import Mismatch
 from distsim.debug.matching.index import EvidenceIndex
-from distsim.debug.messages.phrases import call_text, place
+from distsim.debug.messages import call_text, place
 from distsim.debug.records import CallRecord, Evidence, State
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.reader import RingReader

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from distsim.debug.messages.error_text import error_line
 from distsim.debug.records import Group
 from distsim.debug.records.arguments import FIELDS, INPUTS, OUTPUTS, Call
 from distsim.debug.records.signature import content
@@ -28,6 +27,7 @@ from distsim.realexec.strict.deferred import FIRST_SLEEP_S, LAST_SLEEP_S, LIFE_C
 from distsim.realexec.strict.messages import Messages
 from distsim.realexec.strict.peers import Peers, StorePeer, refused_key, timeout_s
 from distsim.realexec.strict.queue import Queue
+from distsim.text.tracebacks import error_line
 from distsim.torch_compat import works
 
 __all__ = ["Strict"]

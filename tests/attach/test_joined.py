@@ -17,7 +17,7 @@ import pytest
 
 from distsim.debug.attach import Joined, ask_debug_server, ask_flight_recorders, ask_ras, join, judge, read_status
 from distsim.debug.attach import joined as module
-from distsim.debug.attach.processes import RankProcess
+from distsim.debug.attach.ranks import RankProcess
 from distsim.debug.records.kinds import Kind
 from distsim.errors import UsageError
 from tests.attach.test_judge import at

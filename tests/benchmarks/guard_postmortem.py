@@ -15,7 +15,7 @@ from pathlib import Path
 
 from distsim.debug.postmortem import examine
 from distsim.debug.rings import layout as rings
-from distsim.debug.rings.jobdir import ring_path
+from distsim.debug.rings.files import ring_path
 from distsim.debug.rings.writer import RingWriter
 from tests.benchmarks.arguments import Arguments, at_least, count
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distsim.debug.messages.advice import raised_advice
-from distsim.debug.messages.phrases import exception_line
+from distsim.debug.messages import exception_line, raised_advice
 from distsim.debug.records import Phase, RankState
 
 

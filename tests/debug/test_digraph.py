@@ -6,7 +6,7 @@ import random
 
 import networkx
 
-from distsim.debug.diagnosis.waits.digraph import Digraph
+from distsim.debug.diagnosis.waits.wait_graph import Digraph
 
 
 def test_terminal_components_are_those_of_networkx() -> None:

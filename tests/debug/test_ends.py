@@ -11,7 +11,7 @@ import pytest
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.evidence.rank_state import settle_stuck
 from distsim.debug.matching.secondary_errors import own_fault
-from distsim.debug.messages.phrases import exception_line
+from distsim.debug.messages import exception_line
 from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
 from distsim.debug.records.kinds import Kind
 from tests.debug.builders import FILE, all_reduce, barrier, coll, fail, group, killed, play, recv, run, send

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from distsim.cli.dispatch import main
-from distsim.debug.diagnosis.waits.proof import Proof
 from distsim.debug.records import Group
 from distsim.debug.records.diagnosis import Diagnosis
-from distsim.debug.records.kinds import Kind
+from distsim.debug.records.kinds import Kind, Proof
 from distsim.debug.report import events as module
 from distsim.debug.report import live
 from distsim.debug.report.events import Events

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
-from distsim.debug.diagnosis.waits.unwaited import unwaited
-from distsim.debug.evidence.guard_findings import race
+from distsim.debug.evidence.guard_findings import race, unwaited
 from distsim.debug.records import CallWait, Finding, Phase, RankState, State
 from distsim.debug.records.kinds import Kind
 from tests.debug.builders import all_reduce, barrier, coll, play, recv, run, send, wait_all

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from distsim.debug.evidence.stack_capture import parse_faulthandler, user_part
-from distsim.debug.messages.phrases import place
+from distsim.debug.messages import place
 from distsim.debug.records import Site, frames
 from distsim.debug.records.frames import (
     Owner,

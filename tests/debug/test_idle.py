@@ -10,8 +10,8 @@ import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.evidence import procfs
-from distsim.debug.monitor import activity
-from distsim.debug.monitor.activity import ActivityWatch
+from distsim.debug.monitor import host as monitor_host
+from distsim.debug.monitor.host import ActivityWatch
 from distsim.debug.records import Evidence, Phase, RankState
 from distsim.debug.records.kinds import Kind
 from distsim.debug.report.rank_states import where_ranks_were
@@ -209,8 +209,8 @@ class Ring:
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A clock and a process's work, both set by the test."""
     now = SimpleNamespace(s=1000.0, work=procfs.Work(0.0, 0))
-    monkeypatch.setattr(activity.time, "monotonic_ns", lambda: int(now.s * 1e9))
-    monkeypatch.setattr(activity, "work_of", lambda pid: now.work)
+    monkeypatch.setattr(monitor_host.time, "monotonic_ns", lambda: int(now.s * 1e9))
+    monkeypatch.setattr(monitor_host, "work_of", lambda pid: now.work)
     return now
 
 

@@ -11,7 +11,7 @@ import pytest
 from distsim.debug.report.console import Console
 from distsim.debug.report.live import live_table
 from distsim.debug.rings import layout as rings
-from distsim.debug.rings.jobdir import ring_path
+from distsim.debug.rings.files import ring_path
 from distsim.debug.rings.reader import RingReader
 from distsim.debug.rings.writer import RingWriter
 

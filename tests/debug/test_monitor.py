@@ -15,21 +15,18 @@ import numpy as np
 import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
-from distsim.debug.diagnosis.waits.proof import Proof
 from distsim.debug.evidence.procfs import own_process
-from distsim.debug.monitor.activity import SuspensionDetector
-from distsim.debug.monitor.ends.orphans import ORPHANS_S
-from distsim.debug.monitor.host import Host
+from distsim.debug.monitor.ends import ORPHANS_S
+from distsim.debug.monitor.host import Host, SuspensionDetector
 from distsim.debug.monitor.loop import RAISE_S, Monitor
-from distsim.debug.monitor.peers.part import PeerSession
+from distsim.debug.monitor.peers import PeerSession
 from distsim.debug.monitor.steady import MOST_FAULTS, Steady
 from distsim.debug.records import Evidence
-from distsim.debug.records.kinds import Kind
-from distsim.debug.records.report_json import diagnoses_to_json
+from distsim.debug.records.diagnosis import diagnoses_to_json
+from distsim.debug.records.kinds import Kind, Proof
 from distsim.debug.report.news import went_on
-from distsim.debug.rings.jobdir import ring_path
+from distsim.debug.rings.files import ring_path, write_private
 from distsim.debug.rings.layout import W_JOINED
-from distsim.debug.rings.private import write_private
 from distsim.debug.rings.writer import RingWriter
 from distsim.debug.settings import Settings
 from tests.debug.builders import Step, all_reduce, finding, frozen, killed, play, run
@@ -345,7 +342,7 @@ def test_a_killed_launcher_is_noticed(
         aborted.append(clock[0])
 
     monkeypatch.setattr(monitor, "abort", abort)
-    monkeypatch.setattr("distsim.debug.monitor.ends.orphans.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("distsim.debug.monitor.ends.time", SimpleNamespace(monotonic=lambda: clock[0]))
     monitor.host.find()
     for _ in range(4):
         monitor._orphans.step(monitor)

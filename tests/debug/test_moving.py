@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
-from distsim.debug.diagnosis.waits.proof import Proof
-from distsim.debug.monitor.ends.moving import among_moving, without_guesses
+from distsim.debug.monitor.ends import among_moving, without_guesses
 from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.kinds import Proof
 from distsim.debug.settings import Settings
 from tests.debug.builders import all_reduce, play, run
 

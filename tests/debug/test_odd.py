@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
-from distsim.debug.divergence.realign import hypotheses
-from distsim.debug.matching.sizes import split_conflicts
+from distsim.debug.divergence.divergence import hypotheses
+from distsim.debug.matching.agreement import split_conflicts
 from distsim.debug.records import Evidence, Phase, RankState
+from distsim.debug.records.diagnosis import diagnoses_to_json
 from distsim.debug.records.kinds import Kind
-from distsim.debug.records.report_json import diagnoses_to_json
 from distsim.debug.report.render import render_diagnoses
 from tests.debug import builders as b
 from tests.debug.odd import cut_short, odd_evidence

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from distsim.debug.monitor.start import start_monitor
-from distsim.debug.rings.private import append_private, create_private, private_folder, write_private
+from distsim.debug.rings.files import append_private, create_private, private_folder, write_private
 from distsim.debug.rings.writer import RingWriter
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")

@@ -7,11 +7,9 @@ from dataclasses import replace
 import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
-from distsim.debug.diagnosis.waits.proof import END_A_JOB, PROOFS, Proof, ends
 from distsim.debug.records import CallWait, Evidence, Phase, RankState, Site, State
-from distsim.debug.records.diagnosis import Diagnosis
-from distsim.debug.records.kinds import INCONSISTENT, WARNINGS, Kind
-from distsim.debug.records.report_json import diagnoses_from_json, diagnoses_to_json
+from distsim.debug.records.diagnosis import Diagnosis, diagnoses_from_json, diagnoses_to_json
+from distsim.debug.records.kinds import END_A_JOB, INCONSISTENT, PROOFS, WARNINGS, Kind, Proof, ends
 from distsim.debug.report.render import render_diagnoses
 from tests.debug.builders import (
     Step,

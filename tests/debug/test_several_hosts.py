@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from distsim.debug.matching.comparer import Suspicion
+from distsim.debug.monitor import peers, protocol
 from distsim.debug.monitor.loop import Monitor
-from distsim.debug.monitor.peers import part, protocol
 from distsim.debug.records.kinds import Kind
 from distsim.debug.records.signature import Signature
 from distsim.debug.rings import layout as rings
-from distsim.debug.rings.jobdir import ring_path
+from distsim.debug.rings.files import ring_path
 from distsim.debug.rings.writer import RingWriter
 from distsim.debug.settings import Settings
 
@@ -222,5 +222,5 @@ def test_a_job_that_is_over_before_its_monitors_have_met_is_waited_for(
     job.until(lambda: job.leader._turn(), 1, 2, 3)
     job.leader._farewell()
     assert job.leader.exit_code == 4
-    monkeypatch.setattr(part, "LAST_WORD_S", 0.0)
+    monkeypatch.setattr(peers, "LAST_WORD_S", 0.0)
     assert not job.hosts[1].monitor.together.waits_for_others(job.hosts[1].monitor.host)

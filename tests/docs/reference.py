@@ -347,7 +347,8 @@ def environment() -> str:
             "Real jobs under guard (`distsim run --on gloo`, `python -m distsim.debug`, `distsim.debug.install()`) "
             "read these; a flag or an argument overrides its variable. Times are in seconds. A variable that begins "
             "with `DISTSIM_` and is not in this table is a warning with the nearest name, once a job. [Files, "
-            "ports and rights](files.md) of a job, and the variables of others that it reads, are on a page of theirs.\n",
+            "ports and rights](files.md) of a job, and the variables of others that it reads, are on a page of theirs."
+            "\n",
             *lines,
         ]
     )

@@ -301,7 +301,7 @@ def _command(*words: str) -> None:
 @cache
 def _rings() -> dict[str, bytes]:
     from distsim.debug.rings import layout as rings
-    from distsim.debug.rings.jobdir import ring_path
+    from distsim.debug.rings.files import ring_path
     from distsim.debug.rings.writer import RingWriter
 
     files: dict[str, bytes] = {}
@@ -401,7 +401,7 @@ def _json_dumps() -> dict[str, bytes]:
 
 
 def _wire() -> dict[str, bytes]:
-    from distsim.debug.records.wire import evidence_to_json
+    from distsim.debug.monitor.peers import evidence_to_json
     from tests.debug.builders import all_reduce, barrier, play
 
     evidence = play(2, {0: [all_reduce(3), barrier(4)], 1: [all_reduce(3)]})
@@ -412,7 +412,7 @@ def _use_wire(folder: Path) -> None:
     """What another host's monitor says, heard by a leader: nothing comes out of it but a note."""
     from distsim.debug.diagnosis.diagnose import diagnose
     from distsim.debug.monitor.host import Host
-    from distsim.debug.monitor.peers.part import PeerSession
+    from distsim.debug.monitor.peers import PeerSession
     from distsim.debug.records import Evidence
     from distsim.text.untrusted_input import load_json
 
@@ -437,7 +437,7 @@ def _use_wire(folder: Path) -> None:
 
 
 def _handshake() -> dict[str, bytes]:
-    from distsim.debug.monitor.peers.link import sign
+    from distsim.debug.monitor.protocol import sign
 
     nonce = "0" * 64
     return {
@@ -449,7 +449,7 @@ def _handshake() -> dict[str, bytes]:
 
 
 def _use_link(folder: Path) -> None:
-    from distsim.debug.monitor.peers.link import Link
+    from distsim.debug.monitor.protocol import Link
 
     for leads in (True, False):
         ours, theirs = socket.socketpair()
@@ -471,7 +471,7 @@ def _left_words() -> dict[str, bytes]:
 
 
 def _use_left_words(folder: Path) -> None:
-    from distsim.debug.monitor.peers.part import PeerSession
+    from distsim.debug.monitor.peers import PeerSession
 
     host = SimpleNamespace(notes=[])
 

@@ -60,7 +60,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "distsim.report",
         "distsim.cli",
         "distsim.debug.report.console",
-        "distsim.debug.report.lines",
+        "distsim.debug.report.console",
         "distsim.debug.report.render",
         "distsim.debug.monitor",  # prints what render makes
         "distsim.debug.report.live",  # the table of `distsim watch`

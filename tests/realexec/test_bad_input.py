@@ -282,7 +282,7 @@ def test_an_abort_needs_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """Where nothing can be written any more, the ranks are ended all the same."""
     monitor = QuietMonitor(tmp_path / "gone", Settings(), None)
     sent: list[int] = []
-    monkeypatch.setattr("distsim.debug.monitor.ends.abort.kill", lambda host, number, but=(): sent.append(number))
+    monkeypatch.setattr("distsim.debug.monitor.ends.kill", lambda host, number, but=(): sent.append(number))
     monitor.abort()
     assert sent == [signal.SIGTERM, signal.SIGTERM, signal.SIGKILL]
 

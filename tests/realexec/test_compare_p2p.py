@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from jobs import HERE, Zygote
 
-from distsim.debug.diagnosis.pairs.suspected_messages import with_messages
-from distsim.debug.matching import message_comparer as compare_p2p
-from distsim.debug.matching.comparer import Comparer, GroupKey, Suspicion
-from distsim.debug.matching.message_comparer import PAIR
+from distsim.debug.diagnosis.point_to_point import with_messages
+from distsim.debug.matching import comparer as compare_p2p
+from distsim.debug.matching.comparer import PAIR, Comparer, GroupKey, Suspicion
 from distsim.debug.records import CallRecord, Evidence, Group, Phase, RankState, Site, State
 from distsim.debug.records.kinds import Kind
 from distsim.debug.records.signature import Signature

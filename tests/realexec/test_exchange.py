@@ -15,11 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distsim.debug.diagnosis.waits.proof import Proof
-from distsim.debug.monitor.peers import protocol as exchange
-from distsim.debug.monitor.peers.link import Link
-from distsim.debug.monitor.peers.part import PeerSession
-from distsim.debug.monitor.peers.protocol import Follower, Leader
+from distsim.debug.monitor import protocol as exchange
+from distsim.debug.monitor.peers import PeerSession, evidence_from_json, evidence_to_json
+from distsim.debug.monitor.protocol import Follower, Leader, Link
 from distsim.debug.records import (
     CallRecord,
     CallWait,
@@ -34,11 +32,9 @@ from distsim.debug.records import (
     State,
     StoreWait,
 )
-from distsim.debug.records.diagnosis import Call, Diagnosis, Stuck
-from distsim.debug.records.kinds import Kind
-from distsim.debug.records.remote import Remote
-from distsim.debug.records.report_json import diagnoses_from_json, diagnoses_to_json
-from distsim.debug.records.wire import evidence_from_json, evidence_to_json
+from distsim.debug.records.call import Remote
+from distsim.debug.records.diagnosis import Call, Diagnosis, Stuck, diagnoses_from_json, diagnoses_to_json
+from distsim.debug.records.kinds import Kind, Proof
 from distsim.debug.rings.world import Process
 from distsim.realexec.process import introduce_monitors as real_hosts
 from distsim.realexec.process.introduce_monitors import job_addresses

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from distsim.debug.rings import jobdir
+from distsim.debug.rings import files
 from distsim.debug.rings.world import World, WorldKind
 from distsim.debug.settings import Settings
 from distsim.realexec import launch
@@ -59,17 +59,17 @@ def test_ranks_agree_on_a_place_with_room(
     free_rings: int, living: int, ranks: int, in_memory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory that is too small for all is left to others; what ranks have taken by now counts as theirs."""
-    monkeypatch.setattr(jobdir, "SHARED", tmp_path)
-    free = SimpleNamespace(f_bavail=free_rings * jobdir.file_bytes(), f_frsize=1)
+    monkeypatch.setattr(files, "SHARED", tmp_path)
+    free = SimpleNamespace(f_bavail=free_rings * files.file_bytes(), f_frsize=1)
     monkeypatch.setattr("os.statvfs", lambda path: free)
-    shared, disk = jobdir.default_bases()
+    shared, disk = files.default_bases()
     (shared / "job").mkdir(parents=True)
     for rank in range(living):
         (shared / "job" / f"rank{rank:05d}.{os.getpid()}.a0.job.ring").touch()
     (shared / "job" / "rank00009.999999999.a0.job.ring").touch()  # of a process that is gone
-    directory = jobdir.default_directory("job", ranks)
+    directory = files.default_directory("job", ranks)
     assert directory == (shared if in_memory else disk) / "job"
-    note = jobdir.room_note(directory, ranks)
+    note = files.room_note(directory, ranks)
     assert (not note) == in_memory
     if note:
         assert f"flight records (15 MiB, 2 a rank) are in {directory}" in note

@@ -18,7 +18,7 @@ from distsim.debug.postmortem import examine, load_rings
 from distsim.debug.records import Group, Phase, Site, State
 from distsim.debug.records.kinds import Kind
 from distsim.debug.rings import layout as rings
-from distsim.debug.rings.jobdir import ring_path
+from distsim.debug.rings.files import ring_path
 from distsim.debug.rings.reader import RingReader
 from distsim.debug.rings.world import World, WorldKind
 from distsim.debug.rings.writer import RingWriter, stays

@@ -15,7 +15,7 @@ from torch.distributed import rpc
 from torch.distributed.rpc import api, internal
 
 from distsim.debug.records import CallRecord, State
-from distsim.debug.records.remote import Remote
+from distsim.debug.records.call import Remote
 from distsim.debug.rings.reader import RingReader
 from distsim.debug.rings.writer import RingWriter
 from distsim.realexec.guard.recorder import Recorder

@@ -16,7 +16,7 @@ from distsim.debug.monitor.host import Host
 from distsim.debug.records import Evidence, Phase
 from distsim.debug.records.kinds import Kind
 from distsim.debug.rings import layout as rings
-from distsim.debug.rings.jobdir import ring_path
+from distsim.debug.rings.files import ring_path
 from distsim.debug.rings.reader import RingReader
 from distsim.debug.rings.writer import RingWriter
 

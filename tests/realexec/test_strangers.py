@@ -19,7 +19,7 @@ from test_rings import issue, writer
 
 from distsim.cli import diagnose, watch
 from distsim.cli.dispatch import main
-from distsim.debug.evidence import plain_pickle
+from distsim.debug.evidence import from_dumps
 from distsim.debug.monitor.loop import Monitor
 from distsim.debug.postmortem import examine, load_rings
 from distsim.debug.report.live import live_table
@@ -120,13 +120,13 @@ def test_a_pickle_that_asks_for_too_much_is_refused(what: str) -> None:
     """At once, before anything is made that large."""
     began = time.process_time()
     with pytest.raises(pickle.UnpicklingError):
-        plain_pickle.loads(BOMBS[what])
+        from_dumps.loads(BOMBS[what])
     assert time.process_time() - began < 5
 
 
 def test_a_memo_of_32_gib_is_a_dictionary_of_one() -> None:
     """The ten bytes that asked Python's own unpickler for it mean nothing bad here."""
-    assert plain_pickle.loads(b"\x80\x02}r\xff\xff\xff\xff.") == {}
+    assert from_dumps.loads(b"\x80\x02}r\xff\xff\xff\xff.") == {}
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
@@ -136,7 +136,7 @@ def test_plain_data_is_read_as_pickle_reads_it(protocol: int) -> None:
     said: Any = {"a": shared, "b": shared, "c": ((), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)), "d": {}, "e": [], 5: {}}
     if protocol > 2:
         said["f"] = b"x" * 300
-    assert plain_pickle.loads(pickle.dumps(said, protocol=protocol)) == said
+    assert from_dumps.loads(pickle.dumps(said, protocol=protocol)) == said
 
 
 def test_escape_codes_in_dumps_and_rings_are_shown(

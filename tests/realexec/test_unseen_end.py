@@ -9,7 +9,7 @@ import pytest
 
 from distsim.debug.records import State
 from distsim.debug.rings import layout as rings
-from distsim.debug.rings.jobdir import ring_path
+from distsim.debug.rings.files import ring_path
 from distsim.debug.rings.reader import RingReader
 from distsim.debug.rings.writer import RingWriter
 from distsim.realexec.guard.recorder import Recorder

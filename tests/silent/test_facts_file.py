@@ -24,7 +24,7 @@ from distsim.debug.diagnosis.silent.facts import (
     Window,
 )
 from distsim.debug.diagnosis.silent.facts_file import HEAD, FactsFull, FactsWriter, read_facts
-from distsim.debug.diagnosis.silent.real_job import search
+from distsim.debug.diagnosis.silent.judge import search
 from distsim.debug.records import Site
 from tests.silent.facts import run_of, vector
 

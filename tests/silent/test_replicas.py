@@ -8,8 +8,7 @@ import pytest
 
 from distsim.debug.diagnosis.silent.facts import CallSum, ParameterFact, Pass, RankFacts, StepFact
 from distsim.debug.diagnosis.silent.judge import judge
-from distsim.debug.diagnosis.silent.replicas import Evidence, replica_sets
-from distsim.debug.diagnosis.silent.view import View, clusters
+from distsim.debug.diagnosis.silent.view import Evidence, View, clusters, replica_sets
 from tests.silent.facts import run_of, vector
 
 

@@ -5,16 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "blocks",
-    "caught",
-    "cause",
-    "collections",
-    "elsewhere",
-    "find_cause",
-    "guards",
-    "iterations",
-    "program_text",
-    "resumed",
-    "unordered",
-]
+__all__ = ["blocks", "cause", "find_cause", "guards", "loops", "program_text", "unordered"]

@@ -1,23 +1,30 @@
-"""Calls inside a `with` block that changes what the ranks do: `join()`, `no_sync()`."""
+"""Blocks around a call: `with` blocks that change what the ranks do, and `except` blocks that one rank went through.
+
+A `with` block is `join()` or `no_sync()`. A rank that caught an exception may go on without calls that the others make,
+or make some again.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 from distsim.debug.diagnosis.causes.cause import Cause, Sides
-from distsim.debug.diagnosis.causes.program_text import ProgramText, words_of
+from distsim.debug.diagnosis.causes.program_text import FUNCTIONS, ProgramText, words_of
 from distsim.debug.diagnosis.context import Case
-from distsim.debug.messages.phrases import place
-from distsim.debug.records import Site
+from distsim.debug.messages import are, call_text, capital, one_line, place, ranks_text
+from distsim.debug.records import P2P, Caught, Phase, Site
 from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.frames import Owner, owner
 
-__all__ = ["join_block", "no_sync_block"]
+__all__ = ["caught_exception", "join_block", "no_sync_block", "repeated_calls"]
 
 JOIN = re.compile(r"\bjoin\(|\bJoin\(")
 NO_SYNC = re.compile(r"no_sync|accumulate\(|set_requires_gradient_sync|require_backward_grad_sync")
 OWN_CALLS = r"all_reduce|all_gather|broadcast|barrier|\breduce\(|gather\("
+OUT_OF_MEMORY = "OutOfMemoryError"
 
 
 def join_block(case: Case, d: Diagnosis, text: ProgramText, sides: Sides) -> Cause | None:
@@ -112,3 +119,160 @@ def _block(text: ProgramText, frames: Iterable[Site], pattern: re.Pattern[str]) 
             if isinstance(node, ast.With) and any(pattern.search(ast.unparse(i.context_expr)) for i in node.items):
                 return site, node
     return None
+
+
+def caught_exception(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
+    """The last exception that only culprits caught, around calls or where it makes them leave some out."""
+    states = case.index.states
+    candidates = [
+        (rank, caught)
+        for rank in (*d.culprits, *(d.victims if len(d.culprits) * 2 >= len(states) else ()))
+        for caught in states[rank].caught
+        if not _usual(case, rank, caught) and _may_leave_out_calls(case, d, rank, caught, text)
+    ]
+    if not candidates:
+        return None
+    rank, caught = max(candidates, key=lambda c: c[1].calls)
+    alike = [r for r, other in candidates if (other.site, other.kind) == (caught.site, caught.kind)]
+    who, at, error = ranks_text(alike), place(caught.site), one_line(caught.error)
+    have = are(alike, "has", "have")
+    last = next((c for c in reversed(case.index.records(rank)) if c.index < caught.calls), None)
+    after = "" if last is None else f", after {call_text(last)}"
+    often = f" {caught.times} times, last" if caught.times > 1 else ""
+    state = states[rank]
+    over = state.phase is Phase.FINISHED or state.over or state.leaving
+    then = "ended" if over else "went on"
+    says = f"{capital(who)} caught {error}{often} at {at}{after}, and {then}."
+    return Cause(_cure(caught, f"{who} {have}", at, over), says, (caught.site,))
+
+
+def repeated_calls(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
+    """A culprit caught an exception in a loop, and has made calls of its `try` once more than the others."""
+    if d.call is None or d.call.op in P2P:
+        return None
+    for rank in d.culprits:
+        for caught in reversed(case.index.states[rank].caught):
+            handler = _handler(text, caught.site)
+            if handler is None or _usual(case, rank, caught):
+                continue
+            statement, clause = handler
+            if (cause := _calls_in_handler(case, d, rank, caught, clause)) is not None:
+                return cause
+            ends = {type(n) for part in clause.body for n in ast.walk(part)} & {ast.Break, ast.Return, ast.Raise}
+            if ends or not any(isinstance(n, ast.For | ast.While) for n in text.around(caught.site)):
+                continue
+            block = [(statement.lineno, statement.body[-1].end_lineno or statement.lineno)]
+            own, others = _calls_at(case, d, caught.site.file, block, rank)
+            if not any(own[line] > others[line] > 0 for line in own) or any(others[n] > own[n] for n in others):
+                continue
+            name, at = caught.kind.rpartition(".")[2], place(caught.site)
+            return Cause(
+                f"Keep collectives out of the block that is tried again, or try again on all ranks: after the try, "
+                f"all_reduce (MAX) whether a rank failed. Rank {rank} caught {name} at {at} and has made the calls of "
+                "that try more often than the others.",
+                f"Rank {rank} caught {one_line(caught.error)} at {at}, and went through the try again.",
+                (caught.site,),
+            )
+    return None
+
+
+def _calls_in_handler(case: Case, d: Diagnosis, rank: int, caught: Caught, clause: ast.ExceptHandler) -> Cause | None:
+    """*rank* has made calls in the block of the `except` itself, which no other rank has."""
+    block = [(clause.body[0].lineno, clause.body[-1].end_lineno or clause.lineno)]
+    own, others = _calls_at(case, d, caught.site.file, block, rank)
+    if not own or others:
+        return None
+    name, at = caught.kind.rpartition(".")[2], place(caught.site)
+    line = min(own)
+    return Cause(
+        f"Make no collective calls in an except block, or try again on all ranks: after the try, all_reduce (MAX) "
+        f"whether a rank failed. Rank {rank} caught {name} at {at} and has made calls at "
+        f"{place(Site(caught.site.file, line, ''))} that the others do not make.",
+        f"Rank {rank} caught {one_line(caught.error)} at {at}, and made calls in the except block.",
+        (caught.site, Site(caught.site.file, line, "")),
+    )
+
+
+def _cure(caught: Caught, who_has: str, at: str, over: bool) -> str:
+    name = caught.kind.rpartition(".")[2]
+    if over:
+        return (
+            f"Make the last call (a stop command, say) in a finally block, or raise the {name} again: {who_has} "
+            f"caught it at {at} and ended, and the others wait."
+        )
+    cure = (
+        f"Skip the step on all ranks or on none: after the try, all_reduce (MAX) whether a rank failed. "
+        f"{capital(who_has)} caught {name} at {at} and may have left out calls by it. "
+    )
+    if name == OUT_OF_MEMORY:
+        return cure + "Or let it need less memory: a smaller micro-batch, activation checkpointing."
+    return cure + "Or raise it again there."
+
+
+def _usual(case: Case, rank: int, caught: Caught) -> bool:
+    """Another rank that is not at fault with it has caught the like at that line, as often."""
+    others = [s for r, s in case.index.states.items() if r != rank]
+    like = [c for s in others for c in s.caught if (c.site, c.kind) == (caught.site, caught.kind)]
+    return sum(c.times >= caught.times for c in like) * 2 >= max(1, len(others))
+
+
+def _may_leave_out_calls(case: Case, d: Diagnosis, rank: int, caught: Caught, text: ProgramText) -> bool:
+    """*rank* has made fewer calls than another in the `try`, or in the function or loop whose rest its handler leaves
+    out; or it ended without another call."""
+    handler = _handler(text, caught.site)
+    if handler is None or owner(caught.site.file) is Owner.LIBRARY:  # frames of libraries are not on the records
+        return caught.kind.endswith(OUT_OF_MEMORY)
+    statement, clause = handler
+    regions = [(statement.lineno, statement.body[-1].end_lineno or statement.lineno)]
+    leaves = {type(n) for part in clause.body for n in ast.walk(part)} & {ast.Continue, ast.Break, ast.Return}
+    if leaves:
+        around = text.around(caught.site)
+        kinds = FUNCTIONS if ast.Return in leaves else (*FUNCTIONS, ast.For, ast.AsyncFor, ast.While)
+        left = next((n for n in around if isinstance(n, kinds)), None)
+        regions.append((0, 1 << 62) if left is None else (left.lineno, left.end_lineno or 0))
+    state = case.index.states[rank]
+    if state.phase is Phase.FINISHED or state.over or state.leaving:
+        last = max((call.index for call in case.index.records(rank)), default=-1)
+        if last < caught.calls:
+            return _has_calls(case, caught.site.file, regions)
+    if d.call is None or d.call.op in P2P:  # a rank's messages have no number that another rank has too
+        return _has_calls(case, caught.site.file, regions)
+    own, others = _calls_at(case, d, caught.site.file, regions, rank)
+    return any(others[site] > own[site] for site in others)
+
+
+def _has_calls(case: Case, file: str, regions: Sequence[tuple[int, int]]) -> bool:
+    frames = (f for rank in case.index.states for r in case.index.records(rank)[-256:] for f in r.way)
+    return any(f.file == file and any(a <= f.line <= b for a, b in regions) for f in frames)
+
+
+def _calls_at(
+    case: Case, d: Diagnosis, file: str, regions: Sequence[tuple[int, int]], rank: int
+) -> tuple[Counter[int], Counter[int]]:
+    """Calls through the lines of *regions* up to the diagnosed one: those of *rank*, and the most of another rank. Only
+    calls that the records of both still hold are counted."""
+    own: Counter[int] = Counter()
+    most: Counter[int] = Counter()
+    for log in case.index.group_logs:
+        until = d.call.seq if d.call is not None and d.group == log.group else 1 << 62
+        since = max((calls[0].seq for calls in log.calls.values() if calls), default=0)
+        for other, calls in log.calls.items():
+            lines = Counter(
+                line
+                for call in calls
+                if since <= call.seq <= until
+                for line in {f.line for f in call.way if f.file == file and any(a <= f.line <= b for a, b in regions)}
+            )
+            if other == rank:
+                own += lines
+            else:
+                most |= lines
+    return own, most
+
+
+def _handler(text: ProgramText, site: Site) -> tuple[ast.Try | ast.TryStar, ast.ExceptHandler] | None:
+    tree = text.tree(site.file)
+    if tree is None:
+        return None
+    tries = (node for node in ast.walk(tree) if isinstance(node, ast.Try | ast.TryStar))
+    return next(((node, clause) for node in tries for clause in node.handlers if clause.lineno == site.line), None)

@@ -1,27 +1,31 @@
-"""The cause of a diagnosis that its kind alone does not tell: the first rule that the evidence bears out."""
+"""The cause of a diagnosis that its kind alone does not tell: the first rule that the evidence bears out.
+
+The rules of other modules read the lines of the calls that met. Those here find causes elsewhere: a lock, a store's
+key, a mesh, a rank without a group, a loop of messages.
+"""
 
 from __future__ import annotations
 
+import ast
+import re
 from dataclasses import replace
 
-from distsim.debug.diagnosis.causes.blocks import join_block, no_sync_block
-from distsim.debug.diagnosis.causes.caught import caught_exception, repeated_calls
-from distsim.debug.diagnosis.causes.cause import Cause, Sides, sides_of
-from distsim.debug.diagnosis.causes.elsewhere import (
-    awaited_key,
-    held_lock,
-    message_loop,
-    other_group,
-    skipped_init,
-    unlike_mesh,
+from distsim.debug.diagnosis.causes.blocks import caught_exception, join_block, no_sync_block, repeated_calls
+from distsim.debug.diagnosis.causes.cause import Cause, Sides, met_calls, sides_of
+from distsim.debug.diagnosis.causes.guards import guard_by_rank, guard_decision, guarded_call
+from distsim.debug.diagnosis.causes.loops import (
+    generation,
+    header_cause,
+    left_loop,
+    loop_cause,
+    resumed_elsewhere,
+    skipped_round,
 )
-from distsim.debug.diagnosis.causes.guards import guard_by_rank, guarded_call
-from distsim.debug.diagnosis.causes.iterations import generation, left_loop, loop_cause, skipped_round
-from distsim.debug.diagnosis.causes.program_text import ProgramText
-from distsim.debug.diagnosis.causes.resumed import resumed_elsewhere
+from distsim.debug.diagnosis.causes.program_text import ProgramText, shortened
 from distsim.debug.diagnosis.causes.unordered import unordered_operands
 from distsim.debug.diagnosis.context import Case
-from distsim.debug.records import Phase
+from distsim.debug.messages import are, group_text, place, ranks_text
+from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, Site, StoreWait
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 
@@ -43,14 +47,11 @@ SHIFTED = frozenset(
 """Kinds that follow from calls which some ranks left out, added or made in another order."""
 REORDERED = frozenset({Kind.WRONG_ORDER, Kind.OP_MISMATCH, Kind.SHAPE_MISMATCH, Kind.DTYPE_MISMATCH})
 
-ELSEWHERE = {
-    Kind.NEVER_JOINED: skipped_init,
-    Kind.HOST_STUCK: held_lock,
-    Kind.STRAGGLER: held_lock,
-    Kind.GROUP_CREATION_ORDER: unlike_mesh,
-    Kind.P2P_UNMATCHED: message_loop,
-}
-"""Kinds with one rule of their own."""
+FILE_LOCK = re.compile(r"\bflock\(|\blockf\(|FileLock|InterProcessLock|portalocker")
+"""Locks that processes share; one of `threading` is the process's own."""
+TAKES_LOCK = re.compile(r"\.acquire\(|with .*lock", re.IGNORECASE)
+UNLOCK = re.compile(r"LOCK_UN|\.release\(")
+MESH = re.compile(r"\binit_device_mesh\(|\bDeviceMesh\(")
 
 
 def with_cause(case: Case, d: Diagnosis) -> Diagnosis:
@@ -156,3 +157,147 @@ def _still_runs(case: Case, d: Diagnosis) -> bool:
     state = case.index.states.get(d.culprits[0])
     running = state is not None and state.phase is Phase.RUNNING and not state.leaving
     return running and d.kind is Kind.MISSING_RANK
+
+
+def held_lock(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
+    """The culprits are at a line that takes a lock, and a rank that has passed this line waits for them."""
+    site = d.sites.get(d.culprits[0])
+    if site is None or any(isinstance(w, HostWait) for r in d.culprits for w in case.index.waits(r)):
+        return None
+    line = text.line(site)
+    if FILE_LOCK.search(line) is None and not (TAKES_LOCK.search(line) and text.mentions(FILE_LOCK)):
+        return None
+    for rank in d.victims:
+        for wait in case.index.waits(rank):
+            call = wait.record if isinstance(wait, CallWait) else None
+            frames = () if call is None else call.way
+            inside = next((f for f in frames if (f.file, f.function) == (site.file, site.function)), None)
+            if call is None or inside is None or inside.line <= site.line or _unlocked(text, site, inside):
+                continue
+            return Cause(
+                f"Leave the lock before {call.op} at {place(call.site)}: rank {rank} has passed {place(site)} and "
+                f"waits there, and may hold the lock that {ranks_text(d.culprits)} {are(d.culprits, 'needs', 'need')}.",
+                lines=(site, inside),
+            )
+    return None
+
+
+def _unlocked(text: ProgramText, site: Site, inside: Site) -> bool:
+    """The lock of *site* is given back before the line *inside*."""
+    between = (text.line(Site(site.file, n, "")) for n in range(site.line + 1, inside.line))
+    if any(UNLOCK.search(line) for line in between):
+        return True
+    blocks = [n for n in text.around(site) if isinstance(n, ast.With | ast.AsyncWith)]
+    return any(inside.line > (block.end_lineno or 0) for block in blocks)
+
+
+def awaited_key(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
+    """The culprits wait for a key of a store, which no rank has set."""
+    waits = [next((w for w in case.index.waits(r) if isinstance(w, StoreWait)), None) for r in d.culprits]
+    first = waits[0] if waits else None
+    if first is None or not first.keys or any(w is None or w.keys != first.keys for w in waits) or d.call is None:
+        return None
+    key = first.keys[0].rpartition("/")[2]
+    setters = [
+        Site(file, call.lineno, "")
+        for file, tree in text.trees()
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call)
+        and getattr(call.func, "attr", "") in ("set", "add", "append", "compare_set")
+        and call.args
+        and getattr(call.args[0], "value", None) == key
+    ]
+    if not setters:
+        return None
+    setter = max(setters, key=lambda site: site.line)
+    at = next((place(d.sites[r]) for r in d.victims if r in d.sites), d.call.op)
+    return Cause(
+        f"Set the key '{key}' ({place(setter)} does) before {d.call.op} at {at}: {ranks_text(d.culprits)} cannot come "
+        "there without it, and whoever should set it may wait there already.",
+        lines=(setter,),
+    )
+
+
+def other_group(case: Case, d: Diagnosis) -> Cause | None:
+    """The call is made by ranks that never made it before, and all others have made it on a group without those."""
+    met = met_calls(case, d)
+    lacking = [rank for rank in (() if d.group is None else d.group.ranks) if case.index.last(rank) is not None]
+    if d.kind is Kind.MISSING_RANK:
+        inside, outside = [r for r in lacking if r not in d.culprits], list(d.culprits)
+    else:
+        inside, outside = list(d.culprits), [r for r in lacking if r not in d.culprits]
+    mine = next((met[rank] for rank in inside if rank in met), None)
+    if mine is None or mine.site is None or mine.is_p2p or not outside:
+        return None
+
+    def alike(rank: int) -> list[CallRecord]:
+        return [r for r in case.index.records(rank) if r.op == mine.op and r.way == mine.way and r is not met.get(rank)]
+
+    theirs = [alike(rank) for rank in outside]
+    groups = {made[-1].group for made in theirs if made}
+    members = {rank for group in groups for rank in group.ranks}
+    if not all(theirs) or any(alike(rank) for rank in inside) or not members.isdisjoint(inside):
+        return None
+    shown = next(iter(groups))
+    return Cause(
+        f"Pass the same group= on every rank at {place(mine.site)}, and make the call on its members alone: "
+        f"{ranks_text(outside)} made it on {group_text(shown)}, {ranks_text(inside)} on {group_text(mine.group)}.",
+    )
+
+
+def skipped_init(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
+    """A rank that was started and went past init_process_group: the condition around it."""
+    states = [case.index.states[r] for r in d.culprits]
+    sides = sides_of(case, d)
+    if not sides.others:
+        return None
+    decision = guard_decision(text, sides.others, sides.culprits)
+    if decision is None:
+        return None
+    passed = (
+        f"{ranks_text(d.culprits)} may have gone past init_process_group by `{shortened(decision.text)}` at "
+        f"{place(decision.site)}"
+    )
+    if any(s.site is None and s.exit_code is None for s in states):
+        return Cause(f"{d.suggestion} Or {passed}.", lines=(decision.site,))
+    return Cause(
+        f"Call init_process_group at {place(sides.others[0])} on every rank: {passed}. Compare what that reads (the "
+        "environment, arguments) with the other ranks.",
+        lines=(decision.site,),
+    )
+
+
+def unlike_mesh(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
+    """The groups are those of a mesh, which is made at one line."""
+    sites = [d.sites[r] for r in (*d.culprits, *d.victims) if r in d.sites]
+    if not sites or any(MESH.search(text.line(site)) is None for site in sites):
+        return None
+    at = " and ".join(dict.fromkeys(place(site) for site in sites))
+    return Cause(
+        f"Make the mesh at {at} with one shape, one order of dimensions and one list of ranks on every rank: "
+        f"{ranks_text(d.culprits)} may have read another size from arguments or the environment.",
+        lines=tuple(dict.fromkeys(sites))[:2],
+    )
+
+
+def message_loop(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
+    """The messages stand in a loop that one end has left: the bounds differ."""
+    waits = [wait.record for r in d.victims for wait in case.index.waits(r) if isinstance(wait, CallWait)]
+    call = next((r for r in waits if r.is_p2p and r.peer in d.culprits), None)
+    if call is None or call.peer is None:
+        return None
+    loops = text.loops(call.way, sides_of(case, d).culprits)
+    met = any(r.is_p2p and r.peer == call.rank for r in case.index.records(call.peer))
+    if not loops or not met or (header := header_cause(text, *loops[0])) is None:
+        return None
+    return Cause(f"{header.suggestion[:-1]}; or {d.suggestion[:1].lower()}{d.suggestion[1:]}", lines=header.lines)
+
+
+ELSEWHERE = {
+    Kind.NEVER_JOINED: skipped_init,
+    Kind.HOST_STUCK: held_lock,
+    Kind.STRAGGLER: held_lock,
+    Kind.GROUP_CREATION_ORDER: unlike_mesh,
+    Kind.P2P_UNMATCHED: message_loop,
+}
+"""Kinds with one rule of their own."""

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from distsim.debug.diagnosis.causes.cause import Cause, Sides
-from distsim.debug.diagnosis.causes.iterations import by_itself
+from distsim.debug.diagnosis.causes.loops import by_itself
 from distsim.debug.diagnosis.causes.program_text import FUNCTIONS, Decision, ProgramText, shortened, words_of
 from distsim.debug.divergence.source_order import RANK
-from distsim.debug.messages.phrases import place
+from distsim.debug.messages import place
 from distsim.debug.records import Site
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind

@@ -7,8 +7,8 @@ import ast
 from distsim.debug.diagnosis.causes.cause import Cause, Sides
 from distsim.debug.diagnosis.causes.program_text import ProgramText, words_of
 from distsim.debug.diagnosis.context import Case
-from distsim.debug.divergence.realign import HORIZON, signature
-from distsim.debug.messages.phrases import place
+from distsim.debug.divergence.divergence import HORIZON, signature
+from distsim.debug.messages import place
 from distsim.debug.records import Site
 from distsim.debug.records.diagnosis import Diagnosis
 

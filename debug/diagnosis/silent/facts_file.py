@@ -23,7 +23,7 @@ import numpy as np
 
 from distsim.debug.diagnosis.silent.facts import ParameterFact, RankFacts, StepFact, Vector, Window
 from distsim.debug.records import Site
-from distsim.debug.rings.private import create_private
+from distsim.debug.rings.files import create_private
 from distsim.text.untrusted_input import load_json, printable, read_bytes
 
 __all__ = ["MOST_BYTES", "FactsFull", "FactsWriter", "SavedFacts", "read_facts"]

@@ -1,17 +1,34 @@
-"""The facts of all ranks side by side: which parameter of one rank is which of another, and step by step."""
+"""The facts of all ranks side by side, step by step: which parameter of one rank is which of another.
+
+Which ranks hold one and the same value (a replica set), and what says so: the evidence, the strongest first.
+"""
 
 from __future__ import annotations
 
+import enum
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.debug.diagnosis.silent.facts import ParameterFact, RankFacts, StepFact, Vector, Window
+from distsim.debug.diagnosis.silent.facts import CallSum, ParameterFact, Pass, RankFacts, StepFact, Vector, Window
 
-__all__ = ["EQUAL", "Key", "View", "clusters", "differ", "distance", "norm"]
+__all__ = [
+    "EQUAL",
+    "Evidence",
+    "Key",
+    "ReplicaSet",
+    "View",
+    "activation_groups",
+    "clusters",
+    "differ",
+    "distance",
+    "norm",
+    "replica_sets",
+]
 
 EQUAL = 1e-6
 """Part of the norm by which equal tensors may differ: additions in another order."""
@@ -138,3 +155,246 @@ class View:
         for step in record.steps:
             yield step.window
         yield record.rest
+
+
+class Evidence(enum.IntEnum):
+    """Why ranks should hold one value; a smaller number is stronger."""
+
+    DDP = 1
+    MESH = 2
+    REDUCED = 3
+    EQUALIZED = 4
+    ACTIVATIONS = 5
+    BULK = 6
+
+    @property
+    def is_proof(self) -> bool:
+        """Whether a divergence is an error, and not a warning."""
+        return self <= Evidence.REDUCED
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether it is only likely: no finding but a warning rests on it."""
+        return self > Evidence.EQUALIZED
+
+    @property
+    def sentence(self) -> str:
+        """What was seen, with `{tensor}` and `{ranks}`."""
+        return _SENTENCES[self]
+
+
+_SENTENCES = {
+    Evidence.DDP: "DistributedDataParallel keeps {tensor} equal on {ranks}.",
+    Evidence.MESH: "The placements of {tensor} say that {ranks} hold the same values.",
+    Evidence.REDUCED: "The gradient of {tensor} is all-reduced over {ranks}.",
+    Evidence.ACTIVATIONS: "{ranks} exchange activations in forward or backward, and {tensor} was equal on them at the "
+    "start.",
+    Evidence.BULK: "Most gradients of this optimizer are reduced over {ranks}, and {tensor} was equal on them at the "
+    "start.",
+    Evidence.EQUALIZED: "The gradients of {tensor} on {ranks} are made equal before the step.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSet:
+    """Ranks that hold one value of a parameter."""
+
+    key: Key
+    ranks: tuple[int, ...]
+    evidence: Evidence
+
+
+Source = Callable[[View], Iterator[ReplicaSet]]
+
+
+def replica_sets(view: View) -> dict[Key, list[ReplicaSet]]:
+    """All replica sets by parameter; of equal ranks that of the strongest evidence alone."""
+    strongest: dict[tuple[Key, tuple[int, ...]], ReplicaSet] = {}
+    for source in SOURCES:
+        for one in source(view):
+            if len(one.ranks) > 1 and not any(fact.varies for fact in view.parameters[one.key].values()):
+                strongest.setdefault((one.key, one.ranks), one)
+    sets: dict[Key, list[ReplicaSet]] = defaultdict(list)
+    for one in sorted(strongest.values(), key=lambda one: one.evidence):
+        if not any(set(one.ranks) <= set(other.ranks) for other in sets[one.key]):
+            sets[one.key].append(one)
+    return sets
+
+
+def _declared(view: View, attribute: str, evidence: Evidence) -> Iterator[ReplicaSet]:
+    for key, facts in view.parameters.items():
+        for ranks in sorted({getattr(fact, attribute) for fact in facts.values()} - {()}):
+            here = tuple(rank for rank in ranks if rank in facts and getattr(facts[rank], attribute) == ranks)
+            yield ReplicaSet(key, here, evidence)
+
+
+def of_ddp(view: View) -> Iterator[ReplicaSet]:
+    """DistributedDataParallel was given the parameter."""
+    return _declared(view, "ddp", Evidence.DDP)
+
+
+def of_mesh(view: View) -> Iterator[ReplicaSet]:
+    """A DTensor is replicated over a dimension of its mesh."""
+    return _declared(view, "mesh", Evidence.MESH)
+
+
+def of_reduced_gradients(view: View) -> Iterator[ReplicaSet]:
+    """The parameter's own `.grad` was all-reduced between backward and step."""
+    for rank in view.facts:
+        for window in view.windows(rank):
+            for call in window.calls:
+                if call.op not in ("all_reduce", "all_reduce_coalesced"):
+                    continue
+                for number in call.gradients:
+                    key = view.keys[rank].get(number)
+                    if key is not None:
+                        here = tuple(r for r in sorted(call.ranks) if r in view.parameters[key])
+                        yield ReplicaSet(key, here, Evidence.REDUCED)
+
+
+UNLIKE = 1e-3
+"""Part of the norm from which local gradients count as different."""
+MADE_EQUAL = 1e-5
+"""Part of the norm by which gradients that were reduced may differ."""
+
+
+MOST_COMPARED = 3
+"""Steps of a parameter whose gradients are compared: as many as sketch all tensors."""
+
+
+def of_equalized_gradients(view: View) -> Iterator[ReplicaSet]:
+    """Local gradients differ and those that the optimizer finds are equal, whatever route they took."""
+    for key, facts in view.parameters.items():
+        ranks, compared = sorted(facts), 0
+        for _, steps in view.steps_of(key.optimizer):
+            final = _final_gradients(view, key, ranks, steps)
+            if len(final) > 1 and norm(final.values()) > 0.0:
+                compared += 1
+                yield from _equalized(view, key, steps, final)
+            if compared == MOST_COMPARED:
+                break
+
+
+def _final_gradients(view: View, key: Key, ranks: list[int], steps: dict[int, StepFact]) -> dict[int, Vector]:
+    vectors: dict[int, Vector] = {}
+    for rank in ranks:
+        vector = steps[rank].gradients.get(view.numbers[rank].get(key, -1)) if rank in steps else None
+        if vector is not None:
+            vectors[rank] = vector
+    return vectors
+
+
+def _equalized(view: View, key: Key, steps: dict[int, StepFact], vectors: dict[int, Vector]) -> Iterator[ReplicaSet]:
+    for group in clusters(vectors, MADE_EQUAL):
+        local = view.local(steps, key, group) if len(group) > 1 else None
+        is_zero = not norm([vectors[rank] for rank in group])
+        if local is not None and not is_zero and differ(local, UNLIKE * norm(local.values())):
+            yield ReplicaSet(key, group, Evidence.EQUALIZED)
+
+
+def of_activations(view: View) -> Iterator[ReplicaSet]:
+    """A parameter that began equal on ranks that exchange activations: tensor or sequence parallelism."""
+    groups = activation_groups(view)
+    experts = _ranks_of_experts(view)
+    for key, facts in view.parameters.items():
+        for group in groups:
+            ranks = tuple(rank for rank in group if rank in facts)
+            if len(ranks) > 1 and experts.isdisjoint(ranks) and _began_equal(view, key, ranks):
+                yield ReplicaSet(key, ranks, Evidence.ACTIVATIONS)
+
+
+SYMMETRIC = frozenset(
+    {
+        *("all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_into_tensor", "all_gather_coalesced"),
+        *("all_gather_into_tensor_coalesced", "reduce_scatter", "reduce_scatter_tensor"),
+        "reduce_scatter_tensor_coalesced",
+    }
+)
+"""Operations in which all ranks have the same part."""
+
+
+def activation_groups(view: View) -> list[tuple[int, ...]]:
+    """Groups of ranks that exchange activations inside of forward or backward, but those of DDP."""
+    data_parallel = {fact.ddp for facts in view.parameters.values() for fact in facts.values()}
+    groups = {
+        tuple(sorted(call.ranks))
+        for call in _calls(view)
+        if call.pass_ in (Pass.FORWARD, Pass.BACKWARD) and call.op in SYMMETRIC and not call.by_torch
+    }
+    return sorted(group for group in groups if len(group) > 1 and group not in data_parallel)
+
+
+def _calls(view: View) -> Iterator[CallSum]:
+    for rank in view.facts:
+        for window in view.windows(rank):
+            yield from window.calls
+
+
+def _ranks_of_experts(view: View) -> set[int]:
+    """Ranks that exchange tokens by all_to_all in forward: what they do not reduce may be experts."""
+    ranks: set[int] = set()
+    for call in _calls(view):
+        if call.op.startswith("all_to_all") and call.pass_ in (Pass.FORWARD, Pass.BACKWARD):
+            ranks.update(call.ranks)
+    return ranks
+
+
+def _began_equal(view: View, key: Key, ranks: tuple[int, ...]) -> bool:
+    """Whether a parameter was equal before the first step, and not by chance: zeros and ones count only where all
+    parameters of their module are equal, or they may be the bias of a sharded weight."""
+    facts, steps = view.parameters[key], view.steps.get((key.optimizer, 1), {})
+    if any(facts[rank].mesh for rank in ranks) or not _is_equal(view, key, ranks, steps):
+        return False
+    if not any(facts[rank].constant for rank in ranks):
+        return True
+    module = facts[ranks[0]].module
+    siblings = {
+        other
+        for rank in ranks
+        for other, number in view.numbers[rank].items()
+        if view.facts[rank].parameters[number].module == module and other.optimizer == key.optimizer
+    }
+    return all(_is_equal(view, other, ranks, steps) for other in siblings)
+
+
+def _is_equal(view: View, key: Key, ranks: tuple[int, ...], steps: dict[int, StepFact]) -> bool:
+    before = view.vectors("before", steps, key, ranks)
+    return before is not None and not differ(before)
+
+
+def of_bulk_reductions(view: View) -> Iterator[ReplicaSet]:
+    """A parameter that began equal on ranks that reduce most of the model's gradients between backward and step."""
+    experts = _ranks_of_experts(view)
+    for optimizer in sorted({key.optimizer for key in view.parameters}):
+        keys = [key for key in view.parameters if key.optimizer == optimizer]
+        for group in _bulk_groups(view, optimizer):
+            for key in keys:
+                ranks = tuple(rank for rank in group if rank in view.parameters[key])
+                if len(ranks) > 1 and experts.isdisjoint(ranks) and _began_equal(view, key, ranks):
+                    yield ReplicaSet(key, ranks, Evidence.BULK)
+
+
+def _bulk_groups(view: View, optimizer: int) -> list[tuple[int, ...]]:
+    """Groups over which at least half of an optimizer's elements were reduced between backward and step."""
+    groups: set[tuple[int, ...]] = set()
+    for _, steps in view.steps_of(optimizer):
+        for rank, step in steps.items():
+            parameters = view.facts[rank].parameters
+            size = sum(parameters[number].numel for number in step.parameters)
+            reduced: dict[tuple[int, ...], int] = defaultdict(int)
+            for call in step.window.calls:
+                if call.pass_ is Pass.REDUCTION and call.op in SYMMETRIC and not call.values:
+                    own = sum(parameters[number].numel for number in call.gradients)
+                    reduced[tuple(sorted(call.ranks))] += own or call.largest
+            groups.update(group for group, elements in reduced.items() if 2 * elements >= size)
+    return sorted(groups)
+
+
+SOURCES: tuple[Source, ...] = (
+    of_ddp,
+    of_mesh,
+    of_reduced_gradients,
+    of_equalized_gradients,
+    of_activations,
+    of_bulk_reductions,
+)

@@ -1,20 +1,8 @@
-"""Who waits for whom, who can never go on, and what proof a verdict needs to end a job.
+"""Who waits for whom, who can never go on, and whether that is proven.
 
-`wait_graph.py` is the graph, `remote_waits.py` its part of remote calls; `proof.py` the table from kind to proof.
+`wait_graph.py` is the graph, `remote_waits.py` its part of remote calls; `assess_proof.py` asks it what is proven.
 """
 
 from __future__ import annotations
 
-__all__ = [
-    "assess_proof",
-    "digraph",
-    "edges",
-    "hang_timeout",
-    "idle",
-    "proof",
-    "remote_waits",
-    "rendezvous",
-    "unending",
-    "unwaited",
-    "wait_graph",
-]
+__all__ = ["assess_proof", "edges", "hang_timeout", "remote_waits", "rendezvous", "standstill", "wait_graph"]

@@ -1,17 +1,16 @@
-"""Decides whether a verdict is proven: which ranks stay stuck even if every other one moves (see `proof`)."""
+"""Decides whether a verdict is proven: which ranks stay stuck even if every other one moves (see `records.kinds`)."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from distsim.debug.diagnosis.waits.proof import PROOFS, Proof
 from distsim.debug.diagnosis.waits.remote_waits import Need
 from distsim.debug.diagnosis.waits.wait_graph import Contradictions, WaitGraph
 from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.matching.remote_calls import Actor
 from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, RankState, StoreWait, Wait
 from distsim.debug.records.diagnosis import Diagnosis
-from distsim.debug.records.kinds import Kind
+from distsim.debug.records.kinds import PROOFS, Kind, Proof
 
 __all__ = ["Weigher", "longest_waits"]
 

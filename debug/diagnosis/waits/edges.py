@@ -8,7 +8,7 @@ from distsim.debug.diagnosis.waits.hang_timeout import lateness, patience
 from distsim.debug.diagnosis.waits.wait_graph import Need, WaitGraph
 from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.matching.remote_calls import rank_of
-from distsim.debug.messages.phrases import call_text, place
+from distsim.debug.messages import call_text, place
 from distsim.debug.records import CallWait, Evidence, Phase, Site, StoreWait
 
 __all__ = ["WaitEdge", "wait_edges"]

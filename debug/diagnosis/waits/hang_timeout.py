@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.waits.assess_proof import longest_waits
 from distsim.debug.matching.index import EvidenceIndex
-from distsim.debug.messages.advice import advice
-from distsim.debug.messages.phrases import are, call_text, capital, group_text, place, ranks_text, some_ranks_text
+from distsim.debug.messages import advice, are, call_text, capital, group_text, place, ranks_text, some_ranks_text
 from distsim.debug.records import CallRecord, Phase
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from distsim.debug.diagnosis.context import Case
-from distsim.debug.diagnosis.waits.proof import Proof
 from distsim.debug.matching.secondary_errors import aftermath, last_words
-from distsim.debug.messages.phrases import are, capital, ranks_text
+from distsim.debug.messages import are, capital, ranks_text
 from distsim.debug.records import CallRecord, Phase, State
 from distsim.debug.records.diagnosis import Diagnosis
-from distsim.debug.records.kinds import Kind
+from distsim.debug.records.kinds import Kind, Proof
 
 __all__ = ["MEETING_S", "apart", "follows", "stale_addresses"]
 

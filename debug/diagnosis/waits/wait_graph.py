@@ -6,22 +6,24 @@ busy (OR). This is the model of MUST (Hilbrich et al., "MPI runtime error detect
 A blocked rank is freed when every one of its waits can be met by ranks that still move; what is
 left after that fixpoint is deadlocked. Its terminal components are the root causes: a rank that
 is gone, a call whose members contradict each other, or a cycle (with OR waits: a knot).
+
+The directed graph is ours: networkx takes a fifth of a second to import, and every run looks for hangs.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
 
-from distsim.debug.diagnosis.waits.digraph import Digraph
 from distsim.debug.diagnosis.waits.remote_waits import Need, RemoteWaits
 from distsim.debug.matching.index import DEAD, EvidenceIndex, GroupLog
 from distsim.debug.matching.remote_calls import Actor, anyone, rank_of, serving
 from distsim.debug.matching.secondary_errors import last_words, own_fault
 from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, State, StoreWait
 
-__all__ = ["Contradictions", "Need", "Root", "WaitGraph"]
+__all__ = ["Contradictions", "Digraph", "Need", "Root", "WaitGraph"]
 
 Node = Actor
 """An actor, a meeting ("meeting", log, seq), or a contradiction ("mismatch", its number, 0)."""
@@ -37,6 +39,7 @@ INIT = "init_process_group"
 ABSENT, UNABLE, LATE, HERE = range(4)
 """How far a member is from a meeting: it never came; it came and is gone, or raised; it came when others had given
 up; it is there."""
+N = TypeVar("N", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,3 +377,75 @@ def _is_actor(node: Node) -> bool:
 def _by_rank(node: Node) -> tuple[bool, Node]:
     """Ranks before meetings, each by number."""
     return isinstance(node, tuple), node
+
+
+class Digraph(Generic[N]):
+    """Nodes in the order they came; an edge is there once."""
+
+    def __init__(self) -> None:
+        self._after: dict[N, dict[N, None]] = {}
+        self._before: dict[N, dict[N, None]] = {}
+
+    @property
+    def num_edges(self) -> int:
+        return sum(map(len, self._after.values()))
+
+    def __contains__(self, node: N) -> bool:
+        return node in self._after
+
+    def add(self, node: N, after: Iterable[N] = ()) -> None:
+        """*node*, and edges from it to each of *after*."""
+        mine = self._after.setdefault(node, {})
+        for other in after:
+            mine[other] = None
+            self._after.setdefault(other, {})
+            self._before.setdefault(other, {})[node] = None
+
+    def successors(self, node: N) -> Iterable[N]:
+        return self._after[node]
+
+    def predecessors(self, node: N) -> Iterable[N]:
+        return self._before.get(node, ())
+
+    def terminal_components(self) -> list[list[N]]:
+        """Strongly connected components that no edge leaves (Tarjan, "Depth-first search and linear graph
+        algorithms", 1972; without recursion)."""
+        number: dict[N, int] = {}
+        lowest: dict[N, int] = {}
+        open_nodes: dict[N, None] = {}
+        """Seen, and in no component yet."""
+        component: dict[N, int] = {}
+        found: list[list[N]] = []
+        for root in self._after:
+            if root in number:
+                continue
+            path: list[tuple[N, Iterator[N]]] = []
+            number[root] = lowest[root] = len(number)
+            open_nodes[root] = None
+            path.append((root, iter(self._after[root])))
+            while path:
+                node, rest = path[-1]
+                for other in rest:
+                    if other not in number:
+                        number[other] = lowest[other] = len(number)
+                        open_nodes[other] = None
+                        path.append((other, iter(self._after[other])))
+                        break
+                    if other in open_nodes:
+                        lowest[node] = min(lowest[node], number[other])
+                else:
+                    path.pop()
+                    if path:
+                        above = path[-1][0]
+                        lowest[above] = min(lowest[above], lowest[node])
+                    if lowest[node] == number[node]:
+                        members: list[N] = []
+                        while not members or members[-1] != node:
+                            members.append(open_nodes.popitem()[0])
+                        component.update(dict.fromkeys(members, len(found)))
+                        found.append(members)
+        return [
+            members
+            for place, members in enumerate(found)
+            if all(component[other] == place for node in members for other in self._after[node])
+        ]

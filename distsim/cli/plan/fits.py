@@ -213,7 +213,7 @@ def _indented(text: str, style: str = "") -> RenderableType:
 def _trust(fit: Fit) -> RenderableType:
     from rich.console import Group
 
-    from distsim.debug.messages.phrases import ranks_text
+    from distsim.debug.messages import ranks_text
     from distsim.scenario.explore.fits import ERROR, STEPS, WORST_ERROR
 
     stands = "an error of that size could turn this answer around" if fit.is_close else "the answer stands with each"

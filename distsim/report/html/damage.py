@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from distsim.debug.records.report_json import SCHEMA
+from distsim.debug.records.diagnosis import SCHEMA
 from distsim.text.untrusted_input import brief
 
 __all__ = ["damage"]

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from distsim.debug.postmortem import examine
-from distsim.debug.rings.jobdir import default_directory
-from distsim.debug.rings.private import private_folder
+from distsim.debug.rings.files import default_directory, private_folder
 from distsim.errors import UsageError
 from distsim.report.html.extra import check_page
 from distsim.text.output_files import say_written

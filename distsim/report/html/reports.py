@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from distsim.debug.records import Evidence
-from distsim.debug.records.diagnosis import Diagnosis
-from distsim.debug.records.report_json import diagnoses_to_json, exit_code
+from distsim.debug.records.diagnosis import Diagnosis, diagnoses_to_json, exit_code
 from distsim.report.document import clean, report_document
 from distsim.report.html.collect import Material, of_outcome, of_records, picture
 from distsim.report.html.page import write_page

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distsim.debug.messages.phrases import call_text
+from distsim.debug.messages import call_text
 from distsim.debug.records import CallRecord
 from distsim.errors import UsageError
 from distsim.report.tracing.arrows import Placed, arrows

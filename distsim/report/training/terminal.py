@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from distsim.debug.messages.phrases import ranks_text
+from distsim.debug.messages import ranks_text
 from distsim.report.tables import bar
 from distsim.report.training.gains import gains
 from distsim.report.training.memory import memory_table, shortage

@@ -25,7 +25,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from distsim.debug.diagnosis.silent.collect.sketch import local_part
-from distsim.debug.messages.phrases import place
+from distsim.debug.messages import place
 from distsim.debug.records.frames import program_frames, steps
 from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from distsim.debug.messages.phrases import ranks_text
-from distsim.debug.report.lines import Line
+from distsim.debug.messages import ranks_text
+from distsim.debug.report.console import Line
 from distsim.scenario.equal.compare import Comparison, Deviation
 from distsim.scenario.equal.relation import How
 

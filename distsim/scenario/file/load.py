@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from distsim.cluster import Cluster, load_cluster
-from distsim.debug.diagnosis.silent.allowed import check_patterns
+from distsim.debug.diagnosis.silent.finding import check_patterns
 from distsim.errors import UsageError
 from distsim.scenario.file.cut_off import cut_off
 from distsim.scenario.file.fault_schema import FAULT_TABLES, FaultSpec

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from distsim.debug.messages.error_text import message
 from distsim.debug.records import P2P, CallRecord, CallWait, State
 from distsim.kernels.cost import Cost
 from distsim.sim.c10d.futures import written
@@ -28,6 +27,7 @@ from distsim.sim.device.timeline.timeline import NEVER
 from distsim.sim.isolation.process import RankTask, require_task
 from distsim.sim.observe.reading import user_stack
 from distsim.text.ranks import of_ranks
+from distsim.text.tracebacks import message
 from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID, EXECUTION_ENGINE
 
 if TYPE_CHECKING:

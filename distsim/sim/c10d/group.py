@@ -15,8 +15,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch.distributed import Work
 
 from distsim.debug.evidence import guard_findings as seen
-from distsim.debug.evidence.forked_calls import forked_call
-from distsim.debug.messages.error_text import error_line
+from distsim.debug.evidence.guard_findings import forked_call
 from distsim.debug.records import P2P, CallRecord, CallWait, Group, HostWait, State, Wait
 from distsim.debug.records.arguments import METHODS, Call, Reader
 from distsim.debug.records.signature import Signature
@@ -31,6 +30,7 @@ from distsim.sim.c10d.work import SimWork, handle_of
 from distsim.sim.device.allocator.claims import claim_buffers
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task, require_task
 from distsim.sim.observe.reading import call_stack, handle_is_the_users, waits_itself
+from distsim.text.tracebacks import error_line
 from distsim.torch_compat.device import POP_MODE_TEMPORARILY
 from distsim.torch_compat.works import DISPATCH_MODES
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from distsim.debug.messages.phrases import ranks_text
+from distsim.debug.messages import ranks_text
 from distsim.debug.records import CallRecord, Group
 from distsim.errors import NotSimulated, UsageError
 from distsim.sim.c10d import gpu_work

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.distributed import Work
 from torch.futures import Future
 
-from distsim.debug.messages.error_text import message
 from distsim.debug.records import CallRecord, CallWait, State
 from distsim.sim.c10d.futures import InBackward, callback_patches, have_stream_wait
 from distsim.sim.isolation.process import RankTask, current_task, require_task
 from distsim.sim.kernel.task import calls_behind, is_done, why_it_waits
+from distsim.text.tracebacks import message
 from distsim.torch_compat.ddp import DELAY_ALL_REDUCE
 from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID, EXECUTION_ENGINE, FUTURE
 

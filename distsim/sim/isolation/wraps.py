@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
 
-from distsim.debug.messages.error_text import error_line, error_traceback, message, origins
 from distsim.debug.records.frames import is_ours, raised_at
 from distsim.sim.isolation.process import SimProcess, current_task
+from distsim.text.tracebacks import error_line, error_traceback, message, origins
 
 __all__ = ["class_for_ranks", "format_user_traceback", "keep_failure", "refusing_class", "resembling"]
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from simpy.events import Timeout
 
 from distsim.debug.diagnosis.stragglers import PLANTED, straggler_findings
-from distsim.debug.messages.error_text import error_line
 from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, Group, HostWait, Phase, RankState, Wait
 from distsim.debug.records.frames import absolute
 from distsim.debug.records.kinds import Kind
@@ -23,6 +22,7 @@ from distsim.sim.isolation.process import SimProcess
 from distsim.sim.isolation.wraps import format_user_traceback
 from distsim.sim.observe.reading import user_stack
 from distsim.sim.processes.hosts import lost_clients
+from distsim.text.tracebacks import error_line
 
 if TYPE_CHECKING:
     from distsim.sim.world import World

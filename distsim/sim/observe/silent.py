@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from distsim.debug.diagnosis.silent.collect.collector import Collector
-from distsim.debug.diagnosis.silent.collect.functions import function_patches
+from distsim.debug.diagnosis.silent.collect.hooks import function_patches
 from distsim.debug.diagnosis.silent.collect.sketch import array_of
 from distsim.debug.diagnosis.silent.finding import SilentFinding
 from distsim.debug.diagnosis.silent.judge import judge

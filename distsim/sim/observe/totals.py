@@ -12,7 +12,7 @@ from torch.multiprocessing import ProcessRaisedException
 
 from distsim.collectives.uncertainty import LAUNCH_BOUND, Interval, interval, size_class, step_error
 from distsim.debug.diagnosis.silent.finding import Level
-from distsim.debug.messages.phrases import ranks_text
+from distsim.debug.messages import ranks_text
 from distsim.debug.records import P2P, CallRecord, Evidence
 from distsim.debug.records.call_log import CallSum
 from distsim.debug.records.diagnosis import Diagnosis

@@ -12,10 +12,9 @@ from torch import Tensor
 from torch.distributed import rpc
 from torch.distributed.rpc import api
 
-from distsim.debug.messages.error_text import error_line
 from distsim.debug.records import CallRecord, CallWait, Group, State
+from distsim.debug.records.call import SERVE, Remote
 from distsim.debug.records.frames import defined_at
-from distsim.debug.records.remote import SERVE, Remote
 from distsim.errors import NotSimulated
 from distsim.sim.isolation.process import current_task, require_task
 from distsim.sim.observe.reading import call_stack
@@ -23,6 +22,7 @@ from distsim.sim.rpc.autograd import attach, received
 from distsim.sim.rpc.profiling import begin_call, reply_came
 from distsim.sim.rpc.state import RpcState, agent_here, rpc_here
 from distsim.sim.rpc.transport import Failed, Message, Reply, copied
+from distsim.text.tracebacks import error_line
 from distsim.torch_compat.rpc import ENABLE_RPC_PROFILER, FINALIZE_SHUTDOWN, HANDLE_EXCEPTION, WAIT_ALL_WORKERS
 
 if TYPE_CHECKING:

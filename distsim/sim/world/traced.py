@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from distsim.debug.messages.phrases import ranks_text
+from distsim.debug.messages import ranks_text
 from distsim.debug.records import CallRecord, Group
 from distsim.errors import UsageError
 from distsim.sim.isolation.process import current_task

@@ -17,8 +17,8 @@ import simpy
 from distsim.cluster import Cluster, CpuModel, Slot
 from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
 from distsim.debug.diagnosis.stragglers import SIMULATED, straggler_findings
-from distsim.debug.diagnosis.waits.unwaited import unwaited
-from distsim.debug.messages.phrases import place, ranks_text
+from distsim.debug.evidence.guard_findings import unwaited
+from distsim.debug.messages import place, ranks_text
 from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, Group, HostWait, Phase, Wait
 from distsim.debug.records.call_log import window
 from distsim.errors import UsageError

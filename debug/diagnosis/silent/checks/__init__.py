@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from distsim.debug.diagnosis.silent.checks.calls import aliased_outputs, gradient_reduce_op, step_without_gradients
+from distsim.debug.diagnosis.silent.checks.gradients import (
+    aliased_outputs,
+    gradient_reduce_op,
+    gradient_scale,
+    mixed_scale,
+    step_without_gradients,
+    tokens_weigh_differently,
+)
 from distsim.debug.diagnosis.silent.checks.inputs import epochs_alike, mode_differs, replicate_is_not, same_batch
 from distsim.debug.diagnosis.silent.checks.model_parallel import (
     clipped_by_local_norm,
@@ -22,10 +29,8 @@ from distsim.debug.diagnosis.silent.checks.replicas import (
     replicas_differ_at_start,
     replicas_diverge,
 )
-from distsim.debug.diagnosis.silent.checks.scale import gradient_scale, mixed_scale, tokens_weigh_differently
 from distsim.debug.diagnosis.silent.finding import Sighting, SilentKind
-from distsim.debug.diagnosis.silent.replicas import ReplicaSet
-from distsim.debug.diagnosis.silent.view import Key, View
+from distsim.debug.diagnosis.silent.view import Key, ReplicaSet, View
 
 __all__ = ["CHECKS", "Check"]
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from distsim.debug.diagnosis.silent.facts import InputFact, StepFact
 from distsim.debug.diagnosis.silent.finding import Level, Sighting, SilentKind
-from distsim.debug.diagnosis.silent.replicas import Evidence, ReplicaSet, activation_groups
-from distsim.debug.diagnosis.silent.view import Key, View, differ
+from distsim.debug.diagnosis.silent.view import Evidence, Key, ReplicaSet, View, activation_groups, differ
 
 __all__ = ["epochs_alike", "mode_differs", "replicate_is_not", "same_batch"]
 

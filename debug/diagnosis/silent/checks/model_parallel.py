@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from distsim.debug.diagnosis.silent.facts import StepFact, Vector
 from distsim.debug.diagnosis.silent.finding import Level, Sighting, SilentKind
-from distsim.debug.diagnosis.silent.replicas import ReplicaSet, activation_groups
-from distsim.debug.diagnosis.silent.view import EQUAL, Key, View, differ, distance, norm
+from distsim.debug.diagnosis.silent.view import EQUAL, Key, ReplicaSet, View, activation_groups, differ, distance, norm
 
 __all__ = ["clipped_by_local_norm", "dropout_differs", "equal_dropout", "tied_not_synchronized"]
 

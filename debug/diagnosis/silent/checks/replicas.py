@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from distsim.debug.diagnosis.silent.facts import StepFact, Vector
 from distsim.debug.diagnosis.silent.finding import Level, Sighting, SilentKind
-from distsim.debug.diagnosis.silent.replicas import ReplicaSet
-from distsim.debug.diagnosis.silent.view import Key, View, clusters, differ, distance, norm
-from distsim.debug.messages.phrases import ranks_text
+from distsim.debug.diagnosis.silent.view import Key, ReplicaSet, View, clusters, differ, distance, norm
+from distsim.debug.messages import ranks_text
 
 __all__ = [
     "changed_outside_step",

@@ -15,9 +15,7 @@ import numpy as np
 import torch
 from torch.distributed import get_process_group_ranks
 
-from distsim.debug.diagnosis.silent.allowed import may_vary
-from distsim.debug.diagnosis.silent.collect.lookup import Addresses
-from distsim.debug.diagnosis.silent.collect.names import Parameters, Tracked, mesh_ranks, parameters_of
+from distsim.debug.diagnosis.silent.collect.parameters import Addresses, Parameters, Tracked, mesh_ranks, parameters_of
 from distsim.debug.diagnosis.silent.collect.sketch import Reader, array_of, local_part, sketch
 from distsim.debug.diagnosis.silent.facts import (
     CallSum,
@@ -31,6 +29,7 @@ from distsim.debug.diagnosis.silent.facts import (
     Vector,
     Window,
 )
+from distsim.debug.diagnosis.silent.finding import may_vary
 from distsim.debug.records import P2P, Site
 from distsim.debug.records.arguments import Call
 from distsim.debug.records.frames import Owner, is_ours, owner, program_frames, steps

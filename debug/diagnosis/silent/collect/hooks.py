@@ -1,12 +1,19 @@
-"""Puts the hooks in place that feed the collectors; which collector hears them is for the caller to say."""
+"""Puts the hooks of torch in place that feed the collectors; the caller says which collector hears them.
+
+Functions that have no hooks are replaced: losses, dropout, clipping, passes over data.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+import torch.nn.functional
 from torch.compiler import is_compiling
 from torch.nn.modules.module import (
     register_module_forward_hook,
@@ -15,10 +22,24 @@ from torch.nn.modules.module import (
 )
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader, DistributedSampler
 
-from distsim.debug.diagnosis.silent.collect.functions import Current
+from distsim.debug.diagnosis.silent.collect.collector import Collector
+from distsim.debug.diagnosis.silent.collect.sketch import array_of
+from distsim.debug.diagnosis.silent.facts import ClipFact, DropoutFact, EpochFact, LossFact
 
-__all__ = ["global_hooks"]
+__all__ = ["function_patches", "global_hooks"]
+
+Current = Callable[[], "Collector | None"]
+"""Answers the collector of the rank that runs."""
+
+_SCALES = tuple(f"{name}Backward" for name in ("Mul", "Div", "ToCopy", "View", "Squeeze", "Mean", "Sum"))
+"""Operators between a loss and the tensor that `backward` is called on, which only scale it."""
+MERSENNE_BYTES = 24 + 624 * 8
+"""Of the state of a generator on the CPU: its seed, its place, and the words of the Mersenne twister. What follows is
+padding, and a normal number kept for later."""
+OTHER_LOSSES = ("kl_div", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits")
+"""Losses whose targets are not counted: beside one of them no weight is known."""
 
 
 @contextlib.contextmanager
@@ -69,3 +90,158 @@ def global_hooks(current: Current) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def function_patches(current: Current) -> list[tuple[Any, str, Callable[..., Any]]]:
+    """(holder, attribute, replacement); each calls torch's own function, and tells the collector of its rank."""
+    of_losses = torch.nn.functional
+    clips = [(holder, "clip_grad_norm_") for holder in (torch.nn.utils, torch.nn.utils.clip_grad)]
+    return [
+        _after(DistributedDataParallel, "register_comm_hook", _hooked_ddp, current),
+        *(_after(of_losses, name, _classified, current) for name in ("cross_entropy", "nll_loss")),
+        _after(of_losses, "mse_loss", _regressed, current),
+        *(_after(of_losses, name, _lost, current) for name in OTHER_LOSSES),
+        _before(torch.autograd, "backward", _begins_backward, current),
+        _before(of_losses, "dropout", _drops, current),
+        *(_after(holder, name, _clipped, current) for holder, name in clips),
+        _before(DataLoader, "__iter__", _iterates, current),
+    ]
+
+
+def _after(holder: Any, name: str, hear: Callable[..., None], current: Current) -> tuple[Any, str, Callable[..., Any]]:
+    """*hear(collector, result, *args, **kwargs)* after each call."""
+    original = getattr(holder, name)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        answer = original(*args, **kwargs)
+        if is_compiling():  # traced: only what torch does may be in the graph
+            return answer
+        collector = current()
+        if collector is not None:
+            collector.hear(hear, collector, answer, *args, **kwargs)
+        return answer
+
+    return holder, name, call
+
+
+def _before(holder: Any, name: str, hear: Callable[..., None], current: Current) -> tuple[Any, str, Callable[..., Any]]:
+    """*hear(collector, *args, **kwargs)* before each call."""
+    original = getattr(holder, name)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        collector = None if is_compiling() else current()
+        if collector is not None:
+            collector.hear(hear, collector, *args, **kwargs)
+        return original(*args, **kwargs)
+
+    return holder, name, call
+
+
+def _hooked_ddp(collector: Collector, answer: Any, ddp: Any, *args: Any, **kwargs: Any) -> None:
+    collector.compress(ddp)
+
+
+# -- losses
+
+
+def _classified(
+    collector: Collector,
+    loss: Any,
+    source: Any = None,
+    target: Any = None,
+    weight: Any = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    values = None if target is None else collector.read(target)
+    known = values is not None and weight is None and size_average is None and reduce is None
+    if values is None or not known:
+        _follow(collector, loss, LossFact("none", 0))
+    elif values.dtype.kind == "f":  # probabilities of classes
+        _follow(collector, loss, LossFact(reduction, int(values.shape[0])))
+    else:
+        _follow(collector, loss, LossFact(reduction, int((values != ignore_index).sum()), counts_tokens=True))
+
+
+def _regressed(
+    collector: Collector, loss: Any, source: Any = None, target: Any = None, *args: Any, **kwargs: Any
+) -> None:
+    reduction = kwargs.get("reduction", "mean")
+    plain = not args and set(kwargs) <= {"reduction"} and target is not None
+    _follow(collector, loss, LossFact(reduction if plain else "none", int(target.numel()) if plain else 0))
+
+
+def _lost(collector: Collector, loss: Any, *args: Any, **kwargs: Any) -> None:
+    _follow(collector, loss, LossFact("none", 0))
+
+
+def _follow(collector: Collector, loss: Any, fact: LossFact) -> None:
+    """Have the gradient that comes in at *loss* written into *fact*."""
+    if not isinstance(loss, torch.Tensor) or not loss.requires_grad or not collector.keeps(collector.window.losses):
+        return
+    fact.site = collector.here("loss")
+    collector.window.losses.append(fact)
+    if loss.dim() or fact.reduction not in ("mean", "sum"):
+        fact.reduction = "none"
+        return
+    collector.roots[loss.grad_fn] = fact
+
+    def weigh(gradient: Any) -> None:
+        values = collector.read(gradient)
+        if values is not None and values.size == 1:
+            fact.weight = (fact.weight or 0.0) + float(values.reshape(-1)[0])
+
+    loss.register_hook(lambda gradient: collector.hear(weigh, gradient))
+
+
+def _begins_backward(collector: Collector, tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+    """`backward` is called: on a known loss, scaled or not, or on something else."""
+    node = getattr(tensors, "grad_fn", None)
+    while node is not None and node not in collector.roots and node.name().startswith(_SCALES):
+        behind = [edge[0] for edge in node.next_functions if edge[0] is not None]
+        node = behind[0] if len(behind) == 1 else None
+    if node is None or node not in collector.roots:
+        if collector.keeps(collector.window.losses):
+            collector.window.losses.append(LossFact("none", 0))
+    collector.roots.clear()
+
+
+# -- random state, clipping, data
+
+
+def _drops(
+    collector: Collector, source: Any = None, p: float = 0.5, training: bool = True, *args: Any, **kwargs: Any
+) -> None:
+    if not (training and 0.0 < p < 1.0 and collector.looks_closely and collector.keeps(collector.window.dropouts)):
+        return
+    vector = collector.sketch(source)
+    state = array_of(torch.default_generator.get_state()) if getattr(source, "is_cpu", False) else None
+    if vector is not None and state is not None:
+        site = collector.here("dropout")
+        fact = DropoutFact(zlib.crc32(state[:MERSENNE_BYTES].tobytes()), vector, tuple(source.shape), site)
+        collector.window.dropouts.append(fact)
+
+
+def _clipped(
+    collector: Collector, total: Any, parameters: Any = None, max_norm: Any = None, *args: Any, **kwargs: Any
+) -> None:
+    if not collector.keeps(collector.window.clips):
+        return
+    values = collector.read(total)
+    is_plain = type(total) is torch.Tensor
+    norm = None if values is None or values.size != 1 else float(values.reshape(-1)[0])
+    site = collector.here("clip")
+    collector.window.clips.append(ClipFact(float(max_norm), norm, is_plain, site))
+
+
+def _iterates(collector: Collector, loader: Any) -> None:
+    sampler = getattr(loader, "sampler", None)
+    if isinstance(sampler, DistributedSampler) and sampler.shuffle and collector.keeps(collector.window.epochs):
+        site = collector.here("epoch")
+        collector.window.epochs.append(EpochFact(collector.number_of(sampler), int(sampler.epoch), site))

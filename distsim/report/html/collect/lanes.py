@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from distsim.debug.messages.phrases import call_text, place, shape_of_call
+from distsim.debug.messages import call_text, place, shape_of_call
 from distsim.debug.records import CallRecord, State
 from distsim.report.html.collect.material import Material
 from distsim.text.ranks import format_ranks

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from distsim.debug.messages.phrases import call_text, place
+from distsim.debug.messages import call_text, place
 from distsim.debug.records import CallRecord
 from distsim.report.html.collect.material import Material
 

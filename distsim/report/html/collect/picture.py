@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from distsim.debug.diagnosis.waits.edges import wait_edges
-from distsim.debug.messages.phrases import place
+from distsim.debug.messages import place
 from distsim.debug.records import Site
 from distsim.debug.report.render import render_diagnoses, stack_of
 from distsim.debug.report.stack_tree import StackNode, blank_addresses, merge_stacks

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from distsim.debug.messages.phrases import ranks_text
-from distsim.debug.records.diagnosis import Diagnosis
-from distsim.debug.records.report_json import diagnoses_from_json
+from distsim.debug.messages import ranks_text
+from distsim.debug.records.diagnosis import Diagnosis, diagnoses_from_json
 from distsim.report.html.draw.arrows import arrows
 from distsim.report.html.draw.cluster import cluster
 from distsim.report.html.draw.drawing import Drawing

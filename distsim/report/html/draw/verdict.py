@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from distsim.debug.messages.phrases import are, group_text, place, ranks_text
+from distsim.debug.messages import are, group_text, place, ranks_text
 from distsim.debug.records import Site
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.report.render import verdict

@@ -9,7 +9,7 @@ from typing import Any
 
 import networkx
 
-from distsim.debug.messages.phrases import place
+from distsim.debug.messages import place
 from distsim.debug.records import Site
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.report.html.draw.drawing import LETTER_PX, Box, Drawing, arrow, scaled

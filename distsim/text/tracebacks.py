@@ -1,15 +1,33 @@
-"""The words of an exception, whatever it is: one whose `__str__` raises, that is endless, or that no file can hold."""
+"""The words of an exception, whatever it is, and tracebacks that are the same but for their numbers.
+
+An exception may have a `__str__` that raises, be endless, or hold what no file can. Tracebacks that differ in the
+numbers of their messages alone (`bad batch of rank 3: loss 1.11`) are shown once.
+"""
 
 from __future__ import annotations
 
+import re
 import traceback
 
-__all__ = ["error_line", "error_traceback", "last_line", "message", "origins", "printable"]
+__all__ = [
+    "but_for_numbers",
+    "error_line",
+    "error_traceback",
+    "first_difference",
+    "last_line",
+    "message",
+    "origins",
+    "others_differ",
+]
 
 LONGEST_LINE = 2_000
 LONGEST = 20_000
 """Letters of a message, or a traceback, that are kept: a report is read by people. What is cut is said."""
 MOST_ORIGINS, LONGEST_ORIGINS = 50, 8_000
+_NUMBER = re.compile(r"0x[0-9a-f]+|[-+]?\d+(\.\d+)?(e[-+]?\d+)?", re.IGNORECASE)
+_BEGIN = "Traceback (most recent call last):"
+_FRAME = re.compile(r'[\s|]*File ".*", line \d')
+"""A message may hold a traceback, too: that of a DataLoader's worker. Another line is another failure there as well."""
 
 
 def message(error: BaseException) -> str:
@@ -70,3 +88,27 @@ def printable(text: str) -> str:
         cut = len(text) - LONGEST
         text = f"{text[: LONGEST // 2]}\n... ({cut:,} more letters) ...\n{text[-LONGEST // 2 :]}"
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def but_for_numbers(traceback: str) -> str:
+    """*traceback* with a `#` for each number of its messages; its files, lines and source stay as they are."""
+    lines, in_message = [], False
+    for line in traceback.rstrip().splitlines():
+        if line.startswith(_BEGIN):
+            in_message = False
+        elif line[:1].strip():  # frames are indented; the first line that is not begins the message
+            in_message = True
+        lines.append(_NUMBER.sub("#", line) if in_message and not _FRAME.match(line) else line)
+    return "\n".join(lines)
+
+
+def others_differ(num: int) -> str:
+    """`one more that differs in numbers`, `15 more that differ in numbers`."""
+    return f"{'one more that differs' if num == 1 else f'{num} more that differ'} in numbers"
+
+
+def first_difference(first: str, other: str) -> str:
+    """The line of *other* that first tells it from *first*, which is alike: of any of its messages, at any line."""
+    lines = other.rstrip().splitlines()
+    pairs = zip(first.splitlines(), lines, strict=False)
+    return next((line for one, line in pairs if one != line), lines[-1] if lines else "").strip()

@@ -1,4 +1,8 @@
-"""Why ranks go round a loop differently often: what ends it, what skips a round, what it runs over."""
+"""Why ranks go round a loop differently often.
+
+What ends the loop or skips a round differs, it runs over a dict or a list that differs between ranks (one call for each
+key or item), or the ranks count its rounds from different steps, as after loading different checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,11 @@ import re
 from collections.abc import Iterator, Sequence
 
 from distsim.debug.diagnosis.causes.cause import Cause, Sides
-from distsim.debug.diagnosis.causes.collections import BATCHES, collection_loop
 from distsim.debug.diagnosis.causes.program_text import FUNCTIONS, Decision, Loop, ProgramText, shortened, words_of
-from distsim.debug.diagnosis.causes.resumed import first_step, same_start
-from distsim.debug.messages.phrases import place
+from distsim.debug.messages import place, ranks_text
 from distsim.debug.records import Site
 
-__all__ = ["by_itself", "generation", "header_cause", "left_loop", "loop_cause", "signal_flags", "skipped_round"]
+__all__ = ["by_itself", "generation", "header_cause", "left_loop", "loop_cause", "resumed_elsewhere", "skipped_round"]
 
 GENERATES = re.compile(r"generat|decod|sampl|rollout|beam|infer", re.IGNORECASE)
 ENDS_ANSWER = re.compile(r"(^|_)eos|end_of|stop_(token|id)|max_new|(un)?finished|max_len", re.IGNORECASE)
@@ -24,6 +26,16 @@ MODEL = frozenset(
     {"parameters", "named_parameters", "buffers", "named_buffers", "modules", "named_modules", "children", "state_dict"}
 )
 FILES = frozenset({"exists", "isfile", "is_file", "stat", "listdir", "glob"})
+BATCHES = re.compile(r"load|data|batch|sampl|iter|train|valid|(^|_)val(_|$)|test", re.IGNORECASE)
+"""Names of loops over training or test data."""
+METRICS = re.compile(r"metric|loss|stat|score|grad|param|meter|result|counter|histogram", re.IGNORECASE)
+"""Names of collections whose value is not in sight."""
+WRAPPERS = frozenset({"sorted", "list", "tuple", "enumerate", "reversed", "iter", "set"})
+VIEWS = frozenset({"items", "keys", "values"})
+DICTS = frozenset({"dict", "defaultdict", "OrderedDict", "Counter"})
+DEEPEST = 4
+"""Assignments and calls between a loop and the value that it runs over."""
+STEPS = re.compile(r"start|begin|first|resum|step|epoch|iter|done|seen|global|checkpoint|ckpt|state", re.IGNORECASE)
 
 
 def generation(text: ProgramText, sides: Sides) -> Cause | None:
@@ -209,3 +221,132 @@ def _set_by(tree: ast.Module, handler: ast.expr) -> Iterator[str]:
             word = getattr(base, "attr", getattr(base, "id", None))
             if word is not None:
                 yield word
+
+
+def collection_loop(text: ProgramText, site: Site, loop: Loop, ranks: Sequence[int], longer: bool) -> Cause | None:
+    """*ranks* go through *loop* another number of times, more where *longer*: its dict or list differs there."""
+    if isinstance(loop, ast.While):
+        return None
+    value = _unwrapped(loop.iter)
+    if isinstance(value, ast.Call | ast.Constant):
+        return None
+    keyed = isinstance(loop.iter, ast.Call) and value is not loop.iter and _view(loop.iter)
+    keyed = keyed or _subscripted(loop, value) or _is_a(text, site, value, ast.Dict | ast.DictComp, DICTS)
+    named = " ".join(words_of(value))
+    listed = not BATCHES.search(named) and (
+        METRICS.search(named) is not None
+        or _is_a(text, site, value, ast.List | ast.ListComp | ast.Tuple, frozenset({"list", "tuple"}))
+    )
+    if not keyed and not listed:
+        return None
+    noun = "keys" if keyed else "items"
+    header, goes = Site(site.file, loop.lineno, ""), "goes" if len(ranks) == 1 else "go"
+    return Cause(
+        f"Make the {noun} of `{ast.unparse(value)}` the same on every rank (gather them first, or fill the missing "
+        f"with a neutral value): {ranks_text(ranks)} {goes} {'more' if longer else 'less'} often through the loop at "
+        f"{place(header)} than the others.",
+        lines=(header,),
+    )
+
+
+def _unwrapped(value: ast.expr) -> ast.expr:
+    """The collection itself: `m` of `sorted(m.items())`."""
+    while isinstance(value, ast.Call):
+        match value.func:
+            case ast.Name(id=name) if name in WRAPPERS and value.args:
+                value = value.args[0]
+            case ast.Attribute(attr=name, value=owner) if name in VIEWS and not value.args:
+                value = owner
+            case _:
+                break
+    return value
+
+
+def _view(value: ast.expr) -> bool:
+    """`m.items()`, also within `sorted()`."""
+    calls = (part for part in ast.walk(value) if isinstance(part, ast.Call))
+    return any(isinstance(call.func, ast.Attribute) and call.func.attr in VIEWS for call in calls)
+
+
+def _subscripted(loop: ast.For | ast.AsyncFor, value: ast.expr) -> bool:
+    """The loop reads `m[k]` of the *value* `m` by its own target `k`."""
+    return any(
+        isinstance(part, ast.Subscript)
+        and ast.unparse(part.value) == ast.unparse(value)
+        and isinstance(part.slice, ast.Name)
+        and part.slice.id in words_of(loop.target)
+        for statement in loop.body
+        for part in ast.walk(statement)
+    )
+
+
+def _is_a(
+    text: ProgramText, site: Site, value: ast.expr, display: type | object, makers: frozenset[str], depth: int = DEEPEST
+) -> bool:
+    """*value* is a *display*, or made by one of *makers*, through assignments and arguments of the same file."""
+    if isinstance(value, display):  # type: ignore[arg-type]
+        return True
+    if depth == 0:
+        return False
+    if isinstance(value, ast.Call):
+        name = getattr(value.func, "attr", getattr(value.func, "id", ""))
+        if name in makers:
+            return True
+        return any(_is_a(text, at, v, display, makers, depth - 1) for at, v in text.returns(site, name))
+    if not isinstance(value, ast.Name | ast.Attribute):
+        return False
+    name = value.id if isinstance(value, ast.Name) else value.attr
+    origins = [(site, v) for _, v in text.assignments(site, name)] if not text.arguments(site, name) else []
+    origins = origins or text.arguments(site, name)
+    return any(_is_a(text, at, v, display, makers, depth - 1) for at, v in origins)
+
+
+def resumed_elsewhere(text: ProgramText, sides: Sides) -> Cause | None:
+    """Both sides are in one loop, one in a call that every n-th step makes, and the first step is a variable."""
+    for inside, outside in ((sides.others, sides.culprits), (sides.culprits, sides.others)):
+        for site in inside:
+            for node in text.around(site):
+                if not isinstance(node, ast.If) or not any(isinstance(p, ast.Mod) for p in ast.walk(node.test)):
+                    continue
+                shared = [loop for at, loop in text.loops([site]) if _holds(loop, at, outside)]
+                for loop in shared:
+                    start = first_step(text, site, loop, named=False)
+                    if start is None or not words_of(node.test) & _counter(loop):
+                        continue
+                    return same_start(start, Site(site.file, loop.lineno, ""), (Site(site.file, node.lineno, ""),))
+    return None
+
+
+def same_start(start: str, header: Site, lines: tuple[Site, ...] = ()) -> Cause:
+    """The ranks may begin the loop at *header* at different values of *start*."""
+    return Cause(
+        f"Begin at the same step on every rank: load the same checkpoint everywhere, or broadcast `{start}` from rank "
+        f"0 before the loop at {place(header)}. Each rank may have a value of its own.",
+        lines=(*lines, header),
+    )
+
+
+def first_step(text: ProgramText, site: Site, loop: Loop, named: bool = True) -> str | None:
+    """The variable at which *loop* begins to count; None where all ranks begin at a number of the program's text.
+    With *named*, only a variable that is called like a step."""
+    match loop:
+        case ast.For(iter=ast.Call(func=ast.Name(id="range"), args=[start, _])):
+            words = words_of(start)
+            return ast.unparse(start) if words and (not named or any(map(STEPS.search, words))) else None
+        case ast.While():
+            for name in sorted(_counter(loop) & words_of(loop.test)):
+                before = [value for line, value in text.assignments(site, name) if line < loop.lineno]
+                if before and not all(isinstance(value, ast.Constant) for value in before):
+                    return name
+    return None
+
+
+def _counter(loop: Loop) -> frozenset[str]:
+    if not isinstance(loop, ast.While):
+        return words_of(loop.target)
+    grown = (node.target for node in loop.body if isinstance(node, ast.AugAssign))
+    return frozenset(word for target in grown for word in words_of(target))
+
+
+def _holds(loop: Loop, at: Site, frames: tuple[Site, ...]) -> bool:
+    return any(f.file == at.file and loop.lineno <= f.line <= (loop.end_lineno or 0) for f in frames)

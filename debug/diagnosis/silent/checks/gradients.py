@@ -1,4 +1,8 @@
-"""How large a gradient is: means that were divided twice, sums that were not, targets that weigh differently."""
+"""How gradients are reduced: their scale, the operator of the call, its outputs, and steps without any.
+
+Means that were divided twice, sums that were not, targets that weigh differently; calls whose arguments are wrong
+whatever the tensors hold.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,16 @@ import numpy as np
 
 from distsim.debug.diagnosis.silent.facts import LossFact, StepFact
 from distsim.debug.diagnosis.silent.finding import Level, Sighting, SilentKind
-from distsim.debug.diagnosis.silent.replicas import Evidence, ReplicaSet
-from distsim.debug.diagnosis.silent.view import Key, View
+from distsim.debug.diagnosis.silent.view import Evidence, Key, ReplicaSet, View
 
-__all__ = ["gradient_scale", "mixed_scale", "tokens_weigh_differently"]
+__all__ = [
+    "aliased_outputs",
+    "gradient_reduce_op",
+    "gradient_scale",
+    "mixed_scale",
+    "step_without_gradients",
+    "tokens_weigh_differently",
+]
 
 Sets = dict[Key, list[ReplicaSet]]
 LINEAR = 1e-2
@@ -26,6 +36,7 @@ HEAVIER = 1.05
 STEPS = 2
 """In which the same has to be seen."""
 REDUCED = (Evidence.DDP, Evidence.REDUCED, Evidence.EQUALIZED)
+NO_SUMS = ("MAX", "MIN", "PRODUCT")
 
 
 def _groups(sets: Sets) -> list[tuple[int, tuple[int, ...], list[Key]]]:
@@ -183,5 +194,73 @@ def tokens_weigh_differently(view: View, sets: Sets) -> Iterator[Sighting]:
                     "of a step as in another: each mean is over its own count of targets.",
                     "Sum the losses (reduction='sum') and divide by the count of targets of all ranks and "
                     "micro-batches.",
+                )
+                break
+
+
+def aliased_outputs(view: View, sets: Sets) -> Iterator[Sighting]:
+    """The outputs of a gather share memory: each holds what came last."""
+    for rank in view.facts:
+        for number, window in enumerate(view.windows(rank)):
+            for op, _, site in window.aliased:
+                yield Sighting(
+                    SilentKind.ALIASED_OUTPUTS,
+                    Level.ERROR,
+                    (rank,),
+                    "",
+                    number + 1,
+                    site,
+                    "",
+                    f"The outputs of {op} at {site} share memory, so all of them hold what came last.",
+                    "Give each output its own memory: [torch.empty_like(t) for _ in range(world_size)].",
+                )
+
+
+def gradient_reduce_op(view: View, sets: Sets) -> Iterator[Sighting]:
+    """A parameter's gradient is reduced by an operator that makes no sum and no mean."""
+    for rank in view.facts:
+        for number, window in enumerate(view.windows(rank)):
+            for call in window.calls:
+                if call.reduce_op not in NO_SUMS:
+                    continue
+                for parameter in sorted(call.gradients):
+                    yield Sighting(
+                        SilentKind.GRADIENT_REDUCE_OP,
+                        Level.ERROR,
+                        tuple(sorted(call.ranks)),
+                        view.facts[rank].parameters[parameter].name,
+                        number + 1,
+                        call.site,
+                        "",
+                        f"The gradient of {{tensor}} is reduced with {call.reduce_op} by {call.op} at {call.site}.",
+                        "Reduce gradients with ReduceOp.SUM and divide by the number of ranks, or with AVG.",
+                    )
+
+
+def step_without_gradients(view: View, sets: Sets) -> Iterator[Sighting]:
+    """An optimizer steps twice in turn, and no parameter of it has a gradient on any rank."""
+    for optimizer in sorted({step[0] for step in view.order}):
+        idle = 0
+        for number, steps in view.steps_of(optimizer):
+            has_none = all(
+                step.parameters and step.without_gradient == len(step.parameters) and not step.has_closure
+                for step in steps.values()
+            )
+            idle = idle + 1 if has_none else 0
+            if idle == 2:
+                first = min(steps)
+                yield Sighting(
+                    SilentKind.STEP_WITHOUT_GRADIENTS,
+                    Level.WARNING,
+                    tuple(sorted(steps)),
+                    "",
+                    number,
+                    steps[first].site,
+                    "",
+                    "The optimizer has made two steps, and no parameter of it had a gradient on any rank: "
+                    "nothing trains.",
+                    "Give the optimizer the parameters that backward reaches (make it after the model is moved, "
+                    "wrapped "
+                    "or sharded), and do not clear gradients between backward and step.",
                 )
                 break

@@ -8,7 +8,7 @@ from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.waits.remote_waits import Need
 from distsim.debug.diagnosis.waits.wait_graph import Root
 from distsim.debug.matching.remote_calls import Actor, rank_of
-from distsim.debug.messages.phrases import call_text, capital, group_text, place, ranks_text, remote_text, worker_text
+from distsim.debug.messages import call_text, capital, group_text, place, ranks_text, remote_text, worker_text
 from distsim.debug.records import CallRecord, CallWait, Phase, Site
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind

@@ -1,0 +1,343 @@
+"""The ranks of this host: which processes they are, by /proc, and two samples of their stacks, by py-spy.
+
+A process is a rank by its environment and by who started it. A sample has the frames of its threads with their local
+variables, and what each thread computed between the two.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distsim.debug.evidence.procfs import look
+from distsim.errors import UsageError
+
+__all__ = [
+    "APART_S",
+    "Frame",
+    "RankProcess",
+    "Sample",
+    "Thread",
+    "environment_of",
+    "find_ranks",
+    "sample_ranks",
+    "with_descendants",
+]
+
+RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+"""Where launchers put a rank's number: torchrun, Open MPI, PMIx, MPICH, SLURM."""
+SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+JOB_VARIABLES = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE")
+"""Ranks that agree in these belong to one job."""
+APART_S = 2.0
+"""Between the two samples."""
+DUMP_S = 20
+"""A dump of py-spy that takes longer is given up."""
+BUSY = 0.2
+"""A thread that computed for this share of the time between the samples is not waiting."""
+WOKE = 3
+"""A thread that waits for what does not come wakes at most so often between the samples, from timeouts."""
+AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RankProcess:
+    """One process that is a rank."""
+
+    pid: int
+    rank: int | None
+    """None: its environment has no number (torch.multiprocessing.spawn); its stack may tell."""
+    world_size: int | None = None
+    local_world_size: int | None = None
+    job: tuple[str, ...] = ()
+    launcher: int = 0
+    """The process that started it."""
+
+
+def find_ranks(pids: Iterable[int] = (), pattern: str = "") -> list[RankProcess]:
+    """The ranks among processes *pids* and all that these started; without them, among all whose command line matches
+    *pattern* (all processes where it is empty). A UsageError where there is no rank, or more than one job."""
+    table = _table()
+    pids = list(pids)
+    for pid in pids:
+        if pid not in table:
+            raise UsageError(f"expected the number of a running process, got {pid}: there is no such process")
+    if pids:
+        chosen = with_descendants(pids, table)
+        where = f"process {', '.join(map(str, pids))} or what it started"
+    else:
+        chosen = {pid for pid in table if not pattern or re.search(pattern, _command(pid))}
+        where = f"the processes whose command line matches {pattern!r}" if pattern else "the processes of this host"
+    found = rank_processes({pid: parent for pid, parent in table.items() if pid in chosen}, spawned=bool(pids))
+    if not found:
+        raise UsageError(
+            f"no rank among {where}: expected Python processes with RANK in their environment, as torchrun, mpirun and "
+            "srun start them; give the number of the launcher's process (distsim attach PID)"
+        )
+    jobs = {process.job for process in found}
+    if len(jobs) > 1 and not pids:
+        launchers = sorted({process.pid if process.launcher == 1 else process.launcher for process in found})
+        raise UsageError(
+            f"ranks of {len(jobs)} jobs run here: choose one by its launcher's process (distsim attach "
+            f"{' | '.join(map(str, launchers[:6]))}) or by --pattern"
+        )
+    return found
+
+
+def rank_processes(parents: Mapping[int, int], spawned: bool = False) -> list[RankProcess]:
+    """The ranks among the processes of *parents* (process: who started it). What a rank started has its environment and
+    is none, such as the workers of its data loader. With *spawned*, and no rank by environment, Python processes that
+    torch.multiprocessing.spawn has started."""
+    environments = {pid: environment_of(pid) for pid in parents}
+    numbers = {pid: _first(environment, RANK_VARIABLES) for pid, environment in environments.items()}
+    found = []
+    for pid, parent in sorted(parents.items()):
+        number = numbers[pid]
+        if number is None or not _is_python(pid):
+            continue
+        above = numbers[parent] if parent in numbers else _first(environment_of(parent), RANK_VARIABLES)
+        if above == number and _is_python(parent):
+            continue
+        environment = environments[pid]
+        job = tuple(environment.get(name, "") for name in JOB_VARIABLES)
+        size, local = _first(environment, SIZE_VARIABLES), _first(environment, ("LOCAL_WORLD_SIZE",))
+        found.append(RankProcess(pid, number, size, local, job, parent))
+    if not found and spawned:
+        found = [
+            RankProcess(pid, None, launcher=parent)
+            for pid, parent in sorted(parents.items())
+            if "multiprocessing.spawn" in _command(pid) and "resource_tracker" not in _command(pid)
+        ]
+    return _one_each(found)
+
+
+def _one_each(found: list[RankProcess]) -> list[RankProcess]:
+    """A launcher may wrap each rank in a shell or a profiler that is Python itself: the innermost one is the rank."""
+    by_rank: dict[tuple[object, ...], list[RankProcess]] = defaultdict(list)
+    for process in found:
+        by_rank[(process.job, process.rank if process.rank is not None else process.pid)].append(process)
+    return [group[-1] for group in by_rank.values()]
+
+
+def _table() -> dict[int, int]:
+    """Every process of this host, and its parent."""
+    table = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                table[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, ValueError, IndexError):
+                continue
+    return table
+
+
+def with_descendants(pids: Iterable[int], parents: Mapping[int, int] | None = None) -> set[int]:
+    """*pids*, and all processes that they have started; *parents* is the table of processes (default: now)."""
+    children = defaultdict(list)
+    for pid, parent in (_table() if parents is None else parents).items():
+        children[parent].append(pid)
+    chosen: set[int] = set()
+    rest = list(pids)
+    while rest:
+        pid = rest.pop()
+        if pid not in chosen:
+            chosen.add(pid)
+            rest += children[pid]
+    return chosen
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """The variables that a process was started with; none where they cannot be read."""
+    try:
+        data = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (entry.partition("=") for entry in data.decode(errors="replace").split("\0"))
+    return {name: value for name, _, value in pairs if name}
+
+
+def _first(environment: Mapping[str, str], names: Iterable[str]) -> int | None:
+    return next((int(environment[name]) for name in names if environment.get(name, "").isdigit()), None)
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _is_python(pid: int) -> bool:
+    process = look(pid)
+    if process is None or process.state == "Z":
+        return False
+    try:
+        return "python" in Path(f"/proc/{pid}/exe").readlink().name
+    except OSError:
+        return "python" in _command(pid).partition(" ")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Spent:
+    """What a thread has done so far."""
+
+    cpu_s: float
+    sleeps: int
+    """How often it gave up its core by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One Python frame."""
+
+    file: str
+    line: int
+    function: str
+    variables: tuple[tuple[str, str], ...] = ()
+    """Local variables and their reprs as py-spy prints them."""
+
+    def variable(self, name: str) -> str | None:
+        return next((text for known, text in self.variables if known == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """One thread of a rank at the second sample."""
+
+    name: str
+    frames: tuple[Frame, ...]
+    """Innermost first."""
+    busy: bool = False
+    """It computed between the samples."""
+    moved: bool = False
+    """Its frames changed between the samples, or it slept and woke: in a loop both samples may meet one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What was seen of one rank."""
+
+    process: RankProcess
+    threads: tuple[Thread, ...] = ()
+    """The main thread first; empty where nothing could be read."""
+    why: str = ""
+    """Why nothing could be read."""
+    stopped: bool = False
+    """The process is stopped (SIGSTOP)."""
+
+
+def sample_ranks(processes: Iterable[RankProcess], apart_s: float = APART_S) -> list[Sample]:
+    """Sample each process twice, *apart_s* seconds apart. A UsageError where py-spy is missing, or may read none."""
+    processes = list(processes)
+    tool = _tool()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        before = list(pool.map(lambda process: _dump(tool, process.pid), processes))
+        spent = [_spent(process.pid) for process in processes]
+        began = time.monotonic()
+        time.sleep(apart_s)
+        passed_s = time.monotonic() - began
+        spent_after = [_spent(process.pid) for process in processes]
+        after = list(pool.map(lambda process: _dump(tool, process.pid), processes))
+    samples = []
+    for process, first, second, was, now in zip(processes, before, after, spent, spent_after, strict=True):
+        state = _state(process.pid)
+        dump, why = second if second[0] else (first[0], second[1])
+        busy = {t for t in now if t in was and now[t].cpu_s - was[t].cpu_s > BUSY * passed_s}
+        woke = {t for t in now if t in was and now[t].sleeps - was[t].sleeps > WOKE}
+        threads = _threads(first[0], dump, busy, woke)
+        samples.append(Sample(process, threads, "" if threads else why, state in "Tt" and state != ""))
+    if samples and not any(sample.threads for sample in samples):
+        raise UsageError(_remedy(samples[0]))
+    return samples
+
+
+def _tool() -> str:
+    beside = Path(sys.executable).parent / "py-spy"
+    tool = str(beside) if beside.exists() else shutil.which("py-spy")
+    if tool is None:
+        raise UsageError("attach reads stacks with py-spy, which is not installed: pip install py-spy")
+    return tool
+
+
+def _remedy(sample: Sample) -> str:
+    pid, why = sample.process.pid, sample.why
+    if "ermission" in why or "EPERM" in why or "ptrace" in why.lower():
+        return (
+            f"py-spy may not read process {pid} ({why}): run distsim attach as the job's user with the right to "
+            "ptrace. As root: sudo env PATH=$PATH distsim attach ...; in a container: start it with "
+            "--cap-add SYS_PTRACE; on the host: sysctl kernel.yama.ptrace_scope=0"
+        )
+    return f"no stack of process {pid} could be read: {why}"
+
+
+def _dump(tool: str, pid: int) -> tuple[list[dict[str, Any]], str]:
+    """The threads of a process as py-spy prints them, or why there are none."""
+    command = [tool, "dump", "--nonblocking", "--locals", "--json", "--full-filenames", "--pid", str(pid)]
+    why = ""
+    for _ in range(3):  # without stopping the process a dump may meet a frame that just changes
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=DUMP_S, check=False)
+            if done.returncode == 0 and isinstance(threads := json.loads(done.stdout), list):
+                return threads, ""
+            why = (done.stderr.strip().splitlines() or ["py-spy says nothing"])[0]
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            why = f"py-spy could not be run ({type(error).__name__})"
+    return [], why.removeprefix("Error: ")
+
+
+def _threads(
+    first: list[dict[str, Any]], second: list[dict[str, Any]], busy: Collection[int], woke: Collection[int]
+) -> tuple[Thread, ...]:
+    """The main thread first."""
+    earlier = {thread.get("os_thread_id"): _frames(thread) for thread in first}
+    threads = []
+    for thread in sorted(second, key=lambda thread: thread.get("os_thread_id") != thread.get("pid")):
+        frames, number = _frames(thread), thread.get("os_thread_id")
+        if frames:
+            name = str(thread.get("thread_name") or number)
+            threads.append(Thread(name, frames, number in busy, number in woke or earlier.get(number) != frames))
+    return tuple(threads)
+
+
+def _frames(thread: dict[str, Any]) -> tuple[Frame, ...]:
+    return tuple(
+        Frame(
+            str(frame["filename"]),
+            int(frame["line"]),
+            str(frame["name"]),
+            tuple((str(one["name"]), str(one["repr"])) for one in frame.get("locals") or ()),
+        )
+        for frame in thread["frames"]
+    )
+
+
+def _spent(pid: int) -> dict[int, _Spent]:
+    """By thread."""
+    spent = {}
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            words = (task / "stat").read_text().rpartition(")")[2].split()
+            sleeps = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", (task / "status").read_text(), re.MULTILINE)
+            cpu_s = (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+            spent[int(task.name)] = _Spent(cpu_s, int(sleeps[1]) if sleeps else 0)
+    except (OSError, ValueError, IndexError):
+        pass
+    return spent
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""

@@ -1,0 +1,156 @@
+"""How ranks end that do not end themselves.
+
+A hang may end those of a host: politely, then not. A job that still makes calls is ended for nothing that is only long,
+unless the user has set how long. Ranks whose launcher was killed are orphans: it takes the store along that they meet
+in, and nobody tells them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import signal
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from distsim.debug.evidence.procfs import look
+from distsim.debug.evidence.rank_state import given_up
+from distsim.debug.monitor.host import Host
+from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.kinds import Proof
+from distsim.debug.settings import OnHang, Settings
+
+__all__ = ["ORPHANS_S", "Orphans", "among_moving", "end_ranks", "kill", "without_guesses"]
+
+GOES_ON_S = 10.0
+"""A job goes on where some rank has made or ended a call in so long."""
+BY_THE_LIMIT = (
+    "Other ranks still make calls, so this is not proof that it never comes: it is a hang by the limit you set "
+    "(--hang-after)."
+)
+ORPHANS_S = 10.0
+"""Ranks whose launcher was killed while they met have this long to meet all the same."""
+
+SHOWN = 16
+"""Process numbers in the line that is said."""
+
+
+def end_ranks(host: Host, grace_s: float) -> None:
+    """SIGTERM, at last SIGKILL, to every rank of *host* that still lives; exit handlers of ranks that have raised get
+    *grace_s* to save and upload what is left."""
+    families = _families(host)
+    leaving = {rank for rank, reader in host.readers.items() if given_up(reader)}
+    kill(host, signal.SIGTERM, but=leaving)
+    _until_ended(host, grace_s, leaving)
+    kill(host, signal.SIGTERM)
+    _until_ended(host, 2.0, host.readers)
+    kill(host, signal.SIGKILL)
+    for leader in families:
+        with contextlib.suppress(OSError):
+            os.killpg(leader, signal.SIGKILL)
+
+
+def _families(host: Host) -> list[int]:
+    """The ranks' process groups, where each has its own, as the launcher's have: what ranks have started (a data
+    loader's workers) would outlive them, and hold the job's output open."""
+    pids, alone = [], []
+    for reader in host.readers.values():
+        pid, ticks = reader.header.pid, reader.header.start_ticks
+        with contextlib.suppress(OSError):
+            if look(pid, ticks) is not None:
+                alone.append(os.getsid(pid) == pid)
+            elif look(pid) is not None:
+                continue  # another process has the number by now
+        pids.append(pid)
+    return pids if alone and all(alone) else []
+
+
+def _until_ended(host: Host, limit_s: float, ranks: Collection[int]) -> None:
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline and not all(host.ended()[rank] for rank in ranks):
+        time.sleep(0.05)
+
+
+def kill(host: Host, number: int, but: Collection[int] = ()) -> None:
+    """Send a signal to every rank of this host that still lives."""
+    for rank, gone in host.ended().items():
+        if not gone and rank not in but:
+            with contextlib.suppress(OSError):
+                os.kill(host.readers[rank].header.pid, number)
+
+
+def without_guesses(found: Sequence[Diagnosis], settings: Settings, still_s: float) -> list[Diagnosis]:
+    """*found*, where no rank has made or ended a call for *still_s*. Without a limit of the user's, a wait that is only
+    long ends no job in which some rank has made a call in that time, for torch's own timeout may be longer than our
+    default: it is left out, and a warning where calls go on."""
+    if settings.hang_after_s is not None or still_s >= settings.patience_s:
+        return list(found)
+    if still_s > GOES_ON_S:
+        return [d for d in found if d.proof is not Proof.PATIENCE]
+    return [replace(d, proof=Proof.NOT_YET) if d.proof is Proof.PATIENCE else d for d in found]
+
+
+def among_moving(found: Sequence[Diagnosis], settings: Settings) -> list[Diagnosis]:
+    """What holds though calls were made while it was looked at: only waits that have lasted too long. They end the job
+    where the user has set how long that is."""
+    long = [d for d in found if (d.detected_after_s or 0.0) >= settings.patience_s]
+    if settings.hang_after_s is None:
+        return [replace(d, proof=Proof.NOT_YET) for d in long]
+    return [replace(d, explanation=f"{d.explanation} {BY_THE_LIMIT}") for d in long]
+
+
+class Watcher(Protocol):
+    """The monitor that looks after them."""
+
+    host: Host
+    settings: Settings
+    aborted: bool
+
+    def _say(self, note: str) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+class Orphans:
+    """Notices that the launcher of a job is gone before the job is over."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._since: float | None = None
+        """When it was seen, and said."""
+
+    def step(self, monitor: Watcher) -> None:
+        """Say it once; end ranks that can not meet any more, where a hang is to end the job."""
+        host = monitor.host
+        if monitor.aborted or not self.launcher_died() or all(host.ended().values()):
+            return
+        now = time.monotonic()
+        meeting = not host.joined() and host.local_world >= host.world_size > 1
+        if self._since is None:
+            self._since = now
+            text = "the launcher is gone (killed?)"
+            if meeting:
+                text += " while its ranks meet in init_process_group, in a store that was the launcher's: they would "
+                text += "wait there until their timeout (10 minutes). Start the job again"
+            else:
+                pids = sorted({str(host.readers[rank].header.pid) for rank, over in host.ended().items() if not over})
+                text += "; its ranks run on, and are watched to their end "
+                text += f"(kill {' '.join(pids[:SHOWN])}{' ...' if len(pids) > SHOWN else ''} ends them)"
+            monitor._say(text)
+        elif meeting and now - self._since > ORPHANS_S and monitor.settings.on_hang is OnHang.ABORT:
+            monitor._say(f"its ranks have not met in {ORPHANS_S:.0f} s, and are ended")
+            monitor.abort()
+
+    def launcher_died(self) -> bool:
+        """There was one on this host, and it has not said that the job is over."""
+        try:
+            said = json.loads((self._directory / "launcher.json").read_text())
+            gone = said.get("host") == platform.node() and look(int(said["pid"]), int(said["start"])) is None
+        except (OSError, ValueError, AttributeError, KeyError, TypeError):
+            return False
+        return gone and not (self._directory / "done.json").exists()
