@@ -38,6 +38,7 @@ COMMANDS: dict[str, str] = {
     "scenario": "run scenario files: program, cluster, faults, expected outcome",
     "fits": "say whether a training script fits into the memory of its GPUs, and what would",
     "sweep": "run one scenario or script under many settings",
+    "tune": "search the settings of a training script for the best layout",
     "equal": "run one program in two layouts and compare what they compute",
     "validate": "compare the network model with measurements",
     "calibrate": "fit a cluster file to your own measurements",
@@ -49,6 +50,7 @@ ROOMS = {
     "validate": "inputs.validate",
     "fits": "plan.fits",
     "sweep": "plan.sweep",
+    "tune": "plan.tune",
 }
 """Commands whose module lies in a room of its own."""
 
@@ -138,7 +140,7 @@ def _leave_threads_behind(code: int) -> None:
 
 def _watched(argv: Sequence[str]) -> None:
     """Simulate in a child process where one could hang or crash for good; the parent has the last word."""
-    simulates = argv[:1] in (["sweep"], ["fits"]) or (argv[:1] == ["run"] and not _real(argv))
+    simulates = argv[:1] in (["sweep"], ["tune"], ["fits"]) or (argv[:1] == ["run"] and not _real(argv))
     if not simulates:
         return
     from distsim.watchdog.process import can_watch, fork_watched

@@ -7,7 +7,7 @@ from distsim.text.units import format_bandwidth, format_bytes, format_time
 __all__ = ["figure_name", "figure_text", "figure_unit", "time_unit"]
 
 
-SHARES = ("busiest_link", "mfu", "gpu_memory_share")
+SHARES = ("busiest_link", "mfu", "hfu", "gpu_memory_share")
 
 
 def time_unit(end_s: float) -> tuple[float, str]:

@@ -36,9 +36,23 @@ __all__ = ["observe", "run_scenario", "simulate_scenario"]
 _perf_counter = time.perf_counter
 
 
-def run_scenario(scenario: Scenario, *, update_baseline: bool = False, picture: bool = False) -> Result:
-    """Run *scenario* and check its expectations. Never raises for what the program does. With *picture* its document
-    has what a page draws."""
+def run_scenario(
+    scenario: Scenario,
+    *,
+    update_baseline: bool = False,
+    picture: bool = False,
+    sampled: bool = False,
+    last_step: int | None = None,
+) -> Result:
+    """Run *scenario* and check its expectations. Never raises for what the program does.
+
+    Args:
+        scenario: What to run.
+        update_baseline: Whether its baseline becomes what came of this run.
+        picture: Whether the document has what a page draws.
+        sampled: Whether a sample of the ranks stands for all of a program on GPUs.
+        last_step: The training step after which the run ends; None: when the program does.
+    """
     started = _perf_counter()
     try:
         if scenario.spec.backend == "gloo":
@@ -46,7 +60,9 @@ def run_scenario(scenario: Scenario, *, update_baseline: bool = False, picture: 
 
             result = run_for_real(scenario, picture=picture)
         else:
-            outcome, output, conditions = simulate_scenario(scenario, trace=picture)
+            outcome, output, conditions = simulate_scenario(
+                scenario, trace=picture, budget_s=0.0 if sampled else None, last_step=last_step
+            )
             result = observe(scenario, outcome, output, conditions, update_baseline=update_baseline, picture=picture)
     except DistsimError as error:
         result = Result(scenario.name, str(scenario.path), [str(error)], replay=replay_command(scenario), kind=NOT_RUN)
@@ -55,7 +71,11 @@ def run_scenario(scenario: Scenario, *, update_baseline: bool = False, picture: 
 
 
 def simulate_scenario(
-    scenario: Scenario, schedule: Schedule | None = None, trace: bool = False
+    scenario: Scenario,
+    schedule: Schedule | None = None,
+    trace: bool = False,
+    budget_s: float | None = None,
+    last_step: int | None = None,
 ) -> tuple[Outcome, str, Conditions]:
     """The bare run: its outcome (with what a *trace* shows), what the ranks printed, and the conditions (which know
     what never struck)."""
@@ -81,7 +101,15 @@ def simulate_scenario(
     }
     with _captured() as printed, _environment(spec.env):
         if scenario.function is None:
-            outcome = run_program(RunRequest(program=str(scenario.file), args=list(spec.args), **options))
+            request = RunRequest(
+                str(scenario.file),
+                args=list(spec.args),
+                budget_s=budget_s,
+                sample_is_enough=budget_s is not None,
+                last_step=last_step,
+                **options,
+            )
+            outcome = run_program(request)
             if outcome.interrupted:  # as `simulate` does: no scenario after this one
                 raise KeyboardInterrupt
         else:

@@ -19,7 +19,7 @@ from distsim.watchdog.outcome import ProcessOutcome
 from distsim.watchdog.process import CRASHES, POLL_S, Watch, die_with
 from distsim.watchdog.shared_state import SharedState
 
-__all__ = ["run_apart"]
+__all__ = ["as_they_end", "run_apart"]
 
 
 @dataclass
@@ -37,10 +37,22 @@ def run_apart(scenarios: Sequence[Scenario], workers: int, run: Callable[[Scenar
     """Results in the order of *scenarios*, as they come; at most *workers* at a time. The process must be able to
     fork (`process.can_watch`), and have imported what all need."""
     results: dict[int, Result] = {}
+    waiting = 0
+    for number, result in as_they_end(scenarios, workers, run):
+        results[number] = result
+        while waiting in results:
+            yield results.pop(waiting)
+            waiting += 1
+
+
+def as_they_end(
+    scenarios: Sequence[Scenario], workers: int, run: Callable[[Scenario], Result]
+) -> Iterator[tuple[int, Result]]:
+    """Yield each result with its scenario's place, whichever ends first; else as `run_apart`."""
     under_way: dict[int, _Child] = {}
-    following = waiting = 0
+    following = 0
     try:
-        while waiting < len(scenarios):
+        while under_way or following < len(scenarios):
             while len(under_way) < workers and following < len(scenarios):
                 under_way[following] = _start(scenarios[following], run)
                 following += 1
@@ -50,16 +62,13 @@ def run_apart(scenarios: Sequence[Scenario], workers: int, run: Callable[[Scenar
                 data = os.read(pipe, 1 << 20)
                 child.said.write(data)
                 if not data:
-                    results[pipes[pipe]] = _ended(under_way.pop(pipes[pipe]))
+                    yield pipes[pipe], _ended(under_way.pop(pipes[pipe]))
             for number, child in list(under_way.items()):
                 if child.watch.stuck():
                     fate = child.watch.fate()
                     os.kill(child.pid, signal.SIGKILL)
                     _reap(under_way.pop(number))
-                    results[number] = _fatal(child.scenario, fate)
-            while waiting in results:
-                yield results.pop(waiting)
-                waiting += 1
+                    yield number, _fatal(child.scenario, fate)
     finally:
         for child in under_way.values():
             with contextlib.suppress(OSError):

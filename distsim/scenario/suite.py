@@ -17,7 +17,7 @@ from distsim.scenario.run import run_scenario
 from distsim.scenario.subprocess_runner import run_apart
 from distsim.text.untrusted_input import brief
 
-__all__ = ["matching", "run_one", "run_suite", "run_there"]
+__all__ = ["import_for", "matching", "run_one", "run_suite", "run_there"]
 
 _TOKEN = re.compile(r"\s*(\(|\)|[^\s()]+)")
 
@@ -63,20 +63,20 @@ def run_suite(
 ) -> Iterator[Result]:
     """Results in the order of *scenarios*, as they come. *apart*: this process may fork, and nothing else simulates
     in it; then each scenario has a process of its own (subprocess_runner.py)."""
-    needed = _imports(scenarios)
     if apart:
-        _import(needed)
+        import_for(scenarios)
         run = partial(run_scenario, update_baseline=update_baselines, picture=picture)
         yield from run_apart(scenarios, workers, run)
         return
     if workers < 2 or len(scenarios) < 2:
-        _import(needed)
+        import_for(scenarios)
         for scenario in scenarios:
             yield run_scenario(scenario, update_baseline=update_baselines, picture=picture)
         return
     # Fresh processes: a simulation swaps what a process has only once, so two cannot share one.
     context = multiprocessing.get_context("spawn")
     number = min(workers, len(scenarios))
+    needed = _imports(scenarios)
     with ProcessPoolExecutor(number, mp_context=context, initializer=_prepare, initargs=(needed,)) as pool:
         jobs = [pool.submit(run_one, s.path, s.data, update_baselines, picture) for s in scenarios]
         for job in jobs:
@@ -91,6 +91,11 @@ def _imports(scenarios: Sequence[Scenario]) -> list[str]:
     data_parallel = any(b"torch.nn.parallel" in file.read_bytes() for file in files)
     # DistributedDataParallel's constructor imports torch._dynamo
     return ["distsim.sim"] * bool(simulated) + ["torch._dynamo"] * data_parallel
+
+
+def import_for(scenarios: Sequence[Scenario]) -> None:
+    """Import what some of *scenarios* will, before processes are forked for them."""
+    _import(_imports(scenarios))
 
 
 def _import(modules: Sequence[str]) -> None:

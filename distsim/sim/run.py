@@ -269,7 +269,7 @@ def _attempt(
     silent = request.silent != "off" and len(slots) <= MOST_RANKS
     sample = None if again is None else again.sample
     data = ValuePolicy(request.data == "real", request.placeholder, request.fuse, request.strict_kernels)
-    unbounded = request.conditions is not None or data.real or len(slots) <= MANY_RANKS
+    unbounded = data.real or len(slots) <= MANY_RANKS
     budget_s = None if unbounded else request.budget_s
     undo = None if budget_s is None else UndoLog()
     held = [] if undo is None else [Held(sys.stdout), Held(sys.stderr)]

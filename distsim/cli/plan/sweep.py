@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import shlex
@@ -18,10 +19,19 @@ from distsim.text.output_files import check_writable, say_written
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from distsim.scenario.explore.sweep import Point
+    from distsim.scenario.explore.sweep import Point, Variation
     from distsim.scenario.file.load import Scenario
 
-__all__ = ["add_parser", "rewritten"]
+__all__ = [
+    "add_parser",
+    "as_good",
+    "as_table",
+    "failure",
+    "rewritten",
+    "tokens_rate",
+    "training_columns",
+    "training_table",
+]
 
 WHOLE = 16
 """Up to this width a column of a setting is not broken."""
@@ -57,8 +67,9 @@ def add_parser(subparsers: Any) -> None:
         help="processes (default: all cores)",
     )
     parser.add_argument("--ray", nargs="?", const="local", metavar="ADDRESS", help="on a Ray cluster (extra: ray)")
-    parser.add_argument("--price", type=float, metavar="AMOUNT", help="of a GPU's hour, for the cost of tokens")
+    parser.add_argument("--price", metavar="AMOUNT", help="of a GPU's hour, for the cost of tokens")
     parser.add_argument("--csv", metavar="FILE", help="all figures of all points")
+    parser.add_argument("--json", metavar="FILE", help="the same as JSON (schema distsim.sweep/1)")
     parser.add_argument("--plot", metavar="FILE", help="a picture (extra: plot)")
     parser.add_argument("--html", metavar="FILE", help="a page with bars and every run (extra: html)")
     parser.add_argument(
@@ -90,13 +101,12 @@ def rewritten(argv: Sequence[str]) -> list[str]:
 def run(args: argparse.Namespace) -> int:
     """Run every point and print the table; 0 unless a setting does not fit."""
     from distsim.report.image import check_image, write_image
-    from distsim.scenario.explore.sweep import parse_variation, sweep, write_csv
+    from distsim.scenario.explore.sweep import parse_variation, write_csv, write_json
 
     if args.workers < 1:
         raise UsageError(f"-n: expected at least one worker, got {args.workers}")
-    if args.price is not None and not 0.0 <= args.price < float("inf"):
-        raise UsageError(f"--price: expected an amount of money for a GPU's hour, got {args.price:g}")
     check_writable(args.csv, "--csv", "sweep.csv")
+    check_writable(args.json, "--json", "sweep.json")
     check_image(args.plot)
     if args.html is not None:
         from distsim.report.html import check_page
@@ -104,28 +114,75 @@ def run(args: argparse.Namespace) -> int:
         check_page(args.html)
     variations = [parse_variation(text) for text in args.vary]
     scenario = _scenario(args)
+    price = price_of(args.price, scenario)
     clusters = [] if args.on is None else args.on.split(",")
     if len(clusters) > 1:
         variations.insert(0, parse_variation(f"on={args.on}"))
     if not variations:
         raise UsageError("nothing to vary: expected --vary PATH=A,B, or several clusters after --on")
-    points = []
-    try:
-        for point in sweep(scenario, variations, args.workers, args.ray, picture=args.html is not None):
-            points.append(point)
-    except KeyboardInterrupt:
-        if points:
-            _table(points, args.price)
-            print(f"distsim: interrupted after {len(points)} points", file=sys.stderr)
-        raise
-    _table(points, args.price)
+    points = _points(scenario, variations, price, args)
+    _table(points, price)
     if args.csv is not None:
         write_csv(points, Path(args.csv))
+    if args.json is not None:
+        write_json(points, args.scenario, args.json)
     if args.plot is not None:
         write_image(_plot(points, args.figure), args.plot)
     if args.html is not None:
         _write_page(points, args)
+    if args.scenario.endswith(".py") and all(failure(point) for point in points):
+        raise UsageError(f"no point is valid, the first one since {failure(points[0])}; vary other values")
     return 0
+
+
+def _points(
+    scenario: Scenario, variations: Sequence[Variation], price: float | None, args: argparse.Namespace
+) -> list[Point]:
+    """Run all points, those of a script with a line for each that ends."""
+    from distsim.cli.plan.live import live_points
+    from distsim.scenario.explore.points import KeptPoints
+    from distsim.scenario.explore.sweep import sweep
+    from distsim.watchdog.process import can_watch
+
+    picture, total = args.html is not None, math.prod(len(v.values) for v in variations)
+    kept = None
+    if args.scenario.endswith(".py") and args.ray is None:
+        kept = KeptPoints(scenario, [[v.path, v.values] for v in variations] + [picture])
+        if len(kept):
+            print(f"distsim: {len(kept)} of {total} points kept from before, in {kept.folder}", file=sys.stderr)
+    points: list[Point] = []
+    apart = args.own_process and can_watch()
+    try:
+        with live_points(total, training_table if kept is not None else None) as show:
+            for point in sweep(scenario, variations, args.workers, args.ray, picture, apart, kept):
+                points.append(point)
+                show(points)
+    except KeyboardInterrupt:
+        if points:
+            _table(points, price)
+            folder = "" if kept is None else f"; they are kept in {kept.folder}: the same command goes on from there"
+            print(f"distsim: interrupted after {len(points)} of {total} points{folder}", file=sys.stderr)
+        raise
+    if kept is not None:
+        kept.discard()
+    return sorted(points, key=lambda point: point.number)
+
+
+def price_of(text: str | None, scenario: Scenario) -> float | None:
+    """Return the price of a GPU's hour that *text* says, else that of the cluster.
+
+    Raises:
+        UsageError: it is not a number.
+    """
+    if text is None:
+        return None
+    try:
+        price = float(text)
+    except ValueError:
+        price = -1.0
+    if not 0.0 <= price < float("inf"):
+        raise UsageError(f"--price: expected an amount of money for a GPU's hour, such as 2.5, got {text}")
+    return price
 
 
 def _scenario(args: argparse.Namespace) -> Scenario:
@@ -177,15 +234,15 @@ def _table(points: list[Point], price: float | None) -> None:
     console = Console(width=None if sys.stdout.isatty() else piped_width(160))
     trains = any("step_s" in point.result.figures or point.result.figures.get("fits") == 0.0 for point in points)
     if trains:
-        points = sorted(points, key=lambda point: -_rate(point))
-    times, rates = (_steps(points, price), {}) if trains else (_times(points), _rates(points))
+        points = sorted(points, key=lambda point: -tokens_rate(point))
+    times, rates = (training_columns(points, price), {}) if trains else (_times(points), _rates(points))
     settings = {name: [str(point.settings[name]) for point in points] for name in points[0].settings}
-    whole = _as_table(settings, times | rates)
+    whole = as_table(settings, times | rates)
     if console.measure(whole, options=console.options.update(width=10_000)).maximum <= console.width or not rates:
         console.print(whole)
     else:
-        console.print(_as_table(settings, times))
-        console.print(_as_table(settings, rates))
+        console.print(as_table(settings, times))
+        console.print(as_table(settings, rates))
     alike = as_good(points) if trains else 0
     if alike:
         console.print(
@@ -193,7 +250,7 @@ def _table(points: list[Point], price: float | None) -> None:
             "lies between them"
         )
     for point in points:
-        if why := _why(point):
+        if why := failure(point):
             named = ", ".join(f"{name}={value}" for name, value in point.settings.items())
             console.print(f"{named}: {why}", highlight=False, markup=False)
 
@@ -201,17 +258,24 @@ def _table(points: list[Point], price: float | None) -> None:
 def as_good(points: list[Point]) -> int:
     """How many of *points*, the best first, may be as quick as the first within what a step may err."""
     best = points[0].result.figures
-    if not _rate(points[0]) or "step_high_s" not in best:
+    if not tokens_rate(points[0]) or "step_high_s" not in best:
         return 0
-    least = _rate(points[0]) * best["step_s"] / best["step_high_s"]
-    others = [(_rate(point), point.result.figures) for point in points[1:]]
+    least = tokens_rate(points[0]) * best["step_s"] / best["step_high_s"]
+    others = [(tokens_rate(point), point.result.figures) for point in points[1:]]
     return sum(
         rate > 0.0 and "step_low_s" in found and rate * found["step_s"] >= least * found["step_low_s"]
         for rate, found in others
     )
 
 
-def _rate(point: Point) -> float:
+def training_table(points: Sequence[Point], price: float | None = None, in_order: bool = False) -> Table:
+    """Return a table of training points, the best first, or *in_order*."""
+    points = list(points) if in_order else sorted(points, key=lambda point: -tokens_rate(point))
+    settings = {name: [str(point.settings[name]) for point in points] for name in points[0].settings}
+    return as_table(settings, training_columns(points, price))
+
+
+def tokens_rate(point: Point) -> float:
     """What training points are sorted by: tokens per second and GPU, or steps; 0 where it did not come to a step."""
     figures = point.result.figures
     if not figures.get("fits") or point.result.exit_code or not figures.get("step_s"):
@@ -219,7 +283,7 @@ def _rate(point: Point) -> float:
     return figures.get("tokens_per_s", 1.0 / figures["step_s"]) / max(figures.get("gpus", 1.0), 1.0)
 
 
-def _steps(points: list[Point], price: float | None) -> dict[str, list[str]]:
+def training_columns(points: list[Point], price: float | None) -> dict[str, list[str]]:
     """The columns of training points, which are in their order: the best first."""
     from distsim.text.units import format_bytes, format_time
 
@@ -227,15 +291,16 @@ def _steps(points: list[Point], price: float | None) -> dict[str, list[str]]:
         return [text(found[name]) if found.get(name) is not None else "-" for found in figures]
 
     figures = [point.result.figures for point in points]
-    best = points[0] if _rate(points[0]) else None
+    best = points[0] if tokens_rate(points[0]) else None
     columns = {"": ["best" if point is best else "" for point in points]}
     columns["fits"] = ["-" if "fits" not in found else "yes" if found["fits"] else "NO" for found in figures]
-    columns["step"] = column("step_s", format_time)
-    if any("step_low_s" in found for found in figures):
-        columns["8 of 10 within"] = [
-            f"±{(f['step_high_s'] - f['step_low_s']) / 2 / f['step_s']:.1%}" if "step_low_s" in f else "-"
-            for f in figures
-        ]
+    columns["step"] = [
+        "-"
+        if not f.get("step_s")
+        else format_time(f["step_s"])
+        + (f" ±{(f['step_high_s'] - f['step_low_s']) / 2 / f['step_s']:.0%}" if "step_low_s" in f else "")
+        for f in figures
+    ]
     columns["tokens/s"] = column("tokens_per_s", "{:,.0f}".format)
     columns["MFU"] = column("mfu", "{:.1%}".format)
     columns["peak memory"] = [
@@ -252,7 +317,7 @@ def _steps(points: list[Point], price: float | None) -> dict[str, list[str]]:
     return columns
 
 
-def _why(point: Point) -> str:
+def failure(point: Point) -> str:
     """Why it came to no end, in a line; empty where it did."""
     from distsim.text.units import format_bytes
 
@@ -270,7 +335,7 @@ def _why(point: Point) -> str:
     return f"{result.verdict}: {said[0].strip()}" if said else result.verdict
 
 
-def _as_table(settings: dict[str, list[str]], figures: dict[str, list[str]]) -> Table:
+def as_table(settings: dict[str, list[str]], figures: dict[str, list[str]]) -> Table:
     from rich import box
     from rich.table import Table
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from distsim.report.html.draw.plots import bench_plot, efficiency_plot, sweep_plot
+from distsim.report.html.draw.plots import bench_plot, efficiency_plot, pareto_plot, sweep_plot
 from distsim.report.html.draw.run import Part, RunParts, run_parts
 from distsim.report.html.draw.tables import Cell, Table, table
 from distsim.report.html.page import Page
 from distsim.report.quantities import figure_name, figure_text
 from distsim.text.units import format_bytes, format_time
 
-__all__ = ["Entry", "bench_page", "run_page", "suite_page", "sweep_page"]
+__all__ = ["Entry", "bench_page", "run_page", "suite_page", "sweep_page", "tune_page"]
 
 MOST_RUNS = 60
 """Runs that a page of many has whole; those that failed first."""
@@ -77,6 +77,27 @@ def sweep_page(name: str, entries: Sequence[Entry], figure: str) -> Page:
             "work of the first point. Which one is meant, the program says."
         )
         parts.append(Part("efficiency", "Efficiency against the first point", hint, efficiency))
+    index = _points_table(entries, links)
+    document = {"schema": "distsim.sweep/1", "scenario": name, "points": [_of_entry(entry) for entry in entries]}
+    failed = sum(not entry.passed for entry in entries)
+    line = f"{len(entries):,} points of {name}" + (f", {failed:,} of them failed" if failed else "")
+    lines = [line, *_left_out(entries, runs)]
+    return Page(f"Sweep of {name}", "sweep", list(runs.values()), True, lines, parts, [index], document)
+
+
+def tune_page(name: str, entries: Sequence[Entry], lines: Sequence[str]) -> Page:
+    """Of a search: *entries*, the best first, and *lines* on the best ones."""
+    front = Part("front", "Time and memory", "No other point is better in both than one on the line.")
+    front.figure = pareto_plot(entries)
+    front.missing = "No point fits."
+    links = [""] * len(entries)
+    parts = [front, Part("bars", "Step time of each point", figure=sweep_plot(entries, "step_s", links))]
+    document = {"schema": "distsim.tune/1", "script": name, "points": [_of_entry(entry) for entry in entries]}
+    tables = [_points_table(entries, links)]
+    return Page(f"Best layout of {name}", "tune", [], True, list(lines), parts, tables, document)
+
+
+def _points_table(entries: Sequence[Entry], links: Sequence[str]) -> Table:
     settings = list(entries[0].settings) if entries else []
     names = list(dict.fromkeys(name for entry in entries for name in entry.figures))
     index = Table("Points", ["point", *settings, "outcome", *map(figure_name, names)])
@@ -86,11 +107,7 @@ def sweep_page(name: str, entries: Sequence[Entry], figure: str) -> Page:
         row.append(Cell(entry.verdict, bad=not entry.passed))
         row += [Cell(figure_text(name, entry.figures.get(name)), entry.figures.get(name)) for name in names]
         index.rows.append(row)
-    document = {"schema": "distsim.sweep/1", "scenario": name, "points": [_of_entry(entry) for entry in entries]}
-    failed = sum(not entry.passed for entry in entries)
-    line = f"{len(entries):,} points of {name}" + (f", {failed:,} of them failed" if failed else "")
-    lines = [line, *_left_out(entries, runs)]
-    return Page(f"Sweep of {name}", "sweep", list(runs.values()), True, lines, parts, [index], document)
+    return index
 
 
 def bench_page(document: Mapping[str, Any]) -> Page:

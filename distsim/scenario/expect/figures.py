@@ -37,7 +37,7 @@ def _of_training(training: Training) -> dict[str, float]:
     """The step of the rank that the others wait for, and the memory of the fullest GPU. Where a rank ran out of memory
     the peak is what it would have needed at least."""
     peak = float(training.peak_reserved_bytes)
-    short = max((one.reserved + one.missing for one in training.out_of_memory), default=0)
+    short = max((one.allocated + one.asked for one in training.out_of_memory), default=0)
     missing = max((one.missing for one in training.out_of_memory), default=0)
     capacity = training.memory_bytes - training.context_bytes
     found = {
@@ -52,6 +52,7 @@ def _of_training(training: Training) -> dict[str, float]:
         "tokens_per_step": training.tokens_per_step,
         "tokens_per_s": training.tokens_per_s,
         "mfu": training.mfu,
+        "hfu": training.hfu,
     }
     pacing = training.pacing
     if pacing is not None:

@@ -5,4 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = ["explore", "fits", "script_flags", "sweep"]
+__all__ = ["explore", "fits", "points", "script_flags", "sweep", "tune"]

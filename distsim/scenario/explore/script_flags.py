@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Flag", "role_of", "script_flags", "with_flag"]
+__all__ = ["Flag", "own_sources", "role_of", "script_flags", "with_flag"]
 
 MOST_FILES = 40
 """Files beside the script that are read for flags."""
@@ -75,6 +75,18 @@ def _constant(node: ast.expr | None) -> str | None:
 
 
 def _added_arguments(script: Path) -> Iterator[ast.Call]:
+    for _, tree in _sources(script):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+                yield node
+
+
+def own_sources(script: Path) -> list[Path]:
+    """Return *script* and the modules beside it that it imports, directly or not."""
+    return [path for path, _ in _sources(script)]
+
+
+def _sources(script: Path) -> Iterator[tuple[Path, ast.Module]]:
     todo, seen = [script], {script}
     while todo and len(seen) <= MOST_FILES:
         path = todo.pop(0)
@@ -82,20 +94,22 @@ def _added_arguments(script: Path) -> Iterator[ast.Call]:
             tree = ast.parse(path.read_bytes())
         except (OSError, SyntaxError, ValueError, RecursionError):
             continue
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
-                yield node
-            modules = []
-            if isinstance(node, ast.Import):
-                modules = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            for module in modules:
-                stem = script.parent / module.replace(".", "/")
-                for file in (stem.with_name(f"{stem.name}.py"), stem / "__init__.py"):
-                    if file not in seen and file.is_file():
-                        seen.add(file)
-                        todo.append(file)
+        yield path, tree
+        for module in _imported(tree):
+            stem = script.parent / module.replace(".", "/")
+            for file in (stem.with_name(f"{stem.name}.py"), stem / "__init__.py"):
+                if file not in seen and file.is_file():
+                    seen.add(file)
+                    todo.append(file)
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def role_of(flag: Flag) -> str | None:

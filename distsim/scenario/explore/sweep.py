@@ -6,7 +6,9 @@ import copy
 import csv
 import difflib
 import itertools
+import json
 import logging
+import math
 import re
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,12 +18,23 @@ from typing import Any
 
 from distsim.errors import UsageError
 from distsim.scenario.expect.result import Result
+from distsim.scenario.explore.points import KeptPoints, run_points
 from distsim.scenario.file.load import Scenario, check
 from distsim.scenario.file.schema import ScenarioSpec
 from distsim.scenario.suite import run_suite
 from distsim.text.untrusted_input import brief, load_toml
 
-__all__ = ["Point", "Variation", "parse_variation", "script", "sweep", "write_csv"]
+__all__ = [
+    "MAX_POINTS",
+    "Point",
+    "Variation",
+    "parse_variation",
+    "point_of",
+    "script",
+    "sweep",
+    "write_csv",
+    "write_json",
+]
 
 MAX_POINTS = 10_000
 POINT_S = 3600.0
@@ -44,6 +57,8 @@ class Point:
 
     settings: dict[str, Any]
     result: Result
+    number: int = 0
+    """Its place among all combinations."""
 
 
 def script(path: Path, arguments: Sequence[str], **keys: Any) -> Scenario:
@@ -78,30 +93,76 @@ def sweep(
     workers: int = 1,
     ray: str | None = None,
     picture: bool = False,
+    apart: bool = False,
+    kept: KeptPoints | None = None,
 ) -> Iterator[Point]:
-    """Every combination, the last variation fastest; results as they come, in order."""
+    """Every combination, the last variation fastest.
+
+    Args:
+        scenario: What varies.
+        variations: How.
+        workers: How many points run at a time.
+        ray: Address of the Ray cluster that runs them; None: this machine.
+        picture: Whether documents have what a page draws.
+        apart: Whether this process may fork: then each point of a script has a process of its own.
+        kept: Of a script: where points that have ended are kept. They come first, the others as they end; without
+            *kept* all come in their order.
+
+    Raises:
+        UsageError: a setting does not fit.
+    """
     for variation in variations:
         _check_path(variation.path)
+    size = math.prod(len(v.values) for v in variations)
+    if size > MAX_POINTS:
+        raise UsageError(f"--vary: {size:,} points, the most is {MAX_POINTS:,}; give fewer values, or fewer --vary")
     combinations = list(itertools.product(*(v.values for v in variations)))
-    if len(combinations) > MAX_POINTS:
-        raise UsageError(f"--vary: {len(combinations):,} combinations, the most is {MAX_POINTS:,}")
     scenarios, settings, wrong = [], [], []
     for values in combinations:
         chosen = {v.path: value for v, value in zip(variations, values, strict=True)}
         try:
-            scenarios.append(check(_changed(scenario, chosen), scenario.path))
+            scenarios.append(point_of(scenario, chosen))
         except UsageError as error:
             told = ", ".join(f"{brief(path)}={brief(value)}" for path, value in chosen.items())
             wrong.append(f"{told}: {error}")
         settings.append(chosen)
     if wrong:
         raise UsageError("\n".join(wrong))
+    if kept is not None and ray is None:
+        yield from _resumed(scenarios, settings, workers, apart, picture, kept)
+        return
     if ray is not None:
         results = _on_ray(scenarios, ray, picture)
     else:
         results = run_suite(scenarios, workers, picture=picture)
-    for chosen, result in zip(settings, results, strict=True):
-        yield Point(chosen, result)
+    for number, (chosen, result) in enumerate(zip(settings, results, strict=True)):
+        yield Point(chosen, result, number)
+
+
+def _resumed(
+    scenarios: Sequence[Scenario],
+    settings: Sequence[dict[str, Any]],
+    workers: int,
+    apart: bool,
+    picture: bool,
+    kept: KeptPoints,
+) -> Iterator[Point]:
+    left = []
+    for number, chosen in enumerate(settings):
+        result = kept.load(chosen)
+        if result is None:
+            left.append(number)
+        else:
+            yield Point(chosen, result, number)
+    for place, result in run_points([scenarios[number] for number in left], workers, apart, picture):
+        chosen = settings[left[place]]
+        kept.save(chosen, result)
+        yield Point(chosen, result, left[place])
+
+
+def point_of(scenario: Scenario, chosen: Mapping[str, Any]) -> Scenario:
+    """Return *scenario* with the settings *chosen*, checked."""
+    return check(_changed(scenario, chosen), scenario.path)
 
 
 def _check_path(path: str) -> None:
@@ -214,3 +275,20 @@ def write_csv(points: Sequence[Point], path: Path) -> None:
             row = [point.settings[s] for s in settings]
             found = [point.result.figures.get(f, "") for f in figures]
             writer.writerow([*row, point.result.verdict, point.result.exit_code, *found])
+
+
+def write_json(points: Sequence[Point], name: str, path: str) -> None:
+    """The same as JSON: `schema` distsim.sweep/1, `scenario`, `points[]` with `settings`, `verdict`, `exit_code`,
+    `wrong[]` and `figures`."""
+    rows = [
+        {
+            "settings": point.settings,
+            "verdict": point.result.verdict,
+            "exit_code": point.result.exit_code,
+            "wrong": point.result.wrong,
+            "figures": point.result.figures,
+        }
+        for point in points
+    ]
+    document = {"schema": "distsim.sweep/1", "scenario": name, "points": rows}
+    Path(path).write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")

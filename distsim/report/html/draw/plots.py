@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from distsim.report.html.draw.figure import ACCUSED, COMMUNICATION, COMPUTE, Figure, figure, label
 from distsim.report.quantities import figure_name, figure_unit, time_unit
 
-__all__ = ["Point", "bench_plot", "efficiency_plot", "sweep_plot"]
+__all__ = ["Point", "bench_plot", "efficiency_plot", "pareto_plot", "sweep_plot"]
 
 RANKS = ("cluster.nodes", "on.nodes", "nnodes", "nproc_per_node")
 """Settings that say how many ranks there are, by a factor."""
@@ -75,6 +75,57 @@ def efficiency_plot(points: Sequence[Point], links: Sequence[str]) -> Figure | N
         trace["customdata"] = [link or None for link in links]
         traces.append(trace)
     return _sideways(traces, points, "efficiency (%)", barmode="group")
+
+
+def pareto_plot(points: Sequence[Point]) -> Figure | None:
+    """Time over peak memory of the points that fit; those that no other beats in both are joined by a line.
+
+    The time is a step's where all points have as many tokens in it, else that of one GPU for a million tokens.
+    """
+    there = [point for point in points if point.passed and point.figures.get("fits") and point.figures.get("step_s")]
+    if not there:
+        return None
+    tokens = {point.figures.get("tokens_per_step") for point in there}
+    is_step = len(tokens) == 1 or None in tokens
+    times = [
+        point.figures["step_s"]
+        if is_step
+        else 1e6 * point.figures["gpus"] / (point.figures["tokens_per_step"] / point.figures["step_s"])
+        for point in there
+    ]
+    memory = [point.figures["peak_gpu_memory_bytes"] / 2**30 for point in there]
+    order = sorted(range(len(there)), key=lambda i: (memory[i], times[i]))
+    front: list[int] = []
+    for i in order:
+        if not front or times[i] < times[front[-1]]:
+            front.append(i)
+    scale, unit = time_unit(max(times))
+    traces: list[dict[str, Any]] = []
+    for name, mode, places in (
+        ("beaten by another", "markers", [i for i in order if i not in front]),
+        ("front", "lines+markers", front),
+    ):
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": mode,
+                "name": name,
+                "x": [memory[i] for i in places],
+                "y": [times[i] * scale for i in places],
+                "hovertext": [_name(there[i]) for i in places],
+                "hovertemplate": f"%{{hovertext}}<br>%{{x:.4~g}} GiB, %{{y:.4~g}} {unit}<extra></extra>",
+                "marker": {"size": 9, "color": COMPUTE if name == "front" else COMMUNICATION},
+                "line": {"color": COMPUTE},
+            }
+        )
+    title = "step time" if is_step else "time of one GPU for a million tokens"
+    return figure(
+        traces,
+        420,
+        "peak memory of a GPU (GiB)",
+        xaxis={"rangemode": "tozero"},
+        yaxis={"title": {"text": f"{title} ({unit})"}, "rangemode": "tozero"},
+    )
 
 
 def bench_plot(rows: Sequence[Mapping[str, Any]], name: str) -> Figure:

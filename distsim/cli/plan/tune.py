@@ -1,0 +1,300 @@
+"""`distsim tune SCRIPT --vary ...`: searches the settings of a training script for the best layout."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distsim.cli.plan.live import live_points
+from distsim.cli.plan.sweep import OF_SCRIPT, as_good, failure, price_of, training_table
+from distsim.cli.plan.sweep import rewritten as rewritten
+from distsim.errors import UsageError
+from distsim.options import add_flags, default_of
+from distsim.text.output_files import check_writable, say_written
+
+if TYPE_CHECKING:
+    from distsim.scenario.explore.points import KeptPoints
+    from distsim.scenario.explore.sweep import Point
+    from distsim.scenario.explore.tune import Place, Search
+    from distsim.scenario.file.load import Scenario
+
+__all__ = ["add_parser", "rewritten"]
+
+MOST_ROWS = 10
+MOST_FAILURES = 6
+DESCRIPTION = """\
+Search the settings of a training script for the best layout.
+
+  distsim tune --on dgx-h100:8 --vary --tp=1,2,4,8 --vary --mbs=1,2,4 --vary --ckpt=none,selective train.py --layers 32
+
+Each point runs for two steps, the best ones for four. Points near the best come first. What runs out of memory rules
+out what needs as much: larger micro-batches, longer sequences, less tensor parallelism, less recomputation, fewer
+nodes. A sample of the ranks stands for all. Points that have ended are kept until all have: after Ctrl-C, or with a
+larger --budget, the same command goes on.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `tune`."""
+    parser = subparsers.add_parser(
+        "tune",
+        help="search the settings of a training script for the best layout",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="distsim tune [flags] --vary --FLAG=A,B [--vary ...] SCRIPT [script's own arguments]",
+    )
+    parser.add_argument("script", metavar="SCRIPT", help="the training script (.py)")
+    parser.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="--FLAG=A,B",
+        help="a flag of the script; may be given several times",
+    )
+    parser.add_argument("--on", metavar="CLUSTER,...", help="clusters: each is one more setting to vary")
+    parser.add_argument(
+        "--budget", default="30m", metavar="TIME", help="wall time after which no more points begin (default: 30m)"
+    )
+    parser.add_argument(
+        "--objective",
+        choices=("tokens/s", "cost", "memory"),
+        default="tokens/s",
+        help="what is best: most tokens/s a GPU, least cost of a token, least peak memory (default: tokens/s)",
+    )
+    parser.add_argument("--price", metavar="AMOUNT", help="of a GPU's hour, for the cost of tokens")
+    parser.add_argument(
+        "-n",
+        dest="workers",
+        type=int,
+        default=os.cpu_count() or 1,
+        metavar="WORKERS",
+        help="processes (default: all cores)",
+    )
+    add_flags(parser, *OF_SCRIPT)
+    parser.add_argument("--csv", metavar="FILE", help="all figures of all points")
+    parser.add_argument("--json", metavar="FILE", help="the same as JSON (schema distsim.tune/1)")
+    parser.add_argument("--html", metavar="FILE", help="a page with step time over memory of every point (extra: html)")
+    parser.add_argument("--script-arguments", help=argparse.SUPPRESS)
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Search, and print the best layout, the runner-up and why."""
+    from distsim.scenario.explore.points import KeptPoints
+    from distsim.scenario.explore.sweep import parse_variation, script, write_csv
+    from distsim.scenario.explore.tune import Objective, Search, axis_of, seconds_of
+
+    budget_s = seconds_of(args.budget)
+    if args.workers < 1:
+        raise UsageError(f"-n: expected at least one worker, got {args.workers}")
+    for flag in ("csv", "json"):
+        check_writable(getattr(args, flag), f"--{flag}", f"tune.{flag}")
+    if args.html is not None:
+        from distsim.report.html import check_page
+
+        check_page(args.html)
+    if not args.script.endswith(".py"):
+        raise UsageError(f"expected a training script (.py), got {args.script}")
+    given = {name: getattr(args, name) for name in OF_SCRIPT if getattr(args, name) != default_of(name)}
+    clusters = [] if args.on is None else args.on.split(",")
+    if clusters:
+        given["on"] = clusters[0]
+    scenario = script(Path(args.script), shlex.split(args.script_arguments or ""), **given)
+    price = price_of(args.price, scenario)
+    if args.objective == "cost" and price is None:
+        raise UsageError("--objective cost: expected --price AMOUNT of a GPU's hour, or price in the cluster file")
+    words = ([f"on={args.on}"] if len(clusters) > 1 else []) + args.vary
+    if not words:
+        raise UsageError("nothing to vary: expected --vary --FLAG=A,B, or several clusters after --on")
+    search = Search([axis_of(parse_variation(text)) for text in words], Objective(args.objective, price))
+    kept = KeptPoints(scenario, [[axis.path, axis.values] for axis in search.axes])
+    if len(kept):
+        print(f"distsim: {len(kept)} points kept from before, in {kept.folder}", file=sys.stderr)
+    runner = _Runner(scenario, search, kept, args, time.monotonic() + budget_s)
+    try:
+        runner.run()
+    except KeyboardInterrupt:
+        _print(search, price, args)
+        print(
+            f"distsim: interrupted after {len(search.results)} points; they are kept in {kept.folder}: the same "
+            "command goes on from there",
+            file=sys.stderr,
+        )
+        raise
+    points = _print(search, price, args)
+    if search.untried:
+        print(
+            f"distsim: --budget {args.budget} is over, {len(search.untried)} points were not tried; what has run is "
+            f"kept in {kept.folder}: the same command with a larger --budget goes on from there",
+            file=sys.stderr,
+        )
+    else:
+        kept.discard()
+    if args.csv is not None:
+        write_csv(points, Path(args.csv))
+    if args.json is not None:
+        Path(args.json).write_text(json.dumps(_document(search, points, price), indent=1, sort_keys=True) + "\n")
+    if args.html is not None:
+        _write_page(search, points, args)
+    if not search.ranking():
+        raise UsageError(f"no point is valid, the first one since {failure(points[0])}; vary other values")
+    return 0
+
+
+class _Runner:
+    """Runs the points that a search asks for until it has all, or the budget is over."""
+
+    def __init__(
+        self, scenario: Scenario, search: Search, kept: KeptPoints, args: argparse.Namespace, deadline_s: float
+    ) -> None:
+        from distsim.watchdog.process import can_watch
+
+        self._scenario, self._search, self._kept = scenario, search, kept
+        self._workers, self._deadline_s = args.workers, deadline_s
+        self._apart = args.own_process and can_watch()
+        self._longest_s = 0.0
+
+    def run(self) -> None:
+        """Run rounds of points, each as many as there are workers; then the best ones for more steps."""
+        from distsim.scenario.explore.tune import FINAL_STEPS, FIRST_STEPS
+
+        search = self._search
+        ended: list[Point] = []
+        with live_points(len(search.untried), training_table) as show:
+
+            def add(place: Place, result: Any) -> None:
+                search.add(place, result)
+                ended.append(_point(search, place))
+                show(ended)
+
+            # The finalists run twice as long as any point has so far: their time is set aside.
+            while time.monotonic() + 2.0 * self._longest_s < self._deadline_s:
+                places = search.next_points(self._workers)
+                if not places:
+                    break
+                self._round(places, FIRST_STEPS, add)
+        finalists = [place for place in search.finalists() if place not in search.finals]
+        self._round(finalists, FINAL_STEPS, lambda place, result: search.finals.update({place: result}))
+
+    def _round(self, places: Sequence[Place], last_step: int, add: Callable[[Place, Any], None]) -> None:
+        from distsim.scenario.explore.points import run_points
+        from distsim.scenario.explore.sweep import point_of
+
+        search, stage, left = self._search, f"{last_step} steps", []
+        for place in places:
+            result = self._kept.load(search.settings(place), stage)
+            if result is None:
+                left.append(place)
+            else:
+                add(place, result)
+        scenarios = [point_of(self._scenario, search.settings(place)) for place in left]
+        for number, result in run_points(scenarios, self._workers, self._apart, last_step=last_step):
+            self._kept.save(search.settings(left[number]), result, stage)
+            self._longest_s = max(self._longest_s, result.wall_s)
+            add(left[number], result)
+
+
+def _point(search: Search, place: Place) -> Point:
+    from distsim.scenario.explore.sweep import Point
+
+    return Point(search.settings(place), search.finals.get(place, search.results[place]))
+
+
+def _print(search: Search, price: float | None, args: argparse.Namespace) -> list[Point]:
+    """Print what is known; return all points, the best first, those that failed last."""
+    from distsim.debug.report.console import Console, piped_width
+
+    ranking = search.ranking()
+    failed = [place for place in search.results if place not in ranking]
+    points = [_point(search, place) for place in [*ranking, *failed]]
+    if not points:
+        return points
+    console = Console(width=None if sys.stdout.isatty() else piped_width(160))
+    if ranking:
+        for line in _verdict(search, points, args.objective):
+            console.print(line)
+        console.print(training_table(points[: min(MOST_ROWS, len(ranking))], price, in_order=True))
+    counts = [f"{len(search.results)} points ran", f"{len(ranking)} of them fit"]
+    if search.ruled_out:
+        counts.append(f"{len(search.ruled_out)} were left out, which need as much memory as one that ran out of it")
+    if search.untried:
+        counts.append(f"{len(search.untried)} were not tried")
+    console.print("; ".join(counts))
+    for point in points[len(ranking) :][:MOST_FAILURES]:
+        console.print(f"{_named(point)}: {failure(point)}")
+    if len(failed) > MOST_FAILURES:
+        console.print(f"and {len(failed) - MOST_FAILURES} more that failed: --csv FILE has all")
+    return points
+
+
+def _named(point: Point) -> str:
+    return " ".join(f"{name}={value}" for name, value in point.settings.items())
+
+
+def _verdict(search: Search, points: Sequence[Point], objective: str) -> list[str]:
+    """The best, the runner-up, and what lies between them."""
+    from distsim.scenario.explore.why import difference, spent
+
+    best = points[0]
+    lines = [f"best       {_named(best)}", f"           {spent(best.result)}"]
+    if len(search.ranking()) < 2:
+        return lines
+    second = points[1]
+    lines += [f"runner-up  {_named(second)}", f"           {difference(best.result, second.result, objective)}"]
+    alike = as_good(list(points[: len(search.ranking())]))
+    if objective != "memory" and alike:
+        others = "the runner-up" if alike == 1 else f"the next {alike}"
+        lines.append(
+            f"           {others} cannot be told apart from the best: what their steps may err is as large as what "
+            "lies between them"
+        )
+    return lines
+
+
+def _document(search: Search, points: Sequence[Point], price: float | None) -> dict[str, Any]:
+    """Schema distsim.tune/1: `objective`, `price`, `points[]` (the best first, those that failed last: `settings`,
+    `valid`, `why` it is not, `steps` that it ran, `figures`), `cannot_be_told_apart` (how many of the next ones from
+    the best), `ruled_out[]` and `untried[]` by their settings."""
+    fitting = len(search.ranking())
+    return {
+        "schema": "distsim.tune/1",
+        "objective": search.objective.name,
+        "price": price,
+        "points": [
+            {
+                "settings": point.settings,
+                "valid": number < fitting,
+                "why": failure(point) if number >= fitting else "",
+                "verdict": point.result.verdict,
+                "figures": point.result.figures,
+            }
+            for number, point in enumerate(points)
+        ],
+        "cannot_be_told_apart": as_good(list(points[:fitting])) if fitting else 0,
+        "ruled_out": [search.settings(place) for place in search.ruled_out],
+        "untried": [search.settings(place) for place in search.untried],
+    }
+
+
+def _write_page(search: Search, points: Sequence[Point], args: argparse.Namespace) -> None:
+    from distsim.report.html.page import write_page
+    from distsim.report.html.pages import tune_page
+    from distsim.scenario.expect.entries import entry
+
+    fitting = len(search.ranking())
+    lines = _verdict(search, points, args.objective) if fitting else ["No point is valid."]
+    entries = [entry(point.result, point.settings) for point in points]
+    for one in entries:
+        one.document = {}
+    try:
+        write_page(tune_page(args.script, entries, [" ".join(line.split()) for line in lines]), args.html)
+    except OSError as error:
+        raise UsageError(f"--html {args.html}: cannot be written ({error.strerror})") from None
+    say_written(args.html)

@@ -1,0 +1,183 @@
+"""Searches a grid of settings for the best one: best-first from the points known, invalid ones pruned.
+
+Every point ends after few steps; the best ones run again for more. What runs out of memory rules out all points that
+need at least as much. Nothing here simulates: a caller runs the points that `Search.next_points` asks for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from distsim.errors import UsageError
+from distsim.scenario.expect.result import Result
+from distsim.scenario.explore.script_flags import Flag, role_of
+from distsim.scenario.explore.sweep import MAX_POINTS, Variation
+
+__all__ = ["FINAL_STEPS", "FIRST_STEPS", "Axis", "Objective", "Search", "axis_of", "seconds_of"]
+
+FIRST_STEPS = 2
+"""Steps of every point: the second is the first that finds the optimizer's state and the allocator's segments."""
+FINAL_STEPS = 4
+"""Steps of the best points."""
+MOST_FINALISTS = 4
+LEADERS = 3
+"""Points near these are tried first."""
+_LEVELS = {"none": 0, "off": 0, "no": 0, "false": 0, "0": 0, "selective": 1, "op": 1, "full": 2, "on": 2, "true": 2}
+_GROWS = {"micro_batch": 1.0, "tensor_parallel": -1.0}
+_LENGTHS = r"(max-)?seq(uence)?(-len(gth)?)?|layers|num-layers|hidden(-size)?"
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+Place = tuple[int, ...]
+"""A point of the grid: the place of its value on each axis."""
+
+
+def seconds_of(text: str) -> float:
+    """Return the seconds of a duration such as `90s`, `30m` or `2h`.
+
+    Raises:
+        UsageError: it is not one.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|)", text.strip())
+    seconds = float(match[1]) * _UNITS[match[2]] if match is not None else 0.0
+    if not 0.0 < seconds < 1e9:
+        raise UsageError(f"--budget: expected a duration such as 90s, 30m or 2h, got {text!r}")
+    return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One setting that varies."""
+
+    path: str
+    values: tuple[Any, ...]
+    memory: tuple[float, ...] | None = None
+    """For each value a number that grows with the memory of a GPU; None: nobody knows which value needs more."""
+
+
+def axis_of(variation: Variation) -> Axis:
+    """Return *variation* with what its name says of memory."""
+    values = variation.values
+    role = role_of(Flag(variation.path, None)) if variation.path.startswith("-") else None
+    name = variation.path.lstrip("-").rpartition(".")[2].replace("_", "-")
+    memory: tuple[float, ...] | None = None
+    if role == "recomputation":
+        levels = [_LEVELS.get(str(value).lower()) for value in values]
+        memory = tuple(-float(level) for level in levels if level is not None)
+    elif variation.path in ("on", "cluster.nodes", "on.nodes"):
+        memory = _of_nodes(values)
+    elif role in _GROWS or re.fullmatch(_LENGTHS, name):
+        memory = tuple(_GROWS.get(role or "", 1.0) * v for v in values if isinstance(v, int | float))
+    return Axis(variation.path, values, memory if memory is not None and len(memory) == len(values) else None)
+
+
+def _of_nodes(values: Sequence[Any]) -> tuple[float, ...] | None:
+    """More nodes of one kind need no more memory on a GPU."""
+    parts = [str(value).rpartition(":") for value in values]
+    if len({preset for preset, _, _ in parts}) > 1 or not all(nodes.isdigit() for _, _, nodes in parts):
+        return None
+    return tuple(-float(nodes) for _, _, nodes in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What is best."""
+
+    name: str
+    """tokens/s, cost or memory."""
+    price: float | None = None
+    """Of a GPU's hour."""
+
+    def score(self, result: Result) -> float:
+        """Return a number that is larger for a better point; 0 for one that did not come to a step or does not fit."""
+        figures = result.figures
+        if not result.ran or result.exit_code or result.limit or not figures.get("fits") or not figures.get("step_s"):
+            return 0.0
+        if self.name == "memory":
+            return 1.0 / max(figures["peak_gpu_memory_bytes"], 1.0)
+        rate = figures.get("tokens_per_s", 1.0 / figures["step_s"]) / max(figures.get("gpus", 1.0), 1.0)
+        return rate / self.price if self.name == "cost" and self.price else rate
+
+
+@dataclass
+class Search:
+    """Which points are run next."""
+
+    axes: list[Axis]
+    objective: Objective
+    results: dict[Place, Result] = field(default_factory=dict)
+    """Of the points that have run."""
+    finals: dict[Place, Result] = field(default_factory=dict)
+    """Of those that ran for `FINAL_STEPS` steps."""
+    _left: list[Place] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        size = math.prod(len(axis.values) for axis in self.axes)
+        if size > MAX_POINTS:
+            raise UsageError(f"--vary: {size:,} points, the most is {MAX_POINTS:,}; give fewer values, or fewer --vary")
+        self._left = list(itertools.product(*(range(len(axis.values)) for axis in self.axes)))
+
+    def settings(self, place: Place) -> dict[str, Any]:
+        """Return the values at *place* by their paths."""
+        return {axis.path: axis.values[i] for axis, i in zip(self.axes, place, strict=True)}
+
+    def add(self, place: Place, result: Result) -> None:
+        """A point has run."""
+        self.results[place] = result
+
+    @property
+    def ruled_out(self) -> list[Place]:
+        """Points that were not run since others that need no more memory ran out of it."""
+        return [place for place in self._left if place not in self.results and self._needs_too_much(place)]
+
+    @property
+    def untried(self) -> list[Place]:
+        """Points of which nothing is known."""
+        return [place for place in self._left if place not in self.results and not self._needs_too_much(place)]
+
+    def _needs_too_much(self, place: Place) -> bool:
+        full = [other for other, result in self.results.items() if result.figures.get("fits") == 0.0]
+        return any(self._needs_as_much(place, other) for other in full)
+
+    def _needs_as_much(self, place: Place, other: Place) -> bool:
+        """Whether *place* needs at least the memory of *other*, as far as their axes tell."""
+        for axis, mine, its in zip(self.axes, place, other, strict=True):
+            if mine != its and (axis.memory is None or axis.memory[mine] < axis.memory[its]):
+                return False
+        return True
+
+    def ranking(self) -> list[Place]:
+        """Return the points that fit, the best first; where one ran for more steps, that counts."""
+        scores = {place: self.objective.score(self.finals.get(place, result)) for place, result in self.results.items()}
+        return sorted((place for place, score in scores.items() if score), key=lambda place: (-scores[place], place))
+
+    def next_points(self, most: int) -> list[Place]:
+        """Return up to *most* points to run: those nearest to the best ones; before any fits, those of least memory."""
+        leaders = self.ranking()[:LEADERS]
+        if leaders:
+            key = {place: self._distance(place, leaders) for place in self.untried}
+        else:
+            key = {place: self._memory(place) for place in self.untried}
+        return sorted(key, key=lambda place: (key[place], place))[:most]
+
+    def _distance(self, place: Place, leaders: Sequence[Place]) -> float:
+        return min(
+            rank + sum(abs(mine - its) for mine, its in zip(place, leader, strict=True))
+            for rank, leader in enumerate(leaders)
+        )
+
+    def _memory(self, place: Place) -> float:
+        """How far up *place* stands on the axes that tell of memory."""
+        return sum(
+            sorted(axis.memory).index(axis.memory[i]) if axis.memory is not None else 0.0
+            for axis, i in zip(self.axes, place, strict=True)
+        )
+
+    def finalists(self) -> list[Place]:
+        """Return the points to run for more steps: a quarter of those that fit, two at least."""
+        fitting = self.ranking()
+        return fitting[: max(2, min(MOST_FINALISTS, math.ceil(len(fitting) / 4)))]
