@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 __all__ = ["live_points"]
 
-MOST_ROWS = 12
-
 Show = Callable[[Sequence["Point"]], None]
 
 
@@ -25,7 +23,7 @@ def live_points(total: int, table: Callable[[Sequence[Point]], RenderableType] |
 
     Args:
         total: How many there will be at most.
-        table: Makes a table of points, the best first; None: nothing is shown.
+        table: Makes a table of the best points; None: nothing is shown.
     """
     from distsim.report.progress import is_shown
 
@@ -44,10 +42,7 @@ def live_points(total: int, table: Callable[[Sequence[Point]], RenderableType] |
     with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
 
         def show(points: Sequence[Point]) -> None:
-            from distsim.cli.plan.sweep import tokens_rate
-
-            best = sorted(points, key=lambda point: -tokens_rate(point))[:MOST_ROWS]
-            live.update(Group(table(best), Text(_line(points, total), style="dim")), refresh=True)
+            live.update(Group(table(points), Text(_line(points, total), style="dim")), refresh=True)
 
         yield show
 

@@ -26,6 +26,7 @@ __all__ = [
     "add_parser",
     "as_good",
     "as_table",
+    "best_table",
     "failure",
     "rewritten",
     "tokens_rate",
@@ -33,6 +34,8 @@ __all__ = [
     "training_table",
 ]
 
+MOST_LIVE = 12
+"""Rows of the table that a terminal shows while points run."""
 WHOLE = 16
 """Up to this width a column of a setting is not broken."""
 DESCRIPTION = """\
@@ -153,7 +156,7 @@ def _points(
     points: list[Point] = []
     apart = args.own_process and can_watch()
     try:
-        with live_points(total, training_table if kept is not None else None) as show:
+        with live_points(total, best_table if kept is not None else None) as show:
             for point in sweep(scenario, variations, args.workers, args.ray, picture, apart, kept):
                 points.append(point)
                 show(points)
@@ -269,10 +272,15 @@ def as_good(points: list[Point]) -> int:
 
 
 def training_table(points: Sequence[Point], price: float | None = None, in_order: bool = False) -> Table:
-    """Return a table of training points, the best first, or *in_order*."""
+    """Return a table of training points, *in_order* or the best first."""
     points = list(points) if in_order else sorted(points, key=lambda point: -tokens_rate(point))
     settings = {name: [str(point.settings[name]) for point in points] for name in points[0].settings}
     return as_table(settings, training_columns(points, price))
+
+
+def best_table(points: Sequence[Point]) -> Table:
+    """Return a table of the best of *points*, which are still running."""
+    return training_table(sorted(points, key=lambda point: -tokens_rate(point))[:MOST_LIVE])
 
 
 def tokens_rate(point: Point) -> float:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distsim.cli.plan.live import live_points
-from distsim.cli.plan.sweep import OF_SCRIPT, as_good, failure, price_of, training_table
+from distsim.cli.plan.sweep import OF_SCRIPT, as_good, best_table, failure, price_of, training_table
 from distsim.cli.plan.sweep import rewritten as rewritten
 from distsim.errors import UsageError
 from distsim.options import add_flags, default_of
@@ -167,7 +167,7 @@ class _Runner:
 
         search = self._search
         ended: list[Point] = []
-        with live_points(len(search.untried), training_table) as show:
+        with live_points(len(search.untried), best_table) as show:
 
             def add(place: Place, result: Any) -> None:
                 search.add(place, result)

@@ -5,4 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = ["explore", "fits", "points", "script_flags", "sweep", "tune"]
+__all__ = ["explore", "fits", "points", "script_flags", "sweep", "tune", "why"]
