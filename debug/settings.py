@@ -1,4 +1,4 @@
-"""How closely a real job is watched, and what follows a hang: arguments first, environment second.
+"""Settings of a watched job, from arguments and environment variables.
 
 `VARIABLES` and the fields of `Settings` are all environment variables that distsim reads (docs/environment.md).
 """
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Level(enum.StrEnum):
-    """What is done at each call."""
+    """What the guard does at each call."""
 
     OFF = "off"
     RECORD = "record"  # rings only
@@ -41,7 +41,7 @@ class Level(enum.StrEnum):
 
 
 class Silent(enum.StrEnum):
-    """Whether silent wrong results are looked for."""
+    """Whether to look for silent wrong results."""
 
     OFF = "off"
     WATCH = "watch"  # reported after the verdict
@@ -49,7 +49,7 @@ class Silent(enum.StrEnum):
 
 
 class OnHang(enum.StrEnum):
-    """What follows the report of a hang."""
+    """What happens after the report of a hang."""
 
     REPORT = "report"  # print it, leave the job alone
     ABORT = "abort"  # print it, end the job
@@ -57,7 +57,7 @@ class OnHang(enum.StrEnum):
 
 
 class Attach(enum.StrEnum):
-    """How the guard of a real job comes to hear of calls."""
+    """How the guard of a real job observes calls."""
 
     AUTO = "auto"
     HOOKS = "hooks"
@@ -66,74 +66,77 @@ class Attach(enum.StrEnum):
 
 PREFIX = "DISTSIM_"
 LAUNCHED = "DISTSIM_LAUNCHED"
-"""Set for the processes of a job: the folder of its rings."""
+"""Variable that `distsim run` sets for the processes of a job: the folder of its rings."""
 VARIABLES = {
     "DISTSIM_SECRET": "Secret by which the monitors of several hosts recognize each other; the same on every host.",
     "DISTSIM_SECRET_FILE": "File that holds the secret instead: your own, mode 600, the same on every host.",
-    LAUNCHED: "Set by `distsim run` for the processes of its job: the folder of the flight records. Do not set it.",
-    "DISTSIM_GPUS": "Set for the `nvidia-smi` that a simulated rank starts: what its GPUs hold. Do not set it.",
-    "DISTSIM_PYTHON": "Set for the `nvidia-smi` that a simulated rank starts: the interpreter to run. Do not set it.",
-    "DISTSIM_SECONDS": "For distsim's own tests: how long `.ci/versions` may take, in seconds.",
-    "DISTSIM_UPDATE_GOLDEN": "For distsim's own tests: write the golden files anew.",
-    "DISTSIM_ENVIRONMENTS": "For distsim's own tests: folder of the environments with other releases of torch.",
+    LAUNCHED: "Folder of the flight records, set by `distsim run` for its job. Do not set it.",
+    "DISTSIM_GPUS": "State of the simulated GPUs, set for an `nvidia-smi` that a rank starts. Do not set it.",
+    "DISTSIM_PYTHON": "Python interpreter, set for an `nvidia-smi` that a rank starts. Do not set it.",
+    "DISTSIM_SECONDS": "For the tests of distsim: time limit of `.ci/versions` in seconds.",
+    "DISTSIM_UPDATE_GOLDEN": "For the tests of distsim: rewrite the golden files.",
+    "DISTSIM_ENVIRONMENTS": "For the tests of distsim: folder of environments with other releases of torch.",
 }
-"""Environment variables beside those of `Settings`, and what each is for; none has a default."""
+"""Further environment variables and their purpose; none has a default."""
 LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "RANK")
-"""Variables in which launchers number the processes of a host, the most reliable first."""
+"""Variables with the local rank, by launcher, the most reliable first."""
 
 
 DEFAULT_HANG_AFTER_S = 60.0
-"""More than a slow checkpoint (30 s), less than torch's timeouts (10 and 30 minutes)."""
+"""Default of `hang_after_s`: more than a slow checkpoint (30 s), less than torch's timeouts (10 and 30 minutes)."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Every field has an environment variable: `DISTSIM_LEVEL`, `DISTSIM_ON_HANG`, ..."""
+    """Settings of a watched job. Each field has an environment variable: `DISTSIM_LEVEL`, `DISTSIM_ON_HANG`, ..."""
 
     level: Level = Level.CHECK
-    """What is done at each call: `off`, `record` (keep flight records only), `check` (a monitor compares the calls of
-    all ranks) or `strict` (ranks compare before any byte goes out, and each raises at its own line)."""
+    """What happens at each call: `off` (nothing), `record` (keep flight records), `check` (a monitor also compares the
+    calls of all ranks) or `strict` (ranks compare a call before any byte is sent, and each raises at its own line)."""
     on_hang: OnHang = OnHang.REPORT
-    """What follows the report of a hang: `report` (leave the job alone), `abort` (end the job) or `wait` (keep
-    everything as it is for a debugger). `distsim run` aborts unless this or --on-hang says otherwise."""
+    """What happens after the report of a hang: `report` (leave the job alone), `abort` (end the job) or `wait` (keep
+    everything as it is for a debugger). `distsim run` aborts unless this variable or --on-hang is set."""
     directory: str = ""
-    """Folder of the flight records (rings); empty: in memory, by the job's name."""
+    """Folder of the flight records (default: a folder in shared memory with the name of the job)."""
     hang_after_s: float | None = None
-    """A rank that computes on is taken for missing when others have waited this long for it (60 where this is not set).
-    A job in which no rank waits hangs when all its ranks have stood still for this long; where this is set, also when
-    they have computed for this long without a call. Set it to more than the longest compilation, evaluation or
-    checkpoint."""
+    """A rank counts as missing when others have waited this long for it (default 60). If no rank waits, the job counts
+    as hung when no rank has moved for this long; if the variable is set, also when all ranks have computed this long
+    without a call. Set it to more than the longest compilation, evaluation or checkpoint."""
     straggler_after_s: float = 10.0
-    """A rank that others wait for is named a straggler, in one line, after this long."""
+    """A rank that others have waited for this long is reported as a straggler, in one line."""
     report: str = ""
-    """File for the JSON report; or a folder that exists, or a path that ends in `/`: the report as NAME.json and as
-    NAME.txt there, NAME being `slurm-JOB.STEP`, the run id of torch elastic, or distsim's name of the job."""
+    """File for the JSON report. An existing folder, or a path that ends in `/`, gets NAME.json and NAME.txt, where NAME
+    is `slurm-JOB.STEP`, the run id of torch elastic, or distsim's name of the job."""
     verbose: bool = False
-    """Have every rank say at its start where its flight records are, and where the report will be (1: yes)."""
+    """Let every rank print at its start where its flight records and the report are (1: yes)."""
     events: str = ""
-    """File to which each warning, withdrawn warning, straggler, verdict and the end is added as a line of JSON
-    (docs/events.md); `-`: standard output."""
+    """File to which events are appended as lines of JSON: warnings, withdrawn warnings, stragglers, verdicts and the
+    end of the job (docs/events.md). `-` is standard output."""
     on_verdict: str = ""
-    """Shell command that is run at the first verdict, with the JSON report on its standard input. It is ended after 10
-    seconds, and what it answers changes nothing."""
+    """Shell command to run at the first verdict, with the JSON report on standard input. It is ended after 10 seconds,
+    and its exit code is ignored."""
     nan: bool = False
     """Look for NaN in the tensors of every call (1: yes)."""
     checksum: bool = False
-    """Look for buffers that are written while in flight (1: yes)."""
+    """Look for buffers that are written while a call uses them (1: yes)."""
     guard_attach: Attach = Attach.AUTO
-    """How the guard hears of calls: `hooks` on torch's own groups (torch 2.14 and later), `patches` (a group of ours in
-    the place of each), or `auto`, which is `patches`. Level `strict` and DISTSIM_CHECKSUM need patches."""
+    """How the guard observes calls: `hooks` on torch's groups (torch 2.14 and later), `patches` (each group is
+    wrapped), or `auto`, which is `patches`. Level `strict` and DISTSIM_CHECKSUM need `patches`."""
     silent: Silent = Silent.OFF
     """Look for silent wrong results (docs/silent.md): `off`, `watch` (report them when the job has ended) or `strict`
-    (`distsim run` makes an error among them exit code 5; no other launcher's exit code changes)."""
+    (an error also makes `distsim run` exit with code 5; exit codes of other launchers do not change)."""
     silent_allow: str = ""
-    """Patterns KIND:TENSOR of silent findings that are not reported, separated by commas."""
+    """Patterns KIND:TENSOR of silent findings to leave out, separated by commas."""
     monitor: bool = True
-    """Start a monitor process on each host from its ranks (0: no). `distsim run` starts its own."""
+    """Let the ranks start a monitor process on each host (0: no). `distsim run` starts its own."""
 
     @classmethod
     def read(cls, given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Settings:
-        """Merge arguments (None: not given) with the environment; a value that does not fit is a UsageError."""
+        """Return settings from arguments (None: not given) and, where these are missing, from the environment.
+
+        Raises:
+            UsageError: A value is not allowed.
+        """
         environ = os.environ if environ is None else environ
         values: dict[str, Any] = {}
         for field in fields(cls):
@@ -150,7 +153,7 @@ class Settings:
 
     @property
     def patience_s(self) -> float:
-        """`hang_after_s`, or the default where it is not set."""
+        """`hang_after_s`, or its default."""
         return DEFAULT_HANG_AFTER_S if self.hang_after_s is None else self.hang_after_s
 
     @property
@@ -159,22 +162,22 @@ class Settings:
         return [pattern.strip() for pattern in self.silent_allow.split(",") if pattern.strip()]
 
     def environment(self) -> dict[str, str]:
-        """The environment that makes a worker read these settings."""
-        said = {}
+        """Return the environment variables that give another process these settings."""
+        variables = {}
         for name, value in asdict(self).items():
             if value is None:
                 continue
-            said[_variable(name)] = str(int(value)) if isinstance(value, bool) else str(value)
-        return said
+            variables[_variable(name)] = str(int(value)) if isinstance(value, bool) else str(value)
+        return variables
 
     @classmethod
     def variables(cls) -> dict[str, str]:
-        """The environment variable of each field."""
+        """Return the environment variable of each field."""
         return {field.name: _variable(field.name) for field in fields(cls)}
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """A line for each variable that begins like ours and that distsim does not read, with the nearest name."""
+    """Return a warning, with the nearest name, for each variable DISTSIM_... that distsim does not read."""
     own = [*Settings.variables().values()]
     known = [*own, *VARIABLES]
     lines = []
@@ -188,13 +191,13 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
 
 @functools.cache
 def warn_of_unknown_variables() -> None:
-    """Print those lines once a job."""
+    """Print the warnings of `unknown_variables` once in a job."""
     for line in unknown_variables(os.environ):
         say_once_a_job(f"warning: {line}")
 
 
 def say_once_a_job(line: str) -> None:
-    """Print *line* in the launcher, or in the first rank of a host where the launcher is not ours."""
+    """Print *line* in the launcher `distsim run`, or under another launcher in the first rank of each host."""
     number = next((os.environ[name] for name in LOCAL_RANKS if name in os.environ), "0")
     if LAUNCHED not in os.environ and number == "0":
         print(f"distsim: {line}", file=sys.stderr, flush=True)

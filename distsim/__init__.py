@@ -1,30 +1,29 @@
-"""distsim: one torch.distributed program, run for real or simulated.
+"""distsim: run a torch.distributed program for real, or simulated on a cluster of any size.
 
     import distsim as dist          # every name of torch.distributed, as the same object
-    distsim.simulate(fn, on=...)    # fn on every rank of a simulated cluster
+    distsim.simulate(fn, on=...)    # call fn on every rank of a simulated cluster
 
-The map of the house (each package says more at its own door; docs/architecture.md draws it):
+Sub-packages (docs/architecture.md draws how they work together):
 
-- `distsim.options`      the options of a simulated run: flags, scenario keys and arguments of `simulate` come from it
+- `distsim.options`      options of a simulated run; flags, scenario keys and arguments of `simulate` are made from them
 - `distsim.sim`          the simulator: `kernel` (time and tasks), `isolation`, `processes`, `world`, `c10d`, `faults`,
-                         `observe`, `rpc`, `device`: CPU, simulated GPUs and their torch.cuda
-- `distsim.kernels`      what an operator costs on a GPU: a data file for each GPU, a rule for each kind of operator
-- `distsim.cluster`      clusters as graphs: `graph`, `files` that describe them, `show`
-- `distsim.collectives`  `algorithms` and protocols, and `libraries` that choose them (NCCL, gloo, MPI)
-- `distsim.network`      fluid flows over those links, in simpy's time
+                         `observe`, `rpc`, `device` (CPU, simulated GPUs and their torch.cuda)
+- `distsim.kernels`      cost of operators on GPUs: a data file for each GPU, a rule for each kind of operator
+- `distsim.cluster`      clusters as graphs of links, and the files that describe them
+- `distsim.collectives`  algorithms and protocols of collectives, and the libraries that choose them (NCCL, gloo, MPI)
+- `distsim.network`      flows over the links of a cluster, in the time of simpy
 - `distsim.calibration`  measured tables, and the constants fitted to them
-- `distsim.debug`        `records`, `rings`, `matching`, `evidence`, `diagnosis`, `report`, `monitor`: the same for
-                         simulated and real runs
-- `distsim.realexec`     everything that touches live process groups: `guard`, `strict`, `process`
-- `distsim.deprecated`   what torch.distributed has dropped: names, backend, ways to meet, ways to start
-- `distsim.scenario`     programs with faults and what is expected of them; `equal`: one program in two layouts
-- `distsim.report`       what a run prints and writes
-- `distsim.watchdog`      a process that looks on while another simulates
-- `distsim.plugin`       tests whose bodies run on every rank
-- `distsim.text`         quantities with units, and what strangers wrote
+- `distsim.debug`        records, matching, diagnosis and reports, for simulated and real runs
+- `distsim.realexec`     real jobs: the guard around process groups, and the launcher
+- `distsim.deprecated`   names, backends and launchers that torch.distributed has dropped
+- `distsim.scenario`     programs with faults and expected outcomes; `equal` compares two layouts of one program
+- `distsim.report`       output of a run: text, JSON, HTML, traces
+- `distsim.watchdog`     a process that watches a running simulation
+- `distsim.plugin`       pytest tests whose bodies run on every rank
+- `distsim.text`         quantities with units, and input from untrusted files
 - `distsim.cli`          the command line
 
-Importing this package imports nothing else: torch comes with the first name that needs it.
+`import distsim` imports nothing else. torch is imported with the first name that needs it.
 """
 
 from __future__ import annotations
@@ -76,8 +75,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _loaded(name: str) -> ModuleType:
-    """The module *name*, with torch where it asks for that. What so many modules make stays: Python's collector would
-    look for garbage in it three times over, a sixth of what the import takes."""
+    """Import the module *name* without garbage collection, which would take a sixth of the time of the import."""
     collects = gc.isenabled()
     gc.disable()
     try:

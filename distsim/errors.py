@@ -1,6 +1,6 @@
-"""All exceptions of distsim, in one place.
+"""All exceptions of distsim.
 
-A `UsageError` is a user's mistake: the command line prints its one line and exits with 2.
+A `UsageError` is a mistake of the user: the command line prints its message and exits with code 2.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ __all__ = ["CollectiveMismatch", "DistsimError", "Failure", "NotSimulated", "Ran
 
 
 class DistsimError(Exception):
-    """Base of everything distsim raises on its own account."""
+    """Base class of all exceptions that distsim defines."""
 
 
 class UsageError(DistsimError):
-    """A user's mistake: one line that says what was expected, what came, and what to do."""
+    """A mistake of the user; the message says what was expected, what was given, and what to do."""
 
 
 class NotSimulated(DistsimError, NotImplementedError):
-    """A torch call the simulator refuses by name rather than answer wrongly."""
+    """A torch call that the simulator refuses because it would answer it wrongly.
+
+    Attributes:
+        call: Name of the call.
+    """
 
     def __init__(self, call: str, remedy: str = "") -> None:
         self.call = call
@@ -33,7 +37,7 @@ class NotSimulated(DistsimError, NotImplementedError):
 
 @dataclass(slots=True)
 class Failure:
-    """An exception, and every rank that raised it."""
+    """An exception and the ranks that raised it with the same traceback."""
 
     ranks: tuple[int, ...]
     type: str
@@ -42,10 +46,15 @@ class Failure:
 
 
 class RankFailure(DistsimError):
-    """One or more ranks raised. *failures* has one entry for each different traceback, with all its ranks; in the
-    message those that differ only in the numbers that they say are one, and of very many ranks the first are named.
-    *report*, what the diagnosis says beyond them, stands at its end. *outcome* is the whole of the run, as
-    `simulate(..., check=False)` returns it."""
+    """One or more ranks raised an exception.
+
+    The message shows tracebacks that differ only in their numbers once.
+
+    Attributes:
+        failures: One entry for each different traceback, with its ranks.
+        report: What the diagnosis adds to the tracebacks; empty if nothing.
+        outcome: The whole run, as `simulate(..., check=False)` returns it.
+    """
 
     def __init__(self, failures: Sequence[Failure], report: str = "", outcome: Any = None) -> None:
         self.failures = list(failures)
@@ -54,7 +63,7 @@ class RankFailure(DistsimError):
         alike: dict[tuple[str, str], list[Failure]] = {}
         for failure in failures:
             alike.setdefault((failure.type, but_for_numbers(failure.traceback)), []).append(failure)
-        parts = [_told_once(same) for same in alike.values()]
+        parts = [_format_once(same) for same in alike.values()]
         if report:
             parts.append(report.rstrip())
         super().__init__("\n\n".join(parts))
@@ -63,18 +72,18 @@ class RankFailure(DistsimError):
         return RankFailure, (self.failures, self.report)  # to another process without what was simulated
 
 
-def _told_once(alike: Sequence[Failure]) -> str:
-    """The first of *alike* whole, and of the last where it begins to differ."""
-    first, last, num = alike[0], alike[-1], len(alike) - 1
+def _format_once(failures: Sequence[Failure]) -> str:
+    """Format the first of *failures* whole, and the last from its first difference on."""
+    first, last, num = failures[0], failures[-1], len(failures) - 1
     text = first.traceback.rstrip()
     if not num:
         return f"{some_ranks(first.ranks)}:\n{text}"
-    everyone = [rank for failure in alike for rank in failure.ranks]
+    everyone = [rank for failure in failures for rank in failure.ranks]
     of = "of" if num == 1 else "the last of"
-    said = first_difference(first.traceback, last.traceback)
+    difference = first_difference(first.traceback, last.traceback)
     return (
         f"{some_ranks(everyone)}, alike but for numbers; of {some_ranks(first.ranks)}:\n{text}\n"
-        f"... and {others_differ(num)}, {of} {some_ranks(last.ranks)}:\n{said}"
+        f"... and {others_differ(num)}, {of} {some_ranks(last.ranks)}:\n{difference}"
     )
 
 

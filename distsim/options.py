@@ -1,7 +1,7 @@
-"""The options of a simulated run, each once: its name, type, default and meaning.
+"""Options of a simulated run: name, type, default and meaning of each.
 
-`distsim run` makes flags of them (`add_flags`), a scenario file has them as keys (scenario/file/schema.py), and
-`distsim.simulate` as keyword arguments.
+They are flags of `distsim run` (`add_flags`), keys of a scenario file (scenario/file/schema.py), and keyword arguments
+of `distsim.simulate`.
 """
 
 from __future__ import annotations
@@ -27,44 +27,44 @@ def _about(meaning: str, kind: Any = str, metavar: str | None = None) -> dict[st
 
 @dataclass(kw_only=True)
 class RunOptions:
-    """How a program is simulated, whatever the program."""
+    """Options of a simulated run that do not depend on the program."""
 
     on: str | Cluster = field(
         default="dgx-h100:1",
-        metadata=_about("a preset with its number of nodes (dgx-h100:4), or a cluster file (.toml)", metavar="CLUSTER"),
+        metadata=_about(
+            "cluster: a preset with its number of nodes (dgx-h100:4), or a cluster file (.toml)", metavar="CLUSTER"
+        ),
     )
     nnodes: int | None = field(
-        default=None, metadata=_about("nodes of the cluster that are used (default: all)", int, "N")
+        default=None, metadata=_about("number of nodes to use (default: all nodes of the cluster)", int, "N")
     )
     nproc_per_node: int | None = field(
-        default=None, metadata=_about("ranks on each node (default: one a GPU, or a socket)", int, "N")
+        default=None, metadata=_about("ranks on each node (default: one on each GPU, or on each CPU socket)", int, "N")
     )
-    seed: int = field(
-        default=0, metadata=_about("seed of everything random; the same seed gives the same run", int, "N")
-    )
+    seed: int = field(default=0, metadata=_about("random seed; the same seed gives the same run", int, "N"))
     data: Data = field(
         default="shapes",
         metadata=_about(
-            "what is known of the values of tensors on simulated GPUs. shapes: only those that come from the host "
-            "(seeds, labels, splits, pickled objects); real: all are computed on the CPU, so losses are true, it takes "
-            "as long and as much memory as there, and the host waits for a collective before it computes on",
+            "values of tensors on simulated GPUs. shapes: only values that come from the host are known (seeds, "
+            "labels, splits, pickled objects). real: all values are computed on the CPU, so losses are correct, and "
+            "the run takes the time and memory of the CPU",
             Data,
         ),
     )
     silent: Silent | None = field(
         default=None,
         metadata=_about(
-            "look for silent wrong results where values are real: replicas that drift apart, gradients that no call "
-            "reduced, one batch on all ranks (docs/silent.md). watch reports them after the verdict; strict makes an "
-            "error among them exit code 5 (default: watch in a simulation of up to 64 ranks, off in a real job)",
+            "look for silent wrong results in tensors with real values: replicas that drift apart, gradients that no "
+            "call reduced, the same batch on all ranks (docs/silent.md). watch: report them after the verdict; strict: "
+            "exit with code 5 if one is an error (default: watch in simulations of up to 64 ranks, off in real jobs)",
             Silent,
         ),
     )
     placeholder: float = field(
         default=1.0,
         metadata=_about(
-            "what an unknown number on a simulated GPU reads as, say loss.item(); the report counts these reads by "
-            "line and names the conditions that depend on one; integers read as 0",
+            "value returned for an unknown scalar on a simulated GPU, such as loss.item(); unknown integers are 0. The "
+            "report counts these reads by line, and names conditions that depend on one",
             float,
             "VALUE",
         ),
@@ -72,53 +72,53 @@ class RunOptions:
     fuse: bool = field(
         default=False,
         metadata=_about(
-            "price what torch.compile is given as the compiler's fused kernels; it runs eagerly all the same (default: "
-            "as it runs, operator by operator)"
+            "price functions under torch.compile as fused kernels, although they run eagerly (default: price each "
+            "operator by itself)"
         ),
     )
     strict_kernels: bool = field(
         default=False,
         metadata=_about(
-            "refuse a Triton kernel that distsim.kernel_cost has not been told of (default: price it by the bytes of "
-            "its tensors, and say so in the report)"
+            "refuse Triton kernels without a distsim.kernel_cost (default: price them by the bytes of their tensors, "
+            "with a note in the report)"
         ),
     )
     fidelity: Fidelity = field(
         default="fluid",
         metadata=_about(
-            "model of the network: fluid flows that share links, or every message by itself, exact and slow", Fidelity
+            "network model. fluid: flows that share links; message: every message, which is exact and slow", Fidelity
         ),
     )
     algo: str | None = field(
         default=None,
-        metadata=_about("one algorithm for all collectives (ring, tree, ...), as NCCL_ALGO", metavar="NAME"),
+        metadata=_about("algorithm for all collectives (ring, tree, ...), as NCCL_ALGO", metavar="NAME"),
     )
     proto: str | None = field(
         default=None,
-        metadata=_about("one protocol for all collectives (LL, LL128, Simple), as NCCL_PROTO", metavar="NAME"),
+        metadata=_about("protocol for all collectives (LL, LL128, Simple), as NCCL_PROTO", metavar="NAME"),
     )
     nccl_version: str | None = field(
-        default=None, metadata=_about("release of NCCL whose choice of algorithms is followed", metavar="X.Y")
+        default=None, metadata=_about("release of NCCL whose choices of algorithm and protocol are used", metavar="X.Y")
     )
     host_timeout_s: float | None = field(
         default=None,
         metadata=_about(
-            "wall time a rank may compute between two calls before it counts as stuck on the host", float, "SECONDS"
+            "wall time after which a rank that makes no call counts as stuck on its host", float, "SECONDS"
         ),
     )
     tokens_per_step: float | None = field(
         default=None,
         metadata=_about(
-            "tokens of a training step, all ranks together, for tokens/s (default: those looked up in the embedding)",
+            "tokens in a training step over all ranks, for tokens/s (default: the tokens looked up in the embedding)",
             int,
             "N",
         ),
     )
     log_dir: str | None = field(
-        default=None, metadata=_about("folder for what the ranks print, one file a rank", metavar="DIR")
+        default=None, metadata=_about("folder for the output of the ranks, one file for each", metavar="DIR")
     )
     trace: bool = field(
-        default=False, metadata=_about("keep every call and every operator for a trace, not the last calls alone")
+        default=False, metadata=_about("keep every call and operator for a trace, instead of the last calls only")
     )
 
     def __post_init__(self) -> None:
@@ -133,22 +133,22 @@ _FIELDS = {option.name: option for option in fields(RunOptions)}
 
 
 def meaning(name: str) -> str:
-    """The sentence that says what the option *name* does."""
+    """Return the description of the option *name*."""
     return str(_FIELDS[name].metadata["meaning"])
 
 
 def default_of(name: str) -> Any:
-    """The default of the option *name*."""
+    """Return the default of the option *name*."""
     return _FIELDS[name].default
 
 
 def options_of(source: object) -> dict[str, Any]:
-    """The options that *source* has as attributes: parsed flags, the keys of a scenario."""
+    """Return the options that *source* has as attributes (parsed flags, or the keys of a scenario)."""
     return {name: getattr(source, name) for name in _FIELDS if hasattr(source, name)}
 
 
 def add_flags(group: Any, *names: str) -> None:
-    """Add to *group* of a parser a flag for each option in *names*: `--host-timeout` for `host_timeout_s`."""
+    """Add a flag to the parser *group* for each option in *names*: `--host-timeout` for `host_timeout_s`."""
     for name in names:
         flag, text, default = "--" + name.removesuffix("_s").replace("_", "-"), meaning(name), default_of(name)
         if default is False:

@@ -1,4 +1,4 @@
-"""The pytest plugin (entry point `pytest11`): test bodies that run on every rank, scenario files as tests.
+"""The pytest plugin: tests whose bodies run on every rank, and scenario files as tests.
 
     @pytest.mark.ranks(4)
     def test_sum(rank, world):
@@ -6,25 +6,20 @@
         dist.all_reduce(t)
         assert t.item() == 6
 
-`from distsim.test import ranks` is the same marker. `world_size(4)` means it, too, where no other harness has
-registered a marker of that name, or `distsim_world_size = true` says so; `distsim_class_world_size = true` has the
-attribute `world_size = [1, 2, 4]` of a test class mean it. Where a launcher has started pytest on several ranks
-(`torchrun -m pytest`), nothing of this is done, and tests marked `ranks` are skipped.
+`from distsim.test import ranks` is the same marker; `pytest --markers` lists its arguments, and docs/pytest.md explains
+them. The marker `world_size(4)` means the same if no other plugin has registered a marker of that name, or if
+`distsim_world_size = true` is configured. `distsim_class_world_size = true` does the same for the attribute
+`world_size = [1, 2, 4]` of a test class. Under a launcher (`torchrun -m pytest`) the plugin skips tests marked `ranks`.
 
-A rank may stay away for `host_timeout_s` (10 seconds: a rank that spins is then named), the whole test may
-take `timeout_s` (60); pytest's options `distsim_host_timeout_s` and `distsim_timeout_s` set both for a project.
-Ranks that fail alike are shown once, those that differ only in values in a line each; `-vv` shows all.
+A rank that makes no call for `host_timeout_s` (10 seconds) is reported as stuck, and the test as a whole may take
+`timeout_s` (60). The options `distsim_host_timeout_s` and `distsim_timeout_s` set both for a project.
 
-A body may be `async`, and return a value: a fixture that asks for `world` finds all ranks' in `world.results`, after
-its `yield`. With `--pdb` the prompt is in the frame of the simulated rank that failed.
+Fixtures are set up once for all ranks. Tensors, models, optimizers and schedulers from fixtures, `self`, `capsys`,
+`caplog`, changes by `monkeypatch` and the environment belong to each rank; `tmp_path` is shared. Simulated ranks also
+share other objects and the globals of the test file. On gloo every rank is a fork of pytest's process.
 
-Fixtures are set up once, for all ranks: `tmp_path` is one folder. Tensors, models, optimizers and learning rate
-schedulers from fixtures (also inside dicts, lists and tuples), `self`, `capsys`, `caplog`, what `monkeypatch` sets and
-the environment are each rank's own. On sim the ranks share a process: other objects and the test file's globals are
-everybody's, and a failure names them; on gloo every rank is a fork of pytest's process.
-
-It is imported in every pytest run of an environment that has distsim, so it imports neither torch nor
-the rest of distsim before a test asks for them.
+Every pytest run of an environment with distsim imports this module, so it imports neither torch nor the rest of distsim
+before a test needs them.
 """
 
 from __future__ import annotations
@@ -46,9 +41,9 @@ if TYPE_CHECKING:
 __all__ = ["mesh", "rank", "world", "world_size"]
 
 IN_CI = ("CI", "BUILD_NUMBER")
-"""Variables by which pytest knows that it is there."""
+"""Variables by which pytest recognizes CI."""
 LEAST_SAID = 30
-"""Columns of a summary behind a test's name, however long that is."""
+"""Minimum columns of a summary behind the name of a test."""
 _STAYS_OUT = "a launcher has started pytest on several ranks, so no test is run on ranks of its own"
 _UNMARKED = "fixture {!r}: mark the test with @pytest.mark.ranks(n)"
 
@@ -86,18 +81,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header() -> str | None:
-    """A line where nothing is run on ranks: one for all of the launcher's processes."""
+    """Return a line that the plugin is inactive under a launcher, in the first of its processes."""
     return f"distsim: {_STAYS_OUT} ({launched()})" if launched() and is_first() else None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """A test on ranks means several, and here each would be one of a launcher's already."""
+    """Skip tests on ranks under a launcher, where every process would run all ranks."""
     if launched() and item.get_closest_marker("ranks") is not None:
         item.add_marker(pytest.mark.skip(f"{_STAYS_OUT}: run it without the launcher, or unset {launched()}"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A list of world sizes or of arms makes one test of each."""
+    """Make one test of each world size and of each value of `on`."""
     marker = marker_of(metafunc.definition)
     if marker is None:
         return
@@ -111,7 +106,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What takes seconds to import is no part of the first test's time, nor of its timeout."""
+    """Import slow modules before the first test, so that they do not count towards its time."""
     if not session.config.option.collectonly and any(marker_of(item) is not None for item in session.items):
         from distsim.plugin.body import import_for
 
@@ -119,7 +114,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """A TOML file with a program and an expectation is a test."""
+    """Collect a TOML file with a program and an expectation as a test."""
     if file_path.suffix != ".toml" or not _looks_like_scenario(file_path):
         return None
     from distsim.plugin.scenario_item import ScenarioFile
@@ -143,7 +138,7 @@ def _looks_like_scenario(path: Path) -> bool:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
-    """Put in place of the test's body one that runs it on every rank."""
+    """Replace the body of a marked test by one that runs it on every rank."""
     marker = marker_of(item)
     if marker is None or not isinstance(item, pytest.Function):
         return (yield)
@@ -163,7 +158,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
-    """pytest-timeout's method 'thread' ends all of pytest: on simulated ranks it is enough to end the test."""
+    """End only the test on simulated ranks, where pytest-timeout's method 'thread' would end all of pytest."""
     marker = marker_of(item)
     if marker is None or settings.method != "thread" or "sim" not in marker.kwargs.get("on", "sim"):
         return None
@@ -173,7 +168,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
 
 
 def pytest_enter_pdb() -> None:
-    """Somebody thinks at a prompt inside a simulated rank: no limit of wall time ends that."""
+    """Suspend limits of wall time while a simulated rank is at the prompt of a debugger."""
     task = sys.modules.get("distsim.sim.kernel.task")  # which nobody imports for a prompt outside of it
     process = task.current_process() if task is not None else None
     if process is not None:
@@ -186,8 +181,7 @@ def pytest_enter_pdb() -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """The first line of a failure on ranks is its summary, behind its file and line; pytest would repeat the whole text
-    there in CI, which has the columns of a terminal, too."""
+    """Summarize a failure on ranks by its first line with file and line; in CI pytest would repeat the whole text."""
     report = yield
     crash = getattr(report.longrepr, "reprcrash", None)
     on_ranks = marker_of(item) is not None
@@ -205,7 +199,7 @@ def pytest_runtest_makereport(
 
 
 def _brief(summary: str, item: pytest.Item) -> str:
-    """Cut as pytest cuts it everywhere but in CI; the whole of it is in the test's own section."""
+    """Shorten a summary to the width of the terminal in CI too, where pytest does not."""
     from distsim.plugin.verdict import columns, from_here
 
     room = columns() - len(f"FAILED {from_here(item)} - ")
@@ -214,15 +208,14 @@ def _brief(summary: str, item: pytest.Item) -> str:
 
 
 def pytest_unconfigure() -> None:
-    """Tests on gloo have one monitor; it ends with them."""
+    """End the monitor of the tests on gloo."""
     gloo = sys.modules.get("distsim.plugin.run_gloo")
     if gloo is not None:
         gloo.MONITOR.end()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """On GitHub a failure of ours is a mark at its line. Of xdist's processes only the first has a summary. With -q
-    pytest has no header, so its line is here."""
+    """Annotate failures on GitHub, and print the line of the header that -q leaves out."""
     from distsim.text.github import on_github
 
     line = None if terminalreporter.showheader else pytest_report_header()
@@ -247,13 +240,13 @@ def _per_rank(request: pytest.FixtureRequest, what: str) -> Any:
 
 @pytest.fixture
 def rank(request: pytest.FixtureRequest) -> int:
-    """The rank this body runs on."""
+    """Global rank on which the body runs."""
     return _per_rank(request, "rank")  # type: ignore[no-any-return]
 
 
 @pytest.fixture
 def world_size(request: pytest.FixtureRequest) -> int:
-    """How many ranks this test runs on. Equal on all of them, so other fixtures may use it."""
+    """Number of ranks. Other fixtures may use it, because it is equal on all ranks."""
     marker = marker_of(request.node)
     if marker is None:
         pytest.fail(_UNMARKED.format("world_size"), pytrace=False)
@@ -263,12 +256,14 @@ def world_size(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest) -> World:
-    """`world.rank`, `world.size`, `world.local_rank`, `world.on` of the rank this body runs on. In another fixture,
-    after its `yield`: `world.results`, what the body returned on each rank."""
+    """The rank on which the body runs: `world.rank`, `world.size`, `world.local_rank`, `world.on`.
+
+    In another fixture, after its `yield`, `world.results` holds what the body returned on each rank.
+    """
     return _per_rank(request, "world")  # type: ignore[no-any-return]
 
 
 @pytest.fixture
 def mesh(request: pytest.FixtureRequest) -> Any:
-    """A DeviceMesh over all ranks, of the shape that the marker asks for (default: one dimension)."""
+    """A DeviceMesh over all ranks, in the shape of the marker's argument `mesh` (default: one dimension)."""
     return _per_rank(request, "mesh")

@@ -1,10 +1,11 @@
-"""Names for tests: `from distsim.test import ranks`.
+"""The pytest marker `ranks` as an importable name.
 
-@ranks(4)
-def test_sum(rank):
-    t = torch.tensor([float(rank)])
-    dist.all_reduce(t)
-    assert t.item() == 6
+Example:
+    @ranks(4)
+    def test_sum(rank):
+        t = torch.tensor([float(rank)])
+        dist.all_reduce(t)
+        assert t.item() == 6
 """
 
 from __future__ import annotations
@@ -18,9 +19,14 @@ __all__ = ["ranks"]
 
 
 def ranks(n: int | Sequence[int], **arguments: Any) -> pytest.MarkDecorator:
-    """The marker `pytest.mark.ranks`, importable: run the test on *n* ranks, or once for each number in *n*.
+    """Return the marker `pytest.mark.ranks`, which runs a test's body on every rank.
 
-    *arguments* are the marker's (`pytest --markers` lists them): `on`, `cluster`, `mesh`, `faults` and others. Mistakes
-    are told when the test runs, as its failure.
+    Args:
+        n: Number of ranks. A list makes one test of each number.
+        **arguments: The other arguments of the marker, such as `on`, `cluster`, `mesh` and `faults`;
+            `pytest --markers` lists them. A wrong argument fails the test when it runs.
+
+    Returns:
+        A decorator for a test function or class.
     """
     return pytest.mark.ranks(n, **arguments)

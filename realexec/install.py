@@ -1,4 +1,4 @@
-"""`distsim.debug.install()` and `remove()`: the guard in this process, on and off."""
+"""Implementation of `distsim.debug.install()` and `remove()`."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ _session: Session | None = None
 _settings: Settings | None = None
 _hooks: list[Any] = []
 _started = False
-"""Another process under guard started this one: the variables of its own launcher say nothing of this rank."""
+"""A watched process started this one, so the variables of its launcher do not describe this rank."""
 _agent_port = ""
-"""Where the launcher of this process, or of the one that started it, has its store; empty: no launcher has one."""
+"""Port of the launcher's store; empty if no launcher has one."""
 _by_hooks = False
-"""Torch's own groups are guarded by their hooks."""
+"""Whether torch's own groups are watched through their hooks."""
 _refused = False
-"""There was no place for the ring: said once, the process goes on without a guard."""
+"""Whether the ring could not be created; the process then continues without a guard."""
 
 
 def current_session() -> Session | None:
-    """The session of this process; None before its rank is known, and when nothing is installed."""
+    """Return the session of this process, or None before its rank is known or if nothing is installed."""
     return _session
 
 
 def installed() -> bool:
-    """Whether groups of this process are put under guard."""
+    """Return whether groups of this process are watched."""
     return _settings is not None
 
 
@@ -60,13 +60,7 @@ def install(
     checksum: bool | None = None,
     silent: str | None = None,
 ) -> None:
-    """Put every process group of this process under guard, those that exist and those made later. (What the program
-    calls on a group object that it has got before goes on, unrecorded.)
-
-    *level* is `record`, `check` (default), `strict` or `off`; *on_hang* is `report` (default), `abort`
-    or `wait`; *silent* is `off` (default), `watch` or `strict`. What is not given comes from the environment
-    (`DISTSIM_LEVEL`, `DISTSIM_ON_HANG`, `DISTSIM_DIR`, ...). Call it in every rank, best before `init_process_group`.
-    """
+    """Watch every process group of this process; see `distsim.debug.install` for the arguments."""
     global _settings, _agent_port, _by_hooks
     given = {
         "level": level,
@@ -112,7 +106,7 @@ def install(
 
 
 def _go_on_without(why: str) -> None:
-    """The user's job needs no guard: it runs, and one line says that it has none."""
+    """Let the job run without a guard, and print one line about it."""
     remove()
     if not _started:
         say_once_a_job(f"the job runs without a guard: {' '.join(why.split())}")
@@ -166,7 +160,7 @@ def _install_hooks(settings: Settings, given: Mapping[str, Any]) -> None:
 
 
 def comes_by_hooks(settings: Settings) -> bool:
-    """Whether the guard comes by hooks on groups; where the program asks for them, a line says what they lack."""
+    """Return whether to watch groups by hooks; if the settings ask for hooks, print what they lack."""
     if settings.guard_attach is not Attach.HOOKS:
         return False
     from distsim.realexec.guard.hooked import attach_note, refusal
@@ -177,20 +171,22 @@ def comes_by_hooks(settings: Settings) -> bool:
 
 
 class HandlerHook:
-    """Records the exceptions that the program's own files handle; a file that was imported before is not watched."""
+    """Records exceptions that the program handles itself, in files that are imported after it is installed."""
 
     def __init__(self) -> None:
         self._installed = contextlib.ExitStack()
 
     def install(self) -> None:
+        """Watch imports from now on."""
         self._installed.enter_context(report_to(_handled))
         self._installed.enter_context(watch_imports())
 
     def remove(self) -> None:
+        """Stop watching."""
         self._installed.close()
 
     def forget(self) -> None:
-        """A forked child is no rank."""
+        """Stop watching in a forked child, which is not a rank."""
         self.remove()
 
 
@@ -200,7 +196,7 @@ def _handled(error: BaseException, code: CodeType, line: int) -> None:
 
 
 def install_started(given: Mapping[str, Any]) -> None:
-    """In a process that a process under guard has started, with its settings."""
+    """Install the guard in a process that a watched process started, with that process's settings."""
     global _started, _agent_port
     _started = True
     settings = dict(given)
@@ -212,7 +208,7 @@ def install_started(given: Mapping[str, Any]) -> None:
 def run_started(
     given: Mapping[str, Any], target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """The *target* of a process that a process under guard has started, under guard with its settings."""
+    """Run the *target* of a process that a watched process started, with the guard installed."""
     install_started(given)
     try:
         return target(*args, **kwargs)
@@ -223,19 +219,21 @@ def run_started(
 
 
 def _leave_agent(port: int) -> None:
-    """A store is about to be made at *port*. Where the launcher has its own elsewhere, this is a rendezvous of the
-    program's own: torch would look for the elastic agent's store there, and hang."""
+    """Unset torch's variable for the elastic agent's store if the program makes a store at another *port*.
+
+    torch would otherwise look for the agent's store at the program's address, and hang.
+    """
     if _agent_port and str(port) != _agent_port:
         os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
 
 
 def _is_rank() -> bool:
-    """A process that has only been given a number by a launcher may start the ranks itself."""
+    """Return whether this process is a rank; one that only has a number of its launcher may start ranks itself."""
     return _session is not None and bool(_session.recorder.world.id)
 
 
 def remove() -> None:
-    """Take the guard off again: groups made under guard go on, unrecorded."""
+    """Stop watching. Existing groups continue to work and are no longer recorded."""
     global _session, _settings, _refused
     _refused = False
     while _hooks:  # in reverse: some replace what others have replaced
@@ -248,7 +246,7 @@ def remove() -> None:
 
 
 def _open(given: World | None, where: str) -> Session | None:
-    """The session of this process, made where there is none; *given*: rank and world size by the program's word."""
+    """Return the session of this process, opened if needed; *given* is the program's rank and world size."""
     global _session, _refused
     if _settings is None or _refused:
         return None
@@ -279,8 +277,10 @@ def _start_monitor(session: Session) -> None:
 
 
 def _may_meet() -> bool:
-    """MPI's end is a meeting of all ranks. One that has failed stays away: mpirun ends the others then, but not before
-    the monitor has looked at them."""
+    """Return whether this rank may take part in MPI_Finalize, in which all ranks meet.
+
+    A failed rank stays away, so that mpirun ends the others after the monitor has examined them.
+    """
     if _session is None:
         return True
     if not _session.over():
@@ -292,7 +292,7 @@ def _may_meet() -> bool:
 
 
 def _forget() -> None:
-    """In a forked child (a data loader's worker): it is no rank, and the groups of its parent do not work in it."""
+    """Detach a forked child such as a data loader's worker, which is not a rank and cannot use its parent's groups."""
     global _session, _settings
     if _session is None:
         return  # the parent was no rank itself; its child may become one
@@ -307,13 +307,14 @@ def _forget() -> None:
 
 
 class DroppedHook:
-    """`begins(rank, world_size, where)` is told of a process that was given its rank."""
+    """Calls `begins(rank, world_size, where)` when a dropped function of torch gives this process its rank."""
 
     def __init__(self, begins: Callable[[int, int, str], None]) -> None:
         self._begins = begins
         self._undo: list[tuple[Any, str, Any]] = []
 
     def install(self) -> None:
+        """Patch torch once."""
         if self._undo:
             return
         for holder, name, value in [*in_torch.torch_patches(), (in_torch, "begins", self._joins)]:
@@ -322,6 +323,7 @@ class DroppedHook:
             setattr(holder, name, value)
 
     def remove(self) -> None:
+        """Undo the patches."""
         while self._undo:
             holder, name, before = self._undo.pop()
             if before is _ABSENT:

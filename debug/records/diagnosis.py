@@ -1,4 +1,4 @@
-"""One diagnosis, as data and as JSON (`"schema": "distsim.report/1"`, key `diagnoses`)."""
+"""A diagnosis as data and as JSON (`"schema": "distsim.report/1"`, key `diagnoses`)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ SCHEMA = "distsim.report/1"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The collective (or send / recv) a diagnosis is about: its operation and number in its group."""
+    """The collective, send or receive that a diagnosis is about."""
 
     op: str
+    """Operation, as torch.distributed names it."""
     seq: int
+    """Number of the call in its group, from 1."""
 
     def __str__(self) -> str:
         return f"{self.op} #{self.seq}"
@@ -29,72 +31,85 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """Where one rank cannot go on. Waits on a store or on the host have no group and no number."""
+    """Where one rank is blocked. A rank that waits for a store or on its host has no group and no number."""
 
     op: str
+    """Call in which the rank waits."""
     group_ranks: tuple[int, ...] = ()
+    """Global ranks of the call's group."""
     seq: int | None = None
+    """Number of the call in its group."""
     file: str | None = None
+    """Source file of the call."""
     line: int | None = None
+    """Line of the call."""
     group: str = ""
-    """The group's label: several may have the same ranks. Empty in reports of before, and of a message."""
+    """Label of the group, because several groups may have the same ranks; empty for a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What is wrong, who did it, who suffers, and what to do next."""
+    """What is wrong, which ranks are at fault, which ranks are blocked, and what to do next."""
 
     kind: Kind
+    """Kind of the diagnosis (docs/kinds.md)."""
     culprits: tuple[int, ...]
-    """Global ranks at fault: the minority, the missing, the raiser; every rank of a cycle."""
+    """Global ranks at fault: the minority, the missing rank, the rank that raised, or all ranks of a cycle."""
     victims: tuple[int, ...] = ()
-    """Global ranks that cannot go on because of it."""
+    """Global ranks that are blocked by it."""
     group: Group | None = None
+    """Process group of the call."""
     call: Call | None = None
-    """The call that went wrong: where ranks are missing, the one the others wait in."""
+    """The call at fault; if ranks are missing, the call in which the others wait."""
     sites: Mapping[int, Site] = field(default_factory=dict)
-    """Per rank, the line it is at."""
+    """Current source line of each rank."""
     stuck: Mapping[int, Stuck] = field(default_factory=dict)
+    """Where each blocked rank waits."""
     cycle: tuple[int, ...] | None = None
-    """Each rank waits for the next one, the last for the first."""
+    """Ranks in a cycle: each waits for the next, and the last for the first."""
     pair: tuple[int, int] | None = None
-    """Sender and receiver."""
+    """Sender and receiver of a message."""
     detected_after_s: float | None = None
+    """Seconds from the fault to the diagnosis."""
     explanation: str = ""
+    """What happened, in sentences."""
     suggestion: str = ""
+    """What to do next."""
     proof: Proof | None = None
-    """What it rests on; None: nothing moves any more, so what is found is so."""
+    """Ground of the verdict; None if the job has ended or cannot move, so that everything is certain."""
     only_warns: bool = False
-    """Found by a guard that nobody asked for (`Finding.warns`)."""
+    """Whether it is a warning whatever its kind (`Finding.warns`)."""
     causes: tuple[Site, ...] = ()
-    """Lines of the program that caused it, beside those that its ranks are at."""
+    """Further lines of the program that caused it."""
 
     @property
     def provisional(self) -> bool:
-        """It may still go on by itself; it is withdrawn when it does."""
+        """Whether the job may still continue by itself; the diagnosis is withdrawn if it does."""
         return self.proof is Proof.NOT_YET
 
     @property
     def ends_job(self) -> bool:
-        """There is proof that the job cannot go on: whoever asked for it may end it."""
+        """Whether there is proof that the job cannot continue, so that it may be ended."""
         return bool(self.exit_code) and ends(self.kind, self.proof, self.victims)
 
     @property
     def is_warning(self) -> bool:
-        """Nobody is stuck for good and nothing is inconsistent: the program may go on."""
+        """Whether the program may continue: no rank is blocked for good, and the calls are consistent."""
         if self.provisional or self.only_warns:
             return True
         return self.kind in WARNINGS and not (self.stuck and self.kind is Kind.ASYNC_NEVER_WAITED)
 
     @property
     def nobody_waits(self) -> bool:
-        """It is about ranks that stand still on their host, or in a call that all have reached, while no other rank
-        waits for them."""
+        """Whether no other rank waits for the reported ranks.
+
+        They are blocked on their host, or in a call that all ranks have reached.
+        """
         in_call = self.kind is Kind.NETWORK_FAULT and self.call is not None and self.provisional
         return (in_call or self.kind in (Kind.HOST_STUCK, Kind.NEVER_JOINED)) and not self.victims
 
     def adds_to(self, raised: Collection[int]) -> bool:
-        """Whether it says more than the exceptions of the ranks that *raised*, which are shown beside it."""
+        """Return whether it adds to the exceptions of the ranks that *raised*, which are shown beside it."""
         if self.kind is Kind.STRAGGLER:
             return any(rank in raised for rank in self.stuck)
         if self.kind is Kind.RANK_RAISED and not self.victims:
@@ -103,7 +118,7 @@ class Diagnosis:
 
     @property
     def exit_code(self) -> int:
-        """0 nothing or a warning, 1 the program raised, 3 hang, 4 inconsistent collectives."""
+        """0 healthy or a warning, 1 the program raised, 3 hang, 4 inconsistent collectives."""
         if self.kind is Kind.HEALTHY or self.is_warning:
             return 0
         if self.kind in (Kind.RANK_RAISED, Kind.NAN, Kind.DDP_UNUSED_PARAMETER):
@@ -114,11 +129,11 @@ class Diagnosis:
 
     @property
     def see(self) -> str:
-        """Where the documentation explains its kind."""
+        """Section of the documentation that explains the kind."""
         return f"docs/kinds.md#{self.kind.value}"
 
     def to_json(self) -> dict[str, Any]:
-        """The schema of the report: stable, held by golden tests."""
+        """Return the diagnosis as JSON data. The schema is stable."""
         lists: dict[int, list[int]] = {}  # big groups are shared by all their stuck ranks
 
         def ranks(of: tuple[int, ...]) -> list[int]:
@@ -160,8 +175,11 @@ class Diagnosis:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Diagnosis:
-        """The inverse of `to_json`; keys it does not know are passed over. A ValueError, KeyError, TypeError or
-        AttributeError where *data* is no such thing."""
+        """Return the diagnosis that `to_json` wrote. Unknown keys are ignored.
+
+        Raises:
+            ValueError: *data* is not a diagnosis. Also KeyError, TypeError or AttributeError.
+        """
         group, call, pair = data.get("group"), data.get("call"), data.get("pair")
         cycle, after = data.get("cycle"), data.get("detected_after_s")
         return cls(
@@ -190,7 +208,7 @@ class Diagnosis:
 
 
 LONGEST = 1 << 16
-"""Letters of an explanation."""
+"""Maximum number of characters in an explanation."""
 
 
 def _rank(value: object) -> int:

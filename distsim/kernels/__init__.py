@@ -1,6 +1,7 @@
-"""What an operator costs on a GPU: seconds, kernels, flops, bytes; a pure model on one data file a GPU (gpus/*.toml).
+"""Cost of an operator on a GPU in seconds, kernels, flops and bytes.
 
-Begin with `gpu.py`: `Gpu.named("h100").cost(func, args, kwargs, result)`. `rules/` says what each operator does.
+Start with `Gpu.named("h100").cost(func, args, kwargs, result)` in `gpu.py`. `rules/` has a rule for each kind of
+operator, and `gpus/` a data file for each GPU.
 """
 
 from __future__ import annotations

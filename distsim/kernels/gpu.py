@@ -1,4 +1,4 @@
-"""One GPU: what operators and fused kernels cost on it, and what launching them costs the host."""
+"""Costs of operators and fused kernels on one GPU, and of their launches on the host."""
 
 from __future__ import annotations
 
@@ -32,35 +32,42 @@ __all__ = [
     "triton_cost",
 ]
 
-# -- What operators of the user's own cost: flops and bytes, said once, by the operator's name.
+# -- Costs of custom operators, by name.
 
 Amount = int | float | Callable[..., int | float]
 
 _COSTS: dict[str, tuple[Amount, Amount | None]] = {}
-"""By the operator's name, `namespace::name`, or with an overload, `namespace::name.overload`."""
+"""(flops, bytes) by operator name: `namespace::name`, or `namespace::name.overload`."""
 
 
 def kernel_cost(fn: Any = None, *, flops: Amount = 0, bytes: Amount | None = None) -> Any:
-    """Say what a custom operator costs on a simulated GPU: its *flops* and the *bytes* it moves.
+    """Set the cost of a custom operator on simulated GPUs.
 
-    *fn* is the operator: what `torch.library.custom_op` returned, `torch.ops.my.op`, one of its overloads, or its name
-    `"my::op"`. Each amount is a number, or a function of the operator's own arguments. Without *bytes*, every tensor of
-    the call goes through memory once. The time is the longer of the two at the rates that the GPU's own products and
-    elementwise kernels have. Answers *fn*; without *fn* a decorator:
+    The operator takes the longer of two times: its flops at the rate of the GPU's matrix products, and its bytes at the
+    rate of the GPU's elementwise kernels. Can be used as a decorator:
 
         @distsim.kernel_cost(flops=lambda x, w: 2 * x.numel() * w.shape[-1])
         @torch.library.custom_op("my::product", mutates_args=())
         def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor: ...
 
-    Of a Triton kernel the name is `"triton::name"`, and the arguments are those of the launch.
+    Args:
+        fn: The operator: the result of `torch.library.custom_op`, `torch.ops.my.op`, one of its overloads, or its name
+            `"my::op"`. A Triton kernel has the name `"triton::name"`. None: return a decorator.
+        flops: Floating-point operations of one call: a number, or a function of the call's arguments.
+        bytes: Bytes that one call moves through GPU memory: a number, or a function of the call's arguments. None:
+            each tensor of the call is read or written once.
 
-    A UsageError says so if *fn* is no operator or an amount is negative.
+    Returns:
+        *fn*, or the decorator.
+
+    Raises:
+        UsageError: *fn* is not an operator, or an amount is negative.
     """
     for name, amount in (("flops", flops), ("bytes", bytes)):
         if isinstance(amount, int | float) and amount < 0:
             raise UsageError(f"kernel_cost: expected {name} of 0 or more, got {amount}")
     if fn is None:
-        return lambda found: kernel_cost(found, flops=flops, bytes=bytes)
+        return lambda operator: kernel_cost(operator, flops=flops, bytes=bytes)
     _COSTS[_name(fn)] = (flops, bytes)
     return fn
 
@@ -82,35 +89,42 @@ def _name(fn: Any) -> str:
 
 
 def custom_cost(pricing: Pricing, call: Call) -> Cost | None:
-    """What the user said of this operator; None without a word of it."""
+    """Return the cost that `kernel_cost` set for this operator, or None."""
     overload = call.schema.overload_name
-    said = _COSTS.get(f"{call.name}.{overload}") if overload else None
-    said = said or _COSTS.get(call.name)
-    if said is None:
+    amounts = _COSTS.get(f"{call.name}.{overload}") if overload else None
+    amounts = amounts or _COSTS.get(call.name)
+    if amounts is None:
         return None
-    return _cost(pricing, said, call.args, call.kwargs, call.inputs, call.read + call.write)
+    return _cost(pricing, amounts, call.args, call.kwargs, call.inputs, call.read + call.write)
 
 
 def triton_cost(
     pricing: Pricing, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], moved: int
 ) -> tuple[Cost, bool]:
-    """What a launch of the Triton kernel *name* costs that moves *moved* bytes unless the user said more of it by
-    `kernel_cost("triton::name", ...)`, and whether the user did."""
-    said = _COSTS.get(f"triton::{name}")
+    """Return the cost of one launch of a Triton kernel, and whether `kernel_cost` set it.
+
+    Args:
+        pricing: Prices of the GPU.
+        name: Name of the kernel.
+        args: Positional arguments of the launch.
+        kwargs: Keyword arguments of the launch.
+        moved: Bytes that the launch moves, unless `kernel_cost("triton::name", ...)` says otherwise.
+    """
+    amounts = _COSTS.get(f"triton::{name}")
     inputs = tuple(tensors_in((args, kwargs)))
-    return _cost(pricing, said or (0, None), args, kwargs, inputs, moved), said is not None
+    return _cost(pricing, amounts or (0, None), args, kwargs, inputs, moved), amounts is not None
 
 
 def _cost(
     pricing: Pricing,
-    said: tuple[Amount, Amount | None],
+    amounts: tuple[Amount, Amount | None],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     inputs: tuple[Any, ...],
     all_bytes: int,
 ) -> Cost:
-    flops = int(_amount(said[0], args, kwargs))
-    moved = int(_amount(said[1], args, kwargs)) if said[1] is not None else all_bytes
+    flops = int(_amount(amounts[0], args, kwargs))
+    moved = int(_amount(amounts[1], args, kwargs)) if amounts[1] is not None else all_bytes
     cost = pricing.bytes(moved, pricing.spec.memory.elementwise, "custom", flops=flops)
     dtype = next((math_dtype(each.dtype) for each in inputs if each.dtype.is_floating_point), "fp32")
     chip, gemm = pricing.spec.chip, pricing.spec.gemm
@@ -134,53 +148,62 @@ _OTHER_NAMES = {
     "rtx-4090": "rtx4090",
 }
 _VARIANTS = {"a100": ("a100", "a100-80gb")}
-"""Of one name in cluster files: the memory says which."""
+"""GPUs that share one name in cluster files; the memory size selects one."""
 
 
 NAMED = 0.1
-"""As far from a data file's memory a cluster file's may be and still mean the same card."""
+"""Relative difference up to which the memory in a cluster file means the GPU of the data file."""
 
 
 class Gpu:
-    """One GPU. Make it with `named`; `spec` is all of its data file."""
+    """One GPU, created with `named`; `spec` is its data file."""
 
     def __init__(self, spec: GpuFile) -> None:
         self.spec = spec
         self._pricing = Pricing(spec)
         self.name = spec.name
         self.title = spec.title
-        """As torch.cuda.get_device_name."""
+        """Name as in torch.cuda.get_device_name."""
         self.compute_capability = spec.chip.compute_capability
         """90 for (9, 0)."""
         self.multiprocessors = spec.chip.multiprocessors
         self.memory_bytes = spec.chip.memory
         self.memory_bandwidth = spec.chip.memory_bandwidth
-        """Bytes a second, as specified."""
+        """Specified bandwidth in bytes/s."""
         self.l2_bytes = spec.chip.l2
         self.peak_flops: dict[str, float] = {str(name): rate for name, rate in spec.chip.flops.items()}
-        """By data type (fp64, fp32, tf32, fp16, bf16, fp8, fp4), dense, a second."""
+        """Dense flop/s by data type (fp64, fp32, tf32, fp16, bf16, fp8, fp4)."""
         self.context_bytes = spec.setup.context
-        """Outside the caching allocator, from the first CUDA call on."""
+        """Bytes of the CUDA context, outside the caching allocator."""
         self.cublas_workspace_bytes = spec.setup.cublas_workspace
-        """From the caching allocator, for each handle and stream, at the first product."""
+        """Bytes that the first matrix product of each handle and stream allocates."""
         self.host_op_s = spec.host.op
-        """What the host spends on one eager operator that launches one kernel."""
+        """Seconds of the host for one eager operator that launches one kernel."""
         self.launch_s = spec.host.launch
-        """From the host's launch to the kernel's begin, on an idle stream."""
+        """Seconds from the launch on the host to the start of the kernel on an idle stream."""
         self.gap_s = spec.host.gap
-        """Between two kernels of a stream that is never empty. Cost.seconds has it between the kernels of one
-        operator, not before its first."""
+        """Seconds between two kernels on a busy stream.
+
+        `Cost.seconds` includes it between the kernels of one operator, not before the first.
+        """
         self.h2d_bytes_per_s = spec.host.h2d
         self.d2h_bytes_per_s = spec.host.d2h
         self.pageable_bytes_per_s = spec.host.pageable
         self.sdpa_kernel: str = spec.attention.preferred
-        """flash or cudnn: what scaled_dot_product_attention takes for 16-bit operands without a mask tensor."""
+        """`flash` or `cudnn`: kernel of scaled_dot_product_attention for 16-bit operands without a mask tensor."""
 
     @classmethod
     def named(cls, model: str, *, memory: float | None = None, memory_bandwidth: float | None = None) -> Gpu:
-        """The GPU that a cluster file calls *model* (or the path of a data file, .toml); where the cluster file gives
-        bytes of memory and bytes a second of bandwidth, they replace the data file's: memory within a tenth of it is
-        the card's name (80GB), and stays as torch says it. A UsageError names the known ones."""
+        """Return a GPU by name.
+
+        Args:
+            model: Name of the GPU as in a cluster file, or the path of a data file (.toml).
+            memory: Bytes that replace the memory of the data file if they differ by more than a tenth.
+            memory_bandwidth: Bytes/s that replace the bandwidth of the data file.
+
+        Raises:
+            UsageError: There is no data file for this GPU; the message lists the known ones.
+        """
         if model.endswith(".toml"):
             return cls._with(read_gpu(model), memory, memory_bandwidth)
         known = model.strip().lower().replace("_", "-").removeprefix("nvidia-").replace(" ", "-")
@@ -206,41 +229,52 @@ class Gpu:
         return cls(GpuFile(**(vars(spec) | {"chip": ChipSpec(**chip)})))
 
     def cost(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Cost:
-        """What one call of an operator (an OpOverload) costs on an idle device.
+        """Return the cost of one call of an operator on an idle GPU.
 
-        Of *args*, *kwargs* and *result* only shapes, strides, dtypes and devices of tensors are looked at. Operators of
-        aten without a rule of their own are priced by their bytes; NotSimulated names an operator of elsewhere that
-        `kernel_cost` has not been told of.
+        Only shapes, strides, dtypes and devices of tensors matter. An aten operator without a rule is priced by its
+        bytes.
+
+        Args:
+            func: The operator, an OpOverload.
+            args: Positional arguments of the call.
+            kwargs: Keyword arguments of the call.
+            result: What the call returned.
+
+        Raises:
+            NotSimulated: The operator is not from aten, and `kernel_cost` does not know it.
         """
         call = Call(func, args, kwargs, result)
-        found = custom_cost(self._pricing, call) or price(self._pricing, call)
-        if found is None:
+        cost = custom_cost(self._pricing, call) or price(self._pricing, call)
+        if cost is None:
             raise NotSimulated(
-                f"what the operator {call.name} costs on a GPU",
-                f"say it with distsim.kernel_cost({call.name!r}, flops=..., bytes=...)",
+                f"the cost of the operator {call.name} on a GPU",
+                f"set it with distsim.kernel_cost({call.name!r}, flops=..., bytes=...)",
             )
-        return found
+        return cost
 
     def triton_cost(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], moved: int) -> tuple[Cost, bool]:
-        """What a launch of the Triton kernel *name* costs, and whether `kernel_cost` has been told of it."""
+        """Return the cost of a launch of the Triton kernel *name*, and whether `kernel_cost` set it."""
         return triton_cost(self._pricing, name, args, kwargs, moved)
 
     def attention(self, call: Attention, nbytes: int) -> Cost:
-        """What fused attention of that shape, which moves *nbytes*, costs in FlashAttention's kernel."""
+        """Return the cost of FlashAttention's kernel for this shape, which moves *nbytes*."""
         return self._pricing.attention(call, "flash", nbytes)
 
     def slowest_of(self, count: int) -> float:
-        """How many times as long what the clock limits takes on the slowest of *count* GPUs as on the middle one.
+        """Return the factor by which the slowest of *count* GPUs is slower than the median one; 1 for one GPU.
 
-        They differ in their silicon and in how warm they get (the chip's `spread`), and a job that waits for all has
-        the pace of the last. 1 for one GPU.
+        GPUs of one model differ in silicon and temperature (`spread` in the data file), and a job runs at the pace of
+        the slowest. The factor applies to work that the clock limits.
         """
         return 1.0 + self.spec.chip.spread * _largest_of(max(1, count))
 
     def comm_load(self, channels: int, bytes_per_s: float | None = None) -> tuple[float, float]:
-        """What a communication kernel of so many channels takes from what runs beside it: a share of the
-        multiprocessors (one a channel) and a share of the memory's bandwidth. *bytes_per_s* is what it moves, if known;
-        it is no more than its channels can."""
+        """Return the share of multiprocessors and of memory bandwidth that a communication kernel takes.
+
+        Args:
+            channels: Number of channels; each takes one multiprocessor.
+            bytes_per_s: Rate of the transfer (default: the most that the channels can move).
+        """
         most = channels * self.spec.comm.channel_bandwidth
         moved = most if bytes_per_s is None else min(most, bytes_per_s)
         share = moved * self.spec.comm.touches / self.memory_bandwidth
@@ -249,36 +283,36 @@ class Gpu:
 
 @cache
 def _largest_of(count: int) -> float:
-    """The expected largest of *count* normal deviates, by Blom's formula."""
+    """Return the expected largest of *count* normal deviates (Source: Blom's formula)."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
-# -- What torch's compiler makes of consecutive operators that only pass numbers through: one kernel.
+# -- Fused kernels, as torch.compile makes them of consecutive elementwise operators.
 #
-# Its inputs are read once and its outputs written once, at the bandwidth that the GPU's data file gives a plain kernel
-# of that sort; a kernel that goes over its rows twice (a norm's backward) reads its inputs twice. It is never dearer
-# than its operators one by one. What a host does for a compiled graph was measured: meta-pytorch/tritonbench pull
+# A fused kernel reads its inputs once and writes its outputs once, at the bandwidth of a plain kernel of its kind; a
+# kernel that passes over its rows twice (the backward of a norm) reads its inputs twice. It never costs more than its
+# operators one by one. Costs of a compiled graph on the host were measured: meta-pytorch/tritonbench pull
 # request 1016 has 33 us for a compiled function of one empty kernel, of it 6.5 us the kernel's launcher and 12 us all
 # that lies below the compiled graph; pytorch/pytorch issue 191753 has 0.89 ms for the guards of qwen3-8b, which has
 # 399 parameters.
 
 FUSABLE = frozenset({"elementwise", "norm", "softmax", "reduction", "copy", "random"})
-"""Kinds that merge; matrix products, attention, look-ups, sorts and optimizers stay kernels of their own."""
+"""Kinds of operators that are fused; matrix products, attention, look-ups, sorts and optimizers are not."""
 _REDUCING = frozenset({"norm", "softmax", "reduction"})
 MOST_FUSED = 64
-"""Operators of one kernel (`max_fusion_size` in torch/_inductor/config.py)."""
+"""Maximum number of operators in one kernel (`max_fusion_size` in torch/_inductor/config.py)."""
 KERNEL_S = 6.5e-6
-"""The host's, for each kernel of a compiled graph."""
+"""Host time for each kernel of a compiled graph."""
 GRAPH_S = 26.5e-6
-"""The host's, for each call of a compiled function beside its kernels: 33 us less one kernel."""
+"""Host time for each call of a compiled function without its kernels: 33 us less one kernel."""
 GUARD_S = 2.2e-6
-"""The host's, for each parameter of a compiled module and call: 0.89 ms for 399."""
+"""Host time for each parameter of a compiled module in each call: 0.89 ms for 399."""
 BACKWARD_S = 5.5e-6
-"""The host's, for each backward of a compiled function: the graph's own wrapper."""
+"""Host time for each backward of a compiled function: the wrapper of the graph."""
 
 
 def fused_cost(gpu: Gpu, parts: Sequence[Cost], read: int, written: int) -> Cost:
-    """Of *parts* as one kernel that reads and writes so many bytes. One part alone stays what it is."""
+    """Return the cost of *parts* as one kernel that reads and writes this many bytes; a single part is unchanged."""
     if len(parts) == 1:
         return parts[0]
     memory = gpu.spec.memory
@@ -292,14 +326,16 @@ def fused_cost(gpu: Gpu, parts: Sequence[Cost], read: int, written: int) -> Cost
     return Cost(min(seconds, apart_s), passes, sum(part.flops for part in parts), nbytes, longest.kind, True)
 
 
-# -- What launching work on a GPU costs the host: by class of work, on the CPU that a cluster file names.
+# -- Host time of launching work on a GPU, by class of work, on the CPU that the cluster file names.
 #
-# The classes are those whose costs differ by more than a factor of two. What is in none of them (module calls, data
-# loading, logging, a user's own Python between operators) is not charged.
+# Classes differ in cost by more than a factor of two. Module calls, data loading, logging and other Python code between
+# operators are not charged.
 
 VIEW_SHARE = 0.4
-"""Of an operator: a view launches no kernel (torch/benchmarks: about 2 of 5 us; on a core of an EPYC 7003, torch 2.13,
-1.9 of 4.5)."""
+"""Host time of a view as a share of an operator's, because it launches no kernel.
+
+Source: torch/benchmarks, about 2 of 5 us; on a core of an EPYC 7003 with torch 2.13, 1.9 of 4.5 us.
+"""
 AUTOGRAD_FUNCTION_S = 10e-6
 """A torch.autograd.Function in Python, forward and backward together, beyond the operators that both call.
 

@@ -1,7 +1,8 @@
-"""The network: transfers over a cluster's links, in simpy's time.
+"""The network: transfers over the links of a cluster, in the time of simpy.
 
-`network.py` makes one and has the referee of explicit messages; `fluid.py` is the other (on `engine.py`, which shares
-links between flows); `usage.py` is what is asked and answered; `bench.py` is nccl-tests' table.
+`network.py` has the interface and the network that simulates every message. `fluid.py` has the fluid network, on
+`engine.py`, which shares links between flows. `usage.py` has requests, results and counters, and `bench.py` the table
+of nccl-tests.
 """
 
 from __future__ import annotations

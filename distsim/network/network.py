@@ -1,10 +1,10 @@
-"""The networks there are, by how closely each looks; the one of explicit messages is the fluid network's referee."""
+"""The network interface, and the network that simulates every message."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import simpy
@@ -19,14 +19,17 @@ from distsim.network.usage import LinkBusy, Statistics, Timing, Transfer
 __all__ = ["MAX_RANKS", "NETWORKS", "MessageNetwork", "Network", "make_network"]
 
 MAX_RANKS = 256
-"""Beyond, a collective has millions of messages: the referee is for small worlds."""
+"""Maximum group size; a collective of more ranks has millions of messages."""
 
 
 class MessageNetwork(FluidNetwork):
-    """Every message on its own, where the algorithm has that form; sends and the other algorithms (NVLS) are
-    fluid."""
+    """Network that simulates every message of an algorithm.
+
+    Sends, and algorithms without messages (NVLS), are simulated as flows.
+    """
 
     def begin(self, transfer: Transfer, done: simpy.Event) -> None:
+        """Start *transfer* now; *done* fires when it has ended."""
         plan = self.compiler.compile(transfer)
         if plan.messages is None:
             super().begin(transfer, done)
@@ -39,6 +42,7 @@ class MessageNetwork(FluidNetwork):
         after(self.env, plan.floor_s, lambda: self._send(plan, done, self.env.now - plan.floor_s))
 
     def fidelity_of(self, transfer: Transfer) -> str:
+        """Return how *transfer* is simulated: `fluid` or `message`."""
         return "fluid" if self.compiler.compile(transfer).messages is None else "message"
 
     def _send(self, plan: Plan, done: simpy.Event, start_s: float) -> None:
@@ -54,8 +58,7 @@ class MessageNetwork(FluidNetwork):
 
 
 class _MessageRun:
-    """Sends messages as soon as what they wait for has arrived and their queue is free; calls *finish* at
-    the end."""
+    """Sends each message when its predecessors have arrived and its queue is free, then calls *finish*."""
 
     def __init__(
         self,
@@ -66,9 +69,9 @@ class _MessageRun:
         lead: Callable[[tuple[int, ...]], tuple[int, ...]],
     ) -> None:
         self._lead = lead
-        """The links that a message takes now."""
+        """Returns the links that a message takes now."""
         self._flows: dict[int, Flow] = {}
-        """Of the messages that are leaving their senders."""
+        """Flows of the messages that are leaving their senders."""
         self._env = env
         self._engine = engine
         self._messages = messages
@@ -83,7 +86,7 @@ class _MessageRun:
         self._arrays: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray]] = {}
 
     def begin(self) -> None:
-        """Send every message that waits for nothing."""
+        """Send every message without a predecessor."""
         if not self._messages:
             self._finish()
             return
@@ -126,7 +129,7 @@ class _MessageRun:
         return arrays
 
     def lead_anew(self) -> None:
-        """What is under way takes the links that it would take now."""
+        """Move messages in flight to the links that they would take now."""
         for index, flow in self._flows.items():
             self._engine.move(flow, *self._way(self._messages[index]))
 
@@ -156,61 +159,88 @@ class _MessageRun:
 
 
 class Network(Protocol):
-    """Runs transfers on *cluster* in *env*'s time. Beside transfers it is told of links that go wrong."""
+    """Runs transfers on a cluster in the time of a simpy environment, and takes faults of links."""
 
     env: simpy.Environment
     cluster: Cluster
 
     def collective(self, transfer: Transfer) -> simpy.Event:
-        """Start *transfer* now. The event fires when the last byte is there, with a `Timing`."""
+        """Start *transfer* now. The event fires with a `Timing` when the last byte has arrived."""
 
     def fidelity_of(self, transfer: Transfer) -> str:
-        """How *transfer* is simulated: fluid or message."""
+        """Return how *transfer* is simulated: `fluid` or `message`."""
 
     def send(
         self, src_device: str, dst_device: str, nbytes: int, flavour: str = "nccl", flow_key: int = 0
     ) -> simpy.Event:
-        """Start a point-to-point transfer now, between two ranks that are both ready; the event is as
-        above."""
+        """Start a point-to-point transfer between two ranks that are ready.
+
+        Args:
+            src_device: Device of the sender, such as `n0/gpu0`.
+            dst_device: Device of the receiver.
+            nbytes: Size of the message in bytes.
+            flavour: Library whose protocol is used: `nccl`, `gloo` or `mpi`.
+            flow_key: Number that selects one of several equal paths (ECMP).
+
+        Returns:
+            An event that fires with a `Timing` when the last byte has arrived.
+        """
 
     def send_channels(
         self, src_device: str, dst_device: str, nbytes: int, flavour: str = "nccl", flow_key: int = 0
     ) -> int:
-        """How many channels such a transfer takes."""
+        """Return the number of channels that such a transfer uses."""
 
     def set_link(
         self, index: int, bandwidth_factor: float = 1.0, extra_latency_s: float = 0.0, up: bool = True
     ) -> None:
-        """Change a link now, for what is under way too: a fraction of its bandwidth, a longer latency, or
-        cut. Over a cut link nothing moves until it is up again."""
+        """Change a link now, also for transfers in flight.
+
+        Args:
+            index: Index in `Cluster.links`.
+            bandwidth_factor: Fraction of the link's bandwidth that remains.
+            extra_latency_s: Seconds added to the link's latency.
+            up: False cuts the link; transfers over it stop until it is up again.
+        """
 
     def reroute(self, instead: Mapping[int, int]) -> None:
-        """From now on, what would go over a link of *instead* goes over the link it names."""
+        """From now on, replace each link that is a key of *instead* by its value."""
 
     def lead_around(self, down: Collection[int]) -> None:
-        """From now on, the fabric leads what is under way and what comes around the links *down*, where its
-        switches have another way."""
+        """From now on, route transfers around the links *down* wherever the fabric has another path."""
 
     def stalled(self) -> list[int]:
-        """Links that are down while something waits to cross them."""
+        """Return the links that are down while a transfer waits to cross them."""
 
     def links_busy(self) -> list[LinkBusy]:
-        """What each link that was used did so far, in the order of `Cluster.links`."""
+        """Return the traffic of each link that was used, in the order of `Cluster.links`."""
 
     def utilisation_samples(self, max_links: int = 64) -> list[tuple[float, int, float]]:
-        """(time_s, link, fraction used until the next sample), for the *max_links* links that were
-        busiest."""
+        """Return (time_s, link, fraction used until the next sample) of the *max_links* busiest links."""
 
     def statistics(self) -> Statistics:
-        """Counters since the network was made."""
+        """Return counters since the network was created."""
 
 
 NETWORKS: Mapping[str, type[FluidNetwork]] = {"fluid": FluidNetwork, "message": MessageNetwork}
-"""`--fidelity`: fluid (phases of coupled flows), or message (every message on its own, for small worlds)."""
+"""Networks by the value of `--fidelity`."""
 
 
-def make_network(env: simpy.Environment, cluster: Cluster, *, fidelity: str = "fluid", **forced: Any) -> Network:
-    """The network of that *fidelity* on *cluster* in *env*'s time; *forced* is as `FluidNetwork` takes it."""
+def make_network(
+    env: simpy.Environment, cluster: Cluster, *, fidelity: Literal["fluid", "message"] = "fluid", **forced: Any
+) -> Network:
+    """Create a network.
+
+    Args:
+        env: simpy environment whose time the network uses, in seconds.
+        cluster: Cluster whose links the network simulates.
+        fidelity: `fluid` shares links between flows; `message` simulates every message, for at most 256 ranks.
+        **forced: Choices that replace those of NCCL: `algo`, `proto`, `nccl_version` and `launcher` (`process` if each
+            GPU has a process, `shared` if one process drives all GPUs of a node).
+
+    Raises:
+        UsageError: The fidelity is not known.
+    """
     if fidelity not in NETWORKS:
         raise UsageError(f"expected fidelity {' or '.join(NETWORKS)}, got {fidelity!r}")
     return NETWORKS[fidelity](env, cluster, **forced)

@@ -1,4 +1,4 @@
-"""What is asked of the network, what it answers, and what crossed each link when."""
+"""Requests and results of the network, and the traffic of each link over time."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from distsim.collectives.plan import Transfer
 
 __all__ = ["LinkBusy", "Statistics", "Timing", "Transfer", "Usage"]
 
-# -- What is asked of the network, and what it answers: plain data.
-
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """When a transfer ran, and how."""
+    """When a transfer ran, with its algorithm, protocol and number of channels."""
 
     start_s: float
     end_s: float
@@ -27,28 +25,28 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Counters of a network since it was made."""
+    """Counters of a network since it was created."""
 
     num_collectives: int
     num_sends: int
     num_flows: int
     num_active_flows: int
     num_settlements: int
-    """How often shared rates were worked out again."""
+    """How often the rates of flows were recomputed."""
     bytes_moved: float
-    """Over all links."""
+    """Bytes over all links."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkBusy:
-    """What one link did so far."""
+    """Traffic of one link so far."""
 
     index: int
     bytes: float
     busy_s: float
-    """While anything used it."""
+    """Time in which a flow used the link."""
     mean_utilisation: float
-    """Of its specified bandwidth, over all the time so far."""
+    """Fraction of the specified bandwidth, over the whole time so far."""
     peak_utilisation: float
 
 
@@ -57,8 +55,7 @@ _MAX_BINS = 128
 _MIN_BINS = 16
 _FIRST_BIN_S = 1e-6
 _MAX_UNBINNED = 64
-"""Moves that wait to be put into bins until somebody asks for these: a short run's first one would take longer to bin
-than to simulate."""
+"""Number of transfers kept unbinned, because binning takes longer than a short run."""
 
 
 class Usage:
@@ -80,7 +77,7 @@ class Usage:
         self._width_s = _FIRST_BIN_S
         self._cells: NDArray[np.float32] | None = None
         self._unbinned: list[tuple[NDArray[np.int64], NDArray[np.float64], float, float]] = []
-        """Links, bytes moved over each, since when and until when."""
+        """(links, bytes over each, start, end) of transfers that are not in bins yet."""
 
     def add_flow(self, links: NDArray[np.int64], now_s: float) -> None:
         """Count a flow on *links*, of which none stands there twice."""

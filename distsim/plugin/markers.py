@@ -1,8 +1,8 @@
-"""Which tests are ours: `@pytest.mark.ranks(n)`, and `world_size(n)` where no other harness means something by it.
+"""The markers of the plugin: `ranks(n)`, and `world_size(n)` unless another tool uses that name.
 
-composer, streaming, llm-foundry and DeepSpeed have a marker `world_size` of their own, for tests that a launcher runs.
-So `world_size` is ours where `distsim_world_size = true` says so, or, if nothing is said, where nobody but us has
-registered it: no line of `markers` in the project's configuration, no plugin, no conftest.py.
+composer, streaming, llm-foundry and DeepSpeed have a marker `world_size` for tests that a launcher runs. The plugin
+therefore uses it only if `distsim_world_size = true` is configured, or if neither the project's configuration nor
+another plugin nor a conftest.py registers it.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ _ARGUMENTS = (
     "simulated (sim) or as real processes (gloo); n and on may be lists"
 )
 MARK = f"ranks{_ARGUMENTS}"
-SHORT = "world_size(n, ...): distsim's marker ranks, where no other harness has one of this name"
+SHORT = "world_size(n, ...): the same as distsim's marker ranks, unless another plugin registers the name"
 
 MEANINGS = {
-    "distsim_world_size": "whether the marker world_size is distsim's: true or false (default: where no other plugin, "
-    "conftest.py or line of the configuration registers it)",
-    "distsim_class_world_size": "whether the attribute world_size of a test class, a number or a list of numbers, has "
-    "its tests run on so many ranks: true or false (default: false)",
+    "distsim_world_size": "whether the marker world_size means distsim's ranks: true or false (default: true unless "
+    "another plugin, a conftest.py or the configuration registers it)",
+    "distsim_class_world_size": "whether the attribute world_size of a test class, a number or a list of numbers, sets "
+    "the number of ranks of its tests: true or false (default: false)",
 }
-"""pytest's options that say which tests are ours."""
+"""Configuration options that decide which tests run on ranks."""
 
 _LAUNCHERS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-"""How many processes it has started, as torchrun (and composer, deepspeed, accelerate), Open MPI and MPICH say it."""
+"""Variables with the number of processes, of torchrun (composer, deepspeed, accelerate), Open MPI and MPICH."""
 
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-"""Which of them this one is."""
+"""Variables with the number of this process."""
 
 
 def launched(environ: Mapping[str, str] = os.environ) -> str:
-    """`WORLD_SIZE=4` where pytest is itself one of several ranks that a launcher has started; else nothing."""
+    """Return `WORLD_SIZE=4` if pytest is itself one of several ranks of a launcher, else an empty string."""
     for name in _LAUNCHERS:
         number = environ.get(name, "")
         if number.isdecimal() and int(number) > 1:
@@ -48,20 +48,20 @@ def launched(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def is_first(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this is the process of rank 0, or nothing says which rank it is."""
+    """Return whether this is rank 0 of a launcher, or no rank at all."""
     return next((environ[name] for name in _RANKS if name in environ), "0") == "0"
 
 
 def owns_world_size(config: pytest.Config) -> bool:
-    """Whether `world_size` means ours in this project."""
-    said = config.getini("distsim_world_size")
-    if said:
-        return _yes(said, "distsim_world_size")
+    """Return whether the marker `world_size` belongs to this plugin in this project."""
+    configured = config.getini("distsim_world_size")
+    if configured:
+        return _yes(configured, "distsim_world_size")
     return not any(line.partition("(")[0].partition(":")[0].strip() == "world_size" for line in _others(config))
 
 
 def marker_of(node: pytest.Item) -> pytest.Mark | None:
-    """The marker that sends the test *node* to ranks; None for everybody else's tests."""
+    """Return the marker that runs the test *node* on ranks; None for other tests."""
     marker = node.get_closest_marker("ranks")
     if marker is not None or launched():
         return marker
@@ -69,8 +69,8 @@ def marker_of(node: pytest.Item) -> pytest.Mark | None:
     marker = node.get_closest_marker("world_size")
     if marker is not None:
         return marker if owns_world_size(config) else None
-    said = config.getini("distsim_class_world_size")
-    if said and _yes(said, "distsim_class_world_size"):
+    configured = config.getini("distsim_class_world_size")
+    if configured and _yes(configured, "distsim_class_world_size"):
         sizes = getattr(getattr(node, "cls", None), "world_size", None)
         if isinstance(sizes, int | list | tuple):
             return pytest.mark.ranks(sizes).mark
@@ -78,7 +78,7 @@ def marker_of(node: pytest.Item) -> pytest.Mark | None:
 
 
 def sizes_of(marker: pytest.Mark) -> Any:
-    """The number of ranks that *marker* asks for, or a list of numbers."""
+    """Return the number of ranks, or the list of numbers, of *marker*."""
     return marker.args[0] if marker.args else marker.kwargs.get("n")
 
 
@@ -86,8 +86,8 @@ def _others(config: pytest.Config) -> list[str]:
     return [line for line in config.getini("markers") if line != SHORT]
 
 
-def _yes(said: str, name: str) -> bool:
-    word = said.strip().lower()
+def _yes(value: str, name: str) -> bool:
+    word = value.strip().lower()
     if word not in ("true", "false"):
-        raise pytest.UsageError(f"pytest's configuration: {name}: expected true or false, got {said!r}")
+        raise pytest.UsageError(f"pytest's configuration: {name}: expected true or false, got {value!r}")
     return word == "true"

@@ -1,4 +1,4 @@
-"""What a test body is told about where it runs."""
+"""Arguments of the marker `ranks`, and the fixtures that describe a rank."""
 
 from __future__ import annotations
 
@@ -26,17 +26,20 @@ LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The fixture `world`."""
+    """Value of the fixture `world`: the rank on which the body runs."""
 
     rank: int
+    """Global rank."""
     size: int
+    """Number of ranks."""
     local_rank: int
+    """Rank on its node."""
     on: str
-    """`sim` or `gloo`: where this body runs."""
+    """`sim` if the body runs simulated, `gloo` if it runs in a real process."""
 
 
 class PerRank:
-    """Stands for a fixture whose value differs from rank to rank, until the body runs."""
+    """Placeholder, until the body runs, for a fixture whose value differs between ranks."""
 
     def __init__(self, what: str) -> None:
         self.__dict__["what"] = what
@@ -60,11 +63,11 @@ class PerRank:
 
 
 class WorldOfAll(PerRank):
-    """Stands for the fixture `world`; other fixtures may ask it for `results`, when the body has run."""
+    """Placeholder for the fixture `world`; other fixtures may read `results` after the body has run."""
 
     @property
     def results(self) -> list[Any]:
-        """What the body returned, by rank; None where it failed."""
+        """What the body returned on each rank; None for a rank that failed."""
         found: list[Any] | None = self.__dict__.get("returned")
         if found is None:
             raise pytest.UsageError("world.results: there is none before the body has run: ask after `yield`")
@@ -73,7 +76,7 @@ class WorldOfAll(PerRank):
 
 @dataclass(frozen=True, slots=True)
 class NotSent:
-    """Stands in `world.results` for what a real rank returned and could not send."""
+    """Entry of `world.results` for a value that a real rank could not send to pytest."""
 
     why: str
 
@@ -98,7 +101,7 @@ class Options:
 
     @classmethod
     def read(cls, marker: pytest.Mark, n: Any, on: Any, config: pytest.Config) -> Options:
-        """Check what the marker says; a mistake is one line."""
+        """Return the checked arguments of the marker, or raise pytest.UsageError."""
         name, known = marker.name, set(cls.__slots__)
         given = dict(marker.kwargs)
         if len(marker.args) > 1 or (marker.args and "n" in given):
@@ -134,7 +137,7 @@ class Options:
         return cls(**given)
 
     def patience_note(self, away_s: float) -> str:
-        """What to say where a rank was given up because it stayed away for *away_s*: which limit it was."""
+        """Return a note about the limit that ended a rank which made no call for *away_s* seconds."""
         name, value = "host_timeout_s", self.host_timeout_s
         may = f"a rank may stay away for host_timeout_s={value:g} seconds"
         if away_s < value:
@@ -144,7 +147,7 @@ class Options:
         return f"{may}; where it honestly takes longer: {more}"
 
     def values(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The test's arguments as this rank sees them."""
+        """Return the arguments of the test with the values of this rank."""
         seen = dict(kwargs)
         for name, value in kwargs.items():
             if isinstance(value, PerRank):
@@ -162,7 +165,7 @@ class Options:
 
 
 def positive(value: Any, name: str) -> float:
-    """*value* of *name* as a number of seconds."""
+    """Return *value* as a number of seconds, or raise pytest.UsageError about *name*."""
     try:
         seconds = float(value)
     except (TypeError, ValueError):
@@ -187,4 +190,4 @@ _RIGHT: dict[str, tuple[Callable[[Any], bool], str]] = {
     "guards": (_several(str), "a list of names"),
     "silent": (lambda value: value in get_args(Silent), "off, watch or strict"),
 }
-"""Of each argument: what is right, and how to say it."""
+"""Argument -> (check, description of allowed values)."""

@@ -1,4 +1,4 @@
-"""What a simulated run leaves behind. Plain data: reports, traces and tests read it."""
+"""The outcome of a simulated run, as plain data."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ __all__ = ["NOT_PROVEN", "SILENT_FAULT", "CollectiveTotal", "Failure", "LinkUse"
 
 
 NOT_PROVEN = 5
-"""The exit code of a run that ended well in the ranks that were traced, where these are not all."""
+"""Exit code of a run in which all traced ranks finished and other ranks were not traced."""
 SILENT_FAULT = 5
-"""The exit code of a run that ended well and has a silent error, with `--silent strict`: as NOT_PROVEN, the end alone
-proves nothing."""
+"""Exit code of a run that finished with a silent error under `--silent strict`."""
 
 
 @dataclass(slots=True)
 class RankSummary:
-    """One rank's time. compute + exposed + idle is its run; communication counts hidden calls too."""
+    """Times of one rank. compute + exposed + idle is its run time; communication includes hidden calls."""
 
     rank: int
     host: int
@@ -38,12 +37,12 @@ class RankSummary:
     phase: Phase
     exit_code: int | None
     peak_memory_bytes: int | None = None
-    """Of its tensors (memory.py); None where nobody asked for it."""
+    """Peak memory of its CPU tensors; None if it was not measured."""
 
 
 @dataclass(slots=True)
 class CollectiveTotal:
-    """All calls of one operation on one group with one dtype. Time is from the last arrival to the end."""
+    """All calls of one operation on one group with one dtype. A call takes from the last arrival to its end."""
 
     group: str
     op: str
@@ -55,13 +54,14 @@ class CollectiveTotal:
     algbw_bytes_per_s: float
     busbw_bytes_per_s: float
     low_s: float | None = None
-    """Where a measured time would lie in eight cases of ten (observe/totals.py); None: nobody measured such."""
+    """Lower end of the interval that holds 8 of 10 measured times; None without such measurements."""
     high_s: float | None = None
+    """Upper end of that interval."""
 
 
 @dataclass(slots=True)
 class LinkUse:
-    """What one link carried. Utilisation is of its bandwidth; mean over the whole run."""
+    """Traffic of one link. Utilisation is a fraction of its bandwidth, and the mean covers the whole run."""
 
     name: str
     kind: str
@@ -74,7 +74,7 @@ class LinkUse:
 
 @dataclass(slots=True)
 class Progress:
-    """A glance at a simulation that runs."""
+    """Progress of a running simulation."""
 
     virtual_time_s: float
     ranks_alive: int
@@ -84,61 +84,78 @@ class Progress:
     waiting: str
     wall_s: float = 0.0
     tracing: str = ""
-    """Which ranks of a program on GPUs are traced, and what of the budget that has taken."""
+    """Which ranks of a GPU program are traced, and how much of the budget is used."""
 
 
 @dataclass(slots=True, repr=False)
 class Outcome:
-    """The whole of a run. *exit_code* as in the README: 0 finished, 1 raised, 3 hang, 4 inconsistent."""
+    """Everything that a simulated run produced."""
 
     world_size: int
+    """Number of ranks."""
     cluster: str
+    """Name of the cluster."""
     backend: str
+    """Backend of the default process group."""
     seed: int
+    """Random seed of the run."""
     program: str
+    """Script, module or function that ran."""
     exit_code: int
+    """0 finished, 1 a rank raised, 3 hang, 4 inconsistent collectives, 5 not proven or a silent error."""
     virtual_time_s: float
+    """Virtual time at the end of the run."""
     wall_time_s: float
+    """Wall time that the simulation took."""
     events: int
+    """Number of simulated events."""
     results: list[Any] = field(default_factory=list)
+    """What *fn* returned, by rank."""
     ranks: list[RankSummary] = field(default_factory=list)
+    """Times of each rank."""
     records: dict[int, list[CallRecord]] = field(default_factory=dict)
-    """Each rank's last calls (call_log.py), of a scenario or with *trace* all."""
+    """Last calls of each rank; all calls in a scenario or with *trace*."""
     diagnoses: list[Diagnosis] = field(default_factory=list)
+    """What is wrong, the root cause first; empty for a healthy run."""
     evidence: Evidence | None = None
-    """What the diagnoses were made from, for their report."""
+    """Records and states from which the diagnoses were made."""
     failures: list[Failure] = field(default_factory=list)
+    """Exceptions of ranks, one entry for each different traceback."""
     collectives: list[CollectiveTotal] = field(default_factory=list)
+    """Totals by group, operation and dtype."""
     links: list[LinkUse] = field(default_factory=list)
+    """Traffic of each link that was used."""
     link_samples: Sequence[tuple[float, int, float]] = ()
-    """Time, place in `links` and utilisation, where a trace was asked for."""
+    """(time in seconds, index in `links`, utilisation) samples, if *trace* was set."""
     compute: dict[int, list[tuple[float, float, str]]] = field(default_factory=dict)
-    """Each rank's operators on its CPU (begin, end, name), where a trace was asked for."""
+    """CPU operators of each rank as (begin, end, name), if *trace* was set."""
     step_ends: dict[int, list[float]] = field(default_factory=dict)
-    """When each rank's training steps on its CPU ended, where a trace was asked for."""
+    """Times at which the training steps of each rank ended on its CPU, if *trace* was set."""
     for_trace: bool = True
-    """Whether all is there that a trace shows."""
+    """Whether the outcome holds everything that a trace shows."""
     training: Training | None = None
-    """What the GPUs did; None where no rank has used one."""
+    """Step time, memory and other figures of the GPUs; None if no rank used one."""
     gpu_tracks: Mapping[int, list[GpuTrack]] = field(default_factory=dict)
-    """By rank, for the trace: what its GPUs ran."""
+    """What the GPUs of each rank ran, for the trace."""
     silent: list[SilentFinding] = field(default_factory=list)
-    """What the program computes otherwise than it says, though all calls matched."""
+    """Silent wrong results: all calls matched, and the ranks computed values that do not fit."""
     notes: list[str] = field(default_factory=list)
+    """Remarks that the report prints."""
     not_traced: Sequence[int] = ()
-    """Ranks that did not run, or not to their end, because tracing every rank was beyond the budget."""
+    """Ranks that were not simulated to their end because the budget did not suffice for all."""
     unseen: str = ""
-    """Who ran and who did not, and what running all would take; empty where every rank ran to its end."""
+    """Which ranks ran, which did not, and the cost of running all; empty if every rank ran to its end."""
     software: str = ""
-    """The library of collectives that was assumed, with version, plugin, settings and variant; of GPUs' only."""
+    """The assumed library of GPU collectives, with version, plugin, settings and variant."""
     software_matters: bool = False
-    """The cluster names more of it than a release: another plugin or setting would give other times."""
+    """Whether the cluster specifies a plugin or setting that changes the times."""
     interrupted: bool = False
+    """Whether Ctrl-C ended the run."""
     cut_short: bool = False
-    """By a limit of its scenario."""
+    """Whether a limit of the scenario ended the run."""
 
     def __repr__(self) -> str:
-        """Three lines: what ran, how it ended, what is wrong or what came of it. The rest is in the attributes."""
+        """Three lines: what ran, how it ended, and the diagnosis or the results."""
         ranks = f"{self.world_size} {'rank' if self.world_size == 1 else 'ranks'}"
         ended = {0: "finished", 1: "failed", 3: "hung", 4: "inconsistent collectives"}.get(
             self.exit_code, f"ended with exit code {self.exit_code}"
@@ -161,17 +178,17 @@ class Outcome:
 
     @property
     def proof(self) -> str:
-        """What the verdict rests on: "all" ranks were traced to their end, or a "sample" of them."""
+        """`all` if every rank was traced to its end, `sample` if only some were."""
         return "sample" if self.not_traced else "all"
 
     @property
     def is_proven(self) -> bool:
-        """Whether it can be said of every rank that it finished, where it is not said that one did not."""
+        """Whether the verdict holds for every rank: all were traced, or the traced ones already failed."""
         return not self.not_traced or self.exit_code not in (0, NOT_PROVEN)
 
     @property
     def has_silent_error(self) -> bool:
-        """Whether a silent finding is an error, and not a warning."""
+        """Whether one of the silent findings is an error, not a warning."""
         return any(one.level is Level.ERROR for one in self.silent)
 
     @property

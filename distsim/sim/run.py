@@ -1,4 +1,4 @@
-"""Running something simulated: a script (`run_program`) or a function (`simulate`)."""
+"""Entry points of the simulator: `simulate` runs a function, `run_program` a script."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ with undrawn():  # rich.style draws a number when it is imported
 __all__ = ["RunRequest", "run_program", "simulate"]
 
 REST = "the Outcome"
-"""Where a caller from Python finds what a report leaves out."""
+"""Where a Python caller finds the parts that a report leaves out."""
 DEFAULT_HOST_TIMEOUT_S = 30.0
 DEFAULT_PATIENCE = 20.0
 _real_perf_counter = time.perf_counter
@@ -67,8 +67,17 @@ _STACK_BYTES = 16 << 20
 
 
 def run_program(request: RunRequest) -> Outcome:
-    """Simulate a script or module on every rank. Raises `UsageError` for what the user got wrong;
-    an exception, hang or mismatch of the program is in the outcome."""
+    """Simulate a script or module on every rank.
+
+    Args:
+        request: The program, its arguments and the options of the run.
+
+    Returns:
+        The outcome, which also holds an exception, a hang or a mismatch of the program.
+
+    Raises:
+        UsageError: The program does not exist, or an option does not fit the cluster.
+    """
     program = _find(request)
     folder = os.getcwd() if request.module else os.path.dirname(os.path.abspath(request.program))
 
@@ -109,14 +118,43 @@ def simulate(
 ) -> Outcome:
     """Call `fn(*args, **kwargs)` on every rank of a simulated cluster.
 
-    *fn* finds its rank as under torchrun: in the environment, or after `init_process_group`. The keyword arguments
-    from *nnodes* to *trace* are those of `distsim.options.RunOptions`, which says what each does; *silent_allow*
-    has patterns KIND:TENSOR of silent findings that are right; *trace* keeps what `distsim.report.write_trace`
-    draws. `Outcome.results` holds what each rank returned. A rank that raises raises `RankFailure` here, with all
-    ranks' tracebacks merged and the diagnosis after them, unless *check* is False; a hang or mismatch without an
-    exception is reported in `Outcome.diagnoses`. Ctrl-C, in the main thread and with Python's own handler, ends the
-    simulation and raises KeyboardInterrupt here, which says where every rank was; its attribute `outcome` has the
-    run so far, unless Ctrl-C is pressed again while the ranks are diagnosed.
+    *fn* finds its rank as under torchrun: in the environment, or after `init_process_group`. The simulation runs in
+    this process and takes virtual time, which `time.perf_counter()` returns to the ranks.
+
+    Args:
+        fn: Function that every rank calls.
+        on: Preset with its number of nodes (`dgx-h100:4`), path of a cluster file, or a `Cluster`.
+        args: Positional arguments of *fn*.
+        kwargs: Keyword arguments of *fn*.
+        nnodes: Number of nodes to use (default: all nodes of the cluster).
+        nproc_per_node: Ranks on each node (default: one on each GPU, or on each CPU socket).
+        seed: Random seed. The same seed gives the same run.
+        fidelity: Network model. `fluid` shares links between flows, `message` simulates every message.
+        algo: Algorithm for all collectives, as NCCL_ALGO (`ring`, `tree`, ...).
+        proto: Protocol for all collectives, as NCCL_PROTO (`LL`, `LL128`, `Simple`).
+        nccl_version: Release of NCCL whose choices to follow, such as `2.21`.
+        host_timeout_s: Seconds of wall time after which a rank that makes no call counts as stuck (default 30).
+        log_dir: Folder for the output of the ranks, one file for each.
+        data: Whether simulated CUDA tensors have values. `shapes` knows only values that come from the host, `real`
+            computes all of them on the CPU.
+        silent: Whether to look for silent wrong results (docs/silent.md). The default is `watch` for up to 64 ranks.
+        placeholder: Value returned for an unknown scalar on a simulated GPU, such as `loss.item()`.
+        fuse: Whether to price functions under `torch.compile` as fused kernels.
+        strict_kernels: Whether to refuse Triton kernels without a `distsim.kernel_cost`.
+        trace: Whether to keep every call and operator for `distsim.report.write_trace`.
+        silent_allow: Patterns `KIND:TENSOR` of silent findings to leave out.
+        conditions: Faults, limits and interleavings of a scenario.
+        check: Whether to raise `RankFailure` if a rank raised.
+
+    Returns:
+        The outcome of the run. `Outcome.results` holds what each rank returned, and `Outcome.diagnoses` reports a hang
+        or a mismatch.
+
+    Raises:
+        RankFailure: A rank raised an exception, and *check* is true. It merges the tracebacks of all ranks.
+        UsageError: An option does not fit the cluster.
+        KeyboardInterrupt: Ctrl-C ended the simulation. The attribute `outcome` holds the run so far, unless Ctrl-C was
+            pressed again during the diagnosis.
     """
     request = RunRequest(
         program=getattr(fn, "__qualname__", repr(fn)),
@@ -145,7 +183,7 @@ def simulate(
 
 
 def _answer(outcome: Outcome, check: bool) -> Outcome:
-    """The *outcome* of a run; with *check*, a RankFailure where ranks raised."""
+    """Return *outcome*, or raise RankFailure if *check* is set and ranks raised."""
     if outcome.interrupted:  # it is the caller's: a loop over simulations ends, too
         raise _interrupt(outcome)
     if check and outcome.failures:
@@ -160,7 +198,7 @@ def _report(outcome: Outcome, width: int) -> str:
 
 
 def _interrupt(outcome: Outcome) -> KeyboardInterrupt:
-    """Python's own type and no other: an interpreter that ends with it says to its shell that it was interrupted."""
+    """A plain KeyboardInterrupt, so that the exit status of the interpreter shows the interruption."""
     stop = KeyboardInterrupt()
     stop.outcome = outcome  # type: ignore[attr-defined]
     if outcome.diagnoses:
@@ -171,9 +209,9 @@ def _interrupt(outcome: Outcome) -> KeyboardInterrupt:
 
 
 def _beside(outcome: Outcome) -> str:
-    """What a reader of the tracebacks has to know as well: who waits for a rank, whom a timeout waited for."""
+    """Format the diagnoses that add to the tracebacks: which ranks wait, and which rank a timeout waited for."""
     raised = {rank for failure in outcome.failures for rank in failure.ranks}
-    told = []
+    added = []
     waiting: set[int] = set()
     for found in outcome.diagnoses:
         if not found.adds_to(raised):
@@ -182,14 +220,14 @@ def _beside(outcome: Outcome) -> str:
             if waiting.issuperset(found.victims):  # its traceback is there, and so is who waits
                 continue
             waiting.update(found.victims)
-        told.append(found)
-    if not told:
+        added.append(found)
+    if not added:
         return ""
     evidence = outcome.evidence
     if evidence is not None:  # their tracebacks are there already
         states = {r: dataclasses.replace(s, traceback=None) for r, s in evidence.ranks.items()}
         evidence = dataclasses.replace(evidence, ranks=states)
-    return render_diagnoses(told, evidence, rest=REST).plain(stream_width(sys.stderr))
+    return render_diagnoses(added, evidence, rest=REST).plain(stream_width(sys.stderr))
 
 
 def _find(request: RunRequest) -> Program:
@@ -206,7 +244,7 @@ def _find(request: RunRequest) -> Program:
 
 
 def _module_spec(name: str) -> ModuleSpec | None:
-    """Where `-m name` is. Nothing is imported: the packages around it are each rank's own."""
+    """Find the module of `-m name` without an import, because each rank imports its own packages."""
     path = [os.getcwd(), *sys.path]
     spec, parts = None, name.split(".")
     for depth in range(1, len(parts) + 1):
@@ -235,13 +273,13 @@ def _simulate(request: RunRequest, enter: Callable[[SimProcess], Callable[[], An
 
 
 MANY_RANKS = 4
-"""Up to so many ranks every one is traced, whatever it takes."""
+"""Worlds of at most this many ranks are traced completely, whatever the budget."""
 
 
 def _attempt(
     request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], name: str, again: StartAgain | None
 ) -> Outcome:
-    """One run. Raises StartAgain where other ranks have to be traced than *again* says."""
+    """Run once. Raises StartAgain if other ranks have to be traced than *again* says."""
     started = _real_perf_counter()
     cluster = request.on if isinstance(request.on, Cluster) else load_cluster(request.on)
     slots = cluster.place(request.nnodes, request.nproc_per_node)
@@ -344,7 +382,7 @@ def _attempt(
 def _begin_ranks(
     world: World, request: RunRequest, slots: Sequence[Slot], enter: Callable[[SimProcess], Callable[[], Any]]
 ) -> None:
-    """Start the process of each traced rank, and what the scenario plants."""
+    """Start the process of each traced rank and the faults of the scenario."""
     per_node = max(slot.local_rank for slot in slots) + 1
     nodes = len({slot.host for slot in slots})
     if request.under_srun:
@@ -366,7 +404,7 @@ def _begin_ranks(
 
 
 def _run_to_the_end(world: World, request: RunRequest, ctrl_c: CtrlC) -> Evidence:
-    """Run until the job has ended, stands still or is interrupted; what is known of it then."""
+    """Run until the job ends, hangs or is interrupted, and return the evidence."""
     with world.core:
         try:
             set_more_aside()
@@ -393,7 +431,7 @@ def _run_to_the_end(world: World, request: RunRequest, ctrl_c: CtrlC) -> Evidenc
 
 @functools.cache
 def _fresh_rng() -> torch.Tensor:
-    """torch's generator as a new process has it: every process begins with the same default seed."""
+    """State of torch's random generator in a new process; every process begins with the same default seed."""
     return torch.Generator().get_state()
 
 

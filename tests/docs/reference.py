@@ -11,16 +11,13 @@ import re
 import textwrap
 import types
 from collections.abc import Iterator
-from dataclasses import fields
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from distsim.cli.dispatch import COMMANDS, EXIT_CODES, Parser, module_of
 from distsim.cluster.files.spec import ClusterSpec
 from distsim.cluster.files.table import Key, Table
 from distsim.debug.settings import VARIABLES, Settings
-from distsim.options import RunOptions, meaning
 from distsim.scenario.file.json_schema import json_schema
-from distsim.sim import simulate
 from distsim.torch_compat.releases import VERSIONS
 
 __all__ = ["PAGES", "clusters", "commands", "environment", "python", "scenarios", "versions"]
@@ -253,44 +250,34 @@ NAMES = {
         "RankFailure",
         "NotSimulated",
     ],
-    "distsim.debug": ["install"],
+    "distsim.debug": ["install", "remove"],
+    "distsim.test": ["ranks"],
     "distsim.debug.records.diagnosis": ["Diagnosis", "Call", "Stuck"],
     "distsim.cluster": ["load_cluster"],
     "distsim.network": ["make_network", "Transfer"],
 }
-"""What a program of a user's calls or reads."""
+"""Names that a user's program calls or reads."""
 
 
 def python() -> str:
     """The names that programs use, with their own words."""
     parts = [
         f"{MADE}# Python\n",
-        "`import distsim as dist` has every name of `torch.distributed`, as the same object, and these.\n",
+        "`import distsim as dist` has every name of `torch.distributed`, as the same object, and the names below.\n",
     ]
     for module, names in NAMES.items():
         for name in names:
             found = getattr(importlib.import_module(module), name)
             parts += [f"## {module}.{name}\n", *_signature(name, found), *_words(found)]
-            if found is simulate:
-                parts += _options()
             if inspect.isclass(found) and not issubclass(found, BaseException):
                 parts += _attributes(found)
     return "\n".join(parts)
 
 
-def _options() -> list[str]:
-    rows = [
-        f"| `{option.name}` | {code(repr(option.default))} | {cell(meaning(option.name))} |"
-        for option in fields(RunOptions)
-        if option.name in inspect.signature(simulate).parameters
-    ]
-    return ["| option | default | |", "| --- | --- | --- |", *rows, ""]
-
-
 def _signature(name: str, found: Any) -> list[str]:
     if inspect.isclass(found):
         return []
-    text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", f"{name}{inspect.signature(found)}")
+    text = re.sub(r"""(: |-> )(["'])((?:(?!\2).)*)\2""", r"\1\3", f"{name}{inspect.signature(found)}")
     if len(text) > 88:
         text = re.sub(r", (?=\*?\w+(:|=|,|\)))", ",\n    ", text.replace("(", "(\n    ", 1))
         text = re.sub(r"\)( -> [^)]*)$", r",\n)\1", text)
@@ -298,12 +285,22 @@ def _signature(name: str, found: Any) -> list[str]:
 
 
 def _words(found: Any) -> list[str]:
-    """A docstring as Markdown: an indented part is code."""
+    """A Google-style docstring as Markdown: sections become lists, other indented parts code."""
     text = inspect.getdoc(found) or ""
+    text = re.sub(r"(?m)^(Args|Returns|Raises|Attributes|Source):\n((?:    .*\n?|\n(?=    ))+)", _section, text)
     return [
         re.sub(r"(?m)(?:^    .*\n?(?:^\n)?)+", lambda m: f"```text\n{textwrap.dedent(m[0]).rstrip()}\n```\n", text)
         + "\n"
     ]
+
+
+def _section(match: re.Match[str]) -> str:
+    entries = re.split(r"\n(?=\S)", textwrap.dedent(match[2]).strip())
+    if match[1] in ("Returns", "Source"):
+        return f"**{match[1]}:** {' '.join(match[2].split())}\n"
+    pairs = [" ".join(entry.split()).partition(": ") for entry in entries]
+    names = "\n".join(f"- `{name}`: {meaning}" for name, _, meaning in pairs)
+    return f"**{match[1]}:**\n\n{names}\n"
 
 
 def _attributes(found: type) -> list[str]:
@@ -345,10 +342,9 @@ def environment() -> str:
         [
             f"{MADE}# Environment variables\n",
             "Real jobs under guard (`distsim run --on gloo`, `python -m distsim.debug`, `distsim.debug.install()`) "
-            "read these; a flag or an argument overrides its variable. Times are in seconds. A variable that begins "
-            "with `DISTSIM_` and is not in this table is a warning with the nearest name, once a job. [Files, "
-            "ports and rights](files.md) of a job, and the variables of others that it reads, are on a page of theirs."
-            "\n",
+            "read these variables. A flag or an argument overrides its variable. Times are in seconds. A variable "
+            "`DISTSIM_...` that is not in this table causes a warning with the nearest name. [Files, ports and "
+            "rights](files.md) of a job, and the variables of other tools that it reads, have a page of their own.\n",
             *lines,
         ]
     )

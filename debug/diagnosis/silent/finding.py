@@ -136,10 +136,10 @@ class SilentFinding:
 
 
 def varies(module_or_parameter: Marked) -> Marked:
-    """Say that parameters may hold other values on each rank, so that the search for silent faults does not compare
-    them: experts, adapters, ensembles. Without that search the call changes nothing.
+    """Mark parameters that may differ between ranks, such as experts, adapters or ensembles.
 
-    Mark the parameters that the optimizer is given: after `fully_shard` or another wrapper that replaces them.
+    The search for silent faults does not compare them; without this search the call has no effect. Mark the parameters
+    that the optimizer receives: after `fully_shard` or another wrapper that replaces them.
 
     Args:
         module_or_parameter: A `torch.nn.Module`, with all parameters in it, or one parameter.
@@ -148,7 +148,7 @@ def varies(module_or_parameter: Marked) -> Marked:
         The argument.
 
     Raises:
-        UsageError: It is neither.
+        UsageError: The argument is neither a module nor a parameter.
     """
     parameters = getattr(module_or_parameter, "parameters", None)
     if callable(parameters):
@@ -162,12 +162,12 @@ def varies(module_or_parameter: Marked) -> Marked:
 
 
 def may_vary(parameter: object) -> bool:
-    """Whether the program marked *parameter* by `varies`."""
+    """Return whether the program marked *parameter* by `varies`."""
     return hasattr(parameter, _MARK)
 
 
 def is_allowed(sighting: Sighting, patterns: Sequence[str]) -> bool:
-    """Whether one of the *patterns* KIND:TENSOR fits; without a tensor it fits all."""
+    """Return whether one of the *patterns* KIND:TENSOR matches; KIND alone matches every tensor."""
     for pattern in patterns:
         kind, _, tensor = pattern.partition(":")
         if fnmatch.fnmatchcase(sighting.kind.value, kind) and fnmatch.fnmatchcase(sighting.tensor, tensor or "*"):
@@ -176,7 +176,7 @@ def is_allowed(sighting: Sighting, patterns: Sequence[str]) -> bool:
 
 
 def check_patterns(patterns: Sequence[str]) -> None:
-    """Raise `UsageError` for a pattern whose kind no finding has."""
+    """Raise `UsageError` for a pattern with an unknown kind."""
     kinds = [kind.value for kind in SilentKind]
     for pattern in patterns:
         kind = pattern.partition(":")[0]

@@ -1,4 +1,4 @@
-"""`load_cluster`: from what a user types after --on to a Cluster."""
+"""Loads clusters from presets and cluster files."""
 
 from __future__ import annotations
 
@@ -32,11 +32,9 @@ __all__ = [
     "read_text",
 ]
 
-# -- From a checked cluster file to a Cluster: host, fabric, and the facts the other models read.
-
 
 def assemble(spec: ClusterSpec, host: HostTemplate | None = None) -> Cluster:
-    """The cluster that *spec* describes; *host* replaces the host that it would build (for imported ones)."""
+    """Build the cluster that *spec* describes; *host*, if given, replaces the host of the spec."""
     nic, nvlink = spec.node.nic, spec.node.gpu.nvlink if spec.node.gpu else None
     template = (host or build_host(spec.node)).staged(spec.node)
     wiring = HostsOnFabric(
@@ -207,7 +205,7 @@ def _nccl(spec: ClusterSpec, node: NodeModel) -> NcclFacts:
 
 LARGEST_FILE = 64 << 20
 MAX_NODES = 32_768
-"""More is a typing mistake rather than a cluster."""
+"""A larger number of nodes is taken for a typing mistake."""
 
 LONGEST_NAME = 4096
 _SUFFIXES = (".toml", ".xml", ".json", ".yml", ".yaml")
@@ -220,17 +218,17 @@ def _presets() -> tuple[str, ...]:
 
 
 def preset_names() -> list[str]:
-    """Names of the presets that come with distsim, in alphabetical order."""
+    """Return the names of the built-in clusters, in alphabetical order."""
     return list(_presets())
 
 
 def preset_text(name: str) -> str:
-    """The TOML file of a preset."""
+    """Return the TOML text of a preset."""
     return (resources.files("distsim.cluster") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def preset_variants(name: str) -> dict[str, str]:
-    """The variants of a preset's software, each with what it is; the one that `name` alone stands for comes first."""
+    """Return the software variants of a preset with their descriptions, the default variant first."""
     data = _preset_data(name)
     known = {each: str(table.get("description", "")) for each, table in data.get("variants", {}).items()}
     usual = [each for each in known if each == data.get("variant")]
@@ -238,9 +236,18 @@ def preset_variants(name: str) -> dict[str, str]:
 
 
 def load_cluster(name: str) -> Cluster:
-    """A cluster from `preset[:variant][:nodes]` or a file: a cluster TOML, an NCCL topology XML, a networkx node-link
-    JSON, or an ASTRA-sim network YAML; `file:nodes` sets the number of nodes of the first two, and a cluster TOML may
-    have variants, too. Raises UsageError.
+    """Load a cluster by preset name or from a file.
+
+    Args:
+        name: `preset[:variant][:nodes]`, such as `dgx-h100:4`, or the path of a cluster TOML, an NCCL topology XML, a
+            networkx node-link JSON or an ASTRA-sim network YAML. `file:nodes` sets the number of nodes of a TOML or XML
+            file.
+
+    Returns:
+        The cluster as a graph of links.
+
+    Raises:
+        UsageError: There is no such preset or file, or the file has mistakes.
     """
     stem, variant, nodes = _split(name)
     path = Path(stem)
@@ -259,7 +266,7 @@ def load_cluster(name: str) -> Cluster:
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """*base* with *over* laid on it, table by table; a table of another `kind` replaces the base's."""
+    """Merge *over* into *base*, table by table; a table of another `kind` replaces the one in *base*."""
     result = dict(base)
     for key, value in over.items():
         below = result.get(key)
@@ -272,7 +279,7 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file a user named, or one clear line why not."""
+    """Return the text of a file that the user named, or raise UsageError."""
     try:
         text = read_bytes(path, LARGEST_FILE).decode("utf-8")
     except FileNotFoundError:
