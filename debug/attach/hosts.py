@@ -17,7 +17,7 @@ from distsim.text.untrusted_input import MOST, text, whole
 
 __all__ = ["HostPlaces", "judge_hosts", "look_at_host"]
 
-SCHEMA = "distsim.places/1"
+SCHEMA = "distsim.places/2"
 MOST_LINES = 1_000_000
 """Of a file whose lines another host sends."""
 
@@ -120,6 +120,9 @@ def _to_json(place: Place) -> dict[str, Any]:
         "stack": [site.to_json() for site in place.stack],
         "peer": place.peer,
         "root": place.root,
+        "on_group": place.on_group,
+        "members": place.members,
+        "blocks": place.blocks,
         "counters": [[*key, value] for key, value in place.counters.items()],
         "thread": place.thread,
         "busy": place.busy,
@@ -139,6 +142,9 @@ def _from_json(data: Mapping[str, Any]) -> Place:
         stack,
         None if data["peer"] is None else whole(data["peer"], "peer"),
         None if data["root"] is None else whole(data["root"], "root"),
+        data["on_group"] is True,
+        text(data["members"], "members"),
+        None if data["blocks"] is None else tuple(text(block, "block") for block in data["blocks"]),
         {(text(f, "function"), text(v, "variable")): whole(n, "value", -MOST) for f, v, n in data["counters"]},
         text(data["thread"], "thread"),
         data["busy"] is True,

@@ -7,7 +7,7 @@ the ranks that are not where most of the others wait, in another call, on the ho
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from distsim.debug.attach.places import Doing, Place
@@ -59,6 +59,8 @@ def judge(
             _gone(gone, waiting)
             or _circle(waiting)
             or _unmatched(waiting)
+            or _other_members(waiting)
+            or _roots(waiting)
             or _elsewhere(seen, waiting)
             or _meeting(waiting, world_size)
         )
@@ -141,7 +143,9 @@ def _elsewhere(seen: Mapping[int, Place], waiting: Mapping[int, Place]) -> Diagn
     if turns is not None and (len(main) <= len(seen) / 2 or len(main) == len(seen)):
         return _other_turn(seen, waiting, turns)
     if len(groups) == 1:
-        return _roots(waiting)
+        return _groups_cross(waiting) if len(waiting) == len(seen) else None
+    if len(main) <= len(seen) / 2 and (skipped := _skipped(seen, waiting)) is not None:
+        return skipped
     culprits = sorted(set(seen) - set(main)) if len(main) > len(seen) / 2 else sorted(seen)
     said = f" They are {turns[2]}." if turns is not None else ""
     return _diagnosis(
@@ -156,22 +160,93 @@ def _idle(seen: Mapping[int, Place], ranks: Iterable[int]) -> bool:
     return not any(seen[rank].moved or seen[rank].busy for rank in ranks)
 
 
-def _roots(waiting: Mapping[int, Place]) -> Diagnosis | None:
-    """One call with several roots."""
-    roots = {rank: place.root for rank, place in waiting.items() if place.root is not None}
-    counts = Counter(roots.values())
-    if len(counts) < 2 or len(roots) < len(waiting):
+def _other_members(waiting: Mapping[int, Place]) -> Diagnosis | None:
+    """Ranks that make another group than most."""
+    asked = {rank: place.members for rank, place in waiting.items() if place.members}
+    if len(set(asked.values())) < 2:
         return None
-    usual, most = counts.most_common(1)[0]
-    culprits = [rank for rank, root in roots.items() if root != usual] if most > len(roots) / 2 else sorted(roots)
+    usual = _usual(asked)
+    culprits = [rank for rank, members in asked.items() if members != usual]
+    listed = "; ".join(
+        f"{ranks_text(rank for rank in asked if asked[rank] == members)} {members}"
+        for members in dict.fromkeys(asked.values())
+    )
+    return _diagnosis(
+        Kind.GROUP_CREATION_ORDER, culprits, waiting, waiting,
+        f"The ranks are in new_group for different members: {listed}.",
+        "Every rank of the job calls new_group for the same groups in the same order, members or not.",
+    )  # fmt: skip
+
+
+def _usual(values: Mapping[int, Hashable]) -> Hashable:
+    """What most ranks have; of several the lowest rank's."""
+    counts = Counter(values[rank] for rank in sorted(values))
+    return max(counts, key=lambda value: counts[value])
+
+
+def _roots(waiting: Mapping[int, Place]) -> Diagnosis | None:
+    """One call of the whole job with several roots."""
+    rooted = {rank: place for rank, place in waiting.items() if place.root is not None and not place.on_group}
+    key = None if not rooted else _usual({rank: place.key for rank, place in rooted.items()})
+    roots = {rank: place.root for rank, place in sorted(rooted.items()) if place.key == key}
+    if len(set(roots.values())) < 2:
+        return None
+    usual = _usual(roots)
+    culprits = [rank for rank, root in roots.items() if root != usual]
+    tie = " As many have one as the other: rank order decides." if 2 * len(culprits) == len(roots) else ""
     listed = "; ".join(
         f"{ranks_text(rank for rank in roots if roots[rank] == root)} {root}" for root in dict.fromkeys(roots.values())
     )
     return _diagnosis(
         Kind.ROOT_MISMATCH, culprits, waiting, waiting,
-        f"The ranks wait in {_op(waiting)} with different roots: {listed}.",
+        f"The ranks wait in {_op({rank: rooted[rank] for rank in roots})} with different roots: {listed}.{tie}",
         "Give every rank the same root (src or dst is a rank of the whole job; group_src one of the group).",
     )  # fmt: skip
+
+
+def _groups_cross(waiting: Mapping[int, Place]) -> Diagnosis | None:
+    """All wait at one line, in calls that were given a group: of one group, they would have met."""
+    if len(waiting) < 2 or not all(place.on_group and place.doing is Doing.CALL for place in waiting.values()):
+        return None
+    return _diagnosis(
+        Kind.DEADLOCK_CYCLE, sorted(waiting), waiting, waiting,
+        f"{capital(_listed(waiting))}, in calls on groups. Unless the network holds them, or their tensors differ, the "
+        "groups differ: each rank waits in one whose other members wait in another.",
+        "Let all ranks go through the groups in one order.",
+    )  # fmt: skip
+
+
+def _skipped(seen: Mapping[int, Place], waiting: Mapping[int, Place]) -> Diagnosis | None:
+    """Ranks further down in a straight piece of the program than others that wait in a call of the whole job: nobody
+    can have come through that call, so they have left it out."""
+    sites = {rank: place.site for rank, place in waiting.items() if place.site is not None}
+    if len(sites) < len(seen) or len({(site.file, site.function) for site in sites.values()}) != 1:
+        return None
+    if len({tuple(map(str, place.stack[1:])) for place in waiting.values()}) != 1:
+        return None
+    first_rank = min(sites, key=lambda rank: sites[rank].line)
+    behind = [rank for rank, site in sites.items() if site == sites[first_rank]]
+    ahead = sorted(rank for rank in seen if rank not in behind)
+    if not all(waiting[rank].op in MEET_ALL and not waiting[rank].on_group for rank in behind):
+        return None
+    blocks = waiting[first_rank].blocks
+    if blocks is None or len({place.blocks for place in waiting.values()}) > 1:
+        return None
+    if any(block.startswith(("For", "While", "AsyncFor")) for block in blocks):
+        return None  # the upper line may follow the lower one, in another turn
+    return _diagnosis(
+        Kind.MISSING_RANK, ahead, waiting, waiting,
+        f"{capital(_listed(waiting))}. The way to the later line leads past the earlier one, and no rank comes through "
+        f"{waiting[first_rank].op} without {ranks_text(behind)}.",
+        f"Find why {ranks_text(ahead)} left the earlier call out: a condition, or an exception that was handled.",
+    )  # fmt: skip
+
+
+MEET_ALL = frozenset(
+    {"all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all", "all_to_all_single"}
+    | {"barrier", "reduce_scatter", "reduce_scatter_tensor"}
+)
+"""Calls from which no rank returns before all have come."""
 
 
 def _not_in_call(seen: Mapping[int, Place], waiting: Mapping[int, Place], host: Sequence[int]) -> Diagnosis:

@@ -3,15 +3,17 @@ which loop."""
 
 from __future__ import annotations
 
+import ast
 import enum
 import linecache
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from distsim.debug.attach.ranks import Frame, Sample, Thread
 from distsim.debug.records import COLLECTIVES, P2P, Site
-from distsim.debug.records.frames import Owner, owner, program_frames
+from distsim.debug.records.frames import Owner, absolute, owner, program_frames
 
 __all__ = ["Doing", "Place", "place_of"]
 
@@ -47,6 +49,7 @@ MEETINGS = (
     ),
 )
 DEVICE = re.compile(r"\.(item|tolist|cpu|synchronize)\(")
+REMOTE = re.compile(r"\b(to_here|rpc_sync)\(")
 ON_HOST = ("/torch/utils/data/", "/torch/multiprocessing/")
 """Parts of torch that wait for other processes of the rank's own host."""
 FILES = ("distributed_c10d.py", "_functional_collectives.py", "/rendezvous.py", "/rpc/__init__.py", "/rpc/api.py")
@@ -74,6 +77,12 @@ class Place:
     """The rank that a message comes from or goes to."""
     root: int | None = None
     """The root of a collective that has one."""
+    on_group: bool = False
+    """The program gave the call a group."""
+    members: str = ""
+    """The ranks that new_group was asked for, as Python writes them."""
+    blocks: tuple[str, ...] | None = ()
+    """The blocks of the program that its line is in, from their lines; None: the file cannot be read."""
     counters: dict[tuple[str, str], int] = field(default_factory=dict)
     """Whole numbers among the variables of the outer frames: (function, variable)."""
     thread: str = ""
@@ -95,12 +104,12 @@ class Place:
 
 
 def place_of(sample: Sample) -> Place | None:
-    """The place of a rank; None for a process that is no rank (spawned, and not by torch.multiprocessing)."""
+    """The place of a rank; None for a process that is no rank (spawned, not by torch.multiprocessing), or has ended."""
     rank = sample.process.rank
     if rank is None:
         rank = _spawned(sample.threads)
-        if rank is None:
-            return None
+    if rank is None or sample.ended:
+        return None
     pid = sample.process.pid
     if not sample.threads:
         return Place(rank, pid, Doing.UNKNOWN, why=sample.why)
@@ -122,8 +131,9 @@ def _place(rank: int, pid: int, thread: Thread, name: str = "") -> Place:
     doing, op, call = _doing(thread)
     peer, root = (None, None) if call is None else (_number(call, PEERS), _number(call, ROOTS))
     return Place(
-        rank, pid, doing, op, site, stack, peer, root, _counters(thread.frames), name, thread.busy, thread.moved
-    )
+        rank, pid, doing, op, site, stack, peer, root, _has_group(thread), _members(thread), _blocks(site),
+        _counters(thread.frames), name, thread.busy, thread.moved,
+    )  # fmt: skip
 
 
 def _doing(thread: Thread) -> tuple[Doing, str, Frame | None]:
@@ -145,6 +155,8 @@ def _doing(thread: Thread) -> tuple[Doing, str, Frame | None]:
         return Doing.CALL, "wait() of an async call", None
     if DEVICE.search(text):
         return Doing.TORCH, text, None
+    if remote := REMOTE.search(text):
+        return Doing.CALL, remote[1], None
     if (
         "/torch/" in innermost.file
         and "/torch/utils/data/" not in innermost.file
@@ -160,6 +172,35 @@ def _is_call(frame: Frame) -> bool:
     ):
         return False
     return frame.function in CALLS or frame.function in MEETINGS or "_functional_collectives" in frame.file
+
+
+def _has_group(thread: Thread) -> bool:
+    """Whether a process group is among the arguments of the call, as torch's wrapper around each of them has them."""
+    wrapper = next((frame for frame in thread.frames if frame.file.endswith("c10d_logger.py")), None)
+    given = "" if wrapper is None else f"{wrapper.variable('args')} {wrapper.variable('kwargs')}"
+    return "ProcessGroup at 0x" in given
+
+
+def _members(thread: Thread) -> str:
+    frame = next((frame for frame in thread.frames if frame.function == "new_group"), None)
+    return "" if frame is None else frame.variable("ranks") or ""
+
+
+def _blocks(site: Site | None) -> tuple[str, ...] | None:
+    if site is None:
+        return None
+    try:
+        tree = ast.parse(Path(absolute(site.file)).read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
+    blocks = []
+    for node in ast.walk(tree):
+        for name in ("body", "orelse", "finalbody", "handlers"):
+            inner = getattr(node, name, None)
+            lineno = getattr(node, "lineno", None)
+            if lineno and isinstance(inner, list) and inner and inner[0].lineno <= site.line <= inner[-1].end_lineno:
+                blocks.append(f"{type(node).__name__} {lineno} {name}")
+    return tuple(blocks)
 
 
 def _number(frame: Frame, variables: Mapping[str, Sequence[str]]) -> int | None:

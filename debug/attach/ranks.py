@@ -49,6 +49,8 @@ BUSY = 0.2
 WOKE = 3
 """A thread that waits for what does not come wakes at most so often between the samples, from timeouts."""
 AT_ONCE = 4
+LOOKS = 3
+"""Second samples at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +88,10 @@ def find_ranks(pids: Iterable[int] = (), pattern: str = "") -> list[RankProcess]
             "srun start them; give the number of the launcher's process (distsim attach PID)"
         )
     jobs = {process.job for process in found}
-    if len(jobs) > 1 and not pids:
+    if len(jobs) > 1 and len(pids) != 1:
         launchers = sorted({process.pid if process.launcher == 1 else process.launcher for process in found})
         raise UsageError(
-            f"ranks of {len(jobs)} jobs run here: choose one by its launcher's process (distsim attach "
+            f"ranks of {len(jobs)} jobs are here: choose one by its launcher's process (distsim attach "
             f"{' | '.join(map(str, launchers[:6]))}) or by --pattern"
         )
     return found
@@ -235,31 +237,58 @@ class Sample:
     """Why nothing could be read."""
     stopped: bool = False
     """The process is stopped (SIGSTOP)."""
+    ended: bool = False
+    """The process was there when the ranks were looked for, and is no more."""
 
 
 def sample_ranks(processes: Iterable[RankProcess], apart_s: float = APART_S) -> list[Sample]:
-    """Sample each process twice, *apart_s* seconds apart. A UsageError where py-spy is missing, or may read none."""
+    """Sample each process twice, *apart_s* seconds apart; again where some have moved, which may have been on their way
+    to where they hang. A UsageError where py-spy is missing, or may read none."""
     processes = list(processes)
     tool = _tool()
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        before = list(pool.map(lambda process: _dump(tool, process.pid), processes))
-        spent = [_spent(process.pid) for process in processes]
-        began = time.monotonic()
-        time.sleep(apart_s)
-        passed_s = time.monotonic() - began
-        spent_after = [_spent(process.pid) for process in processes]
-        after = list(pool.map(lambda process: _dump(tool, process.pid), processes))
-    samples = []
-    for process, first, second, was, now in zip(processes, before, after, spent, spent_after, strict=True):
-        state = _state(process.pid)
-        dump, why = second if second[0] else (first[0], second[1])
-        busy = {t for t in now if t in was and now[t].cpu_s - was[t].cpu_s > BUSY * passed_s}
-        woke = {t for t in now if t in was and now[t].sleeps - was[t].sleeps > WOKE}
-        threads = _threads(first[0], dump, busy, woke)
-        samples.append(Sample(process, threads, "" if threads else why, state in "Tt" and state != ""))
-    if samples and not any(sample.threads for sample in samples):
+        before = _dumps(tool, processes, pool)
+        for _ in range(LOOKS):
+            spent = [_spent(process.pid) for process in processes]
+            began = time.monotonic()
+            time.sleep(apart_s)
+            passed_s = time.monotonic() - began
+            spent_after = [_spent(process.pid) for process in processes]
+            after = _dumps(tool, processes, pool)
+            samples = [
+                _sample(*each, passed_s) for each in zip(processes, before, after, spent, spent_after, strict=True)
+            ]
+            if not any(sample.threads[0].moved for sample in samples if sample.threads):
+                break
+            before = after
+    if samples and not any(sample.threads or sample.ended for sample in samples):
         raise UsageError(_remedy(samples[0]))
     return samples
+
+
+_Dump = tuple[list[dict[str, Any]], str]
+
+
+def _dumps(tool: str, processes: Iterable[RankProcess], pool: ThreadPoolExecutor) -> list[_Dump]:
+    return list(pool.map(lambda process: _dump(tool, process.pid), processes))
+
+
+def _sample(
+    process: RankProcess,
+    first: _Dump,
+    second: _Dump,
+    was: Mapping[int, _Spent],
+    now: Mapping[int, _Spent],
+    passed_s: float,
+) -> Sample:
+    state = _state(process.pid)
+    if state in ("", "Z", "X"):
+        return Sample(process, why="it has ended", ended=True)
+    dump, why = second if second[0] else first
+    busy = {t for t in now if t in was and now[t].cpu_s - was[t].cpu_s > BUSY * passed_s}
+    woke = {t for t in now if t in was and now[t].sleeps - was[t].sleeps > WOKE}
+    threads = _threads(first[0], dump, busy, woke)
+    return Sample(process, threads, "" if threads else why or second[1], state in "Tt")
 
 
 def _tool() -> str:
@@ -281,7 +310,7 @@ def _remedy(sample: Sample) -> str:
     return f"no stack of process {pid} could be read: {why}"
 
 
-def _dump(tool: str, pid: int) -> tuple[list[dict[str, Any]], str]:
+def _dump(tool: str, pid: int) -> _Dump:
     """The threads of a process as py-spy prints them, or why there are none."""
     command = [tool, "dump", "--nonblocking", "--locals", "--json", "--full-filenames", "--pid", str(pid)]
     why = ""

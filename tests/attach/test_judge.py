@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from distsim.debug.attach import Doing, HostPlaces, Judged, Place, judge, judge_hosts
+from distsim.debug.attach import Doing, HostPlaces, Judged, Place, judge, judge_hosts, place_of
+from distsim.debug.attach.ranks import Frame, RankProcess, Sample, Thread
 from distsim.debug.records import Site
 from distsim.debug.records.kinds import Kind
 from distsim.debug.report.render import render_diagnoses
@@ -21,6 +23,10 @@ def host(rank: int, line: int = 5, **more: Any) -> Place:
     return at(rank, "", line, Doing.HOST, **more)
 
 
+def meeting(rank: int, members: str) -> Place:
+    return at(rank, "new_group", 5, Doing.MEETING, members=members)
+
+
 def turn(rank: int, step: int, op: str = "all_reduce", line: int = 9) -> Place:
     return at(rank, op, line, counters={("main", "step"): step, ("main", "rank"): rank})
 
@@ -30,7 +36,7 @@ def turn(rank: int, step: int, op: str = "all_reduce", line: int = 9) -> Place:
     [
         pytest.param([at(0), at(1), at(2, "barrier", 12)], Kind.MISSING_RANK, (2,), id="in another call"),
         pytest.param([at(0), at(1), at(2, line=12)], Kind.MISSING_RANK, (2,), id="in the same call at another line"),
-        pytest.param([at(0), at(1, "barrier", 12)], Kind.WRONG_ORDER, (0, 1), id="two ranks are a tie"),
+        pytest.param([at(0, blocks=None), at(1, "barrier", 12)], Kind.WRONG_ORDER, (0, 1), id="two ranks are a tie"),
         pytest.param(
             [at(0), at(1), at(2, "barrier", 12), at(3, "broadcast", 3)],
             Kind.WRONG_ORDER,
@@ -55,6 +61,43 @@ def turn(rank: int, step: int, op: str = "all_reduce", line: int = 9) -> Place:
             Kind.ROOT_MISMATCH,
             (1,),
             id="another root",
+        ),
+        pytest.param(
+            [at(0, "broadcast", root=0), at(1, "broadcast", root=1), at(2, "barrier", 12)],
+            Kind.ROOT_MISMATCH,
+            (1,),
+            id="another root, and the others are past",
+        ),
+        pytest.param(
+            [at(0, "broadcast", root=0, on_group=True), at(1, "broadcast", root=2, on_group=True)],
+            Kind.DEADLOCK_CYCLE,
+            (0, 1),
+            id="roots of two groups may differ",
+        ),
+        pytest.param(
+            [meeting(0, "[0, 1]"), meeting(1, "[1, 2]"), meeting(2, "[0, 1]")],
+            Kind.GROUP_CREATION_ORDER,
+            (1,),
+            id="another group",
+        ),
+        pytest.param(
+            [at(0, on_group=True), at(1, on_group=True)], Kind.DEADLOCK_CYCLE, (0, 1), id="all in calls on groups"
+        ),
+        pytest.param([at(0, line=12), at(1)], Kind.MISSING_RANK, (0,), id="past a call that no rank can have passed"),
+        pytest.param(
+            [at(0, line=12, blocks=("For 3 body",)), at(1, blocks=("For 3 body",))],
+            Kind.WRONG_ORDER,
+            (0, 1),
+            id="in a loop nobody is past the other",
+        ),
+        pytest.param(
+            [at(0, line=12, blocks=("If 3 orelse",)), at(1, blocks=("If 3 body",))],
+            Kind.WRONG_ORDER,
+            (0, 1),
+            id="nor in two branches",
+        ),
+        pytest.param(
+            [at(0, line=12), at(1, "broadcast", root=0)], Kind.WRONG_ORDER, (0, 1), id="a root does not wait for all"
         ),
     ],
 )
@@ -135,3 +178,31 @@ def test_another_hosts_answer_is_checked(change: dict[str, Any]) -> None:
     data = HostPlaces("a", 2, [at(0)]).to_json() | change
     with pytest.raises((ValueError, KeyError, TypeError)):
         HostPlaces.from_json(data)
+
+
+def test_a_place_says_what_its_call_was_given(tmp_path: Path) -> None:
+    """A group among the arguments, the members of a new group, and the blocks around the line."""
+    program = tmp_path / "train.py"
+    program.write_text("for step in x:\n    if step:\n        a()\n    else:\n        b()\nc()\n")
+    torch = "/x/torch/distributed/"
+    given = (("args", "(<Tensor at 0x1>)"), ("kwargs", '{"group": <torch._C._distributed_c10d.ProcessGroup at 0x2>}'))
+
+    def place(line: int, function: str, variables: Any, *wrapped: Any) -> Place:
+        frames = (
+            Frame(f"{torch}distributed_c10d.py", 9, function, variables),
+            Frame(f"{torch}c10d_logger.py", 8, "wrapper", wrapped),
+            Frame(str(program), line, "<module>"),
+        )
+        found = place_of(Sample(RankProcess(1, 0), (Thread("MainThread", frames),)))
+        assert found is not None
+        return found
+
+    assert place(6, "all_reduce", (), *given).on_group
+    assert not place(6, "all_reduce", (("group", "<ProcessGroup at 0x2>"),), ("args", "()"), ("kwargs", "{}")).on_group
+    assert place(6, "new_group", (("ranks", "[0, 1]"),)).members == "[0, 1]"
+    assert [place(line, "barrier", ()).blocks for line in (3, 5, 6)] == [
+        ("For 1 body", "If 2 body"),
+        ("For 1 body", "If 2 orelse"),
+        (),
+    ]
+    assert place_of(Sample(RankProcess(1, 0), ended=True)) is None
