@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distsim.plugin.markers import MARK, MEANINGS, SHORT, is_first, launched, marker_of, owns_world_size, sizes_of
+from distsim.plugin.body import MARK, MEANINGS, SHORT, is_first, launched, marker_of, owns_world_size, sizes_of
 from distsim.plugin.terminal import keep_stderr
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make the markers known."""
     if config.getoption("--distsim-html"):
         from distsim.errors import UsageError
-        from distsim.report.html.failed_test import check_pages
+        from distsim.report.html.reports import check_pages
 
         try:
             check_pages(config.getoption("--distsim-html"))
@@ -143,7 +143,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
     if marker is None or not isinstance(item, pytest.Function):
         return (yield)
     from distsim.plugin.body import everywhere
-    from distsim.plugin.tools.hypothesis import draws, one_engine
+    from distsim.plugin.hypothesis import draws, one_engine
 
     body = item.obj
     if draws(body):

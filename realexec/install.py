@@ -17,7 +17,7 @@ from distsim.debug.evidence.watched_source import report_to, watch_imports
 from distsim.debug.rings.world import World
 from distsim.debug.settings import Attach, Level, Settings, Silent, say_once_a_job, warn_of_unknown_variables
 from distsim.deprecated import in_torch
-from distsim.deprecated.ranks import Meeting
+from distsim.deprecated.rendezvous import Meeting
 from distsim.realexec.mpi.launch import started_by_mpirun
 from distsim.realexec.process.session import EndHooks, Session
 from distsim.realexec.process.worlds import count_in, launched

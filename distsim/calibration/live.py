@@ -1,4 +1,7 @@
-"""Measuring gloo on this machine, the cluster file of it, and what a prediction is held to."""
+"""Measuring gloo on this machine, the cluster file of it, and what a prediction is held to.
+
+`python -m distsim.calibration.live SIZES OPS SECONDS` is one rank of a measurement.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +25,7 @@ from distsim.collectives import Compiler, Transfer, canonical_op
 from distsim.collectives.libraries.gloo import progress_bytes
 from distsim.errors import DistsimError
 
-__all__ = ["OPS", "LiveRow", "check_gloo", "cluster_toml", "fit_gloo", "measure_gloo"]
+__all__ = ["OPS", "LiveRow", "check_gloo", "cluster_toml", "fit_gloo", "main", "measure_gloo"]
 
 # -- Measuring gloo on this machine, the cluster file with which the simulator predicts it, and what that is worth.
 #
@@ -56,7 +61,7 @@ def measure_gloo(
     command = [
         sys.executable,
         "-m",
-        "distsim.calibration.live_worker",
+        "distsim.calibration.live",
         ",".join(map(str, sizes)),
         ",".join(ops),
         str(seconds),
@@ -210,3 +215,86 @@ def check_gloo(toml: str, rows: Sequence[LiveRow], nodes: int, ranks_per_node: i
         lines.append(f"{row.op:12s}{row.size_bytes:>12d}{row.time_us:>15.1f}{predicted:>16.1f}{error:>+9.1%}")
     lines.append(f"{len(errors)} sizes that were not fitted: median error {np.median(errors):.1%}")
     return "\n".join(lines)
+
+
+def main(argv: list[str]) -> None:
+    """Measure and print."""
+    import torch
+    import torch.distributed as dist
+
+    sizes = [int(text) for text in argv[0].split(",")]
+    ops = argv[1].split(",")
+    budget_s = float(argv[2])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    size = dist.get_world_size()
+    calls: dict[tuple[str, int], Callable[[], Any]] = {}
+    for op in ops:
+        for nbytes in sizes:
+            calls[(op, nbytes)] = _call(op, nbytes, size, torch, dist)
+    times: dict[tuple[str, int], list[float]] = {key: [] for key in calls}
+    _round(calls, times, dist)
+    for found in times.values():
+        found.clear()
+    began = time.perf_counter()
+    rounds = 0
+    while True:
+        # Rank 0 decides when to stop, and all stop together.
+        more = torch.tensor([time.perf_counter() - began < budget_s or rounds < 5])
+        dist.broadcast(more, 0)
+        if not bool(more):
+            break
+        _round(calls, times, dist)
+        rounds += 1
+    if dist.get_rank() == 0:
+        rows = [
+            {"op": op, "size_bytes": nbytes, "time_us": sorted(found)[len(found) // 4] * 1e6}
+            for (op, nbytes), found in times.items()
+        ]
+        print(
+            json.dumps({"ranks": size, "torch": torch.__version__, "rounds": rounds, "rows": rows}),
+            flush=True,
+        )
+    dist.destroy_process_group()
+
+
+def _round(
+    calls: dict[tuple[str, int], Callable[[], Any]], times: dict[tuple[str, int], list[float]], dist: Any
+) -> None:
+    for key, call in calls.items():
+        dist.barrier()
+        began = time.perf_counter()
+        call()
+        times[key].append(time.perf_counter() - began)
+
+
+def _call(op: str, nbytes: int, size: int, torch: Any, dist: Any) -> Callable[[], Any]:
+    count = max(size, nbytes // 4 // size * size)
+    whole, other = torch.ones(count), torch.ones(count)
+    part = torch.ones(count // size)
+    rank = dist.get_rank()
+    if op == "all_reduce":
+        return lambda: dist.all_reduce(whole)
+    if op == "all_gather":
+        return lambda: dist.all_gather_into_tensor(other, part)
+    if op == "alltoall":
+        return lambda: dist.all_to_all_single(other, whole)
+    if op == "broadcast":
+        return lambda: dist.broadcast(whole, 0)
+    if op == "reduce":
+        return lambda: dist.reduce(whole, 0)
+    if op != "sendrecv":
+        raise SystemExit(f"expected an operation gloo is measured with, got {op}")
+
+    def exchange() -> None:
+        work = dist.isend(whole, (rank + 1) % size)
+        dist.recv(other, (rank - 1) % size)
+        work.wait()
+
+    return exchange
+
+
+if __name__ == "__main__":
+    if "RANK" not in os.environ:
+        raise SystemExit("distsim calibrate --on gloo starts this, one process a rank")
+    main(sys.argv[1:])

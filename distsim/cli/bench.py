@@ -209,8 +209,7 @@ def _document(args: argparse.Namespace, op: str, cluster: Any, rows: list[Any], 
 
 
 def _write_page(document: dict[str, Any], path: str) -> None:
-    from distsim.report.html.page import write_page
-    from distsim.report.html.pages import bench_page
+    from distsim.report.html.page import bench_page, write_page
 
     try:
         write_page(bench_page(document), path)

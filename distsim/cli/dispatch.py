@@ -23,7 +23,7 @@ from distsim.errors import DistsimError, UsageError
 from distsim.text.untrusted_input import printable
 
 if TYPE_CHECKING:
-    from distsim.watchdog.outcome import ProcessOutcome
+    from distsim.watchdog.shared_state import ProcessOutcome
 
 __all__ = ["COMMANDS", "REAL_BACKENDS", "main", "many_imports", "module_of", "parse", "present"]
 

@@ -60,8 +60,7 @@ def run(args: argparse.Namespace) -> int:
         got = f"expected an object, got a {type(document).__name__}"
         raise UsageError(f"{args.report}: no report of distsim ({got}); {MAKE}")
     from distsim.report.html.damage import damage
-    from distsim.report.html.page import write_page
-    from distsim.report.html.pages import run_page
+    from distsim.report.html.page import run_page, write_page
 
     try:
         if (wrong := damage(document)) is not None:

@@ -27,7 +27,7 @@ from distsim.text.output_files import check_file_or_folder, check_writable, say_
 if TYPE_CHECKING:
     from distsim.sim import RunRequest
     from distsim.sim.outcome import Outcome
-    from distsim.watchdog.outcome import ProcessOutcome
+    from distsim.watchdog.shared_state import ProcessOutcome
 
 __all__ = ["add_parser", "check_script", "explain"]
 
@@ -242,7 +242,7 @@ def _launch(args: argparse.Namespace) -> int:
         return int(launch(args))
     if args.on == "mpi" and importlib.import_module("distsim.realexec.mpi.launch").started_by_mpirun(os.environ):
         raise UsageError("--html under mpirun: each rank is its own run; --rings DIR, then distsim diagnose DIR --html")
-    from distsim.report.html.real_run import launch_with_page
+    from distsim.report.html.reports import launch_with_page
 
     return launch_with_page(lambda: int(launch(args)), args)
 

@@ -126,8 +126,7 @@ def _write(results: Sequence[Result], junit: str | None) -> None:
 
 
 def _write_page(results: Sequence[Result], path: str) -> None:
-    from distsim.report.html.page import write_page
-    from distsim.report.html.pages import suite_page
+    from distsim.report.html.page import suite_page, write_page
     from distsim.scenario.expect.entries import entry
 
     try:

@@ -1,7 +1,7 @@
 """What torch.distributed has dropped, on today's: `import distsim.deprecated as dist` in a program of torch 0.x or 1.0.
 
-Begin at functions.py, the names of that time. ranks.py gives ranks to processes that were given none, multicast.py
-finds the processes of a `tcp://` multicast address, multigpu.py has the collectives of several devices a rank,
+Begin at functions.py, the names of that time. rendezvous.py gives ranks to processes that were given none, at a
+file or a `tcp://` multicast address, multigpu.py has the collectives of several devices a rank,
 in_torch.py puts it all into torch.distributed itself while a program is simulated or under guard, and launch.py is
 `python -m distsim.deprecated.launch`, torch.distributed.launch's way of starting a script.
 """

@@ -16,8 +16,8 @@ from typing import Any
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from distsim.deprecated import multicast, multigpu
-from distsim.deprecated.ranks import Meeting, meeting_at, take_place
+from distsim.deprecated import multigpu, rendezvous
+from distsim.deprecated.rendezvous import Meeting, meeting_at, take_place
 from distsim.torch_compat.groups import PLUGINS
 
 __all__ = ["asked", "begins", "known_backend", "note", "torch_patches", "with_ranks"]
@@ -62,7 +62,7 @@ def with_ranks(
     if meeting is None:
         return {}
     if meeting.address:
-        store, rank = multicast.meet(meeting, timeout or c10d.default_pg_timeout)
+        store, rank = rendezvous.meet(meeting, timeout or c10d.default_pg_timeout)
     else:
         place, store = take_place(meeting, dist.FileStore(meeting.path, meeting.world_size))
         rank = place if meeting.rank < 0 else meeting.rank

@@ -1,7 +1,7 @@
 """What the pytest plugin does once a test asks for it; `distsim.pytest_plugin` is the door.
 
-`markers.py` says which tests are ours. `body.py` is what pytest calls instead of one; `run_sim.py` and `run_gloo.py`
-run it on ranks (`on_rank`: what each rank has of its own); `verdict.py` judges.
+`body.py` says which tests are ours, and is what pytest calls instead of one; `run_sim.py` and `run_gloo.py` run it on
+ranks (`on_rank.py`, with what each rank has of its own: `fixtures.py`); `verdict.py` judges.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 __all__ = [
     "annotations",
     "body",
-    "markers",
+    "fixtures",
+    "hypothesis",
     "on_rank",
     "options",
     "run_gloo",
     "run_sim",
     "scenario_item",
+    "sim_fixtures",
     "terminal",
     "timeouts",
-    "tools",
     "verdict",
 ]

@@ -1,4 +1,10 @@
-"""A test's body on every rank: what pytest calls instead of it."""
+"""A test's body on every rank: which tests are ours, and what pytest calls instead of their bodies.
+
+Ours are those with `@pytest.mark.ranks(n)`, and with `world_size(n)` where no other harness means something by it:
+composer, streaming, llm-foundry and DeepSpeed have a marker `world_size` of their own, for tests that a launcher runs.
+So `world_size` is ours where `distsim_world_size = true` says so, or, if nothing is said, where nobody but us has
+registered it: no line of `markers` in the project's configuration, no plugin, no conftest.py.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +15,45 @@ from typing import Any
 
 import pytest
 
-from distsim.plugin.markers import marker_of, sizes_of
-from distsim.plugin.on_rank.fixtures import refuse_shared, sub_tests_of
+from distsim.plugin.fixtures import refuse_shared, sub_tests_of
+from distsim.plugin.hypothesis import refuse_draws
 from distsim.plugin.options import Options, WorldOfAll
-from distsim.plugin.tools.hypothesis import refuse_draws
 from distsim.plugin.verdict import Verdict, fail_at, judge
 
-__all__ = ["everywhere", "import_for"]
+__all__ = [
+    "MARK",
+    "MEANINGS",
+    "SHORT",
+    "everywhere",
+    "import_for",
+    "is_first",
+    "launched",
+    "marker_of",
+    "owns_world_size",
+    "sizes_of",
+]
+
+_ARGUMENTS = (
+    "(n, on='sim', cluster=None, init=True, backend='gloo', mesh=None, mesh_dim_names=None, seed=0, "
+    "timeout_s=60, host_timeout_s=10, faults=(), guards=(), silent=None): run the body on n ranks, "
+    "simulated (sim) or as real processes (gloo); n and on may be lists"
+)
+MARK = f"ranks{_ARGUMENTS}"
+SHORT = "world_size(n, ...): the same as distsim's marker ranks, unless another plugin registers the name"
+
+MEANINGS = {
+    "distsim_world_size": "whether the marker world_size means distsim's ranks: true or false (default: true unless "
+    "another plugin, a conftest.py or the configuration registers it)",
+    "distsim_class_world_size": "whether the attribute world_size of a test class, a number or a list of numbers, sets "
+    "the number of ranks of its tests: true or false (default: false)",
+}
+"""Configuration options that decide which tests run on ranks."""
+
+_LAUNCHERS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""Variables with the number of processes, of torchrun (composer, deepspeed, accelerate), Open MPI and MPICH."""
+
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+"""Variables with the number of this process."""
 
 
 def import_for(items: Iterable[pytest.Item]) -> None:
@@ -77,3 +115,58 @@ def _arm(on: str) -> Callable[..., Verdict]:
     from distsim.plugin.run_gloo import run_real
 
     return run_real
+
+
+def launched(environ: Mapping[str, str] = os.environ) -> str:
+    """Return `WORLD_SIZE=4` if pytest is itself one of several ranks of a launcher, else an empty string."""
+    for name in _LAUNCHERS:
+        number = environ.get(name, "")
+        if number.isdecimal() and int(number) > 1:
+            return f"{name}={number}"
+    return ""
+
+
+def is_first(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this is rank 0 of a launcher, or no rank at all."""
+    return next((environ[name] for name in _RANKS if name in environ), "0") == "0"
+
+
+def owns_world_size(config: pytest.Config) -> bool:
+    """Return whether the marker `world_size` belongs to this plugin in this project."""
+    configured = config.getini("distsim_world_size")
+    if configured:
+        return _yes(configured, "distsim_world_size")
+    return not any(line.partition("(")[0].partition(":")[0].strip() == "world_size" for line in _others(config))
+
+
+def marker_of(node: pytest.Item) -> pytest.Mark | None:
+    """Return the marker that runs the test *node* on ranks; None for other tests."""
+    marker = node.get_closest_marker("ranks")
+    if marker is not None or launched():
+        return marker
+    config = node.config
+    marker = node.get_closest_marker("world_size")
+    if marker is not None:
+        return marker if owns_world_size(config) else None
+    configured = config.getini("distsim_class_world_size")
+    if configured and _yes(configured, "distsim_class_world_size"):
+        sizes = getattr(getattr(node, "cls", None), "world_size", None)
+        if isinstance(sizes, int | list | tuple):
+            return pytest.mark.ranks(sizes).mark
+    return None
+
+
+def sizes_of(marker: pytest.Mark) -> Any:
+    """Return the number of ranks, or the list of numbers, of *marker*."""
+    return marker.args[0] if marker.args else marker.kwargs.get("n")
+
+
+def _others(config: pytest.Config) -> list[str]:
+    return [line for line in config.getini("markers") if line != SHORT]
+
+
+def _yes(value: str, name: str) -> bool:
+    word = value.strip().lower()
+    if word not in ("true", "false"):
+        raise pytest.UsageError(f"pytest's configuration: {name}: expected true or false, got {value!r}")
+    return word == "true"

@@ -1,7 +1,9 @@
 """The real arm: every rank a process of its own on gloo, under guard, with a monitor beside them.
 
 The processes are forked from pytest's own, so fixtures, parametrized values and rewritten assertions
-are there. What they print is shown behind their rank when they have ended.
+are there. What they print is shown behind their rank when they have ended. Each hands its coverage data to pytest's
+process, which has the only file; nobody writes a line of configuration for it. (Simulated ranks need nothing: their
+threads take up the trace function of `threading`, as every thread does.)
 """
 
 from __future__ import annotations
@@ -21,19 +23,16 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
-import torch.distributed  # noqa: F401  # once, here, and not in every child
 
 from distsim.debug.monitor.pool import Series
 from distsim.plugin.annotations import in_library
-from distsim.plugin.on_rank.body import rank_body
-from distsim.plugin.on_rank.report import RankReport, describe
+from distsim.plugin.on_rank import RankReport, describe, rank_body
 from distsim.plugin.options import NotSent, Options
-from distsim.plugin.tools.coverage import measured_apart, take_in
 from distsim.plugin.verdict import Verdict, from_here, report_silent, whole
 
 if TYPE_CHECKING:
@@ -51,6 +50,11 @@ GRACE_S = 2.0
 """How long the others may go on when one rank has failed: most follow by themselves."""
 MONITOR_WAIT_S, SEARCH_WAIT_S = 5.0, 60.0
 """What the monitor has for its last word, and for a search for silent faults before it."""
+_OPTIONS = (
+    *("branch", "source", "source_pkgs", "source_dirs", "include", "omit", "context", "dynamic_context"),
+    *("plugins", "relative_files", "cover_pylib", "core", "timid", "concurrency"),
+)
+"""Of its section `run`: what is measured, and how."""
 
 
 def run_real(
@@ -141,7 +145,7 @@ def _page(item: pytest.Function, directory: Path) -> str:
     folder = item.config.getoption("--distsim-html")
     if not folder:
         return ""
-    from distsim.report.html.failed_test import page_of_records
+    from distsim.report.html.reports import page_of_records
 
     return page_of_records(folder, from_here(item), directory)
 
@@ -356,3 +360,45 @@ def _free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
+
+
+def _current() -> Any:
+    module = sys.modules.get("coverage")
+    return None if module is None else module.Coverage.current()
+
+
+@contextlib.contextmanager
+def measured_apart(file: Path) -> Iterator[None]:
+    """In a process forked from one that measures: measure as it does, and leave what was found in *file*."""
+    inherited = _current()
+    if inherited is None:
+        yield
+        return
+    import coverage
+
+    inherited.stop()
+    own = coverage.Coverage(data_file=None, config_file=False)
+    for name in _OPTIONS:
+        with contextlib.suppress(coverage.CoverageException):  # one that this release does not know
+            own.set_option(f"run:{name}", inherited.get_option(f"run:{name}"))
+    own._warn_no_data = own._warn_unimported_source = own._warn_preimported_source = False
+    own.start()
+    try:
+        yield
+    finally:
+        own.stop()
+        file.write_bytes(own.get_data().dumps())
+
+
+def take_in(directory: Path) -> None:
+    """Add what ranks have left in *directory* to what is measured here."""
+    cov = _current()
+    if cov is None:
+        return
+    import coverage
+
+    for file in sorted(directory.glob("coverage.*")):
+        found = coverage.CoverageData(no_disk=True)
+        found.loads(file.read_bytes())
+        if found:
+            cov.get_data().update(found)

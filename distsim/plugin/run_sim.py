@@ -20,14 +20,12 @@ import pytest
 from distsim.cluster import Cluster, load_cluster
 from distsim.errors import UsageError
 from distsim.plugin import terminal
-from distsim.plugin.on_rank.body import rank_body
-from distsim.plugin.on_rank.fixtures import NoCopy, holds_tensors
-from distsim.plugin.on_rank.report import describe
+from distsim.plugin.fixtures import NoCopy, holds_tensors
+from distsim.plugin.hypothesis import in_the_example
+from distsim.plugin.on_rank import describe, rank_body
 from distsim.plugin.options import Options, PerRank
 from distsim.plugin.timeouts import TimedConditions
-from distsim.plugin.tools.debugger import traces_of, wants_frames
-from distsim.plugin.tools.hypothesis import in_the_example
-from distsim.plugin.verdict import REST, Verdict, columns, from_here, report_silent, whole
+from distsim.plugin.verdict import REST, Verdict, columns, from_here, report_silent, traces_of, wants_frames, whole
 from distsim.sim.kernel.interrupts import set_more_aside
 from distsim.sim.kernel.scheduler import Unwind
 from distsim.sim.outcome import SILENT_FAULT
@@ -119,7 +117,7 @@ def run_simulated(
     if any(d.kind.value == "host_stuck" for d in told):
         verdict.notes.append(options.patience_note(away_s))
     if (folder := item.config.getoption("--distsim-html")) and (errors or verdict.report):
-        from distsim.report.html.failed_test import page_of_outcome
+        from distsim.report.html.reports import page_of_outcome
 
         verdict.notes.append(page_of_outcome(folder, from_here(item), outcome))
     return verdict

@@ -42,7 +42,7 @@ class ScenarioItem(pytest.Item):
         if not result.passed:
             self.culprit = result.place
             if folder and result.document:
-                from distsim.report.html.failed_test import page_of_report
+                from distsim.report.html.reports import page_of_report
 
                 result.notes.append(page_of_report(folder, self.nodeid, result.document))
                 print(result.notes[-1])

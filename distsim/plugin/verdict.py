@@ -1,25 +1,29 @@
-"""What all ranks of a test say together: passed, skipped, or one failure with one text."""
+"""What all ranks of a test say together: passed, skipped, or one failure with one text.
+
+With `--pdb` the frame in which a rank failed, or why there is none.
+"""
 
 from __future__ import annotations
 
+import bdb
 import os
 import re
 import shutil
 import textwrap
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from _pytest.outcomes import Failed
 from _pytest.skipping import evaluate_xfail_marks
 
 from distsim.plugin.annotations import in_library
-from distsim.plugin.on_rank.report import RankReport, full_names
+from distsim.plugin.hypothesis import rejected
+from distsim.plugin.on_rank import RankReport, full_names, pruned
 from distsim.plugin.options import Options
-from distsim.plugin.tools.debugger import NoPrompt, choose_frame, wants_frames
-from distsim.plugin.tools.hypothesis import rejected
 from distsim.text.ranks import of_ranks
 
 if TYPE_CHECKING:
@@ -27,7 +31,19 @@ if TYPE_CHECKING:
     from distsim.debug.diagnosis.silent.finding import SilentFinding
     from distsim.debug.records import Evidence
 
-__all__ = ["REST", "Verdict", "columns", "fail_at", "from_here", "judge", "report_silent", "whole"]
+__all__ = [
+    "REST",
+    "Verdict",
+    "choose_frame",
+    "columns",
+    "fail_at",
+    "from_here",
+    "judge",
+    "report_silent",
+    "traces_of",
+    "wants_frames",
+    "whole",
+]
 
 SHOWN_IN_FULL = 2
 """Failures shown whole of those that differ only in their values, as long as nobody asks for -vv."""
@@ -240,3 +256,35 @@ def report_silent(name: str, verdict: Verdict, findings: Sequence[SilentFinding]
         warnings.warn(f"{name}: {report}", stacklevel=1)
     elif any(one.level.value == "error" for one in findings):
         verdict.report = report
+
+
+class NoPrompt(Failed, bdb.BdbQuit):
+    """A failure at which pytest opens no prompt: there is nothing to be seen in its frame."""
+
+    __module__ = Failed.__module__
+
+
+NoPrompt.__qualname__ = Failed.__qualname__  # in pytest's summary it is a failure like any other
+
+
+def wants_frames(item: pytest.Item) -> bool:
+    """Whether a debugger is to look at what failed."""
+    return bool(item.config.getoption("usepdb", False))
+
+
+def traces_of(ended: Mapping[int, BaseException]) -> dict[int, TracebackType]:
+    """Of each rank that did not come to its end: its own frames, as far as they are the user's."""
+    traces = {rank: pruned(error.__traceback__) for rank, error in ended.items()}
+    return {rank: trace for rank, trace in traces.items() if trace is not None}
+
+
+def choose_frame(
+    traces: Mapping[int, TracebackType], failed: Collection[int], on: str
+) -> tuple[TracebackType | None, str]:
+    """Where the prompt is: in the first rank that failed, or else was ended; and what to say of it."""
+    for rank in (*sorted(failed), *sorted(traces)):
+        if rank in traces:
+            return traces[rank], f"--pdb: in rank {rank}'s own frame, as it was when the rank ended"
+    if on == "gloo":
+        return None, "--pdb: a rank on gloo was a process, and its frames are gone with it; on='sim' stops in them"
+    return None, "--pdb: no rank has left a frame of its own"

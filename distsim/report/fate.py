@@ -13,7 +13,7 @@ from distsim.debug.records.frames import absolute, program_frames
 
 if TYPE_CHECKING:
     from distsim.sim.outcome import Outcome
-    from distsim.watchdog.outcome import ProcessOutcome
+    from distsim.watchdog.shared_state import ProcessOutcome
 
 __all__ = ["fatal_outcome", "fatal_text"]
 

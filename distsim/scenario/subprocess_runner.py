@@ -15,9 +15,8 @@ from distsim.scenario.expect.replay import replay_command
 from distsim.scenario.expect.result import Result
 from distsim.scenario.file.load import Scenario
 from distsim.watchdog import shared_state as beacons
-from distsim.watchdog.outcome import ProcessOutcome
 from distsim.watchdog.process import CRASHES, POLL_S, Watch, die_with
-from distsim.watchdog.shared_state import SharedState
+from distsim.watchdog.shared_state import ProcessOutcome, SharedState
 
 __all__ = ["as_they_end", "run_apart"]
 

@@ -5,4 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = ["outcome", "process", "shared_state"]
+__all__ = ["process", "shared_state"]

@@ -21,8 +21,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from distsim.watchdog import shared_state as beacons
-from distsim.watchdog.outcome import ProcessOutcome
-from distsim.watchdog.shared_state import SharedState
+from distsim.watchdog.shared_state import ProcessOutcome, SharedState
 
 __all__ = ["Watch", "can_watch", "fork_watched", "watch_from_outside"]
 

@@ -1,8 +1,9 @@
-"""A page of memory in which a simulation tells its watchdog which rank runs.
+"""A page of memory in which a simulation tells its watchdog which rank runs, and what the watchdog makes of it.
 
 A rank that holds the interpreter (the GIL) in C code cannot be asked, and one that crashes cannot tell. So
 the scheduler writes which rank it lets run into a shared page, a few machine words a turn, and whoever
-watches (process.py) reads it without the simulating process having to do anything.
+watches (process.py) reads it without the simulating process having to do anything. `ProcessOutcome` is how such a
+process ended.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import os
 import re
 import signal
 import time
+from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["SharedState", "crash_stack_for_this_thread", "here", "light"]
+__all__ = ["ProcessOutcome", "SharedState", "crash_stack_for_this_thread", "here", "light"]
 
 _TURN, _BEAT, _RANK, _THREAD, _LIMIT_MS, _JOB, _ASKED, _BUSY, _EVENTS = range(9)
 _TIME_AT = 16
@@ -223,3 +225,22 @@ def crash_stack_for_this_thread() -> None:
         _alternate_stack = (memory, whole, ctypes.byref(whole), libc.sigaltstack)
     _, _, reference, sigaltstack = _alternate_stack
     sigaltstack(reference, None)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOutcome:
+    """How a process that simulated came to an end that it could not tell."""
+
+    rank: int | None
+    """The rank that ran; None: none did."""
+    stack: tuple[tuple[str, int, str], ...]
+    """File, line and function, innermost first."""
+    signal_name: str | None
+    """Of what crashed it; None: it was stuck, and ended from outside."""
+    stuck_s: float
+    now_s: float
+    """Virtual time."""
+    events: int
+    wall_s: float
+    """Since the simulation began."""
+    facts: dict[str, Any]

@@ -13,7 +13,7 @@ import math
 from pathlib import Path
 
 from distsim.calibration.constants import data_folder
-from distsim.calibration.training.errors import Residual, held, interval, level, source_of
+from distsim.calibration.training.steps import Residual, held, interval, level, source_of
 from tests.benchmarks.arguments import Arguments
 
 HEAD = """\

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from distsim.calibration.logs.folder import agreed, fits, read_logs
-from distsim.calibration.logs.parse import parse_log
-from distsim.calibration.logs.table import LogRun
+from distsim.calibration.logs.parse import LogRun, parse_log
 from distsim.errors import UsageError
 from tests.calibration.logs import log, table_line
 

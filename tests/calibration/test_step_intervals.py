@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from distsim.calibration.training import runs as runs_module
-from distsim.calibration.training.errors import SHARE, Residual, held, interval, level, source_of
-from distsim.calibration.training.runs import read_rows
+from distsim.calibration.training import steps as runs_module
+from distsim.calibration.training.steps import SHARE, Residual, held, interval, level, read_rows, source_of
 from distsim.cli import main
 from distsim.collectives.uncertainty import LAUNCH_BOUND, MANY_NODES, ONE_NODE, regime_of, step_error
 from tests.benchmarks.step_errors import text_of

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from distsim.calibration.training import runs as runs_module
-from distsim.calibration.training.errors import summarise
-from distsim.calibration.training.runs import Row, Run, command, programs_folder, read_rows, run_of
+from distsim.calibration.training import steps as runs_module
+from distsim.calibration.training.steps import Row, Run, command, programs_folder, read_rows, run_of, summarise
 from distsim.cli import main
 from distsim.cluster import load_cluster
 from distsim.errors import UsageError

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
-from distsim.debug.diagnosis.waits.edges import wait_edges
 from distsim.debug.monitor.peers import evidence_from_json, evidence_to_json
 from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
 from distsim.debug.records.call import SERVE, Remote
 from distsim.debug.records.kinds import Kind
 from distsim.debug.report.render import render_diagnoses
+from distsim.report.html.collect import wait_edges
 
 RPC = Group("rpc", "rpc", (0, 1))
 NOW_S = 10.0

@@ -7,7 +7,7 @@ import sys
 import pytest
 from plugin.conftest import HEAD
 
-from distsim.plugin.tools.debugger import choose_frame
+from distsim.plugin.verdict import choose_frame
 
 TEXT = """
 @pytest.mark.ranks(2)

@@ -84,7 +84,7 @@ def test_a_pipe_waits_for_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_records_that_are_gone_leave_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`run --on gloo --html` of a program that made no process group: its own line, and exit code 2."""
-    from distsim.report.html.real_run import launch_with_page
+    from distsim.report.html.reports import launch_with_page
 
     args: Any = type("Args", (), {"html": str(tmp_path / "p.html"), "rings": str(tmp_path), "argv": ["run"]})()
     args.training_script = "train.py"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from distsim.report.training.memory import remedies
+from distsim.report.training.section import remedies
 from distsim.sim.observe.metrics import OutOfMemory, Training
 
 GIB = 1 << 30

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from distsim.report import Summary
-from distsim.report.training.gains import gains
+from distsim.report.training.section import gains
 from distsim.sim import Outcome, simulate
 
 

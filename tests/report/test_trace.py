@@ -12,8 +12,8 @@ import pytest
 
 from distsim.debug.records import CallRecord, Group
 from distsim.report import write_trace
-from distsim.report.tracing.kineto import collective_args, is_kernel, kernel_name
-from distsim.report.tracing.trace import Tracks
+from distsim.report.kineto import collective_args, is_kernel, kernel_name
+from distsim.report.tracing import Tracks
 from tests.report.made import call, finished, outcome
 
 HTA_ARGS = [

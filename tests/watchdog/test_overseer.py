@@ -14,9 +14,8 @@ from types import SimpleNamespace
 import pytest
 
 from distsim.watchdog import process
-from distsim.watchdog.outcome import ProcessOutcome
 from distsim.watchdog.process import Watch
-from distsim.watchdog.shared_state import SharedState
+from distsim.watchdog.shared_state import ProcessOutcome, SharedState
 
 WATCHED = """\
 import os, signal, sys, time

@@ -5,10 +5,4 @@ Begin with `parse.py` (one file), `folder.py` (files that have to agree with eac
 
 from __future__ import annotations
 
-__all__ = [
-    "fit",
-    "folder",
-    "output",
-    "parse",
-    "table",
-]
+__all__ = ["fit", "folder", "output", "parse"]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from distsim.calibration.compare import Bench, Measured, Table, regime
 from distsim.calibration.constants import Constants
-from distsim.calibration.logs.table import LogRun
+from distsim.calibration.logs.parse import LogRun
 from distsim.cluster import Cluster, load_cluster
 from distsim.collectives import Compiler
 from distsim.collectives.uncertainty import NODE_CLASSES, node_class, size_class

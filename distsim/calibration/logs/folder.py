@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from distsim.calibration.compare import REGIMES, regime
-from distsim.calibration.logs.parse import parse_log
-from distsim.calibration.logs.table import LogRun
+from distsim.calibration.logs.parse import LogRun, parse_log
 from distsim.cluster import Cluster, load_cluster, preset_names
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import brief

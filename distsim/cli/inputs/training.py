@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from distsim.errors import UsageError
 
 if TYPE_CHECKING:
-    from distsim.calibration.training.errors import Summary
-    from distsim.calibration.training.runs import Run
+    from distsim.calibration.training.steps import Run, Summary
 
 __all__ = ["run_training"]
 
@@ -28,8 +27,7 @@ _FIGURES = "  step, s simulated   error    GiB simul.   error  wall"
 def run_training(args: argparse.Namespace) -> int:
     """Simulate and compare, as many rows beside each other as there are cores; answers 0, or 5 where a bound is
     broken."""
-    from distsim.calibration.training.errors import summarise
-    from distsim.calibration.training.runs import TABLES, programs_folder, read_rows, simulate
+    from distsim.calibration.training.steps import TABLES, programs_folder, read_rows, simulate, summarise
     from distsim.report.progress import is_shown
 
     rows = [row for row in read_rows(Path(args.folder) if args.folder else None) if args.table in row.name]
@@ -79,7 +77,7 @@ def line_of(run: Run, width: int) -> str:
 
 def print_summary(summary: Summary, seconds: float) -> None:
     """The medians beside their bounds, what is broken, and how long it all took."""
-    from distsim.calibration.training.errors import LARGEST, MEDIANS, MEMORY
+    from distsim.calibration.training.steps import LARGEST, MEDIANS, MEMORY
 
     for place, found in summary.medians.items():
         if found is not None:

@@ -164,7 +164,7 @@ def _parts(request: RunRequest, fit: Fit, changes: list[Change]) -> list[Rendera
     """The answer, then what it rests on."""
     from rich.text import Text
 
-    from distsim.report.training.memory import memory_kinds
+    from distsim.report.training.section import memory_kinds
 
     parts: list[RenderableType] = [_verdict(request, fit), _trust(fit)]
     if not fit.fits:
@@ -232,7 +232,7 @@ def _trust(fit: Fit) -> RenderableType:
 def _changes(fit: Fit, changes: list[Change]) -> list[RenderableType]:
     from rich.text import Text
 
-    from distsim.report.training.memory import remedies
+    from distsim.report.training.section import remedies
     from distsim.text.units import format_bytes
 
     parts: list[RenderableType] = []

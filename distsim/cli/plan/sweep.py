@@ -211,8 +211,7 @@ def _scenario(args: argparse.Namespace) -> Scenario:
 
 
 def _write_page(points: list[Point], args: argparse.Namespace) -> None:
-    from distsim.report.html.page import write_page
-    from distsim.report.html.pages import sweep_page
+    from distsim.report.html.page import sweep_page, write_page
     from distsim.scenario.expect.entries import entry
 
     _known(points, args.figure)
@@ -390,7 +389,7 @@ def _rates(points: list[Point]) -> dict[str, list[str]]:
 
 def _plot(points: list[Point], figure: str) -> dict[str, Any]:
     """*figure* over the first variation, a line for each combination of the others; plotly's, as plain data."""
-    from distsim.report.html.draw.figure import label
+    from distsim.report.html.draw.plots import label
     from distsim.report.quantities import figure_name, figure_unit
 
     _known(points, figure)

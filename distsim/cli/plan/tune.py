@@ -284,8 +284,7 @@ def _document(search: Search, points: Sequence[Point], price: float | None) -> d
 
 
 def _write_page(search: Search, points: Sequence[Point], args: argparse.Namespace) -> None:
-    from distsim.report.html.page import write_page
-    from distsim.report.html.pages import tune_page
+    from distsim.report.html.page import tune_page, write_page
     from distsim.scenario.expect.entries import entry
 
     fitting = len(search.ranking())

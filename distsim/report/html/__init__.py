@@ -1,11 +1,31 @@
 """The report one can look at: one HTML file with everything in it, from the JSON report and its `picture`.
 
-`collect` makes the picture from what a run left, `draw` the parts of a page from both, `page.py` the file; it needs the
-extra `html` (`extra.py`). Begin with `reports.py`, which goes from a run to its page.
+`collect.py` makes the picture from what a run left, `draw` the parts of a page from both, `page.py` the file. Begin
+with `reports.py`, which goes from a run to its page. All need the extra `html`: what is missing is said in one line,
+before the run.
 """
 
 from __future__ import annotations
 
-from distsim.report.html.extra import check_page, needed
+from importlib.util import find_spec
+
+from distsim.errors import UsageError
+from distsim.text.output_files import check_writable
 
 __all__ = ["check_page", "needed"]
+
+
+def needed(flag: str) -> None:
+    """A UsageError where the extra is not installed."""
+    missing = [name for name in ("jinja2", "plotly") if find_spec(name) is None]
+    if missing:
+        what = " and ".join(missing)
+        verb = "is" if len(missing) == 1 else "are"
+        raise UsageError(f"{flag}: {what} {verb} not installed; pip install 'torch-distsim[html]'")
+
+
+def check_page(path: str | None, flag: str = "--html") -> None:
+    """Refuse a page that cannot be made or written there."""
+    if path is not None:
+        check_writable(path, flag, "report.html")
+        needed(flag)

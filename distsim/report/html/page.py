@@ -1,8 +1,9 @@
-"""A page as one file: the template filled, plotly's script and all data in it, compressed.
+"""A page as one file, and the pages there are: of one run, of a suite of scenarios, of a sweep, of a bench.
 
-Compressed, since plotly.js alone is 4.8 MB, and since a hang of 1,024 ranks names each of them in each of its lists: a
-browser of 2023 or later unpacks both by itself (`DecompressionStream`). The page asks for nothing else: its policy
-forbids it every request. What comes from the program is escaped by the template, or travels as data and becomes text.
+The file is the filled template with plotly's script and all data in it, compressed, since plotly.js alone is 4.8 MB,
+and since a hang of 1,024 ranks names each of them in each of its lists: a browser of 2023 or later unpacks both by
+itself (`DecompressionStream`). The page asks for nothing else: its policy forbids it every request. What comes from the
+program is escaped by the template, or travels as data and becomes text.
 """
 
 from __future__ import annotations
@@ -10,22 +11,28 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distsim import __version__
 from distsim.errors import UsageError
+from distsim.report.html.draw.plots import bench_plot, efficiency_plot, pareto_plot, sweep_plot
+from distsim.report.html.draw.run import Part, RunParts, run_parts
+from distsim.report.html.draw.tables import Cell, Table, table
+from distsim.report.quantities import figure_name, figure_text
+from distsim.text.units import format_bytes, format_time
 from distsim.text.untrusted_input import printable
 
-if TYPE_CHECKING:
-    from distsim.report.html.draw.run import Part, RunParts
-    from distsim.report.html.draw.tables import Table
+__all__ = ["Entry", "Page", "bench_page", "html", "run_page", "suite_page", "sweep_page", "tune_page", "write_page"]
 
-__all__ = ["Page", "html", "write_page"]
+MOST_RUNS = 60
+"""Runs that a page of many has whole; those that failed first."""
+ROWS_OF_MANY = 200
+"""Of a table of one of several runs."""
 
 
 @dataclass(slots=True)
@@ -108,3 +115,157 @@ def _plotly() -> tuple[str, str]:
     except ImportError:
         raise UsageError("plotly is not installed; pip install 'torch-distsim[html]'") from None
     return packed(get_plotlyjs()), version("plotly")
+
+
+@dataclass(slots=True)
+class Entry:
+    """One of several runs: its report, and what is said of it in the overview."""
+
+    name: str
+    passed: bool
+    verdict: str
+    wrong: Sequence[str] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)
+    wall_s: float = 0.0
+    document: Mapping[str, Any] = field(default_factory=dict)
+
+
+def run_page(document: Mapping[str, Any]) -> Page:
+    """Of one run. ValueError, KeyError, TypeError or AttributeError where *document* is no report."""
+    run = run_parts(document)
+    said = f"{run.told[0].kind}, {run.told[0].ranks}" if run.told else run.title
+    return Page(f"{run.word}: {said}", run.title, [run])
+
+
+def suite_page(entries: Sequence[Entry], line: str) -> Page:
+    """The index of a suite of scenarios; *line* counts them."""
+    runs = _runs(entries)
+    columns = ["scenario", "result", "outcome", "virtual time", "wall time"]
+    index = Table("Scenarios", columns)
+    for number, entry in enumerate(entries):
+        time_s = entry.figures.get("virtual_time_s")
+        index.rows.append(
+            [
+                Cell(entry.name, link=_link(number, runs)),
+                Cell("passed" if entry.passed else "FAILED", bad=not entry.passed),
+                Cell(entry.verdict),
+                Cell("-" if time_s is None else format_time(time_s), time_s),
+                Cell(f"{entry.wall_s:.2f} s", entry.wall_s),
+            ]
+        )
+    document = {"schema": "distsim.suite/1", "scenarios": [_of_entry(entry) for entry in entries]}
+    lines = [line, *_left_out(entries, runs)]
+    return Page("Scenarios", "scenarios", list(runs.values()), True, lines, tables=[index], document=document)
+
+
+def sweep_page(name: str, entries: Sequence[Entry], figure: str) -> Page:
+    """Of all points of a sweep."""
+    runs = _runs(entries)
+    links = [_link(number, runs) for number in range(len(entries))]
+    parts = [Part("bars", f"{figure_name(figure)} of each point", "A click on a bar shows its run.")]
+    parts[0].figure = sweep_plot(entries, figure, links)
+    parts[0].missing = f"No point has the figure {figure}."
+    efficiency = efficiency_plot(entries, links)
+    if efficiency is not None:
+        hint = (
+            "Weak scaling: every rank keeps its work, so the time should stay. Strong scaling: all ranks share the "
+            "work of the first point. Which one is meant, the program says."
+        )
+        parts.append(Part("efficiency", "Efficiency against the first point", hint, efficiency))
+    index = _points_table(entries, links)
+    document = {"schema": "distsim.sweep/1", "scenario": name, "points": [_of_entry(entry) for entry in entries]}
+    failed = sum(not entry.passed for entry in entries)
+    line = f"{len(entries):,} points of {name}" + (f", {failed:,} of them failed" if failed else "")
+    lines = [line, *_left_out(entries, runs)]
+    return Page(f"Sweep of {name}", "sweep", list(runs.values()), True, lines, parts, [index], document)
+
+
+def tune_page(name: str, entries: Sequence[Entry], lines: Sequence[str]) -> Page:
+    """Of a search: *entries*, the best first, and *lines* on the best ones."""
+    front = Part("front", "Time and memory", "No other point is better in both than one on the line.")
+    front.figure = pareto_plot(entries)
+    front.missing = "No point fits."
+    links = [""] * len(entries)
+    parts = [front, Part("bars", "Step time of each point", figure=sweep_plot(entries, "step_s", links))]
+    document = {"schema": "distsim.tune/1", "script": name, "points": [_of_entry(entry) for entry in entries]}
+    tables = [_points_table(entries, links)]
+    return Page(f"Best layout of {name}", "tune", [], True, list(lines), parts, tables, document)
+
+
+def _points_table(entries: Sequence[Entry], links: Sequence[str]) -> Table:
+    settings = list(entries[0].settings) if entries else []
+    names = list(dict.fromkeys(name for entry in entries for name in entry.figures))
+    index = Table("Points", ["point", *settings, "outcome", *map(figure_name, names)])
+    for number, entry in enumerate(entries):
+        row = [Cell(f"#{number + 1}", float(number), links[number])]
+        row += [_setting(entry.settings[name]) for name in settings]
+        row.append(Cell(entry.verdict, bad=not entry.passed))
+        row += [Cell(figure_text(name, entry.figures.get(name)), entry.figures.get(name)) for name in names]
+        index.rows.append(row)
+    return index
+
+
+def bench_page(document: Mapping[str, Any]) -> Page:
+    """Of `distsim bench`, from its JSON."""
+    fields = {
+        "size_bytes": ("size", lambda v: format_bytes(v)),
+        "time_us": ("time", lambda v: format_time(v * 1e-6)),
+        "low_us": ("8 of 10 from", lambda v: "-" if v is None else format_time(v * 1e-6)),
+        "high_us": ("to", lambda v: "-" if v is None else format_time(v * 1e-6)),
+        "algbw_GBps": ("algbw (GB/s)", lambda v: f"{v:.3g}"),
+        "busbw_GBps": ("busbw (GB/s)", lambda v: f"{v:.3g}"),
+        "algo": ("algorithm", None),
+        "proto": ("protocol", None),
+        "channels": ("channels", lambda v: "-" if v is None else f"{v:,}"),
+    }
+    parts = [Part("busbw", "Bus bandwidth by size", figure=bench_plot(document["rows"], "busbw_GBps"))]
+    parts.append(Part("time", "Time by size", figure=bench_plot(document["rows"], "time_us")))
+    title = f"{document['op']} on {document['cluster']}"
+    line = f"{document['ranks']:,} ranks, NCCL {document.get('nccl_version', '?')}, simulated"
+    made = table("Sizes", fields, document["rows"])
+    return Page(title, "bench", [], True, [line], parts, [made], document)
+
+
+def _setting(value: Any) -> Cell:
+    number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return Cell(str(value), number)
+
+
+def _runs(entries: Sequence[Entry]) -> dict[int, RunParts]:
+    """Number of an entry -> its parts, of as many as a page holds."""
+    whole = [number for number, entry in enumerate(entries) if entry.document]
+    whole.sort(key=lambda number: (entries[number].passed, number))
+    runs = {}
+    for number in sorted(whole[:MOST_RUNS]):
+        entry = entries[number]
+        run = run_parts(entry.document, f"run-{number + 1}")
+        run.title, run.wrong = entry.name, list(entry.wrong)
+        for one in run.tables:
+            if len(one.rows) > ROWS_OF_MANY:
+                one.rest = f"The first {ROWS_OF_MANY:,} of {len(one.rows):,}; the JSON has all."
+                one.rows = one.rows[:ROWS_OF_MANY]
+        runs[number] = run
+    return runs
+
+
+def _link(number: int, runs: Mapping[int, RunParts]) -> str:
+    return runs[number].key if number in runs else ""
+
+
+def _left_out(entries: Sequence[Entry], runs: Mapping[int, RunParts]) -> list[str]:
+    lacking = sum(1 for number, entry in enumerate(entries) if entry.document and number not in runs)
+    return [f"{lacking:,} more runs are in the table only: a page holds {MOST_RUNS}, those that failed first."] * (
+        lacking > 0
+    )
+
+
+def _of_entry(entry: Entry) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "passed": entry.passed,
+        "verdict": entry.verdict,
+        "wrong": list(entry.wrong),
+        "settings": dict(entry.settings),
+        "figures": dict(entry.figures),
+    }

@@ -1,22 +1,51 @@
-"""From a run to its report with a picture, and to its page."""
+"""From a run to its report with a picture, and to its page: simulated runs, real ones, and failed tests.
+
+A real run's comes from the flight records that its guard leaves; `pytest --distsim-html DIR` writes one file a test.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distsim.debug.postmortem import examine
 from distsim.debug.records import Evidence
 from distsim.debug.records.diagnosis import Diagnosis, diagnoses_to_json, exit_code
+from distsim.debug.rings.files import default_directory, private_folder
+from distsim.errors import UsageError
 from distsim.report.document import clean, report_document
+from distsim.report.html import check_page, needed
 from distsim.report.html.collect import Material, of_outcome, of_records, picture
-from distsim.report.html.page import write_page
-from distsim.report.html.pages import run_page
+from distsim.report.html.page import run_page, write_page
+from distsim.text.output_files import check_folder, say_written
 
 if TYPE_CHECKING:
-    from distsim.report.html.collect.material import Fault
+    from distsim.report.html.collect import Fault
     from distsim.sim.outcome import Outcome
 
-__all__ = ["outcome_document", "records_document", "write_outcome", "write_records"]
+__all__ = [
+    "check_pages",
+    "launch_with_page",
+    "outcome_document",
+    "page_of_outcome",
+    "page_of_records",
+    "page_of_report",
+    "records_document",
+    "write_outcome",
+    "write_records",
+]
+
+FLAG = "--distsim-html"
+LONGEST = 120
+"""Letters of a test's name in that of its file."""
 
 
 def outcome_document(outcome: Outcome, replay: str = "", faults: Sequence[Fault] = ()) -> dict[str, Any]:
@@ -57,3 +86,83 @@ def write_records(
 
 def _picture(material: Material, replay: str) -> dict[str, Any]:
     return {"picture": clean(picture(material, replay))}
+
+
+def launch_with_page(launch: Callable[[], int], args: Any) -> int:
+    """What *launch* answers, or 2 where it went well and the page did not. The records of a run that went well are
+    kept until the page is written."""
+    check_page(args.html)
+    chosen = getattr(args, "rings", None) or os.environ.get("DISTSIM_DIR")
+    if not chosen:
+        try:
+            base = default_directory("x").parent
+            private_folder(base)
+            args.rings = tempfile.mkdtemp(prefix="run-", dir=base)
+        except OSError as error:
+            raise UsageError(f"no place for the flight records ({error}); choose one with --rings DIR") from None
+    directory = Path(chosen or args.rings)
+    code = launch()
+    try:
+        _write(directory, args)
+    except UsageError as mistake:
+        print(f"distsim: --html {args.html}: no page: {mistake}", file=sys.stderr)
+        code = code or 2
+    except OSError as error:
+        print(f"distsim: error: --html {args.html}: cannot be written ({error.strerror})", file=sys.stderr)
+        code = code or 2
+    if not chosen and not code:
+        shutil.rmtree(directory, ignore_errors=True)
+    return code
+
+
+def _write(directory: Path, args: Any) -> None:
+
+    found = examine(directory)
+    more: dict[str, Any] = {"inconclusive": str(found.inconclusive)} if found.inconclusive else {}
+    replay = shlex.join(["distsim", *args.argv])
+    write_records(found.diagnoses, found.evidence, args.html, replay, program=args.training_script, **more)
+    say_written(args.html)
+
+
+def check_pages(folder: str | None) -> None:
+    """Refuse a folder that cannot be one, and a page that cannot be made, before any test runs."""
+    if folder:
+        check_folder(folder, FLAG)
+        needed(FLAG)
+
+
+def page_of_outcome(folder: str, test: str, outcome: Outcome) -> str:
+    """Write the page of a simulated test; what its failure says of it."""
+
+    return page_of_report(folder, test, outcome_document(outcome, _replay(test)))
+
+
+def page_of_records(folder: str, test: str, directory: Path) -> str:
+    """The same of a real one, from the rings in *directory*; empty where they accuse nobody."""
+
+    try:
+        found = examine(directory)
+    except UsageError:  # no rank came to init_process_group
+        return ""
+    if not found.diagnoses:
+        return ""
+    return page_of_report(folder, test, records_document(found.diagnoses, found.evidence, _replay(test)))
+
+
+def page_of_report(folder: str, test: str, document: Mapping[str, Any]) -> str:
+    """Write the page of a report; what its failure says of it: a full disk hides no failure."""
+    from distsim.report.html.page import run_page, write_page
+
+    # The checksum: names that differ only in what no file may be called.
+    name = f"{re.sub(r'[^A-Za-z0-9.]+', '-', test).strip('-')[-LONGEST:]}-{zlib.crc32(test.encode()):08x}.html"
+    path = Path(folder) / name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_page(run_page({**document, "program": test}), str(path))
+    except OSError as error:
+        return f"no page of this run: {FLAG} {folder} cannot be written ({error.strerror})"
+    return f"this run as a page: {path}"
+
+
+def _replay(test: str) -> str:
+    return f"pytest '{test}'"

@@ -1,5 +1,7 @@
-"""What is told of training steps on simulated GPUs: `section.py` in the JSON report (its docstring has the fields),
-`terminal.py` on the terminal; `gains.py` is what a step would take if something were better."""
+"""What is told of training steps on simulated GPUs.
+
+`section.py` is the part of the JSON report (its docstring has the fields), `terminal.py` that of the terminal.
+"""
 
 from __future__ import annotations
 

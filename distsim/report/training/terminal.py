@@ -11,8 +11,7 @@ from rich.text import Text
 
 from distsim.debug.messages import ranks_text
 from distsim.report.tables import bar
-from distsim.report.training.gains import gains
-from distsim.report.training.memory import memory_table, shortage
+from distsim.report.training.section import gains, memory_table, shortage
 from distsim.sim.observe.totals import LAUNCH_BOUND, step_error
 from distsim.text.ranks import format_ranks
 from distsim.text.units import format_bytes, format_time

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from distsim.report.html.pages import Entry
+from distsim.report.html.page import Entry
 from distsim.scenario.expect.result import Result
 
 __all__ = ["entry"]

@@ -24,7 +24,7 @@ from torch.distributed import distributed_c10d as c10d
 from distsim.debug.matching.refused import FIRST_CALLS, came_out
 from distsim.debug.records import CallRecord, Group, State, StoreWait
 from distsim.deprecated import in_torch
-from distsim.deprecated.ranks import Meeting
+from distsim.deprecated.rendezvous import Meeting
 from distsim.errors import NotSimulated, UsageError
 from distsim.sim.c10d import communicator, stores, work
 from distsim.sim.c10d.communicator import Communicator

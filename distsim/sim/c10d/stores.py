@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch.distributed import Store
 
 from distsim.debug.records import CallWait, StoreWait, Wait
-from distsim.deprecated import in_torch, multicast
-from distsim.deprecated.ranks import Meeting, assigned, take_place
+from distsim.deprecated import in_torch, rendezvous
+from distsim.deprecated.rendezvous import Meeting, assigned, take_place
 from distsim.sim.isolation.process import RankTask, current_task, require_task
 from distsim.sim.processes.hosts import machine_of, meant
 
@@ -546,7 +546,7 @@ def _waiting(task: RankTask, why: Wait) -> Wait:
 
 # -- A multicast address in a simulation: a store that all ranks reach, for as long as the job lives.
 
-_real_meet = multicast.meet
+_real_meet = rendezvous.meet
 _real_note = in_torch.note
 
 
@@ -583,4 +583,4 @@ def _note(text: str) -> None:
 
 def meeting_patches() -> list[tuple[Any, str, Any]]:
     """(holder, attribute, replacement) while a simulation runs."""
-    return [(multicast, "meet", _meet), (in_torch, "note", _note)]
+    return [(rendezvous, "meet", _meet), (in_torch, "note", _note)]

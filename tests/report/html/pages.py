@@ -10,8 +10,7 @@ from typing import Any
 
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
-from distsim.report.html.page import html
-from distsim.report.html.pages import run_page
+from distsim.report.html.page import html, run_page
 from distsim.report.html.reports import records_document
 from tests.debug.builders import all_reduce, group, play, recv, send
 

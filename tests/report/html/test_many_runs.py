@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from distsim.report.html.page import html
-from distsim.report.html.pages import Entry, suite_page, sweep_page
+from distsim.report.html.page import Entry, html, suite_page, sweep_page
 from distsim.report.html.reports import outcome_document
 from distsim.scenario.expect.entries import entry
 from distsim.scenario.expect.result import NOT_RUN, Result

@@ -13,10 +13,9 @@ from plotly import graph_objects
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records.kinds import Kind
 from distsim.report.document import report_document
-from distsim.report.html.collect.lanes import thinned
+from distsim.report.html.collect import thinned
 from distsim.report.html.draw.cluster import cluster
-from distsim.report.html.page import html
-from distsim.report.html.pages import run_page
+from distsim.report.html.page import html, run_page
 from distsim.report.html.reports import outcome_document, records_document
 from tests.debug.builders import all_reduce, fail, finding, play
 from tests.report.html.pages import Seen, circle, document, many_ranks, messages, seen_of, unpacked

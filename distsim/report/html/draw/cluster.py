@@ -1,6 +1,8 @@
-"""The used part of the cluster as a picture: an edge's colour is the share of its bandwidth that was used on average.
+"""The used part of the cluster as a picture, and its links by time.
 
-Many alike vertices (`n0/gpu0`, `n1/gpu0`, ...) are one, with their number; its edges show the busiest of them.
+An edge's colour is the share of its bandwidth that was used on average. Many alike vertices (`n0/gpu0`, `n1/gpu0`, ...)
+are one, with their number; its edges show the busiest of them. The heat map has how much of its bandwidth each of the
+busiest links had in use, with planted faults as bands.
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from distsim.report.html.draw.drawing import Box, Drawing, arrow
+from distsim.report.html.draw.plots import ACCUSED, Figure, figure, label
+from distsim.report.quantities import time_unit
 from distsim.text.units import format_bandwidth
 
-__all__ = ["cluster"]
+__all__ = ["cluster", "heat_map"]
 
 LAYERS = ("gpu", "cpu", "nvswitch", "pcie", "nic", "leaf", "switch", "spine")
 """From below."""
@@ -22,6 +26,9 @@ STEPS = ((0.9, "#b2182b"), (0.6, "#e08214"), (0.3, "#d9b13b"), (0.1, "#5aae61"),
 """From that share on, that colour."""
 _NAME = re.compile(r"(?:n(\d+)/)?([A-Za-z_]+\d*/)?([A-Za-z_]+)(\d*)")
 """`n0/gpu3`, `leaf2`, `group1/switch5`: host, the fabric's own groups, kind, number."""
+ROW_PX = 18
+TOPS = (1, 2, 5, 10, 25, 50, 100, 1e9)
+"""Where the scale of colours may end, in percent."""
 
 
 @dataclass(slots=True)
@@ -131,3 +138,59 @@ def _placed(counts: Mapping[str, int]) -> dict[str, Box]:
 
 def _natural(name: str) -> list[object]:
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name)]
+
+
+def heat_map(picture: dict[str, Any]) -> Figure | None:
+    """None where nobody took samples."""
+    links = picture["links"]
+    if not links:
+        return None
+    scale, unit = time_unit(picture["end_s"])
+    end = max(picture["end_s"], links["times_s"][-1]) * scale
+    edges = [time_s * scale for time_s in links["times_s"]]
+    if edges[-1] < end:
+        edges.append(end)
+    cells = len(edges) - 1 or 1
+    if len(edges) == 1:
+        edges.append(end + 1e-9)
+    peak = max(max(row) for row in links["rows"])
+    trace = {
+        "type": "heatmap",
+        "x": edges,
+        "y": [label(name) for name in links["names"]],
+        "z": [[100 * value for value in row[:cells]] for row in links["rows"]],
+        "zmin": 0,
+        "zmax": next(top for top in TOPS if top >= 100 * peak),
+        "colorscale": "Viridis",
+        "colorbar": {"title": {"text": "% in use", "side": "right"}, "thickness": 12},
+        "hovertemplate": f"%{{y}}<br>from %{{x:.6~g}} {unit}: %{{z:.3~g}} % in use<extra></extra>",
+    }
+    shapes, notes = [], []
+    for number, (begin, until, text) in enumerate(picture["faults"][:20]):
+        to = end if until is None else min(until * scale, end)
+        shapes.append(
+            {
+                "type": "rect",
+                "xref": "x",
+                "yref": "paper",
+                "x0": begin * scale,
+                "x1": to,
+                "y0": 0,
+                "y1": 1,
+                "fillcolor": ACCUSED,
+                "opacity": 0.25,
+                "line": {"width": 1, "color": ACCUSED},
+            }
+        )
+        where = {"x": begin * scale, "y": 1, "xref": "x", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
+        notes.append({**where, "text": label(text), "showarrow": False, "yshift": 14 * (number % 3)})
+    top = 30 + 14 * min(3, len(notes))
+    return figure(
+        [trace],
+        max(190, 90 + top + ROW_PX * len(links["names"])),
+        f"time since the run began ({unit})",
+        yaxis={"autorange": "reversed"},
+        shapes=shapes,
+        annotations=notes,
+        margin={"l": 8, "r": 16, "t": top, "b": 44},
+    )

@@ -1,18 +1,62 @@
-"""Bars of a sweep, its efficiency, and the curves of a bench: with units, from zero."""
+"""Figures of plotly as plain data: what all share; bars of a sweep, its efficiency, and the curves of a bench."""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from distsim.report.html.draw.figure import ACCUSED, COMMUNICATION, COMPUTE, Figure, figure, label
 from distsim.report.quantities import figure_name, figure_unit, time_unit
 
-__all__ = ["Point", "bench_plot", "efficiency_plot", "pareto_plot", "sweep_plot"]
+__all__ = [
+    "ACCUSED",
+    "COMMUNICATION",
+    "COMPUTE",
+    "OPEN",
+    "WAITING",
+    "Figure",
+    "Point",
+    "bench_plot",
+    "efficiency_plot",
+    "figure",
+    "label",
+    "pareto_plot",
+    "sweep_plot",
+]
 
+Figure = dict[str, Any]
+
+COMPUTE, COMMUNICATION, WAITING, OPEN, ACCUSED = "#4f86c6", "#2a9d6f", "#d9a13b", "#c8467a", "#d1495b"
+"""Told apart by those who see few colours, on white and on black; waiting is hatched as well."""
+
+LONGEST = 200
+"""Letters of a text in a figure."""
 RANKS = ("cluster.nodes", "on.nodes", "nnodes", "nproc_per_node")
 """Settings that say how many ranks there are, by a factor."""
 BAR_PX = 26
+
+
+def label(text: object) -> str:
+    """A text of the program's for plotly, which takes tags and entities in texts for markup."""
+    said = str(text)
+    return html.escape(said if len(said) <= LONGEST else f"{said[: LONGEST - 3]}...", quote=False)
+
+
+def figure(data: list[dict[str, Any]], height: int, x_title: str, **layout: Any) -> Figure:
+    """Traces with a layout; colours of text and ground are the page's, which knows light and dark."""
+    common: dict[str, Any] = {
+        "height": height,
+        "margin": {"l": 8, "r": 16, "t": 8, "b": 44},
+        "xaxis": {"title": {"text": x_title}, "zeroline": False, "automargin": True},
+        "yaxis": {"automargin": True, "zeroline": False},
+        "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
+        "hovermode": "closest",
+        "dragmode": "pan",
+    }
+    for name, value in layout.items():
+        both = isinstance(value, dict) and isinstance(common.get(name), dict)
+        common[name] = {**common[name], **value} if both else value
+    return {"data": data, "layout": common}
 
 
 class Point(Protocol):

@@ -1,18 +1,42 @@
-"""`monkeypatch` of one simulated rank: what it sets is there for this rank alone, as in a process of its own."""
+"""`caplog` and `monkeypatch` of one simulated rank, as in a process of its own.
+
+It has the log and the levels of this rank alone; what it sets is there for this rank alone.
+"""
 
 from __future__ import annotations
 
+import logging
 import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from _pytest.logging import LogCaptureHandler, caplog_handler_key, caplog_records_key
 
 from distsim.sim.isolation.torch_state.torch_state import STATE
 
-__all__ = ["RankMonkeyPatch"]
+__all__ = ["RankMonkeyPatch", "rank_log"]
 
 _NOT_GIVEN: Any = object()
+
+
+class _Own:
+    """What pytest's fixture asks its test for."""
+
+    def __init__(self) -> None:
+        self.stash = pytest.Stash()
+
+
+def rank_log(everybodys: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """A fixture of its own in the place of *everybodys*; the root logger, which has its handler, is this rank's own."""
+    handler, own = LogCaptureHandler(), _Own()
+    handler.setLevel(everybodys.handler.level)
+    own.stash[caplog_handler_key] = handler
+    own.stash[caplog_records_key] = {"call": handler.records}
+    logging.root.removeHandler(everybodys.handler)
+    logging.root.addHandler(handler)
+    mine: Any = pytest.LogCaptureFixture(own, _ispytest=True)  # type: ignore[arg-type]
+    return mine  # type: ignore[no-any-return]
 
 
 class RankMonkeyPatch(pytest.MonkeyPatch):  # type: ignore[misc]  # whoever asks for one gets one

@@ -1,11 +1,14 @@
-"""How a test's body ended on one rank, as pytest would show it if that rank were all there is."""
+"""A test's body as one rank runs it, and how it ended there, as pytest would show it if that rank were all there is."""
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import inspect
 import os
 import traceback
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -13,11 +16,42 @@ from typing import Any
 import pytest
 
 from distsim.debug.records.frames import is_ours
+from distsim.plugin.fixtures import on_this_rank
+from distsim.plugin.options import Options
 
-__all__ = ["RankReport", "describe", "full_names", "pruned"]
+__all__ = ["RankReport", "describe", "full_names", "pruned", "rank_body"]
 
 _CALLS = (os.path.join("torch", "distributed", "c10d_logger.py"), os.path.join("distributed", "distributed_c10d.py"))
 """What lies between the user's `dist.all_reduce(t)` and the group: the same for every error of every call."""
+
+
+def rank_body(
+    body: functools.partial[Any],
+    kwargs: Mapping[str, Any],
+    options: Options,
+    instance: object = None,
+    joined: Callable[[], object] = lambda: None,
+) -> Callable[[], Any]:
+    """The body as one rank runs it; *instance* is the `self` of a method. A rank calls *joined* when it has joined the
+    others and nothing of the test's own has run in it. It returns what the test returns, an `async`
+    one's result, and raises what it raises; `describe` tells that afterwards."""
+
+    def run() -> Any:
+        __tracebackhide__ = True
+        import torch.distributed as dist
+
+        if options.init and not dist.is_initialized():
+            dist.init_process_group(options.backend)
+            joined()
+        with on_this_rank(body, options.values(dict(kwargs)), instance, share_memory=options.on == "sim") as mine:
+            result = mine()
+            if inspect.iscoroutine(result):
+                result = asyncio.run(result)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        return result
+
+    return run
 
 
 @dataclass(slots=True)

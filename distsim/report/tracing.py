@@ -1,4 +1,4 @@
-"""The trace: what every rank did when, in the format of PyTorch's profiler (Kineto).
+"""The trace: what every rank did when, in the format of PyTorch's profiler (Kineto), for Perfetto and others.
 
 One file holds all ranks (Perfetto, chrome://tracing); a folder gets one file a rank, as Holistic
 Trace Analysis wants them. A rank is a process; its threads and its communication streams are
@@ -6,6 +6,10 @@ tracks. A collective's slice begins where the rank called it, as a NCCL kernel d
 before the last member came is a slice of its own inside ("waits for ..."). An arrow leads from the
 rank that came last to the one that waited longest, and from a send to its receive. Link utilisation
 is drawn as counters of a second kind of process. Times are microseconds of virtual time.
+
+A kernel of a simulated GPU lies where it ran, on its stream, and its operator on the host's track, where it was
+launched. Holistic Trace Analysis takes what has a stream for the device's work and tells communication by its name, so
+its temporal breakdown (idle, compute, the rest) is that of the report: host-bound, compute, exposed and bubble.
 """
 
 from __future__ import annotations
@@ -15,26 +19,34 @@ import io
 import itertools
 import json
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distsim.debug.messages import call_text
 from distsim.debug.records import CallRecord
 from distsim.errors import UsageError
-from distsim.report.tracing.arrows import Placed, arrows
-from distsim.report.tracing.events import Event, meta, slice_event, us
-from distsim.report.tracing.gpu import FIRST_CORRELATION, FIRST_STREAM, gpu_events, step_events
-from distsim.report.tracing.kineto import call_name, collective_args, is_kernel, kernel_name
+from distsim.report.kineto import call_name, collective_args, is_kernel, kernel_name
 
 if TYPE_CHECKING:
+    from distsim.sim.observe.metrics import GpuTrack, KernelSlice
     from distsim.sim.outcome import Outcome
 
 __all__ = ["Tracks", "rank_events", "trace_events", "write_trace"]
 
-
 ROUNDING_S = 5e-10
 """Sums of floats end a hair after the next slice begins; the trace is written in nanoseconds."""
+FIRST_STREAM = 20
+"""Track of the first stream; host threads come before it. HTA takes any stream but -1 for the device's."""
+STREAMS_A_GPU = 200
+FIRST_CORRELATION = 1 << 30
+"""Of a kernel and what launched it. HTA takes the smallest type that holds these, for numbers of events, too."""
+STEPS = 19
+"""Track of the steps as the device had them."""
+HOST = 1
+Event = dict[str, Any]
 
 
 class Tracks:
@@ -253,3 +265,131 @@ def _write(path: Path, header: Event, events: Iterable[Event]) -> None:
             for number, event in enumerate(events):
                 file.write((",\n" if number else "") + json.dumps(event))
             file.write("\n]}\n")
+
+
+def gpu_events(rank: int, tracks: list[GpuTrack], placed: list[Placed]) -> Iterator[Event]:
+    """All slices of *tracks*, the GPUs of *rank*. Its calls are added to *placed*."""
+    for number, track in enumerate(tracks):
+        first = FIRST_STREAM + number * STREAMS_A_GPU
+        used = sorted({piece.stream for piece in track.slices})
+        for stream in used:
+            name = f"GPU {track.index} stream {stream}: {track.streams[stream]}"
+            yield meta(rank, "thread_name", tid=first + stream, name=name)
+            yield meta(rank, "thread_sort_index", tid=first + stream, sort_index=first + stream)
+        for correlation, piece in enumerate(track.slices, FIRST_CORRELATION):
+            if piece.records:
+                yield from _communication(rank, first, track.index, piece, correlation, placed)
+            else:
+                yield from _kernel(rank, first, track.index, piece, correlation)
+        yield from step_events(rank, f"GPU {track.index} steps", track.steps)
+
+
+def _kernel(rank: int, first: int, device: int, piece: KernelSlice, correlation: int) -> Iterator[Event]:
+    args = {"stream": first + piece.stream, "device": device, "correlation": correlation}
+    is_copy = piece.kind == "transfer"
+    name = f"Memcpy of {piece.name}" if is_copy else f"{piece.name} [{piece.kind}]" if piece.kind else piece.name
+    category = "gpu_memcpy" if is_copy else "kernel"
+    yield slice_event(rank, first + piece.stream, name, category, piece.begun_s, piece.ended_s, args)
+    called_s = piece.launched_s - piece.host_s
+    host = {"correlation": correlation}
+    yield slice_event(rank, HOST, f"aten::{piece.name}", "cpu_op", called_s, piece.launched_s, host)
+
+
+def _communication(
+    rank: int, first: int, device: int, piece: KernelSlice, correlation: int, placed: list[Placed]
+) -> Iterator[Event]:
+    """One kernel; a batch of messages is one, too, named after its first."""
+    tid = first + piece.stream
+    records: list[CallRecord] = [record for record in piece.records if is_kernel(record)]
+    if not records:
+        return
+    args: dict[str, Any] = collective_args(records[0], tid) | {"device": device, "correlation": correlation}
+    if len(records) > 1:
+        args["Calls"] = ", ".join(f"{record.op} {record.peer}" for record in records)
+    placed.extend(Placed(record, tid) for record in records)
+    yield slice_event(rank, tid, kernel_name(records[0]), "kernel", piece.begun_s, piece.ended_s, args)
+    called_s, host = piece.launched_s - piece.host_s, {"correlation": correlation}
+    yield slice_event(rank, HOST, call_name(records[0]), "cpu_op", called_s, piece.launched_s, host)
+    started_s = min((r.started_s for r in records if r.started_s is not None), default=piece.ended_s)
+    if started_s - piece.begun_s > 1e-9:
+        peer = "any rank" if records[0].peer is None else f"rank {records[0].peer}"
+        what = f"waits for {peer if records[0].is_p2p else f'the others of {records[0].op} #{records[0].seq}'}"
+        yield slice_event(rank, tid, what, "wait", piece.begun_s, min(started_s, piece.ended_s), {})
+
+
+def step_events(rank: int, label: str, steps: list[tuple[float, float]]) -> Iterator[Event]:
+    """`ProfilerStep#n` as torch's profiler has it: of the host, and of the device; *steps* ended there and there."""
+    if not steps:
+        return
+    yield meta(rank, "thread_name", tid=STEPS, name=label)
+    for number, (before, after) in enumerate(zip([(0.0, 0.0), *steps], steps, strict=False), 1):
+        name = f"ProfilerStep#{number}"
+        yield slice_event(rank, HOST, name, "user_annotation", before[0], after[0], {})
+        yield slice_event(rank, STEPS, name, "gpu_user_annotation", before[1], after[1], {})
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A call and the track its slice is drawn on."""
+
+    record: CallRecord
+    track: int
+
+
+Arrow = tuple[Placed, float, Placed, float]
+"""From a call at a time (seconds) to another at a time."""
+
+
+def arrows(calls: Iterable[Placed]) -> Iterator[Arrow]:
+    """One arrow for each collective that anybody waited in, one for each send that was received."""
+    meetings: dict[tuple[str, int], list[Placed]] = {}
+    sends: dict[tuple[str, int, int, int], deque[Placed]] = {}
+    receives: list[tuple[tuple[str, int, int, int], Placed]] = []
+    for call in calls:
+        record = call.record
+        if not record.is_p2p:
+            meetings.setdefault((record.group.name, record.seq), []).append(call)
+        elif record.peer is not None and record.op == "send":
+            key = (record.group.name, record.rank, record.peer, record.tag or 0)
+            sends.setdefault(key, deque()).append(call)
+        elif record.peer is not None and record.completed_s is not None:
+            receives.append(((record.group.name, record.peer, record.rank, record.tag or 0), call))
+    for met in meetings.values():
+        first = min(met, key=lambda call: (call.record.issued_s, call.record.rank))
+        last = max(met, key=lambda call: (call.record.issued_s, -call.record.rank))
+        started_s = first.record.started_s
+        if started_s is not None and last.record.issued_s > first.record.issued_s:
+            yield last, last.record.issued_s, first, started_s
+    for key, receive in receives:
+        waiting = sends.get(key)
+        completed_s = receive.record.completed_s
+        if waiting and completed_s is not None:
+            send = waiting.popleft()
+            yield send, send.record.issued_s, receive, completed_s
+
+
+def slice_event(
+    pid: int, tid: int, name: str, category: str, start_s: float, end_s: float, args: dict[str, Any]
+) -> Event:
+    """A complete event."""
+    start, end = us(start_s), us(end_s)
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": pid,
+        "tid": tid,
+        "ts": start,
+        "dur": round(max(end - start, 0.0), 3),
+        "args": args,
+    }
+
+
+def meta(pid: int, what: str, tid: int = 0, **args: Any) -> Event:
+    """What a process or a track is called, and where it stands."""
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args}
+
+
+def us(seconds: float) -> float:
+    """Microseconds to the nanosecond: nested slices keep their order when rounded alike."""
+    return round(seconds * 1e6, 3)

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-__all__ = ["NoCopy", "RankCapture", "holds_tensors", "on_this_rank", "refuse_shared", "sub_tests_of"]
-
+__all__ = ["NoCopy", "holds_tensors", "on_this_rank", "refuse_shared", "sub_tests_of"]
 
 _REFUSED = {
     **dict.fromkeys(
@@ -122,8 +121,7 @@ def on_this_rank(
     mine = dict(arguments)
     patch = None
     if share_memory:
-        from distsim.plugin.on_rank.log import rank_log
-        from distsim.plugin.on_rank.monkeypatch import RankMonkeyPatch
+        from distsim.plugin.sim_fixtures import RankMonkeyPatch, rank_log
 
         copies = Copies()
         mine.update({name: copies.of(name, value) for name, value in mine.items() if holds_tensors(value)})
