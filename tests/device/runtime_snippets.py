@@ -267,7 +267,6 @@ def refusals() -> Any:
     return {
         "temperature": raised(torch.cuda.temperature),
         "alloc": raised(lambda: torch.cuda.caching_allocator_alloc(1024)),
-        "snapshot": raised(torch.cuda.memory_snapshot),
         "blas": raised(torch.cuda.current_blas_handle),
     }
 

@@ -35,6 +35,7 @@ from distsim.sim.observe.metrics import Saved
 
 if TYPE_CHECKING:
     from distsim.kernels import Gpu
+    from distsim.sim.device.allocator.history import History
     from distsim.sim.isolation.process import RankTask, SimProcess
 
 _nbytes = UntypedStorage.nbytes
@@ -91,6 +92,8 @@ class Device:
         self.shortage: Shortage | None = None
         """Of the last OutOfMemoryError."""
         self._accelerators: Accelerators = process.accelerators
+        if self._accelerators.new_history is not None:
+            self.memory.history = self._accelerators.new_history()
         self._accelerators.steps.ledgers.append(self.memory.ledger)
         if process.world.measures_memory:
             self.memory.ledger.site_of = site_reader(self.memory.ledger, self._accelerators)
@@ -376,6 +379,8 @@ class Accelerators:
         self.steps = Steps()
         self.operator: Any = None
         """The last operator that was launched."""
+        self.new_history: Callable[[], History] | None = None
+        """Makes the history of an allocator, where torch.cuda.memory._record_memory_history asks for it."""
         self.saved = Saved()
         self.capture_stream: Any = None
         """Of captures that name none."""

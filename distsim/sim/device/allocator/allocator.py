@@ -5,7 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distsim.sim.device.allocator.history import History
 
 __all__ = [
     "ACTIVATIONS",
@@ -212,6 +215,10 @@ class Block:
     """Bytes that were asked for; 0: free."""
     tag: Tag | None = None
     """What it was taken for."""
+    frames: tuple[tuple[str, int, str], ...] = ()
+    """The stack that took it, where a history is kept."""
+    awaits_streams: bool = False
+    """The program has given it back, and streams still use it."""
 
 
 @dataclass(slots=True)
@@ -331,6 +338,10 @@ class Allocator:
         """How often all cached segments went back because one was needed (num_alloc_retries)."""
         self.num_out_of_memory = 0
         self.ledger = Ledger()
+        self.history: History | None = None
+        """What torch.cuda.memory._record_memory_history asks for."""
+        self.segments: dict[int, Block] = {}
+        """By address: the first block of each."""
         self._before = (0, 0)
         """The peaks before they were reset."""
         self._pools = {True: Pool(), False: Pool()}
@@ -383,6 +394,9 @@ class Allocator:
                 block = self._grow(_segment(size), stream, small)
                 if block is None:
                     self.num_out_of_memory += 1
+                    if self.history is not None:
+                        free = self.capacity - self.reserved
+                        self.history.add("oom", 0, nbytes, stream, self.history.stack(False), device_free=free)
                     raise Full(nbytes)
         left = block.size - size
         if left >= MIN_BLOCK if small else left > SMALL:
@@ -395,6 +409,9 @@ class Allocator:
         block.tag = self.ledger.born(block.size)
         self.all.taken(block.size, block.asked)
         self.of_pool[small].taken(block.size, block.asked)
+        if self.history is not None:
+            block.frames = self.history.stack(False)
+            self.history.add("alloc", block.address, block.asked, stream, block.frames)
         return block
 
     def free(self, block: Block) -> None:
@@ -408,12 +425,19 @@ class Allocator:
         self.ledger.died(block.tag)
         self.all.let_go(block.size, block.asked)
         self.of_pool[block.small].let_go(block.size, block.asked)
+        block.awaits_streams = True
+        if self.history is not None:
+            stack = self.history.stack(True)
+            self.history.add("free_requested", block.address, block.asked, block.stream, stack)
 
     def reclaim(self, block: Block) -> None:
         """*block*, which the program has let go, may be given to others; with its free neighbours it is one again."""
         self.all.reclaimed(block.size)
         self.of_pool[block.small].reclaimed(block.size)
-        block.asked = 0
+        if self.history is not None:
+            stack = self.history.stack(True)
+            self.history.add("free_completed", block.address, block.asked, block.stream, stack)
+        block.asked, block.awaits_streams, block.frames = 0, False, ()
         for other in (block.before, block.after):
             if other is not None and not other.asked:
                 self._remove(other)
@@ -424,6 +448,10 @@ class Allocator:
         """Segments without a block in use go back to the device."""
         for block in [b for b in self._blocks.values() if b.before is None and b.after is None]:
             self._remove(block)
+            del self.segments[block.address]
+            if self.history is not None:
+                stack = self.history.stack(True)
+                self.history.add("segment_free", block.address, block.size, block.stream, stack)
             self.all.returned(block.size)
             self.of_pool[block.small].returned(block.size)
 
@@ -459,7 +487,9 @@ class Allocator:
     def _grow(self, size: int, stream: int, small: bool) -> Block | None:
         if not self.is_unlimited and self.reserved + size > min(self.capacity, self.allowed):
             return None
-        block = Block(self._next, size, stream, small)
+        block = self.segments[self._next] = Block(self._next, size, stream, small)
+        if self.history is not None:
+            self.history.add("segment_alloc", block.address, size, stream, self.history.stack(False))
         self._next += size
         self.all.grown(size)
         self.of_pool[small].grown(size)

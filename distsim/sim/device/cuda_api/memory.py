@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from distsim.sim.device.allocator import Tallies
+from distsim.sim.device.allocator.history import History, segments_of
 from distsim.sim.device.allocator.host_memory import still_unknown
 from distsim.sim.device.cuda_api.tensors import (
     accelerator_function,
@@ -24,6 +26,8 @@ from distsim.sim.device.cuda_api.tensors import (
     refused_function,
 )
 from distsim.sim.device.gpu import Device
+from distsim.sim.device.memory import accelerators_of
+from distsim.sim.isolation.clock import EPOCH_S
 from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import RankTask, current_task
 from distsim.sim.isolation.torch_state.torch_state import STATE
@@ -97,6 +101,66 @@ def _set_fraction(task: RankTask, fraction: float, index: int | None = None) -> 
     device.memory.allowed = int(fraction * device.model.memory_bytes)
 
 
+def _record_history(
+    task: RankTask,
+    enabled: str | None = "all",
+    context: str | None = "all",
+    stacks: str = "all",
+    max_entries: int = sys.maxsize,
+    clear_history: bool = False,
+    compile_context: bool = False,
+    global_record_annotations: bool = False,
+    skip_actions: Sequence[str] = (),
+) -> None:
+    """As torch/csrc/cuda/memory_snapshot.cpp; it holds for all GPUs of the process. Stacks are Python's."""
+    for name, value, words in (("enabled", enabled, ("state", "all")), ("context", context, ("state", "alloc", "all"))):
+        if value is not None and value not in words:
+            raise RuntimeError(f"{name} expected {' or '.join(words)}, or None, got {value!r}")
+    accelerators = accelerators_of(task.process)
+    world = task.process.world
+    most = max_entries if enabled == "all" else 1
+
+    def new_history() -> History:
+        return History(lambda: int((EPOCH_S + float(world.env.now)) * 1e6), context, most, tuple(skip_actions))
+
+    accelerators.new_history = None if enabled is None else new_history
+    for device in accelerators.devices:
+        before = device.memory.history
+        device.memory.history = None if enabled is None else new_history()
+        if before is not None and device.memory.history is not None and not clear_history:
+            device.memory.history.entries.extend(before.entries)
+
+
+def _record_history_legacy(
+    task: RankTask,
+    enabled: bool,
+    record_context: bool = True,
+    max_entries: int = 1,
+    record_frees: bool = False,
+    *_: Any,
+) -> None:
+    context = ("all" if record_frees else "alloc") if record_context else None
+    _record_history(task, "all" if enabled else None, context, "python", max_entries)
+
+
+def _snapshot(task: RankTask, pool: Any = None) -> dict[str, Any]:
+    """The dictionary of torch/csrc/cuda/Module.cpp, `memorySnapshot`, as torch.cuda._memory_viz reads it."""
+    accelerators = accelerators_of(task.process)
+    traces: list[list[dict[str, Any]]] = [[] for _ in range(accelerators.count)]
+    segments: list[dict[str, Any]] = []
+    for device in accelerators.devices:
+        segments += segments_of(device.memory.segments, device.index)
+        if device.memory.history is not None and (pool is None or len(pool) < 3 or pool[2]):
+            device.memory.history.add("snapshot", 0, 0, 0)
+            traces[device.index] = device.memory.history.trace()
+    return {
+        "segments": segments,
+        "device_traces": traces,
+        "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "max_split_size": -1, "expandable_segments": False},
+        "external_annotations": [],
+    }
+
+
 def memory_patches() -> list[Patch]:
     """(holder, attribute, replacement) of what torch.cuda.memory and torch.accelerator.memory ask of C++."""
     patches: list[Patch] = []
@@ -113,15 +177,14 @@ def memory_patches() -> list[Patch]:
         ("resetAccumulatedHostMemoryStats", lambda task: None),
         ("resetPeakHostMemoryStats", lambda task: None),
         ("ipc_collect", lambda task: None),
+        ("memorySnapshot", _snapshot),
+        ("record_memory_history", _record_history),
+        ("record_memory_history_legacy", _record_history_legacy),
         ("canDeviceAccessPeer", lambda task, one, other: one != other),
     ):
         patches.append(cuda_function(name, answer))
-    asks = "ask torch.cuda.memory_stats() or memory_summary()"
     owns = "allocate with torch.empty(..., device='cuda')"
     for name, call, remedy in (
-        ("memorySnapshot", "torch.cuda.memory_snapshot", asks),
-        ("record_memory_history", "torch.cuda.memory._record_memory_history", asks),
-        ("record_memory_history_legacy", "torch.cuda.memory._record_memory_history", asks),
         ("cudaCachingAllocator_raw_alloc", "torch.cuda.caching_allocator_alloc", owns),
         ("cudaCachingAllocator_raw_delete", "torch.cuda.caching_allocator_delete", owns),
         ("cudaCachingAllocator_enable", "torch.cuda.caching_allocator_enable", owns),
