@@ -16,6 +16,8 @@ from stages import all_gather, reduce_scatter
 
 BUCKET = 40_000_000
 """Elements of a bucket (Megatron-LM: max(40,000,000, 1,000,000 * dp))."""
+DDP_BUCKET = 25 * 2**20
+"""Bytes of a bucket of 16-bit gradients (nanotron's `ddp_bucket_cap_mb`, and DistributedDataParallel's default)."""
 
 
 class Bucket:
@@ -120,7 +122,10 @@ class Optimizer:
 
     def _buckets(self, params: list[nn.Parameter], group: Any) -> list[Bucket]:
         whole = self.late and not self.ddp
-        limit = inf if whole else max(BUCKET, 1_000_000 * dist.get_world_size(group))
+        if self.ddp:
+            limit = DDP_BUCKET / params[0].element_size()
+        else:
+            limit = inf if whole else max(BUCKET, 1_000_000 * dist.get_world_size(group))
         dtype = torch.float16 if self.fp16 else torch.float32
         made, some = [], []
         for p in reversed(params):
