@@ -6,6 +6,7 @@ of `distsim.simulate`.
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -70,9 +71,9 @@ class RunOptions:
         ),
     )
     fuse: bool = field(
-        default=False,
+        default=True,
         metadata=_about(
-            "price functions under torch.compile as fused kernels, although they run eagerly (default: price each "
+            "price functions under torch.compile as fused kernels, although they run eagerly (--no-fuse: price each "
             "operator by itself)"
         ),
     )
@@ -151,8 +152,9 @@ def add_flags(group: Any, *names: str) -> None:
     """Add a flag to the parser *group* for each option in *names*: `--host-timeout` for `host_timeout_s`."""
     for name in names:
         flag, text, default = "--" + name.removesuffix("_s").replace("_", "-"), meaning(name), default_of(name)
-        if default is False:
-            group.add_argument(flag, dest=name, action="store_true", help=text)
+        if isinstance(default, bool):
+            action = argparse.BooleanOptionalAction if default else "store_true"
+            group.add_argument(flag, dest=name, action=action, default=default, help=text)
             continue
         if default is not None:
             text += f" (default: {default})"

@@ -109,7 +109,7 @@ def simulate(
     data: Literal["shapes", "real"] = "shapes",
     silent: Literal["off", "watch", "strict"] | None = None,
     placeholder: float = 1.0,
-    fuse: bool = False,
+    fuse: bool = True,
     strict_kernels: bool = False,
     trace: bool = False,
     silent_allow: Sequence[str] = (),

@@ -95,7 +95,7 @@ def measured(logits: torch.Tensor, targets: torch.Tensor, metrics: torch.Tensor)
 
 
 def main() -> None:
-    args = options("FSDP2, in the manner of torchtitan", LLAMA_3_8B, does=("tp", "fused_norm"))
+    args = options("FSDP2, in the manner of torchtitan", LLAMA_3_8B, does=("tp", "fused_norm", "compile"))
     if args.arch == "gpt" and args.tp > 1:
         refuse(f"--tp {args.tp}: here it is for a Llama (--arch llama); tp_pp.py cuts a GPT")
     device = start()
@@ -107,6 +107,9 @@ def main() -> None:
         cut_over(model, mesh["tp"])
     if args.ckpt != "none":
         recompute(model, args.ckpt)
+    if args.compile:
+        for name, layer in model.layers.named_children():
+            model.layers.register_module(name, torch.compile(layer, fullgraph=True))
     # llm-foundry's mixed precision "DEFAULT" reduces in the parameters' type (composer, mosaic_fsdp_utils.py).
     reduced = torch.float32 if args.arch == "llama" else args.torch_dtype
     policy = MixedPrecisionPolicy(param_dtype=args.torch_dtype, reduce_dtype=reduced)

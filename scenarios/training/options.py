@@ -69,7 +69,9 @@ def options(
     shape.add_argument("--arch", choices=archs, help="default: what the shape says, see _arch() in options.py")
     if "ep" in does:
         shape.add_argument("--experts", type=_positive, help="of a layer (default: the published of --hidden, or 8)")
-    parser.set_defaults(fused_norm=False)
+    parser.set_defaults(fused_norm=False, compile=False)
+    if "compile" in does:
+        parser.add_argument("--compile", action="store_true", help="torch.compile each layer, then shard it")
     if "fused_norm" in does:
         shape.add_argument("--fused-norm", action="store_true", help="RMSNorm in one kernel, as torch has it since 2.9")
     batch = parser.add_argument_group("the batch")

@@ -38,7 +38,7 @@ def test_a_scenario_has_them_as_keys_with_their_defaults() -> None:
     [
         (["--nccl-version", "2.21"], {"nccl_version": "2.21"}),
         (["--host-timeout", "3.5"], {"host_timeout_s": 3.5}),
-        (["--fuse", "--data", "real"], {"fuse": True, "data": "real"}),
+        (["--no-fuse", "--data", "real"], {"fuse": False, "data": "real"}),
         ([], {}),
     ],
 )

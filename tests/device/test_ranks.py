@@ -309,7 +309,7 @@ def test_what_is_compiled_is_said_and_warns_of_nothing() -> None:
 
     outcome = distsim.simulate(body, on="dgx-h100:1", nproc_per_node=1)
     assert outcome.results == [[]]
-    assert [note for note in outcome.notes if note.startswith("torch.compile: what it was given runs eagerly")]
+    assert [note for note in outcome.notes if note.startswith("torch.compile: compiled code runs eagerly")]
 
 
 def test_many_gpus_have_the_pace_of_the_slowest() -> None:

@@ -115,15 +115,13 @@ def _saved(training: Training) -> RenderableType:
 
 
 def _fused(fused: Fused) -> Text:
-    if not fused.kernels_before:
-        return Text("nothing: nothing that works on GPUs was given to torch.compile", style="yellow")
     calls = sum(fused.functions.values())
     names = ", ".join(list(fused.functions)[:2]) + (", ..." if len(fused.functions) > 2 else "")
     host = f"{format_time(abs(fused.host_saved_s))} {'less' if fused.host_saved_s >= 0 else 'more'} of the host's"
     return Text.assemble(
         (f"{fused.kernels_before:,} kernels are {fused.kernels_after:,}", "bold"),
         f" in {calls:,} calls of compiled code ({names}; all of rank {fused.rank}'s run)\n"
-        f"{format_time(fused.gpu_saved_s)} less of the GPU's time, {host}, than eagerly; memory is as eagerly",
+        f"{format_time(fused.gpu_saved_s)} less of the GPU's time, {host}, than eagerly",
     )
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -62,17 +63,37 @@ _TIMED_SETTINGS = (
 class Held:
     """Device memory of one storage, given back when the storage dies."""
 
-    __slots__ = ("__weakref__", "block", "device", "nbytes", "streams")
+    __slots__ = ("__weakref__", "block", "device", "due", "nbytes", "streams")
 
-    def __init__(self, device: Device, block: Block, nbytes: int) -> None:
+    def __init__(self, device: Device, block: Block | None, nbytes: int) -> None:
         self.device = device
-        self.block: Block | None = block
+        self.block = block
         self.nbytes = nbytes
+        self.due: tuple[Stream, str, str] | None = None
+        """Stream, and what the ledger said, for memory that is taken later: of a tensor in a kernel that is being put
+        together (timeline/fusion.py), where it outlives that kernel."""
         self.streams: list[Stream] | None = None
         """Others that use it as well (Tensor.record_stream): it is not free before they have come to its end."""
 
+    @property
+    def lives(self) -> bool:
+        """Whether the storage is there still."""
+        return self.block is not None or self.due is not None
+
+    def take(self) -> None:
+        """Allocate what is due."""
+        if self.due is None:
+            return
+        (stream, kind, module), self.due = self.due, None
+        ledger = self.device.memory.ledger
+        before, ledger.kind, ledger.module = (ledger.kind, ledger.module), kind, module
+        try:
+            self.block = self.device.allocate(self.nbytes, stream)
+        finally:
+            ledger.kind, ledger.module = before
+
     def release(self) -> None:
-        block, self.block = self.block, None
+        block, self.block, self.due = self.block, None, None
         if block is not None:
             self.device.free(block, self.streams)
 
@@ -97,6 +118,8 @@ class Device:
         self._accelerators.steps.ledgers.append(self.memory.ledger)
         if process.world.measures_memory:
             self.memory.ledger.site_of = site_reader(self.memory.ledger, self._accelerators)
+        self.late: list[weakref.ref[Held]] | None = None
+        """Where what is made now takes its memory later, as a part of a fused kernel."""
         self.streams: list[Stream] = []
         self.pools: dict[int, list[Stream]] = {}
         """By priority: those that torch.cuda.Stream() gives out in turn."""
@@ -242,8 +265,14 @@ class Device:
     def hold(self, storage: UntypedStorage, stream: Stream) -> None:
         """Allocate what *storage* takes, until it dies."""
         nbytes = _nbytes(storage)
-        if nbytes:
+        if not nbytes:
+            return
+        if self.late is None:
             storage._distsim_held = Held(self, self.allocate(nbytes, stream), nbytes)
+            return
+        held = storage._distsim_held = Held(self, None, nbytes)
+        held.due = stream, self.memory.ledger.kind, self.memory.ledger.module
+        self.late.append(weakref.ref(held))
 
     def allocate(self, nbytes: int, stream: Stream) -> Block:
         if not self._accelerators.works:

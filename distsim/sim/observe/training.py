@@ -175,7 +175,8 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
 
 
 def _fused(used: Sequence[SimProcess]) -> Fused | None:
-    of_ranks = [(p.rank, p.accelerators.fusion) for p in used if p.accelerators.fusion is not None]
+    fusions = [(p.rank, p.accelerators.fusion) for p in used]
+    of_ranks = [(rank, fusion) for rank, fusion in fusions if fusion is not None and fusion.kernels_before]
     if not of_ranks:
         return None
     rank, most = max(of_ranks, key=lambda each: (each[1].kernels_before, -each[0]))

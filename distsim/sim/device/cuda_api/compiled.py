@@ -52,13 +52,10 @@ __all__ = [
 
 has_triton_package = HAS_TRITON_PACKAGE.get()
 
-EAGER = (
-    "torch.compile: what it was given runs eagerly, operator by operator; nothing is fused (--fuse prices it as the "
-    "compiler's kernels)"
-)
+EAGER = "torch.compile: compiled code runs eagerly and is priced operator by operator (--no-fuse); nothing is fused"
 FUSED = (
-    "torch.compile: what it was given runs eagerly, and is priced as one graph of fused kernels a call (--fuse); graph "
-    "breaks, CUDA graphs (reduce-overhead) and the time to compile are not in it"
+    "torch.compile: compiled code runs eagerly and is priced as one graph of fused kernels a call (--no-fuse: operator "
+    "by operator); graph breaks and the time to compile are not in it"
 )
 
 
@@ -67,16 +64,18 @@ def _compile(task: RankTask, model: Any = None, **options: Any) -> Any:
         return lambda given: _compile(task, given, **options)
     if options.get("disable"):
         return model
+    replays = options.get("mode") in ("reduce-overhead", "max-autotune")  # these use CUDA graphs
+    replays = bool((options.get("options") or {}).get("triton.cudagraphs", replays))
     _replace_warning()
     task.world.note(FUSED if task.world.data.fuse else EAGER)
     if not isinstance(model, torch.nn.Module):
         module = getattr(model, "__self__", None)
         if isinstance(module, torch.nn.Module):  # Module.compile() gives its own call
-            return _graph(model, type(module), sum(1 for _ in module.parameters()))
-        return _graph(model, model, 0)
+            return _graph(model, type(module), sum(1 for _ in module.parameters()), replays)
+        return _graph(model, model, 0, replays)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of global hooks: those are ours
-        return OPTIMIZED_MODULE.get()(model, _AsItIs(model))
+        return OPTIMIZED_MODULE.get()(model, _AsItIs(model, replays))
 
 
 _compiled: dict[RankTask, int] = {}
@@ -113,8 +112,8 @@ def give_back_warning() -> None:
 class _AsItIs:
     """Stands for the compiler's context of a module (torch._dynamo.eval_frame._TorchDynamoContext)."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = type(module), sum(1 for _ in module.parameters())
+    def __init__(self, module: torch.nn.Module, replays: bool) -> None:
+        self._module = type(module), sum(1 for _ in module.parameters()), replays
 
     def __call__(self, call: Callable[..., Any]) -> Callable[..., Any]:
         return _graph(call, *self._module)
@@ -123,8 +122,8 @@ class _AsItIs:
         return self
 
 
-def _graph(call: Callable[..., Any], named: Any, parameters: int) -> Callable[..., Any]:
-    """*call*; with --fuse its kernels are taken as those of one compiled graph (timeline/fusion.py)."""
+def _graph(call: Callable[..., Any], named: Any, parameters: int, replays: bool) -> Callable[..., Any]:
+    """*call*, whose kernels are priced as those of one compiled graph, or CUDA graph (timeline/fusion.py)."""
     name = getattr(named, "__qualname__", type(named).__name__)
 
     @functools.wraps(call)
@@ -137,7 +136,7 @@ def _graph(call: Callable[..., Any], named: Any, parameters: int) -> Callable[..
         try:
             if fusion is None:
                 return call(*args, **kwargs)
-            with fusion.graph(task, name, parameters):
+            with fusion.graph(task, name, parameters, replays):
                 return call(*args, **kwargs)
         finally:
             if around:

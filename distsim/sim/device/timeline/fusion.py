@@ -80,20 +80,24 @@ class Fusion:
         self.gpu_saved_s = self.host_saved_s = 0.0
         self._inside: dict[RankTask, int] = {}
         """Threads that are in a compiled function, and in how many."""
-        self._nodes: dict[RankTask, tuple[list[int], list[int]]] = {}
-        """Where the numbers of the nodes of each call begin and end, by thread."""
+        self._nodes: dict[RankTask, tuple[list[int], list[int], list[bool]]] = {}
+        """Where the numbers of the nodes of each call begin and end, and whether it is a CUDA graph, by thread."""
+        self._replays = False
+        """Whether what is met now is replayed as a CUDA graph, which costs the host nothing for each kernel."""
         self._backward_of: tuple[RankTask, int] | None = None
         self._held: list[_Kernel] = []
+        self.late: list[weakref.ref[Any]] = []
+        """Memory of what they make (gpu.Held), taken when they are launched."""
         self._where: tuple[Launcher, Stream, RankTask] | None = None
 
     @contextlib.contextmanager
-    def graph(self, task: RankTask, name: str, parameters: int) -> Iterator[None]:
-        """A compiled function runs; one within another is part of it."""
+    def graph(self, task: RankTask, name: str, parameters: int, replays: bool) -> Iterator[None]:
+        """A compiled function runs; one within another is part of it. *replays*: in mode "reduce-overhead"."""
         depth = self._inside.get(task, 0)
         if depth == 0:
             self.calls[name] = self.calls.get(name, 0) + 1
             self._host(task, -(GRAPH_S + parameters * GUARD_S))
-            begin = _next_node()
+            begin, self._replays = _next_node(), replays
         self._inside[task] = depth + 1
         try:
             yield
@@ -103,11 +107,12 @@ class Fusion:
             else:
                 del self._inside[task]
                 self.flush()
-                begins, ends = self._nodes.setdefault(task, ([], []))
+                begins, ends, replayed = self._nodes.setdefault(task, ([], [], []))
                 begins.append(begin)
                 ends.append(_next_node())
+                replayed.append(replays)
                 if len(begins) > MOST_CALLS:
-                    del begins[: MOST_CALLS // 2], ends[: MOST_CALLS // 2]
+                    del begins[: MOST_CALLS // 2], ends[: MOST_CALLS // 2], replayed[: MOST_CALLS // 2]
 
     def compiles(self, task: RankTask) -> bool:
         """Whether what *task* launches is part of a compiled graph, or of its backward."""
@@ -127,6 +132,7 @@ class Fusion:
         if which != self._backward_of:
             self._backward_of = which
             self.flush()
+            self._replays = known[2][call]
             self._host(task, -BACKWARD_S)
         return True
 
@@ -138,7 +144,16 @@ class Fusion:
         task.process.accelerators.works_on_host(task, -saved_s)
         self.host_saved_s += saved_s
 
+    def _launches(self, task: RankTask, cost: Cost) -> None:
+        if not self._replays:
+            self._host(task, -KERNEL_S * cost.kernels)
+
     # -- kernels
+
+    @staticmethod
+    def merges(cost: Cost, func: Any) -> bool:
+        """Whether the kernels of an operator may become a part of others."""
+        return cost.kind in FUSABLE and not func._schema.name.startswith(("aten::_foreach", "aten::_fused"))
 
     def launch(
         self, device: Launcher, stream: Stream, cost: Cost, task: RankTask, func: Any, given: Any, made: Any
@@ -146,9 +161,9 @@ class Fusion:
         """As `Device.launch`, of an operator of a compiled graph."""
         self.spares(device.host.operator_s)
         self.kernels_before += cost.kernels
-        if cost.kind not in FUSABLE or func._schema.name.startswith(("aten::_foreach", "aten::_fused")):
+        if not self.merges(cost, func):
             self.flush()
-            self._host(task, -KERNEL_S * cost.kernels)
+            self._launches(task, cost)
             self.kernels_after += cost.kernels
             device.launch(stream, cost, task, func)
             return
@@ -199,10 +214,14 @@ class Fusion:
         (device, stream, task), self._where = self._where, None
         device.timeline.before_put = None
         kernels, self._held = self._held, []
+        for due in self.late:
+            if (held := due()) is not None:
+                held.take()
+        self.late.clear()
         for kernel in kernels:
             written = sum(size for place, size in kernel.writes.items() if _lives(place))
             cost = fused_cost(device.model, kernel.parts, sum(kernel.reads.values()), written)
-            self._host(task, -KERNEL_S * cost.kernels)
+            self._launches(task, cost)
             self.kernels_after += cost.kernels
             apart_s = sum(part.seconds for part in kernel.parts) + (len(kernel.parts) - 1) * device.model.gap_s
             self.gpu_saved_s += apart_s - cost.seconds
@@ -216,7 +235,7 @@ def _place(tensor: Tensor) -> _Place:
 
 def _lives(place: _Place) -> bool:
     held = place()
-    return held is not None and held.block is not None
+    return held is not None and held.lives
 
 
 def _name(kernel: _Kernel) -> str:
