@@ -70,6 +70,8 @@ class RankProcess:
 def find_ranks(pids: Iterable[int] = (), pattern: str = "") -> list[RankProcess]:
     """The ranks among processes *pids* and all that these started; without them, among all whose command line matches
     *pattern* (all processes where it is empty). A UsageError where there is no rank, or more than one job."""
+    if not Path("/proc/self/stat").exists():
+        raise UsageError(f"attach finds ranks in /proc, which Linux has and {sys.platform} has not; run it there")
     table = _table()
     pids = list(pids)
     for pid in pids:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from distsim.sim.outcome import Outcome
     from distsim.watchdog.shared_state import ProcessOutcome
 
+if sys.platform == "win32":
+    raise UsageError("expected Linux or macOS, got Windows: run distsim in WSL (wsl --install), which is Linux")
+
 __all__ = ["add_parser", "check_script", "explain"]
 
 DEFAULT_CLUSTER = default_of("on")
@@ -268,6 +271,11 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
         raise UsageError(f"--tokens-per-step: expected 1 or a larger number, got {args.tokens_per_step}")
     if args.seed < 0:
         raise UsageError(f"--seed: expected 0 or a larger number, got {args.seed}")
+    if not hasattr(os, "memfd_create"):
+        notes.append(
+            "nobody watches from outside, which takes Linux: a rank that holds the interpreter in C code, or crashes "
+            "it, has no report"
+        )
     notes.extend(_ignored(args))
     notes.extend(misplaced(args.training_script, args.training_script_args))
     log_dir = _log_dir(args, notes)

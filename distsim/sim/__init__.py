@@ -6,8 +6,13 @@ calls and their gradients; `device/` what computing costs; `faults/` what goes w
 `run.py` the two ways in.
 """
 
+import sys
+
+from distsim.errors import UsageError
 from distsim.torch_compat.releases import check_simulation, unsupported
 
+if sys.platform == "win32":
+    raise UsageError("expected Linux or macOS, got Windows: run distsim in WSL (wsl --install), which is Linux")
 try:
     check_simulation()
     from distsim.sim.outcome import Outcome, Progress

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import re
+import signal
 import sys
 import sysconfig
 from pathlib import Path
@@ -194,6 +195,8 @@ def guard_refusal(by_hooks: bool = False) -> str:
     Args:
         by_hooks: the guard attaches by hooks on groups, and needs fewer names.
     """
+    if not hasattr(signal, "SIGRTMIN"):
+        return f"it reads /proc and takes a real-time signal, which Linux has and {sys.platform} has not"
     torch = imported_torch(GUARD)
     lacking = [name for name in unmet(GUARD) if not (by_hooks and name in FOR_PATCHES)]
     names = ", ".join(f"{name.path} ({name.feature})" for name in lacking)

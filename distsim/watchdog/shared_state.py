@@ -28,8 +28,8 @@ _TEXT_AT = 256
 """Byte where the description of the run begins: 4 bytes of length, then JSON."""
 _PAGE_BYTES = 8192
 _STACK_BYTES = 1 << 20
-STACK_SIGNAL = signal.SIGRTMAX - 5
-"""Asks a thread for its stack. Programs that use real-time signals begin at SIGRTMIN."""
+STACK_SIGNAL = signal.SIGRTMAX - 5 if hasattr(signal, "SIGRTMAX") else 0
+"""Asks a thread for its stack. Programs that use real-time signals begin at SIGRTMIN. 0: on macOS nobody watches."""
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$', re.MULTILINE)
 _ALTERNATE_STACK_BYTES = 1 << 16
 

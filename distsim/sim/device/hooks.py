@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -142,8 +143,9 @@ class _Parts:
 
     def __init__(self) -> None:
         libraries = Path(torch.__file__).parent / "lib"
-        core = ctypes.CDLL(str(libraries / "libc10.so"))
-        tensors = ctypes.CDLL(str(libraries / "libtorch_cpu.so"))
+        suffix = "dylib" if sys.platform == "darwin" else "so"
+        core = ctypes.CDLL(str(libraries / f"libc10.{suffix}"))
+        tensors = ctypes.CDLL(str(libraries / f"libtorch_cpu.{suffix}"))
         self._guards = (_Word * (_CUDA + 1)).in_dll(core, "_ZN3c104impl26device_guard_impl_registryE")
         self._register = core["_ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE"]
         self._register.argtypes, self._register.restype = [ctypes.c_byte, _Word], None

@@ -57,21 +57,25 @@ def _pair(get: Callable[..., Any], put: Callable[..., Any], name: str) -> tuple[
 def unarmed_patches() -> list[tuple[Any, str, Any]]:
     """(holder, attribute, replacement)."""
     getlimit, setlimit = _pair(resource.getrlimit, resource.setrlimit, "limit")
-    real_getcores = os.sched_getaffinity
+    real_getcores = getattr(os, "sched_getaffinity", None)
 
     def cores(pid: int) -> set[int]:
         process = current_process()
         if process is not None and process.world.core.all is not None and pid in (0, os.getpid()):
             return set(process.world.core.all)  # not the one that the simulator holds its threads to
-        return real_getcores(pid)
+        assert real_getcores is not None
+        found: set[int] = real_getcores(pid)
+        return found
 
-    getcores, setcores = _pair(cores, os.sched_setaffinity, "cores")
+    of_cores: list[tuple[Any, str, Any]] = []
+    if real_getcores is not None:  # not on macOS
+        getcores, setcores = _pair(cores, os.sched_setaffinity, "cores")
+        of_cores = [(os, "sched_getaffinity", getcores), (os, "sched_setaffinity", setcores)]
     return [
         *((faulthandler, name, _without_effect(getattr(faulthandler, name))) for name in _FAULTHANDLER),
         (os, "nice", _without_effect(os.nice, 0)),
         (os, "setpriority", _without_effect(os.setpriority)),
-        (os, "sched_getaffinity", getcores),
-        (os, "sched_setaffinity", setcores),
+        *of_cores,
         (resource, "getrlimit", getlimit),
         (resource, "setrlimit", setlimit),
     ]

@@ -24,6 +24,8 @@ PIECE = 16 << 20
 ERASED = 1 << 20
 """Bytes from which on zeros are taken from the system: below, writing them is as quick."""
 MAP_FIXED, MAP_NORESERVE = 0x10, 0x4000  # of x86 and Arm (asm-generic/mman.h); not among Python's
+REMOVE = getattr(mmap, "MADV_REMOVE", -1)
+"""Refused where there is none (macOS)."""
 FAILED = ctypes.c_void_p(-1).value
 
 _moved = 0
@@ -81,7 +83,7 @@ def _erase(begin: int, nbytes: int) -> None:
     # Shared memory (what a stager shares with its process) has a hole then, which reads as zeros; a process' own pages
     # come anew as zeros. madvise(2): neither is so for a file's pages that are private, hence the look.
     if nbytes < ERASED or (
-        _libc().madvise(first, end - first, mmap.MADV_REMOVE)
+        _libc().madvise(first, end - first, REMOVE)
         and (_libc().madvise(first, end - first, mmap.MADV_DONTNEED) or _any(first, end - first))
     ):
         ctypes.memset(begin, 0, nbytes)
