@@ -366,7 +366,7 @@ def _use_records(folder: Path) -> None:
         _printed(lambda: diagnose.run(args))
         if next(folder.glob("*.ring"), None) is None:
             return
-        _printed(lambda: watch.run(argparse.Namespace(directory=folder, interval=0.1, job="", html=None)))
+        _printed(lambda: watch.run(argparse.Namespace(directory=folder, interval=0.1, job="", html=None, metrics=None)))
     finally:
         os.chdir(here)
     monitor = Monitor(folder, Settings(), None)

@@ -245,18 +245,18 @@ def test_columns_holds_where_there_is_no_terminal(
 def test_watch_says_which_job_it_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of two jobs the newer is shown, in a line how to see the other; a name that is not there is one line, too."""
     two_jobs(tmp_path)
-    assert watch.run(argparse.Namespace(directory=tmp_path, job="", interval=1.0, html=None)) == 0
+    assert watch.run(argparse.Namespace(directory=tmp_path, job="", interval=1.0, html=None, metrics=None)) == 0
     shown = capsys.readouterr()
     assert "#1: 0, 1" in shown.out
     (line,) = shown.err.splitlines()
     assert line.startswith("distsim: 2 jobs in one folder, this is job newer (3 ranks, began ")
     assert line.endswith("; --job older shows another")
-    assert watch.run(argparse.Namespace(directory=tmp_path, job="older", interval=1.0, html=None)) == 0
+    assert watch.run(argparse.Namespace(directory=tmp_path, job="older", interval=1.0, html=None, metrics=None)) == 0
     shown = capsys.readouterr()
     assert "#4: 0 " in shown.out
     assert "this is job older (2 ranks" in shown.err
     with pytest.raises(UsageError, match="no job oldest here; there are newer, older"):
-        watch.run(argparse.Namespace(directory=tmp_path, job="oldest", interval=1.0, html=None))
+        watch.run(argparse.Namespace(directory=tmp_path, job="oldest", interval=1.0, html=None, metrics=None))
 
 
 def test_exits_of_another_shape(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from test_healthy import CASES
 
 from distsim.debug.diagnosis.silent.facts_file import read_facts
 from distsim.debug.records.kinds import Kind
-from distsim.debug.settings import Silent
+from distsim.debug.settings import Settings, Silent
 from distsim.realexec import launch
 from tests.kin import one_in
 from tests.silent.test_programs import FAULTY, HEALTHY, PROGRAMS
@@ -131,7 +131,7 @@ def test_strict_alone_makes_an_error_alone_an_exit_code(
     silent: Silent, level: str, code: int, expected: int, tmp_path: Path
 ) -> None:
     """Ranks that ended well and a silent error make it 5; not a warning, nor `watch`, nor where a rank has failed."""
-    kept = launch._Folder(tmp_path, None, silent)
+    kept = launch._Folder(tmp_path, None, Settings(silent=silent))
     args = argparse.Namespace(no_python=False, training_script="train.py")
     verdict = {"world_size": 2, "silent": [{"kind": "replicas_diverge", "level": level}]}
     assert launch._exit_code(args, kept, False, code, verdict, []) == expected

@@ -176,7 +176,7 @@ def test_escape_codes_in_dumps_and_rings_are_shown(
             ring.header(rings.W_EXCEPTION, ring.entry(rings.TABLE_TEXT, "e", error))
             ring.header(rings.W_LIFE, rings.LIFE_RAISED)
     assert _diagnose(told) != 0
-    assert watch.run(argparse.Namespace(directory=told, interval=0.1, job="", html=None)) == 0
+    assert watch.run(argparse.Namespace(directory=told, interval=0.1, job="", html=None, metrics=None)) == 0
     said = capsys.readouterr()
     for text in (said.out, said.err):
         assert not {"\x1b", "\x07", "\x9b", "\u202e", "\u2066"} & set(text)
