@@ -117,7 +117,6 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     """Collect a TOML file with a program and an expectation as a test."""
     if file_path.suffix != ".toml" or not _looks_like_scenario(file_path):
         return None
-    from distsim.plugin.scenario_item import ScenarioFile
 
     return ScenarioFile.from_parent(parent, path=file_path)
 
@@ -267,3 +266,57 @@ def world(request: pytest.FixtureRequest) -> World:
 def mesh(request: pytest.FixtureRequest) -> Any:
     """A DeviceMesh over all ranks, in the shape of the marker's argument `mesh` (default: one dimension)."""
     return _per_rank(request, "mesh")
+
+
+class ScenarioFile(pytest.File):
+    """One .toml file; it holds one test."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """The file's only item."""
+        yield ScenarioItem.from_parent(self, name=self.path.stem)
+
+
+class ScenarioFailure(Exception):
+    """An expectation that failed; its text is the report."""
+
+
+class ScenarioItem(pytest.Item):
+    """Runs the scenario; a failed expectation is its failure, a fault of the file too."""
+
+    culprit: tuple[str, int] | None = None
+    """File and line that an annotation points at, once it has run."""
+
+    def setup(self) -> None:
+        """Nothing: a scenario brings its own world."""
+
+    def runtest(self) -> None:
+        """Run it and print what its ranks printed, so that pytest shows it under the failure."""
+        from distsim.scenario import load_scenario, run_scenario
+
+        folder = self.config.getoption("--distsim-html")
+        result = run_scenario(load_scenario(self.path), picture=bool(folder))
+        if result.output:
+            print(result.output, end="" if result.output.endswith("\n") else "\n")
+        if not result.passed:
+            self.culprit = result.place
+            if folder and result.document:
+                from distsim.report.html.reports import page_of_report
+
+                result.notes.append(page_of_report(folder, self.nodeid, result.document))
+                print(result.notes[-1])
+            output, result.output = result.output, ""
+            text = result.text
+            result.output = output
+            raise ScenarioFailure(text)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """The report itself, without a traceback of ours."""
+        from distsim.errors import UsageError
+
+        if isinstance(excinfo.value, ScenarioFailure | UsageError):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Any, int | None, str]:
+        """The file's first line."""
+        return self.path, 0, f"scenario {self.path.stem}"

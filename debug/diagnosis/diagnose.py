@@ -19,8 +19,7 @@ from distsim.debug.diagnosis.deaths import death, host_wait, in_flight_exception
 from distsim.debug.diagnosis.point_to_point import disagreeing, disagreement, unmatched
 from distsim.debug.diagnosis.ranking import merge_findings, order
 from distsim.debug.diagnosis.remote_calls import unanswered
-from distsim.debug.diagnosis.waits.assess_proof import Weigher
-from distsim.debug.diagnosis.waits.hang_timeout import lateness, patience
+from distsim.debug.diagnosis.waits.assess_proof import Weigher, lateness, patience
 from distsim.debug.diagnosis.waits.rendezvous import apart, follows, stale_addresses
 from distsim.debug.diagnosis.waits.standstill import idle_job, unending
 from distsim.debug.diagnosis.waits.wait_graph import Contradictions, Need, WaitGraph

@@ -1,13 +1,12 @@
 """Where evidence comes from: rings and /proc of living ranks, dumps, stacks, what guards noted.
 
-`processes.py` says which rank each process is, `rank_state.py` where it stands, `call_records.py` what it called;
-everything ends in an `Evidence` of `records`.
+`processes.py` says which rank each process is, `rank_state.py` where it stands and what it called; everything ends in
+an `Evidence` of `records`.
 """
 
 from __future__ import annotations
 
 __all__ = [
-    "call_records",
     "from_dumps",
     "guard_findings",
     "guard_flags",

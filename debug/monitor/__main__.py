@@ -10,8 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from distsim.debug.monitor.pool import watch_series
-from distsim.debug.monitor.steady import Steady
+from distsim.debug.monitor.process import Steady, watch_series
 from distsim.debug.settings import Settings
 
 __all__ = ["main"]

@@ -59,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
     if not isinstance(document, dict):
         got = f"expected an object, got a {type(document).__name__}"
         raise UsageError(f"{args.report}: no report of distsim ({got}); {MAKE}")
-    from distsim.report.html.damage import damage
     from distsim.report.html.page import run_page, write_page
+    from distsim.report.html.reports import damage
 
     try:
         if (wrong := damage(document)) is not None:

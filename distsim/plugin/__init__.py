@@ -15,7 +15,6 @@ __all__ = [
     "options",
     "run_gloo",
     "run_sim",
-    "scenario_item",
     "sim_fixtures",
     "terminal",
     "timeouts",

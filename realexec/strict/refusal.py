@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from distsim.debug.diagnosis.contradiction import explanation, suggestion
 from distsim.debug.divergence.find import Divergence, find_divergences
-from distsim.debug.evidence.call_records import call_records
-from distsim.debug.evidence.rank_state import sources
+from distsim.debug.evidence.rank_state import call_records, sources
 from distsim.debug.matching.agreement import Mismatch
 from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.messages import call_text, place

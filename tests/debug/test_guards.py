@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distsim.debug.diagnosis.causes.guards import guard_decision
+from distsim.debug.diagnosis.causes.blocks import guard_decision
 from distsim.debug.diagnosis.causes.program_text import ProgramText
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records import Site

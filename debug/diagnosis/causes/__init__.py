@@ -5,4 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = ["blocks", "cause", "find_cause", "guards", "loops", "program_text", "unordered"]
+__all__ = ["blocks", "cause", "find_cause", "loops", "program_text"]

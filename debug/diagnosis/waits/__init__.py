@@ -5,4 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = ["assess_proof", "hang_timeout", "remote_waits", "rendezvous", "standstill", "wait_graph"]
+__all__ = ["assess_proof", "remote_waits", "rendezvous", "standstill", "wait_graph"]

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from distsim.debug.diagnosis.waits.hang_timeout import lateness, patience
+from distsim.debug.diagnosis.waits.assess_proof import lateness, patience
 from distsim.debug.diagnosis.waits.wait_graph import Need, WaitGraph
 from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.matching.remote_calls import rank_of

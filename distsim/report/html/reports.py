@@ -1,10 +1,14 @@
 """From a run to its report with a picture, and to its page: simulated runs, real ones, and failed tests.
 
 A real run's comes from the flight records that its guard leaves; `pytest --distsim-html DIR` writes one file a test.
+A report that is read may have been edited, or another program wrote it: `damage` finds what cannot be as it stands. A
+key says by its last word what its figure is (`end_s`, `peak_memory_bytes`), wherever it stands: so there is no list of
+all keys that a new one would have to be added to.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -12,13 +16,13 @@ import shutil
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distsim.debug.postmortem import examine
 from distsim.debug.records import Evidence
-from distsim.debug.records.diagnosis import Diagnosis, diagnoses_to_json, exit_code
+from distsim.debug.records.diagnosis import SCHEMA, Diagnosis, diagnoses_to_json, exit_code
 from distsim.debug.rings.files import default_directory, private_folder
 from distsim.errors import UsageError
 from distsim.report.document import clean, report_document
@@ -26,6 +30,7 @@ from distsim.report.html import check_page, needed
 from distsim.report.html.collect import Material, of_outcome, of_records, picture
 from distsim.report.html.page import run_page, write_page
 from distsim.text.output_files import check_folder, say_written
+from distsim.text.untrusted_input import brief
 
 if TYPE_CHECKING:
     from distsim.report.html.collect import Fault
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_pages",
+    "damage",
     "launch_with_page",
     "outcome_document",
     "page_of_outcome",
@@ -46,6 +52,15 @@ __all__ = [
 FLAG = "--distsim-html"
 LONGEST = 120
 """Letters of a test's name in that of its file."""
+_FIGURE = re.compile(r"(?:^|_)(?:s|bytes|count|alike|size|events|seed|rank|code|utilisation|flops|gpus|mfu|hfu|share)$")
+_WHOLE = re.compile(r"^(?:world_size|events|seed|rank|exit_code)$")
+_TEXT = ("program", "cluster", "backend", "software", "version", "inconclusive")
+_FLAGS = ("interrupted", "snapshot")
+_SIGNED = {"seed", "exit_code", "gpu_saved_s", "host_saved_s"}
+"""A killed process has a negative exit code; what fusing saves may be a loss."""
+_OTHER_CLOCKS = ("picture", "diagnoses", "jobs")
+"""Their times are moments, which another host's clock may put before the beginning."""
+_ROUNDING_S = 1e-6
 
 
 def outcome_document(outcome: Outcome, replay: str = "", faults: Sequence[Fault] = ()) -> dict[str, Any]:
@@ -166,3 +181,51 @@ def page_of_report(folder: str, test: str, document: Mapping[str, Any]) -> str:
 
 def _replay(test: str) -> str:
     return f"pytest '{test}'"
+
+
+def damage(document: Mapping[str, Any]) -> str | None:
+    """The first thing that is wrong, with its place; None where nothing is, and of what is no report at all."""
+    return next(_wrong(document), None) if document.get("schema") == SCHEMA else None
+
+
+def _wrong(document: Mapping[str, Any]) -> Iterator[str]:
+    for name in _TEXT:
+        if not isinstance(document.get(name), str | None):
+            yield f"{name}: expected a text, got {_said(document[name])}"
+    for name in _FLAGS:
+        if not isinstance(document.get(name, False), bool):
+            yield f"{name}: expected true or false, got {_said(document[name])}"
+    notes = document.get("notes")
+    if notes is not None and not (isinstance(notes, list) and all(isinstance(note, str) for note in notes)):
+        yield f"notes: expected a list of texts, got {_said(notes)}"
+    for name, value in document.items():
+        yield from _figures(value, name, name, name not in _OTHER_CLOCKS)
+
+
+def _figures(value: Any, place: str, name: str, from_zero: bool) -> Iterator[str]:
+    """What is wrong in *value*, which stands at *place* under the key *name*."""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from _figures(one, f"{place}.{brief(key)}", key, from_zero)
+    elif isinstance(value, list) and not _WHOLE.match(name):
+        for number, one in enumerate(value):
+            yield from _figures(one, f"{place}[{number}]", name, from_zero)
+    elif value is not None and _FIGURE.search(name):
+        yield from _figure(value, place, name, from_zero)
+
+
+def _figure(value: Any, place: str, name: str, from_zero: bool) -> Iterator[str]:
+    kind = "a whole number" if _WHOLE.match(name) else "a number"
+    least = from_zero and name not in _SIGNED
+    if least:
+        kind += " of 0 or more"
+    right = isinstance(value, int if _WHOLE.match(name) else int | float) and not isinstance(value, bool)
+    if not right or not math.isfinite(value) or (least and value < -_ROUNDING_S):
+        yield f"{place}: expected {kind}, got {_said(value)}"
+
+
+def _said(value: Any) -> str:
+    """As it stands in the JSON, nearly; of a list or an object only that it is one."""
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    return brief(repr(value))

@@ -67,7 +67,7 @@ def _as_dicts(frames: Frames) -> list[dict[str, Any]]:
 
 
 def segments_of(first_blocks: Mapping[int, Any], index: int) -> list[dict[str, Any]]:
-    """Return the segments of GPU *index* as torch's memorySnapshot has them, from the first block of each by address."""
+    """Return the segments of GPU *index* as torch's memorySnapshot has them, of the first blocks by address."""
     return [_segment(first, index) for _, first in sorted(first_blocks.items())]
 
 

@@ -1,7 +1,7 @@
-"""`python -m distsim.debug.monitor --series`: one monitor process for the many short jobs of a test run.
+"""The monitor as a process: it outlives its own faults, for one job or for many.
 
-A line in says which job comes, `{"directory": ..., "environment": {...}}`; a line out says that it is over. It ends
-with its input.
+`python -m distsim.debug.monitor --series` is one process for the many short jobs of a test run. A line in says which
+job comes, `{"directory": ..., "environment": {...}}`; a line out says that it is over. It ends with its input.
 """
 
 from __future__ import annotations
@@ -12,16 +12,74 @@ import os
 import select
 import subprocess
 import sys
+import time
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
+from distsim.debug.monitor.loop import Monitor
 from distsim.debug.monitor.start import importable
-from distsim.debug.monitor.steady import Steady
-from distsim.debug.rings.files import create_private
+from distsim.debug.rings.files import append_private, create_private
 from distsim.debug.settings import Settings
 
-__all__ = ["Series", "watch_series"]
+__all__ = ["MOST_FAULTS", "Series", "Steady", "watch_series"]
+
+MOST_FAULTS = 50
+"""Faults of its own in a row, at five a second, after which a monitor gives up."""
+
+
+class GaveUp(Exception):
+    """Nothing but faults of its own for `MOST_FAULTS` turns."""
+
+
+class Steady(Monitor):
+    """A monitor that outlives a fault of its own: it writes it down and goes on. One that can not is no healthy job's:
+    it leaves the rings, and says that it knows nothing."""
+
+    faults = 0
+    """In a row: a good turn ends it."""
+    _said_fault = False
+
+    def run(self) -> int:
+        try:
+            return super().run()
+        except Exception as error:
+            if not isinstance(error, GaveUp):  # in the farewell
+                self._note_fault()
+            self._give_up()
+            return self.exit_code
+
+    def _turn(self) -> bool:
+        try:
+            over = super()._turn()
+        except Exception as error:
+            self._note_fault()
+            self.faults += 1
+            if self.faults > MOST_FAULTS:
+                raise GaveUp from error
+            time.sleep(0.2)
+            return False
+        self.faults = 0
+        return over
+
+    def _note_fault(self) -> None:
+        if not self._said_fault:
+            self._said_fault = True
+            self._say(f"a fault in the monitor, see {self.directory}/monitor.err")
+        with contextlib.suppress(OSError):
+            append_private(self.directory / "monitor.err", traceback.format_exc())
+
+    def _give_up(self) -> None:
+        self.inconclusive = (
+            f"the monitor gave up over faults of its own (see {self.directory}/monitor.err): nothing is known about "
+            f"the job, which goes on without a guard; distsim diagnose {self.directory} reads its rings"
+        )
+        self._say(self.inconclusive)
+        with contextlib.suppress(Exception):  # whatever is broken may break this, too
+            self._write()
+        with contextlib.suppress(Exception):
+            self.together.goodbye()
 
 
 def watch_series(orders: IO[str], answers: IO[str]) -> None:
