@@ -59,10 +59,11 @@ _NEXT = {
     Kind.MISSING_RANK: "Make every rank of the group reach {theirs}, or none.",
     Kind.EXTRA_COLLECTIVE: "Make the call at {mine} on every rank of the group, or on none.",
     Kind.WRONG_ORDER: (
-        "Make both calls in one order on every rank; beware of loops over sets and of rank-dependent branches."
+        "Make both calls in the same order on every rank; beware of loops over sets and of rank-dependent branches."
     ),
     Kind.ROOT_MISMATCH: (
-        "Pass the same src or dst on every rank: a global rank, in a group, too (group_src=0: the group's first rank)."
+        "Pass the same src or dst on every rank. Both are global ranks, also in a subgroup (group_src=0 is its "
+        "first rank)."
     ),
     Kind.GROUP_MISMATCH: "Pass the same group= on every rank at {mine}.",
     Kind.SPLITS_MISMATCH: (
@@ -70,22 +71,22 @@ _NEXT = {
     ),
     Kind.P2P_SIZE_MISMATCH: "Give both ends the same number of elements and the same dtype.",
     Kind.GROUP_CREATION_ORDER: (
-        "Call new_group on every rank of the world, in one order, also where the rank is no member; "
+        "Call new_group on every rank of the world, in the same order, also on ranks that are not members; "
         "or pass use_local_synchronization=True."
     ),
     Kind.THREAD_RACE: "Issue a group's collectives from one thread, or give each thread its own group.",
     Kind.UNEVEN_ITERATIONS: (
         "Give every rank the same number of iterations (drop_last, an even sampler) or use DDP's join()."
     ),
-    Kind.RANK_RAISED: "Fix the exception of {who} first: whatever waits for it only follows from it.",
-    Kind.RANK_EXITED: ("Find what makes {who} leave at that line: a rank may go only when nobody needs it any more."),
+    Kind.RANK_RAISED: "Fix the exception of {who} first: other ranks wait only because of it.",
+    Kind.RANK_EXITED: ("Find what makes {who} leave at that line: a rank may leave only when no other rank needs it."),
     Kind.RANK_KILLED: (
         "Look for the reason on its host: the kernel log (out of memory), the scheduler's log, a core dump."
     ),
     Kind.PROCESS_FROZEN: (
         "Continue it (kill -CONT) or look for a debugger, a full pipe or a suspended container on its host."
     ),
-    Kind.HOST_STUCK: "Look at its stack: what it does there must end before it can come to the call.",
+    Kind.HOST_STUCK: "Look at its stack: it must finish there before it can make the call.",
     Kind.NEVER_JOINED: (
         "Check that it was started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE, "
         "and that its host reaches the master."
@@ -109,12 +110,12 @@ _NEXT = {
 
 _ALIKE = {
     Kind.SHAPE_MISMATCH: (
-        "Give the tensor at {mine} one shape on every rank. Where it holds a batch: pad it to the longest (all_reduce "
-        "MAX of its length first), or leave out a short last batch (drop_last=True)."
+        "Give the tensor at {mine} one shape on every rank. If it holds a batch, pad it to the longest length "
+        "(all_reduce MAX of the lengths), or drop a short last batch (drop_last=True)."
     ),
     Kind.DTYPE_MISMATCH: (
-        "Use one dtype at {mine} on every rank: autocast, a default that depends on the device, or a loaded state may "
-        "choose it for each rank."
+        "Use one dtype at {mine} on every rank: autocast, a default that depends on the device, or a loaded state "
+        "may differ between ranks."
     ),
 }
 """Where the ranks are at one line."""
@@ -317,7 +318,7 @@ def state_text(state: RankState, waits: Iterable[Wait], last: CallRecord | None)
 
 
 def no_record_advice(ranks: Sequence[int]) -> str:
-    """The suggestion for ranks that nothing is known of."""
+    """The suggestion for ranks that nothing is known about."""
     who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {format_ranks(ranks)}"
     one = len(ranks) == 1
     its, record, host, they = ("its", "record", "host", "it") if one else ("their", "records", "hosts", "they")
@@ -329,7 +330,7 @@ def no_record_advice(ranks: Sequence[int]) -> str:
 
 _NOT_SIMULATED = ("NotSimulated: ", " is not simulated: ")
 _STALE_STORE = (
-    "gloo has called the address of a process or group that is gone: a rank died just before, or the store still holds "
+    "gloo connected to a process or group that no longer exists: a rank died just before, or the store still holds "
     "what an earlier init_process_group wrote there (in this job, or of a crashed run in a file:// store). Give each "
     "init_process_group keys of its own (store=PrefixStore(str(n), store), or another port), or remove the file."
 )
@@ -366,13 +367,13 @@ def raised_advice(who: str, exception: str, awaited: bool, *, everyone: bool = F
         )
     if (came := _CLIENTS.search(exception)) is not None:
         return (
-            f"Only {came[1]} of the {came[2]} ranks that world_size says came to this rendezvous: correct world_size, "
-            "or start the others, with the same address and port, and let them make this call."
+            f"Only {came[1]} of the {came[2]} ranks that world_size says joined this rendezvous: correct "
+            f"world_size, or start the missing ranks with the same address and port."
         )
     if "DistStoreError: wait timeout" in exception:
         return (
-            "Some rank has not set the key that is waited for: look for one that has not come to this rendezvous, and "
-            "compare world_size with the number of ranks that make this call."
+            "A rank has not set the key that the others wait for: look for a rank that has not joined this "
+            "rendezvous, and compare world_size with the number of ranks that make this call."
         )
     if exception.startswith("ValueError") and (read := _FROM_ENVIRONMENT.search(traceback or exception)) is not None:
         return (
@@ -381,8 +382,8 @@ def raised_advice(who: str, exception: str, awaited: bool, *, everyone: bool = F
         )
     if not everyone and exception.startswith("FileNotFoundError"):
         return (
-            f"Look for what writes that file: where another rank does, {who} may have come too early; call "
-            "dist.barrier() between the writing and the reading."
+            f"Look for what writes that file: if another rank does, {who} may have read it too early; call "
+            "dist.barrier() between writing and reading."
         )
     return advice(Kind.RANK_RAISED, who=who) if awaited else f"Fix the exception of {who}."
 
@@ -396,5 +397,5 @@ def advice(kind: Kind, *, who: str = "the rank", mine: str = "", theirs: str = "
     if mine == theirs and kind in _ALIKE:
         return _ALIKE[kind].format(mine=mine)
     if mine == theirs:
-        return f"Make the call at {mine} alike on every rank."
-    return f"Make the calls at {mine} and {theirs} alike."
+        return f"Make the call at {mine} match on every rank (operation, dtype, shape, peers)."
+    return f"Make the calls at {mine} and {theirs} match (operation, dtype, shape, peers)."

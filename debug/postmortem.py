@@ -290,7 +290,7 @@ def _judged(
         return judge(good)
     except Exception as error:
         said = "; ".join(complaints[:5])
-        raise UsageError(f"the records make no sense together ({type(error).__name__}); {said}") from None
+        raise UsageError(f"the records contradict each other ({type(error).__name__}); {said}") from None
 
 
 def _reason(error: Exception) -> str:

@@ -40,8 +40,8 @@ def add_real_flags(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="keep the flight records here, for distsim diagnose and watch",
     )
-    group.add_argument("--nan", action="store_true", help="name the first rank and call with NaN")
-    group.add_argument("--checksum", action="store_true", help="name buffers that are written while in flight")
+    group.add_argument("--nan", action="store_true", help="report the first rank and call with NaN")
+    group.add_argument("--checksum", action="store_true", help="report buffers that are written while a call uses them")
     group.add_argument(
-        "--verbose", action="store_true", help="have every rank say where its flight records and the report are"
+        "--verbose", action="store_true", help="let every rank print where its flight records and the report are"
     )

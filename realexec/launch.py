@@ -101,7 +101,10 @@ def launch(args: argparse.Namespace) -> int:
             signal.signal(other, signal.SIG_IGN)
         kept.kill_all()
         name = signal.Signals(number).name
-        print(f"distsim: {name} before the monitor's last word: the ranks are gone, no verdict", file=sys.stderr)
+        print(
+            f"distsim: {name} before the monitor's verdict: the ranks have ended, and there is no diagnosis",
+            file=sys.stderr,
+        )
         return 128 + int(number)
 
 
@@ -154,7 +157,7 @@ def _exit_code(
     elif own and (monitor is None or not code or without_rings):
         shutil.rmtree(directory, ignore_errors=True)
     elif code and monitor is not None and own and not interrupted:
-        print(f"distsim: distsim diagnose {directory} shows this again", file=sys.stderr)
+        print(f"distsim: to see this report again: distsim diagnose {directory}", file=sys.stderr)
     elif code and monitor is not None and not without_rings:
         print(f"distsim: the flight records are in {directory}; distsim diagnose {directory}", file=sys.stderr)
     return code
@@ -212,7 +215,9 @@ def _check_silent(args: argparse.Namespace, settings: Settings) -> None:
         return
     check_patterns(settings.silent_patterns)
     if settings.level is Level.OFF:
-        raise UsageError(f"--silent {settings.silent}: the guard looks for silent faults, and --level off has none")
+        raise UsageError(
+            f"--silent {settings.silent}: the guard looks for silent faults, and --level off turns the guard off"
+        )
     if str(args.nnodes or "1") not in ("1", "1:1"):
         raise UsageError(f"--silent {settings.silent}: jobs of several hosts are not searched for silent faults yet")
 

@@ -106,7 +106,7 @@ def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victi
     if refused is not None:
         pass
     elif all(_is_over(case, rank) for rank in ranks) and there * 2 == len(call.members) and kind is Kind.MISSING_RANK:
-        what += " As many made that call as did not: it may as well be one too many."
+        what += " The group is split evenly: the other ranks may also have made one call too many."
     suggestion = advice(Kind.STRAGGLER if running else kind, who=some_ranks_text(ranks), theirs=place(call.site))
     if refused is not None:
         suggestion = refusal_advice(refused)
@@ -114,7 +114,7 @@ def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victi
         suggestion += " Or pass a longer timeout=."
     elif _hung_up(case, ranks, victims):
         what += f" Connections to {them} were closed while {they} ran, as destroy_process_group() does."
-        suggestion = "Let no rank call destroy_process_group() before the others are through: dist.barrier() first."
+        suggestion = "Call dist.barrier() before destroy_process_group(), so that no rank leaves too early."
     return case.diagnosis(
         kind,
         ranks,
@@ -136,7 +136,7 @@ def _no_record(case: Case, call: CallRecord, ranks: Sequence[int], victims: Sequ
         victims,
         call=call,
         explanation=f"{capital(who)} left no record: whether {they} came to {call_text(call)} on "
-        f"{group_text(call.group)}, and where {they} {are_}, cannot be told. {case.waiting(call, ranks, victims)}",
+        f"{group_text(call.group)}, and where {they} {are_}, is not known. {case.waiting(call, ranks, victims)}",
         suggestion=no_record_advice(ranks),
         since_s=call.issued_s,
     )
@@ -189,7 +189,7 @@ def loop_ended(
     ended = finished and case.index.states[ranks[0]].phase is not Phase.KILLED
     then = "finished" if ended else several(case.where(ranks[0]), ranks)
     even = len(met) * 2 == len(log.group.ranks)
-    tie = " As many here as there: nothing says whose number is the right one." if even else ""
+    tie = " The group is split evenly, so the records do not show which number of calls is right." if even else ""
     if since > 1:  # older calls are no longer in the records, so nobody can say how often it was made
         often = f"{rounds - theirs} more time{'s' if rounds - theirs > 1 else ''} than {ranks_text(ranks)}"
         came = f"made it last as #{_last_round(log, ranks[0], call)}"

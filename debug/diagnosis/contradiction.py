@@ -75,7 +75,7 @@ def explanation(d: Divergence) -> str:
     if not d.reference:
         second = "No two ranks agree."
     elif d.kind is Kind.SPLITS_MISMATCH:
-        second = "Nothing recorded says which of the two is the wrong one." if d.tie else ""
+        second = "The records do not show which of the two is wrong." if d.tie else ""
     elif d.tie and d.kind is not Kind.THREAD_RACE:
         second = f"{second[:-1]}; as many here as there, so nothing but rank order says who is wrong."
     return f"{capital(_what(d))} {second}".rstrip()

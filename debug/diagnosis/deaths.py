@@ -95,7 +95,7 @@ def _ended_from_outside(case: Case, ranks: Sequence[int]) -> Diagnosis:
         ranks,
         (),
         call=None,
-        explanation=f"All ranks were ended by {signal}, as a person, a launcher, a scheduler or a time limit ends one. "
+        explanation=f"All ranks were ended by {signal}, probably by a person, a launcher, a scheduler or a time limit. "
         f"{capital(where)}.",
         suggestion="If the job was stuck, look at where its ranks were. If it was not, nothing is wrong with them.",
         since_s=case.index.states[ranks[0]].since_s,
@@ -135,8 +135,8 @@ def host_wait(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagn
         call=call,
         explanation=f"{capital(ranks_text(ranks))} {several(case.where(ranks[0]), ranks)}. "
         f"{case.waiting(call, ranks, victims)}".rstrip(),
-        suggestion="Nothing that still runs will set that key: look at who should."
+        suggestion="No running rank will set that key: look at the rank that should."
         if on_store
-        else f"Nothing that still runs can end the wait for {what}: look at who should.",
+        else f"No running rank can end the wait for {what}: look at the rank that should.",
         since_s=case.index.states[ranks[0]].since_s,
     )

@@ -121,14 +121,14 @@ def unmatched(case: Case, call: CallRecord, stuck: Sequence[int], cycle: tuple[i
             "group": "Give both ends the same group=.",
         }.get(miss.differs, f"Check the peer's rank at {place(other.site)} and at {place(call.site)}.")
         if miss.differs in ("tag", "group") and len(culprits) == 2:
-            suggestion += " Nothing recorded says which of the two is the wrong one."
+            suggestion += " The records do not show which of the two is wrong."
     elif peer is None:
         senders = [r for r in call.group.ranks if r != call.rank]
         text = (
             f"{head} None of the other {len(senders)} ranks of the group has a message for it, and none will send one."
         )
         culprits, pair = (call.rank,), None
-        suggestion = "Receive only as often as somebody sends: count the messages, or send an end mark."
+        suggestion = "Receive only as many messages as are sent: count them, or send an end mark."
         if (counts := _fewest(case.index, call)) is not None:
             culprits, few, many = counts
             text += f" {capital(ranks_text(culprits))} sent {few} to rank {call.rank}, and the others {many} each."
@@ -141,7 +141,7 @@ def unmatched(case: Case, call: CallRecord, stuck: Sequence[int], cycle: tuple[i
     kind = Kind.P2P_UNMATCHED
     if miss is None and peer is not None and case.unknown(peer):
         kind = Kind.MISSING_RANK
-        text = f"{head} Rank {peer} left no record: whether it {never}, and where it is, cannot be told."
+        text = f"{head} Rank {peer} left no record: whether it {never}, and where it is, is not known."
         suggestion = no_record_advice([peer])
     return case.diagnosis(
         kind,
@@ -182,7 +182,7 @@ def disagreement(case: Case, found: Disagreement, victims: Sequence[int]) -> Dia
     odd = [r.rank for r in (send, recv) if _other_size_than_before(case.index, r)]
     if len(odd) == 1:
         culprits = (odd[0],)
-    tie = "" if len(odd) == 1 else " Nothing recorded says which of the two is the wrong one."
+    tie = "" if len(odd) == 1 else " The records do not show which of the two is wrong."
     swapped = _in_other_order(case.index, send, recv)
     cure = "Give both ends the same number of elements and the same dtype." + tie
     if swapped:

@@ -163,7 +163,7 @@ def _silent(case: Case, actor: Actor, victims: Sequence[int]) -> Diagnosis:
         call=first,
         explanation=f"Worker {name} has not answered{how_long}, though its process lives and no thread of it serves "
         f"the call: its program {case.where(rank)}.{_awaited(case, actor)}",
-        suggestion="See whether its host is reached from the caller's, and whether the worker still runs RPC "
+        suggestion="Check that its host can be reached from the caller's, and that the worker still runs RPC "
         "(shutdown(graceful=False) leaves calls unanswered).",
         since_s=None if first is None else first.issued_s,
     )
@@ -175,7 +175,7 @@ def gave_up(case: Case, call: CallRecord | None) -> str:
         return ""
     waited_s = None if call.completed_s is None else call.completed_s - call.issued_s
     after = "" if waited_s is None else f" after {waited_s:.1f} s"
-    said = f" This call's own time was over: it gave up on {call_text(call)}{after}"
+    said = f" The call's own timeout ended it: it gave up on {call_text(call)}{after}"
     served = case.index.remote.served(call)
     if call.peer is None or served is None:
         return f"{said}."

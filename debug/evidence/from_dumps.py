@@ -95,7 +95,7 @@ def read_dump(path: Path) -> Dump:
         raise UsageError(f"{path.name}: cannot be read ({error.strerror})") from None
     said = _load(path, data)
     if not isinstance(said, dict) or not isinstance(said.get("entries"), list) or "version" not in said:
-        raise UsageError(f"{path.name}: no Flight Recorder dump (expected a dict with version and entries)")
+        raise UsageError(f"{path.name}: not a Flight Recorder dump (expected a dict with version and entries)")
     version = said["version"]
     if not isinstance(version, str):
         raise UsageError(f"{path.name}: version: expected a text such as '2.10', got a {type(version).__name__}")
@@ -103,7 +103,9 @@ def read_dump(path: Path) -> Dump:
         raise UsageError(f"{path.name}: Flight Recorder dump of version {version[:40]}, expected 2.x")
     rank = named_rank(path)
     if rank is None:
-        raise UsageError(f"{path.name}: which rank is it? Flight Recorder says it only in the name: end it in the rank")
+        raise UsageError(
+            f"{path.name}: its name does not end in a rank, which only the name of a Flight Recorder dump tells"
+        )
     groups: dict[str, tuple[str, tuple[int, ...]]] = {}
     config = said.get("pg_config") or {}
     try:

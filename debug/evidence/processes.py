@@ -58,7 +58,7 @@ class Numbering:
         return numbers[rank] if 0 <= rank < len(numbers) else rank
 
     def of_launcher(self, rank: int) -> int | None:
-        """The number of a process without records that the launcher calls *rank*; None: it cannot be told."""
+        """The number of a process without records that the launcher calls *rank*; None: it is not known."""
         return rank if self.fits_launcher and "" not in self.worlds and rank < self.size else None
 
     def to_json(self) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class EvidenceIndex:
             if rank not in evidence.not_run
         }
         self.strangers: set[int] = set()
-        """Ranks that records name, though the world has no such rank (damaged records): nothing is known of them."""
+        """Ranks that records name, though the world has no such rank (damaged records): nothing is known about them."""
         self._records: dict[int, Sequence[CallRecord]] = {
             rank: [call for call in calls if not call.rejected] if any(call.rejected for call in calls) else calls
             for rank, calls in evidence.records.items()

@@ -316,7 +316,7 @@ class RankState:
     reused_store: str | None = None
     """The store of its world where that holds the keys of an earlier world, too: `host:port`."""
     reason: str | None = None
-    """What it does where it is stuck, or did when it died, if somebody knows: `it recurses without an end`."""
+    """What it does where it is stuck, or did when it died, if somebody knows: `it recurses without end`."""
     caught: tuple[Caught, ...] = ()
     """Exceptions that the program handled, the last ones of different lines and types."""
 
@@ -367,7 +367,7 @@ class Evidence:
     quiet_after_s: float | None = None
     """Take a job without a call for a hang after this long, also while its ranks compute; None: never."""
     unrecorded: frozenset[int] = frozenset()
-    """Ranks that left no record that can be read, and whose end nobody saw: nothing is known of them."""
+    """Ranks that left no record that can be read, and whose end nobody saw: nothing is known about them."""
     not_run: frozenset[int] = frozenset()
     """Ranks that a simulation did not run, or not to its end: they are in no group of a record, and in no diagnosis."""
     members_guessed: bool = False

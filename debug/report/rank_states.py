@@ -96,7 +96,7 @@ def interruption(places: Sequence[str]) -> Inconclusive:
     return Inconclusive(
         "the job was interrupted, and its ranks were ended; where they were:",
         tuple(places),
-        "If it was stuck, the stacks say where: look at the rank that is elsewhere than the others. If it was not, "
+        "If the job was stuck, the stacks show where: look at the rank that is not where the others are. Otherwise "
         "nothing is wrong.",
     )
 
@@ -113,8 +113,7 @@ def inconclusive(diagnoses: Sequence[Diagnosis], evidence: Evidence, *, dumps: b
     open_calls = _open_calls(evidence)
     if lost:
         text = (
-            f"nothing is wrong in the records of {ranks_text(there)}, but {ranks_text(lost)} left none (that can be "
-            "read)"
+            f"nothing is wrong in the records of {ranks_text(there)}, but {ranks_text(lost)} left none that can be read"
         )
     elif evidence.members_guessed and open_calls:
         text = (

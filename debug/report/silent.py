@@ -66,7 +66,7 @@ def search_silent(
     try:
         result = search(rings, world_size, patterns)
     except Exception as error:  # an extra: the verdict stands
-        say(f"silent faults: not searched, a {type(error).__name__} of the search itself")
+        say(f"silent faults: not searched, because the search itself failed with {type(error).__name__}")
         return None
     for note in result.notes:
         say(note)

@@ -115,7 +115,7 @@ class RingReader:
                 size = status.st_size
                 start = file.read(rings.HEADER.size)
                 if len(start) < rings.HEADER.size or start[:8] != rings.MAGIC:
-                    raise UsageError(f"{self.path.name}: no ring (expected it to begin with {rings.MAGIC.decode()})")
+                    raise UsageError(f"{self.path.name}: not a ring (expected it to begin with {rings.MAGIC.decode()})")
                 fields = rings.HEADER.unpack(start)
                 if fields[1] != rings.VERSION:
                     raise UsageError(
@@ -136,10 +136,10 @@ class RingReader:
         except OSError as error:
             raise UsageError(f"{self.path.name}: cannot be read ({error.strerror})") from None
         if not 0 <= fields[9] < fields[10] <= MOST_RANKS:
-            raise UsageError(f"{self.path.name}: damaged, it says it is of rank {fields[9]} of {fields[10]}")
+            raise UsageError(f"{self.path.name}: damaged, it claims to be of rank {fields[9]} of {fields[10]}")
         job, host = _text(fields[16]), _text(fields[17])
         if not 0 < fields[13] < 1 << 31 or fields[12] < 0 or fields[15] >= LATEST or not _JOB.fullmatch(job):
-            raise UsageError(f"{self.path.name}: damaged, its header holds what no header of a ring holds")
+            raise UsageError(f"{self.path.name}: damaged, its header has impossible values")
         self.header = Header(
             rank=fields[9],
             world_size=fields[10],
@@ -375,7 +375,7 @@ class RingReader:
         pairs = [wholes(run, "ranks", 0, size) for run in runs]
         self._members += sum(count for _, count in pairs)
         if self._members > MOST_MEMBERS or any(first + count > size for first, count in pairs):
-            raise ValueError("a group of more ranks than there are")
+            raise ValueError("a group with more ranks than the job")
         ranks = tuple(rank for first, count in pairs for rank in range(first, first + count))
         if len(set(ranks)) < len(ranks):
             raise ValueError("a rank that is in a group twice")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["add_parser", "check_no_process"]
 
 DESCRIPTION = """\
-Say which rank hangs a running job, without anything installed in it.
+Find the rank that hangs a running job. Nothing has to be installed in the job.
 
   distsim attach 4711           the launcher's process (torchrun, mpirun, a script that spawns), or ranks
   distsim attach                the only job of this host
@@ -43,7 +43,7 @@ def add_parser(subparsers: Any) -> None:
     """Add `attach`."""
     parser = subparsers.add_parser(
         "attach",
-        help="say which rank hangs a job that was started without distsim",
+        help="find the rank that hangs a running job, without distsim in the job",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -61,9 +61,9 @@ def add_parser(subparsers: Any) -> None:
         metavar="[HOST:]PORT",
         help="read the records of torch.distributed.debug's server there (default: port 25999, where the job has one)",
     )
-    parser.add_argument("--report", metavar="FILE", help="the diagnoses as JSON (schema distsim.report/1)")
-    parser.add_argument("--html", metavar="FILE", help="a page one can look at (extra: html)")
-    parser.add_argument("--places", action="store_true", help="print where the ranks are as JSON, and judge nothing")
+    parser.add_argument("--report", metavar="FILE", help="write the diagnoses as JSON (schema distsim.report/1)")
+    parser.add_argument("--html", metavar="FILE", help="write an HTML page (extra: html)")
+    parser.add_argument("--places", action="store_true", help="print where the ranks are as JSON, without a diagnosis")
     parser.set_defaults(func=run)
 
 

@@ -48,7 +48,7 @@ def add_parser(subparsers: Any) -> None:
         default=None,
         help="from one size to the next, times this",
     )
-    sizes.add_argument("--sizes", metavar="SIZE,...", default=None, help="these sizes and no others")
+    sizes.add_argument("--sizes", metavar="SIZE,...", default=None, help="only these sizes")
     what = parser.add_argument_group("what is timed")
     what.add_argument("-o", "--op", dest="redop", metavar="REDOP", default="sum", help="sum, prod, min, max or avg")
     what.add_argument(
@@ -58,8 +58,8 @@ def add_parser(subparsers: Any) -> None:
         "-r", "--root", metavar="RANK", type=int, default=0, help="root of broadcast, reduce, gather, scatter"
     )
     where = parser.add_argument_group("ranks")
-    where.add_argument("--nnodes", metavar="N", type=int, default=None, help="use this many nodes of the cluster")
-    where.add_argument("--nproc-per-node", metavar="N", type=int, default=None, help="use this many ranks a node")
+    where.add_argument("--nnodes", metavar="N", type=int, default=None, help="number of nodes")
+    where.add_argument("--nproc-per-node", metavar="N", type=int, default=None, help="number of ranks per node")
     where.add_argument(
         "-g",
         "--ngpus",
@@ -77,20 +77,23 @@ def add_parser(subparsers: Any) -> None:
         help="NCCL's version (default: the cluster's); ideal: links only, no launch and no protocol",
     )
     how.add_argument(
-        "--backend", choices=_REAL, default=None, help="whose algorithms (default: nccl, gloo without GPUs)"
+        "--backend",
+        choices=_REAL,
+        default=None,
+        help="library whose algorithms are used (default: nccl; gloo without GPUs)",
     )
     how.add_argument(
         "--fidelity",
         choices=("fluid", "message"),
         default="fluid",
-        help="message: every message on its own (small worlds)",
+        help="message: simulate every message (small worlds)",
     )
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
     out.add_argument(
-        "--explain", action="store_true", help="for each size, what each algorithm and protocol would cost"
+        "--explain", action="store_true", help="for each size, print the cost of each algorithm and protocol"
     )
-    out.add_argument("--html", metavar="FILE", help="a page with curves over the size (extra: html)")
+    out.add_argument("--html", metavar="FILE", help="write an HTML page with curves over the size (extra: html)")
     ignored = parser.add_argument_group("nccl-tests' flags without effect here (a comment line says so)")
     for flags, default in _IGNORED.items():
         ignored.add_argument(*flags, metavar="N", default=default, help=argparse.SUPPRESS)
@@ -117,7 +120,7 @@ _IGNORED: dict[tuple[str, str], None] = {
 
 _WHY = {
     "nthreads": "ranks come from --on, --nnodes and --nproc-per-node, one device a rank",
-    "check": "nothing is computed, so nothing can be wrong",
+    "check": "no values are computed, so there are no errors to count",
 }
 
 
@@ -239,12 +242,12 @@ def _assumed(args: argparse.Namespace, cluster: Any, rows: list[Any]) -> list[st
         notes.append(f"software assumed: {facts.software}{variant}")
     if any(row.interval is None for row in rows) and beyond_measured_racks(cluster, cluster.num_nodes):
         notes.append(
-            f"no measured table has more than {MOST_RACKS} racks of one NVLink domain each: nobody knows how far these "
-            "times may be off, and one of more racks may be shorter than one of fewer where NCCL's choice is another"
+            f"no measured table has more than {MOST_RACKS} racks of one NVLink domain each: so the error of these "
+            f"times is unknown, and more racks may be faster than fewer if NCCL chooses another algorithm"
         )
     bases = list(dict.fromkeys(row.interval.basis for row in rows if row.interval is not None))
     if bases:
-        notes.append(f"a measured time lies within the interval in 8 cases of 10: by errors of {'; '.join(bases)}")
+        notes.append(f"8 of 10 measured times lie within the interval, from errors of {'; '.join(bases)}")
     return notes
 
 
@@ -288,7 +291,7 @@ def _notes(args: argparse.Namespace) -> list[str]:
         name = flags[1].lstrip("-")
         value = getattr(args, name)
         if value is not None:
-            why = _WHY.get(name, "a simulated iteration takes the same time each time")
+            why = _WHY.get(name, "every simulated iteration takes the same time")
             notes.append(f"{flags[0]} {value} has no effect: {why}")
     return notes
 
@@ -298,7 +301,7 @@ def _fluid(args: argparse.Namespace, rows: list[Any]) -> list[str]:
     if args.fidelity != "message":
         return []
     algos = list(dict.fromkeys(row.algo for row in rows if row.fidelity != "message"))
-    return [f"{algo} has no form message by message: its rows are fluid" for algo in algos]
+    return [f"{algo} cannot be simulated by messages: its rows use flows" for algo in algos]
 
 
 def _explain(args: argparse.Namespace, op: str, cluster: Any, sizes: list[int]) -> int:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["add_parser"]
 
 DESCRIPTION = """\
-Say which rank hung or broke a job, after it ended or while it hangs.
+Find the rank that hung or broke a job, after the job has ended or while it hangs.
 
 DIR holds the rings of a guarded job (distsim run --on gloo --rings DIR, or DISTSIM_DIR), or
 PyTorch Flight Recorder dumps, one file a rank (pickle or JSON; nothing in them is executed).
@@ -38,13 +38,13 @@ def add_parser(subparsers: Any) -> None:
     """Add `diagnose`."""
     parser = subparsers.add_parser(
         "diagnose",
-        help="say post mortem which rank hung a job, and where",
+        help="diagnose a job from its records: which rank hung it, and where",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("directory", metavar="DIR", type=Path)
-    parser.add_argument("--report", metavar="FILE", help="the diagnoses as JSON (schema distsim.report/1)")
-    parser.add_argument("--html", metavar="FILE", help="a page one can look at, of the first job (extra: html)")
+    parser.add_argument("--report", metavar="FILE", help="write the diagnoses as JSON (schema distsim.report/1)")
+    parser.add_argument("--html", metavar="FILE", help="write an HTML page of the first job (extra: html)")
     parser.add_argument(
         "--sources",
         metavar="DIR",

@@ -30,19 +30,19 @@ __all__ = ["COMMANDS", "REAL_BACKENDS", "main", "many_imports", "module_of", "pa
 COMMANDS: dict[str, str] = {
     "run": "run a torch.distributed program, simulated or for real",
     "bench": "time one collective on a cluster, in nccl-tests' table",
-    "topo": "list the known clusters, show one",
-    "diagnose": "say post mortem which rank hung a job, and where",
-    "attach": "say which rank hangs a job that was started without distsim",
+    "topo": "list the built-in clusters, or show one",
+    "diagnose": "diagnose a job from its records: which rank hung it, and where",
+    "attach": "find the rank that hangs a running job, without distsim in the job",
     "watch": "show a live job, group by group",
-    "html": "make a page one can look at of a JSON report",
+    "html": "turn a JSON report into an HTML page",
     "scenario": "run scenario files: program, cluster, faults, expected outcome",
-    "fits": "say whether a training script fits into the memory of its GPUs, and what would",
+    "fits": "check whether a training script fits into GPU memory, and find a change that makes it fit",
     "sweep": "run one scenario or script under many settings",
     "tune": "search the settings of a training script for the best layout",
     "equal": "run one program in two layouts and compare what they compute",
     "validate": "compare the network model with measurements",
     "calibrate": "fit a cluster file to your own measurements",
-    "doctor": "print versions, what is supported, what is refused and why",
+    "doctor": "print versions, and what is supported and refused",
 }
 """Every command with its one line of help; the module is `module_of(command)`."""
 ROOMS = {
@@ -58,7 +58,7 @@ EXIT_CODES = """\
 exit codes:
   0  finished
   1  the program raised
-  2  usage: a flag, a file or a cluster that does not fit
+  2  wrong usage: a flag, a file or a cluster
   3  a hang or deadlock was diagnosed
   4  inconsistent collectives were diagnosed
   5  an expectation of a scenario failed, two layouts differ, or a program does not fit (distsim fits)

@@ -33,7 +33,7 @@ def add_parser(subparsers: Any) -> None:
     """Add `doctor`."""
     parser = subparsers.add_parser(
         "doctor",
-        help="print versions, what is supported, what is refused and why",
+        help="print versions, and what is supported and refused",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -31,7 +31,7 @@ def add_parser(subparsers: Any) -> None:
     """Add `html`."""
     parser = subparsers.add_parser(
         "html",
-        help="make a page one can look at of a JSON report",
+        help="turn a JSON report into an HTML page",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -143,24 +143,25 @@ def _add_own_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KIND:TENSOR",
-        help="do not report this silent finding, as replicas_diverge:*.experts.*; may be given several times",
+        help="leave out this silent finding, such as replicas_diverge:*.experts.*; may be given several times",
     )
     network = parser.add_argument_group("the simulated network")
     add_flags(network, "fidelity", "algo", "proto", "nccl_version")
     output = parser.add_argument_group("what it leaves")
-    output.add_argument("--report", metavar="FILE", help="the report as JSON (schema distsim.report/1)")
+    output.add_argument("--report", metavar="FILE", help="write the report as JSON (schema distsim.report/1)")
     output.add_argument(
         "--trace",
         metavar="FILE|DIR/",
         help="a trace for Perfetto, all ranks in one file; into a folder, one file a rank, as HTA wants",
     )
     output.add_argument(
-        "--html", metavar="FILE", help="the report as a page one can look at: one file, needs no network (extra: html)"
+        "--html", metavar="FILE", help="the report as one HTML file, which needs no network (extra: html)"
     )
     output.add_argument(
         "--events",
         metavar="FILE|-",
-        help="add a line of JSON for each warning, withdrawn warning, straggler, verdict and the end (docs/events.md)",
+        help="append a line of JSON for each warning, withdrawn warning, straggler, verdict and the end "
+        "(docs/events.md)",
     )
     output.add_argument(
         "--on-verdict",
@@ -169,7 +170,9 @@ def _add_own_flags(parser: argparse.ArgumentParser) -> None:
         "and its failure changes no exit code",
     )
     add_flags(output, "tokens_per_step")
-    output.add_argument("--quiet", action="store_true", help="no progress, and no report unless something is wrong")
+    output.add_argument(
+        "--quiet", action="store_true", help="print no progress, and a report only if something is wrong"
+    )
     add_flags(output, "host_timeout_s")
     # Ours first in the help text: torchrun's twenty are known, or looked up.
     groups = parser._action_groups
@@ -237,7 +240,9 @@ def _launch(args: argparse.Namespace) -> int:
         print(f"distsim: {note}", file=sys.stderr)
     args.local_rank_flag = local_rank_flag(args.training_script, args.module, args.use_env)
     if importlib.util.find_spec("distsim.realexec.launch") is None:
-        raise UsageError(f"--on {args.on}: real runs are not in this version; simulate with --on {DEFAULT_CLUSTER}")
+        raise UsageError(
+            f"--on {args.on}: real runs are not available in this version; simulate with --on {DEFAULT_CLUSTER}"
+        )
     check_writable(args.report, "--report")
     _check_events(args.events)
     launch = importlib.import_module("distsim.realexec.launch").launch
@@ -309,7 +314,7 @@ def _unpacked(args: argparse.Namespace, notes: list[str]) -> Launched:
         return launched
     args.training_script, args.training_script_args = launched.program, launched.arguments
     args.module, args.use_env = launched.module, args.use_env and launched.use_env
-    notes.append(f"{' '.join(launched.launchers)}: its ranks are simulated; it is not run itself")
+    notes.append(f"{' '.join(launched.launchers)}: its ranks are simulated; the launcher itself does not run")
     for dest in ("nnodes", "nproc_per_node"):
         ours, said = getattr(args, dest), getattr(launched, dest)
         if ours is not None and said is not None and ours != said:
@@ -333,8 +338,8 @@ def misplaced(script: str, arguments: Sequence[str]) -> list[str]:
         return []
     flag = given[0].partition("=")[0]
     return [
-        f"{flag} stands behind {script}, so the script got it and distsim did not: if it was meant for distsim, put it "
-        f"before the script (distsim run {flag} ... {script})"
+        f"{flag} stands behind {script}, so it went to the script; if it is for distsim, put it before the script "
+        f"(distsim run {flag} ... {script})"
     ]
 
 
@@ -358,7 +363,7 @@ def _ignored(args: argparse.Namespace) -> list[str]:
         for dest in NO_MEANING_IN_SIMULATION
         if dest in args.torchrun_defaults and getattr(args, dest) != args.torchrun_defaults[dest]
     ]
-    return [f"no meaning in a simulation, ignored: {', '.join(given)}"] if given else []
+    return [f"ignored, because they have no meaning in a simulation: {', '.join(given)}"] if given else []
 
 
 def _log_dir(args: argparse.Namespace, notes: list[str]) -> str | None:
@@ -381,7 +386,7 @@ def _nnodes(text: str | None, notes: list[str]) -> int | None:
         raise UsageError(f"--nnodes: expected a number of nodes, or MIN:MAX, got {text!r}")
     if len(parts) == 2 and parts[0] != parts[1]:
         nodes = "1 node" if parts[1] == "1" else f"{parts[1]} nodes"
-        notes.append(f"--nnodes {text}: simulated with {nodes}, a simulation does not shrink or grow")
+        notes.append(f"--nnodes {text}: simulated with {nodes}, the number of nodes of a simulation is fixed")
     return int(parts[-1])
 
 

@@ -47,14 +47,16 @@ def _add_run(commands: Any) -> None:
     run.add_argument("paths", nargs="+", metavar="PATH", help="scenario files and folders of them")
     run.add_argument("--junit", metavar="FILE", help="also write JUnit XML")
     run.add_argument("--html", metavar="FILE", help="a page of all scenarios, each with its report (extra: html)")
-    run.add_argument("-k", dest="expression", metavar="EXPR", help="only those whose name fits: 'hang and not slow'")
+    run.add_argument(
+        "-k", dest="expression", metavar="EXPR", help="only scenarios whose name matches: 'hang and not slow'"
+    )
     run.add_argument("-n", dest="workers", type=int, default=1, metavar="WORKERS", help="processes (default: 1)")
-    run.add_argument("--update-baselines", action="store_true", help="store the step times as they are now")
+    run.add_argument("--update-baselines", action="store_true", help="store the current step times")
     run.add_argument("--seed", type=int, metavar="N", help="instead of the file's")
     run.add_argument("--schedule", metavar="TEXT", help="replay one schedule that --explore has found")
     run.add_argument("--explore", type=int, metavar="N", help="try N schedules of each program, shrink what fails")
     run.add_argument("--backend", choices=["sim", "gloo"], help="instead of the file's")
-    run.add_argument("-v", "--verbose", action="store_true", help="show reports and output of those that pass, too")
+    run.add_argument("-v", "--verbose", action="store_true", help="also show reports and output of scenarios that pass")
     run.set_defaults(func=_run)
 
 
@@ -78,7 +80,7 @@ def _run(args: argparse.Namespace) -> int:
     results = [Result(file.name, str(file.path), list(file.faults), kind=NOT_RUN) for file in bad]
     if not scenarios:  # nothing runs, so nothing is reported but the files' own faults
         if not bad:
-            raise UsageError(f"no scenario fits -k {args.expression!r}")
+            raise UsageError(f"no scenario matches -k {args.expression!r}")
         _write(results, args.junit)
         raise UsageError("\n".join(map(str, bad)))
     for result in results:

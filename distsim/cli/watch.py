@@ -38,7 +38,7 @@ def add_parser(subparsers: Any) -> None:
         help="write the job's state there until it ends, in Prometheus's text format, for the textfile collector of "
         "node_exporter (FILE.prom)",
     )
-    parser.add_argument("--html", metavar="FILE", help="one snapshot, as a page one can look at (extra: html)")
+    parser.add_argument("--html", metavar="FILE", help="write one snapshot as an HTML page (extra: html)")
     parser.set_defaults(func=run)
 
 
@@ -137,7 +137,7 @@ def _write_page(name: str, args: argparse.Namespace) -> None:
 
     found = next((found for job, found in examine_jobs(args.directory)[0] if job.name == name), None)
     if found is None:
-        raise UsageError(f"{args.directory}: the records of job {name} make no sense together, or are gone")
+        raise UsageError(f"{args.directory}: the records of job {name} contradict each other, or are gone")
     told = [d for d in found.diagnoses if not d.provisional] if found.judged else []
     replay = shlex.join(["distsim", *args.argv])
     try:

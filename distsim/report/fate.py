@@ -19,12 +19,12 @@ __all__ = ["fatal_outcome", "fatal_text"]
 
 RECURRING = 30
 """Frames at one line among the innermost hundred that make an endless recursion; faulthandler shows a hundred."""
-_OTHERS = "The other ranks stood still meanwhile: a simulation lets one run at a time."
+_OTHERS = "The other ranks did not run meanwhile: a simulation runs one rank at a time."
 _CRASHED = (
     "Look at the C code that it calls at that line (an extension, ctypes); under `python -X faulthandler`, without "
     "distsim, the crash is the same."
 )
-_TOO_DEEP = "Look at the call at that line: it comes back to itself without an end, and the recursion limit is high."
+_TOO_DEEP = "Look at the call at that line: it recurses without end, and the recursion limit is high."
 
 
 def fatal_outcome(fate: ProcessOutcome) -> Outcome:
@@ -94,7 +94,7 @@ def _evidence(fate: ProcessOutcome, size: int) -> Evidence:
         stack=stack,
         signal=fate.signal_name,
         silent_s=fate.stuck_s if fate.signal_name is None else None,
-        reason="it recurses without an end" if _recurses(stack) else None,
+        reason="it recurses without end" if _recurses(stack) else None,
     )
     ranks = {rank: RankState(rank) for rank in range(size)} | {fate.rank: state}
     return Evidence(size, ranks, now_s=fate.now_s, sources=_sources(stack))

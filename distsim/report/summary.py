@@ -60,7 +60,7 @@ class Summary:
             for title, body in training_parts(outcome.training):
                 yield from self._section(title, body)
         if outcome.exit_code == 0 or _moved(outcome):
-            title = "time by rank" if outcome.training is None else "time by rank, of the host"
+            title = "time by rank" if outcome.training is None else "time by rank, on the host"
             yield from self._section(title, ranks_table(outcome.ranks))
         yield from self._section("collectives (algbw and busbw in GB/s)", collectives_table(outcome.collectives))
         yield from self._section("busiest links", links_table(outcome.links))

@@ -353,7 +353,7 @@ def _attempt(
             for line in remarks(SIM):
                 world.note(line)
             if again is not None:
-                world.note(f"the run began anew before anything of it was seen: {again.why}")
+                world.note(f"the simulation restarted before it printed anything: {again.why}")
             _begin_ranks(world, request, slots, enter)
             ctrl_c.asks(world)
             if undo is not None:

@@ -24,7 +24,7 @@ def exception_named(name: str) -> type[Exception]:
             )
             raise UsageError(f"no exception {brief(name)!r}: {brief(why)}") from None
         if not _is_exception(found):
-            raise UsageError(f"no exception {brief(name)!r}: {brief(module)} has none of that name")
+            raise UsageError(f"no exception {brief(name)!r}: {brief(module)} does not define it")
     else:
         import torch.distributed as dist
 

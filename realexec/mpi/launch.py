@@ -124,7 +124,7 @@ def _say_what_has_no_meaning(args: argparse.Namespace) -> None:
         if name not in OURS and name != "standalone" and getattr(args, name, default) != default
     ]
     if others:
-        print(f"distsim: without meaning to mpirun, and left out: {', '.join(others)}", file=sys.stderr)
+        print(f"distsim: ignored, because they have no meaning for mpirun: {', '.join(others)}", file=sys.stderr)
 
 
 def _free_port() -> int:

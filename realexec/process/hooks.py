@@ -105,8 +105,8 @@ class Hooks:
                 said = True
                 print(
                     f"distsim: the ProcessGroupGloo made at {caller.f_code.co_filename}:{caller.f_lineno} is not "
-                    "watched: a hang in its calls is not told; make it with init_process_group or new_group to have it "
-                    "watched",
+                    f"watched, so hangs in its calls are not reported; to watch it, create it with "
+                    f"init_process_group or new_group",
                     file=sys.stderr,
                     flush=True,
                 )

@@ -56,7 +56,7 @@ def test_a_teams_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert max(map(len, said.splitlines())) <= 110
     assert "6 runs in 6 logs: all_gather on 1 x 8, 2 x 8 and 4 x 8, all_reduce on 1 x 8, 2 x 8 and 4 x 8" in said
     assert "4 nodes, predicted from logs of fewer: median error" in said
-    assert "could not be told from these logs, and kept as dgx-h100 has it:" in said
+    assert "cannot be determined from these logs, kept from dgx-h100:" in said
     plain = Path(_cluster(tmp_path, {}, "plain"))
     for op in ("all_reduce", "all_gather"):
         assert _off(ours, truth, op, 8) < 0.15
@@ -81,7 +81,7 @@ def test_with_too_little_data_nothing_is_fitted(tmp_path: Path, capsys: pytest.C
     logs = _logs(tmp_path / "logs", truth, [("all_reduce", 1)], [1024])
     assert main(["calibrate", "--from", str(logs), "--like", "dgx-h100", "-o", str(ours)]) == 0
     said = capsys.readouterr().out
-    assert "one number of nodes only: how well others are predicted cannot be told from these logs" in said
+    assert "the logs have one number of nodes only, so they do not show how well others are predicted" in said
     fitted = load_cluster(str(ours)).constants
     assert set(fitted) <= {"launch.process_intel", "launch.LL", "hopper.hop_LL"}
 
@@ -128,7 +128,7 @@ def test_tables_of_ones_own_are_validated_on_the_file_beside_them(
     [
         (["--plot", "a.png"], "--plot a.png: expected a file ending in .svg"),
         (["--leave-one-out"], "expected --leave-one-out with --from DIR"),
-        ([], "expected --like CLUSTER, what it resembles"),
+        ([], "expected --like CLUSTER, the most similar cluster"),
         (["--like", "dgx-h100", "-o", "no/such/file.toml"], "-o no/such/file.toml: no folder no/such; create it first"),
         (["--like", "dgx-h100", "-o", "/tmp"], "-o /tmp: expected a file, got a folder; try -o /tmp/cluster.toml"),
         (["--like", "dgx-h100", "-o", "/proc/x.toml"], "-o /proc/x.toml: cannot be written"),

@@ -315,7 +315,11 @@ def test_why_a_run_is_left_out_comes_before_a_lines_reason(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "like", "said"),
     [
-        (log("all_reduce", TIMES), None, "expected --like CLUSTER, what it resembles (presets with such GPUs: aws-p5,"),
+        (
+            log("all_reduce", TIMES),
+            None,
+            "expected --like CLUSTER, the most similar cluster (presets with such GPUs: aws-p5,",
+        ),
         (log("all_reduce", TIMES, gpu="Tesla V100"), None, "no preset has such GPUs: make a file"),
         (log("all_reduce", TIMES), "dgx-a100", "its GPUs are a100, those of the logs NVIDIA H100 80GB HBM3"),
         (log("all_reduce", TIMES, gpu="NVIDIA GB200"), "dgx-b200", "its GPUs are b200, those of the logs NVIDIA GB200"),

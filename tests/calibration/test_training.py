@@ -235,7 +235,7 @@ def test_rows_nobody_looked_at_are_told_apart(
     said = capsys.readouterr().out
     assert "new ?" in said
     assert "old ?" not in said
-    assert "? (1 of them) nobody looked at while the model was mended: median error 10.0%" in said
+    assert "? (1 of them) were not looked at while the model was improved: median error 10.0%" in said
     (tmp_path / "rows.csv").write_text(header + lines.format("perhaps"))
     assert main(["validate", "--training", "--from", str(tmp_path)]) == 2
     assert "row 1: unseen: expected yes or nothing, got perhaps" in capsys.readouterr().err

@@ -412,7 +412,7 @@ MISCALLED = {
         "all_to_all_single #1",
         4,
         (0,),
-        ("Nothing recorded says which of the two is the wrong one.",),
+        ("The records do not show which of the two is wrong.",),
     ),
     "other splits": Fault(
         3,

@@ -324,7 +324,7 @@ STUCK = {
         (0, 1),
         "recv #1",
         3,
-        says=("tag 5", "tag 7", "Nothing recorded says"),
+        says=("tag 5", "tag 7", "The records do not show which"),
         pair=(0, 1),
     ),
     "crossed tags, one breaks its habit": Fault(

@@ -11,13 +11,13 @@ from distsim.debug.records import Phase, RankState
 @pytest.mark.parametrize(
     ("exception", "awaited", "said"),
     [
-        ("ValueError: bad", True, "Fix the exception of rank 1 first: whatever waits for it only follows from it."),
+        ("ValueError: bad", True, "Fix the exception of rank 1 first: other ranks wait only because of it."),
         (
             "FileNotFoundError: [Errno 2] a.pt",
             True,
-            "Look for what writes that file: where another rank",
+            "Look for what writes that file: if another rank",
         ),
-        ("FileNotFoundError: [Errno 2] a.pt", False, "Look for what writes that file: where"),
+        ("FileNotFoundError: [Errno 2] a.pt", False, "Look for what writes that file: if"),
         ("ValueError: bad", False, "Fix the exception of rank 1."),
         ("NotSimulated: nvidia-smi is not simulated: ask torch.cuda", False, "Ask torch.cuda."),
         ("OutOfMemoryError: CUDA out of memory. Tried to ...", True, "Let rank 1 need less: a smaller micro-batch, "),
@@ -68,6 +68,6 @@ def test_a_variable_of_the_launcher_that_is_missing_or_no_number() -> None:
 def test_a_rendezvous_of_too_many_ranks_says_how_many_came() -> None:
     """torch's own timeout: the remedy is world_size, or the ranks that nobody has started."""
     error = "torch.distributed.DistStoreError: Timed out after 7 seconds waiting for clients. 2/1000 clients joined."
-    assert raised_advice("rank 0", error, True).startswith("Only 2 of the 1000 ranks that world_size says came")
+    assert raised_advice("rank 0", error, True).startswith("Only 2 of the 1000 ranks that world_size says joined")
     error = "torch.distributed.DistStoreError: wait timeout after 6000ms, keys: /w/w//cpu//0/0"
     assert "compare world_size" in raised_advice("rank 1", error, False)

@@ -390,7 +390,7 @@ for batch in loader:  #@ loader
 dist.barrier()  #@ end
 """)
     d = uneven(p)
-    assert f"It may be decided by each rank for itself at {FILE}:3. If it is not: give every rank" in d.suggestion
+    assert f"Each rank may decide it for itself at {FILE}:3. If it is not: give every rank" in d.suggestion
     assert [site.line for site in d.causes] == [p.exit, p.loader]
 
 
@@ -541,4 +541,4 @@ def test_a_root_that_differs_is_a_global_rank() -> None:
     half = group(2, 3)
     d = only(play(4, lambda r: [coll("broadcast", 3, half, root=r)] if r > 1 else []))
     assert d.kind is Kind.ROOT_MISMATCH
-    assert "a global rank, in a group, too (group_src=0" in d.suggestion
+    assert "global ranks, also in a subgroup (group_src=0" in d.suggestion

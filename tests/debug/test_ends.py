@@ -216,7 +216,7 @@ def test_who_closes_its_connections_and_lives_has_destroyed_the_group() -> None:
     (d,) = diagnose(evidence)
     assert (d.kind, d.culprits, d.victims) == (Kind.MISSING_RANK, (1,), (0, 2))
     assert "Connections to it were closed while it ran" in d.explanation
-    assert "destroy_process_group() before" in d.suggestion
+    assert "before destroy_process_group()" in d.suggestion
     die_inside(evidence, 2, Phase.RAISED, 1.0, exception="RuntimeError: timed out")
     (d,) = diagnose(evidence)
     assert "destroy" not in d.explanation + d.suggestion

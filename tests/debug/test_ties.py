@@ -193,7 +193,7 @@ def test_a_loop_that_one_of_two_has_finished_is_a_tie() -> None:
     train = Site(FILE, 7, "train")
     d = told(lambda r: [mean(18, train)] * (4 + (r == 0)))
     assert d.kind is Kind.UNEVEN_ITERATIONS
-    assert "nothing says whose number is the right one" in d.explanation
+    assert "the records do not show which number of calls is right" in d.explanation
 
 
 def test_a_round_that_is_cut_short_is_no_call_too_many() -> None:

@@ -84,7 +84,10 @@ def test_a_shells_visible_devices_are_said_to_hide_none(
 
     outcome = distsim.simulate(body, on="dgx-h100:1", nproc_per_node=2)
     assert outcome.results == [8, 8]
-    assert sum("CUDA_VISIBLE_DEVICES=0,1 is taken for this machine's" in note for note in outcome.notes) == told
+    assert (
+        sum("CUDA_VISIBLE_DEVICES=0,1 is ignored, because it describes this machine" in note for note in outcome.notes)
+        == told
+    )
 
 
 def test_seeds_are_each_ranks_own() -> None:
@@ -291,7 +294,7 @@ def test_a_file_has_holes_for_unknown_values(tmp_path: Path) -> None:
     found = (tmp_path / "model.pt").stat()
     assert found.st_size > 4 * 4096 * 4096
     assert 512 * found.st_blocks < 1 << 20
-    assert [note for note in outcome.notes if "values that nobody knows are zeros" in note]
+    assert [note for note in outcome.notes if "unknown values are written as zeros" in note]
 
 
 def test_what_is_compiled_is_said_and_warns_of_nothing() -> None:

@@ -217,7 +217,7 @@ def test_placeholders_are_told_by_expression_and_condition(placeholder: float) -
     here = os.path.relpath(__file__)
     assert f"loss.item() at {here}:" in shown.getvalue()
     assert f": placeholder {placeholder:g}, 3 times" in shown.getvalue()
-    assert "the if there went the way that the placeholder led to" in shown.getvalue()
+    assert "the placeholder decided the if there" in shown.getvalue()
 
 
 def test_a_loop_that_only_an_unknown_value_ends_is_refused() -> None:

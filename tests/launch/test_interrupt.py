@@ -137,7 +137,7 @@ def test_a_signal_at_the_very_end_is_one_line(number: signal.Signals, tmp_path: 
     _, said = job.communicate(timeout=60)
     assert job.returncode == 128 + number, said
     assert "Traceback" not in said
-    assert f"distsim: {number.name} before the monitor's last word" in said
+    assert f"distsim: {number.name} before the monitor's verdict" in said
     assert not Path(f"/proc/{monitor}").exists()
 
 

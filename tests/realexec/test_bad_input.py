@@ -116,7 +116,7 @@ def test_a_world_too_large_is_damage(tmp_path: Path) -> None:
     header = list(rings.HEADER.unpack_from(second.read_bytes()))
     header[10] = (1 << 31) - 1
     overwrite(second, 0, rings.HEADER.pack(*header))
-    assert any("damaged, it says it is of rank 1 of" in line for line in examine(tmp_path).complaints)
+    assert any("damaged, it claims to be of rank 1 of" in line for line in examine(tmp_path).complaints)
 
 
 JUNK: list[Any] = [None, -5, "x", [1], {"a": 1}, ["a"], [[None]], 10**30]

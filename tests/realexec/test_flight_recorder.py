@@ -119,8 +119,8 @@ def test_reading_a_pickle_executes_nothing(tmp_path: Path) -> None:
         ("dump_0", b"junk", "neither a pickle of plain data nor JSON"),
         ("dump_0", b"{broken", "broken JSON"),
         ("dump_0", json.dumps({"version": "1.0", "entries": []}).encode(), "version 1.0, expected 2.x"),
-        ("dump_0", pickle.dumps([1]), "no Flight Recorder dump"),
-        ("dump", json.dumps({"version": "2.4", "entries": []}).encode(), "which rank is it"),
+        ("dump_0", pickle.dumps([1]), "not a Flight Recorder dump"),
+        ("dump", json.dumps({"version": "2.4", "entries": []}).encode(), "does not end in a rank"),
     ],
 )
 def test_what_is_no_dump_is_said_in_one_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:

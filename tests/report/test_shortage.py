@@ -49,11 +49,11 @@ def advised(ranks: int = 2, in_backward: bool = False, sharded: bool = False, **
         ),
         ({"parameters": 30, "gradients": 30, "optimizer": 20, "asked_as": "optimizer", "coming": (0, 40)}, "2: enough"),
         ({"parameters": 60, "activations": 20, "in_backward": True, "coming": (60, 120)}, "2: not enough alone"),
-        ({"parameters": 40, "gradients": 40}, "2: whether that is enough depends on the optimizer's state"),
+        ({"parameters": 40, "gradients": 40}, "2: the optimizer's state comes on top"),
         ({"parameters": 40, "activations": 70, "coming": (0, 0)}, "2: not enough alone"),
         (
             {"parameters": 60, "activations": 20, "coming": (0, 0)},
-            "2: whether that is enough depends on the activations",
+            "2: later activations come on top",
         ),
     ],
 )

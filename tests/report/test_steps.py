@@ -57,7 +57,7 @@ def test_gains_are_of_the_mean_step(outcome: Outcome) -> None:
     text = io.StringIO()
     Console(file=text, width=120).print(Summary(outcome))
     told = text.getvalue()
-    assert "the pacing rank's mean step, " in told
+    assert "the slowest rank's mean step, " in told
     assert "--" not in told[told.index("if   ") : told.index("time by rank")]
 
 

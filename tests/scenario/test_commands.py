@@ -149,7 +149,7 @@ def test_a_scenario_that_cannot_run_here_is_no_failed_expectation(
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["-k", "nothing"], "no scenario fits -k 'nothing'"),
+        (["-k", "nothing"], "no scenario matches -k 'nothing'"),
         (["-k", "a b"], "expected words with and, or, not"),
         (["-n", "0"], "expected at least one worker"),
         (["--explore", "0"], "expected at least one schedule"),

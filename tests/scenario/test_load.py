@@ -48,7 +48,7 @@ WRONG = {
         "faults[0]: no exception 'no.such.Foo': no module no.such"
     ),
     "faults = [{ what = 'exception', ranks = [1], exception = 'json.loads' }]": (
-        "faults[0]: no exception 'json.loads': json has none of that name"
+        "faults[0]: no exception 'json.loads': json does not define it"
     ),
     "faults = [{ what = 'exception', ranks = [1], exception = 'UnicodeDecodeError' }]": (
         "faults[0]: UnicodeDecodeError cannot be made of a message alone; try RuntimeError"

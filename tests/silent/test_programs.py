@@ -89,7 +89,7 @@ def test_off_looks_at_nothing() -> None:
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (["--level", "off"], "--level off has none"),
+        (["--level", "off"], "--level off turns the guard off"),
         (["--nnodes", "2"], "jobs of several hosts are not searched"),
         (["--silent-allow", "replica_diverge:*"], "expected KIND:TENSOR"),
     ],
@@ -143,4 +143,4 @@ def test_a_fault_of_the_search_is_a_note_and_not_the_programs(monkeypatch: pytes
     monkeypatch.setattr(Collector, "add_model", fail)
     outcome = simulate(lambda: _train_with(torch.nn.Linear), nproc_per_node=2)
     assert (outcome.exit_code, outcome.silent) == (0, [])
-    assert "rank 0 is searched for silent faults up to a TypeError of the search itself" in outcome.notes
+    assert "rank 0 was searched for silent faults only until the search itself failed with TypeError" in outcome.notes

@@ -370,7 +370,7 @@ def test_stages_of_a_pipeline_are_kinds(ranks: str, tmp_path: Path, monkeypatch:
     assert few.virtual_time_s == pytest.approx(every.virtual_time_s, rel=1e-9)
     assert [summary.rank for summary in few.ranks] == [0, 1, 2, 3, 28, 29, 30, 31]
     assert len(begun) == len(set(begun)) == (8 if ranks == "sample" else 32)
-    assert any("the run began anew" in note for note in few.notes) == (ranks == "sample")
+    assert any("the simulation restarted" in note for note in few.notes) == (ranks == "sample")
     assert len(re.findall(r"\[ 3\] step", out)) == 20
 
 

@@ -101,7 +101,7 @@ def test_a_rank_is_followed_into_other_files(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
-    """No such file, no Python: nothing is known of it."""
+    """No such file, no Python: nothing is known about it."""
     (tmp_path / "bad.py").write_text("if rank ==")
     assert rank_uses([str(tmp_path / "bad.py"), str(tmp_path / "none.py")], PLACES) == []
 

@@ -235,7 +235,7 @@ def test_the_report_names_rank_line_and_reason() -> None:
     assert crashed.exit_code == 1
     assert crashed.diagnoses[0].kind.value == "rank_killed"
     deep = fatal_text(fate(signal_name="SIGSEGV", stack=(("/home/me/train.py", 7, "f"),) * 100))
-    assert "it recurses without an end" in deep
+    assert "it recurses without end" in deep
     assert fatal_outcome(fate(rank=None, stack=(), signal_name="SIGKILL")).diagnoses == []
 
 

@@ -107,8 +107,8 @@ def _by_decision(decisions: Sequence[Decision], header: Cause | None) -> Cause:
     shown, also = shortened(first.text), "".join(f", or `{shortened(d.text)}` at {place(d.site)}" for d in more[:1])
     if first.leaves:
         cure = (
-            f"Agree on `{shown}` before any rank leaves the loop: all_reduce it, or let rank 0 decide and broadcast. "
-            f"It may be decided by each rank for itself at {place(first.site)}{also}."
+            f"Agree on `{shown}` before any rank leaves the loop: all_reduce it, or let rank 0 decide and "
+            f"broadcast. Each rank may decide it for itself at {place(first.site)}{also}."
         )
     else:
         cure = (

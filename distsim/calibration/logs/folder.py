@@ -132,7 +132,8 @@ def fits(logs: Logs, like: str | None) -> tuple[Cluster, list[str]]:
         ]
         offered = f"presets with such GPUs: {', '.join(known)}" if known else "no preset has such GPUs: make a file"
         raise UsageError(
-            f"the logs are of {most} {gpu or 'GPUs'} a node: expected --like CLUSTER, what it resembles ({offered})"
+            f"the logs are of {most} {gpu or 'GPUs'} a node: expected --like CLUSTER, the most similar cluster "
+            f"({offered})"
         )
     cluster = load_cluster(like)
     if cluster.spec is None:
@@ -171,7 +172,7 @@ def _version(logs: Logs, cluster: Cluster, like: str) -> list[str]:
         file = next(run.file for run in logs.runs if run.version == logs.version)
         raise UsageError(
             f"{file}: it says {cluster.nccl.library.upper()} {brief(logs.version)}: expected a release 2.x, whose "
-            "choices distsim follows; leave that log out, or mend the line if it is torn"
+            "choices distsim follows; leave that log out, or repair the line if it is damaged"
         )
     told = strange_release(logs.version) if cluster.nccl.library == "nccl" else None
     return [] if told is None else [told]

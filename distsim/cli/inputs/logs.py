@@ -80,16 +80,16 @@ def _constants(fitted: FitToLogs, like: str) -> Iterator[str]:
     from distsim.calibration.logs.fit import value_of
 
     if not fitted.uncertainty:
-        yield f"nothing could be told from these logs: every constant keeps the value of {like}"
+        yield f"these logs determine no constant: every constant keeps the value of {like}"
     else:
-        yield f"{'fitted':34s}{'before':>10s}{'after':>10s}{'give or take':>14s}"
+        yield f"{'fitted':34s}{'before':>10s}{'after':>10s}{'uncertainty':>14s}"
     for name, sigma in sorted(fitted.uncertainty.items()):
         before, after = value_of(fitted.before, name), value_of(fitted.after, name)
         spread = f"{math.expm1(sigma):.0%}" if sigma < math.log(2) else f"times {math.exp(sigma):.1f}"
         stuck = " (at its bound)" if name in fitted.at_bound else ""
         yield f"{name:34s}{before:10.4g}{after:10.4g}{spread:>14s}{_meant(name)}{stuck}"
     if fitted.untold:
-        yield f"could not be told from these logs, and kept as {like} has it:"
+        yield f"cannot be determined from these logs, kept from {like}:"
     for name in sorted(fitted.untold):
         yield f"{name:34s}{value_of(fitted.before, name):10.4g}{'':24s}{_meant(name)}".rstrip()
 
@@ -108,7 +108,7 @@ def _larger(benches: Sequence[Bench], start: Constants, limits: Callable[[str], 
 
     counts = sorted({bench.table.nnodes for bench in benches})
     if len(counts) < 2:
-        yield "one number of nodes only: how well others are predicted cannot be told from these logs"
+        yield "the logs have one number of nodes only, so they do not show how well others are predicted"
         return
     largest = [bench for bench in benches if bench.table.nnodes == counts[-1]]
     fitted = fit_to_logs([bench for bench in benches if bench.table.nnodes < counts[-1]], start, limits)

@@ -88,7 +88,9 @@ def print_summary(summary: Summary, seconds: float) -> None:
         print(f"{'memory':>10s}: median error {summary.memory:.1%} {bound}")
     if summary.unseen is not None:
         unseen = sum(run.row.unseen for run in summary.runs)
-        print(f"? ({unseen} of them) nobody looked at while the model was mended: median error {summary.unseen:.1%}")
+        print(
+            f"? ({unseen} of them) were not looked at while the model was improved: median error {summary.unseen:.1%}"
+        )
     if summary.held is not None:
         print(
             f"intervals of sources left out hold {summary.held.share:.0%} of {summary.held.rows} rows of "

@@ -19,9 +19,9 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "validate",
         help="compare the network model with measurements",
-        description="Predict every measured nccl-tests table with constants that saw none of its machine, and with "
-        "constants of one and two nodes; print the error in time by size, fabric and number of nodes. With --training "
-        "every published training step. Exits with 5 where a bound is broken.",
+        description="Predict every measured nccl-tests table with constants that were fitted without its machine, "
+        "and with constants of one and two nodes; print the error in time by size, fabric and number of nodes. "
+        "--training predicts every published training step. The exit code is 5 if an error exceeds its bound.",
     )
     parser.add_argument(
         "--from",
@@ -34,8 +34,8 @@ def add_parser(subparsers: Any) -> None:
         "--training", action="store_true", help="training steps (scenarios/training) instead of collectives"
     )
     parser.add_argument("--table", metavar="TEXT", default="", help="only tables (--training: rows) named with TEXT")
-    parser.add_argument("--rows", action="store_true", help="every row: size, measured, simulated, error")
-    parser.add_argument("--torch-estimator", action="store_true", help="torch's own estimator beside ours")
+    parser.add_argument("--rows", action="store_true", help="print every row: size, measured, simulated, error")
+    parser.add_argument("--torch-estimator", action="store_true", help="also show torch's own estimator")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(func=run)
 

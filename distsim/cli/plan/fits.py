@@ -45,7 +45,7 @@ def add_parser(subparsers: Any) -> None:
     """Add `fits`."""
     parser = subparsers.add_parser(
         "fits",
-        help="say whether a training script fits into the memory of its GPUs",
+        help="check whether a training script fits into GPU memory",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="distsim fits [flags] [-m] training_script [script's own arguments]",

@@ -70,15 +70,18 @@ def add_parser(subparsers: Any) -> None:
         help="processes (default: all cores)",
     )
     parser.add_argument("--ray", nargs="?", const="local", metavar="ADDRESS", help="on a Ray cluster (extra: ray)")
-    parser.add_argument("--price", metavar="AMOUNT", help="of a GPU's hour, for the cost of tokens")
+    parser.add_argument("--price", metavar="AMOUNT", help="price of one GPU hour, for the cost of tokens")
     parser.add_argument("--csv", metavar="FILE", help="all figures of all points")
     parser.add_argument("--json", metavar="FILE", help="the same as JSON (schema distsim.sweep/1)")
     parser.add_argument("--plot", metavar="FILE", help="a picture (extra: plot)")
     parser.add_argument("--html", metavar="FILE", help="a page with bars and every run (extra: html)")
     parser.add_argument(
-        "--figure", default="virtual_time_s", metavar="NAME", help="of the plot and the page (default: virtual_time_s)"
+        "--figure",
+        default="virtual_time_s",
+        metavar="NAME",
+        help="figure of the plot and the page (default: virtual_time_s)",
     )
-    of_script = parser.add_argument_group("where a script runs (a scenario file says it itself)")
+    of_script = parser.add_argument_group("where a script runs (a scenario file contains it)")
     of_script.add_argument("--on", metavar="CLUSTER,...", help="clusters: each is one more setting to vary")
     add_flags(of_script, *OF_SCRIPT)
     of_script.add_argument("--script-arguments", help=argparse.SUPPRESS)
@@ -199,14 +202,14 @@ def _scenario(args: argparse.Namespace) -> Scenario:
         arguments = shlex.split(args.script_arguments or "")
         if own := [word for word in arguments if word.partition("=")[0] in ("--vary", "--csv", "--html", "--plot")]:
             print(
-                f"distsim: {own[0]} stands behind {args.scenario}, so the script gets it; what is meant for distsim "
-                "sweep stands before the script",
+                f"distsim: {own[0]} stands behind {args.scenario}, so it goes to the script; put flags for distsim "
+                f"sweep before the script",
                 file=sys.stderr,
             )
         return script(Path(args.scenario), arguments, **given)
     if given or args.on is not None:
         name = "on" if args.on is not None else next(iter(given))
-        raise UsageError(f"--{name.replace('_', '-')}: a scenario file says it itself; vary it with --vary {name}=A,B")
+        raise UsageError(f"--{name.replace('_', '-')}: a scenario file contains it; vary it with --vary {name}=A,B")
     return load_scenario(args.scenario)
 
 
@@ -248,8 +251,8 @@ def _table(points: list[Point], price: float | None) -> None:
     alike = as_good(points) if trains else 0
     if alike:
         console.print(
-            f"{alike} of the others cannot be told apart from the best: what their steps may err is as large as what "
-            "lies between them"
+            f"{alike} of the others cannot be distinguished from the best: the error of their step times is as "
+            f"large as the difference"
         )
     for point in points:
         if why := failure(point):

@@ -68,7 +68,7 @@ def add_parser(subparsers: Any) -> None:
         default="tokens/s",
         help="what is best: most tokens/s a GPU, least cost of a token, least peak memory (default: tokens/s)",
     )
-    parser.add_argument("--price", metavar="AMOUNT", help="of a GPU's hour, for the cost of tokens")
+    parser.add_argument("--price", metavar="AMOUNT", help="price of one GPU hour, for the cost of tokens")
     parser.add_argument(
         "-n",
         dest="workers",
@@ -252,8 +252,8 @@ def _verdict(search: Search, points: Sequence[Point], objective: str) -> list[st
     if objective != "memory" and alike:
         others = "the runner-up" if alike == 1 else f"the next {alike}"
         lines.append(
-            f"           {others} cannot be told apart from the best: what their steps may err is as large as what "
-            "lies between them"
+            f"           {others} cannot be distinguished from the best: the error of their step times is as large "
+            f"as the difference"
         )
     return lines
 

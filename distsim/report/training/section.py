@@ -36,7 +36,7 @@
   `asked_as` (one of the kinds of `held`), `sequences` (of a micro-batch; 0: not known), `coming_gradients`,
   `coming_optimizer`: bytes not there yet (null: unknown); `site` (of `distsim fits` alone): what asked;
   `remedies[]`: one sentence each on what would have fitted
-- `unknown_reads[]`: `what, where, code, count`: the program read values that no simulation knows, so often on one rank,
+- `unknown_reads[]`: `what, where, code, count`: the program read unknown values, so often on one rank,
   and got `placeholder`
 - `checkpoints`: what the rank that spent most time on it (`rank`) wrote to files with torch.save and DCP and read from
   them: `writes, written_bytes, write_s, reads, read_bytes, read_s`, at its cluster's rates

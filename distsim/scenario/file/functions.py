@@ -18,7 +18,7 @@ _DYNAMIC = {"globals", "vars", "exec", "setattr", "__dict__", "__getattr__"}
 
 
 def lacks(source: Path, function: str) -> bool:
-    """Whether *source* surely binds no *function* at its top; False where it cannot be told."""
+    """Whether *source* surely binds no *function* at its top; False where it is not known."""
     try:
         tree = ast.parse(read_bytes(source, LARGEST_FILE))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # the run says so, with the line

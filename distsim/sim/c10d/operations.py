@@ -280,7 +280,7 @@ def _seen(
         if any(_overlap(a, b) for a in inputs for b in outputs):
             raise NotSimulated(
                 "all_to_all_single into the memory it sends from",
-                "gloo may send what it has just received: give it an output of its own",
+                "gloo may send what it has just received: use a separate output tensor",
             )
     if op in _WRITES_IN_PLACE and any(_loses(op, t) for t in outputs):
         raise NotSimulated(
@@ -297,7 +297,7 @@ def _seen(
     if op == "reduce_scatter" and any(_overlap(t, o) for i, t in enumerate(inputs) if i != rank for o in outputs):
         raise NotSimulated(
             "reduce_scatter into what it sends to another rank",
-            "gloo sends what it has just written: give it an output of its own",
+            "gloo sends what it has just written: use a separate output tensor",
         )
     return (
         tuple(_memory(op, t) for t in inputs) if op in _RAW_INPUTS else tuple(inputs),

@@ -360,8 +360,9 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
             raise no_launch(name, why)
         if not is_declared:
             task.world.note(
-                f"Triton kernel {name}: priced as if it moved each of its tensors through memory once; "
-                f"distsim.kernel_cost('triton::{name}', flops=..., bytes=...) says more, --strict-kernels refuses it"
+                f"Triton kernel {name}: priced as one pass over each of its tensors; "
+                f"distsim.kernel_cost('triton::{name}', flops=..., bytes=...) sets its cost, --strict-kernels "
+                f"refuses it"
             )
         for tensor in tensors:
             self._forget(tensor)

@@ -471,7 +471,8 @@ class Accelerators:
             shells = self.process.world.host.environ.get(b"CUDA_VISIBLE_DEVICES", b"").decode(errors="replace")
             if shells and b"CUDA_VISIBLE_DEVICES" not in self.process.changed_environ:
                 self.process.world.note(
-                    f"CUDA_VISIBLE_DEVICES={shells} is taken for this machine's: a simulated node has all its "
+                    f"CUDA_VISIBLE_DEVICES={shells} is ignored, because it describes this machine: a simulated node "
+                    f"has all its "
                     f"{self.physical} GPUs; --nproc-per-node N has fewer ranks on it"
                 )
             self._note_nccl_settings()

@@ -172,8 +172,8 @@ def stalled_links(world: World, state: LinkState) -> list[Finding]:
             call=calls[0] if calls else None,
             site=calls[0].site if calls else None,
             at_s=cut.struck_s,
-            suggestion=f"Look at {names[0]}: cable, port counters, the switch's log. A second rail "
-            "(detour) would have carried the traffic.",
+            suggestion=f"Look at {names[0]}: cable, port counters, the switch's log. A second rail (detour) would "
+            f"have carried the traffic.",
         )
     ]
 

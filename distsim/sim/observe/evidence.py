@@ -82,8 +82,7 @@ def _awaited(states: Mapping[int, RankState], records: Mapping[int, list[CallRec
 
 
 class _AmongThoseThatRan:
-    """Calls as they look without the ranks that did not run: nothing is known of these, so they neither lack in a call
-    nor come to it."""
+    """Calls without the ranks that did not run, which are neither missing from a call nor present in it."""
 
     def __init__(self, not_run: frozenset[int]) -> None:
         self._not_run = not_run

@@ -63,5 +63,7 @@ def silent_findings(world: World, allowed: Sequence[str]) -> list[SilentFinding]
             facts[process.rank] = process.silent.facts
         if process.silent is not None and process.silent.failure is not None:
             kind = type(process.silent.failure).__name__
-            world.note(f"rank {process.rank} is searched for silent faults up to a {kind} of the search itself")
+            world.note(
+                f"rank {process.rank} was searched for silent faults only until the search itself failed with {kind}"
+            )
     return judge(facts, allowed) if len(facts) > 1 else []

@@ -374,10 +374,10 @@ def _count_tokens(
         tokens = max(_in_steps(ends[process], steps, lambda end: end.tokens).values(), default=0.0)
         total += tokens * num_ranks / max((len(ranks) for ranks in together if process.rank in ranks), default=1)
     if not total:
-        found.tokens_how = "no embedding was looked up: --tokens-per-step N says how many tokens a step has"
+        found.tokens_how = "unknown, because no embedding was used: set --tokens-per-step N"
         return
     found.tokens_per_step = total
-    found.tokens_how = "looked up in the largest embedding, all ranks together"
+    found.tokens_how = "looked up in the largest embedding, over all ranks"
     if groups:
         ranks = min(groups, key=lambda each: (-len(each), each))
         several = "" if len(groups) == 1 else f" and {len(groups) - 1} more like it"

@@ -91,7 +91,7 @@ def meant(name: str, process: SimProcess) -> int | None:
         known = node_name(machines[0]) + (f" to {node_name(machines[-1])}" if len(machines) > 1 else "")
         world.note(f"no simulated machine has the name {name!r}: they are {known}, and MASTER_ADDR names the first")
         return None
-    world.note(f"the address {name} belongs to no simulated machine: taken for {node_name(machines[0])}'s")
+    world.note(f"the address {name} belongs to no simulated machine: it is treated as {node_name(machines[0])}")
     return machines[0]
 
 
@@ -214,7 +214,7 @@ def launcher_environ(process: SimProcess) -> None:
     torchrun started it has built on the answer (Lightning's `ddp_spawn`): it keeps what it has."""
     if was_told_of_torchrun(process):
         process.world.note(
-            "the program was told that torchrun started it, then started its ranks: they have torchrun's variables "
+            "the program has torchrun's variables and then started its own ranks, which inherit them "
             f"(WORLD_SIZE={process.environ.get(b'WORLD_SIZE', b'').decode()}); simulate as many ranks as it starts"
         )
         return
@@ -258,8 +258,8 @@ def _give_slurm(environ: Any) -> bool:
     said = sruns_environ(slots, per_node, nodes)(process.slot)
     process.environ.update((name, value) for name, value in said.items() if name.startswith(b"SLURM"))
     process.world.note(
-        "the program reads variables of srun (SLURM_PROCID, ...): its ranks have them beside torchrun's; under "
-        "distsim run -- srun ... they have them alone"
+        "the program reads variables of srun (SLURM_PROCID, ...): its ranks have them in addition to torchrun's; "
+        "under distsim run -- srun ... they have only srun's"
     )
     return True
 

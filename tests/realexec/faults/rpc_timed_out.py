@@ -2,7 +2,7 @@
 # kind: rank_raised
 # culprits: 0
 # exit: 1
-# says: This call's own time was over: it gave up on rpc_sync of slow to worker1 (rank 1) after
+# says: The call's own timeout ended it: it gave up on rpc_sync of slow to worker1 (rank 1) after
 
 import os
 import time

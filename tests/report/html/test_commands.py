@@ -53,7 +53,7 @@ def test_a_plain_report_has_its_verdict_tables_and_cluster(errors: Errors) -> No
     page = Seen(Path("r.html").read_text())
     assert "FINISHED" in page.text
     assert "n0/gpu0" in page.text
-    assert "make it with --html" in page.text
+    assert "create it with --html" in page.text
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_a_graph_is_drawn_from_the_diagnosis_alone() -> None:
     del plain["picture"]
     seen = seen_of(plain)
     assert "all_reduce #1" in seen.text
-    assert seen.text.count("This report has no records to draw from") == 4
+    assert seen.text.count("This report has no records to draw") == 4
     assert "svg" in seen.tags
 
 
@@ -261,7 +261,7 @@ def test_a_run_with_no_record_has_a_page_that_says_so() -> None:
     empty = replace(finished(), records={}, compute={}, links=[], link_samples=[], collectives=[])
     seen = seen_of(outcome_document(empty))
     assert "FINISHED" in seen.text
-    for line in ("No call and no computation", "Nobody waits", "No stacks", "No rank sent", "Nothing moved"):
+    for line in ("No call and no computation", "No rank waits", "No stacks", "No messages were sent", "Nothing moved"):
         assert line in seen.text
 
 

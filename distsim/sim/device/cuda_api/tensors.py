@@ -245,8 +245,7 @@ def _to_host(storage: UntypedStorage, what: str) -> UntypedStorage:
     mode.copy_time(there, to_host=True, blocking=True)
     mode.values.count(what, mode.where)
     require_task().world.note(
-        f"{what}: values that nobody knows are zeros there; a file of torch.save has holes in their place and takes no "
-        "room on the disk for them"
+        f"{what}: unknown values are written as zeros; in a file of torch.save they are holes that take no disk space"
     )
     made = torch.zeros(_nbytes(storage), dtype=torch.uint8, device="cpu").untyped_storage()
     made._distsim_unknown = True
@@ -264,8 +263,8 @@ def _write(writer: Any, name: str, data: Any, size: int) -> None:
             values = task.process.accelerators.values
             if task.process.accelerators.used and not values.everything:
                 task.world.note(
-                    "torch.save: what was copied to the host first is written whole, with placeholders where nobody "
-                    "knows the values; only a GPU's own tensors, and those that DCP copies, leave holes"
+                    "torch.save: tensors that were copied to the host first are written whole, with placeholders "
+                    "for unknown values; only GPU tensors, and those that DCP copies, leave holes"
                 )
         _write_record(writer, name, data, size)
 

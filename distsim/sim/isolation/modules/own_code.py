@@ -185,8 +185,8 @@ def stand_in(name: str) -> importlib.machinery.ModuleSpec | None:
         if _is_optional():
             return None
         process.world.note(
-            f"{library} is not installed: a stand-in of torch's own operators takes its place; what it has not got is "
-            "refused where it is called"
+            f"{library} is not installed: a replacement made of torch operators is used; a function that it lacks "
+            f"is refused when it is called"
         )
     spec = importlib.machinery.ModuleSpec(name, _Loader(), is_package=True)
     return spec
@@ -287,7 +287,7 @@ class _Part:
         if self._distsim_name in _TYPES:
             return self  # in the annotation of a kernel's argument
         raise NotSimulated(
-            self._distsim_name, "it needs a GPU; price what it does with distsim.kernel_cost(fn, flops=, bytes=)"
+            self._distsim_name, "it needs a GPU; set its cost with distsim.kernel_cost(fn, flops=, bytes=)"
         )
 
     def __getitem__(self, key: Any) -> _Part:
@@ -341,7 +341,7 @@ def no_launch(kernel: str, why: str) -> NotSimulated:
     """What the launch of a kernel raises where it cannot be priced."""
     return NotSimulated(
         f"the Triton kernel {kernel} {why}",
-        f"say what it costs with distsim.kernel_cost('triton::{kernel}', flops=, bytes=)",
+        f"set its cost with distsim.kernel_cost('triton::{kernel}', flops=, bytes=)",
     )
 
 
