@@ -336,7 +336,7 @@ def test_a_file_without_holes_is_said_to_have_none(through_host: bool, tmp_path:
     path = tmp_path / "saved"
     outcome = on_gpu(saved, str(path), through_host)
     assert (path.stat().st_blocks * 512 >= 1 << 18) == through_host
-    assert any("is written whole" in note for note in outcome.notes) == through_host
+    assert any("are written whole" in note for note in outcome.notes) == through_host
 
 
 def counted() -> None:

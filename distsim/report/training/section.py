@@ -152,11 +152,11 @@ def gains(training: Training) -> list[Gain]:
     moving_s = rank.exposed_s - rank.late_s
     faster_s = sum(wait.spared_s for wait in rank.waits)
     found = [
-        ("ideal network", "no time, no SM, no memory bandwidth for it", moving_s + rank.slowed_s),
-        ("ideal overlap", "what moves while nothing computes is hidden", moving_s),
-        ("twice the bandwidth", "every call takes half the time", faster_s),
+        ("ideal network", "communication takes no time, SMs or memory bandwidth", moving_s + rank.slowed_s),
+        ("ideal overlap", "computation hides all communication", moving_s),
+        ("twice the bandwidth", "every collective takes half the time", faster_s),
         ("no pipeline bubble", "no stage waits for another's message", rank.bubble_s),
-        ("no stragglers", "all members of a collective come at once", rank.late_s),
+        ("no stragglers", "all ranks reach each collective at the same time", rank.late_s),
         ("no host overhead", "all kernels are launched in time", rank.host_s),
     ]
     step_s = rank.step_s
@@ -175,7 +175,7 @@ def memory_table(training: Training) -> RenderableType:
         tables += [Text(f"by module{when}:"), memory_kinds(most.modules, total, MOST_MODULES)]
     waste = training.peak_reserved_bytes - training.peak_allocated_bytes
     if waste > 0.02 * training.peak_reserved_bytes:
-        said = f"and {format_bytes(waste)} that the allocator reserved beyond that (fragments, other moments)"
+        said = f"and {format_bytes(waste)} reserved by the allocator beyond that (fragments, earlier peaks)"
         tables.append(Text(said, style="dim"))
     return Group(*tables)
 
@@ -207,14 +207,14 @@ def remedies(short: OutOfMemory, training: Training) -> list[str]:
         alone = "" if states - states // 2 > short.missing else ": not enough alone"
         found.append(f"more ranks: the shards here take {format_bytes(states)}, over twice the ranks half{alone}")
     if held["parameters"] and short.coming_optimizer is None and not held["optimizer"]:
-        found.append("an optimizer's state is not made yet: Adam's comes on top, two numbers a parameter")
+        found.append("the optimizer's state does not exist yet: Adam adds two numbers per parameter")
     elif short.coming_optimizer:
         found.append(
             f"{format_bytes(short.coming_optimizer)} of the optimizer's state, and of what it takes for a moment, were "
             "still to come"
         )
     if not short.missing:
-        found.append("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: it is lost to fragments")
+        found.append("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: fragmentation wastes it")
     return found
 
 
@@ -230,8 +230,8 @@ def _of_the_batch(short: OutOfMemory) -> list[str]:
             what = "the micro-batch is one sequence: one of at most {} of its length{}: activations grow with it"
         return [
             f"{what.format(f'{share:.0%}', bound)}, {format_bytes(activations)} were held or asked for",
-            "checkpointing (torch.utils.checkpoint): of a checkpointed block only its input is held, the rest is "
-            "computed again in backward",
+            "checkpointing (torch.utils.checkpoint): only the input of a checkpointed block is kept, the rest is "
+            "recomputed in backward",
         ]
     states = short.held["parameters"] + short.held["gradients"] + short.held["optimizer"]
     if activations:
@@ -248,16 +248,16 @@ def _sharding(short: OutOfMemory, states: int, ranks: int) -> str:
     coming = short.coming_gradients + (short.coming_optimizer or 0)
     text = f"sharding (FSDP): parameters, gradients and optimizer state take {format_bytes(states)} on each rank"
     if coming:
-        text += f" and {format_bytes(coming)} more that are still to come"
+        text += f" and {format_bytes(coming)} more later"
     each = (states + coming) // ranks
     text += f", {format_bytes(each)} sharded over all {ranks}: "
     asked = 0 if short.asked_as == "optimizer" and short.coming_optimizer else short.asked
     if each + short.allocated - states + asked > RESERVE * short.capacity:
         return text + "not enough alone"
     if short.coming_optimizer is None:
-        return text + "whether that is enough depends on the optimizer's state, which is not counted"
+        return text + "the optimizer's state comes on top"
     if not short.in_backward and short.asked_as == "activations":
-        return text + "whether that is enough depends on the activations still to come, which are not counted"
+        return text + "later activations come on top"
     return text + "enough"
 
 

@@ -38,17 +38,17 @@ def training_parts(training: Training) -> Iterator[Part]:
     yield f"training on {gpus}", _head(training)
     if training.steps:
         yield f"where a step goes (mean of {_steps(training)})", _ranks(training)
-        yield "operators that take longest, a step", _operators(training)
+        yield "slowest operators, per step", _operators(training)
         yield "memory at its peak", memory_table(training)
         if training.critical_path:
             yield f"critical path of {_traced_part(training)}", _path(training)
         helps = _gains(training)
         if helps is not None:
-            yield f"what would help most (estimates: the pacing rank's {_mean_step(training)}less what would go)", helps
+            yield f"what would help most (estimates: the slowest rank's {_mean_step(training)}without that cost)", helps
     if training.saved.writes or training.saved.reads:
         yield "checkpoints", _saved(training)
     if training.reads:
-        yield "values that no simulation knows", _reads(training)
+        yield "unknown values that the program read", _reads(training)
 
 
 def _steps(training: Training) -> str:
@@ -85,7 +85,7 @@ def _head(training: Training) -> RenderableType:
         if use is not None:
             lines.add_row("MFU", use)
     else:
-        lines.add_row("step", "none: no optimizer came to the end of one")
+        lines.add_row("step", "none: no optimizer completed a step")
     if training.fused is not None:
         lines.add_row("fused", _fused(training.fused))
     room = training.memory_bytes - training.context_bytes
@@ -111,13 +111,13 @@ def _saved(training: Training) -> RenderableType:
             lines.append(
                 f"{verb} {format_bytes(nbytes)} in {calls:,} part{'s' * (calls > 1)}: {format_time(seconds)}, {rate}"
             )
-    return Text(f"rank {training.saved_rank}, which spent most time on it, " + "; ".join(lines))
+    return Text(f"rank {training.saved_rank}, the slowest, " + "; ".join(lines))
 
 
 def _fused(fused: Fused) -> Text:
     calls = sum(fused.functions.values())
     names = ", ".join(list(fused.functions)[:2]) + (", ..." if len(fused.functions) > 2 else "")
-    host = f"{format_time(abs(fused.host_saved_s))} {'less' if fused.host_saved_s >= 0 else 'more'} of the host's"
+    host = f"{format_time(abs(fused.host_saved_s))} {'less' if fused.host_saved_s >= 0 else 'more'} on the host"
     return Text.assemble(
         (f"{fused.kernels_before:,} kernels are {fused.kernels_after:,}", "bold"),
         f" in {calls:,} calls of compiled code ({names}; all of rank {fused.rank}'s run)\n"
@@ -130,7 +130,7 @@ def _step(training: Training) -> Text:
     times = training.step_times_s[-(training.steps - training.first_counted + 1) :]
     which = _steps(training)
     if training.steps < 3:
-        which += ": fewer than three, so the first ones' allocations are in it"
+        which += ": fewer than three steps, so it includes the allocations of the first"
     elif min(times) < max(times) * 0.99:
         what = "shorter" if len(times) == 2 and training.step_time_s == min(times) else "median"
         which = f"{what} of {which}, {format_time(min(times))} to {format_time(max(times))}"
@@ -149,8 +149,8 @@ def _sure(training: Training) -> Text:
     return Text.assemble(
         f"{format_time(training.step_low_s)} to {format_time(training.step_high_s)} ",
         (
-            f"in 8 cases of 10, by {known.rows} published steps of {known.sources} sources ({known.regime}) and what "
-            "exposed communication may err",
+            f"in 8 cases of 10, by {known.rows} published steps of {known.sources} sources ({known.regime}) and the "
+            f"error of exposed communication",
             "dim",
         ),
     )
@@ -167,8 +167,7 @@ def _launch_bound(training: Training) -> Text:
         needs += f", and the GPU waits {format_time(rank.host_s)} for it"
     return Text.assemble(
         (f"{needs}: ", "yellow"),
-        "module calls, data loading and logging come on top, and may set the pace; published steps of this kind took "
-        "longer",
+        "module calls, data loading and logging come on top and may dominate; published steps of this kind took longer",
     )
 
 
@@ -176,8 +175,8 @@ def _tokens(training: Training) -> Text:
     if training.tokens_per_s is None or training.tokens_per_s_per_gpu is None:
         return Text(training.tokens_how, style="dim")
     return Text.assemble(
-        (f"{training.tokens_per_s_per_gpu:,.0f}/s a GPU", "bold"),
-        f", {training.tokens_per_s:,.0f}/s together; {training.tokens_per_step:,.0f} a step",
+        (f"{training.tokens_per_s_per_gpu:,.0f}/s per GPU", "bold"),
+        f", {training.tokens_per_s:,.0f}/s in total; {training.tokens_per_step:,.0f} per step",
         (f" ({training.tokens_how})", "dim"),
     )
 
@@ -187,7 +186,7 @@ def _use(training: Training) -> Text | None:
         return None
     line = Text(f"{training.mfu:.1%}", style="bold")
     if training.recomputes and training.hfu > training.mfu * 1.005:
-        line.append(f", HFU {training.hfu:.1%} with what is recomputed", "not bold")
+        line.append(f", HFU {training.hfu:.1%} including recomputation", "not bold")
     peak = f"{training.peak_flops_per_s / 1e12:,.0f} TFLOP/s in {training.peak_dtype}"
     line.append(f" of {peak}", "not bold")
     if max(training.mfu, training.hfu) > 1.0:
@@ -198,8 +197,8 @@ def _use(training: Training) -> Text | None:
 def _why_too_much(training: Training) -> str:
     """How a share of the peak can be above 1: what does not go together."""
     return (
-        "what was launched in a step of median length was not all done in it: steps differ, some end without the work "
-        f"of others (an optimizer's step is one), or part of it is not in {training.peak_dtype}"
+        "not all work of the counted steps is alike: some steps lack the work of others (such as an optimizer's "
+        "step), or part of the work is not in {training.peak_dtype}"
     )
 
 
@@ -224,14 +223,14 @@ def _ranks(training: Training) -> RenderableType:
         numbers += f" (for {others} more)" if others else ""
         table.add_row(numbers, *cells, style="bold" if paces in ranks and len(rows) > 1 else "")
     legend = Text(
-        "exposed: communication while nothing computes; bubble: a message whose other\n"
-        "end is not there yet; host-bound: nothing is launched; overlap: of all\n"
-        "communication, what computation hides",
+        "exposed: communication that no computation hides; bubble: waiting for a\n"
+        "pipeline message; host-bound: waiting for launches; overlap: the share of\n"
+        "communication that computation hides",
         style="dim",
     )
     left = len(alike) - len(rows)
     if left > 0:
-        legend = Text.assemble((f"and {left} more that are shorter\n", "dim"), legend)
+        legend = Text.assemble((f"and {left} more with shorter steps\n", "dim"), legend)
     parts: list[RenderableType] = [table, legend]
     if paces is not None and paces.waits and paces.exposed_s + paces.bubble_s > 0.01 * paces.step_s:
         parts.append(_waits(paces))
@@ -246,7 +245,7 @@ def _waits(rank: RankTraining) -> Text:
         if shown_s > 0.005 * rank.step_s:
             late = f", {format_time(wait.late_s)} of it for a late rank" if wait.late_s > 0.1 * shown_s else ""
             said.append(f"{wait.op} of {wait.group} {format_time(shown_s)}{late}")
-    return Text(f"rank {rank.rank}, which paces the others, waits for: {'; '.join(said) or 'nothing long'}")
+    return Text(f"rank {rank.rank}, the slowest, waits for: {'; '.join(said) or 'nothing for long'}")
 
 
 def _cells(rank: RankTraining) -> tuple[str, ...]:
@@ -309,7 +308,7 @@ def _reads(training: Training) -> RenderableType:
         times = f"{read.count:,} time{'s' if read.count > 1 else ''}"
         line = Text(f"{read.expression or read.what} at {read.where}: placeholder {training.placeholder:g}, {times}")
         if read.condition:
-            line.append(f"; the {read.condition} there went the way that the placeholder led to", "yellow")
+            line.append(f"; the placeholder decided the {read.condition} there", "yellow")
         elif not read.expression and read.code:
             line.append(f"  {read.code}", "dim")
         lines.append(line)

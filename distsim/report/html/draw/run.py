@@ -24,8 +24,8 @@ from distsim.text.units import format_time
 
 __all__ = ["Part", "RunParts", "run_parts"]
 
-BARE = "This report has no records to draw from: make it with --html, or take the JSON that such a page has."
-REAL_LINKS = "Links are the simulator's to see; a real run has no such samples."
+BARE = "This report has no records to draw: create it with --html, or use the JSON inside such a page."
+REAL_LINKS = "A real run has no samples of links; only a simulation has."
 
 MOST_FAILURES = 20
 STACKS = "As wide as ranks are in a frame (few are drawn wider than they are); a click goes into it."
@@ -118,7 +118,7 @@ def _facts(document: Mapping[str, Any]) -> list[str]:
     if document.get("unseen"):
         found.append(str(document["unseen"]))
     elif others := document.get("not_traced"):
-        found.append(f"{ranks_text(others)} not run: nothing is known of {'it' if len(others) == 1 else 'them'}")
+        found.append(f"{ranks_text(others)} not run: nothing is known about {'it' if len(others) == 1 else 'them'}")
     if document.get("backend"):
         found.append(f"backend {document['backend']}")
     if "seed" in document:
@@ -151,25 +151,25 @@ def _parts(document: Mapping[str, Any], picture: dict[str, Any] | None, diagnose
     left_out = picture["left_out"] if picture else {}
     real = "links" not in document
     bare = "" if picture else BARE
-    lanes = Part("lanes", "What every rank did, and when", str(left_out.get("lanes", "")))
+    lanes = Part("lanes", "Activity of the ranks over time", str(left_out.get("lanes", "")))
     accused = {rank for d in diagnoses if d.exit_code for rank in d.culprits}
     lanes.figure = timeline(picture, accused) if picture else None
-    lanes.missing = bare or "No call and no computation is on record."
+    lanes.missing = bare or "No call and no computation was recorded."
     waits = Part("waits", "Who waits for whom", str(left_out.get("waits", "")))
     waits.drawing = wait_graph(picture, diagnoses)
-    waits.missing = "Nobody waits for anybody."
+    waits.missing = "No rank waits for another rank."
     stacks = Part("stacks", "Where the ranks are", STACKS)
     stacks.figure = icicle(picture) if picture else None
-    stacks.missing = bare or "No stacks were taken: nobody is stuck."
+    stacks.missing = bare or "No stacks were taken, because no rank is stuck."
     messages = Part("messages", "Messages", str(left_out.get("messages", "")))
     messages.figure = arrows(picture) if picture else None
-    messages.missing = bare or "No rank sent another one a message."
+    messages.missing = bare or "No messages were sent between ranks."
     links = Part("links", "Links over time")
     links.figure = heat_map(picture) if picture else None
-    links.missing = bare or (REAL_LINKS if real else "Nothing moved on any link.")
-    fabric = Part("cluster", "The cluster, as far as bytes went", FABRIC)
+    links.missing = bare or (REAL_LINKS if real else "No link carried traffic.")
+    fabric = Part("cluster", "Links of the cluster that carried traffic", FABRIC)
     fabric.drawing = cluster(document.get("links") or ())
-    fabric.missing = REAL_LINKS if real else "Nothing moved on any link."
+    fabric.missing = REAL_LINKS if real else "No link carried traffic."
     return [lanes, waits, stacks, messages, links, fabric]
 
 
