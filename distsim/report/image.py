@@ -35,7 +35,7 @@ def check_image(path: str | None, flag: str = "--plot") -> None:
         raise UsageError(f"{flag} {path}: expected a file ending in .{', .'.join((PAGE, *STILL))}, got .{kind}")
     for package in ("plotly",) if kind == PAGE else ("plotly", "kaleido"):
         if find_spec(package) is None:
-            raise UsageError(f"{flag}: {package} is not installed; pip install 'torch-distsim[plot]'")
+            raise UsageError(f"{flag}: {package} is not installed; pip install -e '.[plot]' in a clone of distsim")
 
 
 def write_image(figure: Mapping[str, Any], path: str, flag: str = "--plot") -> None:

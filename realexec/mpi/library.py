@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 __all__ = ["PROGRESS", "Introduction", "found", "introduction", "meet", "mpi"]
 
-REMEDY = "pip install 'torch-distsim[mpi]', and an MPI (Debian: apt install openmpi-bin)"
+REMEDY = "pip install -e '.[mpi]' in a clone of distsim, and an MPI (Debian: apt install openmpi-bin)"
 OTHER_NAME = (
     "that is MPICH, which Debian's package has under another name: pip install mpich brings it with its mpirun, "
     "or use Open MPI's (apt install openmpi-bin)"

@@ -147,7 +147,9 @@ def test_without_its_packages_a_picture_says_what_to_install(
     """The extra is named."""
     monkeypatch.setattr("distsim.report.image.find_spec", lambda found: None if found == package else found)
     assert main(["topo", "show", "dgx-h100", "--plot", str(tmp_path / name)]) == 2
-    assert f"--plot: {package} is not installed; pip install 'torch-distsim[plot]'" in capsys.readouterr().err
+    assert (
+        f"--plot: {package} is not installed; pip install -e '.[plot]' in a clone of distsim" in capsys.readouterr().err
+    )
 
 
 def test_a_still_picture_without_a_chrome_is_one_line(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.tree import ROOT, project
+from tests.house.tree import ROOT, files, project
 
 KINDS = [kind["directory"] for kind in project()["tool"]["towncrier"]["type"]]
 FRAGMENTS = [path for path in (ROOT / ".changes").iterdir() if path.suffix == ".md" and path.name != "README.md"]
@@ -28,6 +28,21 @@ def test_a_fragment_is_of_a_known_kind_and_says_something(path: Path) -> None:
     assert text
     assert not text.startswith(("-", "*", "#"))
     assert "\n\n" not in text
+
+
+def test_nothing_points_to_a_package_that_is_not_published() -> None:
+    """Hints and pages install from a clone, until a release is on an index."""
+    places = [*files("distsim", "debug", "realexec"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    places += (ROOT / ".github").rglob("*.yml")
+    wrong = re.compile(r"pip install [^\n`&#]*(torch-distsim|\bdistsim\b(?! *\S*[/.]))|torch-distsim\[|DISTSIM: torch")
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in places
+        if path.suffix in (".py", ".md", ".yml")
+        for match in wrong.finditer(path.read_text(encoding="utf-8"))
+        if "clone of distsim" not in match[0]
+    ]
+    assert found == []
 
 
 def test_what_the_macos_job_runs_is_there() -> None:

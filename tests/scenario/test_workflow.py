@@ -41,7 +41,7 @@ def test_the_workflow_to_copy_runs_in_another_repository(tmp_path: Path) -> None
             words, cwd=tmp_path / "repository", env=environ, capture_output=True, text=True, timeout=120
         )
         assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert (tmp_path / "pip").read_text() == "install torch-distsim\n"
+    assert (tmp_path / "pip").read_text() == "install ./distsim\n"
     assert "1 passed, 0 failed" in ran.stdout
     assert (tmp_path / "repository" / "scenarios.xml").is_file()
     assert "cache-dependency-path: " in FILE.read_text(), "cache: pip ends in an error where it finds no requirements"

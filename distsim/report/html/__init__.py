@@ -21,7 +21,7 @@ def needed(flag: str) -> None:
     if missing:
         what = " and ".join(missing)
         verb = "is" if len(missing) == 1 else "are"
-        raise UsageError(f"{flag}: {what} {verb} not installed; pip install 'torch-distsim[html]'")
+        raise UsageError(f"{flag}: {what} {verb} not installed; pip install -e '.[html]' in a clone of distsim")
 
 
 def check_page(path: str | None, flag: str = "--html") -> None:

@@ -89,7 +89,7 @@ def _template() -> Any:
         import jinja2
         from markupsafe import Markup
     except ImportError:
-        raise UsageError("jinja2 is not installed; pip install 'torch-distsim[html]'") from None
+        raise UsageError("jinja2 is not installed; pip install -e '.[html]' in a clone of distsim") from None
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_finalize)
     environment.globals.update(css=Markup(_text("page.css")), js=Markup(_text("page.js")))
     return environment.from_string(_text("page.html.j2"))
@@ -113,7 +113,7 @@ def _plotly() -> tuple[str, str]:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
-        raise UsageError("plotly is not installed; pip install 'torch-distsim[html]'") from None
+        raise UsageError("plotly is not installed; pip install -e '.[html]' in a clone of distsim") from None
     return packed(get_plotlyjs()), version("plotly")
 
 

@@ -224,12 +224,12 @@ def _set(data: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _on_ray(scenarios: Sequence[Scenario], address: str, picture: bool) -> Iterator[Result]:
-    """Each point a task of a Ray cluster (`pip install torch-distsim[ray]`), whose machines have distsim and see the
+    """Each point a task of a Ray cluster (extra `[ray]`), whose machines have distsim and see the
     scenario's folder under the same path."""
     try:
         import ray  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
-        raise UsageError("--ray: ray is not installed; pip install 'torch-distsim[ray]'") from None
+        raise UsageError("--ray: ray is not installed; pip install -e '.[ray]' in a clone of distsim") from None
     from distsim.scenario.suite import run_there
 
     ours = not ray.is_initialized()
