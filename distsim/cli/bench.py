@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import Any
 
 from distsim.errors import UsageError
@@ -149,6 +150,8 @@ def run(args: argparse.Namespace) -> int:
     from distsim.cluster import load_cluster
 
     cluster = load_cluster(on)
+    for line in cluster.warnings:
+        print(f"distsim: {line}", file=sys.stderr)
     if args.explain:
         return _explain(args, op, cluster, sizes)
     from distsim.network.bench import bench, render_table

@@ -23,6 +23,7 @@ from distsim.deprecated.launch import local_rank_flag
 from distsim.errors import UsageError
 from distsim.options import add_flags, default_of, options_of
 from distsim.text.output_files import check_file_or_folder, check_writable, say_written
+from distsim.text.units import parse_count
 
 if TYPE_CHECKING:
     from distsim.sim import RunRequest
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 if sys.platform == "win32":
     raise UsageError("expected Linux or macOS, got Windows: run distsim in WSL (wsl --install), which is Linux")
 
-__all__ = ["add_parser", "check_script", "explain"]
+__all__ = ["add_parser", "check_script", "explain", "price_of"]
 
 DEFAULT_CLUSTER = default_of("on")
 BUDGET_S = 60.0
@@ -171,6 +172,10 @@ def _add_own_flags(parser: argparse.ArgumentParser) -> None:
     )
     add_flags(output, "tokens_per_step")
     output.add_argument(
+        "--tokens", metavar="N", help="of a whole training, 1T or 300B: the report has its time, cost and energy"
+    )
+    output.add_argument("--price", metavar="AMOUNT", help="of a GPU's hour (default: price in the cluster file)")
+    output.add_argument(
         "--quiet", action="store_true", help="print no progress, and a report only if something is wrong"
     )
     add_flags(output, "host_timeout_s")
@@ -184,6 +189,32 @@ def _add_own_flags(parser: argparse.ArgumentParser) -> None:
 
 def _trace(text: str) -> str:
     return "auto" if text == "equal" else text  # as it was called
+
+
+def price_of(text: str | None) -> float | None:
+    """Return the price of a GPU's hour that *text* says; None: each cluster's own.
+
+    Raises:
+        UsageError: it is not a number.
+    """
+    if text is None:
+        return None
+    try:
+        price = float(text)
+    except ValueError:
+        price = -1.0
+    if not 0.0 <= price < float("inf"):
+        raise UsageError(f"--price: expected an amount of money for a GPU's hour, such as 2.5, got {text}")
+    return price
+
+
+def _tokens(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return parse_count(text)
+    except ValueError:
+        raise UsageError(f"--tokens: expected a number such as 1T, 300B or 1e12, got {text}") from None
 
 
 def _seconds(text: str) -> float:
@@ -300,6 +331,8 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
         under_srun="srun" in launched.launchers and "torchrun" not in launched.launchers,
         budget_s={"auto": args.budget, "sample": 0.0, "all": None}[args.ranks],
         silent_allow=args.silent_allow,
+        price=price_of(args.price),
+        planned_tokens=_tokens(args.tokens),
         sample_is_enough=args.ranks == "sample" or (sys.stdout.isatty() and not os.environ.get("CI")),
         **options,
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,8 @@ def _show(args: argparse.Namespace) -> int:
         check_writable(None if path is None else str(path), flag, example)
     check_image(args.plot)
     cluster = load_cluster(args.cluster)
+    for line in cluster.warnings:
+        print(f"distsim: {line}", file=sys.stderr)
     if args.graphml:
         from distsim.cluster.files.graph_files import to_graphml
 

@@ -168,6 +168,8 @@ class Gpu:
         """90 for (9, 0)."""
         self.multiprocessors = spec.chip.multiprocessors
         self.memory_bytes = spec.chip.memory
+        self.power_w = spec.chip.power
+        """Watts at most; 0: not known."""
         self.memory_bandwidth = spec.chip.memory_bandwidth
         """Specified bandwidth in bytes/s."""
         self.l2_bytes = spec.chip.l2

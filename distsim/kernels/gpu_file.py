@@ -38,6 +38,7 @@ class ChipSpec(Table):
     memory_bandwidth: Bandwidth = _key("of one GPU")
     l2: Memory = _key("last level cache")
     flops: dict[Dtype, Flops] = _key("by data type, dense")
+    power: Annotated[float, Bounds(ge=0)] = _key("watts at most, as its maker specifies them; 0: not known", 0.0)
     spread: Annotated[float, Bounds(ge=0, le=0.1)] = _key(
         "standard deviation of speed among GPUs of this kind: of many that wait for each other, the last sets the pace",
         0.0,

@@ -350,7 +350,7 @@ def _attempt(
                 setting = request.conditions.applied_to(setting)
             setting = dataclasses.replace(setting, budget_s=budget_s, sample=sample, held=held, undo=undo)
             world = World(setting, Surroundings(live, evidence_of, Lookahead))
-            for line in remarks(SIM):
+            for line in (*remarks(SIM), *cluster.warnings):
                 world.note(line)
             if again is not None:
                 world.note(f"the simulation restarted before it printed anything: {again.why}")

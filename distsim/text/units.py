@@ -140,6 +140,31 @@ def format_bytes(count: float) -> str:
     return f"{count / 1024:.4g} TiB"
 
 
+def parse_count(text: str) -> float:
+    """Return the number that *text* writes as `1T`, `300B`, `2.5M` or `1e12`.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    word = text.strip()
+    scale = _COUNTS.get(word[-1:].upper(), 1.0)
+    count = float(word[:-1] if scale != 1.0 else word) * scale
+    if not 0.0 < count < 1e30:
+        raise ValueError(f"expected a number above 0 such as 1T, 300B or 1e12, got {text!r}")
+    return count
+
+
+def format_count(count: float) -> str:
+    """Return `1T`, `2.5M`, `312`: three digits, with a letter for thousands, millions, billions and trillions."""
+    for letter, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(count) >= 0.9995 * scale:
+            return f"{count / scale:.3g}{letter}"
+    return f"{count:.3g}"
+
+
+_COUNTS = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+
+
 def _number(value: object, expected: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UsageError(f"expected {expected}, got {_shown(value)} ({type(value).__name__})")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distsim.cli.run import price_of
 from distsim.errors import UsageError
 from distsim.options import add_flags, default_of
 from distsim.text.output_files import check_writable, say_written
@@ -120,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         check_page(args.html)
     variations = [parse_variation(text) for text in args.vary]
     scenario = _scenario(args)
-    price = price_of(args.price, scenario)
+    price = price_of(args.price)
     clusters = [] if args.on is None else args.on.split(",")
     if len(clusters) > 1:
         variations.insert(0, parse_variation(f"on={args.on}"))
@@ -172,23 +173,6 @@ def _points(
     if kept is not None:
         kept.discard()
     return sorted(points, key=lambda point: point.number)
-
-
-def price_of(text: str | None, scenario: Scenario) -> float | None:
-    """Return the price of a GPU's hour that *text* says, else that of the cluster.
-
-    Raises:
-        UsageError: it is not a number.
-    """
-    if text is None:
-        return None
-    try:
-        price = float(text)
-    except ValueError:
-        price = -1.0
-    if not 0.0 <= price < float("inf"):
-        raise UsageError(f"--price: expected an amount of money for a GPU's hour, such as 2.5, got {text}")
-    return price
 
 
 def _scenario(args: argparse.Namespace) -> Scenario:
@@ -319,10 +303,13 @@ def training_columns(points: list[Point], price: float | None) -> dict[str, list
     ]
     columns["exposed"] = column("step_exposed_s", format_time)
     columns["bubble"] = column("step_bubble_s", format_time)
-    if price is not None:
+    prices = [f.get("price") if price is None else price for f in figures]
+    if any(each is not None for each in prices):
         columns["cost of 1B tokens"] = [
-            f"{price * f['gpus'] * 1e9 / f['tokens_per_s'] / 3600:,.2f}" if f.get("tokens_per_s") else "-"
-            for f in figures
+            f"{each * f['gpus'] * 1e9 / f['tokens_per_s'] / 3600:,.2f}"
+            if each is not None and f.get("tokens_per_s")
+            else "-"
+            for each, f in zip(prices, figures, strict=True)
         ]
     return columns
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distsim.cli.plan.live import live_points
-from distsim.cli.plan.sweep import OF_SCRIPT, as_good, best_table, failure, price_of, training_table
+from distsim.cli.plan.sweep import OF_SCRIPT, as_good, best_table, failure, training_table
 from distsim.cli.plan.sweep import rewritten as rewritten
+from distsim.cli.run import price_of
 from distsim.errors import UsageError
 from distsim.options import add_flags, default_of
 from distsim.text.output_files import check_writable, say_written
@@ -107,8 +108,8 @@ def run(args: argparse.Namespace) -> int:
     if clusters:
         given["on"] = clusters[0]
     scenario = script(Path(args.script), shlex.split(args.script_arguments or ""), **given)
-    price = price_of(args.price, scenario)
-    if args.objective == "cost" and price is None:
+    price, gpu = price_of(args.price), scenario.cluster.node.gpu
+    if args.objective == "cost" and price is None and (gpu is None or gpu.price is None):
         raise UsageError("--objective cost: expected --price AMOUNT of a GPU's hour, or price in the cluster file")
     words = ([f"on={args.on}"] if len(clusters) > 1 else []) + args.vary
     if not words:

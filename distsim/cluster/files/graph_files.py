@@ -342,6 +342,7 @@ def _untyped(facts: object) -> Iterator[str]:
             "bool": ("true or false", isinstance(value, bool)),
             "int": ("a whole number", number and isinstance(value, int)),
             "float": ("a number of zero or more", number),
+            "float | None": ("a number of zero or more, or null", value is None or number),
             "GpuModel | None": ("a table", value is None or isinstance(value, GpuModel)),
             "Mapping[str, float]": ("numbers by name", _numbers(value)),
             "Mapping[str, str]": ("texts by name", _texts(value)),

@@ -160,6 +160,8 @@ def _node(spec: ClusterSpec, ranks: int) -> NodeModel:
             memory_bytes=gpu.memory,
             memory_bytes_per_s=gpu.memory_bandwidth,
             flops_per_s={str(dtype): rate for dtype, rate in gpu.flops.items()},
+            price=gpu.price,
+            power_w=gpu.power,
         ),
         ranks_per_node=ranks,
         nvlink=nvlink.topology if nvlink else "none",
@@ -378,6 +380,7 @@ def _from_data(
     from distsim.cluster.files.spec import check_spec
 
     data = dict(data)
+    own_fabric = data.get("fabric", {})
     if "base" in data:
         data = merged(_base(data.pop("base"), where), data)
     data = _of_variant(data, variant, where)
@@ -386,7 +389,26 @@ def _from_data(
         unit = data.get("unit_nodes", 1)
         data["nodes"] = nodes * (unit if isinstance(unit, int) and 1 <= unit <= MAX_NODES else 1)
     spec = check_spec(data, where)
-    return assemble(spec, host)
+    cluster = assemble(spec, host)
+    cluster.warnings = _without_effect(spec, own_fabric, where)
+    return cluster
+
+
+def _without_effect(spec: ClusterSpec, own_fabric: Mapping[str, Any], where: str) -> list[str]:
+    """Name an oversubscription of which no transfer notices anything: all hosts are under one leaf."""
+    leaf = getattr(spec.fabric, "nodes_per_leaf", None)
+    if (
+        leaf is None
+        or spec.nodes > leaf
+        or "nodes_per_leaf" in own_fabric
+        or own_fabric.get("oversubscription", 1) == 1
+    ):
+        return []
+    hosts = "the only host is" if spec.nodes == 1 else f"all {spec.nodes} hosts are"
+    return [
+        f"{where}: fabric.oversubscription {own_fabric['oversubscription']:g} has no effect: {hosts} under one leaf "
+        f"(nodes_per_leaf is {leaf} where the file does not say it); write nodes_per_leaf = N beside it"
+    ]
 
 
 @functools.cache

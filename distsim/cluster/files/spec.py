@@ -71,6 +71,11 @@ class GpuSpec(Table):
     memory: Memory = _note("of one accelerator")
     memory_bandwidth: Bandwidth = _note("of one accelerator")
     flops: dict[Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4"], Flops] = _note("by data type, dense", {})
+    price: Annotated[float, Bounds(ge=0)] | None = _note("of one accelerator's hour, in any currency", None)
+    power: Annotated[float, Bounds(ge=0)] | None = _note(
+        "watts of one accelerator at work, with its share of the node if that counts; by default its maker's limit",
+        None,
+    )
     nvlink: NvlinkSpec | None = None
 
 

@@ -204,6 +204,8 @@ class Cluster:
         self.source = source
         self._wiring = wiring
         self.spec = spec
+        self.warnings: list[str] = []
+        """What its file says without effect, a sentence each."""
         self._routes: dict[tuple[str, str, int, int | None], tuple[int, ...]] = {}
         self.worked_out: dict[Any, Any] = {}
         """What others have worked out of it, once for all who ask (collectives/compiler.py)."""

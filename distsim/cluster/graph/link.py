@@ -191,6 +191,10 @@ class GpuModel:
     memory_bytes_per_s: float
     flops_per_s: Mapping[str, float] = field(default_factory=dict)
     """By data type: fp64, fp32, tf32, fp16, bf16, fp8, fp4."""
+    price: float | None = None
+    """Of its hour; None: the cluster file does not say it."""
+    power_w: float | None = None
+    """At work; None: the cluster file does not say it."""
 
 
 STORAGE_WRITE_BYTES_PER_S = 4e9

@@ -39,7 +39,10 @@
 - `unknown_reads[]`: `what, where, code, count`: the program read unknown values, so often on one rank,
   and got `placeholder`
 - `checkpoints`: what the rank that spent most time on it (`rank`) wrote to files with torch.save and DCP and read from
-  them: `writes, written_bytes, write_s, reads, read_bytes, read_s`, at its cluster's rates
+  them: `writes, written_bytes, write_s, reads, read_bytes, read_s`, at its cluster's rates; `every_steps`: from one
+  checkpoint to the next, `mean_write_s` of one, and the `share` of the time that they take (null: fewer than two)
+- `cost` (with --tokens, or a price; else null): `tokens, seconds, gpu_hours, price, amount, energy_kwh`, of GPUs that
+  take `power_w` all the time; `energy_is_limit`: that is what their maker allows at most
 - `fused` (with --fuse, else null): `rank`, `functions` (compiled function: calls), `kernels_before`, `kernels_after`,
   `gpu_saved_s`, `host_saved_s` of that rank's whole run, against what would have run eagerly
 
@@ -61,6 +64,7 @@ from rich.table import Table
 from rich.text import Text
 
 from distsim.report.tables import bar
+from distsim.report.training.cost import cost_of, saving_share
 from distsim.text.units import format_bytes
 
 if TYPE_CHECKING:
@@ -114,7 +118,8 @@ def training_section(training: Training) -> dict[str, Any]:
         "critical_path": [asdict(part) for part in training.critical_path],
         "out_of_memory": [_short(found, training) for found in training.out_of_memory],
         "gains": [asdict(gain) for gain in gains(training)],
-        "checkpoints": {"rank": training.saved_rank} | asdict(training.saved),
+        "checkpoints": _checkpoints(training),
+        "cost": _cost(training),
         "fused": None if training.fused is None else asdict(training.fused),
         "unknown_reads": [asdict(read) for read in training.reads],
     }
@@ -125,6 +130,18 @@ def _short(short: OutOfMemory, training: Training) -> dict[str, Any]:
     if short.site is None:
         del section["site"]
     return section
+
+
+def _cost(training: Training) -> dict[str, Any] | None:
+    cost = cost_of(training)
+    return None if cost is None else asdict(cost) | {"power_w": training.power_w}
+
+
+def _checkpoints(training: Training) -> dict[str, Any]:
+    section = {"rank": training.saved_rank} | asdict(training.saved)
+    del section["by_step"]
+    saved = training.saved
+    return section | {"every_steps": saved.every, "mean_write_s": saved.mean_s, "share": saving_share(training)}
 
 
 def _rank(rank: RankTraining) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from distsim.debug.messages import ranks_text
 from distsim.report.tables import bar
+from distsim.report.training.cost import cost_of, cost_text, saving_share
 from distsim.report.training.section import gains, memory_table, shortage
 from distsim.sim.observe.totals import LAUNCH_BOUND, step_error
 from distsim.text.ranks import format_ranks
@@ -84,6 +85,8 @@ def _head(training: Training) -> RenderableType:
         use = _use(training)
         if use is not None:
             lines.add_row("MFU", use)
+        if (cost := cost_of(training)) is not None:
+            lines.add_row("cost", cost_text(cost, training))
     else:
         lines.add_row("step", "none: no optimizer completed a step")
     if training.fused is not None:
@@ -111,7 +114,11 @@ def _saved(training: Training) -> RenderableType:
             lines.append(
                 f"{verb} {format_bytes(nbytes)} in {calls:,} part{'s' * (calls > 1)}: {format_time(seconds)}, {rate}"
             )
-    return Text(f"rank {training.saved_rank}, the slowest, " + "; ".join(lines))
+    text = f"rank {training.saved_rank}, the slowest, " + "; ".join(lines)
+    share = saving_share(training)
+    if share is not None:
+        text += f"\na checkpoint every {saved.every:g} steps takes {format_time(saved.mean_s)}: {share:.1%} of the time"
+    return Text(text)
 
 
 def _fused(fused: Fused) -> Text:

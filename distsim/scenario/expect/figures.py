@@ -53,6 +53,7 @@ def _of_training(training: Training) -> dict[str, float]:
         "tokens_per_s": training.tokens_per_s,
         "mfu": training.mfu,
         "hfu": training.hfu,
+        "price": training.price,
     }
     pacing = training.pacing
     if pacing is not None:

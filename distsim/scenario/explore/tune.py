@@ -90,7 +90,7 @@ class Objective:
     name: str
     """tokens/s, cost or memory."""
     price: float | None = None
-    """Of a GPU's hour."""
+    """Of a GPU's hour; None: as each point's cluster says."""
 
     def score(self, result: Result) -> float:
         """Return a number that is larger for a better point; 0 for one that did not come to a step or does not fit."""
@@ -100,7 +100,8 @@ class Objective:
         if self.name == "memory":
             return 1.0 / max(figures["peak_gpu_memory_bytes"], 1.0)
         rate = figures.get("tokens_per_s", 1.0 / figures["step_s"]) / max(figures.get("gpus", 1.0), 1.0)
-        return rate / self.price if self.name == "cost" and self.price else rate
+        price = figures.get("price") if self.price is None else self.price
+        return rate / price if self.name == "cost" and price else rate
 
 
 @dataclass

@@ -172,6 +172,19 @@ class Saved:
     reads: int = 0
     read_bytes: int = 0
     read_s: float = 0.0
+    by_step: dict[int, float] = field(default_factory=dict)
+    """Seconds of writing that the steps waited for, by how many steps had ended."""
+
+    @property
+    def every(self) -> float | None:
+        """Steps from one checkpoint to the next; None where at most one was written."""
+        steps = sorted(self.by_step)
+        return (steps[-1] - steps[0]) / (len(steps) - 1) if len(steps) > 1 else None
+
+    @property
+    def mean_s(self) -> float:
+        """Seconds of one checkpoint."""
+        return sum(self.by_step.values()) / max(1, len(self.by_step))
 
 
 @dataclass(slots=True)
@@ -260,6 +273,14 @@ class Training:
     saved: Saved = field(default_factory=Saved)
     """Of the rank that spent most time on it."""
     saved_rank: int = 0
+    price: float | None = None
+    """Of a GPU's hour."""
+    power_w: float | None = None
+    """Of a GPU at work, or at most."""
+    power_is_limit: bool = False
+    """Whether `power_w` is what its maker allows, not what the cluster file says."""
+    planned_tokens: float | None = None
+    """Of the whole training."""
     fused: Fused | None = None
     """Of the rank with most; None: nobody asked for it."""
 

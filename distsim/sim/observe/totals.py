@@ -158,6 +158,7 @@ def summing_up(
     if training is not None and confidence.is_known and (sure := step_interval(training, totals)) is not None:
         training.step_low_s, training.step_high_s = sure
     if training is not None:
+        _price(training, world, request)
         diagnoses = [_short_of_memory(diagnosis, training) for diagnosis in diagnoses]
     exit_code = _exit_code(diagnoses, failures, started, interrupted)
     if not exit_code and request.silent == "strict" and any(one.level is Level.ERROR for one in silent):
@@ -194,6 +195,17 @@ def summing_up(
         software_matters=backend == "nccl" and world.cluster.nccl.named(world.cluster.variant),
         interrupted=interrupted,
     )
+
+
+def _price(training: Training, world: World, request: RunRequest) -> None:
+    """Write down what a GPU's hour costs and takes."""
+    facts = world.cluster.node.gpu
+    assert facts is not None
+    training.price = facts.price if request.price is None else request.price
+    training.power_w, training.power_is_limit = facts.power_w, False
+    if training.power_w is None and world.gpu.power_w:
+        training.power_w, training.power_is_limit = world.gpu.power_w, True
+    training.planned_tokens = request.planned_tokens
 
 
 def _software(world: World, version: str | None) -> str:

@@ -97,6 +97,10 @@ class RunRequest(RunOptions):
     """The run ends when every traced rank has ended so many optimizer steps; None: when the program does."""
     measures_memory: bool = False
     """Whether the lines and operators that take GPU memory are kept, and a full GPU goes on as if it were larger."""
+    price: float | None = None
+    """Of a GPU's hour; None: as the cluster says."""
+    planned_tokens: float | None = None
+    """Of the whole training, whose time and cost the report tells."""
     sample_is_enough: bool = False
     """Whether a run that ended well in a sample of its ranks has exit code 0."""
     conditions: Conditions | None = None

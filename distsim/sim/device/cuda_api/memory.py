@@ -250,6 +250,9 @@ def _wrote(task: RankTask, nbytes: int, seconds: float) -> None:
     saved.writes += 1
     saved.written_bytes += nbytes
     saved.write_s += seconds
+    if task is task.process.main_task:  # an asynchronous checkpoint holds up no step
+        step = task.process.accelerators.steps.num_ended
+        saved.by_step[step] = saved.by_step.get(step, 0.0) + seconds
     task.sleep(seconds)
 
 
