@@ -18,9 +18,8 @@ from distsim.debug.rings.world import World
 from distsim.debug.settings import Attach, Level, Settings, Silent, say_once_a_job, warn_of_unknown_variables
 from distsim.deprecated import in_torch
 from distsim.deprecated.rendezvous import Meeting
-from distsim.realexec.mpi.launch import started_by_mpirun
 from distsim.realexec.process.session import EndHooks, Session
-from distsim.realexec.process.worlds import count_in, launched
+from distsim.realexec.process.worlds import count_in, launched, started_by_mpirun
 from distsim.torch_compat.names import GUARD
 from distsim.torch_compat.releases import compared, guard_refusal, remarks
 

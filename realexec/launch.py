@@ -39,8 +39,7 @@ from distsim.debug.rings.files import default_bases, default_directory, private_
 from distsim.debug.rings.reader import RingReader
 from distsim.debug.settings import LAUNCHED, Attach, Level, OnHang, Settings, Silent, warn_of_unknown_variables
 from distsim.errors import UsageError
-from distsim.realexec.mpi import launch as mpi
-from distsim.realexec.mpi.launch import started_by_mpirun
+from distsim.realexec.process.worlds import started_by_mpirun
 from distsim.torch_compat import elastic
 from distsim.torch_compat.names import GUARD
 from distsim.torch_compat.releases import guard_refusal, remarks
@@ -66,7 +65,9 @@ def launch(args: argparse.Namespace) -> int:
     _leave_outer_job()
     started = started_by_mpirun(os.environ) if args.on == "mpi" else None
     if started is not None:
-        return mpi.become_rank(args, started, Settings.read(_given(args)))
+        from distsim.realexec.mpi.launch import become_rank
+
+        return become_rank(args, started, Settings.read(_given(args)))
     settings, directory, own = _settings(args)
     _check_silent(args, settings)
     monitor: subprocess.Popen[bytes] | None = None
@@ -113,7 +114,9 @@ def _to_the_end(args: argparse.Namespace, kept: _Folder, own: bool, over: thread
     try:
         with _exits_recorded(kept):
             if args.on == "mpi":
-                code = mpi.run_mpirun(args, kept.mpirun)
+                from distsim.realexec.mpi.launch import run_mpirun
+
+                code = run_mpirun(args, kept.mpirun)
             else:
                 code = _run(args, kept.monitor is not None, failed)
     finally:
@@ -232,7 +235,9 @@ def _check_backend(on: str) -> None:
         if not torch.cuda.is_available():
             raise UsageError("--on nccl: no GPU here; use --on gloo, or simulate with --on dgx-h100:1")
     if on == "mpi":
-        mpi.check()
+        from distsim.realexec.mpi.launch import check
+
+        check()
     if on == "gloo" and not dist.is_gloo_available():
         raise UsageError(
             f"--on gloo: this torch ({torch.__version__}) was built without gloo; install a standard wheel"

@@ -279,7 +279,7 @@ def _launch(args: argparse.Namespace) -> int:
     launch = importlib.import_module("distsim.realexec.launch").launch
     if args.html is None:
         return int(launch(args))
-    if args.on == "mpi" and importlib.import_module("distsim.realexec.mpi.launch").started_by_mpirun(os.environ):
+    if args.on == "mpi" and importlib.import_module("distsim.realexec.process.worlds").started_by_mpirun(os.environ):
         raise UsageError("--html under mpirun: each rank is its own run; --rings DIR, then distsim diagnose DIR --html")
     from distsim.report.html.reports import launch_with_page
 

@@ -1,4 +1,4 @@
-"""`distsim run --on mpi`: start mpirun, or be one of the ranks that it has started, as its environment tells."""
+"""`distsim run --on mpi`: start mpirun, or be one of the ranks that it has started."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -20,18 +19,13 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from distsim.debug.settings import Settings
 from distsim.errors import UsageError
 from distsim.realexec.mpi import library
+from distsim.realexec.process.worlds import Started
 
-__all__ = ["Started", "become_rank", "check", "run_mpirun", "started_by_mpirun"]
+__all__ = ["become_rank", "check", "run_mpirun"]
 
 OURS = frozenset({"nproc_per_node", "nnodes", "module", "no_python", "training_script", "training_script_args"})
 """torchrun's flags that mean something to mpirun; `standalone` is simply true."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_NAMES = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-)
-"""Open MPI; MPICH, Intel MPI and others whose mpirun is Hydra."""
-_JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "HYDRA_JOBID")
 
 
 def check() -> None:
@@ -144,47 +138,3 @@ def _signals_raise() -> Iterator[None]:
     finally:
         for number, old in zip(SIGNALS, before, strict=True):
             signal.signal(number, old)
-
-
-@dataclass(frozen=True)
-class Started:
-    """One process of a job of mpirun."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    job: str
-    """The same for all of its processes on a host."""
-
-    def environment(self) -> dict[str, str]:
-        """torchrun's variables for the same place."""
-        return {
-            "RANK": str(self.rank),
-            "WORLD_SIZE": str(self.world_size),
-            "LOCAL_RANK": str(self.local_rank),
-            "LOCAL_WORLD_SIZE": str(self.local_world_size),
-        }
-
-
-def started_by_mpirun(environ: Mapping[str, str]) -> Started | None:
-    """The place of this process in the job of mpirun that started it; None where none did."""
-    for rank, size, local_rank, local_size in _NAMES:
-        try:
-            place, number = int(environ[rank]), int(environ[size])
-        except (KeyError, ValueError):
-            continue
-        job = next((environ[name] for name in _JOBS if environ.get(name)), f"parent {os.getppid()}")
-        return Started(
-            place,
-            number,
-            _number(environ, local_rank, place),
-            _number(environ, local_size, number),
-            f"mpirun {job}",
-        )
-    return None
-
-
-def _number(environ: Mapping[str, str], name: str, otherwise: int) -> int:
-    said = environ.get(name, "")
-    return int(said) if said.isdigit() else otherwise

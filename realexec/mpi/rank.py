@@ -9,7 +9,7 @@ import sys
 
 from distsim.debug.__main__ import main as run_guarded
 from distsim.errors import UsageError
-from distsim.realexec.mpi.launch import started_by_mpirun
+from distsim.realexec.process.worlds import started_by_mpirun
 
 __all__ = ["main"]
 

@@ -1,4 +1,7 @@
-"""Which worlds this process has joined: see `debug/rings/world.py`."""
+"""Which worlds this process has joined (see `debug/rings/world.py`), and the rank that its launcher gave it.
+
+torchrun and mpirun say it in the environment.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,11 +21,27 @@ from distsim.debug.rings.world import World, WorldKind
 from distsim.realexec.guard.recorder import Recorder
 from distsim.text.untrusted_input import MOST_RANKS
 
-__all__ = ["Worlds", "count_in", "launched", "launcher_world", "noting_prefix", "place_of_store", "place_of_url"]
+__all__ = [
+    "Started",
+    "Worlds",
+    "count_in",
+    "launched",
+    "launcher_world",
+    "noting_prefix",
+    "place_of_store",
+    "place_of_url",
+    "started_by_mpirun",
+]
 
 _prefixes: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 """Prefix of each PrefixStore, which torch does not tell."""
 _loaded_at_s = time.time()
+_MPI_NAMES = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+"""Open MPI; MPICH, Intel MPI and others whose mpirun is Hydra."""
+_MPI_JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "HYDRA_JOBID")
 
 
 class Worlds:
@@ -135,3 +154,47 @@ def launcher_world(environ: Mapping[str, str], given: World | None) -> tuple[Wor
         return own, True
     assert given is not None
     return replace(given, id=""), False
+
+
+@dataclass(frozen=True)
+class Started:
+    """One process of a job of mpirun."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    job: str
+    """The same for all of its processes on a host."""
+
+    def environment(self) -> dict[str, str]:
+        """torchrun's variables for the same place."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
+        }
+
+
+def started_by_mpirun(environ: Mapping[str, str]) -> Started | None:
+    """The place of this process in the job of mpirun that started it; None where none did."""
+    for rank, size, local_rank, local_size in _MPI_NAMES:
+        try:
+            place, number = int(environ[rank]), int(environ[size])
+        except (KeyError, ValueError):
+            continue
+        job = next((environ[name] for name in _MPI_JOBS if environ.get(name)), f"parent {os.getppid()}")
+        return Started(
+            place,
+            number,
+            _number(environ, local_rank, place),
+            _number(environ, local_size, number),
+            f"mpirun {job}",
+        )
+    return None
+
+
+def _number(environ: Mapping[str, str], name: str, otherwise: int) -> int:
+    text = environ.get(name, "")
+    return int(text) if text.isdigit() else otherwise

@@ -4,8 +4,9 @@
 
 Peer: none. Aim: the limit in each line.
 
-A file is entered when a function of it is called (sys.setprofile, in every thread and process), a body of a module not
-counted; imported when its module is. Exit code 1 where a way is over its limit. With --list the files themselves.
+A file is entered when a function of it is called (sys.setprofile, in every thread and process); bodies of modules and
+classes, which an import runs, do not count. A file is imported when its module is. Exit code 1 where a way is over its
+limit. With --list the files themselves.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from tests.benchmarks.arguments import Arguments
 
 ROOT = Path(__file__).parents[2]
 WATCH = """\
-import os, sys, threading
+import inspect, os, sys, threading
 entered = set()
 out = open(os.path.join(os.environ["ENTERED_TO"], str(os.getpid())), "a", buffering=1)
 def profile(frame, event, arg):
     if event == "call" and frame.f_code.co_filename not in entered:
-        if frame.f_code.co_name != "<module>":
+        # A function: not the body of a module or class, nor a comprehension in a module's.
+        if frame.f_code.co_flags & inspect.CO_OPTIMIZED and not frame.f_code.co_qualname.startswith("<"):
             entered.add(frame.f_code.co_filename)
-            out.write(frame.f_code.co_filename + "\\n")
+            out.write(frame.f_code.co_filename.partition(".py:")[0].removesuffix(".py") + ".py\\n")  # FILE:FUNCTION
 def mark(text):
     entered.clear()
     out.write(text + "\\n")

@@ -20,7 +20,7 @@ from distsim.debug.settings import Settings
 from distsim.errors import UsageError
 from distsim.realexec import install
 from distsim.realexec.mpi import group, launch, library
-from distsim.realexec.mpi.launch import Started, started_by_mpirun
+from distsim.realexec.process.worlds import Started, started_by_mpirun
 from distsim.sim.c10d import refusals
 
 HERE = Path(__file__).parent
