@@ -210,6 +210,9 @@ def _point(search: Search, place: Place) -> Point:
 
 def _print(search: Search, price: float | None, args: argparse.Namespace) -> list[Point]:
     """Print what is known; return all points, the best first, those that failed last."""
+    from rich.table import Table
+    from rich.text import Text
+
     from distsim.debug.report.console import Console, piped_width
 
     ranking = search.ranking()
@@ -219,8 +222,10 @@ def _print(search: Search, price: float | None, args: argparse.Namespace) -> lis
         return points
     console = Console(width=None if sys.stdout.isatty() else piped_width(160))
     if ranking:
-        for line in _verdict(search, points, args.objective):
-            console.print(line)
+        lines = Table.grid(padding=(0, 2))
+        for word, text in _verdict(search, points, args.objective):
+            lines.add_row(Text(word, style="bold"), Text(text))
+        console.print(lines)
         console.print(training_table(points[: min(MOST_ROWS, len(ranking))], price, in_order=True))
     counts = [f"{len(search.results)} points ran", f"{len(ranking)} of them fit"]
     if search.ruled_out:
@@ -239,22 +244,25 @@ def _named(point: Point) -> str:
     return " ".join(f"{name}={value}" for name, value in point.settings.items())
 
 
-def _verdict(search: Search, points: Sequence[Point], objective: str) -> list[str]:
-    """The best, the runner-up, and what lies between them."""
+def _verdict(search: Search, points: Sequence[Point], objective: str) -> list[tuple[str, str]]:
+    """The best, the runner-up, and what lies between them: a word, and what it says."""
     from distsim.scenario.explore.why import difference, spent
 
     best = points[0]
-    lines = [f"best       {_named(best)}", f"           {spent(best.result)}"]
+    lines = [("best", _named(best)), ("", spent(best.result))]
     if len(search.ranking()) < 2:
         return lines
     second = points[1]
-    lines += [f"runner-up  {_named(second)}", f"           {difference(best.result, second.result, objective)}"]
+    lines += [("runner-up", _named(second)), ("", difference(best.result, second.result, objective))]
     alike = as_good(list(points[: len(search.ranking())]))
     if objective != "memory" and alike:
         others = "the runner-up" if alike == 1 else f"the next {alike}"
         lines.append(
-            f"           {others} cannot be distinguished from the best: the error of their step times is as large "
-            f"as the difference"
+            (
+                "",
+                f"{others} cannot be distinguished from the best: the error of their step times is as large as the "
+                "difference",
+            )
         )
     return lines
 
@@ -289,12 +297,12 @@ def _write_page(search: Search, points: Sequence[Point], args: argparse.Namespac
     from distsim.scenario.expect.entries import entry
 
     fitting = len(search.ranking())
-    lines = _verdict(search, points, args.objective) if fitting else ["No point is valid."]
+    lines = _verdict(search, points, args.objective) if fitting else [("", "No point is valid.")]
     entries = [entry(point.result, point.settings) for point in points]
     for one in entries:
         one.document = {}
     try:
-        write_page(tune_page(args.script, entries, [" ".join(line.split()) for line in lines]), args.html)
+        write_page(tune_page(args.script, entries, [f"{word} {text}".strip() for word, text in lines]), args.html)
     except OSError as error:
         raise UsageError(f"--html {args.html}: cannot be written ({error.strerror})") from None
     say_written(args.html)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -88,7 +88,15 @@ def run_points(
     run = partial(run_scenario, picture=picture, sampled=True, last_step=last_step)
     import_for(scenarios)
     if apart:
-        yield from as_they_end(scenarios, workers, run)
+        yield from as_they_end(scenarios, workers, partial(_quietly, run))
         return
     for number, scenario in enumerate(scenarios):
         yield number, run(scenario)
+
+
+def _quietly(run: Callable[[Scenario], Result], scenario: Scenario) -> Result:
+    """Run *scenario* in a process of its own, whose warnings would stand among the lines of progress."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    os.close(null)
+    return run(scenario)
