@@ -116,7 +116,7 @@ FOR_PATCHES = frozenset(
         WRAPPER,
         HAS_HOOKS,
     }
-    | {NAN_CHECK, FLIGHT_RECORDER, EXACT_TYPE, COLLECTIVE_OP, DEFAULT_GROUP, COALESCING, LOGGER}
+    | {EXACT_TYPE, COLLECTIVE_OP, DEFAULT_GROUP, COALESCING, LOGGER}
 )
 """Names that a guard by hooks goes without."""
 

@@ -47,7 +47,12 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 """The releases of Python that tests ran on: the first with each release of torch, others with the suite's own."""
 _ALL_PYTHONS = f"{PYTHONS[0]}; on torch 2.13 also {', '.join(PYTHONS[1:])}"
 VERSIONS = (
-    ("reading records and dumps (`distsim diagnose`)", "any, or none", "3.11", "the whole suite, on torch 2.13"),
+    (
+        "reading records and dumps (`distsim diagnose`)",
+        "any, or none",
+        "3.11",
+        "the whole suite, on torch 2.13 and 2.14",
+    ),
     (
         "guard of real jobs",
         TESTED[GUARD],
@@ -58,7 +63,7 @@ VERSIONS = (
         "simulations",
         TESTED[SIM],
         _ALL_PYTHONS,
-        "`tests/conformance`, README's first command, a fault of each kind simulated; the whole suite on torch 2.13",
+        "`tests/conformance`, README's first command, a fault of each kind simulated; the whole suite on torch 2.13 and 2.14",
     ),
     (
         "simulated GPUs",

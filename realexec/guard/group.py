@@ -10,6 +10,8 @@ so do coalesced calls.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -42,7 +44,7 @@ from distsim.realexec.guard.tensor_checks import Checksums, find_nan
 from distsim.text.tracebacks import error_line
 from distsim.torch_compat import groups, works
 
-__all__ = ["HOOKED", "ONE_TENSOR", "Guarded", "GuardedGroup", "HeldGroup", "guard_of", "record_method"]
+__all__ = ["HOOKED", "ONE_TENSOR", "Guarded", "GuardedGroup", "HeldGroup", "guard_of", "hook_methods", "record_method"]
 
 C10D = vars(c10d)
 
@@ -62,8 +64,7 @@ PASSED_THROUGH = (
 
 
 def words_of(op: str, read: Reader) -> Words:
-    """What reads the arguments of a method of *op*: C++ calls the first two kinds at every step, so they are read
-    without a `Call`."""
+    """What reads the arguments of a method of *op*; those that training calls are read without a `Call`."""
     fields = FIELDS[op]
     reduces, rooted = fields.reduces, fields.rooted
 
@@ -80,6 +81,19 @@ def words_of(op: str, read: Reader) -> Words:
         later = goes_on or opts.asyncOp is not False
         return tensors, later, (later, hash(opts.reduceOp) if reduces else 0, opts.rootRank if rooted else 0)
 
+    def lists(ranks: tuple[int, ...], args: tuple[Any, ...], goes_on: bool) -> tuple[Sequence[Any], bool, Any]:
+        output, source, opts = args
+        outputs = [*output[0], *output[1:]] if type(output[0]) is list else output
+        sources = [*source[0], *source[1:]] if type(source[0]) is list else source
+        later = goes_on or opts.asyncOp is not False
+        root = opts.rootRank if rooted else 0
+        return [*outputs, *sources], later, (later, hash(opts.reduceOp) if reduces else 0, root, len(outputs))
+
+    def no_tensor(ranks: tuple[int, ...], args: tuple[Any, ...], goes_on: bool) -> tuple[Sequence[Any], bool, Any]:
+        (opts,) = args
+        later = goes_on or opts.asyncOp is not False
+        return (), later, later
+
     def other(ranks: tuple[int, ...], args: tuple[Any, ...], goes_on: bool) -> tuple[Sequence[Any], bool, Any]:
         call = read(ranks, args, {})
         if not call.direct:
@@ -88,7 +102,9 @@ def words_of(op: str, read: Reader) -> Words:
 
     if fields.in_place:
         return in_place
-    return out_in if "tensor" in op else other
+    if fields.lists:
+        return lists
+    return no_tensor if op == "barrier" else out_in if "tensor" in op else other
 
 
 class _Ended:
@@ -154,8 +170,8 @@ class Guarded:
         self.later: type[HostHandle] = HostHandle
         """The handle of an asynchronous collective on the host."""
         self.hooks: set[tuple[str, int]] = set()
-        """The program's own hooks on a group that a `GuardedGroup` stands for, by kind and id: they fire in *inner*, so
-        that no call may go to a backend at once."""
+        """The program's own hooks on the group, by kind and id: they fire in torch's group, so that no call may go to a
+        backend at once."""
         self.backends: dict[str, Any] = {}
         """By type of device; empty where *inner* is a group of Python's."""
         self.on_host: Any = None
@@ -177,14 +193,18 @@ class Guarded:
         plain = not self.nan and self.checksums is None and self.silent is None
         plain = plain and self.on_host is None and not self.hooks
         self.later = HostHandle if self.strict is None else self.strict.handle
-        self.fast = self._short_way(gloo) if plain and type(gloo).__name__ == "ProcessGroupGloo" else None
-
-    def _short_way(self, gloo: Any) -> Any:
-        return gloo
+        self.fast = gloo if plain and type(gloo).__name__ == "ProcessGroupGloo" else None
 
     def detach(self) -> None:
         """Its calls go on, unrecorded."""
         self.recorder = None
+
+    def note_hook(self, kind: str, hook_id: int, registered: bool) -> None:
+        """The program has registered a hook, or taken one back."""
+        for guard in (self, self.on_host):
+            if guard is not None:
+                (guard.hooks.add if registered else guard.hooks.discard)((kind, hook_id))
+                guard.decide_way()
 
     def unhook(self) -> None:
         """The process is at its end, and nothing of ours may outlive it."""
@@ -216,13 +236,6 @@ class GuardedGroup(Guarded, ProcessGroup):
 
     def _has_hooks(self) -> bool:
         return bool(self.backends) and bool(groups.HAS_HOOKS.get(groups.without_hooks)(self.inner))
-
-    def note_hook(self, kind: str, hook_id: int, registered: bool) -> None:
-        """The program has registered a hook, or taken one back."""
-        for guard in (self, self.on_host):
-            if guard is not None:
-                (guard.hooks.add if registered else guard.hooks.discard)((kind, hook_id))
-                guard.decide_way()
 
 
 class HeldGroup(GuardedGroup):
@@ -270,8 +283,8 @@ def record_method(op: str, name: str, read: Reader, issue: Callable[..., Any] | 
         issue: calls torch's own method of a `hooked.HookedGroup`, where ours stands in torch's own class; None: ours is
             a method of `GuardedGroup`.
     """
-    of_backend = issue or getattr(Backend, BACKEND_NAMES.get(name, name), None)
-    words = words_of(op, read)
+    of_backend = getattr(Backend, BACKEND_NAMES.get(name, name), None)
+    words, only_options = words_of(op, read), op == "barrier"
 
     def plain(self: Guarded, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return getattr(self.inner, name)(*args, **kwargs) if issue is None else issue(self, *args, **kwargs)
@@ -317,6 +330,8 @@ def record_method(op: str, name: str, read: Reader, issue: Callable[..., Any] | 
         log = self.group_log
         key = None
         caller = sys._getframe().f_back  # None: a thread of C++ calls, with nothing of Python below
+        if only_options and len(kwargs) == 1 and not args:  # torch's own function gives them by name
+            args, kwargs = tuple(kwargs.values()), {}
         if self.fast is not None and log.last is None and not kwargs and of_backend is not None and caller is not None:
             work, key = again(self, of_backend, name, words, args, caller)
             if work is not MISSED:
@@ -407,14 +422,26 @@ def _pass_through(name: str) -> Callable[..., Any]:
     return call
 
 
-def _hook_method(name: str, kind: str, registers: bool) -> Callable[..., Any]:
+def hook_methods() -> dict[str, Callable[..., None]]:
+    """Methods of a group that register hooks and take them back (torch 2.14), noting which there are."""
+    methods = {}
+    for kind, verb in itertools.product(("pre", "post"), ("register", "unregister")):
+        name = f"{verb}_{kind}_hook"
+        if hasattr(ProcessGroup, name):
+            methods[name] = _hook_method(name, kind, verb == "register")
+    return methods
+
+
+def _hook_method(name: str, kind: str, registers: bool) -> Callable[..., None]:
     raw = getattr(ProcessGroup, name)
 
-    def call(self: GuardedGroup, hook_id: int, *hook: Any) -> None:
-        raw(self.inner, hook_id, *hook)
-        self.note_hook(kind, hook_id, registers)
+    @functools.wraps(raw)
+    def call(self: Any, hook_id: int, *hook: Any) -> None:
+        raw(self.inner if isinstance(self, GuardedGroup) else self, hook_id, *hook)
+        guard = guard_of(self)
+        if guard is not None:
+            guard.note_hook(kind, hook_id, registers)
 
-    call.__name__ = name
     return call
 
 
@@ -426,11 +453,8 @@ def _install_methods() -> None:
     for name, op in ONE_TENSOR.items():
         if hasattr(ProcessGroup, name):
             setattr(GuardedGroup, name, record_method(op, name, FIELDS[op].reader(op, FIELDS[op], name)))
-    for kind in ("pre", "post"):
-        for verb in ("register", "unregister"):
-            name = f"{verb}_{kind}_hook"
-            if hasattr(ProcessGroup, name):
-                setattr(GuardedGroup, name, _hook_method(name, kind, verb == "register"))
+    for name, method in hook_methods().items():
+        setattr(GuardedGroup, name, method)
     for op, fields in FIELDS.items():
         for name in fields.methods:
             if hasattr(ProcessGroup, name):

@@ -23,7 +23,7 @@ from distsim.debug.records.signature import REDUCE_OPS
 from distsim.debug.rings import layout as rings
 from distsim.debug.settings import Level, Settings
 from distsim.realexec.guard.fast_path import BACKWARD
-from distsim.realexec.guard.group import HOOKED, ONE_TENSOR, Guarded, record_method
+from distsim.realexec.guard.group import HOOKED, ONE_TENSOR, Guarded, hook_methods, record_method
 from distsim.realexec.guard.recorder import GroupLog, Recorder
 from distsim.realexec.guard.tensor_checks import find_nan
 from distsim.torch_compat import groups
@@ -83,9 +83,6 @@ class HookedGroup(Guarded):
         self._open: dict[int, tuple[GroupLog, int]] = {}
         """Thread -> log and record of a call that C++ is just making."""
 
-    def _short_way(self, gloo: Any) -> Any:
-        return self
-
     def forked(self, stand_in: Callable[[Any], Any]) -> None:
         """See `Guarded.forked`."""
         self.recorder = None
@@ -95,9 +92,9 @@ class HookedGroup(Guarded):
     def attach(self) -> None:
         """Register the hooks."""
         group = self.ref()
-        HOOKED[id(group)] = self
         group.register_pre_hook(HOOK_ID, self._begin)  # type: ignore[union-attr]
         group.register_post_hook(HOOK_ID, self._issued)  # type: ignore[union-attr]
+        HOOKED[id(group)] = self  # from now on hooks are the program's
 
     def detach(self) -> None:
         """See `Guarded.detach`."""
@@ -160,6 +157,8 @@ def patch_methods(patches: Patches) -> None:
         if original is not None:
             method = record_method(op, name, read, _issuer(name, original))
             patches.put(ProcessGroup, name, functools.update_wrapper(method, original))
+    for name, method in hook_methods().items():
+        patches.put(ProcessGroup, name, method)
 
 
 def _issuer(name: str, original: Any) -> Callable[..., Any]:

@@ -77,12 +77,12 @@ class Hooks:
         patches.put(PrefixStore, "__init__", noting_prefix(PrefixStore.__init__))
         if dist.is_gloo_available():
             patches.put(dist.ProcessGroupGloo, "__init__", self._noting_made_by_hand(dist.ProcessGroupGloo.__init__))
+        for attach in (groups.NAN_CHECK, groups.FLIGHT_RECORDER):
+            patches.wrap_static(attach, _attach)
         if self._by_hooks:
             patch_methods(patches)
             return
         patches.wrap(groups.WRAPPER, self._no_wrapper)
-        for attach in (groups.NAN_CHECK, groups.FLIGHT_RECORDER):
-            patches.wrap_static(attach, _attach)
         if groups.EXACT_TYPE.works():  # torch 2.14 asks isinstance
             patches.lead_global(groups.EXACT_TYPE, "type", _type_of)
 
@@ -262,10 +262,10 @@ class Hooks:
         if session is None or not isinstance(pg, ProcessGroup) or guard_of(pg) is not None:
             return pg
         guarded = session.guard(pg, group_ranks(pg, ranks), world=world)
-        if not isinstance(guarded, GuardedGroup):
-            return pg  # its hooks tell
         if pg in _attached:
             guarded.note_hook("attached", 0, registered=True)
+        if not isinstance(guarded, GuardedGroup):
+            return pg  # its hooks tell
         swap(pg, guarded)
         return guarded
 
@@ -369,9 +369,10 @@ def _type_of(thing: Any) -> Any:
 
 def _attach(original: Any, group: Any, *args: Any, **kwargs: Any) -> Any:
     """A hook of torch's own goes on the C++ group, whose calls it sees; the guard does not learn when it is removed."""
-    if isinstance(group, GuardedGroup):
-        group.note_hook("attached", 0, registered=True)
-        return original(group.inner, *args, **kwargs)
+    guard = guard_of(group)
+    if guard is not None:
+        guard.note_hook("attached", 0, registered=True)
+        return original(guard.inner or group, *args, **kwargs)
     _attached.add(group)
     return original(group, *args, **kwargs)
 
@@ -404,7 +405,9 @@ def guard_world(session: Session) -> None:
     world = groups.WORLD.get()
     for pg in list(world.pg_map):
         guard = session.guard(pg, tuple(world.pg_group_ranks.get(pg, range(pg.size()))), held=True)
-        if guard is not pg and isinstance(guard, GuardedGroup):
-            if groups.NAN_CHECK.exists():  # it may have hooks, and does not say so
-                guard.note_hook("earlier", 0, registered=True)
+        if guard is pg:
+            continue
+        if groups.NAN_CHECK.exists():  # it may have hooks, and does not say so
+            guard.note_hook("earlier", 0, registered=True)
+        if isinstance(guard, GuardedGroup):
             swap(pg, guard)

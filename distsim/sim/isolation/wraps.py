@@ -97,10 +97,10 @@ class _Folding(traceback.StackSummary):
         super().__init__(frames)
         self._texts: dict[tuple[object, ...], str] = {}
 
-    def format_frame_summary(self, frame_summary: traceback.FrameSummary) -> str:
+    def format_frame_summary(self, frame_summary: traceback.FrameSummary, **how: Any) -> str:
         place = (frame_summary.filename, frame_summary.lineno, frame_summary.name, frame_summary.colno)
         if place not in self._texts:
-            self._texts[place] = super().format_frame_summary(frame_summary)
+            self._texts[place] = super().format_frame_summary(frame_summary, **how)  # colorize, from Python 3.14 on
         return self._texts[place]
 
 

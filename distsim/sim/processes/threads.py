@@ -120,6 +120,11 @@ class CoopLock:
         self.release()
 
 
+def _allocate_lock() -> CoopLock:
+    """`_thread.allocate_lock`, which from Python 3.13 on is not `threading.Lock` itself."""
+    return CoopLock()
+
+
 _real_start = threading.Thread.start
 _real_join = threading.Thread.join
 _real_is_alive = threading.Thread.is_alive
@@ -319,7 +324,7 @@ def thread_patches() -> list[tuple[Any, str, Any]]:
         (threading, "_make_invoke_excepthook", _make_invoke_excepthook),
         (pool_threads.ThreadPoolExecutor, "_counter", staticmethod(_pool_number)),
         (selectors.EpollSelector, "select", _select),
-        (threading, "_allocate_lock", CoopLock),
+        (threading, "_allocate_lock", CoopLock if threading._allocate_lock is threading.Lock else _allocate_lock),  # type: ignore[attr-defined]
         (threading, "Lock", CoopLock),
         (threading, "RLock", threading._PyRLock),  # type: ignore[attr-defined]
         (threading.Thread, "start", _start),

@@ -166,6 +166,9 @@ _PICKLES_CACHE = "__slotnames__"
 _VALID_VERSION_TAG = 1 << 19
 """Py_TPFLAGS_VALID_VERSION_TAG (CPython's object.h): cleared in a class and all that inherit from it
 by any assignment to one of its attributes, set again by the next look-up."""
+_VERSION_AT = 384
+"""Where a class keeps the number of its state (`tp_version_tag`, 32 bits), which is 0 where the mark is missing."""
+_VERSION = np.uint64((1 << 32) - 1)
 _HEAP_TYPE = 1 << 9
 _FLAGS_AT = 168
 """Where a class keeps them: after 21 words, in CPython 3.8 to 3.14."""
@@ -180,8 +183,32 @@ _FLAGS_ARE_THERE = all(
 )
 
 
+def _are_versions_there() -> bool:
+    """Whether the number stands in for the mark, which CPython no longer sets from 3.14 on."""
+
+    class Base:
+        pass
+
+    class Heir(Base):
+        pass
+
+    version = ctypes.c_uint32.from_address(id(Heir) + _VERSION_AT)
+    getattr(Heir, "unknown", None)
+    is_marked, before = Heir.__flags__ & _VALID_VERSION_TAG, version.value
+    Base.attribute = 1  # type: ignore[attr-defined]
+    return not is_marked and before != 0 and version.value == 0
+
+
+_VERSIONS_ARE_THERE = _FLAGS_ARE_THERE and _are_versions_there()
+
+
 def marks_of(classes: Sequence[type]) -> tuple[Callable[[], Any], Any]:
     """A function, and what it answers as long as every class of *classes* has its mark."""
+    if _VERSIONS_ARE_THERE:
+        versions = reader([id(cls) + _VERSION_AT for cls in classes])
+        mark = np.uint64(_VALID_VERSION_TAG)
+        at_rest = np.full(len(classes), mark).tobytes()
+        return lambda: ((np.frombuffer(versions(), np.uint64) & _VERSION != 0) * mark).tobytes(), at_rest
     if not _FLAGS_ARE_THERE:
         return lambda: [*map(attrgetter("__flags__"), classes)], [c.__flags__ | _VALID_VERSION_TAG for c in classes]
     read = reader(marks_at(classes))
