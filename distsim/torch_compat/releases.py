@@ -46,6 +46,7 @@ TESTED: dict[Need, tuple[str, ...]] = {
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 """The releases of Python that tests ran on: the first with each release of torch, others with the suite's own."""
 _ALL_PYTHONS = f"{PYTHONS[0]}; on torch 2.13 also {', '.join(PYTHONS[1:])}"
+_WHOLE = "on torch 2.13 and 2.14"
 VERSIONS = (
     (
         "reading records and dumps (`distsim diagnose`)",
@@ -63,7 +64,7 @@ VERSIONS = (
         "simulations",
         TESTED[SIM],
         _ALL_PYTHONS,
-        "`tests/conformance`, README's first command, a fault of each kind simulated; the whole suite on torch 2.13 and 2.14",
+        f"`tests/conformance`, README's first command, a fault of each kind simulated; the whole suite {_WHOLE}",
     ),
     (
         "simulated GPUs",

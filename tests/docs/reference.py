@@ -362,6 +362,27 @@ def _field_texts(table: type) -> dict[str, str]:
     }  # type: ignore[union-attr]
 
 
+PATCHES_OR_HOOKS = """
+## Patches or hooks
+
+From torch 2.14 on the guard can attach by torch's hooks on groups (`DISTSIM_GUARD_ATTACH=hooks`): groups stay torch's
+own objects, and no code of torch is exchanged. Both ways give the same first diagnosis for every faulty program of
+`tests/realexec/faults`. Patches are the default on every torch, because they see more and cost less: of the calls that
+C++ makes (DDP's buckets, functional collectives) the guard by hooks does not see who waits, nor how a compiled one
+reduces and splits, nor sends and receives. CPU time of the calling thread, one rank on gloo, torch 2.14.1
+(`python -m tests.benchmarks.guard_attach`):
+
+| call | torch alone | by patches | by hooks |
+| --- | --- | --- | --- |
+| `all_reduce` | 7.6 us | 7.6 us | 10.3 us |
+| `all_reduce(async_op=True)` | 8.0 us | 8.6 us | 11.4 us |
+| `broadcast` | 7.8 us | 7.5 us | 10.1 us |
+| `all_gather` | 10.3 us | 8.5 us | 12.6 us |
+| `barrier` | 8.0 us | 6.7 us | 9.5 us |
+
+Choose hooks where a program asks for `type(group)`, or where code of torch must stay what it is."""
+
+
 def versions() -> str:
     """Which releases of torch and Python are tested for which part."""
     rows = [
@@ -379,25 +400,7 @@ def versions() -> str:
             "No torch is refused for its number. A run says in a line that torch is older or newer than tested ones,",
             "and what it lacks; a part whose needs a torch does not meet is refused.",
             "`distsim doctor` prints this table and where the torch at hand stands.",
-            "",
-            "## Patches or hooks",
-            "",
-            "From torch 2.14 on the guard can attach by torch's hooks on groups (`DISTSIM_GUARD_ATTACH=hooks`): groups stay",
-            "torch's own objects, and no code of torch is exchanged. Both ways give the same first diagnosis for every faulty",
-            "program of `tests/realexec/faults`. Patches are the default on every torch, because they see more and cost less:",
-            "of the calls that C++ makes (DDP's buckets, functional collectives) the guard by hooks does not see who waits, nor",
-            "how a compiled one reduces and splits, nor sends and receives. CPU time of the calling thread, one rank on gloo,",
-            "torch 2.14.1 (`python -m tests.benchmarks.guard_attach`):",
-            "",
-            "| call | torch alone | by patches | by hooks |",
-            "| --- | --- | --- | --- |",
-            "| `all_reduce` | 7.6 us | 7.6 us | 10.3 us |",
-            "| `all_reduce(async_op=True)` | 8.0 us | 8.6 us | 11.4 us |",
-            "| `broadcast` | 7.8 us | 7.5 us | 10.1 us |",
-            "| `all_gather` | 10.3 us | 8.5 us | 12.6 us |",
-            "| `barrier` | 8.0 us | 6.7 us | 9.5 us |",
-            "",
-            "Choose hooks where a program asks for `type(group)`, or where code of torch must stay what it is.",
+            PATCHES_OR_HOOKS,
         ]
     )
 
