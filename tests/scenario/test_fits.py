@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from distsim.cli.dispatch import main
+from distsim.errors import UsageError
+from distsim.scenario.explore.fits import Fit, search_change
 from distsim.scenario.explore.script_flags import Flag, role_of, script_flags, with_flag
+from distsim.sim import RunRequest
+from distsim.sim.observe.metrics import OutOfMemory, RankTraining, Training
 
 TRAIN = """\
 import torch, torch.distributed as dist
@@ -74,6 +79,39 @@ def test_a_change_that_fits_is_found_and_run(script: Path, capsys: pytest.Captur
     assert document["kinds"]["optimizer"] >= 2 * (2 * 64 * 50_000) * 4
     assert sum(document["kinds"].values()) == document["needed"] == sum(one["nbytes"] for one in document["held"])
     assert document["out_of_memory"][0]["site"]["where"].endswith(("train.py:14", "train.py:15", "train.py:16"))
+
+
+def needs(gib: int, activations: int) -> Fit:
+    """A run of 8 GPUs with 80 GiB each, on which *gib* are needed, *activations* of them."""
+    kinds = {"activations": activations << 30, "parameters": (gib - activations) << 30}
+    rank = RankTraining(0, (0,), *[0.0] * 8, gib << 30, gib << 30, kinds)
+    short = OutOfMemory((0,), 1, 80 << 30, 0, 0, 0, {**kinds}, False, False)
+    training = Training("h100", 8, 80 << 30, 0, steps=2, ranks=[rank])
+    training.out_of_memory = [short] * (gib > 80)
+    return Fit(SimpleNamespace(failures=[]), training, 80 << 30)  # type: ignore[arg-type]
+
+
+def test_changes_are_joined_where_none_alone_is_enough(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that spares most stays and another comes on top; what the script refuses is not tried again."""
+    (script.parent / "flags.py").write_text(FLAGS + '    parser.add_argument("--tp", default=1)\n')
+
+    def measured(request: RunRequest) -> Fit:
+        if "--tp=2" in request.args:
+            raise UsageError("no such parallelism")
+        whole = 160 if "--ckpt=full" not in request.args else 60
+        if "--mbs=4" in request.args:
+            whole //= 2
+        return needs(40 + whole, whole)
+
+    monkeypatch.setattr("distsim.scenario.explore.fits.measure", measured)
+    request = RunRequest(str(script), args=["--mbs=8"])
+    tried: list[str] = []
+    changes = search_change(request, measured(request), tried.append)
+    assert tried == ["--mbs=2 --accum=4", "--mbs=1 --accum=8", "--ckpt=full", "--tp=2", "--ckpt=full --mbs=4 --accum=2"]
+    assert [change.problem for change in changes] == ["", "", "", "no such parallelism", ""]
+    last = changes[-1].fit
+    assert last is not None
+    assert last.fits
 
 
 def test_what_fits_is_exit_code_0(script: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ __all__ = ["STEPS", "Change", "Fit", "Held", "RankPeak", "measure", "search_chan
 
 STEPS = 2
 """The optimizer makes its state at the end of the first step: the second is the first with all that training keeps."""
-MOST_TRIES = 4
+MOST_TRIES = 6
 ERROR, WORST_ERROR = 0.042, 0.152
 """Of predicted peaks against 32 published ones: the median, and the largest.
 Source: `distsim validate --training` (docs/how-it-works.md)."""
@@ -107,6 +107,17 @@ class Change:
     """Why it did not."""
 
 
+class NothingOnGpu(UsageError):
+    """A program that ended before it used a GPU."""
+
+    def __init__(self, request: RunRequest, exit_code: int, last_line: str) -> None:
+        self.last_line = last_line
+        super().__init__(
+            f"{request.program} on {request.on}: no rank put anything on a GPU (exit code {exit_code}; last line: "
+            f"{last_line})"
+        )
+
+
 def measure(request: RunRequest) -> Fit:
     """Run the first steps of *request* on a sample of its ranks, whose memory never ends.
 
@@ -125,10 +136,7 @@ def measure(request: RunRequest) -> Fit:
         raise KeyboardInterrupt
     if training is None:
         last = next((line for line in reversed(text.splitlines()) if line.strip()), "it printed nothing")
-        raise UsageError(
-            f"{request.program} on {request.on}: no rank put anything on a GPU (exit code {outcome.exit_code}; last "
-            f"line: {last.strip()})"
-        )
+        raise NothingOnGpu(request, outcome.exit_code, last.strip())
     fit = Fit(outcome, training, training.memory_bytes - training.context_bytes)
     fit.peaks = _peaks(outcome, training)
     fit.held = _held(fit.fullest)
@@ -176,25 +184,57 @@ def _numbers(tensor: str) -> int:
 
 
 def search_change(request: RunRequest, fit: Fit, say: Callable[[str], None]) -> list[Change]:
-    """Try changes, the smallest first, until one fits; return those that were tried, the last one last."""
+    """Try changes until one fits: each alone, the smallest first, then one more on top of the one that spares most.
+
+    Returns:
+        Those that were tried, the last one last.
+    """
     tried: list[Change] = []
-    for change in _changes(request, fit):
-        if len(tried) == MOST_TRIES:
-            break
-        say(change.text)
-        tried.append(change)
-        try:
-            change.fit = measure(change.request)
-        except UsageError as error:
-            change.problem = str(error)
-            continue
-        failures = change.fit.outcome.failures
-        if failures or change.fit.training.steps < min(STEPS, fit.training.steps):
-            change.problem = f"{failures[0].type}: {failures[0].message}" if failures else "it made no step"
-            change.fit = None
-        elif change.fit.fits:
-            break
-    return tried
+    refused: set[str] = set()
+    start = Change("", request, fit)
+    while True:
+        for change in _changes(start.request, start.fit or fit):
+            if len(tried) == MOST_TRIES:
+                return tried
+            own = change.text
+            if own in refused:
+                continue
+            change.text = f"{start.text} {change.text}".strip()
+            say(change.text)
+            tried.append(change)
+            _measure_change(change, fit)
+            if change.fit is None:
+                refused.add(own)
+            elif change.fit.fits:
+                return tried
+        measured = [change for change in tried if change.fit is not None]
+        best = min(measured, key=lambda change: _needed(change.fit), default=start)
+        if best is start or _needed(best.fit) >= _needed(start.fit):
+            return tried
+        start = best
+
+
+def _needed(fit: Fit | None) -> int:
+    return 0 if fit is None else fit.needed
+
+
+def _measure_change(change: Change, fit: Fit) -> None:
+    """Run *change*, of a program that needs *fit* without it."""
+    try:
+        changed = measure(change.request)
+    except NothingOnGpu as error:
+        change.problem = error.last_line
+        return
+    except UsageError as error:
+        change.problem = str(error)
+        return
+    failures = changed.outcome.failures
+    if failures:
+        change.problem = f"{failures[0].type}: {failures[0].message}"
+    elif changed.training.steps < min(STEPS, fit.training.steps):
+        change.problem = "it made no step"
+    else:
+        change.fit = changed
 
 
 def _changes(request: RunRequest, fit: Fit) -> Iterator[Change]:
