@@ -148,7 +148,8 @@ def main() -> int:
         return subprocess.run([str(python), "-m", "tests.benchmarks.new_torch", *sys.argv[1:]], check=False).returncode
     recorded: dict[str, Any] = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.exists() else {}
     if args.record:
-        recorded[here] = looks()
+        names = judged(here)
+        recorded[here] = {path: value for path, value in looks().items() if path in names}
         RECORDED.write_text(json.dumps(recorded, indent=0, sort_keys=True) + "\n", encoding="utf-8")
         print(f"recorded {len(recorded[here])} names of torch {here}")
         return 0
