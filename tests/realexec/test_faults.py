@@ -115,7 +115,7 @@ def moved(text: str) -> str:
 
 
 def simulated(case: Case, folder: Path, on_gpus: bool = False) -> Outcome:
-    """The same program simulated. The guard works with more releases of torch than the simulator: without it, skipped."""
+    """The same program simulated; skipped where only the guard works."""
     try:
         check_simulation()
     except UsageError as refusal:
