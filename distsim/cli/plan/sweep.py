@@ -297,7 +297,7 @@ def training_columns(points: list[Point], price: float | None) -> dict[str, list
     ]
     columns["tokens/s"] = column("tokens_per_s", "{:,.0f}".format)
     columns["MFU"] = column("mfu", "{:.1%}".format)
-    columns["peak memory"] = [
+    columns["memory"] = [
         f"{format_bytes(f['peak_gpu_memory_bytes'])} {f['gpu_memory_share']:.0%}" if "gpu_memory_share" in f else "-"
         for f in figures
     ]
@@ -305,7 +305,7 @@ def training_columns(points: list[Point], price: float | None) -> dict[str, list
     columns["bubble"] = column("step_bubble_s", format_time)
     prices = [f.get("price") if price is None else price for f in figures]
     if any(each is not None for each in prices):
-        columns["cost of 1B tokens"] = [
+        columns["1B tokens cost"] = [
             f"{each * f['gpus'] * 1e9 / f['tokens_per_s'] / 3600:,.2f}"
             if each is not None and f.get("tokens_per_s")
             else "-"
@@ -322,8 +322,10 @@ def failure(point: Point) -> str:
     if result.ran and not result.exit_code and not result.limit:
         return ""
     if result.figures.get("fits") == 0.0:
-        missing = format_bytes(result.figures["missing_gpu_memory_bytes"])
-        return f"out of memory: a GPU lacked {missing} where it stopped"
+        missing = result.figures["missing_gpu_memory_bytes"]
+        if not missing:
+            return "out of memory: what is free is in pieces that are too small"
+        return f"out of memory: a GPU lacked {format_bytes(missing)} where it stopped"
     if not result.ran:
         return "; ".join(result.wrong)
     error = re.findall(r"^\s*((?:\w+\.)*\w*(?:Error|Exception)\b.*)$", result.report, re.MULTILINE)
@@ -339,9 +341,9 @@ def as_table(settings: dict[str, list[str]], figures: dict[str, list[str]]) -> T
     columns = settings | figures
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in columns:
-        word = name == "outcome"
+        word = name in ("outcome", "step", "memory", "fits", "")
         whole = word or (name in settings and max(map(len, (name, *columns[name]))) <= WHOLE)
-        table.add_column(name, justify="left" if word else "right", overflow="fold", no_wrap=whole)
+        table.add_column(name, justify="left" if name == "outcome" else "right", overflow="fold", no_wrap=whole)
     for row in zip(*columns.values(), strict=True):
         table.add_row(*row)
     return table

@@ -246,10 +246,20 @@ def _named(point: Point) -> str:
 
 def _verdict(search: Search, points: Sequence[Point], objective: str) -> list[tuple[str, str]]:
     """The best, the runner-up, and what lies between them: a word, and what it says."""
+    from distsim.scenario.explore.fits import WORST_ERROR
     from distsim.scenario.explore.why import difference, spent
 
     best = points[0]
     lines = [("best", _named(best)), ("", spent(best.result))]
+    share = best.result.figures.get("gpu_memory_share", 0.0)
+    if share > 1.0 - WORST_ERROR:
+        lines.append(
+            (
+                "",
+                f"its peak, {share:.0%} of the memory, is within the error of predicted peaks ({WORST_ERROR:.1%} at "
+                "most): distsim fits tells more",
+            )
+        )
     if len(search.ranking()) < 2:
         return lines
     second = points[1]

@@ -11,6 +11,8 @@ __all__ = ["difference", "spent"]
 
 LEAST = 0.01
 """Of a step: smaller parts are not worth a word."""
+ATTENTION = 0.05
+"""Of all flops: what a kernel of attention computes again in its own backward is less."""
 PARTS = {
     "compute": "step_compute_s",
     "exposed communication": "step_exposed_s",
@@ -31,9 +33,9 @@ def spent(result: Result) -> str:
         if name == "exposed communication" and (waits := _waits(result, step_s)):
             text += f" ({waits})"
         parts.append(text)
-    recomputed = figures.get("hfu", 0.0) - figures.get("mfu", 0.0)
-    if recomputed > 0.005:
-        parts.append(f"{recomputed / figures['hfu']:.0%} of its flops are recomputed")
+    recomputed = 1.0 - figures.get("mfu", 0.0) / (figures.get("hfu") or 1.0) if "mfu" in figures else 0.0
+    if recomputed > ATTENTION:
+        parts.append(f"{recomputed:.0%} of its flops are recomputed")
     return f"a step of {format_time(step_s)}: {', '.join(parts)}"
 
 
