@@ -14,7 +14,6 @@ from jobs import HERE, Case, Result, Zygote, ring_directory
 from distsim.debug.diagnosis.diagnose import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.errors import UsageError
-from distsim.torch_compat.releases import check_simulation
 
 if TYPE_CHECKING:
     from distsim.sim.outcome import Outcome
@@ -117,7 +116,9 @@ def moved(text: str) -> str:
 def simulated(case: Case, folder: Path, on_gpus: bool = False) -> Outcome:
     """The same program simulated; skipped where only the guard works."""
     try:
-        check_simulation()
+        from distsim.sim.patches import all_patches
+
+        all_patches()
     except UsageError as refusal:
         pytest.skip(str(refusal))
     from distsim.sim.faults.fault import CallPoint, When
