@@ -314,8 +314,11 @@ BACKWARD_S = 5.5e-6
 
 
 def fused_cost(gpu: Gpu, parts: Sequence[Cost], read: int, written: int) -> Cost:
-    """Return the cost of *parts* as one kernel that reads and writes this many bytes; a single part is unchanged."""
-    if len(parts) == 1:
+    """Return the cost of *parts* as one kernel that reads and writes this many bytes.
+
+    A single part that moves no less is unchanged.
+    """
+    if len(parts) == 1 and read + written >= parts[0].nbytes:
         return parts[0]
     memory = gpu.spec.memory
     kinds = {part.kind for part in parts}

@@ -216,14 +216,14 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         gpu = accelerators[base + plan.offset]
         stream = current_stream(task, gpu)
         truth = guess_truth(self.values, func, args) if plan.checks else None
-        gpu.late = fusion.late if fusion is not None and plan.cost.kernels and fusion.merges(plan.cost, func) else None
+        gpu.is_late = fusion is not None and plan.cost.kernels > 0 and fusion.merges(plan.cost, func)
         try:
             if plan.valued or self.values.everything:
                 result = self._valued(func, args, kwargs, plan, gpu, stream)
             else:
                 result = self._unvalued(args, kwargs, plan, gpu, stream)
         finally:
-            gpu.late = None
+            gpu.is_late = False
         if plan.checks and "_distsim_shadow" not in result.untyped_storage().__dict__:
             note_truth(result, truth)
         if plan.typical is not None:

@@ -8,8 +8,7 @@ import json
 import os
 import sys
 import time
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +62,7 @@ _TIMED_SETTINGS = (
 class Held:
     """Device memory of one storage, given back when the storage dies."""
 
-    __slots__ = ("__weakref__", "block", "device", "due", "nbytes", "streams")
+    __slots__ = ("__weakref__", "block", "device", "due", "nbytes", "origins", "streams")
 
     def __init__(self, device: Device, block: Block | None, nbytes: int) -> None:
         self.device = device
@@ -71,7 +70,9 @@ class Held:
         self.nbytes = nbytes
         self.due: tuple[Stream, str, str] | None = None
         """Stream, and what the ledger said, for memory that is taken later: of a tensor in a kernel that is being put
-        together (timeline/fusion.py), where it outlives that kernel."""
+        together (timeline/fusion.py), where it is read after that kernel."""
+        self.origins: Sequence[Held] = ()
+        """What stays in memory for as long as this may be computed from it again."""
         self.streams: list[Stream] | None = None
         """Others that use it as well (Tensor.record_stream): it is not free before they have come to its end."""
 
@@ -84,7 +85,7 @@ class Held:
         """Allocate what is due."""
         if self.due is None:
             return
-        (stream, kind, module), self.due = self.due, None
+        (stream, kind, module), self.due, self.origins = self.due, None, ()
         ledger = self.device.memory.ledger
         before, ledger.kind, ledger.module = (ledger.kind, ledger.module), kind, module
         try:
@@ -93,7 +94,7 @@ class Held:
             ledger.kind, ledger.module = before
 
     def release(self) -> None:
-        block, self.block, self.due = self.block, None, None
+        block, self.block, self.due, self.origins = self.block, None, None, ()
         if block is not None:
             self.device.free(block, self.streams)
 
@@ -118,8 +119,8 @@ class Device:
         self._accelerators.steps.ledgers.append(self.memory.ledger)
         if process.world.measures_memory:
             self.memory.ledger.site_of = site_reader(self.memory.ledger, self._accelerators)
-        self.late: list[weakref.ref[Held]] | None = None
-        """Where what is made now takes its memory later, as a part of a fused kernel."""
+        self.is_late = False
+        """What is made now takes its memory later, as a part of a fused kernel."""
         self.streams: list[Stream] = []
         self.pools: dict[int, list[Stream]] = {}
         """By priority: those that torch.cuda.Stream() gives out in turn."""
@@ -267,12 +268,11 @@ class Device:
         nbytes = _nbytes(storage)
         if not nbytes:
             return
-        if self.late is None:
+        if not self.is_late:
             storage._distsim_held = Held(self, self.allocate(nbytes, stream), nbytes)
             return
         held = storage._distsim_held = Held(self, None, nbytes)
         held.due = stream, self.memory.ledger.kind, self.memory.ledger.module
-        self.late.append(weakref.ref(held))
 
     def allocate(self, nbytes: int, stream: Stream) -> Block:
         if not self._accelerators.works:

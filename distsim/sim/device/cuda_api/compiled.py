@@ -136,8 +136,7 @@ def _graph(call: Callable[..., Any], named: Any, parameters: int, replays: bool)
         try:
             if fusion is None:
                 return call(*args, **kwargs)
-            with fusion.graph(task, name, parameters, replays):
-                return call(*args, **kwargs)
+            return fusion.run(functools.partial(call, *args, **kwargs), task, name, parameters, replays)
         finally:
             if around:
                 _compiled[task] = around

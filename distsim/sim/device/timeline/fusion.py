@@ -3,16 +3,17 @@
 Its operators are met one by one, as they are run. Those that only pass numbers through are held back and merged: one
 joins a kernel that makes what it reads, or that reads the same and is as large, unless it has to see all of a sum
 first. They are launched when anything else is put on the device: a product, a collective, an event, the function's end.
-What has died by then was never written. What autograd keeps for backward counts as written, though the compiler would
-compute part of it again: the saving is a lower bound. Backward is a graph as well: of the nodes that forward made.
+What has died by then was never written. What autograd alone keeps is not written either: as under the compiler's
+min-cut partitioner, backward computes it again from what its kernel read, which stays in memory in its place. Backward
+is a graph as well: of the nodes that forward made.
 """
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
@@ -68,6 +69,8 @@ class _Kernel:
         self.writes: dict[_Place, int] = {}
         self.sums: set[_Place] = set()
         """Written ones that are there only when the whole kernel has ended."""
+        self.late = 0
+        """Bytes of earlier kernels that turned out to be read, and are written after all."""
 
 
 class Fusion:
@@ -86,27 +89,28 @@ class Fusion:
         """Whether what is met now is replayed as a CUDA graph, which costs the host nothing for each kernel."""
         self._backward_of: tuple[RankTask, int] | None = None
         self._held: list[_Kernel] = []
-        self.late: list[weakref.ref[Any]] = []
-        """Memory of what they make (gpu.Held), taken when they are launched."""
+        self._unwritten: weakref.WeakKeyDictionary[Any, dict[_Place, int]] = weakref.WeakKeyDictionary()
+        """Memory (gpu.Held) that nobody has read since its kernel -> what that kernel read, and the bytes of it."""
         self._where: tuple[Launcher, Stream, RankTask] | None = None
 
-    @contextlib.contextmanager
-    def graph(self, task: RankTask, name: str, parameters: int, replays: bool) -> Iterator[None]:
-        """A compiled function runs; one within another is part of it. *replays*: in mode "reduce-overhead"."""
+    def run(self, call: Callable[[], Any], task: RankTask, name: str, parameters: int, replays: bool) -> Any:
+        """What *call* returns, a compiled function; one within another is part of it. *replays*: as a CUDA graph."""
         depth = self._inside.get(task, 0)
         if depth == 0:
             self.calls[name] = self.calls.get(name, 0) + 1
             self._host(task, -(GRAPH_S + parameters * GUARD_S))
             begin, self._replays = _next_node(), replays
         self._inside[task] = depth + 1
+        result = None
         try:
-            yield
+            result = call()
+            return result
         finally:
             if depth:
                 self._inside[task] = depth
             else:
                 del self._inside[task]
-                self.flush()
+                self._end(result)
                 begins, ends, replayed = self._nodes.setdefault(task, ([], [], []))
                 begins.append(begin)
                 ends.append(_next_node())
@@ -153,7 +157,7 @@ class Fusion:
     @staticmethod
     def merges(cost: Cost, func: Any) -> bool:
         """Whether the kernels of an operator may become a part of others."""
-        return cost.kind in FUSABLE and not func._schema.name.startswith(("aten::_foreach", "aten::_fused"))
+        return cost.kind in FUSABLE and not func._schema.name.startswith("aten::_foreach")
 
     def launch(
         self, device: Launcher, stream: Stream, cost: Cost, task: RankTask, func: Any, given: Any, made: Any
@@ -161,15 +165,12 @@ class Fusion:
         """As `Device.launch`, of an operator of a compiled graph."""
         self.spares(device.host.operator_s)
         self.kernels_before += cost.kernels
+        inputs = [tensor for tensor in tensors_in(given) if tensor.is_cuda]
         if not self.merges(cost, func):
-            self.flush()
-            self._launches(task, cost)
-            self.kernels_after += cost.kernels
-            device.launch(stream, cost, task, func)
+            self._launch_alone(device, stream, cost, task, func, inputs)
             return
         if self._where is not None and self._where[:2] != (device, stream):
             self.flush()
-        inputs = [tensor for tensor in tensors_in(given) if tensor.is_cuda]
         outputs = [tensor for tensor in tensors_in(made) if tensor.is_cuda] or inputs[:1]
         size = max((tensor.numel() for tensor in (*inputs, *outputs)), default=1)
         reads = [(place, tensor) for tensor in inputs if (place := _place(tensor)) is not None]
@@ -181,9 +182,10 @@ class Fusion:
         kernel.size = max(kernel.size, size)
         kernel.parts.append(cost)
         kernel.names[str(func._schema.name).removeprefix("aten::")] = None
-        for place, tensor in reads:
-            if place not in kernel.writes:
-                kernel.reads[place] = max(kernel.reads.get(place, 0), nbytes(tensor))
+        settled, late = self._settled({place: nbytes(tensor) for place, tensor in reads if place not in kernel.writes})
+        kernel.late += late
+        for place, size in settled.items():
+            kernel.reads[place] = max(kernel.reads.get(place, 0), size)
         row = max((tensor.shape[-1] for tensor in inputs if tensor.dim()), default=1)
         for place, tensor in writes:
             kernel.writes[place] = max(kernel.writes.get(place, 0), nbytes(tensor))
@@ -192,6 +194,49 @@ class Fusion:
         if self._where is None:
             self._where = (device, stream, task)
             device.timeline.before_put = self.flush
+
+    def _launch_alone(
+        self, device: Launcher, stream: Stream, cost: Cost, task: RankTask, func: Any, inputs: list[Tensor]
+    ) -> None:
+        reads = {place: nbytes(tensor) for tensor in inputs if (place := _place(tensor)) is not None}
+        self.flush(reads)
+        settled, late = self._settled(reads)
+        late += sum(size for place, size in settled.items() if place not in reads)
+        cost = _plus(cost, late, device)
+        self._launches(task, cost)
+        self.kernels_after += cost.kernels
+        device.launch(stream, cost, task, func)
+
+    def _settled(self, reads: dict[_Place, int]) -> tuple[dict[_Place, int], int]:
+        """What is read for *reads*, and bytes that are written for it: of what was not written, backward reads what it
+        is computed from; forward has it written after all."""
+        found: dict[_Place, int] = {}
+        late = 0
+        for place, size in reads.items():
+            held = place()
+            origins = None if held is None else self._unwritten.get(held)
+            if origins is None:
+                found[place] = size
+            elif _in_backward() != -1:
+                found |= origins
+            else:
+                del self._unwritten[held]
+                held.take()
+                found[place] = size
+                late += size
+        return found, late
+
+    def _end(self, result: Any) -> None:
+        """A compiled function has returned *result*, which is there now."""
+        tensors = list(tensors_in(result))
+        if not tensors and result is not None:  # in a class of its own: what is in it nobody knows
+            self.flush()
+            return
+        places = {place: nbytes(tensor) for tensor in tensors if (place := _place(tensor)) is not None}
+        late = self._settled(places)[1]
+        if self._held:
+            self._held[-1].late += late
+        self.flush(places)
 
     def _fits(self, size: int, reads: list[_Place], writes: list[_Place]) -> _Kernel | None:
         """The kernel that an operator joins. They are in an order in which they could run, and stay so: it joins none
@@ -207,35 +252,59 @@ class Fusion:
                 beside = kernel if any(place in kernel.reads for place in reads) else None
         return beside
 
-    def flush(self) -> None:
-        """Launch what is held back."""
+    def flush(self, needed: Collection[_Place] | None = None) -> None:
+        """Launch what is held back. Of what it makes, forward writes what is *needed* now; None: whatever lives."""
         if self._where is None:
             return
         (device, stream, task), self._where = self._where, None
         device.timeline.before_put = None
         kernels, self._held = self._held, []
-        for due in self.late:
-            if (held := due()) is not None:
-                held.take()
-        self.late.clear()
+        if _in_backward() != -1:
+            needed = None
+        between = {place for kernel in kernels for place in kernel.reads}
         for kernel in kernels:
-            written = sum(size for place, size in kernel.writes.items() if _lives(place))
-            cost = fused_cost(device.model, kernel.parts, sum(kernel.reads.values()), written)
+            written = self._write(kernel, needed, between)
+            if kernel.writes and not written:  # backward computes it
+                continue
+            cost = _plus(
+                fused_cost(device.model, kernel.parts, sum(kernel.reads.values()), written), kernel.late, device
+            )
             self._launches(task, cost)
             self.kernels_after += cost.kernels
             apart_s = sum(part.seconds for part in kernel.parts) + (len(kernel.parts) - 1) * device.model.gap_s
             self.gpu_saved_s += apart_s - cost.seconds
             device.launch(stream, cost, task, _name(kernel))
 
+    def _write(self, kernel: _Kernel, needed: Collection[_Place] | None, between: Collection[_Place]) -> int:
+        """Bytes that *kernel* writes: *between* is what the kernels that are launched together read."""
+        written = 0
+        for place, size in kernel.writes.items():
+            held = place()
+            if held is None or not held.lives:
+                written += size if place in between else 0
+            elif needed is None or held.due is None or place in needed or place in between:
+                held.take()
+                written += size
+            else:
+                held.origins = _origins(kernel)
+                self._unwritten[held] = dict(kernel.reads)
+        return written
+
+
+def _origins(kernel: _Kernel) -> list[Any]:
+    """The memory that *kernel* read, as far as it is there."""
+    return [held for place in kernel.reads if (held := place()) is not None]
+
+
+def _plus(cost: Cost, nbytes: int, device: Launcher) -> Cost:
+    """*cost* with so many bytes more through memory."""
+    rate = device.model.memory_bandwidth * device.model.spec.memory.elementwise
+    return replace(cost, seconds=cost.seconds + nbytes / rate) if nbytes else cost
+
 
 def _place(tensor: Tensor) -> _Place:
     held = tensor.untyped_storage().__dict__.get("_distsim_held")
     return None if held is None else weakref.ref(held)
-
-
-def _lives(place: _Place) -> bool:
-    held = place()
-    return held is not None and held.lives
 
 
 def _name(kernel: _Kernel) -> str:
