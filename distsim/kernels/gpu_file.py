@@ -86,6 +86,7 @@ class GemmSpec(Table):
     floor: Time = _key("of one kernel")
     conv: Factor = _key("a convolution's rate beside the product of the same size")
     grouped: Factor = _key("a grouped product's rate beside the same tiles in one product")
+    unaligned: Factor = _key("the rate of operands whose rows are no multiple of 16 bytes beside others", 0.37)
 
     def sustained(self, dtype: str) -> float:
         """The plateau of *dtype*, and of bf16 where there is none."""

@@ -155,6 +155,26 @@ def test_softmax_backward_has_forwards_three_kernels(h100: Gpu) -> None:
         assert backward[0] < 0.9 * backward[1] <= 0.9 * backward[2]
 
 
+@pytest.mark.parametrize(
+    ("shapes", "slower"),
+    [
+        (((4096, 768), (768, 50257)), True),  # rows of the result
+        (((4096, 50257), (50257, 768)), True),  # rows of the left operand
+        (((4096, 768), (768, 50264)), False),
+        (((4096, 768), (768, 9)), False),  # small: other things limit it
+    ],
+)
+def test_products_of_rows_that_are_not_aligned_are_slow(
+    h100: Gpu, shapes: tuple[tuple[int, int], tuple[int, int]], slower: bool
+) -> None:
+    """nanoGPT's README: about 25 % of a step of GPT-2 for a vocabulary of 50,304 words in place of 50,257."""
+    left, right = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes)
+    padded = [torch.empty([-(-n // 8) * 8 for n in shape], dtype=torch.bfloat16, device="meta") for shape in shapes]
+    seconds = h100.cost(aten.mm.default, (left, right), {}, left @ right).seconds
+    aligned = h100.cost(aten.mm.default, tuple(padded), {}, padded[0] @ padded[1]).seconds
+    assert (seconds > 2 * aligned) == slower
+
+
 def test_a_fused_optimizer_reads_four_lists_and_writes_three(h100: Gpu) -> None:
     """Gradients are written only when they are unscaled."""
     lists = [[meta(4096, 4096, dtype=F32) for _ in range(8)] for _ in range(4)]

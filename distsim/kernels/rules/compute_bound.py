@@ -20,8 +20,23 @@ def _product(pricing: Pricing, call: Call, left: Any, right: Any) -> Cost:
     batch = left.shape[0] if left.dim() == 3 else 1
     rows, inner = left.shape[-2], left.shape[-1]
     columns = right.shape[-1]
-    moved = call.read + call.write
-    return pricing.gemm(Gemm(rows, columns, inner, batch, math_dtype(left.dtype), moved))
+    gemm = Gemm(rows, columns, inner, batch, math_dtype(left.dtype), call.read + call.write)
+    return pricing.gemm(gemm, rate=_alignment(pricing, gemm, left, right, columns))
+
+
+_VECTOR = 16
+"""Bytes that Tensor Core kernels load at once: rows of operands have to begin at a multiple of it."""
+_LEAST_UNALIGNED = 256
+"""Rows, columns and inner dimension below which a product's alignment is not looked at: others limit it."""
+
+
+def _alignment(pricing: Pricing, gemm: Gemm, left: Any, right: Any, columns: int) -> float:
+    """The rate beside the same product of rows that begin at multiples of 16 bytes."""
+    if min(gemm.m, gemm.n, gemm.k) < _LEAST_UNALIGNED or left.element_size() > 4:
+        return 1.0
+    pitches = (max(left.stride()[-2:]), max(right.stride()[-2:]), columns)
+    aligned = all(pitch * left.element_size() % _VECTOR == 0 for pitch in pitches)
+    return 1.0 if aligned else pricing.spec.gemm.unaligned
 
 
 @rule("mm", "bmm", "_int_mm", "_scaled_mm")
@@ -46,7 +61,7 @@ def _linear(pricing: Pricing, call: Call) -> Cost:
     given, weight = call["input"], call["weight"]
     rows = given.numel() // given.shape[-1]
     gemm = Gemm(rows, weight.shape[0], weight.shape[-1], 1, math_dtype(given.dtype), call.read + call.write)
-    return pricing.gemm(gemm)
+    return pricing.gemm(gemm, rate=_alignment(pricing, gemm, given, weight, weight.shape[0]))
 
 
 @rule("mv", "addmv", "addmv_", "dot", "vdot")
