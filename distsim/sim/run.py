@@ -344,6 +344,7 @@ def _attempt(
                 keeps_slices=request.trace,
                 last_step=request.last_step,
                 measures_memory=request.measures_memory,
+                keeps_sites=request.keeps_sites,
                 on_progress=None if request.progress is None else on_progress,
             )
             if request.conditions is not None:

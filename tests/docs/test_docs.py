@@ -93,7 +93,7 @@ def is_checked(block: Block) -> bool:
         case "toml" | "yaml" | "dockerfile":
             return block.title is not None
         case "text":
-            return block.before.startswith(("<!-- report of ", "<!-- output of "))
+            return block.before.startswith(("<!-- report of ", "<!-- output of ", "<!-- recorded from "))
     return False
 
 
@@ -120,6 +120,15 @@ def test_every_command_is_one_that_the_parsers_take(page: Path) -> None:
             for word in words:
                 if word.startswith("scenarios/"):
                     assert (ROOT / word).exists(), word
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_was_recorded_comes_from_a_command_of_the_page(page: Path) -> None:
+    """An output that takes minutes is not made anew: its command stands on the page, before it."""
+    text = page.read_text(encoding="utf-8")
+    shell = {" ".join(words) for block in blocks(page) if block.language == "shell" for words in commands(block)}
+    for recorded in re.findall(r"^<!-- recorded from (.+) -->$", text, re.MULTILINE):
+        assert recorded in shell
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -95,7 +95,7 @@ def test_changes_are_joined_where_none_alone_is_enough(script: Path, monkeypatch
     """The one that spares most stays and another comes on top; what the script refuses is not tried again."""
     (script.parent / "flags.py").write_text(FLAGS + '    parser.add_argument("--tp", default=1)\n')
 
-    def measured(request: RunRequest) -> Fit:
+    def measured(request: RunRequest, with_lines: bool = True) -> Fit:
         if "--tp=2" in request.args:
             raise UsageError("no such parallelism")
         whole = 160 if "--ckpt=full" not in request.args else 60

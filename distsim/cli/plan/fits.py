@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distsim.cli.dispatch import many_imports
 from distsim.cli.inputs.launchers import program_of
 from distsim.cli.run import check_script
 from distsim.errors import UsageError
@@ -26,7 +27,10 @@ __all__ = ["add_parser"]
 
 DOES_NOT_FIT = 5
 MOST_LINES = 12
-MOST_WIDE = 44
+LEAST_WIDE, MOST_WIDE = 24, 44
+"""Of the column that says what memory is for."""
+LINE_WIDE = 48
+"""Columns that are left for the others: memory, its share, the line."""
 LEAST_SHARE = 0.005
 """Of the peak: smaller lines are left out."""
 DESCRIPTION = """\
@@ -61,9 +65,10 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Answer; 0 it fits, 5 it does not, else the exit code of a run that ended with an error."""
-    from distsim.debug.report.console import Console, piped_width
-    from distsim.report import print_summary
-    from distsim.scenario.explore.fits import measure, search_change
+    with many_imports(args.own_process):
+        from distsim.debug.report.console import Console, piped_width
+        from distsim.report import print_summary
+        from distsim.scenario.explore.fits import measure, search_change
 
     request = _request(args)
     check_writable(args.report, "--report")
@@ -85,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         print(text)
     else:
         console = Console(width=None if sys.stdout.isatty() else piped_width(100))
-        for part in _parts(request, fit, changes):
+        for part in _parts(request, fit, changes, console.width):
             console.print(part)
     return 0 if fit.fits else DOES_NOT_FIT
 
@@ -160,7 +165,7 @@ def _document(request: RunRequest, fit: Fit, changes: list[Change]) -> dict[str,
     }
 
 
-def _parts(request: RunRequest, fit: Fit, changes: list[Change]) -> list[RenderableType]:
+def _parts(request: RunRequest, fit: Fit, changes: list[Change], width: int) -> list[RenderableType]:
     """The answer, then what it rests on."""
     from rich.text import Text
 
@@ -173,7 +178,7 @@ def _parts(request: RunRequest, fit: Fit, changes: list[Change]) -> list[Rendera
     fullest = fit.fullest
     parts += [Text(f"\nin use at the peak of rank {fullest.rank}", style="bold")]
     parts += [memory_kinds(fullest.memory, fullest.peak_allocated_bytes)]
-    parts += [Text("\nby line and operator", style="bold"), _lines(fit)]
+    parts += [Text("\nby line and operator", style="bold"), _lines(fit, width - LINE_WIDE)]
     return parts
 
 
@@ -273,7 +278,7 @@ def _ranks(fit: Fit) -> RenderableType:
     return table
 
 
-def _lines(fit: Fit) -> RenderableType:
+def _lines(fit: Fit, room: int) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
@@ -285,7 +290,7 @@ def _lines(fit: Fit) -> RenderableType:
         f"{one.name or one.site.operator} {one.site.tensor}" + f" x{one.site.count}" * (one.site.count > 1)
         for one in shown
     ]
-    width = min(MOST_WIDE, max(map(len, whats), default=0))
+    width = min(max(room, LEAST_WIDE), MOST_WIDE, max(map(len, whats), default=0))
     lines = [Text(f"{'memory':>9} share  {'what':{width}}  line", style="dim")]
     for one, what in zip(shown, whats, strict=True):
         site = one.site

@@ -324,7 +324,7 @@ def failure(point: Point) -> str:
     if result.figures.get("fits") == 0.0:
         missing = result.figures["missing_gpu_memory_bytes"]
         if not missing:
-            return "out of memory: what is free is in pieces that are too small"
+            return "out of memory (distsim fits says what it needs in all)"
         return f"out of memory: a GPU lacked {format_bytes(missing)} where it stopped"
     if not result.ran:
         return "; ".join(result.wrong)

@@ -118,15 +118,25 @@ class NothingOnGpu(UsageError):
         )
 
 
-def measure(request: RunRequest) -> Fit:
+def measure(request: RunRequest, with_lines: bool = True) -> Fit:
     """Run the first steps of *request* on a sample of its ranks, whose memory never ends.
+
+    Args:
+        request: The program and its cluster.
+        with_lines: Whether to find out what lines and operators take memory.
 
     Raises:
         UsageError: no rank used a GPU.
     """
     with tempfile.TemporaryDirectory(prefix="distsim_fits_") as folder:
         request = replace(
-            request, last_step=STEPS, measures_memory=True, budget_s=0.0, sample_is_enough=True, log_dir=folder
+            request,
+            last_step=STEPS,
+            measures_memory=True,
+            keeps_sites=with_lines,
+            budget_s=0.0,
+            sample_is_enough=True,
+            log_dir=folder,
         )
         outcome = run_program(request)
         printed = sorted(Path(folder).rglob("*"))
@@ -221,7 +231,7 @@ def _needed(fit: Fit | None) -> int:
 def _measure_change(change: Change, fit: Fit) -> None:
     """Run *change*, of a program that needs *fit* without it."""
     try:
-        changed = measure(change.request)
+        changed = measure(change.request, with_lines=False)
     except NothingOnGpu as error:
         change.problem = error.last_line
         return

@@ -117,7 +117,7 @@ class Device:
         if self._accelerators.new_history is not None:
             self.memory.history = self._accelerators.new_history()
         self._accelerators.steps.ledgers.append(self.memory.ledger)
-        if process.world.measures_memory:
+        if process.world.keeps_sites:
             self.memory.ledger.site_of = site_reader(self.memory.ledger, self._accelerators)
         self.is_late = False
         """What is made now takes its memory later, as a part of a fused kernel."""

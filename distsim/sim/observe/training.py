@@ -314,16 +314,14 @@ def _rank(process: SimProcess, account: Account, counted: int, like: tuple[int, 
 
 def _sites(ledger: Ledger) -> list[MemorySite]:
     """What was in use at the peak by kind, line and operator, most bytes first."""
-    sums: dict[tuple[str, str, int, str], tuple[int, int, str, int]] = {}
+    sums: dict[tuple[str, str, int, str], tuple[int, int, Site, int]] = {}
     for (kind, site), (nbytes, count) in ledger.peak_sites.items():
         key = (kind, site.file, site.line, site.operator)
-        total, many, tensor, most = sums.get(key, (0, 0, "", 0))
+        total, many, largest, most = sums.get(key, (0, 0, site, 0))
         if nbytes > most:
-            tensor, most = site.tensor, nbytes
-        sums[key] = (total + nbytes, many + count, tensor, most)
-    sites = []
-    for (kind, file, line, operator), (nbytes, count, tensor, _) in sums.items():
-        sites.append(_memory_site(kind, Site(file, line, operator, tensor), nbytes, count))
+            largest, most = site, nbytes
+        sums[key] = (total + nbytes, many + count, largest, most)
+    sites = [_memory_site(key[0], site, nbytes, count) for key, (nbytes, count, site, _) in sums.items()]
     return sorted(sites, key=lambda site: (-site.nbytes, site.where, site.operator))
 
 

@@ -96,7 +96,9 @@ class RunRequest(RunOptions):
     last_step: int | None = None
     """The run ends when every traced rank has ended so many optimizer steps; None: when the program does."""
     measures_memory: bool = False
-    """Whether the lines and operators that take GPU memory are kept, and a full GPU goes on as if it were larger."""
+    """Whether a full GPU goes on as if it were larger, so that the run tells what is needed."""
+    keeps_sites: bool = False
+    """Whether the lines and operators that take GPU memory are kept."""
     price: float | None = None
     """Of a GPU's hour; None: as the cluster says."""
     planned_tokens: float | None = None

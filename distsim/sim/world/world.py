@@ -161,8 +161,10 @@ class Setting:
     """Makes what records a process for silent faults; None: nobody watches."""
     last_step: int | None = None
     """The run ends when every traced rank has ended so many optimizer steps; None: when the program does."""
+    keeps_sites: bool = False
+    """Whether the lines and operators that take GPU memory are kept."""
     measures_memory: bool = False
-    """Whether the lines and operators that take GPU memory are kept, and a full GPU goes on as if it were larger."""
+    """Whether a full GPU goes on as if it were larger, so that the run tells what is needed."""
     late_ranks_are_planted: bool = False
     """Somebody wants to see who comes late, however little: a scenario. Else it is told at the end, where it costs."""
 
@@ -224,6 +226,7 @@ class World(Scheduler):
         self._store_waiters: list[simpy.Event] = []
         self._next_port = 40_000
         self.last_step, self.measures_memory = setting.last_step, setting.measures_memory
+        self.keeps_sites = setting.keeps_sites
         self._at_last_step: set[int] = set()
         """Ranks that have ended `last_step`."""
         self.late_ranks_are_planted = setting.late_ranks_are_planted
