@@ -221,7 +221,9 @@ def _trust(fit: Fit) -> RenderableType:
     from distsim.debug.messages import ranks_text
     from distsim.scenario.explore.fits import ERROR, STEPS, WORST_ERROR
 
-    stands = "an error of that size could turn this answer around" if fit.is_close else "the answer stands with each"
+    stands = (
+        "an error of that size could turn this answer around" if fit.is_close else "no such error changes this answer"
+    )
     lines = [
         f"predicted peaks of 32 published runs err by {ERROR:.1%} in the median, {WORST_ERROR:.1%} at most: {stands}"
     ]
