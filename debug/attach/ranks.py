@@ -85,9 +85,11 @@ def find_ranks(pids: Iterable[int] = (), pattern: str = "") -> list[RankProcess]
         where = f"the processes whose command line matches {pattern!r}" if pattern else "the processes of this host"
     found = rank_processes({pid: parent for pid, parent in table.items() if pid in chosen}, spawned=bool(pids))
     if not found:
+        closed = sum(not os.access(f"/proc/{pid}/environ", os.R_OK) for pid in chosen)
+        others = f"; {closed} of them are another user's: sudo env PATH=$PATH distsim attach ..." if closed else ""
         raise UsageError(
             f"no rank among {where}: expected Python processes with RANK in their environment, as torchrun, mpirun and "
-            "srun start them; give the number of the launcher's process (distsim attach PID)"
+            f"srun start them; give the number of the launcher's process (distsim attach PID){others}"
         )
     jobs = {process.job for process in found}
     if len(jobs) > 1 and len(pids) != 1:

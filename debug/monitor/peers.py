@@ -5,6 +5,7 @@ States, calls and findings go between them as JSON.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -334,6 +335,11 @@ class PeerSession:
         for end in (self.leader, self.follower):
             if end is not None:
                 end.close()
+        # After a restart other monitors are to meet in this folder, and not to look for these.
+        used = ("lead.json", "monitor.json") if self.leader is not None else ("follow.json",)
+        for name in used if self.leader is not None or self.follower is not None else ():
+            with contextlib.suppress(OSError):
+                (self._directory / name).unlink()
 
     def waits_for_others(self, host: Host) -> bool:
         """A leader stays while other hosts' ranks run: they have nobody else who sees all. A follower stays for the

@@ -155,8 +155,8 @@ def test_scripts_are_scripts() -> None:
             assert (done.returncode, done.stderr) == (0, ""), block.title
         elif block.language == "python":
             compile(block.text, block.title, "exec")
-        elif block.language == "yaml":
-            assert list(pytest.importorskip("yaml").safe_load_all(block.text)), block.title
+        elif block.language == "yaml" and importlib.util.find_spec("yaml") is not None:
+            assert list(importlib.import_module("yaml").safe_load_all(block.text)), block.title
 
 
 @pytest.mark.slow
