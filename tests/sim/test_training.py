@@ -113,6 +113,23 @@ def test_without_gpus_there_is_no_section() -> None:
     assert "training" not in report_document(outcome)
 
 
+def test_what_an_optimizer_reduces_says_nothing_of_tokens() -> None:
+    """A second optimizer that shares its work out (Muon) reduces its updates after the first one's step."""
+
+    def train() -> None:
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(dist.get_rank())
+        embedding, head = torch.nn.Embedding(64, 256).cuda(), torch.nn.Linear(256, 64).cuda()
+        first, second = (torch.optim.SGD(module.parameters()) for module in (embedding, head))
+        for _ in range(2):
+            head(embedding(torch.zeros(8, 16, dtype=torch.int64, device="cuda"))).sum().backward()
+            first.step()
+            dist.all_reduce(torch.zeros(1 << 20, device="cuda"))
+            second.step()
+
+    assert ran(train, nproc=2)[1]["tokens_per_step"] == 2 * 8 * 16
+
+
 @pytest.mark.parametrize("op", ["all_reduce", "reduce_scatter_tensor_coalesced"])
 def test_tokens_are_counted_once_a_tensor_parallel_group(op: str) -> None:
     """Ranks that reduce activations in forward have seen the same tokens, also by a functional collective."""

@@ -265,7 +265,7 @@ class Steps:
     _captured_ends: list[Any] | None = None
     _before_capture: tuple[dict[Any, int], ...] = ()
     _backward_begun: bool = False
-    """In this step."""
+    """Since tokens were looked up last: what is reduced now belongs to backward or to an optimizer."""
 
     def count(self, what: Counted, args: tuple[Any, ...] = ()) -> None:
         """An operator was launched with *args*."""
@@ -281,6 +281,8 @@ class Steps:
                 self.recomputes = True
             else:
                 self.model_flops[what.dtype] = self.model_flops.get(what.dtype, 0) + what.model_flops
+        if what.tokens and not backward:
+            self._backward_begun = False
         if what.tokens and not backward and (not args or self._are_new(what.table, *args[:2])):
             self.tokens[what.table] = self.tokens.get(what.table, 0) + what.tokens
             self.sequences[what.table] = what.sequences
@@ -353,7 +355,6 @@ class Steps:
         if self._captured_ends is not None:
             self._captured_ends.append(optimizer)
             return
-        self._backward_begun = False
         self._looked_up.clear()
         self.allocates(ACTIVATIONS)
         if any(ledger.has_risen for ledger in self.ledgers):
