@@ -175,6 +175,18 @@ def test_products_of_rows_that_are_not_aligned_are_slow(
     assert (seconds > 2 * aligned) == slower
 
 
+def test_a_norm_without_weight_goes_once_through_its_operands_in_backward(h100: Gpu) -> None:
+    """The second kernel of a norm's backward is the weight's gradient."""
+    x, stats = torch.empty(65536, 768, device="meta"), torch.empty(65536, 1, device="meta")
+    weight = torch.empty(768, device="meta")
+    costs = [
+        h100.cost(aten._fused_rms_norm_backward.default, (x, x, [768], stats, w, [True, w is not None]), {}, (x, w))
+        for w in (weight, None)
+    ]
+    assert [cost.kernels for cost in costs] == [2, 1]
+    assert costs[1].seconds < 0.7 * costs[0].seconds
+
+
 def test_a_fused_optimizer_reads_four_lists_and_writes_three(h100: Gpu) -> None:
     """Gradients are written only when they are unscaled."""
     lists = [[meta(4096, 4096, dtype=F32) for _ in range(8)] for _ in range(4)]

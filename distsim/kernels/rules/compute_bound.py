@@ -264,9 +264,11 @@ def _two_passes(pricing: Pricing, call: Call) -> Cost:
     "native_group_norm_backward",
 )
 def _backward(pricing: Pricing, call: Call) -> Cost:
-    """The input's gradient by rows, and the weight's by columns, each through both operands."""
+    """The input's gradient by rows, and the weight's, if it has one, by columns, each through both operands."""
     given = call["input"] if call["input"] is not None else call["self"]
     operands = nbytes(given)
+    if call["weight"] is None and call.name in ("aten::native_layer_norm_backward", "aten::_fused_rms_norm_backward"):
+        return pricing.bytes(3 * operands, pricing.spec.memory.norm, "norm")
     moved = 5 * operands
     cost = pricing.bytes(moved, pricing.spec.memory.elementwise, "norm", kernels=2)
     by_element = given.numel() / pricing.spec.memory.norm_backward + 2 * pricing.spec.memory.floor
