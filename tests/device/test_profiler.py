@@ -84,3 +84,17 @@ def test_what_a_profile_has_not_is_said(tmp_path: Path) -> None:
     notes = distsim.simulate(stacks, "dgx-h100:1", (str(tmp_path / "stacks"),), nproc_per_node=1).notes
     for asked in ("with_stack=True", "profile_memory=True"):
         assert any(asked in note for note in notes)
+
+
+def test_an_execution_trace_lacks_communication_and_says_so(tmp_path: Path) -> None:
+    """Its nodes of collectives come from C++ that a simulated group does not pass."""
+
+    def observed() -> None:
+        observer = torch.profiler.ExecutionTraceObserver()
+        observer.register_callback(str(tmp_path / "trace.json"))
+        observer.start()
+        observer.stop()
+        observer.unregister_callback()
+
+    notes = distsim.simulate(observed, "dgx-h100:1", nproc_per_node=1).notes
+    assert any("the trace has no communication nodes; --trace FILE" in note for note in notes)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.autograd.profiler as torch_profiler
 from torch.autograd import DeviceType, ProfilerActivity
+from torch.profiler import ExecutionTraceObserver
 
 from distsim.errors import NotSimulated
 from distsim.sim.c10d.group import OPERATORS
@@ -340,6 +341,7 @@ def profiler_patches() -> list[Patch]:
 def _setting_patches() -> list[Patch]:
     """What a profile can be asked for, and is."""
     real_config, real_supported = torch_profiler.profile.config, _supported_activities
+    real_observe = ExecutionTraceObserver.start
 
     @functools.wraps(real_config)
     def config(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -351,6 +353,15 @@ def _setting_patches() -> list[Patch]:
                     process.world.note(f"torch.profiler: {asked}=True is not simulated: {lacks}")
         return real_config(self, *args, **kwargs)
 
+    @functools.wraps(real_observe)
+    def observe(self: Any) -> None:
+        process = current_process()
+        if process is not None:
+            process.world.note(
+                "torch.profiler.ExecutionTraceObserver: the trace has no communication nodes; --trace FILE writes them"
+            )
+        real_observe(self)
+
     def supported() -> Any:
         task = current_task()
         if task is None or task.process.accelerators is None:
@@ -359,6 +370,7 @@ def _setting_patches() -> list[Patch]:
 
     return [
         (torch_profiler.profile, "config", config),
+        (ExecutionTraceObserver, "start", observe),
         *SUPPORTED_ACTIVITIES.replaced_by(supported),
         *SUPPORTED_ACTIVITIES_HERE.replaced_by(supported),
     ]
