@@ -19,6 +19,7 @@ from distsim.report.html.draw.drawing import Drawing
 from distsim.report.html.draw.plots import ACCUSED, COMPUTE, Figure, figure, label
 from distsim.report.html.draw.tables import Table, of_run
 from distsim.report.html.draw.timeline import arrows, timeline
+from distsim.report.html.draw.training import Figures, training_figures
 from distsim.report.html.draw.wait_graph import wait_graph
 from distsim.text.units import format_time
 
@@ -76,6 +77,7 @@ class RunParts:
     calls: Sequence[Any] = ()
     wrong: list[str] = field(default_factory=list)
     """Of a scenario: the expectations that failed."""
+    training: Figures | None = None
 
 
 def run_parts(document: Mapping[str, Any], key: str = "run") -> RunParts:
@@ -101,6 +103,7 @@ def run_parts(document: Mapping[str, Any], key: str = "run") -> RunParts:
         of_run(document),
         document,
         picture["calls"] if picture else (),
+        training=training_figures(document),
     )
 
 
@@ -125,26 +128,11 @@ def _facts(document: Mapping[str, Any]) -> list[str]:
         found.append(f"seed {document['seed']}")
     if isinstance(document.get("virtual_time_s"), int | float):
         found.append(f"{format_time(document['virtual_time_s'])} of virtual time")
-    training = document.get("training") or {}
-    if training.get("step_time_s"):
-        found.append(f"{format_time(training['step_time_s'])} a training step{_interval(training)}")
-    if training.get("tokens_per_s"):
-        found.append(f"{training['tokens_per_s']:,.0f} tokens/s")
-    if training.get("mfu"):
-        found.append(f"MFU {training['mfu']:.1%}")
     if document.get("exit_code") is not None:
         found.append(f"exit code {document['exit_code']}")
     if document.get("software"):
         found.append(f"software assumed: {document['software']}")
     return found
-
-
-def _interval(training: Mapping[str, Any]) -> str:
-    """Where a measured step would lie; empty where nobody has measured such calls."""
-    low_s, high_s = training.get("step_low_s"), training.get("step_high_s")
-    if low_s is None or high_s is None:
-        return ""
-    return f" ({format_time(low_s)} to {format_time(high_s)} in 8 cases of 10, by published steps)"
 
 
 def _parts(document: Mapping[str, Any], picture: dict[str, Any] | None, diagnoses: Sequence[Diagnosis]) -> list[Part]:
@@ -170,7 +158,8 @@ def _parts(document: Mapping[str, Any], picture: dict[str, Any] | None, diagnose
     fabric = Part("cluster", "Links of the cluster that carried traffic", FABRIC)
     fabric.drawing = cluster(document.get("links") or ())
     fabric.missing = REAL_LINKS if real else "No link carried traffic."
-    return [lanes, waits, stacks, messages, links, fabric]
+    parts = [lanes, waits, stacks, messages, links, fabric]
+    return [part for part in parts if part.figure or part.drawing or (bare and part is lanes)] or [lanes]
 
 
 ROW_PX = 44

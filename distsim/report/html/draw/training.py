@@ -1,0 +1,120 @@
+"""The first screen of a training run: four figures, and bars for a step, for memory and for what would help most."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from distsim.report.html.draw.plots import ACCUSED, COMMUNICATION, COMPUTE, OPEN, WAITING
+from distsim.text.units import format_bytes, format_time
+
+__all__ = ["Bar", "Figures", "Segment", "training_figures"]
+
+_STEP = (
+    ("compute", "compute_s", COMPUTE),
+    ("exposed communication", "exposed_s", COMMUNICATION),
+    ("bubble", "bubble_s", WAITING),
+    ("host", "host_s", OPEN),
+)
+"""Parts of a step: name, key in the report, colour."""
+_MEMORY = {
+    "parameters": COMPUTE,
+    "gradients": COMMUNICATION,
+    "optimizer": WAITING,
+    "activations": OPEN,
+    "communication": ACCUSED,
+    "other": "#8a8f98",
+}
+_REST = "#8a8f98"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a bar: its share of the bar's width, and what the legend says."""
+
+    name: str
+    text: str
+    share: float
+    colour: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A stacked bar, or several bars of one segment each."""
+
+    title: str
+    segments: list[Segment]
+    stacked: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What the first screen shows: cards of name, figure and remark, then bars."""
+
+    cards: list[tuple[str, str, str]]
+    bars: list[Bar]
+
+
+def training_figures(document: Mapping[str, Any]) -> Figures | None:
+    """Return the first screen of the run, or None where no training step ended."""
+    training = document.get("training") or {}
+    if not training.get("step_time_s"):
+        return None
+    bars = [bar for bar in (_step(training), _memory(training), _gains(training)) if bar.segments]
+    return Figures(_cards(training), bars)
+
+
+def _cards(training: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    low_s, high_s = training.get("step_low_s"), training.get("step_high_s")
+    measured = "" if low_s is None or high_s is None else f"{format_time(low_s)} to {format_time(high_s)} in 8 cases of 10"
+    cards = [("step", format_time(training["step_time_s"]), measured)]
+    if training.get("tokens_per_s"):
+        per_gpu = training["tokens_per_s"] / training["num_gpus"]
+        cards.append(("tokens/s", f"{training['tokens_per_s']:,.0f}", f"{per_gpu:,.0f} per GPU"))
+    if training.get("mfu") is not None:
+        cards.append(("MFU", f"{training['mfu']:.1%}", f"of the peak of {training['num_gpus']:,} {training['gpu']}"))
+    peak, capacity = training.get("peak_memory_bytes"), training.get("gpu_memory_bytes")
+    if peak and capacity:
+        cards.append(("peak memory", format_bytes(peak), f"{peak / capacity:.0%} of {format_bytes(capacity)}"))
+    return cards
+
+
+def _step(training: Mapping[str, Any]) -> Bar:
+    ranks = training.get("ranks")
+    if not ranks:
+        return Bar("", [])
+    slowest = max(ranks, key=lambda rank: (rank["compute_s"] + rank["host_s"], -rank["rank"]))
+    whole_s = sum(slowest[key] for _, key, _ in _STEP)
+    segments = [
+        Segment(name, f"{format_time(slowest[key])}, {slowest[key] / whole_s:.1%}", slowest[key] / whole_s, colour)
+        for name, key, colour in _STEP
+        if whole_s and slowest[key] > 0.0005 * whole_s
+    ]
+    return Bar(f"Where a step goes on rank {slowest['rank']}, which has most to do", segments)
+
+
+def _memory(training: Mapping[str, Any]) -> Bar:
+    ranks = training.get("ranks")
+    if not ranks:
+        return Bar("", [])
+    fullest = max(ranks, key=lambda rank: (rank["peak_allocated_bytes"], -rank["rank"]))
+    capacity = training["gpu_memory_bytes"]
+    held = {name: nbytes for name, nbytes in fullest["memory"].items() if nbytes > 0.0005 * capacity}
+    reserved = fullest["peak_reserved_bytes"] - sum(fullest["memory"].values())
+    if reserved > 0.0005 * capacity:
+        held["reserved beyond that"] = reserved
+    segments = [
+        Segment(name, f"{format_bytes(nbytes)}, {nbytes / capacity:.1%}", nbytes / capacity, _MEMORY.get(name, _REST))
+        for name, nbytes in sorted(held.items(), key=lambda each: -each[1])
+    ]
+    return Bar(f"Memory of rank {fullest['rank']} at its peak, of {format_bytes(capacity)}", segments)
+
+
+def _gains(training: Mapping[str, Any]) -> Bar:
+    step_s = training["step_time_s"]
+    segments = []
+    for gain in training.get("gains") or ():
+        less = 1 - gain["step_s"] / step_s
+        segments.append(Segment(f"{gain['name']}: {gain['how']}", f"{less:.1%} less", max(0.0, less), COMPUTE))
+    return Bar("What would help most, as a share of the step", segments, stacked=False)
