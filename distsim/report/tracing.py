@@ -175,8 +175,28 @@ def rank_events(outcome: Outcome, rank: int, placed: list[Placed]) -> Iterator[E
     for tid, label in (*host.labels(), *computing, *streams.labels()):
         yield meta(rank, "thread_name", tid=tid, name=label)
         yield meta(rank, "thread_sort_index", tid=tid, sort_index=tid)
+    events.extend(gpu_events(rank, tracks, placed))
+    _nest([event for event in events if event["ph"] == "X" and event["tid"] == HOST])
     yield from events
-    yield from gpu_events(rank, tracks, placed)
+
+
+def _nest(slices: list[Event]) -> None:
+    """Have slices of one track lie within each other or apart, as trace viewers require.
+
+    What a host does is known by its end, and its length is that of its class of work: a slice that would begin in the
+    middle of the one before begins at its end.
+    """
+    slices.sort(key=lambda event: (event["ts"], -event["dur"]))
+    open_ends: list[float] = []
+    for event in slices:
+        event["ts"] = round(event["ts"], 3)
+        end = round(event["ts"] + event["dur"], 3)
+        while open_ends and open_ends[-1] <= event["ts"]:
+            open_ends.pop()
+        while open_ends and open_ends[-1] < end:
+            event["ts"] = open_ends.pop()
+        event["dur"] = round(end - event["ts"], 3)
+        open_ends.append(end)
 
 
 def _spans(pieces: list[tuple[float, float]]) -> list[list[float]]:

@@ -13,7 +13,7 @@ import pytest
 from distsim.debug.records import CallRecord, Group
 from distsim.report import write_trace
 from distsim.report.kineto import collective_args, is_kernel, kernel_name
-from distsim.report.tracing import Tracks
+from distsim.report.tracing import Tracks, _nest
 from tests.report.made import call, finished, outcome
 
 HTA_ARGS = [
@@ -234,3 +234,21 @@ def test_tracks_grow_only_where_slices_overlap() -> None:
     ]
     assert placed == [20, 21, 22, 20]
     assert list(tracks.labels()) == [(20, "dp"), (21, "dp (2)"), (22, "tp")]
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ([(0, 5), (4, 10)], [(0, 5), (5, 10)]),  # the second begins where the first ends
+        ([(0, 10), (2, 4), (3, 8)], [(0, 10), (2, 4), (4, 8)]),  # within a third
+        ([(0, 10), (0, 4), (4, 10)], [(0, 10), (0, 4), (4, 10)]),
+        ([(0, 5), (3, 6), (4, 9)], [(0, 5), (5, 6), (6, 9)]),
+    ],
+)
+def test_slices_that_overlap_in_part_are_cut(
+    given: list[tuple[float, float]], written: list[tuple[float, float]]
+) -> None:
+    """A viewer takes slices of a track for a stack: one lies within another or beside it."""
+    events = [{"ts": float(begin), "dur": float(end - begin)} for begin, end in given]
+    _nest(events)
+    assert [(event["ts"], event["ts"] + event["dur"]) for event in events] == written

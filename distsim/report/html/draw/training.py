@@ -67,7 +67,9 @@ def training_figures(document: Mapping[str, Any]) -> Figures | None:
 
 def _cards(training: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     low_s, high_s = training.get("step_low_s"), training.get("step_high_s")
-    measured = "" if low_s is None or high_s is None else f"{format_time(low_s)} to {format_time(high_s)} in 8 cases of 10"
+    measured = (
+        "" if low_s is None or high_s is None else f"{format_time(low_s)} to {format_time(high_s)} in 8 cases of 10"
+    )
     cards = [("step", format_time(training["step_time_s"]), measured)]
     if training.get("tokens_per_s"):
         per_gpu = training["tokens_per_s"] / training["num_gpus"]
