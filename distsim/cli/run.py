@@ -469,7 +469,7 @@ def _leave(outcome: Outcome, args: argparse.Namespace) -> int:
             print(f"distsim: error: {flag} {path}: cannot be written ({error.strerror})", file=sys.stderr)
             failed = True
         else:
-            if flag == "--html" and not args.quiet:
+            if not args.quiet and not path.startswith("/dev/"):
                 say_written(path)
     return outcome.exit_code or (2 if failed else 0)
 

@@ -209,10 +209,14 @@ def test_bad_input_is_one_line_before_anything_runs(
 
 
 def test_report_and_trace_are_written_and_the_probe_leaves_nothing(
-    script: str, simulator: Simulator, tmp_path: Path
+    script: str, simulator: Simulator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The paths were tried before the run; only the run's own files stay."""
+    """The paths were tried before the run; only the run's own files stay, and a line says so of each."""
     assert main(["run", "--report", "r.json", "--trace", "traces/", script]) == 0
+    assert [line for line in capsys.readouterr().err.splitlines() if "wrote" in line] == [
+        "wrote r.json",
+        "wrote traces/",
+    ]
     names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     assert names == ["r.json", "traces/rank0.json", "traces/rank1.json", "train.py"]
 
