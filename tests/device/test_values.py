@@ -351,3 +351,23 @@ def test_tokens_of_unknown_choice_are_counted_evenly() -> None:
     """A router's choice is unknown: its experts get as many each, and the report says where it was asked for."""
     ran = on_gpu(counted)
     assert ran.exit_code == 0, ran.diagnosis
+
+
+def test_unwritten_memory_is_zeros_in_each_run() -> None:
+    """The host's memory under it holds what another tensor has left there, NaN for instance."""
+
+    def body() -> list[float]:
+        left = [torch.full((64,), float("nan")) for _ in range(64)]
+        del left
+        like = torch.ones(64, device="cuda")
+        made = [
+            torch.empty(64, device="cuda"),
+            torch.empty_like(like),
+            like.new_empty(64),
+            torch.empty_strided((8, 8), (1, 8), device="cuda"),
+            torch.empty_strided((8, 8), (0, 1), device="cuda"),
+            torch.nn.Linear(8, 8, device="meta").to_empty(device="cuda").weight.detach(),
+        ]
+        return [float(each.abs().sum()) for each in made]
+
+    assert on_gpu(body).results[0] == [0.0] * 6

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from distsim.kernels import Cost
-from distsim.sim.device.allocator.host_memory import moved_to_gpu
+from distsim.sim.device.allocator.host_memory import erase_storage, moved_to_gpu
 from distsim.sim.device.cpu import CpuRates
 from distsim.sim.device.generator import PlainGenerator
 from distsim.sim.device.gpu import Device
@@ -322,6 +322,8 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
                 answer = decomposed(func, host_args, host_kwargs)
             else:
                 known = False
+        if known and func in _UNINITIALIZED and isinstance(answer, Tensor):
+            erase_storage(answer.untyped_storage())  # the host's memory holds anything, another thing in each run
         if overwritten:
             values.write(args[0], host_args[0] if known else None, guess)
             return args[0]
@@ -452,6 +454,14 @@ _OVERWRITE = frozenset(
      aten.random_.default, getattr(aten.random_, "from"), aten.random_.to, aten.bernoulli_.float,
      aten.exponential_.default, aten.log_normal_.default, aten.geometric_.default, aten.cauchy_.default}
 )  # fmt: skip
+
+_UNINITIALIZED = frozenset(
+    getattr(packet, overload)
+    for packet in (aten.empty, aten.empty_like, aten.empty_strided, aten.empty_permuted, aten.new_empty,
+                   aten.new_empty_strided)
+    for overload in packet.overloads() if "out" not in overload
+)  # fmt: skip
+"""Memory that nobody has written reads as zeros, as fresh memory of a GPU mostly does."""
 
 
 def _precision() -> tuple[str, str]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, UntypedStorage
 
-__all__ = ["erase", "filled", "moved_to_gpu", "still_unknown"]
+__all__ = ["erase", "erase_storage", "filled", "moved_to_gpu", "still_unknown"]
 
 EVERY = 256 << 20
 """Bytes moved between two looks: a look takes milliseconds."""
@@ -62,6 +62,11 @@ def erase(tensor: Tensor) -> None:
     """As tensor.zero_(), of a contiguous one on the host. A large one gives its pages back: what is staged for an
     asynchronous checkpoint was allocated first and is copied to then, all ranks' on this one host."""
     _erase(tensor.data_ptr(), tensor.nbytes)
+
+
+def erase_storage(storage: UntypedStorage) -> None:
+    """As `erase`, all that a storage on the host holds, whatever the strides of its tensors."""
+    _erase(storage.data_ptr(), storage.nbytes())
 
 
 def still_unknown(storage: UntypedStorage) -> bool:
