@@ -128,15 +128,20 @@ class EvidenceIndex:
                     if calls and calls[-1].seq > seq:
                         self._unsorted.append(calls)
                     calls.append(record)
-        for calls in self._unsorted:
-            calls.sort(key=lambda r: r.seq)
-        for log in self.group_logs:  # of a rank that has only destroyed the group, nothing is known in it
-            log.calls = {rank: calls for rank, calls in log.calls.items() if calls}
+        self._put_in_order()
+        self._know_awaited()
 
+    def _know_awaited(self) -> None:
         for state in list(self.states.values()):
             for wait in state.waits:  # in a call that its own rank refused, too
                 if isinstance(wait, CallWait):
                     self._know(wait.record.members)
+
+    def _put_in_order(self) -> None:
+        for calls in self._unsorted:
+            calls.sort(key=lambda r: r.seq)
+        for log in self.group_logs:  # of a rank that has only destroyed the group, nothing is known in it
+            log.calls = {rank: calls for rank, calls in log.calls.items() if calls}
 
     def _in_a_row(self, rank: int) -> int:
         """The number from which on all calls of a rank are on record. What is kept of those before, because nobody has

@@ -123,16 +123,9 @@ def run_real(
         if code and not reports and not verdict.report:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
             verdict.report = f"rank {rank} {how}\n"
-    # What gloo says once a rank is gone follows from that; a timeout is the user's own setting.
-    own = {r: said for r, said in reports.items() if not _follows(said.headline)}
     if silent and not verdict.report and not reports:
         report_silent(item.name, verdict, silent, strict=options.silent == "strict")
-    if verdict.report or any(said.kind == "failed" for said in own.values()):
-        if (lost := sorted(reports.keys() - own.keys())) and not verdict.report:
-            who = f"rank {lost[0]}" if len(lost) == 1 else f"{len(lost)} ranks"
-            verdict.notes.append(f"{who} failed after that, of what gloo says: {reports[lost[0]].headline}")
-        reports = own
-    verdict.ranks = reports
+    _leave_out_what_follows(verdict)
     if any(d.kind.value == "host_stuck" for d in told):
         verdict.notes.append(options.patience_note(away_s))
     if page:
@@ -148,6 +141,21 @@ def _page(item: pytest.Function, directory: Path) -> str:
     from distsim.report.html.reports import page_of_records
 
     return page_of_records(folder, from_here(item), directory)
+
+
+def _leave_out_what_follows(verdict: Verdict) -> None:
+    """Keep the ranks that failed by themselves, where some did: what gloo says once a rank is gone follows from that.
+
+    A timeout does not follow from anything: it is the user's own setting.
+    """
+    reports = verdict.ranks
+    own = {rank: report for rank, report in reports.items() if not _follows(report.headline)}
+    if not verdict.report and not any(report.kind == "failed" for report in own.values()):
+        return
+    if (lost := sorted(reports.keys() - own.keys())) and not verdict.report:
+        who = f"rank {lost[0]}" if len(lost) == 1 else f"{len(lost)} ranks"
+        verdict.notes.append(f"{who} failed after that, of what gloo says: {reports[lost[0]].headline}")
+    verdict.ranks = own
 
 
 def _follows(headline: str) -> bool:

@@ -13,7 +13,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -28,9 +28,12 @@ from distsim.plugin.timeouts import TimedConditions
 from distsim.plugin.verdict import REST, Verdict, columns, from_here, report_silent, traces_of, wants_frames, whole
 from distsim.sim.kernel.interrupts import set_more_aside
 from distsim.sim.kernel.scheduler import Unwind
-from distsim.sim.outcome import SILENT_FAULT
+from distsim.sim.outcome import SILENT_FAULT, Outcome
 from distsim.sim.run import simulate
 from distsim.watchdog import process
+
+if TYPE_CHECKING:
+    from distsim.debug.records.diagnosis import Diagnosis
 
 __all__ = ["run_simulated"]
 
@@ -97,20 +100,7 @@ def run_simulated(
     if wants_frames(item):
         verdict.traces = traces_of(ended | errors)
     told = [d for d in outcome.diagnoses if d.adds_to(errors)]
-    if told:
-        for rank in errors:  # pytest shows these itself
-            if outcome.evidence is not None and rank in outcome.evidence.ranks:
-                outcome.evidence.ranks[rank].traceback = None
-        verdict.explain(told, outcome.evidence, every=whole(item))
-    elif conditions.limits.reached is not None:
-        verdict.report = f"{conditions.limits.reached}\n{_where(conditions, whole(item))}"
-    elif outcome.exit_code == SILENT_FAULT:
-        report_silent(item.name, verdict, outcome.silent, strict=True)
-    elif outcome.exit_code and not errors:
-        codes = {r.rank: r.exit_code for r in outcome.ranks if r.exit_code}
-        verdict.report = f"ranks left with exit codes {codes}"
-    elif options.silent == "watch" and outcome.silent:
-        report_silent(item.name, verdict, outcome.silent, strict=False)
+    _explain(verdict, item, options, outcome, told, conditions)
     verdict.notes = [n for n in outcome.notes if n not in verdict.report] if verdict.report or errors else []
     if errors and (shared := shared_note(body, kwargs)):
         verdict.notes.append(shared)
@@ -121,6 +111,31 @@ def run_simulated(
 
         verdict.notes.append(page_of_outcome(folder, from_here(item), outcome))
     return verdict
+
+
+def _explain(
+    verdict: Verdict,
+    item: pytest.Function,
+    options: Options,
+    outcome: Outcome,
+    told: list[Diagnosis],
+    conditions: TimedConditions,
+) -> None:
+    """Say in the verdict what the ranks' own errors do not: diagnoses, a limit, exit codes, silent faults."""
+    if told:
+        for rank in verdict.ranks:  # pytest shows their errors itself
+            if outcome.evidence is not None and rank in outcome.evidence.ranks:
+                outcome.evidence.ranks[rank].traceback = None
+        verdict.explain(told, outcome.evidence, every=whole(item))
+    elif conditions.limits.reached is not None:
+        verdict.report = f"{conditions.limits.reached}\n{_where(conditions, whole(item))}"
+    elif outcome.exit_code == SILENT_FAULT:
+        report_silent(item.name, verdict, outcome.silent, strict=True)
+    elif outcome.exit_code and not verdict.ranks:
+        codes = {r.rank: r.exit_code for r in outcome.ranks if r.exit_code}
+        verdict.report = f"ranks left with exit codes {codes}"
+    elif options.silent == "watch" and outcome.silent:
+        report_silent(item.name, verdict, outcome.silent, strict=False)
 
 
 @contextlib.contextmanager

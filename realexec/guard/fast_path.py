@@ -32,9 +32,9 @@ from torch.nn import Parameter
 
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.callsite import Standing, after, calling, leave_marks, standing, stands, way_to
-from distsim.debug.rings.writer import stays
+from distsim.debug.rings.writer import RingWriter, stays
 from distsim.realexec.guard.handle import MessageHandle, watched
-from distsim.realexec.guard.recorder import UNKNOWN, GroupLog, Made
+from distsim.realexec.guard.recorder import UNKNOWN, GroupLog, Made, Recorder
 from distsim.text.tracebacks import error_line
 from distsim.torch_compat import compiler, groups, works
 
@@ -132,13 +132,11 @@ def through(
         for code, position in seen.steps:
             frame = frame.f_back
             if frame is None or frame.f_code is not code or frame.f_lasti != position:
-                seen = find(log, what, tensors, said, caller)
+                again = False
                 break
         else:
-            if frame.f_trace is not seen.mark:
-                seen = find(log, what, tensors, said, caller)
-    else:
-        seen = find(log, what, tensors, said, caller)
+            again = frame.f_trace is seen.mark
+    seen = seen if again else find(log, what, tensors, said, caller)
     recorder = guard.recorder
     if (
         seen is None
@@ -154,12 +152,11 @@ def through(
         return MISSED
     before.next = log.before = seen
     end, near = seen.end, None
-    if guard.strict is not None:
-        if end is not None:
-            return _message(guard, log, seen, later, tensors[0], method, lead, caller is None)
-        near = log.near
-        if near is None or near.waiting:
-            return MISSED
+    strict = guard.strict
+    if strict is not None and end is not None:
+        return _message(guard, log, seen, later, tensors[0], method, lead, caller is None)
+    if strict is not None and ((near := log.near) is None or near.waiting):
+        return MISSED
     if end is None:
         if not later:
             log.busy = seen.thread
@@ -184,19 +181,11 @@ def through(
     if len(recorder.outstanding) > FEW:
         recorder.poll()
     if near is not None:
-        try:
-            met = near.meet(seq, slot, seen.print_, AT_ONCE_S if later else SPIN_S)
-        except BaseException as error:  # of a signal's handler: pytest-timeout, Ctrl-C
-            recorder.not_issued(log, end, index, error_line(error))
-            raise
-        if not met:
-            strict = guard.strict
-            if later:
-                issue = partial(method, fast, *lead, *seen.tail)
-                held = strict.defer_again(guard, near, seq, seen.print_, index, issue)
-                held._touched = not seen.owned
-                return held
-            strict.agree_again(guard, near, seq, seen.print_, index)
+        held = _met_or_held(
+            guard, recorder, near, seq, slot, seen, index, later, partial(method, fast, *lead, *seen.tail)
+        )
+        if held is not None:
+            return held
     try:
         work = method(fast, *lead, *seen.tail)
     except BaseException as error:
@@ -220,9 +209,7 @@ def through(
     try:
         work.wait()
     except BaseException as error:
-        ring.fail(index, error_line(error))
-        if end is None:
-            log.busy = 0
+        _failed(ring, log, seen, index, error)
         raise
     if words[word] == index + 1:  # `ring.finish_as`, written out
         words[word + ENDED] = monotonic_ns()
@@ -230,6 +217,41 @@ def through(
     if end is None:
         log.busy = 0
     return None
+
+
+def _failed(ring: RingWriter, log: GroupLog, seen: CachedCall, index: int, error: BaseException) -> None:
+    """Record that a call ended with *error*."""
+    ring.fail(index, error_line(error))
+    if seen.end is None:
+        log.busy = 0
+
+
+def _met_or_held(
+    guard: Any,
+    recorder: Recorder,
+    near: Any,
+    seq: int,
+    slot: int,
+    seen: CachedCall,
+    index: int,
+    later: bool,
+    issue: Callable[[], Any],
+) -> Any:
+    """Strict level: wait for the members of a call. None where they are here, and the call may go out; the handle of a
+    call that is held until they come."""
+    try:
+        met = near.meet(seq, slot, seen.print_, AT_ONCE_S if later else SPIN_S)
+    except BaseException as error:  # of a signal's handler: pytest-timeout, Ctrl-C
+        recorder.not_issued(guard.group_log, seen.end, index, error_line(error))
+        raise
+    if met:
+        return None
+    if not later:
+        guard.strict.agree_again(guard, near, seq, seen.print_, index)
+        return None
+    held = guard.strict.defer_again(guard, near, seq, seen.print_, index, issue)
+    held._touched = not seen.owned
+    return held
 
 
 def _message(

@@ -273,21 +273,8 @@ BACKEND_NAMES = {
 """Methods that a backend still has under the old name."""
 
 
-def record_method(op: str, name: str, read: Reader, issue: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """A method that records the call that it makes.
-
-    Args:
-        op: torch.distributed's name of the operation.
-        name: the method's.
-        read: reads its arguments.
-        issue: calls torch's own method of a `hooked.HookedGroup`, where ours stands in torch's own class; None: ours is
-            a method of `GuardedGroup`.
-    """
-    of_backend = getattr(Backend, BACKEND_NAMES.get(name, name), None)
-    words, only_options = words_of(op, read), op == "barrier"
-
-    def plain(self: Guarded, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return getattr(self.inner, name)(*args, **kwargs) if issue is None else issue(self, *args, **kwargs)
+def _torchs_own(name: str, of_backend: Any, issue: Callable[..., Any] | None) -> Callable[..., Any]:
+    """What makes a recorded call: the method *name* of torch's group, or *of_backend* where that does the same."""
 
     def raw(self: Guarded, said: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if issue is not None:
@@ -315,6 +302,69 @@ def record_method(op: str, name: str, read: Reader, issue: Callable[..., Any] | 
             if backend is not None:
                 return of_backend(backend, *args)
         return getattr(self.inner, name)(*args, **kwargs)
+
+    return raw
+
+
+def _remember_call(guard: Guarded, made: Made, key: Any, caller: FrameType) -> None:
+    """Keep a call for the fast path: in the group's log, where that asks for it, else by its *key*."""
+    log = guard.group_log
+    if log.last is not None:
+        log.last = made
+    elif key is not None:
+        keep(guard, key, made, caller)
+
+
+def _note_failure(recorder: Recorder, log: GroupLog, name: str, said: Call, index: int, error: BaseException) -> None:
+    """Record that torch raised instead of making a call."""
+    if name == "monitored_barrier":
+        recorder.ring.fail(index, error_line(error))
+        log.busy = 0
+        return
+    op = said.key[0]
+    recorder.not_issued(log, (op, said.peer, said.tag) if op in P2P else None, index, error_line(error))
+
+
+def _handle_of(
+    guard: Any,
+    recorder: Recorder,
+    work: Any,
+    op: str,
+    index: int,
+    is_async: bool,
+    on_host: bool,
+    owned: bool,
+    by_torch: bool,
+    after: Any,
+) -> Any:
+    """The handle of a call that torch has made: *by_torch* for one of its public functions."""
+    if is_async and on_host and after is None:
+        message = MessageHandle if by_torch else MessageWork
+        handle = watched(message if op in P2P else guard.later, work, guard.group_log, index, owned)
+    else:
+        handle = Handle(work, recorder, guard.group_log, index, is_async, on_host, owned, op in P2P)
+        handle._after = after
+    if KEEPS_ALIVE:
+        keep_alive(handle)
+    return handle
+
+
+def record_method(op: str, name: str, read: Reader, issue: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """A method that records the call that it makes.
+
+    Args:
+        op: torch.distributed's name of the operation.
+        name: the method's.
+        read: reads its arguments.
+        issue: calls torch's own method of a `hooked.HookedGroup`, where ours stands in torch's own class; None: ours is
+            a method of `GuardedGroup`.
+    """
+    of_backend = getattr(Backend, BACKEND_NAMES.get(name, name), None)
+    words, only_options = words_of(op, read), op == "barrier"
+    raw = _torchs_own(name, of_backend, issue)
+
+    def plain(self: Guarded, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return getattr(self.inner, name)(*args, **kwargs) if issue is None else issue(self, *args, **kwargs)
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if issue is not None:
@@ -360,10 +410,7 @@ def record_method(op: str, name: str, read: Reader, issue: Callable[..., Any] | 
         ):
             body = recorder.ring.template(index)
             made = Made(threading.get_ident(), said, index, body, args or tuple(kwargs.values()), owned)
-            if log.last is not None:
-                log.last = made
-            elif key is not None:
-                keep(self, key, made, caller)
+            _remember_call(self, made, key, caller)
         after = None
         if self.nan:
             find_nan(recorder, said, index, log.world.rank)
@@ -382,30 +429,16 @@ def record_method(op: str, name: str, read: Reader, issue: Callable[..., Any] | 
         try:
             work = raw(self, said, args, kwargs)
         except BaseException as error:
-            if name == "monitored_barrier":
-                recorder.ring.fail(index, error_line(error))
-                log.busy = 0
-            else:
-                end = (op, said.peer, said.tag) if op in P2P else None
-                recorder.not_issued(log, end, index, error_line(error))
+            _note_failure(recorder, log, name, said, index, error)
             raise
         if work is None:  # monitored_barrier has ended; a coalesced call ends with its block
             recorder.ring.finish(index, rings.COMPLETED)
             log.busy = 0
             return None
-        if not is_async and self.fast is not None and on_host and caller is not None and op not in P2P:
-            if caller.f_globals is C10D:
-                return SyncHandle(work, recorder.ring, log, index)
-        if is_async and on_host and after is None:
-            by_torch = caller is not None and caller.f_globals is C10D  # one of its public functions
-            message = MessageHandle if by_torch else MessageWork
-            handle = watched(message if op in P2P else self.later, work, log, index, owned)
-        else:
-            handle = Handle(work, recorder, log, index, is_async, on_host, owned, op in P2P)
-            handle._after = after
-        if KEEPS_ALIVE:
-            keep_alive(handle)
-        return handle
+        by_torch = caller is not None and caller.f_globals is C10D  # one of its public functions
+        if by_torch and not is_async and self.fast is not None and on_host and op not in P2P:
+            return SyncHandle(work, recorder.ring, log, index)
+        return _handle_of(self, recorder, work, op, index, is_async, on_host, owned, by_torch, after)
 
     call.__name__ = name
     call.__qualname__ = f"GuardedGroup.{name}"

@@ -34,7 +34,9 @@ def test_nothing_points_to_a_package_that_is_not_published() -> None:
     """Hints and pages install from a clone, until a release is on an index."""
     places = [*files("distsim", "debug", "realexec"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
     places += (ROOT / ".github").rglob("*.yml")
-    wrong = re.compile(r"pip install [^\n`&#]*(torch-distsim|(?<!/)\bdistsim\b(?! *\S*[/.]))|torch-distsim\[|DISTSIM: torch")
+    wrong = re.compile(
+        r"pip install [^\n`&#]*(torch-distsim|(?<!/)\bdistsim\b(?! *\S*[/.]))|torch-distsim\[|DISTSIM: torch"
+    )
     found = [
         f"{path.relative_to(ROOT)}: {match[0]}"
         for path in places
