@@ -151,7 +151,7 @@ def test_damaged_rings_are_one_line_each(tmp_path: Path) -> None:
     readers, complaints = load_rings(tmp_path)
     assert [reader.header.job for reader in readers] == ["new", "new"]
     assert len(complaints) == 4
-    for word in ("no ring", "truncated", "version 99", "two jobs"):
+    for word in ("not a ring", "truncated", "version 99", "two jobs"):
         assert any(word in complaint for complaint in complaints), complaints
     assert all("\n" not in complaint for complaint in complaints)
 
