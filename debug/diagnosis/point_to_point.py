@@ -128,7 +128,7 @@ def unmatched(case: Case, call: CallRecord, stuck: Sequence[int], cycle: tuple[i
             f"{head} None of the other {len(senders)} ranks of the group has a message for it, and none will send one."
         )
         culprits, pair = (call.rank,), None
-        suggestion = "Receive only as many messages as are sent: count them, or send an end mark."
+        suggestion = "Receive only as many messages as are sent: count the messages, or send an end mark."
         if (counts := _fewest(case.index, call)) is not None:
             culprits, few, many = counts
             text += f" {capital(ranks_text(culprits))} sent {few} to rank {call.rank}, and the others {many} each."

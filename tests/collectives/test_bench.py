@@ -107,7 +107,7 @@ def test_flags_without_effect_are_named(capsys: pytest.CaptureFixture[str]) -> N
     assert main(["bench", "all_reduce", "-b", "1M", "-e", "1M", "-g", "1", "-n", "20", "-w", "5", "-c", "1"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"^# -n 20 has no effect: ", out, re.M)
-    assert re.search(r"^# -c 1 has no effect: nothing is computed", out, re.M)
+    assert re.search(r"^# -c 1 has no effect: no values are computed", out, re.M)
 
 
 def test_one_process_for_all_gpus_launches_longer(capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,7 +69,7 @@ def test_attention_has_torchs_shapes_and_price() -> None:
     assert plain == pytest.approx(1.0)
     assert varlen == pytest.approx(1.0)
     assert shapes == [(4000, 8, 64), (2, 128, 8, 64), (2, 1, 8, 64), (4, 1024, 8, 64)]
-    assert any("flash_attn is not installed: a stand-in" in note for note in outcome.notes)
+    assert any("flash_attn is not installed: a replacement" in note for note in outcome.notes)
 
 
 def test_the_rest_of_flash_attn_and_apex() -> None:
@@ -129,7 +129,7 @@ def test_what_a_stand_in_has_not_got_is_refused_by_name() -> None:
 
         names = []
         for call in (something_new, te.Linear):
-            with pytest.raises(distsim.NotSimulated, match=r"price what it does with distsim\.kernel_cost") as error:
+            with pytest.raises(distsim.NotSimulated, match=r"set its cost with distsim\.kernel_cost") as error:
                 call(1, 2)
             names.append(str(error.value).partition(" ")[0])
         return names

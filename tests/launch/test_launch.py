@@ -14,7 +14,7 @@ from jobs import ENVIRON, HERE, distsim_run, free_port, run
 
 from distsim.cli import main
 from distsim.debug.evidence.procfs import own_process
-from distsim.debug.settings import Silent
+from distsim.debug.settings import Settings
 from distsim.realexec.launch import forget_old_runs
 
 pytestmark = pytest.mark.slow
@@ -259,7 +259,7 @@ def test_a_verdict_without_its_folder_is_the_monitors_exit_code(ends: str, code:
     from distsim.realexec import launch
 
     monitor = subprocess.Popen([sys.executable, "-c", f"import os; {ends}"])
-    assert launch._last_word(launch._Folder(tmp_path / "gone", monitor, Silent.OFF)).get("exit_code") == code
+    assert launch._last_word(launch._Folder(tmp_path / "gone", monitor, Settings())).get("exit_code") == code
 
 
 REMOVED = """

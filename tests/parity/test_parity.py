@@ -20,7 +20,7 @@ from distsim.sim.run import RunRequest, run_program
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "programs"
-TIES = ("as many here as there", "as many as there", "says who", "says whose")
+TIES = ("as many here as there", "as many as there", "says who", "says whose", "is split evenly")
 FROM_ZYGOTE = "zygote.py"
 
 
