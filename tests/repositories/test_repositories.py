@@ -1,0 +1,50 @@
+"""Public training repositories run on simulated GPUs by the commands of their READMEs (repositories.toml).
+
+DISTSIM_REPOSITORIES names a folder that holds checkouts as OWNER/NAME; what is not there, or needs a package that is
+not installed, is skipped. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LIMIT_S = 280
+PROGRAMS = tomllib.loads((Path(__file__).parent / "repositories.toml").read_text())["program"]
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(2 * LIMIT_S)]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program["name"])
+def test_start_command_reaches_a_report(program: dict[str, Any], tmp_path: Path) -> None:
+    """The simulated job finishes with exit code 0, and its report has a step time."""
+    checkout = Path(os.environ.get("DISTSIM_REPOSITORIES", "repositories-are-not-here")) / program["repository"]
+    if not checkout.is_dir():
+        pytest.skip(f"no checkout of {program['repository']} under $DISTSIM_REPOSITORIES")
+    for package in program.get("needs", ()):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    # the programs write checkpoints and logs where they start
+    shutil.copytree(checkout, tmp_path / "checkout", ignore=shutil.ignore_patterns(".git"))
+    folder = tmp_path / "checkout" / program.get("folder", ".")
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(("TORCHELASTIC", "DISTSIM"))}
+    environ |= {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline", "TOKENIZERS_PARALLELISM": "false"}
+    subprocess.run([sys.executable, "-c", program.get("data", "")], cwd=folder, env=environ, check=True)
+    command = [sys.executable, "-m", "distsim", "run", "--on", "dgx-h100:1", "--", *shlex.split(program["command"])]
+    done = subprocess.run(
+        command, cwd=folder, env=environ, capture_output=True, text=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL
+    )
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
+    assert re.search(program.get("expect", r"^step +[0-9]"), output, re.MULTILINE), output
+    assert not re.search(r"^(WARNING|HANG|ERROR)  NaN", output, re.MULTILINE), output
