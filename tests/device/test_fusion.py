@@ -188,6 +188,25 @@ def test_what_is_read_later_is_written_after_all() -> None:
     assert read - left == pytest.approx(once, rel=0.15)
 
 
+def test_what_compiled_code_leaves_elsewhere_is_there() -> None:
+    """A tensor that it keeps on an object has an address and takes its memory once other code reads it."""
+
+    class Keeps(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.first, self.second = x * 2.0, x * 3.0
+            return torch.mm(x, x)
+
+    def body() -> tuple[bool, int]:
+        module, x = Keeps(), big()
+        compiled = torch.compile(module)
+        compiled(x)
+        before = torch.cuda.memory_allocated()
+        module.first.add_(1.0)
+        return bool(module.second.data_ptr()), (torch.cuda.memory_allocated() - before) // x.nbytes
+
+    assert run(body).results[0] == (True, 2)
+
+
 def test_a_norm_is_merged_with_what_surrounds_it() -> None:
     """torch's fused norm is taken apart by the compiler."""
 

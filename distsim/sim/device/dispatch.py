@@ -209,6 +209,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
                 Given(path).of(args, kwargs).resize_(size)
         fusion = accelerators.fusion
         if fusion is not None and not fusion.compiles(task):
+            fusion.is_read((args, kwargs))
             fusion = None
         if fusion is None:
             self._launches(accelerators.host.operator_s)

@@ -226,6 +226,14 @@ class Fusion:
                 late += size
         return found, late
 
+    def is_read(self, given: Any) -> None:
+        """Code that is not compiled reads the tensors in *given*: what it finds of compiled code's was written."""
+        if self._unwritten:
+            for tensor in tensors_in(given):
+                held = tensor.untyped_storage().__dict__.get("_distsim_held") if tensor.is_cuda else None
+                if held is not None and self._unwritten.pop(held, None) is not None:
+                    held.take()
+
     def _end(self, result: Any) -> None:
         """A compiled function has returned *result*, which is there now."""
         tensors = list(tensors_in(result))
