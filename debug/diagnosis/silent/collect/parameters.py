@@ -74,9 +74,9 @@ class Parameters:
 
 def parameters_of(model: Module, prefix: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Any, str]]:
     """Name, parameter and the name of its module, of all of *model*, past methods that its classes may have replaced: a
-    RemoteModule raises in `named_modules`."""
+    RemoteModule raises in `named_modules`, and one that came by RPC has no parameters at all, not even none."""
     seen = set() if seen is None else seen
-    if id(model) in seen:
+    if id(model) in seen or not {"_parameters", "_modules"} <= vars(model).keys():
         return
     seen.add(id(model))
     for leaf, parameter in Module.named_parameters(model, recurse=False):
