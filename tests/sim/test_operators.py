@@ -48,6 +48,17 @@ def test_a_second_library_is_refused_by_name() -> None:
         ranks(own_library)
 
 
+def own_definition() -> None:
+    dist.init_process_group("gloo")
+    torch.library.define("distsim_test_define::twice", "(Tensor x) -> Tensor")
+
+
+def test_a_second_definition_is_refused_by_name() -> None:
+    """torch would say that one process registered the operator twice."""
+    with pytest.raises(RankFailure, match=r'library.define\("distsim_test_define::twice"\) .* is not simulated'):
+        ranks(own_definition)
+
+
 def on_host_then_gpu() -> tuple[int, int, str]:
     looked.clear()
     x = torch.ones(4)

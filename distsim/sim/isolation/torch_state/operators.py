@@ -45,6 +45,7 @@ def operator_patches() -> list[tuple[Any, str, Any]]:
         real(self, ns, kind, dispatch_key)
 
     patches.append((torch.library.Library, "__init__", init))
+    patches.append((torch.library.Library, "define", _define))
     patches.append((torch.library.Library, "impl", _implement))
     patches.append((custom_ops, "get_library_allowing_overwrite", _library))
     patches += REGISTER_TO_DISPATCHER.replaced_by(_register)
@@ -54,6 +55,7 @@ def operator_patches() -> list[tuple[Any, str, Any]]:
 _real_library = custom_ops.get_library_allowing_overwrite
 _real_register = REGISTER_TO_DISPATCHER.get()
 _real_implement = torch.library.Library.impl
+_real_define = torch.library.Library.define
 
 
 def _first(qualname: str) -> Any:
@@ -80,6 +82,24 @@ def _register(self: Any, tags: Any) -> None:
             f"custom_op {self._qualname} with another signature on another rank", "run it for real with --on gloo"
         )
     self._opoverload = first._opoverload
+
+
+@functools.wraps(_real_define)
+def _define(self: Any, schema: str, *args: Any, **how: Any) -> Any:
+    process = current_process()
+    name = f"{self.ns}::{schema.partition('(')[0]}"
+    try:
+        answer = _real_define(self, schema, *args, **how)
+    except RuntimeError as error:
+        if process is None or not any(name in other.notes.libraries for other in _others(process)):
+            raise
+        raise NotSimulated(
+            f'torch.library.define("{name}") on more than one rank',
+            "define the operator with torch.library.custom_op, or run it for real with --on gloo",
+        ) from error
+    if process is not None:
+        process.notes.libraries.add(name)
+    return answer
 
 
 @functools.wraps(_real_implement)
