@@ -218,6 +218,8 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         stream = current_stream(task, gpu)
         truth = guess_truth(self.values, func, args) if plan.checks else None
         gpu.is_late = fusion is not None and plan.cost.kernels > 0 and fusion.merges(plan.cost, func)
+        if fusion is not None and plan.cost.kernels and not gpu.is_late:
+            fusion.flush(fusion.read((args, kwargs)))  # what it reads has its memory before what comes out
         try:
             if plan.valued or self.values.everything:
                 result = self._valued(func, args, kwargs, plan, gpu, stream)

@@ -195,10 +195,17 @@ class Fusion:
             self._where = (device, stream, task)
             device.timeline.before_put = self.flush
 
+    @staticmethod
+    def read(given: Any) -> dict[_Place, int]:
+        """The memory of the tensors in *given*, and the bytes of each."""
+        return {
+            p: nbytes(tensor) for tensor in tensors_in(given) if tensor.is_cuda and (p := _place(tensor)) is not None
+        }
+
     def _launch_alone(
         self, device: Launcher, stream: Stream, cost: Cost, task: RankTask, func: Any, inputs: list[Tensor]
     ) -> None:
-        reads = {place: nbytes(tensor) for tensor in inputs if (place := _place(tensor)) is not None}
+        reads = self.read(inputs)
         self.flush(reads)
         settled, late = self._settled(reads)
         late += sum(size for place, size in settled.items() if place not in reads)
@@ -240,7 +247,7 @@ class Fusion:
         if not tensors and result is not None:  # in a class of its own: what is in it nobody knows
             self.flush()
             return
-        places = {place: nbytes(tensor) for tensor in tensors if (place := _place(tensor)) is not None}
+        places = self.read(tensors)
         late = self._settled(places)[1]
         if self._held:
             self._held[-1].late += late
