@@ -73,7 +73,7 @@ def _installed_guard() -> Any:
 
 
 def _run_script(path: str) -> None:
-    """As `python path` does: in a `__main__` that lives as long as the process."""
+    """Run a script like `python path`, in a `__main__` that lives as long as the process."""
     try:
         with io.open_code(path) as file:
             source = file.read()

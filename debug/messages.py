@@ -231,7 +231,7 @@ def numbered(call: CallRecord) -> str:
 
 
 def wait_text(wait: Wait) -> str:
-    """What a rank waits for."""
+    """Return what a rank waits for, as text."""
     if isinstance(wait, CallWait):
         call = wait.record
         on = "" if call.is_of_two else f" on {group_text(call.group)}"
@@ -273,7 +273,7 @@ def _cut(text: str) -> str:
 
 
 def state_text(state: RankState, waits: Iterable[Wait], last: CallRecord | None) -> str:
-    """Where a rank is, as the rest of a sentence: `waits in barrier #3 ..., at train.py:9`."""
+    """Return where a rank is, as the rest of a sentence: `waits in barrier #3 ..., at train.py:9`."""
     seen = "" if state.silent_s is None else "last seen "
     at = f", {seen}at {place(state.site, function=True)}" if state.site else ""
     match state.phase:

@@ -78,12 +78,12 @@ class Job:
 
     @property
     def began_ns(self) -> int:
-        """When its last rank came up, by the wall clock."""
+        """Return when its last rank started, by the wall clock."""
         return max(_opened(reader) for reader in self.readers)
 
     @property
     def text(self) -> str:
-        """For people."""
+        """Return the job as text."""
         began = datetime.fromtimestamp(self.began_ns / 1e9).strftime("%Y-%m-%d %H:%M:%S")
         ranks = self.numbering.size
         return f"job {self.name} ({ranks} {'rank' if ranks == 1 else 'ranks'}, began {began})"
@@ -105,7 +105,7 @@ def examine(directory: Path, roots: Sequence[Path] | None = None) -> Found:
 
 
 def examine_jobs(directory: Path, roots: Sequence[Path] | None = None) -> tuple[list[tuple[Job, Found]], list[str]]:
-    """Each job that left rings in a directory, judged, the newest first; and what is wrong with files there."""
+    """Judge each job that left rings in a directory, the newest first, and report damaged files."""
     jobs, complaints = load_jobs(directory)
     judged: list[tuple[Job, Found]] = []
     for job in jobs:
@@ -294,7 +294,7 @@ def _judged(
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong with a value says its own message; other errors follow from some damage."""
+    """Return the message of an error about a value; other errors are summarized as damage."""
     return str(error) if type(error) is ValueError and str(error) else f"{type(error).__name__} in its content"
 
 
@@ -319,8 +319,8 @@ def _without_ring(readers: Sequence[RingReader], known: Knowledge, numbering: Nu
 
 
 def _verdict(directory: Path, job: str) -> tuple[list[Diagnosis], list[str]]:
-    """What the monitor said of this job while its ranks lived: it saw more than is left. And where the ranks were when
-    the job was interrupted, as lines."""
+    """Return the monitor's verdict on this job, which saw more than is left, and where the ranks were at an
+    interrupt."""
     for path in (verdict_path(directory, job), directory / "verdict.json"):
         try:
             said = load_json(read_bytes(path, LARGEST_VERDICT))

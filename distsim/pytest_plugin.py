@@ -287,7 +287,7 @@ class ScenarioItem(pytest.Item):
     """File and line that an annotation points at, once it has run."""
 
     def setup(self) -> None:
-        """Nothing: a scenario brings its own world."""
+        """Do nothing: a scenario sets up its own world."""
 
     def runtest(self) -> None:
         """Run it and print what its ranks printed, so that pytest shows it under the failure."""

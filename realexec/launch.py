@@ -167,7 +167,7 @@ def _exit_code(
 
 
 class _Folder:
-    """Where launcher and monitor leave each other notes, beside the rings."""
+    """Folder in which launcher and monitor leave each other notes, beside the rings."""
 
     def __init__(self, directory: Path, monitor: subprocess.Popen[bytes] | None, settings: Settings) -> None:
         self.directory = directory
@@ -304,7 +304,7 @@ def _settings(args: argparse.Namespace) -> tuple[Settings, Path, bool]:
 
 
 def _local_ranks(args: argparse.Namespace) -> int:
-    """How many ranks this host will have; 1 where only torchrun can tell."""
+    """Return the number of ranks of this host; 1 if only torchrun knows it."""
     from torch.distributed.run import determine_local_world_size
 
     try:
@@ -455,7 +455,7 @@ def _last_word(kept: _Folder) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """For tests: torchrun's flags and ours, without the rest of the command line."""
+    """Entry point for tests: torchrun's flags and those of real runs."""
     from torch.distributed.run import get_args_parser
 
     from distsim.realexec.flags import add_real_flags
@@ -485,7 +485,7 @@ def verdict_line(verdict: Mapping[str, Any]) -> str:
 
 
 def failure_line(error: ChildFailedError) -> str:
-    """Who failed first, as torch elastic tells it."""
+    """Return which rank failed first, according to torch elastic."""
     rank, failure = error.get_first_failure()
     how = failure.signal_name() if failure.exitcode < 0 else f"exit code {failure.exitcode}"
     return f"distsim: rank {rank} failed first ({how}, pid {failure.pid})\n"
@@ -525,7 +525,7 @@ def forget_old_runs(base: Path, keep: int = KEPT_RUNS) -> None:
 
 
 def clear(directory: Path) -> None:
-    """What an earlier run left: its rings would be taken for ranks of this one."""
+    """Remove the rings of an earlier run, which would count as ranks of this one."""
     for pattern in (
         "rank*.ring",
         "rank*.stacks",

@@ -24,7 +24,7 @@ MOST_LINES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class HostPlaces:
-    """Where the ranks of one host are."""
+    """Places of the ranks of one host."""
 
     host: str
     world_size: int

@@ -43,7 +43,7 @@ PAGES = ("fr_trace_json", "fr_trace_nccl_json")
 
 @dataclass
 class Joined:
-    """What was asked beside the stacks."""
+    """Answers of other services of the job."""
 
     records: Found | None = None
     """What Flight Recorder's dumps say."""
@@ -58,7 +58,7 @@ class Joined:
 
 
 def ask_flight_recorders(processes: Iterable[RankProcess], roots: Sequence[Path] | None = None) -> Joined:
-    """Have every rank that listens on a pipe write its dump, and judge the dumps."""
+    """Let every rank with a Flight Recorder pipe write its dump, and judge the dumps."""
     asked: dict[int, list[Path]] = {}
     deaf: list[int] = []
     told_ns = time.time_ns()
@@ -95,7 +95,7 @@ def _write_to_pipe(name: str) -> bool:
 
 
 def _prefixes(environ: Mapping[str, str]) -> list[str]:
-    """Where a rank with this environment may write, before the rank's number."""
+    """Return the path prefixes of dumps of a rank with this environment."""
     chosen = [environ[name] for name in DUMP_FILES if environ.get(name)]
     home = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME', '/tmp')}/.cache"
     places = (f"{home}/torch/comm_lib_trace_rank_", "/tmp/comm_lib_trace_rank_", "/tmp/nccl_trace_rank_")
@@ -186,7 +186,7 @@ def ask_debug_server(address: str, roots: Sequence[Path] | None = None) -> Joine
 
 
 def join(judged: Judged, joined: Joined) -> Judged:
-    """What the stacks show, with what was asked beside them: records before stacks, stacks before RAS alone."""
+    """Join the diagnoses: records before stacks, stacks before RAS alone."""
     notes = [*judged.evidence.notes, *joined.notes]
     judged = replace(judged, evidence=replace(judged.evidence, notes=notes))
     if judged.running:
@@ -255,7 +255,7 @@ def _with_ras(judged: Judged, statuses: Sequence[RasStatus]) -> Judged:
 
 
 def _is_stuck(comm: Communicator, statuses: Sequence[RasStatus]) -> bool:
-    """Its ranks differ, and did so in every answer."""
+    """Return whether its ranks differed in every answer."""
     alike = [one for status in statuses for one in status.communicators if one.name == comm.name]
     return bool(comm.behind()) and len(alike) == len(statuses) and all(one.counts == comm.counts for one in alike)
 

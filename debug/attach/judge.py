@@ -26,7 +26,7 @@ BY_STACKS = "By stacks only: what the ranks called before is not known."
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What the stacks of a job show."""
+    """Result of the stacks of a job."""
 
     diagnoses: list[Diagnosis]
     evidence: Evidence
@@ -161,7 +161,7 @@ def _idle(seen: Mapping[int, Place], ranks: Iterable[int]) -> bool:
 
 
 def _other_members(waiting: Mapping[int, Place]) -> Diagnosis | None:
-    """Ranks that make another group than most."""
+    """Return ranks that create another group than most."""
     asked = {rank: place.members for rank, place in waiting.items() if place.members}
     if len(set(asked.values())) < 2:
         return None
@@ -179,7 +179,7 @@ def _other_members(waiting: Mapping[int, Place]) -> Diagnosis | None:
 
 
 def _usual(values: Mapping[int, Hashable]) -> Hashable:
-    """What most ranks have; of several the lowest rank's."""
+    """Return the most frequent value, or the lowest rank's of several."""
     counts = Counter(values[rank] for rank in sorted(values))
     return max(counts, key=lambda value: counts[value])
 
@@ -217,8 +217,8 @@ def _groups_cross(waiting: Mapping[int, Place]) -> Diagnosis | None:
 
 
 def _skipped(seen: Mapping[int, Place], waiting: Mapping[int, Place]) -> Diagnosis | None:
-    """Ranks further down in a straight piece of the program than others that wait in a call of the whole job: nobody
-    can have come through that call, so they have left it out."""
+    """Return ranks that are further down in a straight piece of the program than others in a call of the whole job:
+    they must have skipped this call."""
     sites = {rank: place.site for rank, place in waiting.items() if place.site is not None}
     if len(sites) < len(seen) or len({(site.file, site.function) for site in sites.values()}) != 1:
         return None
@@ -276,7 +276,7 @@ Turns = tuple[list[int], list[int], str]
 
 
 def _turns(seen: Mapping[int, Place]) -> Turns | None:
-    """Ranks whose loop is at another turn than that of most, these most, and how that is said."""
+    """Return ranks whose loop is at another iteration than most, the majority, and the text about it."""
     shared: Counter[tuple[str, str]] = Counter(key for place in seen.values() for key in place.counters)
     for key, count in shared.items():
         if count < len(seen):

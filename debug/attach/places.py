@@ -94,12 +94,12 @@ class Place:
 
     @property
     def waits(self) -> bool:
-        """It waits for other ranks, as far as its stack shows."""
+        """Return whether it waits for other ranks, as far as its stack shows."""
         return self.doing in (Doing.CALL, Doing.MEETING, Doing.TORCH)
 
     @property
     def key(self) -> tuple[str, str]:
-        """Ranks with equal keys are at one place."""
+        """Key that is equal for ranks at one place."""
         return self.op or self.doing.value, str(self.site)
 
 
@@ -137,7 +137,7 @@ def _place(rank: int, pid: int, thread: Thread, name: str = "") -> Place:
 
 
 def _doing(thread: Thread) -> tuple[Doing, str, Frame | None]:
-    """What the thread does, the name of its call, and the frame of the call."""
+    """Return what the thread does, the name of its call, and its frame."""
     call = next((frame for frame in reversed(thread.frames) if _is_call(frame)), None)
     if call is not None and call.function in MEETINGS:
         return Doing.MEETING, call.function.lstrip("_"), None
@@ -210,7 +210,7 @@ def _number(frame: Frame, variables: Mapping[str, Sequence[str]]) -> int | None:
 
 
 def _counters(frames: Iterable[Frame]) -> dict[tuple[str, str], int]:
-    """Of the outermost frames of the program, where its loops are."""
+    """Return loop counters of the program's outermost frames."""
     program = [frame for frame in frames if owner(frame.file, abroad=True) is Owner.USER]
     counters = {}
     for frame in reversed(program[-COUNTED_FRAMES:]):

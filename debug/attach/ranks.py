@@ -196,7 +196,7 @@ def _is_python(pid: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Spent:
-    """What a thread has done so far."""
+    """CPU time and switches of a thread so far."""
 
     cpu_s: float
     sleeps: int
@@ -232,7 +232,7 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was seen of one rank."""
+    """Samples of one rank."""
 
     process: RankProcess
     threads: tuple[Thread, ...] = ()
@@ -356,7 +356,7 @@ def _frames(thread: dict[str, Any]) -> tuple[Frame, ...]:
 
 
 def _spent(pid: int) -> dict[int, _Spent]:
-    """By thread."""
+    """Return the work of each thread."""
     spent = {}
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():

@@ -58,8 +58,8 @@ class Communicator:
         return {op: counts for op, counts in self.counts.items() if len(set(counts.values())) > 1}
 
     def behind(self) -> dict[int, str]:
-        """Ranks that have launched fewer operations than another, and how that is said; nothing where one operation's
-        lack is another's surplus, which is a call of another kind and says not who is wrong."""
+        """Return ranks that launched fewer operations than others, and the text about it; empty if the surplus of
+        another operation explains it."""
         differing = self.differing()
         ranks = {rank for counts in differing.values() for rank in counts}
         # In text only outliers are listed by their numbers: who is not listed for an operation is one of the others.
@@ -75,7 +75,7 @@ class Communicator:
 
 @dataclass(slots=True)
 class RasStatus:
-    """What RAS says of a job."""
+    """RAS status of a job."""
 
     version: str = ""
     communicators: list[Communicator] = field(default_factory=list)
@@ -170,7 +170,7 @@ def _member(entry: Mapping[str, Any], why: str = "") -> Member:
 
 
 def _state(status: Mapping[str, Any]) -> str:
-    """As the text says it; nothing for a rank that runs."""
+    """Return the state in the text; empty for a running rank."""
     in_progress = 7  # ncclInProgress
     if status.get("abort_flag"):
         return "ABORT"
@@ -245,7 +245,7 @@ def _note_rank(current: Communicator, section: str, op: str, said: str, member: 
 
 
 def _add_unlisted(found: Mapping[str, Communicator], unlisted: Mapping[tuple[str, str], list[tuple[int, int]]]) -> None:
-    """Of most ranks the text has only how many they are: one entry stands for them, by a number that no rank has."""
+    """Add entries for ranks that the text only counts, with numbers that no rank has."""
     for (name, op), groups in unlisted.items():
         counts = found[name].counts.setdefault(op, {})
         for number, count in groups:

@@ -127,7 +127,7 @@ def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victi
 
 
 def _no_record(case: Case, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
-    """Nothing is known of *ranks* but that the others wait for somebody."""
+    """Diagnose *ranks* without records, for which others wait."""
     who = ranks_text(ranks)
     they, are_ = ("it", "is") if len(ranks) == 1 else ("they", "are")
     return case.diagnosis(
@@ -233,13 +233,13 @@ def _alone(line: str, op: str) -> bool:
 
 
 def _is_over(case: Case, rank: int) -> bool:
-    """Its program has ended, whether or not its process has, and however the launcher ended that."""
+    """Return whether the program of a rank has ended, whatever its process does."""
     state = case.index.states[rank]
     return state.phase is Phase.FINISHED or state.over or (state.phase is Phase.RUNNING and state.leaving)
 
 
 def _rounds(log: GroupLog, rank: int, call: CallRecord, since: int) -> int:
-    """How often *rank* has made *call*'s like, from number *since* on."""
+    """Return how often *rank* has made calls like *call* from number *since* on."""
     return sum(since <= seq <= call.seq for seq in _like(log, rank, call))
 
 
@@ -273,7 +273,7 @@ def _too_many(case: Case, log: GroupLog, call: CallRecord, met: Sequence[int]) -
 def _split_over_groups(
     case: Case, log: GroupLog, call: CallRecord, met: Sequence[int], victims: Sequence[int]
 ) -> Diagnosis | None:
-    """Nobody else comes, but a member waits for those who are there in the same call on another group."""
+    """Diagnose a missing member that waits for the ranks that are there in the same call on another group."""
     for rank in log.group.ranks:
         if rank in met:
             continue

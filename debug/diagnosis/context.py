@@ -20,7 +20,7 @@ __all__ = ["Case"]
 
 @dataclass(slots=True)
 class Case:
-    """What the causes, cycles and mismatches are read from."""
+    """Data from which causes, cycles and mismatches are read."""
 
     index: EvidenceIndex
     graph: WaitGraph
@@ -43,7 +43,7 @@ class Case:
         return {rank: site for rank in sorted(set(ranks)) if (site := self.site(rank)) is not None}
 
     def stuck(self, ranks: Iterable[int]) -> dict[int, Stuck]:
-        """Where the blocked ones among *ranks* are blocked."""
+        """Return where the blocked ones of *ranks* are blocked."""
         found: dict[int, Stuck] = {}
         for rank in sorted(set(ranks)):
             if (at := self._stuck(rank)) is not None:
@@ -72,13 +72,13 @@ class Case:
         return any(states[rank].phase is Phase.RAISED for rank in ranks if rank in states)
 
     def unknown(self, rank: int) -> bool:
-        """It left no record, and nobody saw it end: it may be anywhere."""
+        """Return whether the rank left no record and no end, so that it may be anywhere."""
         evidence = self.index.evidence
         unrecorded = rank in evidence.unrecorded or rank in self.index.strangers
         return unrecorded and self.index.states[rank].phase is Phase.RUNNING
 
     def where(self, rank: int) -> str:
-        """Where a rank is, as the rest of a sentence."""
+        """Return where a rank is, as the rest of a sentence."""
         state = self.index.states[rank]
         if self.unknown(rank):
             return "left no record"

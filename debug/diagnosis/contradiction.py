@@ -69,7 +69,7 @@ def _awaited_on_another_group(case: Case, d: Divergence) -> CallRecord | None:
 
 
 def explanation(d: Divergence) -> str:
-    """What the culprits did, and what the others."""
+    """Describe the calls of the culprits and of the others."""
     others = ranks_text(d.reference)
     second = f"{capital(others)} {are(d.reference, 'is', 'are')} in {_at(d.expected)}."
     if not d.reference:
@@ -82,7 +82,7 @@ def explanation(d: Divergence) -> str:
 
 
 def suggestion(d: Divergence) -> str:
-    """What to do next."""
+    """Return what to do next."""
     if d.refused is not None:
         return refusal_advice(d.refused)
     if d.got.op == d.expected.op == "new_group" and d.got.new_ranks != d.expected.new_ranks:

@@ -45,7 +45,7 @@ _UNSEEN = (
 
 
 def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
-    """Ranks that went the same way: `rank_raised`, `rank_exited`, `rank_killed`, frozen, stuck, absent."""
+    """Diagnose ranks that ended alike: `rank_raised`, `rank_exited`, `rank_killed`, frozen, stuck or absent."""
     first = case.index.states[ranks[0]]
     if first.signal in FROM_OUTSIDE and not first.over and len(ranks) == case.index.evidence.world_size > 1:
         return _ended_from_outside(case, ranks)
@@ -103,7 +103,7 @@ def _ended_from_outside(case: Case, ranks: Sequence[int]) -> Diagnosis:
 
 
 def in_flight_exception(case: Case, ranks: Sequence[int], victims: Sequence[int], call: CallRecord | None) -> Diagnosis:
-    """Ranks that raised, and make further calls in a `finally` or `except` block on the way out."""
+    """Diagnose ranks that raised and make further calls in a `finally` or `except` block."""
     state = case.index.states[ranks[0]]
     who = ranks_text(ranks)
     return case.diagnosis(
@@ -121,7 +121,7 @@ def in_flight_exception(case: Case, ranks: Sequence[int], victims: Sequence[int]
 
 
 def host_wait(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
-    """Ranks that wait alike for something no call can bring: a lock, a queue, a store key nobody sets."""
+    """Diagnose ranks that wait for something that no call can bring: a lock, a queue, an unset store key."""
     call = case.first_wait(ranks)
     waits = case.index.waits(ranks[0])
     on_store = any(isinstance(w, StoreWait) for w in waits)

@@ -43,8 +43,8 @@ MANY = 8
 
 
 def diagnose(evidence: Evidence, *, nothing_moves: bool = False) -> list[Diagnosis]:
-    """What is wrong, the root cause first; an empty list when nothing is. Where *nothing_moves* any more (a simulation
-    that has come to its end knows it), ranks that are blocked are a finding even if nobody can say what they lack."""
+    """Return what is wrong, the root cause first; empty if nothing is. If *nothing_moves* any more (at the end of a
+    simulation), blocked ranks are reported even without a known reason."""
     index = EvidenceIndex(evidence)
     divergences = [d for log in index.group_logs for d in find_divergences(index, log)]
     pairs = disagreeing(index)
@@ -141,7 +141,7 @@ def _as_doubles(evidence: Evidence, told: Diagnosis) -> Diagnosis:
 
 
 def _confused(evidence: Evidence, told: Diagnosis) -> Diagnosis:
-    """What follows where two processes take each other's messages: no other rank is at fault."""
+    """Turn *told* into the diagnosis of two processes that are one rank and take each other's messages."""
     reasons, _, cures = zip(*(text.rpartition(": ") for text in evidence.doubles), strict=True)
     reason = "; ".join(reasons)
     both = {*told.culprits, *told.victims} - evidence.double_ranks.keys()
@@ -171,13 +171,13 @@ def _told_once(found: list[Diagnosis]) -> list[Diagnosis]:
 
 
 def _of_content(contradictions: Contradictions, divergences: Sequence[Divergence]) -> Contradictions:
-    """Without those that only the calls' lines show: calls that are alike go together from any line."""
+    """Drop mismatches that only the lines of calls show, because equal calls match from any line."""
     logs = {id_: log for id_, log in contradictions.group_logs.items() if divergences[log[0]].met}
     return Contradictions(logs, contradictions.pairs)
 
 
 def _explain_roots(case: Case, hit: set[int], met: list[Diagnosis]) -> list[Diagnosis]:
-    """What every root of the graph is; calls that met and contradict each other go to *met*."""
+    """Explain every root of the graph; contradicting calls that met go to *met*."""
     found: list[Diagnosis] = []
     gone: dict[tuple[object, ...], tuple[list[int], list[int]]] = {}
     absent: dict[tuple[int, int], tuple[CallRecord, list[int], list[int]]] = {}
@@ -251,7 +251,7 @@ def _mismatch(case: Case, number: int, victims: Sequence[int]) -> Diagnosis:
 
 
 def _alone_on_host(case: Case, rank: int, victims: Sequence[int]) -> bool:
-    """No other rank waits for it, and it waits for none."""
+    """Return whether the rank neither waits for another rank nor is waited for."""
     waits = case.index.waits(rank)
     return not victims and bool(waits) and all(isinstance(wait, HostWait) for wait in waits)
 
@@ -308,8 +308,8 @@ def _with_refused(case: Case, told: Diagnosis) -> Diagnosis:
 
 
 def _not_made(case: Case, told: Diagnosis) -> Diagnosis:
-    """Nobody is stuck in a call that strict did not let go out: who is still in it is about to be told. While none has
-    ended of it, nothing says that the job cannot go on: a program may catch what strict raises."""
+    """Return whether nobody is blocked in a call that strict refused. The program may catch the exception, so until a
+    rank ends of it, the job may continue."""
     group, call = told.group, told.call
     if group is None or call is None or told.pair is not None:
         return told
@@ -351,7 +351,7 @@ def _refused_to_begin(case: Case) -> bool:
 
 
 def _unwaited_deaths(case: Case, found: Sequence[Diagnosis]) -> list[Diagnosis]:
-    """Ranks that went wrong without anybody waiting for them yet."""
+    """Diagnose ranks that failed while nobody waits for them yet."""
     if _refused_to_begin(case):
         return []
     named = {rank for d in found for rank in (*d.culprits, *d.victims)}

@@ -75,7 +75,7 @@ def _fewest(index: EvidenceIndex, call: CallRecord) -> tuple[tuple[int, ...], in
 
 
 def _strayed(index: EvidenceIndex, call: CallRecord, other: CallRecord) -> tuple[int, ...]:
-    """Of two ends that differ in tag or group: the one that broke its habit, else both."""
+    """Return the culprit of two ends that differ in tag or group: the one that broke its habit, else both."""
     odd = [r.rank for r in (call, other) if _breaks_habit(index, r)]
     return (odd[0],) if len(odd) == 1 else tuple(sorted((call.rank, other.rank)))
 
@@ -208,7 +208,7 @@ def disagreement(case: Case, found: Disagreement, victims: Sequence[int]) -> Dia
 
 
 def _in_other_order(index: EvidenceIndex, send: CallRecord, recv: CallRecord) -> bool:
-    """From here on the sender has the messages that the receiver expects, in another order."""
+    """Return whether the sender has the expected messages from here on, in another order."""
     sent = [
         payload_text(r)
         for r in index.records(send.rank)
@@ -254,7 +254,7 @@ def with_messages(found: Sequence[Diagnosis], evidence: Evidence, focus: Mapping
 
 
 def ends(diagnosis: Diagnosis) -> tuple[object, ...] | None:
-    """What two diagnoses of one wrong pair of lines have in common; None: it is of no message's two ends."""
+    """Return the key that two diagnoses of one wrong pair of lines share; None if it is not about a message."""
     if diagnosis.pair is None or diagnosis.kind not in (Kind.P2P_SIZE_MISMATCH, Kind.DTYPE_MISMATCH):
         return None
     return (diagnosis.kind, diagnosis.pair, *(diagnosis.sites.get(rank) for rank in diagnosis.pair))

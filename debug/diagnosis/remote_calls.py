@@ -95,7 +95,7 @@ def _call(call: CallRecord) -> str:
 
 
 def _why(case: Case, call: CallRecord, need: Need) -> str:
-    """Why the call is not answered, where that is not that its function waits."""
+    """Return why the call is not answered, if its function does not wait."""
     if not need.any_of:
         return ""
     rank = rank_of(need.ranks[0])

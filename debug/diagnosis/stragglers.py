@@ -78,7 +78,7 @@ THIRDS = 12
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """How much must have been seen before a rank is named."""
+    """Thresholds that must be exceeded before a rank is reported."""
 
     meetings: int
     """Collectives of one group that all its members have completed."""
@@ -141,7 +141,7 @@ class _Turn:
 
 @dataclass(slots=True)
 class _Toll:
-    """What one rank has cost."""
+    """Cost that one rank caused the others."""
 
     lost_s: float = 0.0
     late: int = 0
@@ -193,7 +193,7 @@ def _keep_pace(group: Group, full: Sequence[dict[int, CallRecord]], demand: Dema
 
 
 class _Away:
-    """How long a rank was inside of calls, up to any moment."""
+    """Time that a rank spent inside calls, up to any moment."""
 
     def __init__(self, calls: Sequence[CallRecord]) -> None:
         self._begins: list[float] = []

@@ -68,7 +68,7 @@ class Divergence:
 
 
 def signature(record: CallRecord) -> Hashable:
-    """What every rank must have alike; shapes may differ between ranks where lists or splits do."""
+    """Return the part of a call that must be equal on all ranks; shapes may differ for lists or splits."""
     varies = record.op in ("all_gather", "gather", "scatter", "all_to_all", "all_to_all_single")
     return (record.op, None if varies else record.input_shapes, record.dtypes, record.reduce_op, record.root)
 
@@ -81,7 +81,7 @@ def likeness(a: CallRecord, b: CallRecord, exact: bool = False) -> int:
 
 
 def support(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: int, exact: bool) -> int | None:
-    """How well two stretches agree; None where they contradict each other."""
+    """Return how well two stretches of calls agree; None if they contradict each other."""
     total = 0
     for a, b in zip(mine[:HORIZON], theirs[:HORIZON], strict=False):
         like = likeness(a, b, exact)
@@ -92,7 +92,7 @@ def support(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: int
 
 
 def permuted(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: int) -> int | None:
-    """How well the same calls in another order explain two stretches: as `support` counts them."""
+    """Return how well the same calls in another order explain two stretches, counted like `support`."""
     for k in range(2, min(len(mine), len(theirs), 8) + 1):
         a = [(signature(r), r.way if least == 2 else None) for r in mine[:k]]
         b = [(signature(r), r.way if least == 2 else None) for r in theirs[:k]]
@@ -189,7 +189,7 @@ def ahead_of(log: GroupLog, rank: int, seq: int) -> list[CallRecord]:
 
 
 def threads_raced(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], *, by_site: bool) -> bool:
-    """Each thread kept its own order of calls; only how they interleave differs."""
+    """Return whether each thread kept its own order of calls and only their interleaving differs."""
     size = min(len(mine), len(theirs), HORIZON)
     threads = sorted({r.thread for r in mine[:size]})
 

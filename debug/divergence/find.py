@@ -195,8 +195,8 @@ def _earlier(log: GroupLog, found: Divergence, score: int) -> Divergence | None:
 
 
 def _from_two_threads(mine: CallRecord, theirs: CallRecord) -> bool:
-    """What one thread calls on one side, another calls on the other, at a line of its own. Threads of one part in the
-    program may differ in a number (`worker-0`, `Thread-2 (load)`)."""
+    """Return whether the two calls come from two threads at lines of their own. Threads of one part of the program may
+    differ in a number (`worker-0`, `Thread-2 (load)`)."""
     return mine.site != theirs.site and NUMBER.sub("", mine.thread) != NUMBER.sub("", theirs.thread)
 
 
@@ -279,7 +279,7 @@ def _by_round(relation: Relation) -> Kind | None:
 
 
 def _by_text(log: GroupLog, mine: CallRecord, theirs: CallRecord, relation: Relation) -> Kind | None:
-    """No later call tells: loops that the two have been round, then the program's text."""
+    """Decide without later calls: by completed loops, then by the program's source."""
     if relation.mine_for_some and not relation.theirs_for_some:
         return Kind.EXTRA_COLLECTIVE
     mine_is_new = not _called_before(log, mine, theirs.rank)
@@ -362,7 +362,7 @@ def by_site(index: EvidenceIndex, log: GroupLog, seq: int) -> Divergence | None:
 
 
 def _common(log: GroupLog, ranks: Sequence[int], seq: int) -> list[CallRecord]:
-    """What all of *ranks* do from *seq* on, as long as most of the group does it at one line."""
+    """Return what all of *ranks* do from *seq* on, while most of the group makes it at one line."""
     common: list[CallRecord] = []
     for at in range(seq, seq + HORIZON):
         met = log.meetings.get(at, {})
@@ -432,7 +432,7 @@ def _ends_short(index: EvidenceIndex, log: GroupLog, one: int, other: int) -> bo
 
 
 def _settle_by_past(log: GroupLog, vote: Vote, seq: int) -> Vote | None:
-    """As many here as there: only a rank that breaks its own habit can be named."""
+    """Decide an even split: only a rank that breaks its own habit can be named."""
     strayed = []
     for rank in (*vote.reference, *vote.culprits):
         calls = log.calls[rank]

@@ -45,7 +45,7 @@ def refused_before(index: EvidenceIndex, log: GroupLog, found: Divergence) -> Di
 
 
 def _left_out(log: GroupLog, refused: CallRecord) -> bool:
-    """It was refused between two calls of the log."""
+    """Return whether it was refused between two calls of the log."""
     if refused.is_p2p or refused.group != log.group:
         return False
     calls = log.calls.get(refused.rank, ())
@@ -74,7 +74,7 @@ def _explains(log: GroupLog, rank: int, witness: int, seq: int, found: Divergenc
 
 
 def refused_call(index: EvidenceIndex, call: CallRecord, ranks: Iterable[int]) -> CallRecord | None:
-    """Why *ranks* are not in *call*: the like of it was refused at each of them."""
+    """Return why *ranks* are not in *call*: a similar call was refused at each of them."""
     absent = set(ranks)
     like = [
         r
@@ -97,7 +97,7 @@ def refusal_text(refused: CallRecord, ranks: Iterable[int]) -> str:
 
 
 def refusal_advice(refused: CallRecord) -> str:
-    """What to do about it."""
+    """Return the advice."""
     return (
         f"Give the call at {place(refused.site)} the arguments that torch wants, and do not go on after its "
         "exception without making it again: the others wait for it."

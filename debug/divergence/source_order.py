@@ -19,7 +19,7 @@ __all__ = ["Order", "Relation", "relate"]
 
 
 class Order(enum.StrEnum):
-    """Where one line is, seen from another."""
+    """Position of one line relative to another."""
 
     SAME = "same"
     BEFORE = "before"
@@ -159,7 +159,8 @@ def _jumps(block: Sequence[ast.stmt], kinds: tuple[type[ast.stmt], ...], after: 
 
 
 def _each_round(shared: Sequence[_Step], own: Sequence[_Step], line: int, other: int) -> bool:
-    """Who has been at line *other* comes to *line* before it is at *other* again, in the innermost loop of *shared*.
+    """Return whether a rank at line *other* always reaches *line* before it returns to *other*, in the innermost loop
+    of *shared*.
 
     Those are the statements around both lines; *own* are the others around *line*.
     """
@@ -233,7 +234,7 @@ class _Step:
 
     @property
     def may_be_skipped(self) -> bool:
-        """Who comes to the statement need not go through the whole block."""
+        """Return whether a rank that reaches the statement may skip its block or a part of it."""
         return self.is_loop or self.is_branch or self.catches
 
     @property

@@ -188,7 +188,7 @@ def dump_evidence(dumps: Sequence[Dump], others: Collection[int] = (), roots: Se
 
 
 def _groups(dumps: Mapping[int, Dump], others: Collection[int]) -> tuple[dict[str, Group], bool]:
-    """By name: from pg_config where it says, else from the ranks that use the group; and whether one was guessed."""
+    """Return the groups by name from pg_config, or from their users, and whether one was guessed."""
     described: dict[str, str] = {}
     members: dict[str, tuple[int, ...]] = {}
     users: dict[str, set[int]] = {}
@@ -317,7 +317,7 @@ def loads(data: bytes) -> Any:
 
 
 class _Opcodes(dict[int, Callable[[Any], None]]):
-    """How to load each opcode; an error for all others."""
+    """Loaders of the allowed pickle opcodes; all others are errors."""
 
     def __missing__(self, op: int) -> Callable[[Any], None]:
         if op in _LOADS_CODE:

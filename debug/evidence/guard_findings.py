@@ -115,7 +115,7 @@ def dropped(call: CallRecord) -> Finding:
 
 
 def corrupted(call: CallRecord, cause: str) -> Finding:
-    """What arrived is not what was sent; *cause* says what did it."""
+    """Report that the received data differs from the sent data; *cause* names the reason."""
     return _finding(
         Kind.NETWORK_FAULT,
         call,
@@ -144,7 +144,7 @@ def write_note(directory: Path, ring: str, pid: int, op: str, stack: Sequence[Si
 
 
 def count_notes(directory: Path) -> int:
-    """How many children have left one."""
+    """Return how many children have left a note."""
     return sum(1 for _ in directory.glob(PATTERN))
 
 
@@ -168,7 +168,7 @@ def forked_calls(readers: Iterable[RingReader]) -> list[Finding]:
 
 
 def forked_call(ranks: Sequence[int], op: str, site: Site | None, pid: int | None = None) -> Finding:
-    """What is said of it, on a real job and in a simulation."""
+    """Report a call in a forked child, for real and simulated jobs."""
     process = "" if pid is None else f" (pid {pid})"
     return Finding(
         Kind.HOST_STUCK,

@@ -77,12 +77,12 @@ def merged(found: Sequence[Finding]) -> list[Finding]:
 
 
 def _earlier(call: CallRecord | None, other: CallRecord | None) -> bool:
-    """Within a group the number of a call says which came first, whatever the hosts' clocks say."""
+    """Return which call was earlier: by number within a group, because clocks of hosts differ."""
     return call is not None and other is not None and call.group == other.group and call.seq < other.seq
 
 
 def _left(reader: RingReader, evidence: Evidence) -> list[Finding]:
-    """What the rank itself found out about its DDP model."""
+    """Return what the rank itself reported about its DDP model."""
     said = reader.text(rings.W_FINDING)
     if not isinstance(said, dict) or not all(isinstance(said.get(key), str) for key in ("kind", "text")):
         return []

@@ -62,7 +62,7 @@ class Numbering:
         return rank if self.fits_launcher and "" not in self.worlds and rank < self.size else None
 
     def to_json(self) -> dict[str, Any]:
-        """For the monitors of other hosts."""
+        """Return the data for monitors of other hosts."""
         return {
             "size": self.size,
             "total": self.total,
@@ -86,7 +86,7 @@ class Numbering:
 
 
 def number_readers(readers: Iterable[RingReader], numbering: Numbering) -> list[RingReader]:
-    """Those of *readers* whose processes have a number, by it; each is told its own."""
+    """Map numbers to those of *readers* whose processes have one, and tell each reader its number."""
     known = []
     for reader in readers:
         number = numbering.numbers.get(reader.process.key)
@@ -182,7 +182,7 @@ def _numbers(
 
 
 def _current(processes: Sequence[Process]) -> list[Process]:
-    """Without those that ended before a later one took their place: a job that was started again in one folder."""
+    """Drop processes that ended before a later one took their place, after a restart in the same folder."""
     last: dict[tuple[str, int], Process] = {}
     for process in processes:
         for world in process.worlds:

@@ -25,7 +25,7 @@ class Process:
 
     @property
     def exit_code(self) -> int | None:
-        """Of a zombie: its exit code, negative for a signal."""
+        """Return the exit code of a zombie, negative for a signal."""
         if self.state != "Z" or self.wait_status is None:
             return None
         return os.waitstatus_to_exitcode(self.wait_status)
@@ -47,7 +47,7 @@ def look(pid: int, start_ticks: int = 0) -> Process | None:
 
 
 def own_process() -> dict[str, Any]:
-    """What a launcher writes into `launcher.json`: the number alone may be another process's later."""
+    """Return whether the process is the one in `launcher.json`, because a number alone may be reused."""
     process = look(os.getpid())
     return {"pid": os.getpid(), "host": platform.node(), "start": process.start_ticks if process else 0}
 
@@ -62,7 +62,7 @@ def signal_name(number: int) -> str:
 
 @dataclass(frozen=True)
 class Work:
-    """What a process and its children have done so far."""
+    """Work of a process and its children so far."""
 
     cpu_s: float
     transferred: int

@@ -64,7 +64,7 @@ MANY_RANKS_WINDOW = 1024
 
 @dataclass
 class Snapshot:
-    """What one look at a rank found."""
+    """Result of one look at a rank."""
 
     reader: RingReader
     process: Process | None
@@ -77,13 +77,13 @@ class Snapshot:
 
     @property
     def given_up(self) -> bool:
-        """Its program is over, though threads or exit handlers may keep the process."""
+        """Return whether its program is over, though threads or exit handlers may keep the process."""
         return given_up(self.reader)
 
 
 @dataclass
 class Knowledge:
-    """What only the monitor can know, added to what the rings say."""
+    """Facts that only the monitor knows, in addition to the rings."""
 
     exits: Mapping[tuple[int, int], int] = field(default_factory=dict)
     """(rank, attempt) -> exit code, negative for a signal."""
@@ -153,7 +153,7 @@ def snapshot(reader: RingReader, known: Knowledge) -> Snapshot:
 def rank_state(
     snap: Snapshot, records: Sequence[CallRecord], known: Knowledge, now_ns: int, origin_ns: int
 ) -> RankState:
-    """How one rank is. *records* are its decoded calls, of which the unfinished ones are looked up."""
+    """Return the state of one rank. *records* are its decoded calls, of which the unfinished ones are looked up."""
     reader = snap.reader
     header = reader.header
     state = RankState(reader.number, host=header.host, pid=header.pid, caught=reader.caught())
@@ -219,7 +219,7 @@ def rank_state(
 
 
 def _by_itself(waiting: Sequence[CallRecord], records: Sequence[CallRecord]) -> list[CallRecord]:
-    """Without those that threads wait in which serve a remote call: they keep that call's caller, not this program."""
+    """Drop calls in which threads wait that serve a remote call: they block its caller, not this program."""
     serves = {r.thread: r.index for r in records if r.op == SERVE and not r.done and not r.is_async}
     return [r for r in waiting if r.index < serves.get(r.thread, r.index + 1)]
 
@@ -289,8 +289,7 @@ def _looks_alive(snap: Snapshot, life: int) -> bool:
 
 
 def _exception(state: RankState, reader: RingReader, records: Sequence[CallRecord]) -> None:
-    """What a rank raised. Where strict refused a call that it made on its way out, that is what it was on its way out
-    with."""
+    """Return what a rank raised; if strict refused a call on its way out, the original exception."""
     refused_on_the_way = bool(records) and records[-1].fleeing and was_refused(records[-1])
     which = rings.W_EXCEPTION if reader.text(rings.W_EXCEPTION) and not refused_on_the_way else rings.W_PENDING
     said, _ = reader.raised(which)
@@ -367,7 +366,7 @@ def _implicit(
 
 
 def origin_of(readers: Sequence[RingReader]) -> int:
-    """When the first rank made its ring: second 0 of the evidence (wall clock, ns)."""
+    """Return when the first rank created its ring: second 0 of the evidence (wall clock, ns)."""
     offsets = wall_offsets(readers)
     return min((r.word(rings.W_OPENED) + offsets[r.number] for r in readers), default=0)
 

@@ -91,7 +91,7 @@ def collect(
 
 
 def crash_stack(reader: RingReader) -> tuple[Site, ...]:
-    """What faulthandler wrote while the process died of a signal such as SIGABRT."""
+    """Return what faulthandler wrote while the process died of a signal such as SIGABRT."""
     text = _tail(stack_path(reader.path), 0)
     at = text.rfind("Fatal Python error")
     return without_launcher(parse_faulthandler(text[at:], reader.word(rings.W_MAIN_THREAD))) if at >= 0 else ()

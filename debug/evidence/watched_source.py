@@ -95,7 +95,7 @@ def _crossed_the_user(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def report_to(report: Report) -> Iterator[None]:
-    """Take the reports for a time; the innermost one gets them."""
+    """Return a context that receives the reports; the innermost one gets them."""
     _reports.append(report)
     try:
         yield
@@ -186,5 +186,5 @@ class CaughtLog:
             self._write(slot, now)
 
     def kept(self) -> tuple[Caught, ...]:
-        """Those that are kept, the newest last."""
+        """Return the kept reports, the newest last."""
         return tuple(one for _, one in self._kept.values())

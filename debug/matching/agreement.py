@@ -50,7 +50,7 @@ Difference = tuple[Kind, "Vote", Mapping[int, str]]
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Ranks that met in one call and do not agree about it."""
+    """Ranks that met in one call and disagree."""
 
     kind: Kind
     group: Group
@@ -275,7 +275,7 @@ def _lists(ordered: Sequence[CallRecord], lists_of: str, items_of: str) -> Diffe
 
 
 def _all_to_all(ordered: Sequence[CallRecord]) -> Difference | None:
-    """What i sends to j is what j expects from i: rank i's input split j == rank j's output split i."""
+    """Check that rank i's input split j equals rank j's output split i."""
     conflicts = split_conflicts(ordered)
     if not conflicts:
         return None
@@ -323,7 +323,7 @@ def _brief(splits: tuple[int, ...] | None, most: int = 8) -> str:
 
 
 def _irregular(ordered: Sequence[CallRecord]) -> frozenset[int]:
-    """Where most ranks split alike: those that do not."""
+    """Return ranks whose splits differ from those of most."""
     alike: dict[Hashable, list[int]] = {}
     for r in ordered:
         alike.setdefault((r.input_shapes, r.input_splits, r.output_shapes, r.output_splits), []).append(r.rank)
@@ -415,7 +415,7 @@ def texts(ordered: Sequence[CallRecord]) -> dict[int, str]:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """Ranks that agree, ranks that do not, and whether that was decided by numbers at all."""
+    """Ranks that agree, ranks that do not, and whether a majority decided."""
 
     reference: tuple[int, ...]
     culprits: tuple[int, ...]

@@ -123,7 +123,7 @@ class Comparer:
                 self.feed_rows(rank, key, rows)
 
     def feed_rows(self, rank: int, key: GroupKey, rows: Numbers) -> None:
-        """Take rows of (seq, fingerprint, site hash), from a ring or from another host's monitor; or a message's."""
+        """Add rows of (seq, fingerprint, site hash), from a ring or another host's monitor, or of a message."""
         if key[0].startswith(STREAM):
             self.messages.feed_rows(key, rows.tolist())
             return
@@ -236,7 +236,7 @@ class Messages:
         route: Callable[[int, StreamKey, NDArray[np.uint64]], bool] | None,
         rank_in: Callable[[GroupKey], int],
     ) -> None:
-        """Take new calls of a process, all of them: a gap in their numbers is what an overrun leaves."""
+        """Add new calls of a process, all of them: a gap in their numbers means an overrun."""
         if not len(records):
             return
         self._note_gap(process, records)
@@ -318,7 +318,7 @@ class Messages:
         key_of: Callable[[int], GroupKey | None],
         signature_of: Callable[[int, int], Signature],
     ) -> None:
-        """Take messages of a process that failed, by now: those behind them may be one off."""
+        """Note messages of a process that have failed by now, after which numbers may be shifted by one."""
         self._learn(calls, signature_of)
         for call in calls:
             key, end = key_of(int(call["group"])), self._ends.get(int(call["fingerprint"]))
@@ -327,7 +327,7 @@ class Messages:
                 self._leave_out((self._name(key), (-1, receiver), int(call["tag"])))
 
     def _learn(self, calls: Records, signature_of: Callable[[int, int], Signature]) -> None:
-        """What is sent or received, once for each new fingerprint."""
+        """Read what is sent or received, once for each new fingerprint."""
         prints, places = np.unique(calls["fingerprint"][::-1], return_index=True)
         for print_, place in zip(prints.tolist(), places.tolist(), strict=True):
             if print_ in self._ends:
@@ -341,7 +341,7 @@ class Messages:
             self._ends = fresh
 
     def feed_rows(self, stream: StreamKey, rows: Iterable[Row]) -> None:
-        """Take rows of one end of a stream, from a ring or from another host's monitor."""
+        """Add rows of one end of a stream, from a ring or another host's monitor."""
         waiting = self._waiting
         for number, payload, index in rows:
             other = waiting.pop((stream, number ^ 1), None)
@@ -408,13 +408,13 @@ class _Held:
 
 
 class Suspicions:
-    """Those of one monitor; of each group the earliest call, of each message itself."""
+    """Suspicions of one monitor: the earliest call of each group, and each message."""
 
     def __init__(self) -> None:
         self._held: dict[GroupKey, _Held] = {}
 
     def add(self, found: Iterable[Suspicion], now: float) -> None:
-        """Take what a comparer suspects, here or on another host."""
+        """Add suspicions of a comparer here or on another host."""
         for suspicion in found:
             due = now + SETTLE_S if suspicion.lines_only else now
             held = self._held.get(suspicion.key)

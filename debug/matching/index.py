@@ -152,7 +152,8 @@ class EvidenceIndex:
         return next((after for before, after in reversed([*pairwise(numbers)]) if after - before > 1), 0)
 
     def _apart(self, record: CallRecord) -> str:
-        """Where calls were forgotten, a rank's number 5 may follow its new_group: which log that is no number tells."""
+        """Return the part of a log's key that keeps other numbering apart; after forgotten calls numbers alone do not
+        identify a log."""
         return record.op if self.evidence.cut and record.op in APART else ""
 
     def _know(self, ranks: Sequence[int]) -> None:
@@ -176,7 +177,7 @@ class EvidenceIndex:
         return log
 
     def _logs(self, group: Group, apart: str) -> list[GroupLog]:
-        """Those of the groups that have this one's name and ranks."""
+        """Return the logs of the groups with the same name and ranks."""
         where = group.name, id(group.ranks), apart
         logs = self._logs_of_members.get(where)
         if logs is None:
@@ -195,7 +196,7 @@ class EvidenceIndex:
         return self._records.get(rank, ())
 
     def truncated(self, rank: int) -> bool:
-        """Its oldest records were overwritten."""
+        """Return whether its oldest records were overwritten."""
         records = self.evidence.records.get(rank, ())
         return rank in self.evidence.cut or (bool(records) and records[0].index > 0)
 
@@ -261,7 +262,7 @@ class EvidenceIndex:
     # --- waits
 
     def waits(self, rank: int) -> tuple[Wait, ...]:
-        """What the rank waits for; for a blocked rank that does not say, its last unfinished call."""
+        """Return what the rank waits for; for a blocked rank without a known wait, its last unfinished call."""
         state = self.states[rank]
         if state.phase is Phase.BLOCKED and not state.waits:
             unfinished = [r for r in self.records(rank) if not r.done and (r.remote is None or r.op in REMOTE_CALLS)]
@@ -309,7 +310,7 @@ class EvidenceIndex:
         return [died] if died is not None else []
 
     def oldest_wait_s(self, ranks: Sequence[int]) -> float | None:
-        """When the first of *ranks* began to wait in a call."""
+        """Return when the first of *ranks* began to wait in a call."""
         times = [call.issued_s for rank in ranks for call in self.call_waits(rank)]
         return min(times) if times else None
 

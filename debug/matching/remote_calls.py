@@ -34,7 +34,7 @@ def anyone(rank: int) -> Actor:
 
 
 def rank_of(actor: Actor) -> int:
-    """Whose process it is in."""
+    """Return the rank of its process."""
     return actor if isinstance(actor, int) else actor[1]
 
 
@@ -89,15 +89,15 @@ class RemoteCalls:
         return call if rref is None else self._makers.get(rref, call)
 
     def name(self, rank: int) -> str | None:
-        """What its worker is called."""
+        """Return the name of its worker."""
         return self._names.get(rank)
 
     def record(self, actor: Actor) -> CallRecord | None:
-        """What a serving actor serves."""
+        """Return the call that a serving actor serves."""
         return self._by_number.get(actor[1:]) if isinstance(actor, tuple) and actor[0] == "serving" else None
 
     def waits_of(self, served: CallRecord, calls: Sequence[CallRecord]) -> list[CallRecord]:
-        """Of *calls* of its rank those that the thread waits in that serves."""
+        """Return those of *calls* in which the serving thread waits."""
         if served.is_async:
             return []
         return [
@@ -111,13 +111,13 @@ class RemoteCalls:
         ]
 
     def busy(self, rank: int) -> list[CallRecord]:
-        """What occupies the threads of a rank's worker, where none of them is free; else nothing."""
+        """Return what occupies the threads of a rank's worker if none is free."""
         held = [one for one in self.open.get(rank, ()) if not one.is_async]
         limit = next((one.remote.threads for one in held if one.remote is not None and one.remote.threads), 0)
         return held if limit and len(held) >= limit else []
 
     def answer(self, call: CallRecord) -> Answer:
-        """What must happen before *call*, which is open, comes back."""
+        """Return what must happen before the open *call* returns."""
         remote, to = call.remote, call.peer
         assert remote is not None
         if to is None:

@@ -31,7 +31,7 @@ USAGE = re.compile(r"\bnccl(?:InvalidUsage|InvalidArgument)\b")
 
 
 def last_words(call: CallRecord | None, state: RankState) -> str | None:
-    """What the call said that a rank died in, whatever the program made of it; else the rank's last exception."""
+    """Return the error of the call in which a rank died, or else the rank's last exception."""
     return (call.error if call is not None else None) or state.exception
 
 

@@ -96,8 +96,8 @@ def without_guesses(found: Sequence[Diagnosis], settings: Settings, still_s: flo
 
 
 def among_moving(found: Sequence[Diagnosis], settings: Settings) -> list[Diagnosis]:
-    """What holds though calls were made while it was looked at: only waits that have lasted too long. They end the job
-    where the user has set how long that is."""
+    """Return what holds although calls were made during the look: only waits that are too long. They end the job if the
+    user has set that limit."""
     long = [d for d in found if (d.detected_after_s or 0.0) >= settings.patience_s]
     if settings.hang_after_s is None:
         return [replace(d, proof=Proof.NOT_YET) for d in long]

@@ -72,7 +72,7 @@ class Host:
 
     @property
     def world_size(self) -> int:
-        """Ranks of the world that the program uses."""
+        """Number of ranks in the world that the program uses."""
         return self.numbering.size
 
     @property
@@ -81,7 +81,7 @@ class Host:
 
     @property
     def local_world(self) -> int:
-        """How many ranks this host was given; where no launcher says it, how many of them are here once they met."""
+        """Number of ranks on this host: from the launcher, or counted after they met."""
         said = [int(reader.word(rings.W_LOCAL_WORLD)) for reader in self.readers.values()]
         if said := [word for word in said if word]:
             return max(said)
@@ -132,7 +132,7 @@ class Host:
         self.readers = {reader.number: reader for reader in number_readers(self._mapped.values(), numbering)}
 
     def processes(self) -> list[Process]:
-        """Those of this host."""
+        """Processes of this host."""
         return [reader.process for reader in self._mapped.values()]
 
     def _restart(self) -> None:
@@ -144,7 +144,7 @@ class Host:
         self.comparer = Comparer()
 
     def read(self, elsewhere: Route | None = None) -> int:
-        """Take in the calls made since the last look; answers how many. *elsewhere* takes those that another host
+        """Read the calls since the last look and return their number. *elsewhere* takes those that another host
         compares."""
         total = 0
         several = len(self.readers) < self.world_size and self.local_world < self.world_size
@@ -215,7 +215,7 @@ class Host:
         return range(self.world_size)
 
     def oldest_wait_s(self) -> float:
-        """How long the longest-blocked rank has been waiting in a call; 0: nobody waits."""
+        """Return how long the longest-blocked rank has waited in a call; 0 if none waits."""
         now = time.monotonic_ns()
         oldest = now
         for reader in self.readers.values():
@@ -225,15 +225,16 @@ class Host:
         return (now - oldest) / 1e9
 
     def quiet_s(self) -> float:
-        """How long no rank of this host has made a call; 0 while one waits in a call, and before all have come up."""
+        """Return how long no rank of this host has made a call; 0 while one waits in a call, and before all have
+        started."""
         if not self.readers or len(self.readers) < min(self.local_world, self.world_size) or self.oldest_wait_s():
             return 0.0
         last_ns = max(reader.last_call_ns() for reader in self.readers.values())
         return (time.monotonic_ns() - last_ns) / 1e9
 
     def flagged(self) -> int:
-        """How many calls carry a flag that a guard raised (NaN, a changed buffer, a race), or were made in a forked
-        child, so far: a ring keeps the last calls only, so what was counted before stays counted."""
+        """Return how many calls a guard flagged (NaN, a changed buffer, a race) or a forked child made. Counts are
+        kept, because a ring keeps the last calls only."""
         for reader in self.readers.values():
             found = self._flagged.setdefault(reader.path, set())
             for flag in (rings.NAN_INPUT, rings.MODIFIED, rings.RACE):
@@ -309,7 +310,7 @@ class ActivityWatch:
             self._samples[rank] = after
 
     def pass_over(self, readers: Mapping[int, RingReader]) -> None:
-        """Take what the ranks have just done for this monitor (they wrote their stacks) for no progress."""
+        """Do not count what the ranks just did for this monitor (they wrote their stacks) as progress."""
         for rank, reader in readers.items():
             sample = self._samples.get(rank)
             if sample is not None and sample.work is not None:
@@ -362,7 +363,7 @@ class SuspensionDetector:
         self._over = threading.Event()
 
     def look(self) -> int:
-        """How often the monitor has been away so far."""
+        """Return how often the monitor was suspended so far."""
         with self._lock:
             now_ns = self._clock()
             if now_ns - self._last_ns > (NAP_S + AWAY_S) * 1e9:

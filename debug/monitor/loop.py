@@ -283,7 +283,7 @@ class Monitor:
         self.tell(with_messages(found, evidence, pairs), evidence)
 
     def _notice(self) -> None:
-        """What guards saw themselves is said at once, not when somebody hangs."""
+        """Report what guards saw at once, not only after a hang."""
         flagged = self.host.flagged() + sum(self.together.remote("flagged"))
         if flagged > self._flagged:
             self._flagged = flagged
@@ -354,7 +354,7 @@ class Monitor:
         return without_guesses(diagnose(evidence), self.settings, time.monotonic() - self._still_since)
 
     def _withdraw(self, at_the_end: bool = False) -> None:
-        """Take back what was told as a warning and no longer holds: it went on by itself."""
+        """Withdraw a warning that no longer holds, because the job continued by itself."""
         warned = [d for d in self.diagnoses if d.provisional]
         now = time.monotonic()
         if not warned or self.aborted or self.together.has_leader or self._interrupted():
@@ -426,7 +426,7 @@ class Monitor:
         return evidence
 
     def look_here(self, stacks: bool, focus: dict[Any, int] | None, origin: int, ours_only: bool = False) -> Evidence:
-        """This host's part of the evidence."""
+        """Return this host's part of the evidence."""
         known = self.host.knowledge(self.settings)
         readers = [self.host.readers[rank] for rank in sorted(self.host.readers)]
         if stacks:
@@ -486,7 +486,7 @@ class Monitor:
         show(render_diagnoses(new, evidence))
 
     def _show_places(self) -> None:
-        """Where the ranks are at an interrupt, with their stacks: printed once, and kept for `distsim diagnose`."""
+        """Print the places and stacks of the ranks at an interrupt once, and keep them for `distsim diagnose`."""
         if self.places or not self.host.readers:
             return
         from distsim.debug.report.console import Line
@@ -501,7 +501,7 @@ class Monitor:
             print(printable(f"INTERRUPTED\n{text}"), file=sys.stderr, flush=True)
 
     def _say_notes(self) -> None:
-        """What was not as it should be, once and in a line each."""
+        """Print each irregularity once, in one line."""
         while self._noted < len(self.host.notes):
             note = self.host.notes[self._noted]
             self._noted += 1

@@ -114,7 +114,7 @@ class PeerSession:
                 self.follower = Follower(said["address"], int(said["port"]), said["secret"], socket.gethostname())
 
     def _said(self, name: str) -> dict[str, Any] | None:
-        """What a rank has left for this monitor; None where it is not whole."""
+        """Return the note that a rank left for this monitor; None if it is incomplete."""
         try:
             said = load_json(read_bytes(self._directory / name, 1 << 16))
             keys = ("addresses", "salt") if name == "lead.json" else ("address", "port")
@@ -199,20 +199,20 @@ class PeerSession:
         return ranks >= set(range(host.world_size))
 
     def processes(self) -> list[Process]:
-        """Those of the other hosts."""
+        """Processes of the other hosts."""
         if self.leader is None:
             return []
         return [p for link in self.leader.links if link.known for p in link.processes]
 
     def route(self, rank: int, key: GroupKey, rows: Rows, here: set[int]) -> bool:
-        """Take rows of a group that has members elsewhere; False: compare them here."""
+        """Take rows of a group with members elsewhere; return False if they are to be compared here."""
         if self.leader is not None or all(member in here for member in key[1]):
             return False
         self.outbox.append((rank, key, rows))
         return True
 
     def suspected(self) -> list[Suspicion]:
-        """What the comparers of other hosts have found since the last time."""
+        """Return new suspicions of the comparers of other hosts."""
         if self.leader is None:
             return []
         found, self.leader.suspected = self.leader.suspected, []
@@ -240,7 +240,7 @@ class PeerSession:
         return [link.status[name] for link in self.leader.links if name in link.status]
 
     def add(self, evidence: Evidence, host: Host, stacks: bool, focus: dict[GroupKey, int], origin: int) -> None:
-        """Put the other hosts' evidence beside this one's."""
+        """Add the evidence of the other hosts to this one's."""
         if self.leader is None:
             self._without_leader(evidence)
             return
@@ -324,7 +324,7 @@ class PeerSession:
             self.leader.tell({"abort": 1})
 
     def goodbye(self) -> None:
-        """This monitor ends because its ranks have."""
+        """Leave, because the ranks of this monitor have ended."""
         if self.leader is not None:
             self.leader.tell({"bye": 1})
             time.sleep(0.05)

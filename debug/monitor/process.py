@@ -30,7 +30,7 @@ MOST_FAULTS = 50
 
 
 class GaveUp(Exception):
-    """Nothing but faults of its own for `MOST_FAULTS` turns."""
+    """Raised when the monitor loop failed `MOST_FAULTS` times in a row."""
 
 
 class Steady(Monitor):
@@ -103,7 +103,7 @@ class Series:
         self._process: subprocess.Popen[str] | None = None
 
     def begin(self, directory: Path, settings: Settings) -> None:
-        """Have the job in *directory* watched."""
+        """Start watching the job in *directory*."""
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "distsim.debug.monitor", "--series"],
@@ -122,7 +122,7 @@ class Series:
             print(json.dumps(order), file=self._process.stdin, flush=True)
 
     def wait(self, timeout_s: float) -> None:
-        """Until the job is over for its monitor. One that does not come to its end is ended."""
+        """Wait until the monitor has finished with the job. One that does not finish is ended."""
         if self._process is None or self._process.stdout is None:
             return
         ready, _, _ = select.select([self._process.stdout], [], [], timeout_s)
@@ -130,7 +130,7 @@ class Series:
             self.end(kill=True)
 
     def end(self, *, kill: bool = False) -> None:
-        """No job comes any more."""
+        """Note that no further job comes."""
         process, self._process = self._process, None
         if process is None:
             return

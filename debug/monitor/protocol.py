@@ -56,7 +56,7 @@ MAC = hashlib.sha256().digest_size * 2
 
 
 class Leader:
-    """Beside rank 0: collects, so that one monitor judges the whole job."""
+    """Leader of the monitors, beside rank 0: it collects the evidence and judges the whole job."""
 
     def __init__(self, directory: Path, addresses: Sequence[str], secret: str, salt: str = "") -> None:
         """Listen on the first of *addresses* that is this host's, and say which; OSError where none is."""
@@ -91,7 +91,7 @@ class Leader:
         self.links = [link for link in self.links if link.open or link.known]
 
     def _accept(self) -> None:
-        """Take who knocks; of those who have proved nothing, the oldest make room and the slow are dropped."""
+        """Accept connections; unproven ones are dropped if they are slow, or the oldest if there are too many."""
         for _ in range(MOST_UNKNOWN):
             try:
                 connection, _ = self._server.accept()
@@ -248,7 +248,7 @@ class Follower:
             self.link.close()
 
     def suspect(self, found: Suspicion) -> None:
-        """Have the leader look at a call."""
+        """Ask the leader to look at a call."""
         if self.link is not None and self.link.open:
             self.link.send({"suspicion": list(found.key), "seq": found.seq, "lines": found.lines_only})
 
@@ -265,7 +265,7 @@ def group_key(said: Any) -> GroupKey:
 
 
 def _status(said: Any) -> dict[str, Any]:
-    """What a host says of itself, as the types it should have."""
+    """Return a host's status, converted to the expected types."""
     status: dict[str, Any] = {"over": bool(said.get("over"))}
     for name in ("ended", "flagged"):
         if name in said:
@@ -332,7 +332,7 @@ class Link:
 
     @property
     def processes(self) -> list[Process]:
-        """Those of the other end's host."""
+        """Processes of the other end's host."""
         return list(self.status.get("processes", ()))
 
     def send(self, message: dict[str, Any]) -> None:

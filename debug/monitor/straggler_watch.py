@@ -46,7 +46,7 @@ class Pace:
         return False
 
     def judge(self, found: Sequence[Straggler]) -> tuple[list[Straggler], list[Straggler]]:
-        """Of one more look: who is to be told now, and whose warning is to be taken back."""
+        """Update with one look, and return whom to report now and whose warning to withdraw."""
         slow = {one.rank: one for one in found}
         self._slow = {rank: self._slow.get(rank, 0) + 1 for rank in slow}
         self._fine = {rank: self._fine.get(rank, 0) + 1 for rank in self.told if rank not in slow}
@@ -67,7 +67,7 @@ class Pace:
         return diagnosis.kind is Kind.STRAGGLER and set(diagnosis.culprits) <= self.told.keys()
 
     def findings(self) -> list[Finding]:
-        """What is told and still so, a finding each."""
+        """Return reported stragglers that still hold, one finding each."""
         return [finding for one in self.told.values() for finding in as_findings([one])]
 
 

@@ -100,7 +100,7 @@ def _tensors(given: Any) -> Sequence[Any]:
 
 
 def _flat(given: Sequence[Any]) -> Sequence[Any]:
-    """Of a list of tensors, or of lists of them."""
+    """Flatten a list of tensors, or of lists of them."""
     if not given or not isinstance(given[0], (list, tuple)):
         return given
     if len(given) == 1:

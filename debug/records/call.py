@@ -59,7 +59,7 @@ MOST_THREADS = 1 << 20
 
 
 class State(enum.StrEnum):
-    """How far a call came."""
+    """Progress of a call."""
 
     ISSUED = "issued"  # the rank called it
     STARTED = "started"  # all members (both ends) are there, bytes move
@@ -105,7 +105,7 @@ class Group:
     """Global ranks in group order."""
 
     def __hash__(self) -> int:
-        """Of its name alone: groups are keys everywhere, and one of thousands of ranks is long."""
+        """Hash by name only, because groups are keys everywhere and one of thousands of ranks is long."""
         return hash((self.name, len(self.ranks)))
 
     @property
@@ -179,7 +179,7 @@ class CallRecord:
 
     @property
     def way(self) -> tuple[Site, ...]:
-        """Where it was made, with every line above: a helper's one line is another place for each who calls it."""
+        """Return where the call was made with all frames above, because a helper's line differs by caller."""
         return self.stack or (() if self.site is None else (self.site,))
 
     @property
@@ -188,7 +188,7 @@ class CallRecord:
 
     @property
     def is_of_two(self) -> bool:
-        """It is a matter of two ranks: a message, or a remote call."""
+        """Return whether it is between two ranks: a message or a remote call."""
         return self.remote is not None or self.is_p2p
 
     @property
@@ -233,7 +233,7 @@ Wait = CallWait | StoreWait | HostWait
 
 
 class Phase(enum.StrEnum):
-    """What a rank as a whole is doing."""
+    """State of a rank as a whole."""
 
     RUNNING = "running"
     BLOCKED = "blocked"

@@ -19,7 +19,7 @@ _ALWAYS_KEPT = frozenset({"init_process_group", "new_group"})
 
 
 def window(num_ranks: int) -> int:
-    """How many calls of each of so many ranks are kept."""
+    """Return how many calls are kept for each of this many ranks."""
     return max(LEAST_KEPT, min(MOST_KEPT, KEPT // num_ranks))
 
 
@@ -36,8 +36,8 @@ class CallSum:
 
 @dataclass(slots=True)
 class CallLog:
-    """In program order. What a program's last calls are not is summed up and forgotten, but for calls that are still
-    under way, or whose handle nobody has waited for."""
+    """Calls in program order. Older calls are summed up and dropped, except open ones and those with an unwaited
+    handle."""
 
     keep: int | None = None
     """So many calls are kept at least, a quarter more at most; None: all."""

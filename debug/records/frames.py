@@ -51,7 +51,7 @@ Frame = tuple[str, int, str]
 
 
 class Owner(enum.IntEnum):
-    """Whose code a file holds."""
+    """Owner of the code in a file."""
 
     MACHINERY = 0
     """torch, distsim, the standard library, whatever started the program."""
@@ -87,7 +87,7 @@ def _machinery() -> tuple[str, ...]:
 
 
 def _torch_file() -> str | None:
-    """Where torch is, whether it was imported (a monitor does not) or not."""
+    """Return the folder of torch without an import, which a monitor avoids."""
     torch = sys.modules.get("torch")
     if torch is not None:
         return torch.__file__
@@ -141,7 +141,7 @@ _shown: dict[str, str] = {}
 
 
 def owner(file: str, *, abroad: bool = False) -> Owner:
-    """Whose *file* is. *abroad*: on a machine of which nothing is known but the path."""
+    """Return the owner of *file*. *abroad*: the file is on another machine, so only its path is known."""
     known = _owners.get(file)
     if known is None or abroad:
         known = _decide(file, abroad)
@@ -215,7 +215,7 @@ def shown(file: str) -> str:
 
 
 def packaged(file: str) -> str:
-    """Where a library's file is in the library: `torchmetrics/utilities/distributed.py`."""
+    """Return the path of a file within its library: `torchmetrics/utilities/distributed.py`."""
     for part in INSTALLED:
         file = file.rpartition(part)[2]
     return file
@@ -261,8 +261,8 @@ def program_frames(stack: Iterable[Frame], *, depth: int = DEPTH, abroad: bool =
 
 
 def torchs_thread(stack: Iterable[Frame]) -> tuple[Site, ...]:
-    """What torch runs in a thread of its own (an asynchronous checkpoint), where no frame of *stack* is the user's:
-    the outermost of torch's. Empty in threads that Python did not start, and where torch was only called."""
+    """Return torch's outermost frame in a thread that torch started itself (an asynchronous checkpoint) if no frame of
+    *stack* is the user's; otherwise empty."""
     stack = list(stack)
     if not stack or not stack[-1][2].endswith("_bootstrap"):
         return ()

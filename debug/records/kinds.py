@@ -19,7 +19,7 @@ __all__ = ["END_A_JOB", "INCONSISTENT", "PROOFS", "WARNINGS", "Kind", "Proof", "
 
 
 class Kind(enum.StrEnum):
-    """What is wrong. The values are part of the report's schema."""
+    """Kind of a diagnosis. The values are part of the report's schema."""
 
     HEALTHY = "healthy"
     MISSING_RANK = "missing_rank"
@@ -54,7 +54,7 @@ class Kind(enum.StrEnum):
 
     @property
     def label(self) -> str:
-        """For people: `missing rank`."""
+        """Return the kind as text: `missing rank`."""
         return _TITLES.get(self, self.value.replace("_", " "))
 
 
@@ -93,7 +93,7 @@ WARNINGS = frozenset({Kind.STRAGGLER, Kind.ASYNC_NEVER_WAITED, Kind.ALIASED_OUTP
 
 
 class Proof(enum.Enum):
-    """Why the job cannot go on, or why it may."""
+    """Why the job cannot continue, or why it may."""
 
     MET = "calls met that contradict each other"
     CIRCLE = "ranks wait for each other in a closed circle"
@@ -160,7 +160,7 @@ def ends(kind: Kind, proof: Proof | None, victims: Collection[int]) -> bool:
 
 
 def until_when(patience_s: float | None, waited_s: float = 0.0) -> str:
-    """What a warning says of itself."""
+    """Return what a warning says about its duration."""
     if patience_s and waited_s >= patience_s:
         return "Other ranks still make calls, so the job is left alone; set --hang-after to end it after so long."
     limit = "as long as they were told to" if patience_s is None else f"{patience_s:g} s (--hang-after)"

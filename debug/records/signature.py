@@ -37,7 +37,7 @@ class Signature:
 
     @classmethod
     def of(cls, key: Key) -> Signature:
-        """From what `arguments` read."""
+        """Return the signature of what `arguments` read."""
         op, inputs, outputs, dtype, reduce_op, root, input_splits, output_splits, device = key
         dtypes = () if dtype is None else dtype if isinstance(dtype, tuple) else (dtype,)
         return cls(
@@ -55,7 +55,7 @@ class Signature:
 
     @classmethod
     def read(cls, said: dict[str, Any]) -> Signature:
-        """From its JSON; ValueError where that is none."""
+        """Parse its JSON. Raises ValueError."""
         root, reduce_op, dtype = said.get("root"), said.get("reduce"), said.get("dtype", [])
         return cls(
             op=text(said.get("op", "?"), "op", 200),
@@ -73,7 +73,7 @@ class Signature:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Without what is empty."""
+        """Return it without empty entries."""
         dtypes = list(self.dtypes)
         said = {
             "op": self.op,

@@ -56,7 +56,7 @@ class Console(rich.console.Console):
         super().__init__(**{"markup": False, "highlight": False, "emoji": False, **options})
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """As rich's, with every text made printable; control segments are rich's own."""
+        """Render like rich, with every text made printable; control segments come from rich."""
         for segment in super().render(renderable, options):
             if segment.control:
                 yield segment
@@ -75,7 +75,7 @@ class Line:
     whole: bool = False
 
     def wrapped(self, width: int) -> Iterable[Text]:
-        """As it is printed on *width* columns."""
+        """Return the text wrapped to *width* columns."""
         first = " " * self.indent
         if self.whole:
             return [Text(first + self.text, style=self.style, no_wrap=True, overflow="ignore")]

@@ -32,7 +32,7 @@ _POLL_S = 0.05
 
 
 class Events:
-    """Where the events of one job go, and the command that is run at its first verdict."""
+    """Writes the events of one job, and runs the command at its first verdict."""
 
     def __init__(self, path: str, command: str, say: Callable[[str], None] = say) -> None:
         self.path = path

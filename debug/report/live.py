@@ -42,7 +42,7 @@ class GroupRow:
 
     @property
     def slowest(self) -> list[int]:
-        """Ranks behind the others."""
+        """Return the ranks behind the others."""
         return self.by_number[min(self.by_number)] if len(self.by_number) > 1 else []
 
 

@@ -26,7 +26,7 @@ __all__ = ["left_alone", "news_key", "report_files", "save_report", "say", "show
 
 
 def news_key(diagnosis: Diagnosis) -> tuple[Any, ...]:
-    """What makes it news: who, what, in which call, and whether it is a warning, or ends the job, by now."""
+    """Return the key that makes a diagnosis news: kind, ranks, call, and whether it warns or ends the job."""
     of_message = ends(diagnosis)
     if of_message is not None:
         return of_message  # two lines that do not fit do so again and again
@@ -42,7 +42,7 @@ def news_key(diagnosis: Diagnosis) -> tuple[Any, ...]:
 
 
 def still(told: Diagnosis, now: Diagnosis) -> bool:
-    """What was told still holds, maybe of more ranks."""
+    """Return the reported diagnoses that still hold, possibly with more ranks."""
     return told.kind is now.kind and set(told.culprits) <= set(now.culprits) and told.call == now.call
 
 
@@ -64,7 +64,7 @@ def went_on(warning: Diagnosis, evidence: Evidence | None = None) -> str:
 
 
 def left_alone(directory: Path) -> str:
-    """What to do about a hung job that nothing ends."""
+    """Return the advice for a hung job that nothing ends."""
     return (
         "the job is not ended (DISTSIM_ON_HANG=report): its ranks may wait until their timeout. DISTSIM_ON_HANG=abort "
         f"ends such a job at once. Its flight records: distsim diagnose {shlex.quote(str(directory))}"

@@ -32,7 +32,7 @@ UNKNOWN = "left no record here"
 
 
 def whereabouts(evidence: Evidence) -> list[str]:
-    """Of ranks whose state is known: one sentence for all at the same place, in the order of their first rank."""
+    """Return one sentence for all ranks at the same place, in the order of their first rank."""
     together: dict[str, list[int]] = {}
     for rank, state in sorted(evidence.ranks.items()):
         calls = evidence.records.get(rank, ())
@@ -42,7 +42,7 @@ def whereabouts(evidence: Evidence) -> list[str]:
 
 
 def sentences(together: Mapping[str, Iterable[int]]) -> list[str]:
-    """What the ranks that do the same do."""
+    """Return what ranks that do the same do."""
     return [f"{capital(ranks_text(ranks))} {several(text, ranks)}" for text, ranks in together.items()]
 
 
@@ -80,7 +80,7 @@ def _where(state: RankState, calls: Sequence[CallRecord]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Inconclusive:
-    """Why nothing can be said, and what to do about it."""
+    """Why nothing can be concluded, and what to do about it."""
 
     text: str
     details: tuple[str, ...]
@@ -143,7 +143,7 @@ def inconclusive(diagnoses: Sequence[Diagnosis], evidence: Evidence, *, dumps: b
 
 
 def _open_calls(evidence: Evidence) -> tuple[str, ...]:
-    """What ranks are in: each call once."""
+    """Return the calls that ranks are in, each once."""
     inside: dict[tuple[str, str], list[int]] = {}
     places: dict[tuple[str, str], str] = {}
     for rank, state in evidence.ranks.items():

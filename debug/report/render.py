@@ -148,7 +148,7 @@ def verdict(diagnosis: Diagnosis) -> str:
 
 
 def _rest(diagnoses: Sequence[Diagnosis], width: int, where: str) -> Iterator[Text]:
-    """What is not shown in full: a line for each kind and place, and where to find it."""
+    """Return one line for each kind and place that is not shown in full, and where to find it."""
     alike: dict[tuple[str, str, Site | None], list[Diagnosis]] = {}
     for d in diagnoses:
         site = next((d.sites[r] for r in d.culprits if r in d.sites), None)
@@ -212,7 +212,7 @@ def _body(d: Diagnosis, evidence: Evidence | None, most_lines: int, rest: str) -
 
 
 def _explained(d: Diagnosis) -> Iterator[Line]:
-    """What the diagnosis says, and the whole list of its culprits where neither that nor the headline has it."""
+    """Return the explanation of the diagnosis, and the list of its culprits if nothing else has it."""
     yield Line(d.explanation)
     whole = format_ranks(d.culprits)
     if whole not in some_ranks_text(d.culprits) and whole not in d.explanation:
@@ -220,7 +220,7 @@ def _explained(d: Diagnosis) -> Iterator[Line]:
 
 
 def _waiters(d: Diagnosis, evidence: Evidence | None) -> Iterator[Line]:
-    """Who waits where, equal places merged, the largest group first."""
+    """Return where ranks wait, equal places merged, the largest group first."""
     texts = {rank: _where(rank, at, evidence) for rank, at in d.stuck.items()}
     merged = sorted(merge_equal(texts), key=lambda m: (-len(m[0]), m[0]))
     for ranks, text in merged[:MAX_LINES]:
@@ -259,7 +259,7 @@ def _call_of(rank: int, at: Stuck, evidence: Evidence | None) -> CallRecord | No
 
 
 def _last_calls(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
-    """What the culprits did last, where that is not what they are stuck in."""
+    """Return the last calls of the culprits, unless they are stuck in them."""
     texts: dict[int, str] = {}
     for rank in d.culprits:
         records = evidence.records.get(rank, ())
@@ -289,7 +289,7 @@ def _source(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
 
 
 def _unlike(sites: Iterable[Site]) -> list[Site]:
-    """Each line once, in their order."""
+    """Return the distinct lines in their order."""
     return list({(site.file, site.line): site for site in sites}.values())
 
 

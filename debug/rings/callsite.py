@@ -156,7 +156,7 @@ Standing = tuple[tuple[tuple[CodeType, int], ...], _Outward]
 
 
 def standing(frame: FrameType, at_least: int = 0) -> Standing | None:
-    """By what `stands` tells a frame again, *at_least* so many frames; None: no mark could be left on the way to it."""
+    """Return the stack by the marks of `stands`, with *at_least* this many frames; None if a frame cannot be marked."""
     steps: list[tuple[CodeType, int]] = []
     walk: FrameType = frame
     while type(walk.f_trace) is not _Outward or len(steps) < at_least:

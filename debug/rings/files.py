@@ -58,8 +58,8 @@ SHARED = Path("/dev/shm")
 
 
 def default_directory(job: str, ranks: int = 1) -> Path:
-    """In memory where the system has it, and room for the rings of *ranks*: they are written at every call and need no
-    disk. All ranks of a host come to the same answer, whichever of them have their rings already."""
+    """Return the folder of the rings: in memory if there is room for those of *ranks*, because every call writes. All
+    ranks of a host choose the same folder."""
     shared, disk = default_bases()
     return (shared if _has_room(shared, job, ranks) else disk) / job
 
@@ -106,12 +106,12 @@ def ring_path(directory: Path, rank: int, attempt: int, job: str) -> Path:
 
 
 def stack_path(ring: Path) -> Path:
-    """Where faulthandler writes for the process that has this ring."""
+    """Return the file into which faulthandler writes for the process with this ring."""
     return ring.with_suffix(".stacks")
 
 
 def facts_path(ring: Path) -> Path:
-    """Where the process that has this ring records what it trains, for the search for silent faults."""
+    """Return the file in which the process with this ring records its training, for the search for silent faults."""
     return ring.with_suffix(".silent")
 
 
@@ -192,7 +192,7 @@ def create_private(path: Path, mode: int = 0o600) -> int:
 
 
 def write_private(path: Path, text: str, mode: int = 0o600) -> None:
-    """Put a file with *text* in the place of *path*, whole or not at all."""
+    """Replace *path* by a file with *text*, in one step."""
     scratch = path.with_name(f"{path.name}.{os.getpid()}.new")
     with open(create_private(scratch, mode), "w", encoding="utf-8", errors="backslashreplace") as file:
         try:

@@ -121,7 +121,7 @@ _PAYLOAD = struct.Struct("<II")
 
 
 def meeting_slot(seq: int) -> int:
-    """Of a call's number in its group's row."""
+    """Return the slot of a call's number in its group's row."""
     return 1 + seq % MEETING_WINDOW * 3
 
 

@@ -62,7 +62,7 @@ STATES = {
 
 @dataclass(frozen=True)
 class Header:
-    """What never changes in a ring."""
+    """Constant part of a ring."""
 
     rank: int
     """This and the next two as `layout.HEADER` has them: they are not the ranks of any diagnosis."""
@@ -279,7 +279,7 @@ class RingReader:
         return found[whole], count
 
     def last_call_ns(self) -> int:
-        """When (monotonic) the last call was made or ended; the ring's own beginning where there was none."""
+        """Return when (monotonic) the last call was made or ended, or when the ring began."""
         latest = max(int(self._records[name].max()) for name in ("issued", "completed"))
         return max(latest if latest < LATEST else 0, self.word(rings.W_OPENED))
 
@@ -499,8 +499,8 @@ class RingReader:
         return found
 
     def position(self) -> tuple[Site | None, tuple[Site, ...], tuple[str, ...]]:
-        """Where the main thread stood at the last heartbeat: its innermost frame, its user frames, and the
-        keys of a store that it waits for."""
+        """Return the main thread at the last heartbeat: its innermost frame, its user frames, and the store keys it
+        waits for."""
         for _ in range(3):
             before = self.word(rings.W_POSITION)
             if before == 0:

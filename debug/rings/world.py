@@ -17,7 +17,7 @@ __all__ = ["Process", "World", "WorldKind"]
 
 
 class WorldKind(enum.StrEnum):
-    """Who has made a world."""
+    """Who created a world."""
 
     DEFAULT = "default"  # init_process_group: its ranks are the numbers that the program calls ranks
     RPC = "rpc"  # init_rpc: likewise

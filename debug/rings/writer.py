@@ -80,7 +80,7 @@ __all__ = ["RingWriter", "stays"]
 
 
 def stays(body: bytes) -> tuple[bytes, bytes]:
-    """What is the same in the record of a call that is made again, of the body of one."""
+    """Return the constant part of the record of a repeated call."""
     _, _, first, _, second, _ = AGAIN.unpack_from(bytes(8) + body)
     return first, second
 
@@ -325,7 +325,7 @@ class RingWriter:
             self.words[word + WORD_FLAGS] |= flags
 
     def unmark(self, index: int, flags: int) -> None:
-        """Take flags from a record."""
+        """Remove flags from a record."""
         word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
         if self.words[word] == index + 1:
             self.words[word + WORD_FLAGS] &= ~flags
@@ -389,14 +389,14 @@ class RingWriter:
             self.words[word + WORD_ORDINAL] = number
 
     def place(self, index: int, site: int) -> None:
-        """Where the thread stands by now that serves a remote call."""
+        """Record the current place of the thread that serves a remote call."""
         word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
         if self.words[word] == index + 1:
             self.words[word + WORD_SITE] = site
 
     def position(self, innermost: Sequence[Any], frames: Sequence[Sequence[Any]], keys: Sequence[str] = ()) -> None:
-        """Where the main thread stands, and the keys of a store it waits for; written in place, so it never
-        fills the table."""
+        """Record the place of the main thread and the store keys it waits for, in place, so that the table never
+        fills."""
         data = json.dumps([innermost, frames, list(keys)[:8]]).encode()
         if len(data) > POSITION_BYTES - 8:
             data = json.dumps([innermost, frames[:1], []]).encode()[: POSITION_BYTES - 8]

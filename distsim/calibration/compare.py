@@ -63,7 +63,7 @@ class Table:
 
     @property
     def cluster(self) -> str:
-        """What `load_cluster` takes: a preset or file, its variant, and how many nodes or racks."""
+        """The cluster of a row: a preset or file, its variant, and its number of nodes or racks."""
         return self.on if self.on.rpartition(":")[2].isdigit() else f"{self.on}:{self.nnodes}"
 
 
@@ -184,7 +184,7 @@ class Bench:
         return constants.changed({name: one.value for name, one in self.compiler.cluster.constants.items()})
 
     def use(self, constants: Constants) -> None:
-        """From now on with these constants."""
+        """Use these constants from now on."""
         nccl = self.compiler._nccl
         nccl.timing = NcclTiming(nccl.cluster, constants, self.table.launcher, nccl.numbers)
         self.compiler._plans.clear()

@@ -45,7 +45,7 @@ class Constants:
 
 
 def data_folder() -> Path:
-    """Where the tables and the constants are."""
+    """Return the folder of the tables and constants."""
     return Path(str(resources.files("distsim.calibration")))
 
 

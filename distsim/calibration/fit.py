@@ -53,7 +53,7 @@ _LEAST = 1e-3
 
 @dataclass(frozen=True)
 class FitEnd:
-    """Where a fit ended: the errors of all rows, their slopes by constant, and what holds the constants."""
+    """Result of a fit: errors of all rows, their derivatives by constant, and the prior of each constant."""
 
     names: Sequence[str]
     tables: Sequence[Table]
@@ -109,7 +109,8 @@ class _Problem:
         return found, asked
 
     def slope(self, constants: Constants, name: str, errors: list[Vector], asked: list[set[str]]) -> Vector:
-        """How the errors change with the logarithm of one constant: only tables that asked for it are simulated."""
+        """Return the derivative of the errors by the logarithm of one constant; only tables that read it are
+        simulated."""
         moved = constants.changed({name: constants.values[name] * float(np.exp(_STEP))})
         columns: list[Vector] = []
         for bench, measured, error, names in zip(self.benches, self.measured, errors, asked, strict=True):

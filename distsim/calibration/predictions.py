@@ -61,7 +61,7 @@ class Prediction:
 
     @property
     def fabric(self) -> str:
-        """By NCCL's name; one node has none but its NVLinks or PCIe."""
+        """Return the fabric by NCCL's name; a single node has none."""
         cluster = self.bench.compiler.cluster
         if self.bench.table.nnodes == 1 or cluster.node.nvlink_domain_nodes >= self.bench.table.nnodes:
             return "none"
@@ -83,7 +83,7 @@ def _cases() -> Mapping[str, Mapping[str, float]]:
 
 
 def predicted(tables: Sequence[Table], constants: Constants | None = None) -> list[Prediction]:
-    """Each table as fitted, with its machine left out, and where it has more than two nodes without such tables."""
+    """Predict each table without its machine, and tables of more than two nodes also without such tables."""
     constants = constants or nccl_constants()
     found: list[Prediction] = []
     for table in tables:
@@ -168,7 +168,7 @@ def split(predictions: Sequence[Prediction]) -> list[Cell]:
 
 
 def worst_machines(predictions: Sequence[Prediction], kind: str, place: int) -> list[tuple[float, str]]:
-    """Each machine's median error in one regime, the worst first."""
+    """Return the median error of each machine in one regime, the worst first."""
     errors = _errors(predictions, kind, place)
     return sorted(((float(np.median(each)), machine) for machine, each in errors.items()), reverse=True)
 
@@ -287,7 +287,7 @@ class Error:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What its width goes by."""
+        """Return the key by which its width is looked up."""
         return self.fabric, self.size
 
 
@@ -308,7 +308,7 @@ def _kind(fabric: str) -> str:
 
 
 class Widths:
-    """Of errors: about where eight of ten of them lie."""
+    """Interval widths that hold about eight of ten errors."""
 
     def __init__(self, errors: Sequence[Error]) -> None:
         self._all = 0.0
@@ -339,7 +339,7 @@ def _told(fabric: str, size: str) -> tuple[str, ...]:
 
 
 def ratios(errors: Sequence[Error]) -> list[tuple[str, float]]:
-    """Each point's error, by its machine, in medians that know nothing of that machine."""
+    """Return the error of each point by machine, as ratios to medians that exclude the machine."""
     found: list[tuple[str, float]] = []
     for machine in dict.fromkeys(error.machine for error in errors):
         others = Widths([error for error in errors if error.machine != machine])
@@ -351,7 +351,7 @@ def ratios(errors: Sequence[Error]) -> list[tuple[str, float]]:
 
 @dataclass(frozen=True, slots=True)
 class Covered:
-    """How well the intervals of a cluster that nobody fitted hold, every machine with the same weight."""
+    """Coverage of the intervals of machines that were left out of the fit; every machine has the same weight."""
 
     share: float
     """Of the measured points that lie in the interval."""
@@ -416,8 +416,7 @@ _COLLECTIVES = {
 
 
 def torch_times_us(bench: Bench) -> NDArray[np.float64] | None:
-    """What torch says of every row, told what it would find on that machine; None for an operation it does
-    not know."""
+    """Return the times that torch's estimator predicts for every row; None for an operation that it does not know."""
     import importlib
 
     analysis = importlib.import_module("torch._inductor.comm_analysis")

@@ -102,7 +102,7 @@ def _ask_ras(args: argparse.Namespace) -> list[RasStatus]:
 
 
 def _join(judged: Judged, ranks: Sequence[RankProcess], asked: list[RasStatus], args: argparse.Namespace) -> Judged:
-    """What the stacks show, with what the job can be asked beside."""
+    """Join the stacks with the answers of other services of the job."""
     from distsim.debug.attach import ask_debug_server, ask_flight_recorders, find_debug_server, join
 
     if judged.running:

@@ -225,7 +225,7 @@ def _write_page(document: dict[str, Any], path: str) -> None:
 
 
 def _interval(row: Any) -> dict[str, Any]:
-    """Where a measured time would lie in eight cases of ten, and whose errors say so; null where nobody's do."""
+    """Return the interval that holds eight of ten measured times and its source, or null without measurements."""
     found = row.interval
     if found is None:
         return {"low_us": None, "high_us": None, "interval_from": None}

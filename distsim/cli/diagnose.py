@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_page(results: Sequence[Found], args: argparse.Namespace) -> None:
-    """Of the job that the exit code is of: the first that went wrong, or the newest."""
+    """Write the page of the job that decides the exit code: the first that went wrong, or else the newest."""
     from distsim.report.html.reports import write_records
 
     shown = next((found for found in results if found.diagnoses or found.inconclusive), results[0])

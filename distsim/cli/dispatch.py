@@ -164,7 +164,7 @@ def _real(argv: Sequence[str]) -> bool:
 
 
 def _places(argv: Sequence[str]) -> list[str]:
-    """What stands after --on."""
+    """Return the values given after --on."""
     places = [after for word, after in itertools.pairwise((*argv, "")) if word == "--on"]
     return [*places, *(word.partition("=")[2] for word in argv if word.startswith("--on="))]
 

@@ -287,7 +287,7 @@ def _launch(args: argparse.Namespace) -> int:
 
 
 def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
-    """What the command line asks of the simulator, and notes on what it gives without effect."""
+    """Return the request to the simulator that the command line describes, and notes on flags without effect."""
     from distsim.sim import RunRequest
 
     notes = []
@@ -340,8 +340,7 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
 
 
 def _unpacked(args: argparse.Namespace, notes: list[str]) -> Launched:
-    """Put the Python program of another launcher's command in its place in *args*, and the ranks that the launcher
-    starts where no flag of ours says how many."""
+    """Replace another launcher's command in *args* by its Python program, and take over its number of ranks."""
     launched = program_of(args.training_script, args.training_script_args, args.module)
     if not launched.launchers:
         return launched
@@ -424,7 +423,8 @@ def _nnodes(text: str | None, notes: list[str]) -> int | None:
 
 
 def _nproc_per_node(text: str | None) -> int | None:
-    """None: one rank on every accelerator, or on every socket of a node that has none."""
+    """Return the ranks per node; None means one on every accelerator, or on every socket of a node without
+    accelerators."""
     if text is None or text in ("auto", "gpu", "xpu", "cpu"):
         return None
     if not text.isdigit() or int(text) == 0:

@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_metrics(args: argparse.Namespace, readers: Any, name: str) -> None:
-    """Put the file in its place whole: node_exporter may read it at any moment, as another user."""
+    """Replace the metrics file in one step, because node_exporter may read it at any moment as another user."""
     from distsim.debug.report.live import metrics_text
     from distsim.debug.rings.files import verdict_path, write_private
 
@@ -116,7 +116,7 @@ def _write_metrics(args: argparse.Namespace, readers: Any, name: str) -> None:
 
 
 def _await_job(args: argparse.Namespace) -> None:
-    """Until a rank of the job has come to init_process_group, so that one may watch before one starts it."""
+    """Wait until a rank of the job has called init_process_group, so that `watch` may be started before the job."""
     from distsim.debug.postmortem import load_jobs
 
     told = False

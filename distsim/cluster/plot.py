@@ -131,7 +131,7 @@ def _point_traces(
 
 
 def _names(cluster: Cluster) -> dict[str, str]:
-    """Each vertex -> the name of the point that it is drawn as."""
+    """Map each vertex to the point that represents it in the drawing."""
     kinds = Counter(vertex.kind for vertex in cluster.vertices if vertex.host is None)
     grid = "switch" in kinds
     names: dict[str, str] = {}
@@ -151,7 +151,7 @@ Lines = dict[tuple[str, float], tuple[list[tuple[str, str]], int]]
 
 
 def _lines(cluster: Cluster, names: dict[str, str]) -> Lines:
-    """By kind and speed: pairs of points, and how many links they stand for, one each way counted once."""
+    """Return the lines to draw by kind and speed: pairs of points, with the number of links of each."""
     found: dict[tuple[str, float], tuple[dict[tuple[str, str], None], int]] = {}
     for link in cluster.links:
         if link.kind == "loopback":
@@ -165,9 +165,8 @@ def _lines(cluster: Cluster, names: dict[str, str]) -> Lines:
 
 
 def _places(layers: dict[str, list[str]]) -> _Places:
-    """Each layer spread evenly over the width. Routers (no leaves below) stand on an arch, so that the links
-    between them do not hide each other.
-    """
+    """Place each layer evenly over the width. Routers without leaves are placed on an arch, so that links between them
+    stay visible."""
     places: _Places = {}
     for kind, layer in layers.items():
         for position, name in enumerate(layer):

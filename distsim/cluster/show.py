@@ -150,7 +150,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def host_parts(cluster: Cluster, host: int = 0) -> dict[str, list[Vertex]]:
-    """What hangs below each socket, PCIe switch or (under the empty name) the host itself."""
+    """Return the parts below each socket or PCIe switch; the empty name stands for the host itself."""
     inside = [vertex for vertex in cluster.vertices if vertex.host == host]
     names = {vertex.name: vertex for vertex in inside}
     parent: dict[str, str] = {}
@@ -167,7 +167,7 @@ def host_parts(cluster: Cluster, host: int = 0) -> dict[str, list[Vertex]]:
 
 
 def to_json(cluster: Cluster) -> dict[str, Any]:
-    """What `distsim topo show --json` prints; the bisection is null where it would take too long."""
+    """Return the JSON of `distsim topo show --json`; the bisection is null if it would take too long."""
     bisection: float | None
     try:
         bisection = cluster.bisection_bandwidth_bytes_per_s()
@@ -287,7 +287,7 @@ def _summary(cluster: Cluster, variants: Mapping[str, str]) -> Iterable[Renderab
 
 
 def _constants(cluster: Cluster) -> Iterable[RenderableType]:
-    """What was fitted to this cluster, by `distsim calibrate`."""
+    """Show the constants that `distsim calibrate` fitted to this cluster."""
     if not (cluster.constants or cluster.errors):
         return
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
@@ -310,7 +310,7 @@ def _constants(cluster: Cluster) -> Iterable[RenderableType]:
 
 
 def _staged(cluster: Cluster) -> str:
-    """What goes through host memory because nothing reaches GPU memory directly."""
+    """Show transfers that go through host memory because no device can access GPU memory directly."""
     node = cluster.node
     peers = (
         [] if node.pcie_peer_to_peer else ["between GPUs" if node.nvlink == "none" else "between GPUs without NVLink"]

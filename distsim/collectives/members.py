@@ -45,7 +45,7 @@ class Routes:
         return tuple(self.rows[place][self._there[place]].tolist())
 
     def total(self, per_link: NDArray[np.float64]) -> NDArray[np.float64]:
-        """What the links of each way have together, link after link."""
+        """Return the sum of a link property over each path."""
         total = np.zeros(len(self.rows))
         for column, there in zip(self.rows.T, self._there.T, strict=True):
             total += np.where(there, per_link[column], 0.0)
@@ -96,7 +96,7 @@ def _spread(gates: list[Gate], count: int) -> list[Gate]:
 
 
 class LinkArrays:
-    """What is asked of every link or device of a cluster again and again, as arrays; made once."""
+    """Properties of all links and devices of a cluster as arrays, computed once."""
 
     def __init__(self, cluster: Cluster) -> None:
         links = cluster.links

@@ -87,7 +87,7 @@ NOTHING = Loads(np.zeros(0, dtype=np.int64), np.zeros(0))
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a protocol adds to the bare links."""
+    """Costs that a protocol adds to the bare links."""
 
     wire: float = 1.0
     """Bytes on the wire for each byte of payload inside a node (flags, or the inverse of an efficiency)."""
@@ -160,7 +160,7 @@ class Phase:
     """Begins with it; it is not over before that is."""
 
     def alone_s(self, capacity: NDArray[np.float64]) -> float:
-        """How long it takes where nothing else uses its links."""
+        """Return the seconds of the plan if no other transfer uses its links."""
         rate = self.cap_bytes_per_s
         if len(self.loads.links):
             rate = min(rate, float((capacity[self.loads.links] / self.loads.weights).min()))
@@ -197,7 +197,7 @@ class Plan:
     """The same as explicit messages, where the algorithm has them."""
 
     def alone_s(self, capacity: NDArray[np.float64]) -> float:
-        """How long it takes where nothing else uses its links."""
+        """Return the seconds of the plan if no other transfer uses its links."""
         total = self.floor_s
         for phase in self.phases:
             total += phase.alone_s(capacity)

@@ -49,7 +49,7 @@ OTHERS = "others"
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """What would be measured lies in it in eight cases of ten; the narrowest such."""
+    """The narrowest interval that holds eight of ten measured times."""
 
     low_s: float
     high_s: float
@@ -68,7 +68,7 @@ class Interval:
 
     @property
     def basis(self) -> str:
-        """In words."""
+        """Return the basis of the interval as text."""
         where = {"none": "inside a node", OTHERS: "all fabrics but InfiniBand"}.get(self.fabric, self.fabric)
         what = {OWN: "this cluster's logs", FITTED: "this machine's tables", LEFT_OUT: "machines left out of the fit"}
         return f"{what[self.origin]}, {where}, {self.nodes}"
@@ -87,7 +87,7 @@ def size_class(nbytes: float) -> str:
 
 
 def node_class(num_nodes: int) -> str:
-    """How many nodes, as the errors are told apart by."""
+    """Return the class of node counts by which errors are grouped."""
     return next(name for most, name in _NODES if num_nodes <= most)
 
 
@@ -145,7 +145,7 @@ def _family(op: str) -> str:
 
 
 def around(name: str, fabric: str, nodes: str, size: str, time_s: float) -> Interval | None:
-    """That of a cluster of this name in one regime; an empty name is that of a cluster that nobody fitted."""
+    """Return the interval of a cluster by name in one regime; an empty name means a cluster without a fit."""
     preset, spreads = name.partition(":")[0], _spreads()
     for origin, whose in ((FITTED, fabric), (LEFT_OUT, fabric), (LEFT_OUT, OTHERS)):
         spread = spreads.get((origin, whose, nodes, size))
@@ -171,7 +171,7 @@ step took 1.55 times as long as simulated then, of the others 1.03 times."""
 
 @dataclass(frozen=True, slots=True)
 class StepError:
-    """Where eight of ten measured steps of a regime lie, as factors of the simulated one."""
+    """Interval of measured steps in one regime, as factors of the simulated step."""
 
     regime: str
     low: float

@@ -64,7 +64,7 @@ class group:
 
 
 class Request:
-    """What isend and irecv return."""
+    """Handle that isend and irecv return."""
 
     def __init__(self, request: Any) -> None:
         self.request = request
@@ -74,7 +74,7 @@ class Request:
         return bool(self.request.is_completed())
 
     def wait(self) -> None:
-        """Until it has."""
+        """Wait until the call has ended."""
         self.request.wait()
 
 
@@ -120,12 +120,12 @@ def destroy_process_group() -> None:
 
 
 def get_rank() -> int:
-    """This process's rank."""
+    """Return the rank of this process."""
     return int(dist.get_rank())
 
 
 def get_world_size() -> int:
-    """How many ranks there are."""
+    """Return the number of ranks."""
     return int(dist.get_world_size())
 
 

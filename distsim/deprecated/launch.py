@@ -15,8 +15,8 @@ __all__ = ["local_rank_flag", "main"]
 
 
 def local_rank_flag(script: str, module: bool, use_env: bool) -> str | None:
-    """How *script* calls that argument: torch said `--local_rank` up to 1.13, and since says `--local-rank`. A script
-    that speaks of the second gets the second. None with *use_env*: it is told in the environment only."""
+    """Return the flag by which *script* takes its local rank: `--local_rank` in torch up to 1.13, `--local-rank` since.
+    None with *use_env*, where the environment alone tells it."""
     if use_env:
         return None
     path: str | None = script

@@ -37,7 +37,7 @@ class MultiWork:
         return bool(self._work.is_completed())
 
     def wait(self, *timeout: Any) -> bool:
-        """Until the tensors of all devices have what is theirs."""
+        """Wait until the tensors of all devices are written."""
         self._work.wait(*timeout)
         finish, self._finish = self._finish, None
         if finish is not None:

@@ -51,17 +51,17 @@ class Meeting:
 
     @property
     def name(self) -> str:
-        """What tells this job from others."""
+        """Return the name that distinguishes this job from others."""
         return f"{self.url} group_name={self.group_name}"
 
     def error(self, text: str) -> ValueError:
-        """In the words of torch's rendezvous."""
+        """Return an error in the words of torch's rendezvous."""
         kind = "tcp" if self.address else "file"
         return ValueError(f"Error initializing torch.distributed using {kind}:// rendezvous: {text}")
 
 
 def meeting_at(init_method: object, rank: int, world_size: int, group_name: str) -> Meeting | None:
-    """Where processes meet of which not all were given a rank; None for every address that torch serves by itself.
+    """Return the meeting of processes of which some have no rank; None for an address that torch handles itself.
 
     A launcher that has started as many processes as there are ranks has given each its rank, in RANK.
     Raises ValueError where the number of processes is not said, a rank does not fit it, or a port is missing.
@@ -113,8 +113,8 @@ def assigned(meeting: Meeting, wishes: Sequence[int]) -> list[int]:
 
 
 def take_place(meeting: Meeting, store: Any) -> tuple[int, Any]:
-    """How many came to *store* before this process, and what its job has of the store: the next job at the same
-    address has another part, as one of another `group_name` has."""
+    """Return this process's number of arrival in *store*, and its job's part of the store; other jobs at the same
+    address, or with another `group_name`, have other parts."""
     count = int(dist.PrefixStore(f"distsim/{meeting.group_name}", store).add("came", 1)) - 1
     turn, place = divmod(count, meeting.world_size)
     return place, dist.PrefixStore(f"{meeting.group_name}/{turn}", store)
@@ -208,7 +208,7 @@ class _Voice:
                 raise self.nobody_came(timeout)
 
     def wait_for(self, members: list[Member], first: Member, give_up_s: float, timeout: timedelta) -> None:
-        """Until *first*, which has the store, has found all members, too. Who waits speaks: connecting is silent."""
+        """Wait until *first*, which has the store, has met all members; announce this process meanwhile."""
         while first.identifier != self.identifier and (first.identifier, _named(members)) not in self._found:
             self.speak(members)
             self.listen(EVERY_S)
@@ -321,5 +321,5 @@ class _Voice:
 
 
 def _named(members: Any) -> str:
-    """What those who have found each other call their job."""
+    """Return the name of the job of the processes that met."""
     return hashlib.blake2b("|".join(sorted(one.identifier for one in members)).encode(), digest_size=8).hexdigest()

@@ -60,7 +60,7 @@ def tensors_in(value: Any) -> Iterator[Any]:
 
 
 def nbytes(value: Any) -> int:
-    """Of all tensors in *value*, an expanded one by what it has in memory."""
+    """Return the bytes of all tensors in *value*; an expanded tensor counts with its memory."""
     total = 0
     for tensor in tensors_in(value):
         elements = 1

@@ -30,7 +30,7 @@ Positive = Annotated[int, Bounds(ge=1, le=65_536)]
 
 
 class ChipSpec(Table):
-    """What its maker specifies."""
+    """Specified properties of the chip."""
 
     compute_capability: Annotated[int, Bounds(ge=0, le=200)] = _key("90 for sm_90; 0 where CUDA's numbers say nothing")
     multiprocessors: Positive = _key("SMs, or compute units")
@@ -45,13 +45,13 @@ class ChipSpec(Table):
     )
 
     def peak(self, dtype: str) -> float:
-        """Of *dtype*, and of fp32 where there is none."""
+        """Return the peak rate for *dtype*, or that of fp32 if the file has none."""
         rates: dict[str, float] = {str(name): rate for name, rate in self.flops.items()}
         return rates.get(dtype, rates["fp32"])
 
 
 class MemorySpec(Table):
-    """What kernels that move bytes get of the memory's bandwidth, by class of operator."""
+    """Shares of the memory bandwidth that kernels reach, by class of operator."""
 
     floor: Time = _key("what a kernel takes beyond its bytes: its begin, its last wave, its end")
     elementwise: Fraction = _key("one thread an element, contiguous")
@@ -124,7 +124,7 @@ class AttentionSpec(Table):
 
 
 class HostSpec(Table):
-    """What the host spends, and its link to the GPU."""
+    """Costs of the host, and its link to the GPU."""
 
     op: Time = _key("Python, dispatch, autograd and launch of one eager operator, on hosts that come with this GPU")
     launch: Time = _key("from the launch call to the kernel's begin, on an idle stream")
@@ -143,7 +143,7 @@ class SetupSpec(Table):
 
 
 class CommSpec(Table):
-    """What a kernel of the communication library takes from those it runs beside."""
+    """Resources that a communication kernel takes from the kernels beside it."""
 
     channel_bandwidth: Bandwidth = _key("what one channel moves")
     touches: Annotated[float, Bounds(ge=1, le=8)] = _key("times each byte goes to or from this GPU's memory")
@@ -165,7 +165,7 @@ class GpuFile(Table):
 
 
 def gpu_folder() -> Path:
-    """Where the data files are."""
+    """Return the folder of the GPU data files."""
     return Path(str(resources.files("distsim.kernels"))) / "gpus"
 
 

@@ -191,7 +191,7 @@ _DTYPES = {
 
 
 def math_dtype(dtype: Any) -> str:
-    """What a matrix product of *dtype* is multiplied in; fp32 is tf32 where the program allows it, as of now.
+    """Return the type in which a product of *dtype* is computed; fp32 becomes tf32 if the program currently allows it.
 
     `fp32_precision` follows all the ways to allow it; reading `allow_tf32` raises where a program sets the former.
     """
@@ -203,7 +203,7 @@ def math_dtype(dtype: Any) -> str:
 
 
 class Pricing:
-    """Of one GPU's data file."""
+    """Prices on one GPU, from its data file."""
 
     def __init__(self, spec: GpuFile) -> None:
         self.spec = spec

@@ -77,7 +77,7 @@ class BenchRow:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """From *first* to *last*, times *factor* (or plus *step*) each."""
+    """Sizes from *first* to *last*, each multiplied by *factor* or increased by *step*."""
 
     first: int
     last: int
@@ -187,7 +187,7 @@ def bench(
 
 
 def _time(us: float) -> str:
-    """As nccl-tests' getFloatStr with 7 characters: two decimals, fewer from 10 and 100 ms on."""
+    """Format a time as nccl-tests' getFloatStr with 7 characters: two decimals, fewer from 10 and 100 ms on."""
     if us < 1e4:
         return f"{us:.2f}"
     return f"{us:.1f}" if us < 1e5 else f"{us:.0f}"

@@ -76,7 +76,7 @@ _CLOSE = 1.0 + 1e-9
 
 
 def distinct(links: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Each of *links* once, in order; they are below *count*."""
+    """Return the distinct values of *links* in order; all are below *count*."""
     if 16 * len(links) < count:
         return np.unique(links)
     there = np.zeros(count, dtype=bool)
@@ -203,7 +203,7 @@ class Sharing:
             self._enter(flow)
 
     def settle(self, flows: Iterable[Flow]) -> Iterator[tuple[Flow, float]]:
-        """Those out of *flows* (all that are under way) whose rate may have changed, and their rates."""
+        """Return the flows out of *flows* whose rate may have changed, and their rates."""
         if not self._changed:
             return
         changed = distinct(np.concatenate(self._changed), len(self.capacity))
@@ -322,7 +322,7 @@ class FluidEngine:
         return len(self._flows)
 
     def start(self, flow: Flow) -> None:
-        """Let *flow* begin now."""
+        """Start *flow* now."""
         now = self.env.now
         flow.number = next(self._numbers)
         flow.since_s = now
@@ -348,7 +348,7 @@ class FluidEngine:
             self.move(flow, *detour(flow.links, flow.weights, instead))
 
     def move(self, flow: Flow, links: NDArray[np.int64], weights: NDArray[np.float64]) -> None:
-        """What is left of *flow* goes over other links from now on."""
+        """Move the rest of *flow* to other links from now on."""
         if np.array_equal(links, flow.links) and np.array_equal(weights, flow.weights):
             return
         now = self.env.now

@@ -91,7 +91,7 @@ class FluidNetwork:
     def send_channels(
         self, src_device: str, dst_device: str, nbytes: int, flavour: str = "nccl", flow_key: int = 0
     ) -> int:
-        """How many channels such a transfer takes."""
+        """Return the number of channels of such a transfer."""
         return self.compiler.compile_send(src_device, dst_device, nbytes, flavour, flow_key).channels
 
     def set_link(
@@ -114,13 +114,12 @@ class FluidNetwork:
         self.engine.set_capacity(index, float(self._pristine[index]) * bandwidth_factor if up else 0.0)
 
     def reroute(self, instead: Mapping[int, int]) -> None:
-        """From now on, what would go over a link of *instead* goes over the link it names."""
+        """From now on, replace each link that is a key of *instead* by its value."""
         self._instead = {a: b for a, b in {**self._instead, **instead}.items() if a != b}
         self.engine.reroute(self._instead)
 
     def lead_around(self, down: Collection[int]) -> None:
-        """From now on, the fabric leads what is under way and what comes around the links *down*, where its
-        switches have another way."""
+        """From now on, route transfers around the links *down* wherever the fabric has another path."""
         if not self._is_led_around:
             self.compiler, self._is_led_around = Compiler(self.cluster, **self._forced), True
         self.compiler.lead_around(down)
@@ -144,11 +143,11 @@ class FluidNetwork:
         return self.engine.stalled()
 
     def extra_latency_s(self, links: NDArray[np.int64]) -> float:
-        """What faults add to the latency of something that crosses *links*."""
+        """Return the latency that faults add to a transfer over *links*."""
         return float(self._extra_s[links].max(initial=0.0)) if self._slowed else 0.0
 
     def links_busy(self) -> list[LinkBusy]:
-        """What each link that was used did so far, in the order of `Cluster.links`."""
+        """Return the traffic of each link that was used, in the order of `Cluster.links`."""
         usage, now = self.engine.usage, self.env.now
         busy = usage.busy_until(now)
         rates = self.cluster.links.bandwidth_bytes_per_s
@@ -293,7 +292,7 @@ class _FluidRun:
         self.network.engine.start(flow)
 
     def _follow(self, where: tuple[int, ...], overlap: Overlap, over: Callable[[], None]) -> None:
-        """What is beside the phase at *where*, piece by piece."""
+        """Run the overlapped transfers of the phase at *where*, piece by piece."""
         env = self.network.env
         start_s, gone, busy_s, since_s = env.now, 0, 0.0, 0.0
 
@@ -332,7 +331,7 @@ class _FluidRun:
 
 
 def _shape(phases: tuple[Phase, ...]) -> list[tuple[object, ...]]:
-    """Of which parts a plan is made."""
+    """Return the parts of a plan."""
     return [(phase.overlap is None, *_shape(phase.then)) for phase in phases]
 
 

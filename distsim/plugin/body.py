@@ -65,7 +65,7 @@ def import_for(items: Iterable[pytest.Item]) -> None:
 
 
 def everywhere(item: pytest.Function, body: Callable[..., Any], marker: pytest.Mark) -> Callable[..., None]:
-    """What pytest calls instead of *body*."""
+    """Return the function that pytest calls instead of *body*."""
 
     @functools.wraps(body)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -89,7 +89,7 @@ def everywhere(item: pytest.Function, body: Callable[..., Any], marker: pytest.M
 
 
 def _hand_over(item: pytest.Function, results: list[Any]) -> None:
-    """What the ranks returned, to the fixture `world`."""
+    """Give the results of the ranks to the fixture `world`."""
     world = item.funcargs.get("world")
     if isinstance(world, WorldOfAll):
         vars(world)["returned"] = results

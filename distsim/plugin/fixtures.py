@@ -47,7 +47,7 @@ class NoCopy(Exception):
 
 
 class Printed(NamedTuple):
-    """What `capsys.readouterr()` returns."""
+    """Result of `capsys.readouterr()`."""
 
     out: str
     err: str
@@ -62,7 +62,7 @@ class RankCapture:
         sys.stdout, sys.stderr = self._mine
 
     def readouterr(self) -> Printed:
-        """What this rank has printed since the last look."""
+        """Return what this rank has printed since the last call."""
         out, err = (stream.getvalue() for stream in self._mine)
         for stream in self._mine:
             stream.seek(0)
@@ -71,7 +71,7 @@ class RankCapture:
 
     @contextlib.contextmanager
     def disabled(self) -> Iterator[None]:
-        """What is printed meanwhile is the test's output."""
+        """Let output go to the test's output meanwhile."""
         sys.stdout, sys.stderr = self._real
         try:
             yield
@@ -79,7 +79,7 @@ class RankCapture:
             sys.stdout, sys.stderr = self._mine
 
     def end(self) -> None:
-        """What nobody has read is the test's output."""
+        """Send unread output to the test's output."""
         left = self.readouterr()
         sys.stdout, sys.stderr = self._real
         sys.stdout.write(left.out)

@@ -29,7 +29,7 @@ def draws(body: object) -> bool:
 
 @contextlib.contextmanager
 def one_engine(item: pytest.Function, on_ranks: Callable[[Callable[..., Any]], Callable[..., None]]) -> Iterator[None]:
-    """Have the engine of *item* call what *on_ranks* makes of its test."""
+    """Let the hypothesis engine of *item* call what *on_ranks* makes of its test."""
     function: Any = getattr(item.obj, "__func__", item.obj)
     inner, settings = function.hypothesis.inner_test, function._hypothesis_internal_use_settings
     function.hypothesis.inner_test = on_ranks(inner)
@@ -64,8 +64,8 @@ def _explains_by_users_lines() -> Iterator[None]:
 
 
 def _for_ranks(item: pytest.Function, settings: Any) -> Any:
-    """No deadline: an example takes what ranks take to begin. And `rank` and its like are no fixtures that an example
-    could leave changed for the next."""
+    """Adjust hypothesis settings: no deadline, because ranks take time to start, and no check for function-scoped
+    fixtures such as `rank`."""
     from hypothesis import HealthCheck
     from hypothesis import settings as make
 
@@ -97,7 +97,7 @@ def rejected(bases: tuple[str, ...]) -> bool:
 
 
 def in_the_example() -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """What a rank enters so that `assume`, `note` and `event` know the example which the calling thread runs."""
+    """Return a context in which `assume`, `note` and `event` on a rank refer to the example of the calling thread."""
     control = sys.modules.get("hypothesis.control")
     context = None if control is None else control._current_build_context.value
     if control is None or context is None:

@@ -56,7 +56,7 @@ def rank_body(
 
 @dataclass(slots=True)
 class RankReport:
-    """How the body ended on one rank that did not pass."""
+    """Outcome of the body on one rank that did not pass."""
 
     kind: str
     """`failed`, `skipped`, `xfailed`."""
@@ -105,7 +105,7 @@ def full_names(kind: type) -> tuple[str, ...]:
 
 
 def _without_ours(error: BaseException, seen: set[int]) -> None:
-    """Take the frames of distsim, and those inside torch's call, out of the tracebacks of *error* and its causes."""
+    """Remove frames of distsim, and those inside torch's call, from the tracebacks of *error* and its causes."""
     if id(error) in seen:
         return
     seen.add(id(error))

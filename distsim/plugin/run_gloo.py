@@ -134,7 +134,7 @@ def run_real(
 
 
 def _page(item: pytest.Function, directory: Path) -> str:
-    """What is said of the page of what the monitor accuses, if one is wanted."""
+    """Return a line about the HTML page of the accused test, if pages are wanted."""
     folder = item.config.getoption("--distsim-html")
     if not folder:
         return ""
@@ -298,14 +298,14 @@ def _collect(
 
 
 def _last_word(directory: Path, wait_s: float) -> list[Diagnosis]:
-    """What the monitor has found, once it knows that all is over."""
+    """Return the final diagnoses of the monitor after all ranks have ended."""
     (directory / "done.json").write_text("{}")
     MONITOR.wait(wait_s)
     return _told(directory)
 
 
 def _told(directory: Path) -> list[Diagnosis]:
-    """What the monitor has found so far."""
+    """Return the diagnoses of the monitor so far."""
     from distsim.debug.diagnosis.diagnose import Diagnosis
 
     try:
@@ -316,7 +316,7 @@ def _told(directory: Path) -> list[Diagnosis]:
 
 
 def _silent_findings(directory: Path) -> list[SilentFinding]:
-    """What the monitor has found in the ranks' own records, where the test asks for it."""
+    """Return the silent findings in the ranks' records, if the test asks for them."""
     from distsim.debug.diagnosis.silent.finding import SilentFinding
 
     try:
@@ -327,14 +327,14 @@ def _silent_findings(directory: Path) -> list[SilentFinding]:
 
 
 def _where(directory: Path) -> str:
-    """Where every rank is, as long as it lives."""
+    """Return where every living rank is."""
     from distsim.debug.report.rank_states import whereabouts
 
     return "\n".join(whereabouts(_found(directory).evidence))
 
 
 def _found(directory: Path) -> Found:
-    """What the rings say at this moment."""
+    """Return the diagnoses from the rings at this moment."""
     from distsim.debug.postmortem import Found, examine
     from distsim.debug.records import Evidence
     from distsim.errors import UsageError
@@ -377,7 +377,7 @@ def _current() -> Any:
 
 @contextlib.contextmanager
 def measured_apart(file: Path) -> Iterator[None]:
-    """In a process forked from one that measures: measure as it does, and leave what was found in *file*."""
+    """Measure coverage in a process forked from a measuring one, and write the result to *file*."""
     inherited = _current()
     if inherited is None:
         yield

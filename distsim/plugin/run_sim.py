@@ -152,7 +152,7 @@ def _torch_logs_nothing() -> Iterator[None]:
 
 
 def _where(conditions: TimedConditions, every: bool) -> str:
-    """Where every rank was when a run was cut short; the diagnosis says it where there is one."""
+    """Return where every rank was when a run was cut short, unless a diagnosis says so."""
     from distsim.debug.diagnosis.diagnose import diagnose
     from distsim.debug.report.rank_states import whereabouts
     from distsim.debug.report.render import render_diagnoses

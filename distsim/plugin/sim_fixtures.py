@@ -21,7 +21,7 @@ _NOT_GIVEN: Any = object()
 
 
 class _Own:
-    """What pytest's fixture asks its test for."""
+    """Replacement for the attributes that pytest's fixture reads from its test."""
 
     def __init__(self) -> None:
         self.stash = pytest.Stash()

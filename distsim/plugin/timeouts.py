@@ -85,7 +85,7 @@ class LastWord(Interrupts):
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """As it is; what is left at the end is delivered then, whichever thread runs the tests."""
+        """Defer signals as usual, and deliver the last one at the end in whichever thread runs the tests."""
         with super().deferred():
             try:
                 yield
@@ -100,13 +100,13 @@ class TimedConditions(Conditions):
     last_word: LastWord | None = None
 
     def begin(self, world: World) -> None:
-        """As they are, with signals of our own."""
+        """Begin, and make interrupts of the world go through this module."""
         super().begin(world)
         world.interrupts = self.last_word = LastWord(world)
 
     @property
     def seen(self) -> Evidence | None:
-        """Where everybody was; who computed was not stuck, only late."""
+        """Return where every rank was; a rank that computed was late and not stuck."""
         last = self.last_word
         if last is not None and last.lives and self.evidence is not None:
             for rank, state in self.evidence.ranks.items():

@@ -64,7 +64,7 @@ _OWN_ARGUMENTS = re.compile(r"^(.*\b)?(rank = \d+|world = World\(.*\)).*$", re.M
 
 @dataclass(slots=True)
 class Verdict:
-    """What an arm says when all ranks have ended or been ended."""
+    """Verdict on a test after all its ranks have ended."""
 
     ranks: dict[int, RankReport] = field(default_factory=dict)
     report: str = ""
@@ -80,7 +80,7 @@ class Verdict:
     """Where simulated ranks were when they failed or were ended, for a debugger."""
 
     def explain(self, diagnoses: Sequence[Diagnosis], evidence: Evidence | None, *, every: bool) -> None:
-        """Take over what *diagnoses* say: only the first few of many, unless *every* one is asked for."""
+        """Add the diagnoses to the verdict: the first few, or *every* one."""
         from distsim.debug.messages import place, ranks_text
         from distsim.debug.report.render import render_diagnoses
 
@@ -107,7 +107,7 @@ def from_here(item: pytest.Item) -> str:
 
 
 def columns() -> int:
-    """How wide a report may be: as the terminal, 80 without one, as pytest's own lines."""
+    """Return the width of a report: that of the terminal, or 80, as for pytest's own lines."""
     return max(60, min(120, shutil.get_terminal_size((80, 24)).columns))
 
 
@@ -231,7 +231,7 @@ def _folded(rest: Sequence[list[int]], failed: Mapping[int, RankReport]) -> list
 
 
 def _stopped(stopped: Mapping[int, RankReport]) -> list[tuple[str, str]]:
-    """Who was skipped (or expected to fail) where others were not."""
+    """Return the ranks that were skipped, or expected to fail, while others were not."""
     said: dict[tuple[str, str], list[int]] = {}
     for rank in sorted(stopped):
         said.setdefault((stopped[rank].kind, stopped[rank].text), []).append(rank)
@@ -242,7 +242,8 @@ def _stopped(stopped: Mapping[int, RankReport]) -> list[tuple[str, str]]:
 
 
 def _essence(text: str) -> str:
-    """What two ranks' failures must share to be shown once: all but addresses and their own rank."""
+    """Return the part of a failure that must be equal for two ranks to be shown once: all but addresses and the
+    rank."""
     text = _ADDRESS.sub("0x", text)
     return _OWN_ARGUMENTS.sub("", text)
 
@@ -273,7 +274,7 @@ def wants_frames(item: pytest.Item) -> bool:
 
 
 def traces_of(ended: Mapping[int, BaseException]) -> dict[int, TracebackType]:
-    """Of each rank that did not come to its end: its own frames, as far as they are the user's."""
+    """Return the user's frames of each rank that did not finish."""
     traces = {rank: pruned(error.__traceback__) for rank, error in ended.items()}
     return {rank: trace for rank, trace in traces.items() if trace is not None}
 
@@ -281,7 +282,7 @@ def traces_of(ended: Mapping[int, BaseException]) -> dict[int, TracebackType]:
 def choose_frame(
     traces: Mapping[int, TracebackType], failed: Collection[int], on: str
 ) -> tuple[TracebackType | None, str]:
-    """Where the prompt is: in the first rank that failed, or else was ended; and what to say of it."""
+    """Choose the frame of the debugger's prompt, in the first rank that failed or was ended, with a note about it."""
     for rank in (*sorted(failed), *sorted(traces)):
         if rank in traces:
             return traces[rank], f"--pdb: in rank {rank}'s own frame, as it was when the rank ended"

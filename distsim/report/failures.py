@@ -82,7 +82,7 @@ class Failures:
 
     @staticmethod
     def _and_others(first: MergedFailure, others: Sequence[MergedFailure]) -> Text:
-        """Those that differ from *first*, which is shown, in the numbers of their messages only."""
+        """Return a line about failures that differ from *first* only in the numbers of their messages."""
         ranks = ranks_text([rank for failure in others for rank in failure.ranks])
         last = others[-1]
         said = first_difference(first.traceback, last.traceback) or f"{last.type}: {last.message}"

@@ -28,7 +28,7 @@ _TOO_DEEP = "Look at the call at that line: it recurses without end, and the rec
 
 
 def fatal_outcome(fate: ProcessOutcome) -> Outcome:
-    """What a run leaves whose process crashed, or was ended because a rank held the interpreter.
+    """Return the outcome of a run whose process crashed, or was ended because a rank held the interpreter.
 
     Of the other ranks nothing is known but that they stood still: a simulation lets one run at a time.
     """

@@ -76,7 +76,7 @@ _SCALAR_TYPES = {
 
 
 def call_name(record: CallRecord) -> str:
-    """What the host calls."""
+    """Return the name of the call on the host."""
     return f"c10d::{record.op}"
 
 

@@ -41,7 +41,7 @@ def is_shown(stream: TextIO) -> bool:
 
 @contextmanager
 def live_progress(stream: TextIO, quiet: bool = False) -> Iterator[Report | None]:
-    """Give what the simulator calls with its `Progress` a few times a second, or None for silence.
+    """Return the function that shows the simulator's `Progress`, or None for silence.
 
     On a terminal the line vanishes at the end. It is refreshed only by these calls: a thread of rich's own would
     run beside the ranks and read clocks that are virtual to them.

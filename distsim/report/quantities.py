@@ -11,7 +11,7 @@ SHARES = ("busiest_link", "mfu", "hfu", "gpu_memory_share")
 
 
 def time_unit(end_s: float) -> tuple[float, str]:
-    """What seconds are multiplied with on an axis that ends there, and the unit's name."""
+    """Return the factor and unit of seconds on an axis with this end."""
     for limit, scale, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
         if end_s < limit:
             return scale, unit
@@ -41,7 +41,7 @@ def figure_text(name: str, value: float | None) -> str:
 
 
 def figure_unit(name: str, top: float) -> tuple[float, str]:
-    """What the figure is multiplied with on an axis that ends at *top*, and the unit's name."""
+    """Return the factor and unit of a figure on an axis that ends at *top*."""
     kind = name.partition(".")[0]
     if kind.endswith("_bytes_per_s"):
         return 1e-9, "GB/s"

@@ -137,7 +137,7 @@ def print_summary(outcome: Outcome, file: TextIO | None = None) -> None:
 
 
 def leavers(outcome: Outcome) -> list[str]:
-    """Ranks that left with an exit code and without a traceback that would say why."""
+    """Return ranks that left with an exit code and without a traceback."""
     told = {rank for failure in outcome.failures for rank in failure.ranks}
     together: dict[str, list[int]] = {}
     for summary in outcome.ranks:
@@ -147,7 +147,7 @@ def leavers(outcome: Outcome) -> list[str]:
 
 
 class Whereabouts:
-    """What an unfinished run owes its reader, as a rich renderable; nothing where a diagnosis says it."""
+    """Where the ranks of an unfinished run are, as a rich renderable; empty if a diagnosis says so."""
 
     def __init__(self, outcome: Outcome) -> None:
         self.title, self.lines = "", list[str]()

@@ -38,7 +38,7 @@ _FULL, _EIGHTHS = "█", " ▏▎▍▌▋▊▉"
 
 
 def ranks_table(ranks: Sequence[RankSummary]) -> Table:
-    """Where each rank's time went."""
+    """Return the table of times by rank."""
     table = _table()
     joined = _joined(ranks) if len(ranks) > MOST_RANKS else [[rank] for rank in ranks]
     if len(joined) > MOST_ROWS:
@@ -61,7 +61,7 @@ def _short(ranges: str, most: int = 18) -> str:
 
 
 def _joined(ranks: Sequence[RankSummary]) -> list[list[RankSummary]]:
-    """Ranks whose printed times are all equal, together, in the order of their first rank."""
+    """Group ranks with equal printed times, in the order of their first rank."""
     alike: dict[tuple[str, ...], list[RankSummary]] = {}
     for rank in ranks:
         alike.setdefault((*_times(rank), str(rank.exit_code)), []).append(rank)

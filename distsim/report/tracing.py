@@ -200,7 +200,7 @@ def _nest(slices: list[Event]) -> None:
 
 
 def _spans(pieces: list[tuple[float, float]]) -> list[list[float]]:
-    """What a CPU computed without a break. Not one an operator: HTA cuts every time to whole microseconds, and many
+    """Return intervals of uninterrupted computation. They are merged because HTA rounds to microseconds, and many
     operators are shorter."""
     spans: list[list[float]] = []
     for begun_s, ended_s in pieces:
@@ -406,7 +406,7 @@ def slice_event(
 
 
 def meta(pid: int, what: str, tid: int = 0, **args: Any) -> Event:
-    """What a process or a track is called, and where it stands."""
+    """Return the metadata event that names a process or track and sets its position."""
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args}
 
 

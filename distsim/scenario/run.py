@@ -127,7 +127,7 @@ def observe(
     update_baseline: bool = False,
     picture: bool = False,
 ) -> Result:
-    """From a run to its result."""
+    """Return the result of a run."""
     outcome.cut_short = conditions.limits.reached is not None
     result = result_of(
         scenario,
@@ -153,7 +153,7 @@ def observe(
 
 
 def _band(rule: Rule, outcome: Outcome) -> tuple[float, float | None, str]:
-    """From when to when a fault was at work, for a picture."""
+    """Return when a fault was active, for a picture."""
     when = rule.when
     begin_s = when.start_s
     if when.call is not None:
@@ -185,7 +185,7 @@ def _report(outcome: Outcome) -> str:
 
 
 def _caller(scenario: Scenario) -> Callable[[], Any]:
-    """What each rank does for a program that is a function: import it in its own world and call it."""
+    """Return a caller for a program that is a function: each rank imports it in its own world and calls it."""
     folder = str(scenario.path.parent.resolve())
     file, name, arguments = scenario.file, scenario.program, list(scenario.spec.args)
     function = scenario.function or ""

@@ -15,7 +15,7 @@ Part = TypeVar("Part")
 
 
 def shrink(parts: Sequence[Part], fails: Callable[[list[Part]], bool], *, singly: bool = False) -> list[Part]:
-    """What is left of *parts*, in their order, once nothing more can go with *fails* still true of the rest.
+    """Remove *parts* one by one while *fails* stays true, and return the rest in order.
 
     *parts* as they are must fail; *fails* is asked of smaller lists only, and the last list of which it was true is
     the answer. It leaves out halves, quarters and so on down to single parts, and these until a round finds none;

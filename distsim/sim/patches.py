@@ -183,7 +183,7 @@ def _loader_patches() -> list[Patch]:
 
 
 def _as_worker(notes: Notes, method: str, fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """What a loader's worker does: process groups, which do not survive a fork, know it."""
+    """Mark the process as a loader's worker, so that process groups, which do not survive a fork, know it."""
 
     def fetch_as_worker(batch: Any) -> Any:
         notes.in_worker = method

@@ -47,7 +47,7 @@ def error_line(error: BaseException) -> str:
 
 
 def last_line(error: BaseException) -> str:
-    """As the last line of a traceback: with the module of the exception's type, and only the last of many lines."""
+    """Return the last line of a traceback: the exception's type with module, and the last line of its message."""
     try:
         text = traceback.format_exception_only(error)[-1].strip()
     except Exception:

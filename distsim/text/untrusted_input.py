@@ -84,7 +84,8 @@ def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
 
 
 def load_json(text: str | bytes) -> Any:
-    """As `json.loads`, but whatever is wrong is a ValueError: nesting, numbers and constants no file of ours has."""
+    """Parse like `json.loads`, but raise ValueError for any fault, including nesting, numbers and constants beyond
+    bounds."""
     try:
         value = json.loads(text, parse_constant=_refuse)
     except RecursionError:
@@ -103,7 +104,7 @@ def _shallow(value: Any) -> None:
 
 
 def load_toml(text: str) -> dict[str, Any]:
-    """As `tomllib.loads`, but whatever is wrong is a ValueError of one line."""
+    """Parse like `tomllib.loads`, but raise ValueError with one line for any fault."""
     try:
         value = tomllib.loads(text)
     except RecursionError:
@@ -138,7 +139,7 @@ def _refuse(name: str) -> float:
 
 
 def within(path: str, roots: list[Path]) -> Path | None:
-    """Where *path* leads, if that is under one of *roots* once all links are followed."""
+    """Return the real path of *path* if it is under one of *roots* after links are followed."""
     try:
         real = Path(path).resolve()
         return real if any(real.is_relative_to(root.resolve()) for root in roots) else None

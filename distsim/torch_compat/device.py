@@ -111,7 +111,7 @@ PRIVATE = {
 
 
 class _Absent:
-    """Stands in a table for an operator that this torch does not have, and is met by no call."""
+    """Placeholder for an operator that this torch does not have."""
 
     def __getattr__(self, name: str) -> _Absent:
         if name.startswith("__"):

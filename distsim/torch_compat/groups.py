@@ -149,7 +149,8 @@ FLIGHT_RECORDER_HOOK = Name(
 
 
 def share_backends(source: Any, target: Any, backend_type: Callable[[Any], Any]) -> dict[str, Any]:
-    """Give the backends, name and description of the group *source* to *target*; the backends by type of device."""
+    """Copy the backends, name and description of the group *source* to *target*, and return the backends by device
+    type."""
     backends = {}
     for device in source._device_types:
         backend = backends[device.type] = source._get_backend(device)
@@ -167,7 +168,7 @@ def backends_of(group: Any) -> dict[str, Any]:
 
 
 def timeout_of(backend: Any) -> timedelta | None:
-    """How long the calls of a backend may take; None where it does not say."""
+    """Return the timeout of a backend's calls; None if it has none."""
     return getattr(getattr(backend, "options", None), "_timeout", None)
 
 

@@ -22,7 +22,7 @@ MISSING: Any = type("_Missing", (), {"__repr__": lambda self: "MISSING", "__bool
 
 
 class Need(enum.Flag):
-    """How much distsim needs a name."""
+    """How important a name is for distsim."""
 
     OPTIONAL = 0
     """A release without it needs no replacement."""

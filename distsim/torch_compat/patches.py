@@ -94,7 +94,7 @@ class Patches:
         setattr(holder, attribute, value)
 
     def lead_global(self, name: Name, word: str, value: Any) -> None:
-        """Let the function *name* find *value* where it says *word*; the rest of its module keeps the word.
+        """Bind *word* to *value* in the function *name* only; the rest of its module keeps its value.
 
         This is how a built-in name is led elsewhere: a module of torch uses it in other functions, too. What a program
         has put in the place of torch's function is left alone.
@@ -108,7 +108,7 @@ class Patches:
         self.put(function, "__code__", code.replace(co_names=words))
 
     def remove(self) -> None:
-        """Put back what was there, the newest patch first; what somebody else has replaced since stays."""
+        """Restore the originals, the newest patch first; later replacements by others stay."""
         while self._undo:
             holder, attribute, before, value = self._undo.pop()
             if getattr(holder, attribute, None) is not value and vars(holder).get(attribute) is not value:

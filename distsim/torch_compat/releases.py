@@ -196,7 +196,7 @@ def _without_distributed(torch: Any, dist: Any) -> UsageError | None:
 
 
 def guard_refusal(by_hooks: bool = False) -> str:
-    """What the guard needs and this torch lacks, in a line; empty if it lacks nothing.
+    """Return what the guard needs and this torch lacks, in one line; empty if nothing.
 
     Args:
         by_hooks: the guard attaches by hooks on groups, and needs fewer names.
@@ -214,7 +214,7 @@ def guard_refusal(by_hooks: bool = False) -> str:
 
 
 def unsupported(error: Exception) -> Exception:
-    """What to raise for *error*, raised while the simulator was imported: one line for a torch that is not tested."""
+    """Return the error to raise for an import error of the simulator: one line for an untested torch."""
     version = str(getattr(sys.modules.get("torch"), "__version__", "0.0"))
     if not compared(version, SIM):
         return error
@@ -222,7 +222,7 @@ def unsupported(error: Exception) -> Exception:
 
 
 def remarks(part: Need) -> list[str]:
-    """What is to be said of this torch when *part* begins: it is not tested, there are two, features are left out."""
+    """Return remarks on this torch for *part*: untested, installed twice, or with missing features."""
     torch: Any = sys.modules["torch"]
     lines = []
     side = compared(torch.__version__, part)

@@ -61,8 +61,7 @@ class Watch:
         return self.still_s > self.shared_state.limit_s + MARGIN_S
 
     def fate(self, signal_number: int | None = None, crash: str | None = None) -> ProcessOutcome:
-        """What can be said of a process that crashed (by a signal, or in faulthandler's words), or is stuck and
-        about to be ended."""
+        """Return what is known about a process that crashed or is stuck and about to be ended."""
         if signal_number is None and crash is None:
             self.shared_state.ask(self.pid)
         name = crash if signal_number is None else signal.Signals(signal_number).name
@@ -90,7 +89,7 @@ def _held(pid: int) -> bool:
 
 
 def _stat(path: str) -> list[bytes]:
-    """What stands behind the name in a stat file of /proc: the state first, CPU time in the 12th and 13th place."""
+    """Parse a stat file of /proc after the name: state first, CPU times at positions 12 and 13."""
     try:
         with open(path, "rb") as file:
             return file.read().rpartition(b")")[2].split()
@@ -141,7 +140,7 @@ def die_with(parent: int) -> None:
 
 
 def watch_from_outside() -> None:
-    """Have a process of its own watch this one from now on; at most one, and none where somebody watches already."""
+    """Start a process that watches this one, unless one exists or another process watches already."""
     if beacons.here() is not None or not hasattr(os, "memfd_create") or sys.gettrace() is not None:
         return
     shared_state = SharedState()
@@ -178,7 +177,7 @@ def watch_from_outside() -> None:
 
 
 def _terminal() -> int:
-    """Where a report is seen: not in what pytest captures (its plugin says where)."""
+    """Return the stream for reports, which pytest does not capture."""
     return REPORT_FD if REPORT_FD is not None else 2
 
 

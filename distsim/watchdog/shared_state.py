@@ -52,7 +52,7 @@ class SharedState:
     # -- the simulating process
 
     def describe(self, limit_s: float, **facts: Any) -> None:
-        """What is about to run, for a report from outside; *limit_s*: how long one turn may last."""
+        """Describe the coming run for a report from outside; *limit_s* is the limit of one turn."""
         self._words[_LIMIT_MS] = int(limit_s * 1e3)
         self._words[_RANK] = -1
         text = json.dumps({**facts, "began_s": time.monotonic()}).encode()
@@ -99,8 +99,8 @@ class SharedState:
         self._words[_BUSY] = 1
 
     def listen(self) -> None:
-        """Have this process answer `STACK_SIGNAL`, and leave a stack when it crashes. Where somebody has
-        switched faulthandler on before, crashes are left to it."""
+        """Let this process answer `STACK_SIGNAL` and leave a stack when it crashes, unless faulthandler is already
+        on."""
         faulthandler.register(STACK_SIGNAL, file=self.stack_fd, all_threads=False, chain=False)
         if not faulthandler.is_enabled():
             faulthandler.enable(file=self.stack_fd, all_threads=False)
@@ -109,7 +109,7 @@ class SharedState:
 
     @property
     def turn(self) -> tuple[int, int, int]:
-        """What changes when anything moves."""
+        """Return a counter that changes whenever something moves."""
         words = self._words
         return words[_TURN], words[_BEAT], words[_RANK]
 
@@ -149,7 +149,7 @@ class SharedState:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What `describe` was told; empty before the simulation has begun."""
+        """Return what `describe` stored; empty before the simulation has begun."""
         size = int.from_bytes(self._page[_TEXT_AT : _TEXT_AT + 4], "little")
         with contextlib.suppress(ValueError):
             said = json.loads(self._page[_TEXT_AT + 4 : _TEXT_AT + 4 + size])
@@ -159,7 +159,7 @@ class SharedState:
 
     @property
     def crash(self) -> str | None:
-        """What faulthandler called the crash of this process: `Segmentation fault`; None: it left no word."""
+        """Return faulthandler's name of the crash, such as `Segmentation fault`, or None."""
         found = re.findall(r"^Fatal Python error: (.*)$", self._left(), re.MULTILINE)
         return found[-1] if found else None
 
@@ -177,7 +177,7 @@ class SharedState:
         ]
 
     def ask(self, pid: int, wait_s: float = 1.0) -> None:
-        """Have the thread that runs in process *pid* write its stack; it needs no interpreter for that."""
+        """Let the running thread of process *pid* write its stack, without its interpreter."""
         import ctypes
 
         before = os.fstat(self.stack_fd).st_size
@@ -209,8 +209,8 @@ def light(shared_state: SharedState | None) -> None:
 
 
 def crash_stack_for_this_thread() -> None:
-    """Give the calling thread somewhere to run faulthandler's handler when its own stack has overflowed. All
-    threads share it: one that crashes ends the process."""
+    """Give the calling thread an alternative stack for faulthandler after a stack overflow. All threads share it,
+    because a crash ends the process."""
     global _alternate_stack
     if _alternate_stack is None:
         import ctypes
@@ -229,7 +229,7 @@ def crash_stack_for_this_thread() -> None:
 
 @dataclass(frozen=True, slots=True)
 class ProcessOutcome:
-    """How a process that simulated came to an end that it could not tell."""
+    """How a simulating process ended that could not report it itself."""
 
     rank: int | None
     """The rank that ran; None: none did."""

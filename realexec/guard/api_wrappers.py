@@ -352,7 +352,7 @@ def _barrier(long: Public) -> Public:
 
 
 def _batch(long: Public) -> Public:
-    """Each operation as `isend` or `irecv` would make it; torch's own checks come before the first."""
+    """Yield each operation as `isend` or `irecv` would make it, after torch's own checks."""
     longs: list[Any] = [getattr(C10D.get(HIDDEN + name), "long", None) for name in ("isend", "irecv")]
     if None in longs:
         return long  # this torch writes them otherwise

@@ -150,7 +150,7 @@ def keep(guard: Any, by: tuple[str, Sequence[Any], Any], made: Made, caller: Fra
 
 
 class Guarded:
-    """How the calls of one group are recorded."""
+    """Records the calls of one group."""
 
     def __init__(self, inner: Any, log: GroupLog, recorder: Recorder) -> None:
         self.inner = inner
@@ -196,7 +196,7 @@ class Guarded:
         self.fast = gloo if plain and type(gloo).__name__ == "ProcessGroupGloo" else None
 
     def detach(self) -> None:
-        """Its calls go on, unrecorded."""
+        """Stop recording; the calls continue."""
         self.recorder = None
 
     def note_hook(self, kind: str, hook_id: int, registered: bool) -> None:
@@ -210,7 +210,7 @@ class Guarded:
         """The process is at its end, and nothing of ours may outlive it."""
 
     def forked(self, stand_in: Callable[[Any], Any]) -> None:
-        """This process is a child of the rank: *stand_in* makes what notes its calls, which are not recorded."""
+        """Switch to a forked child: *stand_in* creates the object that notes its calls, which are not recorded."""
         self.recorder = None
         self.inner = stand_in(self.inner)
 
@@ -239,8 +239,8 @@ class GuardedGroup(Guarded, ProcessGroup):
 
 
 class HeldGroup(GuardedGroup):
-    """Of a group that the program had before the guard came, and may hold: torch.distributed, which looks groups up,
-    finds this one by that, too. (What is called on the old one goes on, unrecorded.)"""
+    """Guard of a group that existed before the guard. torch.distributed finds it in place of the old one; calls on an
+    old reference are not recorded."""
 
     def __eq__(self, other: object) -> bool:
         return other is self or other is self.inner
@@ -501,7 +501,7 @@ _install_methods()
 
 
 def guard_of(group: Any) -> Guarded | None:
-    """What records the calls of a group; None where nothing does."""
+    """Return the recorder of a group's calls, or None."""
     return group if isinstance(group, GuardedGroup) else HOOKED.get(id(group))
 
 

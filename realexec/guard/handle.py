@@ -44,7 +44,7 @@ KEEPS_ALIVE = not works.WORK.works()
 
 
 class _Noted:
-    """What all handles do alike: pass on to torch's Work, and note that somebody looked."""
+    """Base of all handles: passes on to torch's Work, and notes that it was waited for."""
 
     if not TYPE_CHECKING:
         __slots__ = ()  # a base beside Work can have none
@@ -295,7 +295,7 @@ class MessageWork(HostHandle):
 
     @classmethod
     def of(cls, handle: MessageHandle) -> MessageWork:
-        """In the place of *handle*."""
+        """Return a replacement for *handle*."""
         owned, handle._touched = not handle._touched, True
         made: MessageWork = watched(cls, handle._inner, handle._group_log, handle._index, owned)
         return made

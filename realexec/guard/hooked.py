@@ -41,7 +41,7 @@ UNSEEN = (
 
 
 def refusal(settings: Settings) -> str:
-    """Why the guard cannot come by hooks; empty where it can."""
+    """Return why the guard cannot use hooks; empty if it can."""
     if not groups.PRE_HOOK.works():
         return f"torch {torch.__version__} has no hooks on groups (2.14 has)"
     if settings.level is Level.STRICT:
@@ -52,7 +52,7 @@ def refusal(settings: Settings) -> str:
 
 
 def attach_note(settings: Settings) -> str:
-    """What is said where the user asks for hooks: what they lack, or why they do not come."""
+    """Return the note for users who ask for hooks: what they lack, or why they are not used."""
     if why := refusal(settings):
         return f"note: the guard attaches by patches, in spite of DISTSIM_GUARD_ATTACH=hooks: {why}"
     return f"note: the guard attaches by hooks: {UNSEEN}"
@@ -103,8 +103,8 @@ class HookedGroup(Guarded):
         HOOKED.pop(id(self.ref()), None)
 
     def unhook(self) -> None:
-        """Take the hooks back. A group that outlives the interpreter with a hook of Python's on it ends the process
-        with SIGSEGV (torch 2.14.1)."""
+        """Remove the hooks. A Python hook on a group that outlives the interpreter ends the process with SIGSEGV (torch
+        2.14.1)."""
         group = self.ref()
         if group is not None and HOOKED.get(id(group)) is self:
             group.unregister_pre_hook(HOOK_ID)
@@ -149,7 +149,7 @@ class HookedGroup(Guarded):
 
 
 def patch_methods(patches: Patches) -> None:
-    """Let the methods of torch's own groups record what Python calls."""
+    """Patch the methods of torch's groups to record what Python calls."""
     readers: dict[str, tuple[str, Any]] = {name: (op, METHODS[name]) for op in FIELDS for name in FIELDS[op].methods}
     readers |= {name: (op, FIELDS[op].reader(op, FIELDS[op], name)) for name, op in ONE_TENSOR.items()}
     for name, (op, read) in readers.items():
@@ -162,7 +162,7 @@ def patch_methods(patches: Patches) -> None:
 
 
 def _issuer(name: str, original: Any) -> Callable[..., Any]:
-    """What makes a call of torch's own method, so that the hooks take it for recorded."""
+    """Return the caller of torch's own method, whose call the hooks take as recorded."""
 
     def issue(guard: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(guard, HookedGroup):

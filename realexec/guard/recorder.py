@@ -57,7 +57,7 @@ class Made(NamedTuple):
 
 
 class _Unknown:
-    """In the place of a call that is known (`fast_path.CachedCall`)."""
+    """Placeholder for a call that is not cached (`fast_path.CachedCall`)."""
 
     __slots__ = ("next",)
     what = None
@@ -181,7 +181,7 @@ class Recorder:
         ring.header(rings.W_MAIN_THREAD, main or 0)
 
     def join(self, world: World) -> None:
-        """This process is a member of *world* from now on."""
+        """Note that this process is a member of *world* from now on."""
         self.ring.join_world(world)
         if world.kind is WorldKind.DEFAULT:
             self.world = world

@@ -99,7 +99,7 @@ class Checksums:
 
 
 def checksum(tensor: Tensor) -> int:
-    """Of a tensor's bytes; on an accelerator of their 32-bit sum."""
+    """Return a checksum of a tensor's bytes; on an accelerator the sum of its 32-bit words."""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
     if flat.numel() == 0:
         return 0

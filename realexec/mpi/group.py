@@ -79,7 +79,7 @@ class MpiGroup(ProcessGroup):
     supports_coalescing = False
 
     def _set_sequence_number_for_group(self) -> None:
-        """Nobody counts."""
+        """Do nothing: sequence numbers are not used."""
 
     def shutdown(self) -> None:
         """MPI keeps the communicator until its end: to free it is a collective call, which nobody promised."""
@@ -432,7 +432,7 @@ def operation(op: Any, tensor: Tensor) -> Any:
 
 
 class ProcessGroupMPI:
-    """What `torch.distributed` calls where it was built with MPI."""
+    """Process group of the backend `mpi`, as in a torch built with MPI."""
 
     @staticmethod
     def create(ranks: Sequence[int]) -> MpiGroup | None:
@@ -473,5 +473,5 @@ def enable(may_end: Callable[[], bool] = lambda: True) -> None:
 
 
 def disable() -> None:
-    """Take it away again; groups that exist go on."""
+    """Remove the backend; existing groups continue to work."""
     _patches.remove()

@@ -91,7 +91,7 @@ class Begun(Protocol):
     over: bool
 
     def ends(self, statuses: Sequence[Any], error: BaseException | None) -> None:
-        """Its requests are over."""
+        """Note that its requests are over."""
 
 
 class Progress:
@@ -110,13 +110,13 @@ class Progress:
         return self._mpi
 
     def start(self, work: Begun, begin: Callable[[], Sequence[Any]]) -> None:
-        """Have *begin* start MPI's calls; *work* ends when all of them have."""
+        """Let *begin* start MPI's calls; *work* ends when all of them have ended."""
         with self._mpi:
             work.requests = list(begin())
             self._open.append(work)
 
     def step(self) -> None:
-        """Let MPI move, and end what has come to its end."""
+        """Let MPI make progress, and complete finished calls."""
         ended: list[tuple[Begun, list[Any], BaseException | None]] = []
         with self._mpi:
             library = mpi()
@@ -162,7 +162,7 @@ class Progress:
                 self.step()
 
     def stop(self) -> None:
-        """Nobody but who waits moves MPI from here on."""
+        """Stop the progress thread; from now on only waiting calls drive MPI."""
         self._stopped = True
         self._asked.set()
         if self._thread is not None:

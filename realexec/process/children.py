@@ -29,7 +29,7 @@ OPERATIONS = {method: op for op, fields in FIELDS.items() for method in fields.m
 
 
 class Guarded:
-    """What a new process runs: its own target under guard, with the settings of its parent."""
+    """Target of a new process: its own target under guard, with the settings of its parent."""
 
     def __init__(self, run: Run, given: Mapping[str, Any], target: Callable[..., Any]) -> None:
         self.run = run
@@ -131,7 +131,7 @@ class PopenHook:
 
 
 class InheritedGroup:
-    """Stands for the C++ group *inner* in a child of the rank that writes *ring*."""
+    """Replacement for the C++ group *inner* in a child of the rank that writes *ring*."""
 
     def __init__(self, inner: Any, ring: Path) -> None:
         self._inner = inner

@@ -91,7 +91,7 @@ def _in_backward() -> bool:
 
 
 def parameter_names(ddp: Any) -> list[str]:
-    """In the order of DDP's own indices."""
+    """Return the names of parameters in the order of DDP's indices."""
     ignored: set[str] = getattr(ddp, "parameters_to_ignore", set())
     return [
         name for name, parameter in ddp.module.named_parameters() if parameter.requires_grad and name not in ignored

@@ -382,7 +382,7 @@ _attached: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def swap(old: Any, new: Any) -> None:
-    """Put *new* in the place of *old* everywhere torch keeps groups, the C++ registry of names included."""
+    """Replace *old* by *new* everywhere torch keeps groups, including the C++ registry of names."""
     world = groups.WORLD.get()
     for table in groups.tables(world):
         if old in table:
@@ -401,7 +401,7 @@ def swap(old: Any, new: Any) -> None:
 
 
 def guard_world(session: Session) -> None:
-    """Put every group that exists already under guard."""
+    """Guard every existing group."""
     world = groups.WORLD.get()
     for pg in list(world.pg_map):
         guard = session.guard(pg, tuple(world.pg_group_ranks.get(pg, range(pg.size()))), held=True)

@@ -107,7 +107,7 @@ def _lead(directory: Path, store: Any, ended: threading.Event) -> None:
 
 
 def _monitor(directory: Path) -> dict[str, Any] | None:
-    """Where the monitor of this host listens, once it does."""
+    """Return the address of this host's monitor once it listens."""
     try:
         said = load_json(read_bytes(directory / "monitor.json", 1 << 16))
         return {key: said[key] for key in ("address", "port", "salt")}
@@ -163,7 +163,7 @@ def _of_interface(said: str) -> list[str]:
 
 
 def _leading_out() -> list[str]:
-    """This host's address on the way out; nothing is sent."""
+    """Return this host's address towards another host, without sending anything."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
         try:
             one.connect(("192.0.2.1", 9))
@@ -173,7 +173,7 @@ def _leading_out() -> list[str]:
 
 
 def _secret(salt: str) -> str | None:
-    """What only monitors of this job know; None, with one line, where the user's own cannot be read."""
+    """Return the secret of the monitors of this job; None, with one line printed, if the user's own cannot be read."""
     given = os.environ.get("DISTSIM_SECRET", "")
     path = os.environ.get("DISTSIM_SECRET_FILE", "")
     if not given and path:

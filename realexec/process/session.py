@@ -262,7 +262,7 @@ class Session:
         return True
 
     def end_threads(self) -> None:
-        """Nothing of ours runs beside the program from here on: see `Heartbeat.stop`."""
+        """Stop all threads of the guard: see `Heartbeat.stop`."""
         if self._stack_file is not None:
             # Who is asked while threads end reads what they free: only the thread that is asked shows its stack now.
             with contextlib.suppress(Exception):
@@ -367,8 +367,8 @@ class EndHooks:
 
 
 def hide_own_frames(error: BaseException) -> None:
-    """Take the guard's frames out of the tracebacks of *error* and of what it came from. What looks like a fault
-    of the guard's own (a TypeError, say, raised in one of its frames) keeps them."""
+    """Remove the guard's frames from the tracebacks of *error* and its causes, unless the error looks like a fault of
+    the guard."""
     todo: list[BaseException | None] = [error]
     seen: set[int] = set()
     while todo:

@@ -31,7 +31,7 @@ class SilentHook:
         self._hooks = contextlib.ExitStack()
 
     def install(self) -> None:
-        """Have torch tell of forward passes, losses and steps."""
+        """Let torch report forward passes, losses and steps."""
         current: Callable[[], Collector | None] = lambda: self.collector  # noqa: E731
         of_compiler = HAS_ANY_GLOBAL_HOOK.replaced_by(has_hooks_of_the_program) if HAS_ANY_GLOBAL_HOOK.exists() else []
         for holder, name, replacement in (*function_patches(current), *of_compiler):
@@ -39,7 +39,7 @@ class SilentHook:
         self._hooks.enter_context(global_hooks(current))
 
     def remove(self) -> None:
-        """Take the hooks off, and end the record."""
+        """Remove the hooks, and end the record."""
         self.end()
         self.collector = None
         self._hooks.close()
@@ -50,7 +50,7 @@ class SilentHook:
         self.collector = self._writer = None
 
     def write_beside(self, ring: Path) -> None:
-        """This process is a rank from now on, and has this ring."""
+        """Note that this process is a rank with this ring from now on."""
         self._writer = FactsWriter(facts_path(ring))
 
     def end(self) -> None:

@@ -92,8 +92,8 @@ def count_in(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def place_of_url(url: str) -> tuple[str, str]:
-    """What identifies the rendezvous at *url*, and what it is called. Of an address only the port: each rank may know
-    the host by another name."""
+    """Return the identity and name of the rendezvous at *url*. Only the port of an address counts, because ranks may
+    know the host by different names."""
     if url.startswith("env://") or not url:
         port = os.environ.get("MASTER_PORT", "")
         return f"tcp:{port}", f"{os.environ.get('MASTER_ADDR', '')}:{port}"
@@ -147,8 +147,8 @@ def launched(environ: Mapping[str, str]) -> World | None:
 
 
 def launcher_world(environ: Mapping[str, str], given: World | None) -> tuple[World, bool]:
-    """What a ring's header says: the launcher's numbers where there are any, else those *given* by the program; and
-    whether they are the launcher's. A launcher of a single process says nothing of the job's ranks."""
+    """Return the launcher's world for the header of a ring, or the one *given* by the program, and which of the two it
+    is. A launcher of one process does not know the job's ranks."""
     own = launched(environ)
     if own is not None and (given is None or own.size > 1 or (given.rank, given.size) == (own.rank, own.size)):
         return own, True

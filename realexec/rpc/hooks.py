@@ -112,7 +112,7 @@ class RpcHooks:
         self.log = None
 
     def forget(self) -> None:
-        """In a forked child: the calls in the ring are its parent's."""
+        """Drop the state in a forked child, because the calls in the ring are its parent's."""
         self.log = None
 
     def _cell(self, public: Any, way: Callable[[Any], Any]) -> None:
@@ -127,7 +127,7 @@ class RpcHooks:
     # -- calls
 
     def _peer(self, to: Any) -> Peer | None:
-        """Who is called; None where nothing is to be noted: torch says what is wrong with it."""
+        """Return the callee; None if the call is invalid, which torch reports."""
         log = self.log
         if log is None or self.quiet == threading.get_ident():
             return None
@@ -392,7 +392,7 @@ def _ring_rank(store: Any, worker: int, job: str) -> int | None:
 
 
 class Hooks(Protocol):
-    """What is known of RPC in this process (hooks.RpcHooks)."""
+    """State of RPC in this process (hooks.RpcHooks)."""
 
     log: RemoteLog | None
     quiet: int

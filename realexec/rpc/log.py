@@ -105,7 +105,7 @@ class Future:
 
 
 class RemoteLog:
-    """From init_rpc to shutdown."""
+    """Record of remote calls from init_rpc to shutdown."""
 
     def __init__(self, recorder: Recorder, name: str, options: Any, members: GroupLog) -> None:
         self.recorder = recorder
@@ -170,7 +170,7 @@ class RemoteLog:
         return index
 
     def _keep(self, key: tuple[Any, ...], index: int, position: int, alive: Any) -> None:
-        """What is the same in the record of a call that is made, or served, again."""
+        """Keep the constant part of the record of a repeated call."""
         if len(self._again) >= MOST_PLACES:
             self._again.clear()
         self._again[key] = Same(stays(self.ring.template(index)), position, alive)
@@ -317,7 +317,7 @@ def name_of(function: Any) -> str:
 
 
 def _called(udf: Any) -> str:
-    """What a request calls; of a method of an RRef's value, that method."""
+    """Return what a request calls; for an RRef's method that method."""
     name = name_of(udf.func)
     if name.startswith(LOCAL_INVOKE) and len(udf.args) > 1:
         return f"{METHOD}{udf.args[1]}"
@@ -334,7 +334,7 @@ def _describe(key: Said) -> tuple[dict[str, Any], bool]:
 
 
 class Derived:
-    """Of one worker. *calls*: id of a call's future -> index of its record."""
+    """State of one worker. *calls* maps the id of a call's future to the index of its record."""
 
     def __init__(self, recorder: Recorder, calls: dict[int, int]) -> None:
         self._recorder = recorder

@@ -128,7 +128,7 @@ class Deferred(Handle):
                 self._join(self._future)
 
     def _join(self, target: HeldFuture) -> None:
-        """Let *target* end as the call does."""
+        """Complete *target* like the call."""
         error, source = self._error, None
         if error is None and self._inner is not None:
             try:
@@ -397,7 +397,7 @@ def _raise(value: Any) -> None:
 
 
 def pass_on(source: Any, target: Any) -> None:
-    """Let *target* end as *source* has."""
+    """Complete *target* like *source*."""
     try:
         value = source.wait()
     except Exception as error:

@@ -35,7 +35,7 @@ AT_ONCE = timedelta(milliseconds=1)
 
 
 class _Line:
-    """What goes from one rank to another with one tag."""
+    """Messages from one rank to another with one tag."""
 
     __slots__ = ("any_here", "any_there", "guard", "mine", "neighbour", "own", "row", "theirs", "words")
 
@@ -114,7 +114,8 @@ class Messages:
         self._lines: dict[tuple[str, str, int, int], _Line] = {}
 
     def hold(self, guard: Any, said: Call, index: int, is_async: bool, issue: Callable[[], Any]) -> Handle | None:
-        """None: the call may go out now. A handle: it went out, and looks out for the other end."""
+        """Return None if the call may go out now, or the handle of a call that went out and watches for its other
+        end."""
         peer, tag, op = said.peer, said.tag, said.key[0]
         log: GroupLog = guard.group_log
         if peer < 0:
@@ -160,7 +161,7 @@ class Messages:
         return self.wait(wait, *shown, index, timeout)
 
     def line(self, guard: Any, end: tuple[str, int, int]) -> _Line | None:
-        """Where the messages of an operation, peer and tag are shown; None: there is nobody to compare with."""
+        """Return where the messages of an operation, peer and tag are compared; None without a partner."""
         return self._lines.get((guard.group_log.key, *end)) or self._find(guard, end)
 
     def first(self, line: _Line, ordinal: int, print_: int, index: int) -> bool:
@@ -206,7 +207,7 @@ class Messages:
         return (line, ordinal, seen.payload) if self.first(line, ordinal, seen.payload, index) else None
 
     def handle(self, shown: tuple[_Line, int, int]) -> LooksOut:
-        """Of a message whose other end is to come."""
+        """Return the handle of a message whose other end is missing."""
         handle = LooksOut()
         handle._messages, handle._shown = self, shown
         return handle
@@ -231,7 +232,7 @@ class Messages:
         return bool(wait() if timeout is None else wait(timeout))
 
     def _find(self, guard: Any, end: tuple[str, int, int]) -> _Line | None:
-        """None: nobody to compare with."""
+        """Return the partner, or None."""
         log: GroupLog = guard.group_log
         op, peer, tag = end
         sending = op == "send"
@@ -283,5 +284,5 @@ def _text(record: CallRecord) -> str:
 
 @lru_cache(4096)
 def payload_print(shape: torch.Size, dtype: torch.dtype) -> int:
-    """What both ends of a message must have in common: a view of another shape may receive it."""
+    """Return what both ends of a message must share; the shape of the view may differ."""
     return rings.fingerprint([shape.numel() * dtype.itemsize, str(dtype)], False)

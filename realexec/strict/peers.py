@@ -102,7 +102,7 @@ class Neighbour:
         return bool(rejected and self.words[word] == index + 1) or self.said(name, seq) != said
 
     def gone(self) -> bool:
-        """It will make no further call."""
+        """Return whether the rank will make no further call."""
         header = rings.HEADER.unpack_from(self._map, 0)
         if self.words[rings.WORDS_AT // 8 + rings.W_LIFE] in (rings.LIFE_EXITING, rings.LIFE_RAISED, rings.LIFE_OVER):
             return True
@@ -219,7 +219,7 @@ def _guarded_key(world: World, rank: int) -> str:
 
 
 def timeout_s(guard: Any) -> float:
-    """How long the members of a group wait for each other."""
+    """Return how long the members of a group wait for each other."""
     for backend in guard.backends.values():
         timeout = groups.timeout_of(backend)
         if timeout is not None:

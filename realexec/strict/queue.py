@@ -89,7 +89,7 @@ class Queue:
         return True
 
     def arrived(self, seq: int) -> list[tuple[int, int]] | None:
-        """What every peer said, or None while one is missing."""
+        """Return the entries of all peers, or None while one is missing."""
         name = self.group_log.key
         answers = []
         for peer in self.peers:
@@ -140,7 +140,7 @@ class Queue:
         )
 
     def _pattern(self, print_: int, answers: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-        """In the order of the peers, which is a queue's own."""
+        """Return the pattern in the order of the peers of one queue."""
         return (print_, *[answer[0] for answer in answers])
 
     def equal(self, print_: int, answers: Sequence[tuple[int, int]]) -> bool:

@@ -19,7 +19,7 @@ __all__ = ["refusal_text"]
 
 
 def refusal_text(mismatch: Mismatch, met: Sequence[CallRecord], rank: int, readers: Sequence[RingReader]) -> str:
-    """What *rank* raises about the calls that *met* and do not agree.
+    """Return the text that *rank* raises about the calls that *met* and disagree.
 
     Args:
         mismatch: How the calls differ, taken by themselves.
@@ -50,7 +50,7 @@ def refusal_text(mismatch: Mismatch, met: Sequence[CallRecord], rank: int, reade
 
 
 def _raised(divergence: Divergence, met: Sequence[CallRecord], readers: Sequence[RingReader]) -> str:
-    """What sent the culprits out of their way, where an exception did."""
+    """Return the exception that led the culprits astray, if there is one."""
     texts = []
     for record in met:
         reader = next((reader for reader in readers if reader.number == record.rank), None)
@@ -64,7 +64,7 @@ def _raised(divergence: Divergence, met: Sequence[CallRecord], readers: Sequence
 
 
 def _divergence(mismatch: Mismatch, met: Sequence[CallRecord], readers: Sequence[RingReader]) -> Divergence | None:
-    """What the ranks' calls so far make of the mismatch."""
+    """Return the divergence that the calls so far show."""
     here = {reader.number for reader in readers}
     calls = call_records(readers, dict.fromkeys(here, 0))
     elsewhere = {record.rank: [record] for record in met if record.rank not in here}

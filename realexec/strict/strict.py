@@ -99,7 +99,7 @@ class Strict:
         is_async: bool,
         issue: Callable[[], Any],
     ) -> Handle | None:
-        """None: the call may go out now. A handle: it goes out later. Raises where members disagree."""
+        """Return None if the call may go out now, or a handle if it goes out later. Raises if members disagree."""
         op = said.key[0]
         log: GroupLog = guard.group_log
         if op in ("send", "recv"):
@@ -159,13 +159,13 @@ class Strict:
         return queue.meet(seq, rings.meeting_slot(seq), print_, AT_ONCE_S)
 
     def _show_and_look(self, guard: Any, queue: Queue, seq: int, print_: int, index: int, said: Call) -> None:
-        """For a call that is not held (a monitored barrier waits for the others by itself, and says in its own words
-        who is late): members that are there already are compared, those to come will compare themselves."""
+        """Compare a call that is not held (a monitored barrier) with members that are already there; later members
+        compare themselves."""
         self._show(queue, seq, print_, index, said)
         self._agree(guard, queue, seq, print_, index, wait=False)
 
     def _drain(self, guard: Any, queue: Queue) -> None:
-        """Let the asynchronous calls before this one go out first: gloo numbers what goes out."""
+        """Let earlier asynchronous calls go out first, because gloo numbers what goes out."""
         deadline = time.monotonic() + timeout_s(guard)
         while queue.waiting and time.monotonic() < deadline:
             time.sleep(LAST_SLEEP_S)
@@ -275,7 +275,7 @@ class Strict:
             self._lock.notify()
 
     def _hasten(self, queue: Queue, deferred: Deferred, timeout_s: float) -> bool:
-        """Who waits for a call lets out what may go, in place of the thread of ours; False: it took too long."""
+        """Let a waiting thread send what may go, in place of the helper thread; return False after the timeout."""
         began = time.monotonic()
         sleep_s = FIRST_SLEEP_S
         while not deferred.decided:
@@ -324,7 +324,7 @@ class Strict:
                 self._pause_s = min(self._pause_s * 1.3, LAST_SLEEP_S)
 
     def _advance(self, queue: Queue) -> bool:
-        """Let the calls at the head of a queue go out whose members are there."""
+        """Send calls at the head of a queue whose members are all there."""
         if not queue.turn.acquire(blocking=False):
             return False  # another thread does
         try:

@@ -157,7 +157,7 @@ def _above(statement: ast.stmt, line: int) -> list[ast.If]:
 
 
 def _of_program(frames: Sequence[Site]) -> Sequence[Site]:
-    """Without the frames that started the program."""
+    """Return the frames without those that started the program."""
     end = next((i for i, frame in enumerate(frames) if frame.function == MODULE), len(frames))
     return frames[: end + 1]
 

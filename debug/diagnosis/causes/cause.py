@@ -13,7 +13,7 @@ __all__ = ["Cause", "Sides", "met_calls", "sides_of"]
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What caused a diagnosis."""
+    """Cause of a diagnosis."""
 
     suggestion: str
     """The cure, in the first words: a report shows it in lines of 80 columns."""
@@ -25,7 +25,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """Where the culprits and the other ranks are: frames of the program, innermost first; empty where a rank ended."""
+    """Frames of the culprits and of the other ranks, innermost first; empty for a rank that has ended."""
 
     culprits: tuple[Site, ...]
     others: tuple[Site, ...]

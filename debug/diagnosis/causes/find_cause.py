@@ -114,8 +114,7 @@ def _cause(case: Case, d: Diagnosis) -> Cause | None:
 
 
 def _uneven(text: ProgramText, sides: Sides, d: Diagnosis) -> Cause | None:
-    """What decides how often a rank goes round, or, where only the bound of the loop may, whether a round makes the
-    call."""
+    """Return what decides the number of iterations of a rank, or whether an iteration makes the call."""
     loop = loop_cause(text, sides, d.culprits)
     headers = {(site.file, node.lineno) for site, node in text.loops(sides.others) + text.loops(sides.culprits)}
     if loop is not None and any((site.file, site.line) not in headers for site in loop.lines):
@@ -128,7 +127,7 @@ def _uneven(text: ProgramText, sides: Sides, d: Diagnosis) -> Cause | None:
 
 
 def _one_sided(case: Case, d: Diagnosis, text: ProgramText, sides: Sides) -> Cause | None:
-    """Why some ranks make a call and others do not: a condition, a round left out, a loop left early."""
+    """Return why only some ranks make a call: a condition, a skipped iteration, or an early exit of the loop."""
     if sides.culprits and sides.others and (cause := guarded_call(text, sides, d)) is not None:
         return cause
     if d.kind is Kind.EXTRA_COLLECTIVE:
@@ -139,7 +138,7 @@ def _one_sided(case: Case, d: Diagnosis, text: ProgramText, sides: Sides) -> Cau
 
 
 def _after_last_call(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
-    """Why a culprit that has ended, or is about to, has left the loop around its last call."""
+    """Return why a culprit that has ended left the loop around its last call."""
     last = case.index.last(d.culprits[0]) if d.kind is Kind.MISSING_RANK else None
     return None if last is None else left_loop(text, last.way)
 

@@ -74,7 +74,7 @@ def _ends_answer(text: ProgramText, decision: Decision) -> bool:
 
 
 def loop_cause(text: ProgramText, sides: Sides, ranks: Sequence[int]) -> Cause | None:
-    """What may decide on each rank by itself how often it goes round the loop; *ranks*: the culprits."""
+    """Return what may let each rank decide its number of iterations by itself; *ranks* are the culprits."""
     loops, longer = text.loops(sides.others, sides.culprits), False
     if not loops:
         loops, longer = text.loops(sides.culprits, sides.others), True
@@ -158,7 +158,7 @@ def by_itself(decision: Decision) -> Cause | None:
 
 
 def header_cause(text: ProgramText, site: Site, loop: Loop) -> Cause | None:
-    """What the loop runs over, where nothing in it decides how often."""
+    """Return the iterable of the loop as a cause, if nothing inside it decides the number of iterations."""
     header = Site(site.file, loop.lineno, "")
     at = place(header)
     if (start := first_step(text, site, loop)) is not None:
@@ -187,7 +187,7 @@ def header_cause(text: ProgramText, site: Site, loop: Loop) -> Cause | None:
 
 
 def signal_flags(text: ProgramText) -> dict[str, Site]:
-    """Names that signal handlers of the program set, and the line that registers the handler."""
+    """Return names that signal handlers of the program set, with the line that registers the handler."""
     flags: dict[str, Site] = {}
     for file, tree in text.trees():
         for call in ast.walk(tree):

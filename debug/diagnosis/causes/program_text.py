@@ -85,7 +85,7 @@ class ProgramText:
         ]
 
     def changed_by(self, loop: Loop) -> frozenset[str]:
-        """Names that a round of *loop* counts or gives a value."""
+        """Return names that an iteration of *loop* counts or assigns."""
         counted = frozenset() if isinstance(loop, ast.While) else words_of(loop.target)
         return counted.union(name for name, _ in _assigned(loop))
 
@@ -109,8 +109,8 @@ class ProgramText:
         return met
 
     def _agreed(self, file: str, loop: Loop, test: ast.expr, line: int) -> bool:
-        """Each part of *test* reads what a collective above it in the loop has written, or a function that answers
-        with such a value."""
+        """Return whether each part of *test* reads a value that a collective above it in the loop wrote, or a function
+        that returns one."""
         written = self._written_by_collectives(file, loop, line)
         agreed = {f.name for f in self._functions(file, words_of(loop)) if self._answers_alike(file, f)}
         for name, value in _assigned(loop):
@@ -130,13 +130,13 @@ class ProgramText:
         return bool(_through_assignments(words_of(test), function) & written.keys())
 
     def words_through(self, site: Site, test: ast.expr) -> frozenset[str]:
-        """Names that *test* reads, through assignments in the function, or the module, of *site*."""
+        """Return names that *test* reads, followed through assignments in the function or module of *site*."""
         scope = next((n for n in self.around(site) if isinstance(n, FUNCTIONS)), self.tree(site.file))
         return words_of(test) if scope is None else _through_assignments(words_of(test), scope)
 
     def _written_by_collectives(self, file: str, scope: ast.AST, until: int) -> dict[str, int]:
-        """Names of tensors and lists that collectives of *scope* have written for all ranks, and the first line of
-        each. One under an `if` that no record shows was not made."""
+        """Return names of tensors and lists that collectives of *scope* wrote for all ranks, with their first line. A
+        collective under an `if` without a record does not count."""
         written: dict[str, int] = {}
         for call in ast.walk(scope):
             if not isinstance(call, ast.Call) or not call.args or call.lineno > until:
@@ -155,7 +155,7 @@ class ProgramText:
         return any(node.lineno <= call.lineno <= (node.end_lineno or 0) for node in ifs)
 
     def _answers_alike(self, file: str, function: ast.FunctionDef) -> bool:
-        """What *function* returns is read out of what a collective in it has written."""
+        """Return whether *function* returns a value read from what a collective in it wrote."""
         written = self._written_by_collectives(file, function, function.end_lineno or 0)
         values = [node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value is not None]
         return bool(values) and all(words_of(value) & written.keys() for value in values)
@@ -175,7 +175,7 @@ class ProgramText:
         return [(value.lineno, value) for scope in scopes for target, value in _assigned(scope) if target == name]
 
     def returns(self, site: Site, name: str) -> list[tuple[Site, ast.expr]]:
-        """What the function *name* of the same file returns, and where."""
+        """Return what the function *name* of the same file returns, and where."""
         return [
             (Site(site.file, node.lineno, name), node.value)
             for function in self._functions(site.file, frozenset({name}))
@@ -184,7 +184,7 @@ class ProgramText:
         ]
 
     def arguments(self, site: Site, name: str) -> list[tuple[Site, ast.expr]]:
-        """What calls of the same file pass for the parameter *name* of the function of *site*, and where."""
+        """Return what calls in the same file pass for the parameter *name* of the function of *site*, and where."""
         tree = self.tree(site.file)
         function = next((n for n in self.around(site) if isinstance(n, ast.FunctionDef)), None)
         if tree is None or function is None:
@@ -218,7 +218,7 @@ def shortened(text: str) -> str:
 
 
 def words_of(node: ast.AST) -> frozenset[str]:
-    """Names, attributes and string keys that an expression, or a function's body, reads."""
+    """Return names, attributes and string keys that an expression or function body reads."""
     words: set[str] = set()
     for part in ast.walk(node):
         if isinstance(part, ast.Name):
@@ -283,7 +283,7 @@ def _exits(body: Sequence[ast.stmt], own: bool, test: ast.expr | None = None) ->
 
 
 def _counters(loop: Loop) -> frozenset[str]:
-    """Names that count the rounds of a loop."""
+    """Return names that count the iterations of a loop."""
     names: set[str] = set()
     if not isinstance(loop, ast.While):
         over = words_of(loop.iter)
@@ -314,7 +314,7 @@ def _through_assignments(words: frozenset[str], scope: ast.AST) -> frozenset[str
 
 
 def _assigned(scope: ast.AST) -> list[tuple[str, ast.expr]]:
-    """Names, or last attributes, that are given a value below *scope*."""
+    """Return names, or last attributes, that are assigned in *scope*."""
     pairs: list[tuple[str, ast.expr]] = []
     for node in ast.walk(scope):
         targets: Sequence[ast.expr]

@@ -37,7 +37,7 @@ Vector = NDArray[np.float32]
 
 
 class Pass(enum.StrEnum):
-    """Where in a training step something happens."""
+    """Position in a training step."""
 
     FORWARD = "forward"
     BACKWARD = "backward"

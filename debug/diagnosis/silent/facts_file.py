@@ -45,7 +45,7 @@ class FactsFull(Exception):
 
 @dataclasses.dataclass
 class SavedFacts:
-    """What a file says: the facts, and what the rank noted of the search itself."""
+    """Content of a file: the facts, and notes of the rank about the search."""
 
     facts: RankFacts
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -85,7 +85,7 @@ class FactsWriter:
         self._append({"note": note, "gpu": saw_gpu}, [])
 
     def close(self) -> None:
-        """No record comes any more."""
+        """Note that no further record comes."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -181,7 +181,7 @@ def _values(fact: Any) -> tuple[Any, ...]:
 
 
 def _encode_step(step: StepFact, vectors: list[Vector]) -> list[Any]:
-    """As `_encode`, but for settings, which all parameters of a group share: once, with the parameters' numbers."""
+    """Encode a step like `_encode`, with settings that parameters of a group share stored once."""
     groups: dict[int, tuple[Any, list[int]]] = {}
     for number, settings in step.hyperparameters.items():
         groups.setdefault(id(settings), (settings, []))[1].append(number)
@@ -238,7 +238,7 @@ def _fields(kind: Any) -> tuple[tuple[str, Decoder], ...]:
 
 @functools.cache
 def _decoder(hint: Any) -> Decoder:
-    """What makes a value of type *hint* of JSON and vectors; TypeError for JSON that fits no such value."""
+    """Return the decoder for values of type *hint*; it raises TypeError for other JSON."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint == Vector:
         return lambda value, vectors: vectors[_whole(value, vectors)]

@@ -23,7 +23,7 @@ Marked = TypeVar("Marked")
 
 
 class Level(enum.StrEnum):
-    """How sure and how grave a finding is."""
+    """Severity of a finding."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -31,7 +31,7 @@ class Level(enum.StrEnum):
 
 
 class SilentKind(enum.StrEnum):
-    """What is wrong. The values are part of the report's schema."""
+    """Kind of a silent fault. The values are part of the report's schema."""
 
     REPLICAS_DIFFER_AT_START = "replicas_differ_at_start"
     REPLICAS_DIVERGE = "replicas_diverge"
@@ -55,7 +55,7 @@ class SilentKind(enum.StrEnum):
 
     @property
     def label(self) -> str:
-        """For people: `replicas diverge`."""
+        """Return the kind as text: `replicas diverge`."""
         return self.value.replace("_", " ")
 
 
@@ -98,11 +98,11 @@ class SilentFinding:
 
     @property
     def see(self) -> str:
-        """Its section in the documentation."""
+        """Return the section of the documentation."""
         return f"docs/silent.md#{self.kind.value}"
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data for a report."""
+        """Return the finding as plain data for a report."""
         return {
             "kind": self.kind.value,
             "level": self.level.value,

@@ -61,7 +61,7 @@ def judge(facts: Mapping[int, RankFacts], allowed: Sequence[str] = ()) -> list[S
 
 
 def _causes(sightings: Iterable[Sighting]) -> list[Sighting]:
-    """Those that do not follow from another: of one kind the first step, of a consequence none."""
+    """Return the root findings: of one kind the first step, and no consequences of others."""
     sightings = list(sightings)
     diverged = [one for one in sightings if one.kind is SilentKind.REPLICAS_DIVERGE]
     kept = []
@@ -123,7 +123,7 @@ def _finding(sightings: Sequence[Sighting]) -> SilentFinding:
 
 @dataclass
 class Search:
-    """What came of it."""
+    """Result of the search."""
 
     findings: list[SilentFinding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

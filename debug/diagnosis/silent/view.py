@@ -35,7 +35,7 @@ EQUAL = 1e-6
 
 
 class Key(NamedTuple):
-    """Names one parameter on all ranks that have it."""
+    """Name of a parameter on all ranks that have it."""
 
     optimizer: int
     name: str
@@ -150,7 +150,7 @@ class View:
         return sums
 
     def windows(self, rank: int) -> Iterator[Window]:
-        """What a rank did between its steps, in order."""
+        """Return what a rank did between its steps, in order."""
         record = self.facts[rank]
         for step in record.steps:
             yield step.window
@@ -179,7 +179,7 @@ class Evidence(enum.IntEnum):
 
     @property
     def sentence(self) -> str:
-        """What was seen, with `{tensor}` and `{ranks}`."""
+        """Return the sentence of the finding, with `{tensor}` and `{ranks}`."""
         return _SENTENCES[self]
 
 
@@ -331,7 +331,7 @@ def _calls(view: View) -> Iterator[CallSum]:
 
 
 def _ranks_of_experts(view: View) -> set[int]:
-    """Ranks that exchange tokens by all_to_all in forward: what they do not reduce may be experts."""
+    """Return ranks that exchange tokens by all_to_all in forward, whose unreduced parameters may be experts."""
     ranks: set[int] = set()
     for call in _calls(view):
         if call.op.startswith("all_to_all") and call.pass_ in (Pass.FORWARD, Pass.BACKWARD):

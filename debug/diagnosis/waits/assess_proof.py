@@ -31,7 +31,7 @@ INIT = "init_process_group"
 
 
 def longest_waits(index: EvidenceIndex, ranks: Collection[int]) -> dict[int, CallRecord]:
-    """Those of *ranks* that others wait for in a call -> the call that was waited in the longest."""
+    """Map those of *ranks* for which others wait to the call with the longest wait."""
     wanted = frozenset(ranks)
     graph = WaitGraph(index, wanted)
     late: dict[int, CallRecord] = {}
@@ -55,7 +55,7 @@ def _call_of(need: Need) -> tuple[CallRecord, ...]:
 
 
 class Weigher:
-    """What the ranks of one world can still do by themselves, and so what is proven of them."""
+    """Decides what the ranks can still do by themselves, and so what is proven about them."""
 
     def __init__(self, index: EvidenceIndex, moving: Collection[int], contradictions: Contradictions) -> None:
         """*moving*: the running ranks that are trusted to come; *contradictions*: of calls that met."""
@@ -70,7 +70,7 @@ class Weigher:
         """Of a host that is not heard of: they may run on."""
 
     def proof(self, found: Diagnosis) -> Proof | None:
-        """What a diagnosis rests on; None: nothing moves any more, so whatever it says is so."""
+        """Return the ground of a diagnosis; None if nothing moves any more, so that it is certain."""
         if not self._patience_s:
             return None
         fits = PROOFS[found.kind]
@@ -94,20 +94,20 @@ class Weigher:
         return bool(since) and self._index.evidence.watched_s(min(since)) >= (self._patience_s or 0.0)
 
     def _is_over(self, rank: int) -> bool:
-        """It has ended, or has not come up in all the time it had."""
+        """Return whether the rank has ended or did not start in time."""
         state = self._index.states.get(rank)
         return state is not None and (state.phase in ENDED or (state.phase is Phase.ABSENT and rank not in self._lost))
 
     @property
     def stuck(self) -> frozenset[Actor]:
-        """Who can never go on, whatever the others do."""
+        """Return the ranks that can never continue, whatever the others do."""
         if self._stuck is None:
             graph = WaitGraph(self._index, self._moving | self._may_move(), self._contradictions)
             self._stuck = frozenset(graph.stuck)
         return self._stuck
 
     def _may_move(self) -> frozenset[int]:
-        """Ranks that stand still, and that others have not yet lost patience with."""
+        """Return blocked ranks that others have waited for less than the hang timeout."""
         evidence, states = self._index.evidence, self._index.states
         asked = [
             rank
@@ -127,7 +127,7 @@ class Weigher:
 
 
 def _by_itself(state: RankState) -> bool:
-    """It stands still, but nothing that is known keeps it from going on."""
+    """Return whether the rank is still but may continue by itself."""
     if state.phase in (Phase.FROZEN, Phase.HOST_STUCK):
         return True
     return state.phase is Phase.BLOCKED and (
@@ -136,7 +136,7 @@ def _by_itself(state: RankState) -> bool:
 
 
 def _meets(wait: Wait) -> bool:
-    """It waits for others to come up, which takes as long as it takes: their host may still be booting."""
+    """Return whether the rank waits for others to start, which may take long because their host may be booting."""
     return isinstance(wait, CallWait) and wait.record.op == "init_process_group"
 
 
@@ -207,12 +207,12 @@ def patience(
 
 
 def _awaited(call: CallRecord) -> str:
-    """What a late rank is to do: a message is the other end's call, not its own."""
+    """Return what a late rank has to do; for a message that is the call of the other end."""
     return f"rank {call.rank}'s {call_text(call)}" if call.is_of_two else call_text(call)
 
 
 def _where(index: EvidenceIndex, rank: int) -> str:
-    """Where it is; where nobody knows that, where it was last."""
+    """Return where the rank is or was last."""
     at, last = index.states[rank].site, index.last(rank)
     if at is not None:
         return f", at {place(at)}"

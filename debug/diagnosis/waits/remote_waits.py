@@ -41,20 +41,20 @@ class RemoteWaits:
         self._comers: dict[tuple[Actor, ...], tuple[Actor, ...]] = {}
 
     def served(self) -> Iterator[CallRecord]:
-        """What is served anywhere, and not answered."""
+        """Return all served and unanswered calls."""
         for calls in self._index.remote.open.values():
             yield from calls
 
     def to_serve(self, served: CallRecord, need_of: Callable[[CallRecord], Need | None]) -> list[Need]:
-        """What keeps a thread that serves: the calls that it waits in; nothing where nobody knows what."""
+        """Return the calls in which a serving thread waits; empty if unknown."""
         if self._is_gone(served.rank):
             return [Need(CallWait(served), (served.rank,))]
         calls = self._index.remote.waits_of(served, self._index.records(served.rank))
         return [need for call in calls if (need := need_of(call)) is not None]
 
     def who_comes(self, ranks: tuple[Actor, ...]) -> tuple[Actor, ...]:
-        """Who may come to a group's call of *ranks*: where a rank serves, any of its threads may. The same tuple for
-        the same ranks."""
+        """Return the actors that may reach a group's call of *ranks*: for a serving rank any of its threads. The same
+        ranks give the same tuple."""
         serves = self._index.remote.open
         if not serves:
             return ranks
@@ -65,14 +65,15 @@ class RemoteWaits:
         return ranks if found == ranks else found
 
     def comers(self) -> dict[Actor, list[Need]]:
-        """Of a rank that serves, its threads: any one that goes on may come."""
+        """Return the threads of a serving rank; any one that continues may reach the call."""
         return {
             anyone(rank): [Need(HostWait("a thread"), (rank, *(serving(one) for one in calls)), any_of=True)]
             for rank, calls in self._index.remote.open.items()
         }
 
     def _is_gone(self, rank: int) -> bool:
-        """Its process serves nobody. A program that stands somewhere on its host keeps no thread of RPC's from it."""
+        """Return whether the process no longer serves. A program blocked on its host does not keep RPC threads from
+        serving."""
         state = self._index.states[rank]
         gone = state.phase in DEAD and state.phase is not Phase.HOST_STUCK
         return rank not in self._moving and (gone or state.silent_s is not None)
@@ -88,7 +89,7 @@ class RemoteWaits:
         ]
 
     def need(self, call: CallRecord) -> Need | None:
-        """What a remote call lacks."""
+        """Return what a remote call lacks."""
         assert call.remote is not None
         to, limit_s, patience_s = call.peer, call.remote.gives_up_s, self._index.evidence.hang_after_s
         if to is None:

@@ -29,7 +29,7 @@ REUSED_STORE = (
 
 
 def apart(case: Case) -> list[Diagnosis]:
-    """Ranks that can not meet: a warning after some seconds, a hang when others have waited for `hang_after_s`.
+    """Find ranks that cannot meet: a warning after some seconds, a hang after `hang_after_s`.
 
     The address that most ranks have is taken for the right one, that of the lowest rank where there are as many.
     """
@@ -57,8 +57,8 @@ def apart(case: Case) -> list[Diagnosis]:
 
 
 def stale_addresses(case: Case) -> list[Diagnosis]:
-    """Ranks that cannot connect in a store that an earlier `init_process_group` of the same job has written to, or, in
-    a file, an earlier job.
+    """Find ranks that cannot connect because the store holds keys of an earlier `init_process_group` or, in a file, of
+    an earlier job.
 
     gloo finds the addresses of a group that is gone under the same keys, and connects to them, waits for them, or loses
     them in its first call; which rank meets them first is chance.

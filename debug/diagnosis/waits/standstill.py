@@ -108,7 +108,7 @@ def idle_job(case: Case) -> list[Diagnosis]:
 
 
 def _meeting(case: Case, live: Mapping[int, RankState]) -> tuple[list[int], list[int]]:
-    """Ranks of *live* that meet others by hand, and members of which no process is known that have not come there."""
+    """Return ranks of *live* that meet others by hand, and members without a known process that are missing."""
     evidence = case.index.evidence
     stores = {rank: at.partition(" ")[0] for rank, state in live.items() if (at := state.meets_by_hand) is not None}
     absent = {
@@ -157,7 +157,7 @@ def _still_s(states: Iterable[RankState], unseen: Collection[int]) -> float:
 
 
 def _activity(states: Collection[RankState], is_over: bool, unseen: Collection[int]) -> tuple[str, str, str]:
-    """What ranks do that have made no call for long, what follows of it, and what to do."""
+    """Return what ranks without recent calls do, what follows, and what to do."""
     still_s = _still_s(states, unseen)
     if still_s >= RECENT_S:
         return f"; none has moved for {still_s:.0f} s", f" {BY_THE_LIMIT if is_over else LEFT_ALONE}", STANDS_STILL

@@ -185,7 +185,7 @@ class WaitGraph:
         return own_fault(last_words(record, state)) and self.index.died_inside(record.rank) is record
 
     def _overwritten(self, log: GroupLog, seq: int, rank: int) -> bool:
-        """It was there, but its record is lost: only later ones are kept."""
+        """Return whether the call existed but its record was overwritten."""
         calls = log.calls.get(rank)
         return calls is not None and calls[0].seq > seq and self.index.truncated(rank)
 
@@ -252,8 +252,8 @@ class WaitGraph:
         return tuple(actor for actor in actors if actor not in freed)
 
     def _too_late(self) -> frozenset[int]:
-        """Ranks that still move, but whom others have given up on: these raised (a timeout) in the
-        call they waited for them in, and nobody dead is to blame."""
+        """Return ranks that still move but for which others gave up: these raised a timeout, and no dead rank is to
+        blame."""
         late: set[int] = set()
         gone = {r for r, s in self.index.states.items() if s.phase in DEAD and self.index.died_inside(r) is None}
         for rank in self.stuck:
@@ -375,7 +375,7 @@ def _is_actor(node: Node) -> bool:
 
 
 def _by_rank(node: Node) -> tuple[bool, Node]:
-    """Ranks before meetings, each by number."""
+    """Sort key: ranks before meetings, each by number."""
     return isinstance(node, tuple), node
 
 

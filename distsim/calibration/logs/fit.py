@@ -68,7 +68,7 @@ _SHARES = ("efficiency", "p2p_efficiency", "nvls", "tree_share")
 
 
 def meaning(name: str) -> str:
-    """What the constant *name* stands for, with its unit; the name alone says little."""
+    """Return the meaning of the constant *name* with its unit."""
     if name in _WORDS:
         return _WORDS[name]
     table, _, key = name.rpartition(".")
@@ -141,7 +141,7 @@ _KEPT = ("chunk_MiB", "channel_GBps", "told_us")
 
 @dataclass(frozen=True)
 class FitToLogs:
-    """What was fitted, and what not."""
+    """A fit to logs: which constants were fitted, and which were not."""
 
     before: Constants
     after: Constants
@@ -154,7 +154,7 @@ class FitToLogs:
 
 
 def benches_of(runs: Sequence[LogRun], like: str, version: str | None) -> list[Bench]:
-    """Each run with the cluster of *like* in its number of nodes, ready to be simulated with any constants."""
+    """Return a simulation of each run on the cluster *like* with the run's number of nodes."""
     one = load_cluster(like)
     unit = one.spec.unit_nodes if one.spec is not None else 1
     clusters: dict[int, Cluster] = {}

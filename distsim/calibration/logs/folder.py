@@ -179,7 +179,7 @@ def _version(logs: Logs, cluster: Cluster, like: str) -> list[str]:
 
 
 def strange_release(version: str) -> str | None:
-    """What is to be said of a release of NCCL that the tables of its tuning do not have; None of one that they have."""
+    """Return a note about an NCCL release that the tuning tables do not cover; None for a covered release."""
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     first, last = _KNOWN
     if len(numbers) < 2 or first <= numbers <= last:
@@ -206,7 +206,7 @@ def _same_net(heard: str, net: str) -> bool:
 
 
 def _possible(runs: Sequence[LogRun], cluster: Cluster, like: str) -> None:
-    """No time is shorter than its bytes need on the links as specified: the cluster would be another machine."""
+    """Check that no time is shorter than its bytes need on the links; otherwise the cluster is another machine."""
     node = cluster.node
     for run in runs:
         size = run.nnodes * run.nproc_per_node

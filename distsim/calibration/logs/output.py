@@ -89,7 +89,7 @@ def _row(name: str, where: str, found: Sequence[Array]) -> str:
 
 
 def bars(benches: Sequence[Bench], before: Sequence[Array], after: Sequence[Array]) -> list[str]:
-    """By size the median signed error, left of the line too quick and right of it too slow."""
+    """Chart the median signed error by size: left of the line too fast, right of it too slow."""
     found: dict[int, tuple[list[float], list[float]]] = {}
     for bench, one, other in zip(benches, before, after, strict=True):
         for row, a, b in zip(bench.table.rows, one, other, strict=True):
@@ -245,7 +245,7 @@ def _tables(errors: Mapping[str, tuple[float, float, tuple[str, ...]]]) -> dict[
 
 
 def _kept(cluster: Cluster) -> dict[str, dict[str, object]]:
-    """What the file that was started from had already been fitted to."""
+    """Return what the file from which the fit started had already been fitted to."""
     return {
         name: {"value": one.value, "uncertainty": one.uncertainty, "source": one.source}
         for name, one in cluster.constants.items()

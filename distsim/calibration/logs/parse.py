@@ -128,7 +128,7 @@ class _Reader:
             self._line(number, text)
 
     def _heard(self, text: str) -> None:
-        """What NCCL says of itself."""
+        """Facts that NCCL's own log lines report."""
         run = self._open
         if found := _VERSION.search(text):
             run.library, run.version = ("rccl" if found[1] == "R" else "nccl"), found[2]
@@ -260,7 +260,7 @@ class _Reader:
 
 
 def _refused(run: _Open, op: str | None) -> str | None:
-    """Why nothing can be learnt from a run, in words; None where something can."""
+    """Return why a run is unusable, or None if it is usable."""
     ranks = run.ranks
     if run.columns is not None and run.columns.lacking:
         return f"its table has no column {run.columns.lacking}"
@@ -432,7 +432,7 @@ class CutLine(ValueError):
 
 
 def _last_digit(figure: str) -> float:
-    """What one of the last digit that was printed is worth: 0.01 of 60.25."""
+    """Return the value of one unit in the last printed digit: 0.01 for 60.25."""
     digits, _, power = figure.lower().partition("e")
     return float(10.0 ** (int(power or 0) - len(digits.partition(".")[2])))
 
@@ -447,7 +447,7 @@ class Line:
 
     @property
     def times_us(self) -> list[float]:
-        """Of each block."""
+        """Return the times of each block in microseconds."""
         return [float(block["time"]) for block in self.blocks]
 
     @property
@@ -477,7 +477,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Columns:
-    """What the head of a table says."""
+    """Columns of a table, read from its header."""
 
     lead: tuple[str, ...]
     blocks: tuple[tuple[str, ...], ...]
@@ -486,7 +486,7 @@ class Columns:
 
     @staticmethod
     def of(text: str) -> Columns | None:
-        """From the head's line of names; None for any other line."""
+        """Parse the header line with column names; None for any other line."""
         names = text.replace("#wrong", "wrong#").lstrip("# ").split()
         names = ["#wrong" if name == "wrong#" else name for name in names]
         if names[:2] != ["size", "count"] or not {"time", "cputime"} & set(names):
@@ -501,7 +501,7 @@ class Columns:
         return Columns(tuple(names[:first]), tuple(map(tuple, blocks)), timestamp, "cputime" in names)
 
     def other_unit(self, text: str) -> str | None:
-        """What is not in nccl-tests' units, from the head's line of units; None where all is, or for another line."""
+        """Return a unit in the header line that nccl-tests does not use; None if all are known."""
         units = re.findall(r"\([^)]*\)", text)
         if not text.lstrip("# ").startswith("(") or not units:
             return None
@@ -547,5 +547,5 @@ class Columns:
 
     @property
     def width(self) -> int:
-        """How many columns a line has."""
+        """Return the number of columns in a line."""
         return len(self.lead) + sum(map(len, self.blocks))

@@ -178,7 +178,7 @@ step, of more the median of steps 3 on, is here the second."""
 
 @dataclass(frozen=True)
 class Run:
-    """What came of a row."""
+    """Result of one row."""
 
     row: Row
     wall_s: float
@@ -337,7 +337,7 @@ class Residual:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """How well intervals hold the rows of sources that they had no part in."""
+    """Coverage of intervals on the rows of sources that were left out."""
 
     share: float
     rows: int
@@ -353,7 +353,7 @@ def source_of(text: str) -> str:
 
 
 def residuals_of(runs: Sequence[Run]) -> list[Residual]:
-    """Those of the rows that ran."""
+    """Return the residuals of the rows that ran."""
     return [
         Residual(source_of(run.row.source), run.regime, math.log(run.row.step_s / run.step_s))
         for run in runs
@@ -388,7 +388,7 @@ def _quantile(weighted: Sequence[tuple[float, float]], share: float) -> float:
 
 
 def held(residuals: Sequence[Residual], share: float) -> Held:
-    """How many rows lie in the interval of quantiles at *share*, made without their source."""
+    """Return how many rows lie in the interval at *share* that was made without their source."""
     inside, widths = 0, []
     sources = {one.source for one in residuals}
     for source in sources:

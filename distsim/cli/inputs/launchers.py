@@ -139,7 +139,8 @@ def _torch_launch(command: Launched) -> None:
 
 
 def _accelerate(command: Launched) -> None:
-    """By accelerate's own parser and environment: a hundred flags and a configuration file."""
+    """Parse the command with accelerate's own parser and environment, because it has a hundred flags and a
+    configuration file."""
     if command.arguments[:1] != ["launch"]:
         raise UsageError(f"accelerate {' '.join(command.arguments[:1])}: only accelerate launch starts a program")
     command.arguments.pop(0)

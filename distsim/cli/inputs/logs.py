@@ -76,7 +76,8 @@ def _times(benches: Sequence[Bench], constants: Constants) -> list[NDArray[np.fl
 
 
 def _constants(fitted: FitToLogs, like: str) -> Iterator[str]:
-    """Each constant with its two values; what the logs did not tell; what was held to what links can do."""
+    """Print each constant before and after the fit, the constants that the logs do not determine, and those at a
+    bound."""
     from distsim.calibration.logs.fit import value_of
 
     if not fitted.uncertainty:
@@ -95,14 +96,14 @@ def _constants(fitted: FitToLogs, like: str) -> Iterator[str]:
 
 
 def _meant(name: str) -> str:
-    """What a constant is, where the terminal has room for it."""
+    """Return the meaning of a constant if the terminal is wide enough."""
     from distsim.calibration.logs.fit import meaning
 
     return f"  {meaning(name)}" if shutil.get_terminal_size().columns >= _WIDE else ""
 
 
 def _larger(benches: Sequence[Bench], start: Constants, limits: Callable[[str], tuple[float, float]]) -> Iterator[str]:
-    """How well the largest number of nodes is predicted from all others, where there are two at least."""
+    """Print how well the largest number of nodes is predicted from the others, if there are at least two."""
     from distsim.calibration.compare import REGIMES
     from distsim.calibration.logs.fit import fit_to_logs
 

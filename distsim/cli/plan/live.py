@@ -19,7 +19,7 @@ Show = Callable[[Sequence["Point"]], None]
 
 @contextmanager
 def live_points(total: int, table: Callable[[Sequence[Point]], RenderableType] | None) -> Iterator[Show]:
-    """Give a function that is called with all points that have ended, each time one has.
+    """Return a function that shows progress; it is called with all finished points after each one.
 
     Args:
         total: How many there will be at most.

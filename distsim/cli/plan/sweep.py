@@ -245,7 +245,7 @@ def _table(points: list[Point], price: float | None) -> None:
 
 
 def as_good(points: list[Point]) -> int:
-    """How many of *points*, the best first, may be as quick as the first within what a step may err."""
+    """Return how many of *points*, sorted best first, are as fast as the first within the error of a step."""
     best = points[0].result.figures
     if not tokens_rate(points[0]) or "step_high_s" not in best:
         return 0
@@ -270,7 +270,7 @@ def best_table(points: Sequence[Point]) -> Table:
 
 
 def tokens_rate(point: Point) -> float:
-    """What training points are sorted by: tokens per second and GPU, or steps; 0 where it did not come to a step."""
+    """Return the sort key of training points: tokens per second and GPU, or steps; 0 if no step was completed."""
     figures = point.result.figures
     if not figures.get("fits") or point.result.exit_code or not figures.get("step_s"):
         return 0.0
@@ -315,7 +315,7 @@ def training_columns(points: list[Point], price: float | None) -> dict[str, list
 
 
 def failure(point: Point) -> str:
-    """Why it came to no end, in a line; empty where it did."""
+    """Return why the point did not finish, in one line; empty if it did."""
     from distsim.text.units import format_bytes
 
     result = point.result

@@ -101,7 +101,7 @@ class CpuSpec(Table):
 
 
 class PcieSpec(Table):
-    """What GPUs and NICs are plugged into."""
+    """PCIe: the bus that connects GPUs and NICs."""
 
     generation: Annotated[int, Bounds(ge=1, le=7)] = _note("NCCL's search goes by it")
     bandwidth: Bandwidth = _note("of one slot, one direction, as specified")
@@ -223,7 +223,7 @@ FabricSpec = StarSpec | LeafSpineSpec | FatTreeSpec | RailSpec | TorusSpec | Rin
 
 
 class NcclSpec(Table):
-    """What cannot be read off the hardware."""
+    """NCCL facts that the hardware does not determine."""
 
     library: Literal["nccl", "rccl"] = _note("rccl on GPUs of AMD", "nccl")
     version: str = _note("whose tuning is imitated", "2.27.3")
@@ -240,7 +240,7 @@ class ConstantSpec(Table):
 
 
 class SpreadSpec(Table):
-    """Of measured / simulated time, over the logs that a cluster file was calibrated with."""
+    """Spread of measured / simulated time over the logs with which a cluster file was calibrated."""
 
     low: Annotated[float, Bounds(gt=0, le=1)] = _note("10th percentile")
     high: Annotated[float, Bounds(ge=1)] = _note("90th percentile")
@@ -270,7 +270,7 @@ class ClusterSpec(Table):
     errors: dict[str, SpreadSpec] = _note("of its times: by number of nodes and size, '2 nodes, < 64 KiB'", {})
 
     def misfit(self) -> str | None:
-        """What does not fit together, though each key by itself is right."""
+        """Return what is inconsistent between keys that are valid by themselves; None if nothing is."""
         return next((f"{key}: {text}" for key, text in self._misfits()), None)
 
     def _misfits(self) -> list[tuple[str, str]]:
@@ -298,7 +298,8 @@ class ClusterSpec(Table):
         return found
 
     def _miscalibrated(self) -> list[tuple[str, str]]:
-        """What `distsim calibrate` does not write would be read by nobody; of one operation all figures are needed."""
+        """Check the tables that `distsim calibrate` writes: unknown names have no effect, and an operation needs all
+        figures."""
         given, found = self.calibration, []
         wanted = {f"gloo_{op}": [f"gloo_{op}_{figure}" for figure in _CALIBRATED] for op in _MEASURED}
         known = {key for keys in wanted.values() for key in keys}

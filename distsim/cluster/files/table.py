@@ -27,7 +27,7 @@ _FALSE = ("false", "f", "no", "n", "off", "0")
 
 
 class Bounds:
-    """Of a number."""
+    """Bounds of a number."""
 
     def __init__(self, **limits: float) -> None:
         self.limits = limits
@@ -47,7 +47,7 @@ _LIMITS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
 
 
 class Length:
-    """Of a list: how many entries it may have."""
+    """Bounds on the length of a list."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -69,14 +69,14 @@ class Key:
 
     @property
     def unit(self) -> str:
-        """What a quantity is written with, also where it may be left out."""
+        """Declare the unit of a quantity; a file may leave the unit out."""
         marks = [*getattr(self.annotation, "__metadata__", ())]
         marks += [mark for option in get_args(self.annotation) for mark in getattr(option, "__metadata__", ())]
         return next((mark.unit for mark in marks if isinstance(mark, Quantity)), "")
 
 
 def key(text: str, default: Any = _NEEDED) -> Any:
-    """What follows a key's annotation: its explanation, and its value where a file leaves it out."""
+    """Describe a key: its explanation, and its default."""
     return Key(text, default)
 
 
@@ -103,7 +103,7 @@ class Table:
 
     @classmethod
     def keys(cls) -> dict[str, Key]:
-        """By name, those of the tables it extends first."""
+        """Return the keys by name, inherited ones first."""
         if "_keys" not in vars(cls):
             cls._keys = {}
             hints = typing.get_type_hints(cls, include_extras=True)
@@ -149,7 +149,7 @@ def _unlike(path: Path, expected: str, given: Any, faults: list[str]) -> None:
 
 
 def near(given: Any, options: Any) -> str:
-    """What a mistyped word may have meant."""
+    """Return a hint with the known word nearest to a mistyped one."""
     import difflib
 
     found = difflib.get_close_matches(brief(given), list(options), 1)
@@ -158,7 +158,7 @@ def near(given: Any, options: Any) -> str:
 
 @functools.cache
 def reader(annotation: Any) -> Reader:
-    """What checks a value against *annotation*."""
+    """Return the function that checks a value against *annotation*."""
     origin, inside = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _marked(inside[0], inside[1:])
@@ -243,7 +243,7 @@ def _flag(given: Any, path: Path, faults: list[str]) -> Any:
 
 
 def _text(given: Any, path: Path, faults: list[str]) -> Any:
-    """Names and descriptions are printed: an escape sequence in one stays what it is, letters."""
+    """Return a name or description with escape sequences made visible, because it is printed."""
     return printable(given) if isinstance(given, str) else _unlike(path, "expected a string", given, faults)
 
 

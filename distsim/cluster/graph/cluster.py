@@ -150,11 +150,11 @@ class Wiring(Protocol):
 
     @property
     def links(self) -> Links:
-        """By index."""
+        """Links by index."""
 
     @property
     def devices(self) -> list[str]:
-        """In rank order."""
+        """Devices in rank order."""
 
     def route(self, src: int, dst: int, flow_key: int, rail: int | None) -> tuple[int, ...]:
         """Link indices from the device at position *src* to that at *dst*."""
@@ -164,7 +164,7 @@ class Wiring(Protocol):
         *enters* the NICs by which they come in, where these are others."""
 
     def bisection_bandwidth_bytes_per_s(self) -> float:
-        """What the two halves of the devices can exchange, in one direction."""
+        """Return the bytes/s that the two halves of the devices can exchange in one direction."""
 
 
 class Cluster:
@@ -300,7 +300,7 @@ class Cluster:
 
     @cached_property
     def positions(self) -> dict[str, int]:
-        """Of the names in `devices`."""
+        """Index of each name in `devices`."""
         return {device: position for position, device in enumerate(self.devices)}
 
     def _position(self, device: str) -> int:
@@ -312,7 +312,7 @@ class Cluster:
             ) from None
 
     def bisection_bandwidth_bytes_per_s(self) -> float:
-        """What the first half of the devices can send to the second at once, in one direction.
+        """Return the bytes/s that the first half of the devices can send to the second half at once, in one direction.
 
         Whole nodes (or NVLink domains) where there are several; only links that routes between the halves
         use.
@@ -379,7 +379,7 @@ class Reroute:
         return (*route[:first], *way, *route[last + 1 :])
 
     def _hops_to(self, goal: str) -> dict[str, int]:
-        """How many links from each switch to *goal*."""
+        """Return the number of links from each switch to *goal*."""
         if goal not in self._hops:
             hops, waiting = {goal: 0}, deque([goal])
             while waiting:

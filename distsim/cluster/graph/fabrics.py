@@ -20,7 +20,7 @@ __all__ = ["Cables", "DragonflyFabric", "Fabric", "MeshFabric", "Ports", "TorusF
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """What a fabric has to connect."""
+    """The ports that a fabric connects."""
 
     num_hosts: int
     num_nics: int
@@ -213,7 +213,7 @@ class TorusFabric:
         return host
 
     def path(self, src: int, dst: int, key: int) -> tuple[int, ...]:
-        """Each dimension in turn."""
+        """Route along each dimension in turn."""
         cables: list[int] = []
         here, stride = src, 1
         for axis, extent in enumerate(self._dims):
@@ -252,7 +252,7 @@ class MeshFabric:
 
 
 def _pairs(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Each of *count* with each other."""
+    """Return all pairs of *count* items."""
     src, dst = np.divmod(np.arange(count * count), max(count, 1))
     return src[src != dst], dst[src != dst]
 

@@ -89,7 +89,7 @@ class HostTemplate:
 
     @cached_property
     def _next(self) -> dict[str, list[tuple[str, int, float]]]:
-        """Where each part's wires lead, and what each costs."""
+        """Return the neighbors of each part with the cost of the link."""
         outgoing: dict[str, list[tuple[str, int, float]]] = {part.name: [] for part in self.parts}
         for index, wire in enumerate(self.wires):
             cost = wire.latency_s + _TYPICAL_BYTES / wire.bandwidth_bytes_per_s
@@ -207,7 +207,7 @@ def build_host(node: NodeSpec) -> HostTemplate:
     slot = pcie.bandwidth * pcie.efficiency
 
     def root(index: int, count: int) -> str:
-        """What the slot of the *index*th of *count* devices leads to: a switch, or a socket."""
+        """Return the switch or socket above the slot of device *index* of *count*."""
         above = switches or sockets
         return above[index * len(above) // count]
 

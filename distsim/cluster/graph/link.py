@@ -111,7 +111,7 @@ class Links(Sequence[Link]):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where a rank runs."""
+    """Place of a rank: a device on a host."""
 
     rank: int
     host: int
@@ -251,7 +251,7 @@ class NodeModel:
 
 @dataclass(frozen=True, slots=True)
 class NcclFacts:
-    """What NCCL's tuning asks of a machine."""
+    """Facts of a machine that NCCL's tuning reads."""
 
     version: str
     compute_capability: int

@@ -52,7 +52,7 @@ class HostsOnFabric:
 
     @cached_property
     def devices(self) -> list[str]:
-        """In rank order."""
+        """Devices in rank order."""
         return [f"n{host}/{device}" for host in range(self.num_hosts) for device in self.template.devices]
 
     @cached_property
@@ -234,7 +234,7 @@ class GraphWiring:
         return {(link.src, link.dst): link.index for link in self.links}
 
     def _before(self, src: int) -> dict[str, list[str]]:
-        """For every vertex, the ones that come just before it on a quickest way from the device at *src*."""
+        """Return for each vertex its predecessors on shortest paths from device *src*."""
         if src not in self._trees:
             import networkx
 
@@ -271,7 +271,7 @@ class GraphWiring:
         return one_by_one(self.route, src, dst, flow_key, rails, rails)
 
     def bisection_bandwidth_bytes_per_s(self) -> float:
-        """By maximum flow over the whole graph."""
+        """Compute the bisection bandwidth as a maximum flow over the whole graph."""
 
         half = len(self.devices) // 2
         if half == 0:
@@ -378,11 +378,11 @@ class EqualHosts(Protocol):
 
     @property
     def devices(self) -> Sequence[str]:
-        """In rank order."""
+        """Devices in rank order."""
 
     @property
     def links(self) -> Links:
-        """By index."""
+        """Links by index."""
 
 
 def max_flow(links: Iterable[tuple[str, str, float]], sources: Sequence[str], sinks: Sequence[str]) -> float:

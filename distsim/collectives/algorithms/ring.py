@@ -58,7 +58,7 @@ number but 4 and 6)."""
 
 
 def _orders(members: list[int], mesh: bool) -> list[list[int]]:
-    """Where GPUs are linked pairwise, cycles that together use every arc equally often."""
+    """Return cycles over pairwise-linked GPUs that use every link equally often."""
     size = len(members)
     if not mesh or size < 3:
         return [members]
@@ -328,7 +328,7 @@ def _longest(each_s: NDArray[np.float64], steps: int) -> float:
 
 
 def ring_hops(group: Members, shape: Shape) -> tuple[float, float]:
-    """How many of a piece's hops stay inside a node, and how many lead to another."""
+    """Return how many hops of a ring stay inside a node, and how many leave it."""
     inter = float(_hops(group).inter.mean()) * shape.steps
     return shape.steps - inter, inter
 

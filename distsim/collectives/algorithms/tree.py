@@ -100,7 +100,8 @@ def _trees(group: Members) -> list[Tree]:
 
 
 def _tree(group: Members, shape: _Shape, number: int, side: int) -> Tree:
-    """In each node a chain of its members that begins next to the gate; the chains' heads are the tree."""
+    """Return the tree: the members of a node form a chain from the one nearest to the NIC, and the chain heads form the
+    tree."""
     domains, mesh = group.domains, group.cluster.node.nvlink == "mesh"
     gates = [gates[number if len(domains) > 1 else 0] for gates in group.gates]
     if len(domains) > 1:
@@ -157,7 +158,7 @@ IDEAL_PIECES, MAX_PIECES = 16, 256
 
 
 def pieces_of(nbytes: float, cost: Cost) -> int:
-    """How many pieces a payload moves in: what the first one takes on its way is not hidden by the others."""
+    """Return the number of pieces of a payload; the latency of the first piece is not hidden."""
     if math.isinf(cost.piece_bytes):
         return IDEAL_PIECES
     return round(min(max(nbytes / cost.piece_bytes, 1.0), MAX_PIECES))
@@ -176,7 +177,7 @@ class _Level:
     down: NDArray[np.float64]
 
     def of(self, up: bool, pieces: int) -> NDArray[np.float64]:
-        """What a piece on its way up or down meets: the only piece those that go its way, one of many all."""
+        """Return which piece passes a hop: the only one, or one of many."""
         own, other = (self.up, self.down) if up else (self.down, self.up)
         return own + other * min((pieces - 1) / (IDEAL_PIECES - 1), 1.0)
 
@@ -223,13 +224,13 @@ def _hops(group: Members, pieces: int) -> _Hops:
 
 
 def _distinct(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Each row once."""
+    """Return the distinct rows."""
     alike = rows.view(f"V{rows.itemsize * rows.shape[1]}").ravel().tolist()
     return rows[list({row: place for place, row in enumerate(alike)}.values())]
 
 
 def _steps(tree: Tree, ways: Routes, group: Members, level: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What each edge adds to a way: the columns of `_Hops.ways`."""
+    """Return what each edge adds to a path, as columns of `_Hops.ways`."""
     step = np.stack([np.ones(len(tree.child)), ways.total(group.links.latency_s), ways.largest(level)], axis=1)
     return np.where(np.repeat([[False, True]], 3, axis=1) == tree.inter[:, None], np.hstack([step, step]), 0.0)
 

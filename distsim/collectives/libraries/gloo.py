@@ -31,7 +31,7 @@ def each_of(group: Members, peers: float) -> float:
 
 
 def shares(pairs: Mapping[tuple[int, int], float]) -> float:
-    """How many of the largest transfer the busiest rank of uneven *pairs* sends or receives."""
+    """Return the bytes that the busiest rank sends or receives, in units of the largest of the uneven *pairs*."""
     sent: dict[tuple[int, bool], float] = {}
     for (src, dst), nbytes in pairs.items():
         sent[src, True] = sent.get((src, True), 0.0) + nbytes
@@ -54,7 +54,7 @@ _GLOO_HOP_S = 20e-6
 
 
 def progress_bytes(op: str, size: int, nbytes: float) -> float:
-    """What one transfer of *op* moves, over all its rounds: what a calibration's times per byte are for."""
+    """Return the bytes that one transfer of *op* moves over all rounds, to which a calibrated time per byte applies."""
     if op in ("all_reduce", "all_gather", "reduce_scatter"):
         return Shape.of(op, size, nbytes).edge_bytes
     if op == "all_to_all":

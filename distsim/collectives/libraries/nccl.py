@@ -80,7 +80,7 @@ class NcclSelector:
         self.proto = _named("a protocol", proto, PROTOCOLS) if version != "ideal" else None
 
     def machine(self, group: Members) -> Machine:
-        """What NCCL's tuning reads of *group*."""
+        """Return what NCCL's tuning reads about *group*."""
         found: Machine = group.cached("nccl machine", lambda: self._machine(group))
         return found
 
@@ -133,8 +133,9 @@ class NcclSelector:
         return nccl.net in ("ib", "roce", "efa")
 
     def _believed_pcie_gbps(self) -> float:
-        """What NCCL takes a ring over PCIe for: a x16 slot by its generation, and the way between sockets by the
-        processor (v2.30.7, src/graph/topo.h and topo.cc), whatever either is measured to give."""
+        """Return the bandwidth in GB/s that NCCL assumes for a ring over PCIe. Source: v2.30.7, src/graph/topo.h and
+        topo.cc: a x16 slot by its generation, the path between sockets by the processor, whatever their measured
+        rates."""
         node, nccl, sockets = self.cluster.node, self.cluster.nccl, self.cluster.cpu.num_sockets
         slot = _PCIE_GBPS.get(node.pcie_generation, node.pcie_bytes_per_s / 1e9)
         between = _SOCKET_GBPS.get(nccl.cpu_class or nccl.cpu_vendor, slot)
@@ -183,7 +184,7 @@ class NcclSelector:
         return min(near, key=lambda one: self._alone_s(group, op, nbytes, one))
 
     def _candidates(self, op: str, nbytes: float, machine: Machine) -> list[Candidate]:
-        """What the library can take, less what the settings rule out; all of it where they leave nothing."""
+        """Return the choices of the library that the settings allow; all of them if the settings allow none."""
         every = (rccl_candidates if machine.rccl else candidates)(op, nbytes, machine)
         forced = self.algo is not None or self.proto is not None
         left = [

@@ -123,7 +123,7 @@ _MOST = 32
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """What the search finds: channels, and GB/s of each in a ring and in a tree."""
+    """Channels that NCCL's search finds, with the GB/s of each in a ring and in a tree."""
 
     found: int
     ring_gbps: float

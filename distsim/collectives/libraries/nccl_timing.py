@@ -96,11 +96,11 @@ class NcclTiming:
         return self.net
 
     def generation(self, machine: Machine) -> str:
-        """Whose constants: ampere, hopper, blackwell."""
+        """Return the GPU generation whose constants apply: ampere, hopper or blackwell."""
         return _GENERATIONS[machine.generation]
 
     def floor_s(self, group: Members) -> float:
-        """What launching costs the host, whatever the kernels do meanwhile."""
+        """Return the seconds of the host for the launch, whatever the kernels do meanwhile."""
         if self.launcher == "shared":
             return self._of("launch", "shared_process_per_gpu") * group.per_node * 1e-6
         return self._of("launch", f"process_{self.cluster.nccl.cpu_vendor}") * 1e-6
@@ -144,8 +144,8 @@ class NcclTiming:
         return node.nic_bytes_per_s / (node.pcie_bytes_per_s * self._of("pcie", "root"))
 
     def lost(self, machine: Machine, ring: bool = False) -> float:
-        """How much longer bytes take for having to go to more nodes than two: so much for each doubling up to 64. In a
-        ring, where each node has the same two neighbours however many there are, that is little."""
+        """Return the factor by which transfers over more than two nodes are slower; it grows with each doubling up to
+        64 nodes. It is small for rings, where each node has two neighbors."""
         doublings = min(math.log2(machine.num_nodes / 2), 5.0)
         return 1.0 + self._of(self.net, "ring_loss" if ring else "loss") * doublings
 

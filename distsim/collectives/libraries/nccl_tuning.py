@@ -209,7 +209,7 @@ _CORRECTED = 23
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the tuning reads of a group and its machine."""
+    """Facts of a group and its machine that NCCL's tuning reads."""
 
     num_ranks: int
     num_nodes: int
@@ -287,7 +287,7 @@ def _correction(proto: str, nbytes: float) -> float:
 
 
 def _corrects_nvls(machine: Machine) -> bool:
-    """From 2.29 on NVLSTree is corrected as trees are, on Blackwell beside x86 (ncclTopoGetAlgoTime)."""
+    """Return whether NVLSTree is corrected like trees: from 2.29 on, on Blackwell with x86 (ncclTopoGetAlgoTime)."""
     return machine.version >= (2, 29) and machine.generation >= 3 and machine.x86
 
 
@@ -384,7 +384,7 @@ def _nvls_bandwidth(op: str, algo: str, machine: Machine) -> float:
 
 
 def steps_of(op: str, size: int) -> int:
-    """How often a ring of *size* passes a piece on."""
+    """Return the number of steps of a ring of *size*."""
     if op == "all_reduce":
         return 2 * (size - 1)
     return size - 1 if op in ("all_gather", "reduce_scatter") else size

@@ -18,7 +18,7 @@ _DEFAULT = ("aten", "prims", "rngprims", "fsdp")
 
 
 def price(pricing: Pricing, call: Call) -> Cost | None:
-    """What the call costs; None for an operator of which nothing is known."""
+    """Return the cost of the call; None for an unknown operator."""
     found = RULES.get(call.name)
     if found is not None:
         return found(pricing, call)

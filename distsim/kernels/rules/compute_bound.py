@@ -16,7 +16,7 @@ __all__: list[str] = []
 
 
 def _product(pricing: Pricing, call: Call, left: Any, right: Any) -> Cost:
-    """Of two or three dimensions, whatever else the operator reads or writes beside."""
+    """Price a product of two- or three-dimensional operands, including other reads and writes of the operator."""
     batch = left.shape[0] if left.dim() == 3 else 1
     rows, inner = left.shape[-2], left.shape[-1]
     columns = right.shape[-1]
@@ -90,7 +90,7 @@ def _grouped(pricing: Pricing, call: Call) -> Cost:
 @rule("convolution", "_convolution", "convolution_overrideable", "cudnn_convolution", "miopen_convolution")
 @rule("_slow_conv2d_forward", "slow_conv3d_forward", "_conv_depthwise2d", "conv_depthwise3d")
 def _convolution(pricing: Pricing, call: Call) -> Cost:
-    """As the implicit product that it is: pixels of the output by filters by what a filter sees."""
+    """Price a convolution as its implicit product: output pixels x filters x filter size."""
     given = call["input"] if call["input"] is not None else call["self"]
     return _convolve(pricing, call, given, call["weight"], call.outputs[0], bool(call["transposed"]))
 
@@ -146,8 +146,8 @@ def _kernel(name: str) -> str:
 
 
 def _shape(call: Call) -> Attention:
-    """From batch x heads x length x dimension; what is named attention_forward has heads and length swapped, and
-    packed sequences without a batch."""
+    """Return the shape as batch, heads, length and dimension; attention_forward swaps heads and length, and packed
+    sequences have no batch."""
     query, key, value = call["query"], call["key"], call["value"]
     backward = call.name.endswith("backward")
     causal = bool(call["is_causal"])
@@ -172,7 +172,7 @@ def _shape(call: Call) -> Attention:
 
 
 def _packed(call: Call) -> Any:
-    """Where sequences begin, if they are packed; they are taken to be of one length."""
+    """Return the starts of packed sequences, which are assumed to have equal length."""
     for name in ("cum_seq_q", "cu_seqlens_q", "cu_seqlens_q_", "seqstart_q"):
         found = call[name]
         if isinstance(found, torch.Tensor):
@@ -284,7 +284,7 @@ def _softmax(pricing: Pricing, call: Call) -> Cost:
 
 
 def _rows(pricing: Pricing, given: Any, dim: int, long: float) -> float:
-    """What rows along *dim* get of the bandwidth; *long*, if they do not fit into shared memory."""
+    """Return the bandwidth share of rows along *dim*; *long* rows do not fit into shared memory."""
     memory = pricing.spec.memory
     values = given.shape[dim] if given.dim() else 1
     if values <= _WARP:
@@ -294,7 +294,8 @@ def _rows(pricing: Pricing, given: Any, dim: int, long: float) -> float:
 
 @rule("_softmax_backward_data", "_log_softmax_backward_data")
 def _softmax_backward(pricing: Pricing, call: Call) -> Cost:
-    """As forward's kernels (SoftMax.cu: a warp's, one that keeps the row in shared memory, and one that does not)."""
+    """Price the backward of softmax like its forward (SoftMax.cu has a kernel per warp, one with rows in shared memory,
+    and one without)."""
     efficiency = _rows(pricing, call["output"], call["dim"], pricing.spec.memory.softmax_backward)
     return pricing.bytes(call.read + call.write, efficiency, "softmax")
 

@@ -103,7 +103,7 @@ def _fill(pricing: Pricing, call: Call) -> Cost:
 @rule("repeat_interleave", "fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy", "fsdp::chunk_cat")
 @rule("fsdp::copy_", "c10d::allocate", "pixel_shuffle", "channel_shuffle", "im2col", "col2im")
 def _rearrange(pricing: Pricing, call: Call) -> Cost:
-    """As much read as written."""
+    """Price an operator that writes as many bytes as it reads."""
     written = call.write
     return pricing.bytes(2 * written, pricing.spec.memory.elementwise, "copy", kernels=1 if written else 0)
 
@@ -174,7 +174,7 @@ def _nothing(pricing: Pricing, call: Call) -> Cost:
 
 @rule("embedding", "index_select", "gather", "index", "take", "take_along_dim", "_unsafe_index", "_embedding_bag")
 def _gather(pricing: Pricing, call: Call) -> Cost:
-    """As much is read as is written, whatever the size of what it is taken from."""
+    """Price a gather: it reads as many bytes as it writes, whatever the size of the source."""
     table = call["weight"] if call["weight"] is not None else call["self"]
     indices = max(0, call.read - nbytes(table))
     kind = "embedding" if "embedding" in call.name else "index"
@@ -214,7 +214,8 @@ def _embedding_backward(pricing: Pricing, call: Call) -> Cost:
     "put_",
 )
 def _scatter(pricing: Pricing, call: Call) -> Cost:
-    """What is put is read, and read and written where it goes; what is not in place is copied first."""
+    """Price a scatter: the values are read, their targets read and written; an operator that is not in place copies
+    first."""
     given = nbytes(call["self"])
     put = max(0, call.read - given)
     memory = pricing.spec.memory
@@ -308,7 +309,7 @@ def _is_list(value: object, length: int) -> bool:
 
 @rule("_foreach_norm")
 def _norms(pricing: Pricing, call: Call) -> Cost:
-    """Each block leaves its part, which a second kernel adds up."""
+    """Price norms: each block writes a partial sum, which a second kernel adds up."""
     first = foreach(pricing, call)
     return first.plus(pricing.bytes(call.write, pricing.spec.memory.elementwise, "optimizer"))
 
@@ -336,7 +337,7 @@ def default(pricing: Pricing, call: Call) -> Cost:
 
 
 def _flops(call: Call) -> int:
-    """By torch's formula, where it has one."""
+    """Return torch's flop count, if it has a formula."""
     formula = flop_registry.get(call.func.overloadpacket)
     if formula is None:
         return 0
@@ -360,5 +361,5 @@ def _reduction(pricing: Pricing, call: Call) -> Cost:
 
 @rule("max", "min")
 def _extreme(pricing: Pricing, call: Call) -> Cost:
-    """Of one tensor a reduction, of two elementwise."""
+    """Price a minimum or maximum: a reduction of one tensor, elementwise for two."""
     return default(pricing, call) if call["other"] is not None else _reduction(pricing, call)

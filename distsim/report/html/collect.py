@@ -93,7 +93,7 @@ MOST_LINKS = 48
 
 
 def usage(material: Material) -> dict[str, Any] | None:
-    """None where nobody took samples (a real run), or nothing moved."""
+    """Return the usage of links over time; None if there are no samples (a real run) or no traffic."""
     samples: dict[int, list[tuple[float, float]]] = {}
     for time_s, index, fraction in material.link_samples:
         samples.setdefault(index, []).append((time_s, fraction))
@@ -206,7 +206,7 @@ class Material:
 
 
 def of_outcome(outcome: Outcome, faults: Sequence[Fault] = ()) -> Material:
-    """Of a simulated run."""
+    """Collect the picture of a simulated run."""
     alike = {} if outcome.training is None else {rank.rank: rank.like for rank in outcome.training.ranks}
     return Material(
         records=outcome.records,
@@ -223,7 +223,7 @@ def of_outcome(outcome: Outcome, faults: Sequence[Fault] = ()) -> Material:
 
 
 def of_records(diagnoses: Sequence[Diagnosis], evidence: Evidence, snapshot: bool = False) -> Material:
-    """Of a real run, alive or dead."""
+    """Collect the picture of a real run, alive or dead."""
     calls = (record for records in evidence.records.values() for record in records)
     last_s = max((max(c.issued_s, c.completed_s or 0.0) for c in calls), default=0.0)
     return Material(evidence.records, max(evidence.now_s, last_s), diagnoses, evidence, snapshot=snapshot)
@@ -278,7 +278,7 @@ def _name(ranks: Sequence[int]) -> str:
 
 
 def _alike(material: Material, ranks: Sequence[int]) -> list[list[int]]:
-    """Ranks by what they call, where, and how far they came."""
+    """Group ranks by their calls, lines and progress."""
     found: dict[tuple[object, ...], list[int]] = {}
     states = {} if material.evidence is None else material.evidence.ranks
     for rank in ranks:
@@ -296,7 +296,7 @@ Met = dict[tuple[str, int, str], float]
 
 
 def _meetings(material: Material) -> Met:
-    """When the last member came to each collective that all came to: a guard does not record it."""
+    """Return when the last member reached each complete collective, which a guard does not record."""
     came: dict[tuple[str, int, str], list[float]] = {}
     sizes: dict[tuple[str, int, str], int] = {}
     for records in material.records.values():
@@ -381,7 +381,7 @@ def thinned(slices: list[Slice], end_s: float, most: int) -> list[Slice]:
 
 
 def _call(record: CallRecord) -> dict[str, Any]:
-    """What a click shows."""
+    """Return the details of a call that a click shows."""
     facts: dict[str, Any] = {
         "rank": record.rank,
         "call": _text(record),

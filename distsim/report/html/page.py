@@ -37,7 +37,7 @@ ROWS_OF_MANY = 200
 
 @dataclass(slots=True)
 class Page:
-    """What stands on a page: of several runs an overview first."""
+    """A page; a page of several runs begins with an overview."""
 
     title: str
     heading: str
@@ -96,7 +96,7 @@ def _template() -> Any:
 
 
 def _finalize(value: object) -> object:
-    """Nothing that a browser would obey: no bidirectional marks, no controls."""
+    """Remove bidirectional marks and control characters, which a browser would obey."""
     return printable(value) if type(value) is str else value
 
 
@@ -107,7 +107,7 @@ def _text(name: str) -> str:
 
 @cache
 def _plotly() -> tuple[str, str]:
-    """Its script, packed, and plotly.py's version."""
+    """Return the compressed script of plotly and the version of plotly.py."""
     from importlib.metadata import version
 
     try:
@@ -132,7 +132,8 @@ class Entry:
 
 
 def run_page(document: Mapping[str, Any]) -> Page:
-    """Of one run. ValueError, KeyError, TypeError or AttributeError where *document* is no report."""
+    """Return the page of one run. Raises ValueError, KeyError, TypeError or AttributeError if *document* is not a
+    report."""
     run = run_parts(document)
     said = f"{run.told[0].kind}, {run.told[0].ranks}" if run.told else run.title
     return Page(f"{run.word}: {said}", run.title, [run])
@@ -160,7 +161,7 @@ def suite_page(entries: Sequence[Entry], line: str) -> Page:
 
 
 def sweep_page(name: str, entries: Sequence[Entry], figure: str) -> Page:
-    """Of all points of a sweep."""
+    """Return the page of all points of a sweep."""
     runs = _runs(entries)
     links = [_link(number, runs) for number in range(len(entries))]
     parts = [Part("bars", f"{figure_name(figure)} of each point", "A click on a bar shows its run.")]
@@ -182,7 +183,7 @@ def sweep_page(name: str, entries: Sequence[Entry], figure: str) -> Page:
 
 
 def tune_page(name: str, entries: Sequence[Entry], lines: Sequence[str]) -> Page:
-    """Of a search: *entries*, the best first, and *lines* on the best ones."""
+    """Return the page of a search: *entries*, the best first, and *lines* about the best ones."""
     front = Part("front", "Time and memory", "No other point is better in both than one on the line.")
     front.figure = pareto_plot(entries)
     front.missing = "No point fits."
@@ -207,7 +208,7 @@ def _points_table(entries: Sequence[Entry], links: Sequence[str]) -> Table:
 
 
 def bench_page(document: Mapping[str, Any]) -> Page:
-    """Of `distsim bench`, from its JSON."""
+    """Return the page of a `distsim bench` result."""
     fields = {
         "size_bytes": ("size", lambda v: format_bytes(v)),
         "time_us": ("time", lambda v: format_time(v * 1e-6)),

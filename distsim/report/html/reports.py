@@ -104,8 +104,8 @@ def _picture(material: Material, replay: str) -> dict[str, Any]:
 
 
 def launch_with_page(launch: Callable[[], int], args: Any) -> int:
-    """What *launch* answers, or 2 where it went well and the page did not. The records of a run that went well are
-    kept until the page is written."""
+    """Run *launch* and write the page. Return its exit code, or 2 if only the page failed. The records of a successful
+    run are kept until the page is written."""
     check_page(args.html)
     chosen = getattr(args, "rings", None) or os.environ.get("DISTSIM_DIR")
     if not chosen:
@@ -203,7 +203,7 @@ def _wrong(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _figures(value: Any, place: str, name: str, from_zero: bool) -> Iterator[str]:
-    """What is wrong in *value*, which stands at *place* under the key *name*."""
+    """Return what is wrong in *value*, which is at *place* under the key *name*."""
     if isinstance(value, dict):
         for key, one in value.items():
             yield from _figures(one, f"{place}.{brief(key)}", key, from_zero)
@@ -225,7 +225,7 @@ def _figure(value: Any, place: str, name: str, from_zero: bool) -> Iterator[str]
 
 
 def _said(value: Any) -> str:
-    """As it stands in the JSON, nearly; of a list or an object only that it is one."""
+    """Return a short form of a JSON value; a list or object is only named."""
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
     return brief(repr(value))

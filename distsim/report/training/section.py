@@ -154,7 +154,7 @@ def _rank(rank: RankTraining) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What would be better, and the step it would leave."""
+    """A possible improvement and the step time that would remain."""
 
     name: str
     how: str
@@ -198,7 +198,7 @@ def memory_table(training: Training) -> RenderableType:
 
 
 def shortage(short: OutOfMemory, training: Training) -> RenderableType:
-    """By how much, what held it, what would have fitted."""
+    """Show how much memory was missing, what held it, and what would have fitted."""
     lost = short.reserved - short.allocated
     said = (
         f"asked for {format_bytes(short.asked)} where {format_bytes(short.allocated)} "
@@ -213,7 +213,7 @@ def shortage(short: OutOfMemory, training: Training) -> RenderableType:
 
 
 def remedies(short: OutOfMemory, training: Training) -> list[str]:
-    """What would have fitted, from what was held; a sentence each."""
+    """Return changes that would have fitted, one sentence each."""
     held = short.held
     states = held["parameters"] + held["gradients"] + held["optimizer"]
     found = _of_the_batch(short)
@@ -236,7 +236,7 @@ def remedies(short: OutOfMemory, training: Training) -> list[str]:
 
 
 def _of_the_batch(short: OutOfMemory) -> list[str]:
-    """What less of a batch would have spared."""
+    """Return which smaller batch would have fitted, if one would."""
     need = short.asked + max(short.allocated - RESERVE * short.capacity, short.reserved - short.capacity)
     activations = short.held["activations"] + (short.asked if short.asked_as == "activations" else 0)
     if activations and 0 < need < activations and short.asked_as == "activations":

@@ -66,7 +66,8 @@ def _mean_step(training: Training) -> str:
 
 
 def _traced_part(training: Training) -> str:
-    """What the critical path tells of: the step, or its last part, where its kernels are too many to remember."""
+    """Return the part of the step that the critical path covers: all of it, or its end if there are too many
+    kernels."""
     share = training.critical_path_share or 0.0
     return f"{'' if share > 0.995 else f'the last {share:.0%} of '}step {training.steps}"
 
@@ -148,7 +149,7 @@ def _step(training: Training) -> Text:
 
 
 def _sure(training: Training) -> Text:
-    """Where a measured step would lie, and what that knows of."""
+    """Return the interval of measured steps and its basis."""
     assert training.step_low_s is not None
     assert training.step_high_s is not None
     assert training.step_regime is not None
@@ -164,7 +165,7 @@ def _sure(training: Training) -> Text:
 
 
 def _launch_bound(training: Training) -> Text:
-    """How much of a step the host needs for its launches."""
+    """Return how much of a step the host needs for launches."""
     assert training.host_work_s is not None
     assert training.step_time_s is not None
     share = training.host_work_s / training.step_time_s
@@ -202,7 +203,7 @@ def _use(training: Training) -> Text | None:
 
 
 def _why_too_much(training: Training) -> str:
-    """How a share of the peak can be above 1: what does not go together."""
+    """Return why the share of the peak can exceed 1."""
     return (
         "not all work of the counted steps is alike: some steps lack the work of others (such as an optimizer's "
         "step), or part of the work is not in {training.peak_dtype}"
@@ -245,7 +246,7 @@ def _ranks(training: Training) -> RenderableType:
 
 
 def _waits(rank: RankTraining) -> Text:
-    """What the rank that paces the others waits for."""
+    """Return what the slowest rank waits for."""
     said = []
     for wait in rank.waits[:3]:
         shown_s = wait.moving_s + wait.late_s

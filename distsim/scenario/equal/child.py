@@ -16,7 +16,7 @@ _exit = os._exit  # inside of a simulation it ends the rank that calls it
 
 @dataclass
 class Spec:
-    """What is run, and where its tensors go."""
+    """Specification of a run: the program, and where its tensors are written."""
 
     program: str
     module: bool
@@ -34,7 +34,7 @@ class Spec:
     renamed: dict[str, str] | None = None
 
     def write(self, path: Path) -> None:
-        """As a file for this module."""
+        """Write it as a file for this module."""
         path.write_text(json.dumps(asdict(self)))
 
 

@@ -50,7 +50,7 @@ class Deviation:
 
 @dataclass
 class Comparison:
-    """What two runs have in common."""
+    """Comparison of two runs."""
 
     compared: dict[str, int] = field(default_factory=dict)
     """Tensors of each kind."""
@@ -98,7 +98,7 @@ def teams(sharded: Run, whole: Run) -> dict[int, list[int]]:
 
 
 def starts(sharded: Run, whole: Run, ranks_of: Mapping[int, Sequence[int]]) -> dict[int, dict[str, Array]]:
-    """Of each rank of *whole* the parameters that have to begin with other values, which are those of *sharded*."""
+    """Return the parameters of each rank of *whole* that must begin with the values of *sharded*."""
     needed: dict[int, dict[str, Array]] = {}
     for rank, entries in whole.ranks.items():
         needed[rank] = {}
@@ -193,7 +193,7 @@ class _Team:
         return LEAST if moved is None else max(LEAST, TIMES * min(1.0, distance(target, moved.load())))
 
     def _order(self) -> Iterator[Key]:
-        """What both runs have, in the order of the sharded run's ranks."""
+        """Return what both runs recorded, in the order of the sharded run's ranks."""
         seen: dict[Key, None] = {}
         for rank in self.ranks:
             seen |= dict.fromkeys(self.sharded.ranks[rank])
@@ -240,7 +240,7 @@ class _Team:
         return list(ranks)
 
     def _parameters(self) -> Iterator[str]:
-        """Names of parameters that are one in both runs before the first step."""
+        """Return the names of parameters that match in both runs before the first step."""
         known: dict[str, bool] = {}
         constant: dict[str, bool] = {}
         for key, entry in self.whole.items():

@@ -59,7 +59,7 @@ class Key(NamedTuple):
 
 @dataclass
 class Entry:
-    """Where a tensor was made, and its values."""
+    """A recorded tensor: where it was created, and its values."""
 
     site: str
     load: Callable[[], NDArray[Any]]
@@ -176,7 +176,7 @@ class Recorder:
                     yield name, parameter
 
     def _learn(self, model: Any) -> None:
-        """Take the names of *model*, give its parameters the values that it is to start with, and keep these."""
+        """Record the names of *model*, and set and keep its initial parameters."""
         self._roots.append(model)
         for name, module in model.named_modules():
             self._names.setdefault(id(module), self._plain(name))
@@ -257,7 +257,8 @@ def _tensors(values: Any, depth: int = 0) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def recording(current: Callable[[], Recorder | None], done: Callable[[], None]) -> Iterator[None]:
-    """Within this, torch tells the recorder of the rank that runs (*current*); *done* is called after each step."""
+    """Return a context in which torch notifies the recorder of the running rank (*current*); *done* is called after
+    each step."""
 
     def enter(module: Any, args: Any) -> None:
         recorder = current()
@@ -295,7 +296,7 @@ def recording(current: Callable[[], Recorder | None], done: Callable[[], None]) 
 
 @contextlib.contextmanager
 def without_dropout() -> Iterator[None]:
-    """Within this, dropout lets everything through: its random numbers depend on the layout."""
+    """Return a context in which dropout passes everything, because its random numbers depend on the layout."""
     names = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
     before = {name: getattr(functional, name) for name in (*names, "scaled_dot_product_attention")}
     attention = before["scaled_dot_product_attention"]
@@ -336,7 +337,7 @@ def write_run(recorders: Mapping[int, Recorder], path: Path) -> None:
 
 
 def read_run(path: Path) -> Run:
-    """What `write_run` wrote; arrays are read when they are asked for."""
+    """Read what `write_run` wrote; arrays are loaded on access."""
     archive = np.load(path, allow_pickle=False)
     about = json.loads(archive["about"].tobytes())
     ranks = {}

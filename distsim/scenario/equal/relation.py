@@ -19,7 +19,7 @@ sequence, and query, key and value of one weight."""
 
 
 class How(enum.Enum):
-    """What the ranks' tensors are of the whole one."""
+    """Relation of the ranks' tensors to the whole tensor."""
 
     EQUAL = "equal"
     JOINED = "joined"
@@ -52,7 +52,7 @@ def distance(whole: Array, other: Array) -> float:
 
 
 def relation(whole: Array, shards: Sequence[Array], threshold: float) -> Relation:
-    """What *shards*, one of each rank in order, are of *whole*.
+    """Return the relation of *shards*, one per rank in order, to *whole*.
 
     MULTIPLE is said of ranks that are equal and a whole number of times too large or too small. A relation whose
     distance is above *threshold* is NONE, with the smallest distance that was found.
@@ -97,7 +97,7 @@ def _distinct(shards: Sequence[Array]) -> list[Array]:
 
 
 def _candidates(shape: tuple[int, ...], shards: Sequence[Array]) -> Iterator[tuple[How, str, Array]]:
-    """What *shards* may make that has *shape*, the simplest first."""
+    """Yield the tensors of *shape* that *shards* may form, the simplest first."""
     if len(shards) == 1 or all(shard.shape == shape for shard in shards):
         # several copies of one tensor that differ by rounding
         farthest = max(shards, key=lambda shard: distance(shards[0], shard))
@@ -175,7 +175,7 @@ def _sum(shards: Sequence[Array]) -> Array:
 
 
 def _factor(whole: Array, shard: Array, threshold: float) -> float | None:
-    """By how much *shard* is too large, where that is a whole number from 2 or one over it."""
+    """Return the factor by which *shard* is too large if it is a whole number from 2 or its inverse."""
     if whole.shape != shard.shape:
         return None
     a, b = whole.astype(np.float64).reshape(-1), shard.astype(np.float64).reshape(-1)

@@ -26,7 +26,7 @@ _LINE = re.compile(r"\[ *(\d+)\] ?(.*)")
 
 
 def lines_by_rank(output: str) -> dict[int, list[str]]:
-    """What each rank printed."""
+    """Return the output of each rank."""
     lines: dict[int, list[str]] = {}
     for line in output.splitlines():
         found = _LINE.match(line)

@@ -67,8 +67,8 @@ def _of_training(training: Training) -> dict[str, float]:
 
 
 def _sure(outcome: Outcome, exposed_s: float) -> dict[str, float]:
-    """Where a measured time of the run, and of a step, would lie in eight cases of ten: the intervals of its
-    collectives, by as much of them as nothing hides. Nothing where none of them was ever measured."""
+    """Return the intervals of the run and of a step that hold eight of ten measured times: those of collectives,
+    weighted by their exposed share. Empty without measurements."""
     known = [total for total in outcome.collectives if total.low_s is not None and total.high_s is not None]
     if not known:
         return {}

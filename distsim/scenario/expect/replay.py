@@ -19,7 +19,7 @@ REST = "distsim scenario run --html FILE"
 
 
 def replay_command(scenario: Scenario, schedule: Schedule | None = None) -> str:
-    """What to type to see the same run again."""
+    """Return the command that repeats the run."""
     words = ["distsim", "scenario", "run", os.path.relpath(scenario.path), "--seed", str(scenario.spec.seed)]
     schedule = schedule or scenario.schedule
     if schedule is not None:
@@ -28,7 +28,7 @@ def replay_command(scenario: Scenario, schedule: Schedule | None = None) -> str:
 
 
 def never_struck(rule: Rule, ended_s: float | None = None) -> str:
-    """That *rule*'s moment never came, and what to do where the run ended before it, after *ended_s*."""
+    """Return a note that *rule* never struck, and the remedy if the run ended first, after *ended_s*."""
     text = f"{rule.path}: never struck ({rule}, {rule.when})"
     if ended_s is None or ended_s > rule.when.start_s:
         return text

@@ -55,7 +55,7 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """What came of it in a few words: the diagnosis, the limit that ended it, an exit code nobody explains."""
+        """Return the result in a few words: the diagnosis, the limit that ended it, or an unexplained exit code."""
         words = [] if self.kind == "healthy" and (self.limit or self.exit_code) else [self.kind]
         if self.limit:
             words.append(f"ended by {self.limit}")
@@ -69,7 +69,7 @@ class Result:
         self.place = None if site is None else (site.file, site.line)
 
     def ended_by(self, limits: Limits) -> None:
-        """It did not end by itself, which is the first thing to say."""
+        """Return what ended the run if it did not end by itself."""
         self.limit = f"limits.{limits.name}"
         self.wrong.insert(0, f"{self.limit}: {limits.reached}")
 

@@ -25,7 +25,7 @@ _perf_counter = time.perf_counter
 
 @dataclass(slots=True)
 class Explored:
-    """What came of an exploration."""
+    """Result of an exploration."""
 
     scenario: Scenario
     num_schedules: int
@@ -44,7 +44,7 @@ class Explored:
 
     @property
     def text(self) -> str:
-        """For people: how many fail, how, and how to see the shortest again."""
+        """Return a summary: how many schedules fail, how, and how to repeat the shortest."""
         head = f"{self.scenario.name}: {self._count}"
         if self.failing is None:
             return head

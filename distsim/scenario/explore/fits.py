@@ -59,7 +59,7 @@ class Held:
 
 @dataclass(slots=True)
 class Fit:
-    """What one run needs."""
+    """Memory that one run needs."""
 
     outcome: Outcome
     training: Training
@@ -185,7 +185,7 @@ def _held(rank: RankTraining) -> list[Held]:
 
 
 def _numbers(tensor: str) -> int:
-    """How many numbers a tensor such as `float32[8192,128256]` has; 0: not known."""
+    """Return the number of elements of a tensor such as `float32[8192,128256]`; 0 if unknown."""
     shape = re.search(r"\[([\d,]*)\]$", tensor)
     total = 1 if shape is not None else 0
     for size in shape[1].split(",") if shape is not None and shape[1] else ():

@@ -166,7 +166,7 @@ def point_of(scenario: Scenario, chosen: Mapping[str, Any]) -> Scenario:
 
 
 def _check_path(path: str) -> None:
-    """Of the cluster only the number of nodes can be varied; what else is unknown the check of the file says."""
+    """Check the path of a setting; of the cluster only the number of nodes can vary."""
     head = re.split(r"[.\[]", path)[0]
     if path.startswith("-"):
         return
@@ -224,8 +224,8 @@ def _set(data: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _on_ray(scenarios: Sequence[Scenario], address: str, picture: bool) -> Iterator[Result]:
-    """Each point a task of a Ray cluster (extra `[ray]`), whose machines have distsim and see the
-    scenario's folder under the same path."""
+    """Run each point as a task of a Ray cluster (extra `[ray]`), whose machines have distsim and the scenario's folder
+    at the same path."""
     try:
         import ray  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:

@@ -85,7 +85,7 @@ def _of_nodes(values: Sequence[Any]) -> tuple[float, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What is best."""
+    """What a search optimizes."""
 
     name: str
     """tokens/s, cost or memory."""
@@ -172,7 +172,7 @@ class Search:
         )
 
     def _memory(self, place: Place) -> float:
-        """How far up *place* stands on the axes that tell of memory."""
+        """Return the position of *place* on the axes that affect memory."""
         return sum(
             sorted(axis.memory).index(axis.memory[i]) if axis.memory is not None else 0.0
             for axis, i in zip(self.axes, place, strict=True)

@@ -78,7 +78,7 @@ class Table(BaseModel):
 
 
 class FaultTable(Table):
-    """What the tables of all faults have in common."""
+    """Base class of the tables of all faults."""
 
     rule_class: ClassVar[type[Rule]]
     what: str

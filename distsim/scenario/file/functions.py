@@ -34,7 +34,7 @@ def lacks(source: Path, function: str) -> bool:
 
 
 def _bound(node: ast.AST) -> Iterator[str]:
-    """Names that *node* and what stands in it bind, outside of functions and classes."""
+    """Return names that *node* binds, outside of functions and classes."""
     for child in ast.iter_child_nodes(node):
         match child:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():

@@ -47,7 +47,7 @@ class BadFile(UsageError):
 
     @property
     def name(self) -> str:
-        """As that of a scenario."""
+        """Return the name of the scenario."""
         return _name(self.path)
 
 
@@ -140,7 +140,7 @@ class Scenario:
 
     @property
     def data(self) -> dict[str, Any]:
-        """What stands in the file, as plain data."""
+        """Content of the file as plain data."""
         return self.spec.model_dump(by_alias=True, exclude_unset=True)
 
     def changed(self, **values: Any) -> Scenario:
@@ -212,7 +212,7 @@ def _without(data: Mapping[str, Any], locations: Sequence[tuple[Any, ...]]) -> t
 
 
 def _beyond_the_schema(scenario: Scenario, numbers: Sequence[int]) -> typing.Iterator[str]:
-    """What only the program, the cluster and the rules themselves can tell; *numbers* are those of the faults."""
+    """Check what only the program, the cluster and the rules can tell; *numbers* are those of the faults."""
     spec = scenario.spec
     yield from _program(scenario)
     if spec.schedule is not None:

@@ -64,7 +64,7 @@ class StepTimeSpec(Table):
 
 
 class LimitsSpec(Table):
-    """What ends a program that does not end by itself."""
+    """Limits that end a program which does not end by itself."""
 
     virtual_time_s: Seconds | None = Field(86_400.0, description="virtual time (default: a day)")
     wall_time_s: Annotated[float, Field(gt=0)] = Field(60.0, description="of this machine's time")
@@ -75,7 +75,7 @@ class LimitsSpec(Table):
 
 
 class ExpectSpec(Table):
-    """What must come of it. Everything that is given is checked."""
+    """Expected outcome. Every given key is checked."""
 
     kind: Literal[KINDS] = Field(  # type: ignore[valid-type]
         "healthy",

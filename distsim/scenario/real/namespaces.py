@@ -42,7 +42,7 @@ class Hosts:
     """A file like this one, with the names of all: nobody in there is to ask a name server."""
 
     def enter(self, host: int) -> list[str]:
-        """What stands before a command that is to run on one host, which is called as clusters call it: n0, n1."""
+        """Return the command prefix that runs a command on one host, named n0, n1, ... as on clusters."""
         inside = ["ip", "netns", "exec", self.names[host], "unshare", "--uts"]
         return [*inside, sys.executable, "-c", BECOME, f"n{host}", self.table]
 
@@ -54,12 +54,12 @@ class Hosts:
         _ip("link", "set", f"{self.names[host]}b", "down")
 
     def mend(self, host: int) -> None:
-        """Put it back."""
+        """Reconnect the host to the network."""
         _ip("link", "set", f"{self.names[host]}b", "up")
 
 
 def missing() -> str | None:
-    """What this machine lacks for namespaces, in a few words; None: they can be made."""
+    """Return what this machine lacks for network namespaces; None if they can be created."""
     name = f"dsp{os.getpid()}"
     try:
         _ip("netns", "add", name)

@@ -100,7 +100,7 @@ def _never(rule: Rule, wall_s: float) -> str:
 
 @dataclass(slots=True)
 class _Ended:
-    """How the launchers ended, one for each host."""
+    """Exit codes of the launchers, one per host."""
 
     codes: list[int]
     over: bool = False
@@ -160,7 +160,7 @@ def _launcher(
 
 
 def _wait(started: list[subprocess.Popen[bytes]], scenario: Scenario, folder: Path, cuts: Cuts | None) -> _Ended:
-    """Until all have ended, or the time is over."""
+    """Wait until all processes have ended or the time is over."""
     deadline = _monotonic() + scenario.spec.limits.wall_time_s
     ended = _Ended([])
     try:
@@ -184,8 +184,8 @@ def _wait(started: list[subprocess.Popen[bytes]], scenario: Scenario, folder: Pa
 
 
 def _verdict(folder: Path, codes: list[int], cut_off: Sequence[int] = ()) -> tuple[list[Diagnosis], int]:
-    """What the hosts say, and the exit code. A host that was cut off judges by what it sees: who names the ranks
-    that were *cut_off* is right, then most hosts, and of two equal halves rank 0's."""
+    """Return the verdict of the hosts and the exit code. A host judges by what it sees: the one that names the
+    *cut_off* ranks is right, else the majority, else rank 0's."""
     said = [_diagnoses(folder / f"report{node}.json") for node in range(len(codes))]
     views = [None if not d else (d[0].kind, d[0].culprits) for d in said]
 
@@ -218,7 +218,7 @@ def _with_texts(sources: Mapping[str, str], diagnoses: Sequence[Diagnosis]) -> M
 
 
 def _said(folder: Path) -> str:
-    """What the launchers printed."""
+    """Return the output of the launchers."""
     texts = [path.read_text(encoding="utf-8", errors="replace").strip() for path in sorted(folder.glob("said*"))]
     return "\n".join(text for text in texts if text)
 
@@ -240,7 +240,7 @@ def _report(path: Path) -> dict[str, Any]:
 
 
 def _output(folder: Path, num: int, num_hosts: int) -> str:
-    """What each rank printed, behind its rank as in a simulation."""
+    """Return the output of each rank with its rank as prefix, as in a simulation."""
     width = len(str(num - 1))
     lines = []
     for node in range(num_hosts):

@@ -72,7 +72,7 @@ class Calls:
         return list(found)
 
     def only(self, keys: Iterable[tuple[object, ...]]) -> Calls:
-        """Without the calls whose key is not among *keys*."""
+        """Return the run with only the calls whose key is in *keys*."""
         kept = set(keys)
         calls = {rank: tuple(c for c in made if c.key in kept) for rank, made in self.calls.items()}
         return replace(self, calls=calls)
@@ -90,7 +90,7 @@ class Calls:
         return rank not in self.endings and any(call.blocked for call in self.calls[rank][-1:])
 
     def without(self, rank: int) -> Calls:
-        """Without one rank: groups are smaller, what it sent and received is gone."""
+        """Return the run without one rank: groups shrink, and its messages vanish."""
         calls = {}
         for other in self.ranks:
             if other != rank:

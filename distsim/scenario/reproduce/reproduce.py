@@ -37,7 +37,7 @@ STYLES = ("merged", "exact", "looped", "looped, and after", "apart")
 
 @dataclass(slots=True)
 class Attempt:
-    """What a candidate does on sim."""
+    """Result of a candidate in the simulator."""
 
     diagnosis: Diagnosis | None
 
@@ -133,7 +133,8 @@ def _find(found: Found, first: Diagnosis, folder: Path, small: bool) -> tuple[Ca
 
 
 def _shrunk(calls: Calls, first: Diagnosis, fails_alike: Callable[[Calls], bool]) -> Calls:
-    """Ranks before calls: those of a rank that nobody needs may be what keeps the diagnosis once others are gone."""
+    """Shrink ranks before calls, because calls of an unneeded rank may keep the diagnosis alive once others are
+    gone."""
     for _ in range(2):
         calls = _fewest_ranks(calls, first, fails_alike)
         calls = _fewest_calls(calls, fails_alike)
@@ -170,7 +171,7 @@ def _fewest_ranks(calls: Calls, first: Diagnosis, fails_alike: Callable[[Calls],
 
 
 def _fewest_endings(calls: Calls, fails_alike: Callable[[Calls], bool]) -> Calls:
-    """Without what ranks did once the others were in trouble already."""
+    """Remove what ranks did after the others were already blocked."""
 
     def only(ranks: Sequence[int]) -> Calls:
         return replace(calls, endings={rank: calls.endings[rank] for rank in ranks})

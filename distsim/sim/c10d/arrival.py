@@ -48,8 +48,8 @@ Tensors = Sequence[Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """What a reduction does to its members' tensors, in two steps: between them a guard looks at one tensor instead of
-    every member's. Members are `arrival.Arrival`s."""
+    """A reduction of the members' tensors in two steps, so that a guard looks at one tensor between them. Members are
+    `arrival.Arrival`s."""
 
     fold: Callable[[list[Any]], list[Tensor]]
     """The members' inputs together; nothing is written yet. A NaN in one of them is in it; empty where they have no
@@ -130,7 +130,7 @@ def reduce_tensors(tensors: Tensors, op: str) -> Tensor:
 
 @dataclass(slots=True)
 class HostSide:
-    """What is known of the values of a member's tensors on a GPU, which have no data themselves."""
+    """Known values of a member's GPU tensors, which have no data themselves."""
 
     values: Values
     """All that is known on that process's GPUs."""
@@ -219,7 +219,7 @@ _ROOT_ONLY = frozenset({"broadcast", "scatter", "send"})
 
 
 def known_of(task: RankTask, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> HostSide:
-    """What is known of the call's values; what it writes is not known before it has met the others."""
+    """Return the known values of the call; its outputs are unknown until it has met the others."""
     values: Values = task.process.accelerators.values
     written = [t for t in outputs if values.keeps(t.numel(), t.dtype)] if _all_kept(values, outputs) else []
     for tensor in outputs:
@@ -244,7 +244,7 @@ def _all_kept(values: Values, tensors: Sequence[Tensor]) -> bool:
 
 
 def pend(side: HostSide, work: SimWork) -> None:
-    """Who looks at what the call writes, waits for it."""
+    """Make readers of the call's outputs wait for it."""
 
     def force() -> None:
         if not work.done.processed:
@@ -257,8 +257,7 @@ def pend(side: HostSide, work: SimWork) -> None:
 
 
 def compute(members: Sequence[Arrival], data: Callable[[list[Any]], None]) -> None:
-    """What a call does to values that are known: *data*, on copies that lie on the host. Of equal ranks, one arrival
-    is there many times."""
+    """Compute known values: *data* runs on copies on the host. Of equal ranks one arrival occurs many times."""
     record = members[0].record
     needed = members
     if record.op in _ROOT_ONLY:

@@ -92,8 +92,8 @@ for _name in _MAPS:  # torch's are properties, which read one module's; no frame
 
 
 class _GroupRanks(dict[Any, Any]):
-    """By group: global rank -> place. All members have one map: of thousands, each of its own would be as large as
-    the world."""
+    """Map of global rank to group rank, by group. All members share one map, because thousands of maps would be too
+    large."""
 
     def __setitem__(self, pg: Any, places: dict[int, int]) -> None:
         if isinstance(pg, SimGroup):
@@ -102,8 +102,8 @@ class _GroupRanks(dict[Any, Any]):
 
 
 class _WorldProxy:
-    """Stands as `distributed_c10d._world` until the running process first asks for its own, which then is there
-    whenever it runs (torch_compat/state.py, REBOUND); and while a module is imported for all."""
+    """Replacement for `distributed_c10d._world` until the running process first asks for its own
+    (torch_compat/state.py, REBOUND), and during shared imports."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(_own_world(), name)
@@ -424,7 +424,7 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
 
     @functools.wraps(log)
     def set_runtime_stats_and_log(self: Any) -> None:
-        """Its timer of CUDA events lies in a library that a build without CUDA does not have."""
+        """Ignore the call: its timer of CUDA events is in a library that a build without CUDA lacks."""
         task = current_task()
         if task is None or task.process.accelerators is None or not task.process.accelerators.used:
             log(self)

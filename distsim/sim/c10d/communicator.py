@@ -132,7 +132,7 @@ class PendingMessage:
 
 
 class Communicator:
-    """What all members of one group share."""
+    """State shared by all members of one group."""
 
     def __init__(self, world: World, group: Group, flavour: str) -> None:
         self.world = world
@@ -171,13 +171,12 @@ class Communicator:
 
     @property
     def channels(self) -> int:
-        """How many SMs NCCL's kernels take for its collectives, one for each channel."""
+        """Return the number of SMs that NCCL's kernels take for collectives, one per channel."""
         return 16 if self._crosses_nodes else 24
 
     @functools.cached_property
     def rate_bytes_per_s(self) -> float:
-        """What one GPU moves at most: over its NVLinks, or PCIe; between nodes what its node's NICs bring, which
-        goes through each of the group's GPUs there."""
+        """Return the maximum rate of one GPU in bytes/s: its NVLinks or PCIe; between nodes the NICs of its node."""
         node = self.world.cluster.node
         inside = float(node.nvlink_bytes_per_s or node.pcie_bytes_per_s)
         if not self._crosses_nodes:
@@ -188,14 +187,14 @@ class Communicator:
         )
 
     def belongs_to(self, group: Group) -> None:
-        """Its members have met, and go by the numbers of *group* from now on."""
+        """Use the numbers of *group* from now on, because its members have met."""
         if group.ranks != self.group.ranks:
             self.group, self._devices = group, None
             self.__dict__.pop("_crosses_nodes", None)
             self.__dict__.pop("rate_bytes_per_s", None)
 
     def on_host(self, flavour: str) -> Communicator:
-        """Where the calls of the group's other backend meet (`Group.on_host`)."""
+        """Return the communicator of the group's other backend (`Group.on_host`)."""
         if self._on_host is None:
             self._on_host = Communicator(self.world, self.group.on_host(), flavour)
             self.world.communicators[self, "cpu"] = self._on_host
@@ -283,7 +282,7 @@ class Communicator:
                 member.work.done.succeed()
 
     def fewer_traced(self) -> None:
-        """Ranks that were traced are no longer: others arrive for them."""
+        """Continue with fewer traced ranks, for which others arrive."""
         if not any(rank in self.world.traced for rank in self.group.ranks):
             return
         self.stand_in = self.world.traced.standing_for(self.group)
@@ -331,7 +330,7 @@ class Communicator:
             self.world.traced.split_by(self.group)
 
     def message_channels(self, source: int, destination: int, nbytes: int) -> int:
-        """How many SMs NCCL's kernel takes for a message of *nbytes* between two places, one for each channel."""
+        """Return the number of SMs of a message of *nbytes* between two places, one per channel."""
         ends = self.devices[source], self.devices[destination]
         return self.world.network.send_channels(*ends, nbytes, self.flavour, self._flow_key(source, destination))
 
@@ -383,7 +382,7 @@ class Communicator:
 
 
 def _deliver(ends: list[Arrival]) -> None:
-    """What the sender has, into the receiver's memory."""
+    """Write the sender's data into the receiver's memory."""
     send, recv = ends
     for source, target in zip(send.inputs, recv.outputs, strict=True):
         copy_into(target, source)

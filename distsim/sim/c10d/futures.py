@@ -59,7 +59,7 @@ def _uses_gpus(task: RankTask) -> bool:
 
 
 def _to_come(task: RankTask, value: object) -> list[tuple[Device, list[Mark]]]:
-    """Of each GPU on which a part of *value* lies that a future has had: when it is whole."""
+    """Return when *value* is complete on each GPU that holds a part of it."""
     found: dict[int, dict[int, Mark]] = {}
     for tensor in _on_gpus(value):
         mark = tensor.untyped_storage().__dict__.get(_AFTER)
@@ -82,7 +82,7 @@ def _on_gpus(value: object) -> Iterator[Tensor]:
 
 
 def _value_of(future: Any) -> object:
-    """None where it has an error instead."""
+    """Return the value of a future, or None if it has an error."""
     try:
         return future.value()
     except Exception:

@@ -59,7 +59,7 @@ _LISTS = {"all_gather": True, "reduce_scatter": False}
 
 
 class Flat:
-    """Of one call: its memory, as long as somebody has it, and the copies."""
+    """Flat buffer of one call: its memory while in use, and the copies."""
 
     def __init__(self, device: Device, stream: Stream, count: int, nbytes: int, copies_out: bool) -> None:
         self.copies_out = copies_out
@@ -71,7 +71,7 @@ class Flat:
             block.tag.kind = COMMUNICATION
 
     def copy(self, task: RankTask, stream: Stream) -> None:
-        """Put the copies at the end of *stream*; all are one kernel here, as long as they are together."""
+        """Put the copies at the end of *stream* as one kernel."""
         each = self._each
         task.process.accelerators.works_on_host(task, self._count * self._device.host.operator_s)
         seconds = self._count * each.seconds + (self._count - 1) * self._device.model.gap_s
@@ -80,7 +80,7 @@ class Flat:
 
 
 def flat_of(device: Device, stream: Stream, call: Call) -> Flat | None:
-    """What *call* needs in *stream*; None: nothing."""
+    """Return the flat buffer that *call* needs in *stream*, or None."""
     copies_out = _LISTS.get(call.key[0])
     if copies_out is None:
         return None
@@ -147,7 +147,7 @@ class Watchdog:
 
     @property
     def over(self) -> bool:
-        """Nothing is left to be looked after; the next call that is launched has it look again."""
+        """Stop watching; the next call starts it again."""
         if self._device.comms and self._device.process.alive:
             return False
         self._at_s = NEVER
@@ -227,7 +227,7 @@ def _launcher_looks(dead: SimProcess) -> None:
 
 
 def timeout_error(record: CallRecord, seconds: float) -> Exception:
-    """What the watchdog says of a call that took longer than its timeout."""
+    """Return the watchdog's error for a call that exceeded its timeout."""
     milliseconds = round(seconds * 1000)
     error: Exception = dist.DistBackendError(
         f"[Rank {record.rank}] Watchdog caught collective operation timeout: {_work(record, milliseconds)} ran for "
@@ -237,7 +237,7 @@ def timeout_error(record: CallRecord, seconds: float) -> Exception:
 
 
 def waited_too_long(record: CallRecord, seconds: float) -> Exception:
-    """What `wait` raises where it keeps the host for a time that the program has set."""
+    """Return the exception of `wait` with a timeout set by the program."""
     error: Exception = dist.DistBackendError(
         f"[Rank {record.rank}] Work {_work(record, round(seconds * 1000))} timed out in blocking wait."
     )
@@ -383,7 +383,7 @@ class GroupStreams:
         return device
 
     def host_s(self, device: Device) -> float:
-        """What a call costs the host: less inside a batch."""
+        """Return the seconds of the host for a call, which are fewer inside a batch."""
         return device.host.collective_s if self._batch is None else device.host.message_s
 
     def begin_batch(self) -> None:
@@ -391,7 +391,7 @@ class GroupStreams:
         self._batch = []
 
     def end_batch(self) -> GpuWork | None:
-        """Put what has come since `begin_batch` into a stream. The handle of all of it; None: nothing has come."""
+        """Launch the calls since `begin_batch` and return their handle, or None without calls."""
         batch, self._batch = self._batch, None
         if not batch:
             return None
@@ -407,7 +407,7 @@ class GroupStreams:
             accelerators_of(task.process)[index].synchronize(task, mark)
 
     def launch(self, task: RankTask, device: Device, call: Call, is_async: bool, part: Part) -> None:
-        """Put *call* into a stream of *device*, or into the batch that has begun."""
+        """Launch *call* in a stream of *device*, or add it to the open batch."""
         _, work, _ = part
         if is_async or self._batch is not None:
             work.stash = (*call.inputs, *call.outputs)

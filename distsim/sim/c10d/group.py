@@ -75,7 +75,7 @@ def are_watched() -> bool:
 
 
 def through_modes(group: Any, call: Call, carry_out: Callable[[], Any]) -> Any:
-    """What *carry_out* returns, called below all modes of the program."""
+    """Return the result of *carry_out*, called below all dispatch modes of the program."""
     packet = getattr(torch.ops.c10d, OPERATORS[call.key[0]])
     in_place = call.outputs is call.inputs or not call.outputs or not call.inputs
     tensors = (call.inputs or call.outputs,) if in_place else (call.outputs, call.inputs)
@@ -307,7 +307,7 @@ class SimGroup(Questions):
         timeout: timedelta | None,
         meet: Callable[[Arrival], None] | None,
     ) -> Arrival:
-        """Put the call into a stream of its GPU; the host goes on."""
+        """Launch the call in a stream of its GPU; the host continues."""
         process, world = task.process, task.world
         device = self._on_gpu.device_of(task, call.first)
         process.accelerators.works_on_host(task, self._on_gpu.host_s(device))
@@ -474,7 +474,7 @@ class SimGroup(Questions):
             raise connect_error(group, limit_s)
 
     def belongs_to(self, group: Group) -> None:
-        """Its members have met, and go by the numbers of *group* from now on."""
+        """Use the numbers of *group* from now on, because its members have met."""
         self._group = group
         self._communicator.belongs_to(group)
 

@@ -37,7 +37,7 @@ def _hook_name(op: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class PreHookArgs:
-    """What a pre-hook is called with (torch's class of that name has no constructor)."""
+    """Arguments of a pre-hook; torch's class of that name has no constructor."""
 
     name: Any
     async_op: bool
@@ -49,7 +49,7 @@ class PreHookArgs:
 
 @dataclass(frozen=True, slots=True)
 class PostHookArgs:
-    """What a post-hook is called with."""
+    """Arguments of a post-hook."""
 
     name: Any
     async_op: bool
@@ -182,7 +182,7 @@ def _attach(real: Callable[..., Any], name: str, advice: str) -> Callable[..., A
 
 
 def add_newer_methods(group: type) -> None:
-    """Give class *group* those of the methods that this torch's groups have."""
+    """Add to class *group* those methods that this torch's groups have."""
     for name, method in _METHODS.items():
         if hasattr(dist.ProcessGroup, name):
             setattr(group, name, method)
@@ -216,7 +216,8 @@ class Questions(dist.ProcessGroup):
         """None until the program registers one."""
 
     def getBackendName(self) -> str:
-        """What C++ asks. Not `gloo`: DDP's logger would take the group for a C++ ProcessGroupGloo."""
+        """Return the name for C++. It must not be `gloo`, because DDP's logger would take the group for a C++
+        ProcessGroupGloo."""
         return "sim"
 
     def name(self) -> str:
@@ -254,7 +255,7 @@ class Questions(dist.ProcessGroup):
         return flavour
 
     def flavour_on(self, device: str) -> str:
-        """Whose algorithms a call with tensors on *device* (a record's) takes."""
+        """Return the library whose algorithms a call with tensors on *device* uses."""
         return self._backends.get(device.partition(":")[0]) or self.name()
 
     def _flavour_of(self, tensor: torch.Tensor) -> str:

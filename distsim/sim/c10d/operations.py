@@ -49,7 +49,7 @@ class Operation:
 
 
 def algorithms(backend: str) -> str:
-    """Whose collective algorithms a backend runs: `sim` itself has gloo's, and so has torch's `fake`, of one rank."""
+    """Return the library whose algorithms a backend uses: gloo for `sim`, and for torch's `fake` of one rank."""
     return "gloo" if backend in ("sim", "fake") else backend
 
 
@@ -306,7 +306,7 @@ def _seen(
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """What it shows is what lies in its memory, from its first element on."""
+    """Return whether the tensor shows its memory as it is, from the first element on."""
     return tensor.layout is torch.strided and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
@@ -317,7 +317,7 @@ def _loses(op: str, output: Tensor) -> bool:
 
 
 def _is_permuted(tensor: Tensor) -> bool:
-    """Its elements fill a piece of memory without a gap, in another order than theirs: gloo takes it as it lies."""
+    """Return whether the elements fill a piece of memory without gaps in another order, which gloo sends as it is."""
     if tensor.layout is not torch.strided or tensor.is_contiguous() or tensor.is_neg():
         return False
     return bool(torch.empty_like(tensor, device="meta").stride() == tensor.stride())

@@ -306,7 +306,7 @@ def _is_root(call: Call, rank: int) -> bool:
 
 
 def argument_error(method: str) -> TypeError:
-    """What a method of torch's group raises for arguments that are none of its own, as pybind says it."""
+    """Return pybind's error for arguments that a method of torch's group does not take."""
     forms = getattr(dist.ProcessGroup, method).__doc__
     return TypeError(
         f"{method}(): incompatible function arguments. The following argument types are supported:\n{forms}"

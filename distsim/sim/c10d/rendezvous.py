@@ -70,7 +70,7 @@ class Rendezvous:
 
 
 def meeting_place(store: Any) -> tuple[object, ...]:
-    """What identifies the rendezvous in a store: what it holds, and under which prefixes."""
+    """Return the identity of the rendezvous in a store: its content and prefixes."""
     prefixes = []
     while isinstance(store, PrefixStore):
         prefixes.append(store._prefix)
@@ -79,7 +79,7 @@ def meeting_place(store: Any) -> tuple[object, ...]:
 
 
 def timeout_error(backend: str, record: CallRecord, seconds: float) -> Exception:
-    """What a call raises when its group's timeout has passed: gloo's words, with ours behind them."""
+    """Return the error of a call after its group's timeout: gloo's text followed by an explanation."""
     milliseconds = round(seconds * 1000)
     where = f"{record.op} #{record.seq} on group {record.group.label}, rank {record.rank}"
     if backend == "nccl":
@@ -120,7 +120,7 @@ class NCCLConfig:
 
 
 class Options:
-    """What a program asks of a communicator; a simulation takes no other time for it."""
+    """Options of a communicator; the simulation ignores them."""
 
     backend = "nccl"
 
@@ -135,7 +135,7 @@ class Options:
 
 
 class ProcessGroupNCCL:
-    """Stands for torch's class: it has options, and is not made by hand."""
+    """Replacement for torch's class, with options; it is not constructed by hand."""
 
     NCCL_CTA_POLICY_DEFAULT, NCCL_CTA_POLICY_EFFICIENCY, NCCL_CTA_POLICY_ZERO = 0, 1, 2
     NCCLConfig, Options = NCCLConfig, Options

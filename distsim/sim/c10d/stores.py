@@ -71,7 +71,7 @@ class KeyValues:
 
 
 def as_bytes(value: str | bytes) -> bytes:
-    """As a store keeps it; torch's error for what it refuses."""
+    """Convert a value as a store does, or raise torch's error."""
     if isinstance(value, str):
         return value.encode()
     if not isinstance(value, bytes | bytearray | memoryview):
@@ -93,7 +93,7 @@ def as_key(value: object, method: str) -> str:
 
 
 class SimStore(Store):
-    """What the four stores have in common."""
+    """Base class of the four stores."""
 
     _absent = "wait timeout after {ms}ms, keys: {keys}"
     _shown_prefix = "/"

@@ -129,7 +129,7 @@ class SimWork(Work):
 
     @property
     def expires_s(self) -> float:
-        """When the group's timeout is over."""
+        """Return when the group's timeout is over."""
         return self.record.issued_s + self._timeout_s
 
     @property
@@ -148,7 +148,7 @@ class SimWork(Work):
         return error
 
     def give_up_if_late(self, task: RankTask) -> None:
-        """As gloo's own thread does, whoever only looks: in a program of a default timeout, not once all do."""
+        """End the call after its timeout even if the program only polls it, as gloo's own thread does."""
         late = task.now_s() > self.expires_s and (self._explicit or not task.world.only_polls)
         if late and not self.done.triggered and not task.wait_until(self.done, CallWait(self.record), 0.0):
             self.give_up()
@@ -189,7 +189,7 @@ class SimWork(Work):
         return self._value()
 
     def _value(self) -> Any:
-        """What the call's future holds."""
+        """Return the value of the call's future."""
         return list(self._outputs)
 
     def _get_op_type(self) -> int:
@@ -258,7 +258,7 @@ class SimWork(Work):
 
 
 class CallFuture(Future[Any]):
-    """What `get_future` gives: done when the call of *work* is, or when its time is over."""
+    """Future of `get_future`: done when the call of *work* is done or has timed out."""
 
     def __init__(self, work: SimWork) -> None:
         super().__init__()
@@ -317,7 +317,7 @@ class _GatheredMany(SimWork):
         raise RuntimeError("work result does not support list of lists, use .getFuture() and value()")
 
     def _value(self) -> Any:
-        """By member, then by tensor."""
+        """Return the outputs by member, then by tensor."""
         size = len(self.record.group.ranks)
         if self.record.op == "all_gather_coalesced":
             count = len(self._outputs) // size
@@ -409,6 +409,6 @@ def _delay_all_reduce(self: Any) -> None:
 
 
 def future_patches() -> list[tuple[Any, str, Any]]:
-    """What blocks in C++ and would keep the baton, and what runs on streams there."""
+    """Return the patches of functions that block in C++ and would keep the baton."""
     waits = (_Future, "wait", _future_wait), (_Future, "done", _future_done)
     return [*waits, *DELAY_ALL_REDUCE.replaced_by(_delay_all_reduce), *callback_patches()]

@@ -142,7 +142,7 @@ def _flops(func: Any, formula: Callable[..., int], args: tuple[Any, ...], kwargs
 
 
 def _nbytes(values: Any) -> int:
-    """Of the tensors in the list *values*, and in lists in it. RuntimeError where one is sparse."""
+    """Return the bytes of the tensors in nested lists. Raises RuntimeError for a sparse tensor."""
     total = 0
     if isinstance(values, (tuple, list)):
         if values and isinstance(values[0], Tensor):

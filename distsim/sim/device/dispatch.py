@@ -147,8 +147,8 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
             self._launches(host_s)
 
     def _taken_apart(self, func: Any, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What comes of an operator that has a rule of its own, consists of others, or only asks for looks on the
-        host; NotImplemented for one that is kernels."""
+        """Return the result of an operator that has a rule, consists of others, or only changes views; NotImplemented
+        for one with kernels."""
         handler = _HANDLERS.get(func)
         if handler is not None:
             done = handler(self, func, args, kwargs)
@@ -178,7 +178,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
             traced.saw_operator(self._process.rank, number)
 
     def _plan(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], base: int) -> Plan:
-        """What *func* makes of arguments that look like these: found before, or learned now."""
+        """Return the plan of *func* for arguments with these properties, from the cache or worked out now."""
         accelerators = self._process.accelerators
         plans: dict[Any, Plan] = accelerators.plans
         plan: Plan | None
@@ -468,7 +468,7 @@ _UNINITIALIZED = frozenset(
 
 
 def _precision() -> tuple[str, str]:
-    """Of products of 32-bit numbers: what the program allows."""
+    """Return the precision that the program allows for products of 32-bit numbers."""
     backends = torch.backends
     return backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision
 

@@ -50,7 +50,7 @@ class CudaGenerator(torch.Generator):
         _for_gpus.discard(self._cdata)
 
     def host_state(self) -> torch.Tensor:
-        """Of the host's generator that it is below."""
+        """Return the state of the underlying host generator."""
         return super().get_state()
 
     def set_host_state(self, state: torch.Tensor) -> None:
@@ -70,7 +70,7 @@ class CudaGenerator(torch.Generator):
         return self
 
     def seed(self) -> int:
-        """From the process's own entropy: the simulation's seed decides it."""
+        """Seed from the entropy of the process, which the simulation's seed determines."""
         value = self._entropy.getrandbits(63) if self._entropy is not None else PlainGenerator().seed()
         self.manual_seed(value)
         return int(value)

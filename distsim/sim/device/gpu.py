@@ -137,7 +137,7 @@ class Device:
 
     @property
     def host(self) -> Host:
-        """What launching work on it costs the CPU."""
+        """CPU costs of launching work on it."""
         return self._accelerators.host
 
     def new_stream(self, name: str) -> Stream:
@@ -149,7 +149,7 @@ class Device:
     # -- work
 
     def launch(self, stream: Stream, cost: Cost, task: RankTask, name: Any) -> None:
-        """Put a kernel at the end of *stream*; the host goes on."""
+        """Put a kernel at the end of *stream*; the host continues."""
         if self._accelerators.capture is not None:
             self._accelerators.capture.kernels.append((self, cost, name))
             return
@@ -165,19 +165,19 @@ class Device:
             self.process.recorder.launched(self, stream, kernel)
 
     def plain_cost(self, nbytes: int) -> Cost:
-        """Of a kernel that reads and writes *nbytes* and does nothing else."""
+        """Return the cost of a kernel that only reads and writes *nbytes*."""
         memory, model = self.model.spec.memory, self.model
         seconds = max(memory.floor, nbytes / (model.memory_bandwidth * memory.elementwise))
         return Cost(seconds, 1, 0, nbytes, "elementwise", True)
 
     def transfer_cost(self, nbytes: int, to_host: bool, pinned: bool) -> Cost:
-        """Of a copy over PCIe (or C2C)."""
+        """Return the cost of a copy over PCIe or C2C."""
         model = self.model
         rate = (model.d2h_bytes_per_s if to_host else model.h2d_bytes_per_s) if pinned else model.pageable_bytes_per_s
         return Cost(max(model.spec.memory.floor, nbytes / rate), 1, 0, nbytes, "transfer", False)
 
     def communicate(self, stream: Stream, comm: Comm) -> Mark:
-        """Put a communication kernel at the end of *stream*; the mark behind it."""
+        """Put a communication kernel at the end of *stream*, and return the mark behind it."""
         if self._accelerators.capture is not None:
             raise NotSimulated("a collective in a CUDA graph", "leave it out of the capture")
         self.comms.append(comm)
@@ -201,13 +201,13 @@ class Device:
         self.timeline.end(comm)
 
     def call_ended(self) -> None:
-        """Who waits for the GPU waits for the next call, as far as anybody can tell; a kernel may have several."""
+        """Update the reported waits after a call ended: waiters now wait for the next open call."""
         for task in self._waiting:
             if task.request is not None:
                 task.request.why = self.why()
 
     def why(self) -> Wait:
-        """What the host waits for."""
+        """Return what the host waits for."""
         for comm in self.comms:
             if comm.record is not None:
                 return CallWait(open_call(comm))
@@ -255,7 +255,7 @@ class Device:
             self.synchronize(task, mark)
 
     def wait_for(self, stream: Stream, mark: Mark, now_s: float) -> None:
-        """What is put into *stream* from now on begins after *mark*."""
+        """Let later work in *stream* begin after *mark*."""
         if self.in_flight.open:
             self.in_flight.stream_waits(stream)
         if mark.reached_s is None:
@@ -306,7 +306,7 @@ class Device:
             self.memory.reclaim(block)
 
     def give_back(self) -> None:
-        """What streams have used after it was freed, and use no more, may be given to others."""
+        """Release memory that streams used after it was freed and no longer use."""
         left = []
         for block, marks in self._deferred:
             if all(self.timeline.reached(mark) for mark in marks):
@@ -363,7 +363,7 @@ _prepared: list[Callable[[], object]] = []
 
 
 def prepare(ready: Callable[[], object]) -> None:
-    """Have *ready* called before a simulated process uses a GPU for the first time: it takes a quarter of a second."""
+    """Have *ready* called before a simulated process first uses a GPU, because it takes a quarter of a second."""
     if ready not in _prepared:
         _prepared.append(ready)
 
@@ -374,13 +374,13 @@ def _first_use() -> None:
 
 
 def open_call(comm: Comm) -> CallRecord:
-    """Of the calls that *comm* carries out, the first that has not ended."""
+    """Return the first open call that *comm* carries out."""
     call: CallRecord = next((call for call in comm.records if call.state is not State.COMPLETED), comm.record)
     return call
 
 
 def uuid_of(host: int, index: int) -> str:
-    """Of GPU *index* of a node."""
+    """Return the UUID of GPU *index* of a node."""
     return f"d15751a0-0000-0000-{host:04x}-{index:012x}"
 
 
@@ -427,7 +427,7 @@ class Accelerators:
 
     @functools.cached_property
     def host(self) -> Host:
-        """What launching work costs the CPUs of this cluster."""
+        """CPU costs of launching work on this cluster."""
         return host_of(self.process.world.cluster.cpu.model, self.model.host_op_s)
 
     def works_on_host(self, task: RankTask, seconds: float) -> None:
@@ -437,12 +437,12 @@ class Accelerators:
 
     @functools.cached_property
     def plans(self) -> dict[Any, Any]:
-        """What operators make and cost on GPUs of this model, for all simulations of this process."""
+        """Results and costs of operators on GPUs of this model, shared by all simulations of this process."""
         return _plans.setdefault(self.model, {})
 
     @property
     def slowest(self) -> float:
-        """How much longer than on the middle GPU what the clock limits takes on the slowest of the job's."""
+        """Factor by which clock-limited work is slower on the job's slowest GPU than on the median one."""
         return self.model.slowest_of(self.process.world.world_size)
 
     def __getitem__(self, index: int) -> Device:
@@ -502,7 +502,7 @@ class Accelerators:
 
     @contextlib.contextmanager
     def drawing(self, index: int) -> Iterator[None]:
-        """Within this, what draws from the host's default generator draws from GPU *index*'s."""
+        """Return a context in which draws from the host's default generator come from that of GPU *index*."""
         own, default = self.generator(index), torch.default_generator
         state = default.get_state()
         default.set_state(own.host_state())
@@ -513,7 +513,7 @@ class Accelerators:
             default.set_state(state)
 
     def told(self) -> dict[str, str]:
-        """What a real program that the rank starts is told of its GPUs (nvidia_smi.py)."""
+        """Return the description of the GPUs for a real program that the rank starts (nvidia_smi.py)."""
         world, host, mib = self.process.world, self.process.slot.host, 1 << 20
         used = dict.fromkeys(range(self.physical), 0)
         for process in world.processes:

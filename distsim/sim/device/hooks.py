@@ -48,7 +48,7 @@ _set_meta_in_tls_dispatch_include = SET_META_IN_TLS_DISPATCH_INCLUDE.get()
 
 
 class _Bare(Tensor):
-    """What a carrier is made from; seen by nobody."""
+    """Base tensor from which a carrier is made."""
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -243,8 +243,8 @@ def _number() -> Tensor:
 
 
 def _modes_heard() -> Any:
-    """Within it, dispatch modes are asked again: torch.tensor(..., device="cuda") keeps them out, and may be the first
-    use of a GPU."""
+    """Return a context in which dispatch modes are active again; torch.tensor(..., device="cuda") disables them, and
+    may be the first use of a GPU."""
     keys = _DispatchKey
     excluded = _dispatch_tls_local_exclude_set()
     for key in (keys.Python, keys.PythonTLSSnapshot):
@@ -298,7 +298,8 @@ def _unlike(error: Exception) -> NotSimulated:
 
 @contextlib.contextmanager
 def accepted() -> Iterator[None]:
-    """Within this, tensors may lie on `cuda:0` to `cuda:7` and autograd runs their backward. Not nested.
+    """Return a context in which tensors may be on `cuda:0` to `cuda:7` and autograd runs their backward. It is not
+    nested.
 
     Raises NotSimulated where this build of torch does not have what it takes.
     """

@@ -75,7 +75,7 @@ def _query(names: Sequence[str], how: Sequence[str], gpus: Sequence[dict[str, An
 
 
 def _value(name: str, gpu: dict[str, Any], node: dict[str, Any]) -> Any:
-    """Of one field; None where nvidia-smi does not define it."""
+    """Return the value of one field; None if nvidia-smi does not define it."""
     known = {
         "timestamp": node["now"],
         "driver_version": DRIVER_VERSION,

@@ -74,7 +74,7 @@ class CallPoint:
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """When a fault strikes: at a time or at a call, some time after it, and for how long."""
+    """When a fault strikes: at a time or a call, with a delay, and for how long."""
 
     at_s: Annotated[float, Ge(0)] | None = None
     """Virtual time at which it strikes (default: from the start)."""
@@ -120,7 +120,7 @@ Rank = Annotated[int, Ge(0)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule(ABC):
-    """What goes wrong, where, when and for how long; `str` is what reports say of it."""
+    """A fault as the user writes it: what, where, when and for how long; `str` is its text in reports."""
 
     what: ClassVar[str]
     """The name of the fault in a scenario file; a rule without one is a base of others."""
@@ -152,7 +152,7 @@ class Fault(Generic[R]):
         """When it first struck."""
 
     def hit(self) -> None:
-        """It strikes now."""
+        """Strike now."""
         if self.struck_s is None:
             self.struck_s = float(self.world.env.now)
 
@@ -165,7 +165,7 @@ class Fault(Generic[R]):
         """The world has its processes and has not run yet: clocks are set."""
 
     def on_call(self, task: RankTask, record: CallRecord) -> None:
-        """In the rank's own thread: it has made a call, which has not reached the others yet."""
+        """Called in the rank's thread after it made a call that has not reached the others yet."""
 
     def on_start(self, members: Sequence[Arrival]) -> None:
         """A call has all its members: its first byte moves now."""
@@ -174,25 +174,26 @@ class Fault(Generic[R]):
         """The members' outputs are written, and nobody has read them."""
 
     def compute_s(self, process: SimProcess, start_s: float, seconds: float) -> float:
-        """How long an operator takes here that takes *seconds* elsewhere."""
+        """Return the seconds of an operator that takes *seconds* without the fault."""
         return seconds
 
     def host_s(self, process: SimProcess, start_s: float, seconds: float) -> float:
-        """How long the host takes to launch here what takes it *seconds* elsewhere."""
+        """Return the seconds of a launch on the host that takes *seconds* without the fault."""
         return seconds
 
     def kernel_s(self, process: SimProcess, start_s: float, seconds: float) -> float:
-        """How long a kernel takes on this rank's GPU that takes *seconds* elsewhere; it is launched at *start_s*."""
+        """Return the seconds of a kernel on this rank's GPU that takes *seconds* without the fault and is launched at
+        *start_s*."""
         return seconds
 
     def on_access(self, task: RankTask, path: str) -> None:
-        """In the rank's own thread: it opens, loads or saves a file."""
+        """Called in the rank's thread when it opens, loads or saves a file."""
 
     def on_connect(self, task: RankTask, host_name: str, port: int, timeout: timedelta, explicit: bool) -> None:
-        """In the rank's own thread: it opens its connection to the store."""
+        """Called in the rank's thread when it connects to the store."""
 
     def findings(self) -> list[Finding]:
-        """What a guard with an eye on it would have seen by now."""
+        """Return what a guard would have seen by now."""
         return []
 
 
@@ -227,7 +228,7 @@ class Lasting(Fault[R]):
 
     @property
     def until_s(self) -> float:
-        """When it is over; infinite where it stays, or has not begun."""
+        """Return when it ends; infinite if it stays or has not begun."""
         return math.inf if self.rule.when.for_s is None else self._from_s + self.rule.when.for_s
 
     def active(self, now_s: float) -> bool:

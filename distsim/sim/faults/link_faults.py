@@ -146,7 +146,7 @@ class PartDown(NetworkRule):
         self.detours(cluster, self.links_in(cluster))
 
     def detours(self, cluster: Cluster, links: list[int]) -> dict[int, int]:
-        """For each of *links* the like link of the part that takes over; empty where none does."""
+        """Return for each of *links* the equivalent link that takes over; empty without a detour."""
         part, detour, _ = self.outage
         if detour is None:
             return {}
@@ -178,7 +178,7 @@ class PartFault(NetworkFault[PartR]):
             self.later(for_s, lambda: self._end(cut, instead))
 
     def without_detour(self, cut: Cut) -> None:
-        """Nobody has said who takes over."""
+        """Handle a cut without a detour: do nothing by default."""
 
     def _end(self, cut: Cut, instead: dict[int, int]) -> None:
         self.state.end_cut(cut)

@@ -73,7 +73,7 @@ class Slowed:
 
 
 class LinkState:
-    """What all faults together make of the links. Several on one link add up: the worst counts."""
+    """Combined effect of all faults on links; of several faults on one link the worst counts."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -85,7 +85,7 @@ class LinkState:
         self._slow: dict[int, list[Slowed]] = {}
 
     def cut(self, links: Sequence[int], why: str, struck_s: float | None) -> Cut:
-        """Nothing moves over *links* from now on."""
+        """Stop traffic over *links*."""
         made = Cut(links, why, struck_s)
         for link in links:
             self.down.setdefault(link, []).append(made)
@@ -93,7 +93,7 @@ class LinkState:
         return made
 
     def end_cut(self, cut: Cut) -> None:
-        """Let traffic cross the links of *cut* again, where no other fault has cut them."""
+        """Restore traffic over the links of *cut* unless another fault cuts them."""
         for link in cut.links:
             self.down[link].remove(cut)
             if not self.down[link]:
@@ -113,7 +113,7 @@ class LinkState:
         self.network.lead_around({link for cut in self._noticed for link in cut.links})
 
     def slow(self, links: Mapping[int, tuple[float, float]]) -> Slowed:
-        """Each of *links* has this fraction of its bandwidth left, and that much more latency."""
+        """Reduce each of *links* to this fraction of its bandwidth and add this latency."""
         made = Slowed(links)
         for link in links:
             self._slow.setdefault(link, []).append(made)

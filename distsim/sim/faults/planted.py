@@ -108,7 +108,7 @@ class Faults:
         return [fault.rule for fault in self.faults if fault.struck_s is None]
 
     def findings(self) -> list[Finding]:
-        """What a guard with an eye on links, payloads and arrivals would have seen by now."""
+        """Return what a guard on links, payloads and arrivals would have seen by now."""
         return [
             *(finding for fault in self.faults for finding in fault.findings()),
             *stalled_links(self.world, self.links),

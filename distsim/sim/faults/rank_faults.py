@@ -95,7 +95,7 @@ class RankFault(Fault[RankR]):
         self.outside(process, main)
 
     def inside(self, task: RankTask, record: CallRecord) -> None:
-        """In the rank's own thread, which makes the call."""
+        """Called in the rank's thread, which makes the call."""
         raise NotImplementedError
 
     def outside(self, process: SimProcess, main: RankTask | None) -> None:
@@ -122,7 +122,7 @@ def end_from_outside(process: SimProcess, phase: Phase, code: int, signal_name: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash(RankRule):
-    """Ranks killed by a signal."""
+    """Kills ranks by a signal."""
 
     what: ClassVar[str] = "crash"
     signal: str = "SIGKILL"
@@ -154,7 +154,7 @@ class _Crash(RankFault[Crash]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit(RankRule):
-    """Ranks that leave."""
+    """Lets ranks exit."""
 
     what: ClassVar[str] = "exit"
     code: Annotated[int, Ge(0), Le(255)] = 1
@@ -177,7 +177,7 @@ class _Exit(RankFault[Exit]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raise(RankRule):
-    """Ranks in which an exception is raised."""
+    """Raises an exception in ranks."""
 
     what: ClassVar[str] = "exception"
     exception: str = "RuntimeError"
@@ -219,7 +219,7 @@ class _Raise(RankFault[Raise]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freeze(RankRule):
-    """Ranks stopped (SIGSTOP), for good or for some time."""
+    """Stops ranks (SIGSTOP), for good or for a time."""
 
     what: ClassVar[str] = "freeze"
 
@@ -255,7 +255,7 @@ def _go_on(process: SimProcess) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delay(RankRule):
-    """Ranks that come late once."""
+    """Delays ranks once."""
 
     what: ClassVar[str] = "delay"
     delay_s: Annotated[float, Gt(0)]
@@ -331,14 +331,14 @@ class _Jitter(Lasting[Jitter]):
     host_s = compute_s
 
     def _worked_s(self, until_s: float) -> float:
-        """How much of the time from 0 to *until_s* is left to compute; the pause ends each period."""
+        """Return the seconds between 0 and *until_s* that are left to compute; the pause ends each period."""
         rule = self.rule
         full, part_s = divmod(until_s, rule.period_s)
         share_s = rule.period_s - rule.pause_s
         return full * share_s + min(part_s, share_s)
 
     def _when_s(self, worked_s: float) -> float:
-        """When so much has been computed."""
+        """Return the time at which this much has been computed."""
         rule = self.rule
         share_s = rule.period_s - rule.pause_s
         full = max(0, math.ceil(worked_s / share_s - 1e-12) - 1)
@@ -347,7 +347,7 @@ class _Jitter(Lasting[Jitter]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler(RankRule):
-    """Ranks that are slow all the time."""
+    """Slows ranks down for the whole run."""
 
     what: ClassVar[str] = "straggler"
     factor: Annotated[float, Ge(1)] = 1.0

@@ -59,7 +59,7 @@ R = TypeVar("R", bound=Rule)
 
 
 class Unreached(Lasting[R]):
-    """Ranks that knock in vain: for good, or until the rule's time is over."""
+    """Ranks that cannot reach the store, for good or until the rule ends."""
 
     def __init__(self, rule: R, world: World, number: int) -> None:
         super().__init__(rule, world, number)
@@ -128,7 +128,7 @@ class MasterUnreachable(Rule):
         return "the master cannot be reached from other hosts"
 
     def check(self, cluster: Cluster, world_size: int) -> None:
-        """It names nothing."""
+        """Check nothing, because the rule names nothing."""
 
     def planted(self, world: World, number: int, links: LinkState) -> _MasterUnreachable:
         return _MasterUnreachable(self, world, number)

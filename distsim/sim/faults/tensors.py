@@ -47,7 +47,7 @@ class Guards:
         self._look_for_nan = "nan" in self.watch
 
     def on_arrival(self, arrival: Arrival) -> None:
-        """In the rank's own thread: the tensors that it gives to a call."""
+        """Called in the rank's thread with the tensors that it gives to a call."""
         if "buffers" in self.watch and arrival.record.is_async:
             arrival.sums = [(checksum(tensor), _writes(tensor)) for tensor in arrival.inputs]
 
@@ -76,7 +76,7 @@ class Guards:
         self._tell(seen.raced_by_kernel(record, at, writes=writes, was_waited=was_waited))
 
     def _tell(self, finding: Finding) -> None:
-        """Ranks that do the same at the same line are one find."""
+        """Report ranks that do the same at the same line as one finding."""
         for number, known in enumerate(self.found):
             if (known.kind, known.site, known.group) == (finding.kind, finding.site, finding.group):
                 ranks = tuple(sorted({*known.ranks, *finding.ranks}))
@@ -86,7 +86,8 @@ class Guards:
 
 
 def _known(arrival: Arrival) -> Sequence[torch.Tensor]:
-    """What it gives to the call; on a GPU the values of that, where they are known and hang on no placeholder."""
+    """Return the tensors that it gives to the call; on a GPU the values that are known and independent of a
+    placeholder."""
     side = arrival.host_side
     if side is None:
         return arrival.inputs
@@ -94,7 +95,7 @@ def _known(arrival: Arrival) -> Sequence[torch.Tensor]:
 
 
 def checksum(tensor: torch.Tensor) -> int | None:
-    """None: of a tensor that has no plain bytes."""
+    """Return a checksum of the tensor; None if it has no plain bytes."""
     if not tensor.is_cpu:
         return None
     try:
@@ -116,7 +117,8 @@ class _Memory:
 
 
 def _bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
-    """Without an operator where that can be: those of a rank pass its dispatch mode, and its profile."""
+    """Return the bytes of a tensor, if possible without an operator, which the rank's dispatch mode and profile would
+    see."""
     if type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_quantized:
         if not tensor.numel():
             return np.empty(0, dtype=np.uint8)
@@ -127,7 +129,7 @@ def _bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
 
 
 def _writes(tensor: torch.Tensor) -> int | None:
-    """How often torch has counted a write to it; None: it does not count (`torch.inference_mode`)."""
+    """Return how many writes torch has counted; None if it does not count them (`torch.inference_mode`)."""
     return None if tensor.is_inference() else tensor._version
 
 

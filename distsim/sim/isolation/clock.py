@@ -146,7 +146,7 @@ def _utcnow(cls: Any) -> Any:
 
 
 def datetime_clock(virtual: bool) -> None:
-    """Let `datetime.now` and `utcnow` tell virtual time inside ranks, or not any more."""
+    """Make `datetime.now` and `utcnow` return virtual time inside ranks, or stop doing so."""
     _methods["now"] = classmethod(_now) if virtual else _real_now
     _methods["utcnow"] = classmethod(_utcnow) if virtual else _real_utcnow
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(datetime.datetime))

@@ -46,7 +46,7 @@ _real_putenv, _real_unsetenv = os.putenv, os.unsetenv
 
 
 def enter_environ(data: dict[bytes, bytes], changed: dict[bytes, None]) -> None:
-    """Put a process's environment into `os.environ` and, what it *changed* itself, into C's."""
+    """Load a process's environment into `os.environ`, and its own *changed* variables into C's environment."""
     os.environ._data = os.environb._data = data  # type: ignore[attr-defined]
     for key in changed:
         _put(key, data.get(key))
@@ -121,7 +121,7 @@ def environ_patches() -> list[tuple[Any, str, Any]]:
 def torchruns_environ(
     slots: Sequence[Slot], per_node: int, nodes: int, address: str
 ) -> Callable[[Slot], dict[bytes, bytes]]:
-    """What torchrun puts into the environment of the worker on a slot."""
+    """Return the variables that torchrun sets for the worker on a slot."""
     said = {
         "WORLD_SIZE": str(len(slots)),
         "LOCAL_WORLD_SIZE": str(per_node),

@@ -91,8 +91,8 @@ _set_precision = SET_FP32_PRECISION_SETTER.get(None)
 
 
 def _precisions() -> tuple[str | None, bool | None, tuple[str, ...]]:
-    """How products of 32-bit numbers may be rounded: four setters of torch write to the same few places, and its older
-    getters raise once a newer setter was used."""
+    """Read the precision of 32-bit products. Four setters of torch write to the same few places, and older getters
+    raise after a newer setter was used."""
     exact = () if _set_precision is None else tuple(_get_fp32_precision_getter(*of) for of in _PRECISIONS)
     return _asked(torch.get_float32_matmul_precision), _asked(_get_cudnn_allow_tf32), exact
 
@@ -159,20 +159,20 @@ _NUMBERS = range(len(PLACES))
 
 
 def enter_places(values: list[Any]) -> None:
-    """Put *values* into the places."""
+    """Write *values* into the places."""
     for number in compress(_NUMBERS, map(is_not, map(getitem, _SPACES, _NAMES), values)):
         _SPACES[number][_NAMES[number]] = values[number]
 
 
 def leave_places(values: list[Any], shared: list[Any]) -> None:
-    """Take what is in the places into *values*, and put back what is *shared*."""
+    """Save the values of the places into *values*, and restore the *shared* ones."""
     values[:] = map(getitem, _SPACES, _NAMES)
     for number in compress(_NUMBERS, map(is_not, values, shared)):
         _SPACES[number][_NAMES[number]] = shared[number]
 
 
 def exchange_places(leaving: list[Any], coming: list[Any]) -> None:
-    """Take what is in the places into *leaving*, and put *coming* there."""
+    """Save the values of the places into *leaving*, and write those of *coming*."""
     leaving[:] = map(getitem, _SPACES, _NAMES)
     for number in compress(_NUMBERS, map(is_not, leaving, coming)):
         _SPACES[number][_NAMES[number]] = coming[number]
@@ -180,7 +180,7 @@ def exchange_places(leaving: list[Any], coming: list[Any]) -> None:
 
 @dataclass(slots=True)
 class Host:
-    """What the simulated processes find when they begin, and what is put back when they have ended."""
+    """State that simulated processes find at their start, and that is restored after their end."""
 
     environ: dict[bytes, bytes]
     imports: SharedImports
@@ -195,8 +195,7 @@ class Host:
         self.torch.swapped_anyway = frozenset((id(holder), name) for holder, name in PLACES)
 
     def first_places(self) -> list[Any]:
-        """What a new process finds in the places: hooks and start method of the
-        surrounding program are not its."""
+        """Return the places of a new process, without the hooks and start method of the surrounding program."""
         places = list(self.places)
         for number, value in _FIRST:
             places[number] = value()

@@ -41,7 +41,7 @@ _listening = [False]
 
 
 class Leaves(Protocol):
-    """Whose ranks may be over: a `World`."""
+    """A `World` whose ranks may be over."""
 
     opened: dict[int, tuple[int, int]]
     processes: Any
@@ -59,7 +59,7 @@ def note_opened(number: int) -> None:
 
 
 def _identity(number: int) -> tuple[int, int]:
-    """Of what a descriptor stands for: the number alone is soon another's."""
+    """Return the identity of an open file, because its number is soon reused."""
     state = os.fstat(number)
     return state.st_dev, state.st_ino
 
@@ -124,7 +124,7 @@ def _end_rank() -> None:
 
 
 def _lead_nowhere(world: Leaves) -> None:
-    """What ranks have opened for writing, with what is still in their buffers."""
+    """Redirect files that ranks opened for writing, with their buffers, to nowhere."""
     ours = {s.log_descriptor for p in world.processes for s in (p.stdout, p.stderr) if s is not None}
     for number, identity in world.opened.items():
         if number in ours:

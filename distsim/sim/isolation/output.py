@@ -58,7 +58,7 @@ class RankStream(io.TextIOBase):
 
     @functools.cached_property
     def buffer(self) -> _Bytes:
-        """What takes bytes; most programs only print."""
+        """Binary stream below the text stream; most programs only print."""
         return _Bytes(self)
 
     def write(self, text: str) -> int:
@@ -99,7 +99,7 @@ class RankStream(io.TextIOBase):
 
     @property
     def log_descriptor(self) -> int | None:
-        """Of the file the lines go to; None where there is none."""
+        """Return the descriptor of the file for the lines; None without one."""
         return None if self._file is None or self._file.closed else self._file.fileno()
 
     def finish(self) -> None:
@@ -115,7 +115,7 @@ class RankStream(io.TextIOBase):
 
 
 class Held:
-    """Stands for *stream* in a run that may have to begin anew: what is written is shown once `release` is called."""
+    """Replacement for *stream* in a run that may restart: output appears once `release` is called."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -174,7 +174,7 @@ class _Bytes(io.RawIOBase):
 
 
 class StreamProxy(io.TextIOBase):
-    """Stands as `sys.stdout` (or stderr) and leads each write to the stream of the process that runs."""
+    """Replacement for `sys.stdout` or stderr that sends each write to the stream of the running process."""
 
     errors = "replace"
     mode = "w"
@@ -245,7 +245,7 @@ def open_streams(
 
 
 def _descriptor(stream: Any) -> int:
-    """For faulthandler and subprocesses; the process's own stderr where *stream* is only in memory."""
+    """Return a descriptor for faulthandler and subprocesses; the process's own stderr if *stream* is only in memory."""
     try:
         return int(stream.fileno())
     except (AttributeError, OSError):
@@ -340,7 +340,7 @@ class LogState:
             logger.__dict__, self.shared[logger] = state, logger.__dict__
 
     def follow(self, other: LogState) -> None:
-        """As `other.swap()` and `swap()`: what the surrounding program has, *other* kept until now."""
+        """Switch output, like `other.swap()` and `swap()`: *other*'s state is saved."""
         if other.shared or self.shared:
             other.swap()
             self.swap()
@@ -356,7 +356,7 @@ class LogState:
         )
 
     def shut_down(self) -> None:
-        """As Python does when it exits: flush and close the handlers that the process made."""
+        """Flush and close the log handlers that the process created, as Python does at exit."""
         handlers: list[Any] = logging._handlerList  # type: ignore[attr-defined]
         if handlers != self._found:  # it is a comparison with each of them for each
             _real_shutdown([handler for handler in handlers if handler not in self._found])

@@ -43,7 +43,7 @@ __all__ = ["Notes", "RankTask", "SimProcess", "current_process", "current_task",
 
 @dataclass(slots=True)
 class Notes:
-    """What one of our hooks leaves for another in the same process."""
+    """Notes of one hook for another hook in the same process."""
 
     # Groups and stores
     group_asked: tuple[dict[str, Any], str | None, CallRecord | None] | None = None
@@ -205,7 +205,7 @@ class SimProcess:
 
     @functools.cached_property
     def entropy(self) -> Random:
-        """What the operating system's random numbers are in this process."""
+        """Return the process's source of the operating system's random numbers."""
         return Random(f"{self.world.seed}:{self.index}:entropy")
 
     # -- the global places
@@ -216,7 +216,7 @@ class SimProcess:
         self.torch_rng = self.world.initial_torch_rng
 
     def enter(self) -> None:
-        """Put this process's state where Python and torch look for it."""
+        """Load this process's state into Python and torch."""
         if self.modules is None:
             self.begin()
         assert self.modules is not None
@@ -234,7 +234,7 @@ class SimProcess:
         self.world.host.torch.enter(self.torch_own)
 
     def leave(self) -> None:
-        """Take it away again, with whatever the process has changed."""
+        """Save what the process has changed and unload its state."""
         leave_environ(self.world.host.environ, self.changed_environ)
         self.argv = sys.argv
         leave_places(self.places, self.world.host.places)
@@ -251,8 +251,7 @@ class SimProcess:
             self.modules.leave()
 
     def follow(self, other: SimProcess) -> None:
-        """As `other.leave()` and `enter()`, past what the surrounding program has: a place that both find alike is not
-        touched."""
+        """Switch processes, like `other.leave()` and `enter()`, without touching places that are equal in both."""
         host = self.world.host
         if self.modules is None or other.modules is None or self.logs is None or other.logs is None or host.turned:
             other.leave()
@@ -275,7 +274,7 @@ class SimProcess:
 
     @property
     def records(self) -> list[CallRecord]:
-        """Its last calls, in order (call_log.py)."""
+        """Return its last calls in order (call_log.py)."""
         return self.calls.last
 
     def made_call(self, record: CallRecord) -> None:
@@ -301,7 +300,7 @@ class SimProcess:
             self.idle_s += until_s - since_s
 
     def add_slice(self, start_s: float, seconds: float, name: str) -> None:
-        """For a trace: an operator took *seconds*."""
+        """Record for a trace that an operator took *seconds*."""
         slices = self.slices
         if slices and slices[-1][2] == name and start_s - slices[-1][1] < 1e-9:
             slices[-1] = (slices[-1][0], start_s + seconds, name)
@@ -309,7 +308,7 @@ class SimProcess:
             slices.append((start_s, start_s + seconds, name))
 
     def fall_due(self, completion: Callable[[], None]) -> None:
-        """Have *completion* carried out by the next of its threads that runs: one that waits for it is woken."""
+        """Let the next running thread of the process carry out *completion*; a waiting thread is woken."""
         self.due.append(completion)
         self.wake_for_due()
 
@@ -353,8 +352,8 @@ class SimProcess:
 
     @property
     def label(self) -> str:
-        """What stands before its lines: its rank (a helper's is its parent's), or `main` for the parent of
-        spawned ranks."""
+        """Return the prefix of its output: its rank (a helper has its parent's), or `main` for the parent of spawned
+        ranks."""
         return "main" if self is self.world.launcher else str(self.rank)
 
     def __repr__(self) -> str:

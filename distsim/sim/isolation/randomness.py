@@ -19,7 +19,7 @@ __all__ = ["random_patches", "undrawn"]
 
 @contextlib.contextmanager
 def undrawn() -> Iterator[None]:
-    """What is drawn from `random` inside is not missing afterwards: the numbers are the surrounding program's."""
+    """Return a context whose draws from `random` do not change the surrounding program's sequence."""
     state = random.getstate()
     try:
         yield

@@ -121,7 +121,7 @@ def format_user_traceback(exc: BaseException) -> str:
 
 
 def keep_failure(process: SimProcess, exc: BaseException) -> None:
-    """What *process* died of, asked for in its own thread: words of an exception are the user's code."""
+    """Record the exception of which *process* died, in its own thread, because formatting runs the user's code."""
     process.exception = exc
     process.error_text = message(exc)
     process.last_stack = raised_at(exc.__traceback__)

@@ -48,7 +48,7 @@ class _Bound(Protocol):
 
 
 class _Busy:
-    """How this process has found its cores; a process makes many simulations, and the machine stays as busy."""
+    """State of the cores as this process measured it, kept over its simulations."""
 
     pause_s = FIRST_PAUSE_S
     until_s = 0.0
@@ -75,14 +75,14 @@ def _clock_khz(core: int) -> int:
 
 
 def _threads() -> set[int]:
-    """What the kernel calls this process's threads."""
+    """Return the kernel's list of this process's threads."""
     with suppress(OSError, ValueError):
         return set(map(int, os.listdir("/proc/self/task")))
     return set()
 
 
 class OneCore:
-    """Of one simulation: entered by the thread that lets the others run, and left by it."""
+    """Pins the threads of one simulation to a core; entered and left by the scheduling thread."""
 
     def __init__(self) -> None:
         self.cores: frozenset[int] | None = None
@@ -127,7 +127,7 @@ class OneCore:
 
     @contextmanager
     def left(self) -> Iterator[None]:
-        """What the calling thread starts meanwhile, programs and threads of libraries, may run anywhere."""
+        """Let programs and library threads that the calling thread starts run on any core."""
         if self.all is None or self.cores in (None, self.all) or _get is None or frozenset(_get(0)) == self.all:
             yield  # within another, too
             return
@@ -220,7 +220,7 @@ _LIBC = _functions()
 
 
 class Baton:
-    """Of one of the two threads. Nobody has let it run yet."""
+    """Baton of one of two threads, initially not given."""
 
     give: Callable[[], object]
     """Let it run: the caller has nothing more to do than to wait for its own. Answers nothing true."""
@@ -250,7 +250,7 @@ class Baton:
         self._lock = lock
 
     def wait(self) -> None:
-        """Until it is given."""
+        """Wait until the baton is given."""
         while self.waits():
             pass
 

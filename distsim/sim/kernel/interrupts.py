@@ -47,7 +47,7 @@ class Interrupts:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Take note only, for a while; what came last is delivered at the end."""
+        """Defer the signal: the last one is delivered at the end."""
         if threading.current_thread() is not threading.main_thread():
             yield  # handlers run in the main thread, so nothing can come here
             return
@@ -69,8 +69,8 @@ class Interrupts:
 
 
 class CtrlC:
-    """Within this, SIGINT only asks the world to stop, and nothing is cut off halfway that a simulation puts in place
-    or takes away: what is pressed meanwhile is known to who comes after."""
+    """Context in which SIGINT only asks the world to stop, so that set-up and tear-down of a simulation are never cut
+    in half."""
 
     def __init__(self) -> None:
         self.pressed = False
@@ -80,7 +80,7 @@ class CtrlC:
         self._ours = False
 
     def asks(self, world: Interruptible) -> None:
-        """From now on it is *world* that is asked."""
+        """Set the world that is asked from now on."""
         self._world, world.interrupted = world, self.pressed
 
     def __enter__(self) -> CtrlC:
@@ -137,8 +137,8 @@ _before: tuple[int, int, int] | None = None
 
 @contextmanager
 def set_aside() -> Iterator[None]:
-    """Within this, what there was before has no part in collections: some 300,000 objects of torch and Python, which a
-    full one would walk through again and again. Where somebody has set objects aside already, all stays as it is."""
+    """Return a context in which the garbage collector ignores existing objects: some 300,000 of torch and Python. If
+    the program froze objects itself, nothing changes."""
     global _young_at_last_full, _is_ours
     if gc.get_freeze_count() or not gc.isenabled():
         yield
@@ -160,7 +160,7 @@ def set_aside() -> Iterator[None]:
 
 @contextmanager
 def paced(ranks: int) -> Iterator[None]:
-    """Within this, the collector comes as seldom as *ranks* ask for. Where it is switched off it stays so."""
+    """Return a context in which the collector runs less often for more *ranks*. If it is off, it stays off."""
     global _slowed, _before, _spared
     found, paces = _get_threshold(), min(ranks // RANKS_AT_A_PACE, MOST_PACES)
     if paces < 2 or not found[0] or _slowed is not None or not gc.isenabled():
@@ -185,7 +185,7 @@ def own_threshold() -> tuple[int, int, int]:
 
 
 def set_more_aside() -> None:
-    """What a simulation was made of until now lives as long as it does: it has no part in collections, either."""
+    """Exclude the objects of the simulation itself from garbage collection, because they live as long as it does."""
     if _is_ours:
         _freeze()
 
@@ -213,7 +213,7 @@ _KEPT = 7
 
 
 def _heap() -> Any:
-    """None where the C library is another one."""
+    """Return glibc's heap functions; None with another C library."""
     try:
         libc = ctypes.PyDLL(None)  # so short that the interpreter is kept
         libc.gnu_get_libc_version  # noqa: B018

@@ -111,7 +111,7 @@ class Schedule:
     # -- what the simulator asks
 
     def delay_s(self, rank: int, call: int) -> float:
-        """How long *rank* is held back before its call number *call*."""
+        """Return how long *rank* is held back before its call number *call*."""
         return self._by_place.get((rank, call), 0.0)
 
     def choose(self, num: int) -> int:
@@ -138,7 +138,7 @@ class Limits:
     _last: tuple[float, str] | None = None
 
     def end_within(self, wall_s: float, why: str) -> None:
-        """Let the run go on for so long, at most; *why* is what is reported then."""
+        """End the run after this long at most; *why* is then reported."""
         self._last = _real_monotonic() + wall_s, why
 
     def start(self) -> None:

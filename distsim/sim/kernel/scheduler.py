@@ -23,7 +23,7 @@ __all__ = ["Deadline", "Deadlines", "Due", "Expired", "Owner", "Request", "Sched
 
 
 class Due(Protocol):
-    """What happens at a deadline (scheduler side)."""
+    """An action at a deadline, on the scheduler's side."""
 
     explicit: bool
     """The program set the limit: it comes where nothing else can happen any more, too."""
@@ -34,7 +34,7 @@ class Due(Protocol):
         ...
 
     def strike(self) -> None:
-        """Its moment has come."""
+        """Run the action now."""
         ...
 
 
@@ -43,7 +43,7 @@ Deadline = tuple[float, int, Due]
 
 
 class Deadlines:
-    """Those to come. Kept out of simpy's heap: a pending timeout must not hide a deadlock."""
+    """Pending deadlines, kept out of simpy's heap because a pending timeout must not hide a deadlock."""
 
     def __init__(self) -> None:
         self._heap: list[Deadline] = []
@@ -64,7 +64,7 @@ class Deadlines:
         return heapq.heappop(self._heap)
 
     def take_explicit(self) -> Deadline | None:
-        """Where nothing else can happen any more, only a limit that the program set itself ends a wait."""
+        """Remove and return the earliest deadline that the program set itself; used when nothing else can happen."""
         coming = [deadline for deadline in self._heap if not deadline[2].over]
         explicit = min((deadline for deadline in coming if deadline[2].explicit), default=None)
         if explicit is not None:
@@ -96,7 +96,7 @@ class Unwind(BaseException):
 
 @dataclass(slots=True)
 class Request:
-    """What a thread asks of the scheduler when it hands the baton back."""
+    """Request of a thread to the scheduler when it returns the baton."""
 
     event: simpy.Event | None
     why: Wait | None
@@ -109,7 +109,7 @@ class Request:
 
 
 class Owner(Protocol):
-    """What tasks belong to: a simulated process."""
+    """Owner of tasks: a simulated process."""
 
     rank: int
     main_task: Any
@@ -226,7 +226,7 @@ class Scheduler:
         raise NotImplementedError
 
     def stands_still(self) -> None:
-        """Nothing moves any more, or no longer may: the end."""
+        """Handle the end: no task can or may run any more."""
         raise NotImplementedError
 
     def has_met(self) -> bool:
@@ -262,7 +262,7 @@ class Scheduler:
             self.current = None
 
     def let_run(self, task: Runs, give: Callable[[], object]) -> None:
-        """Give *task* the baton, and wait until it hands it back; watch that it does."""
+        """Give *task* the baton and wait until it returns it; watch that it does."""
         self.running = task
         if task.cores is not self.core.cores:
             self.core.bind(task)
@@ -323,11 +323,11 @@ class Scheduler:
         return limit
 
     def at_deadline(self, at_s: float, due: Due) -> None:
-        """Have *due* strike at *at_s*, unless it is over by then."""
+        """Run *due* at *at_s*, unless it is over by then."""
         self._deadlines.add(at_s, due)
 
     def _expire(self, deadline: Deadline) -> None:
-        """Let time pass up to *deadline*, which is not among those to come any more."""
+        """Let time pass up to *deadline*, which is removed from the pending ones."""
         at_s, _, due = deadline
         alarm = self.env.timeout(max(0.0, at_s - float(self.env.now)))
         assert alarm.callbacks is not None
@@ -402,7 +402,7 @@ class Scheduler:
 
     @property
     def quiet_s(self) -> float:
-        """For how long (virtual) nothing has happened but that."""
+        """Return for how much virtual time nothing else has happened."""
         return self._quiet_s
 
     @property

@@ -36,8 +36,8 @@ __all__ = [
 
 
 def take_up_tracing() -> None:
-    """As `threading.Thread` does: what traces or profiles new threads (coverage, a debugger, cProfile) sees this one.
-    `sys.monitoring` sees all threads anyway."""
+    """Install tracing and profiling functions for new threads (coverage, a debugger, cProfile), as `threading.Thread`
+    does. `sys.monitoring` sees all threads anyway."""
     trace, profile = threading.gettrace(), threading.getprofile()
     if trace is not None:
         sys.settrace(trace)
@@ -77,7 +77,8 @@ def require_task() -> Task:
 
 
 def current_process() -> Any:
-    """What the calling thread belongs to; None outside a simulation. `process.current_process` knows its type."""
+    """Return the process of the calling thread; None outside a simulation. `process.current_process` has the precise
+    type."""
     task = current_task()
     return None if task is None else task.process
 
@@ -91,14 +92,15 @@ class SignalArrived(BaseException):
 
 
 class _Taken(BaseException):
-    """What `stop_asking` raises and catches."""
+    """Exception that `stop_asking` raises and catches."""
 
 
 class Task:
     """One simulated thread. Methods without an underscore are called in its own thread."""
 
     def programs_work(self) -> int:
-        """How much real programs that it started have worked: a number that grows; of a rank's thread only."""
+        """Return how much work the real programs that it started have done, as a growing number; only for a rank's
+        thread."""
         return 0
 
     def __init__(self, world: Scheduler, process: Owner, body: Callable[[], Any], name: str, daemon: bool = False):
@@ -148,8 +150,8 @@ class Task:
         self.time_queries = 0
 
     def arrive(self, call: Callable[[], None]) -> None:
-        """Have the scheduler make *call* when the world has caught up with this thread, which waits next: one
-        hand-over where `flush`, the call and the wait would take two, in the same order of events."""
+        """Let the scheduler make *call* when the world has caught up with this thread, which waits next. One hand-over
+        replaces those of `flush`, the call and the wait."""
         if self.coming is not None:  # what a trace function or `__del__` calls before the thread came to wait
             self.flush()
         self.coming = (self.debt_s, call)
@@ -171,7 +173,7 @@ class Task:
         return True
 
     def flush(self, why: Wait | None = None) -> None:
-        """Let the world catch up with this thread's compute time."""
+        """Let the world catch up with the compute time of this thread."""
         if self.debt_s > 0.0 or self.coming is not None:
             self._hand_over(Request(None, why))
         elif self.doom is not None:
@@ -343,7 +345,7 @@ class Task:
     def _keep_the_rest(
         self, request: Request, begun_s: float, debt: float, coming: tuple[float, Callable[[], None]] | None
     ) -> None:
-        """What is left of a wait that a signal has cut in two."""
+        """Store the rest of a wait that a signal interrupted."""
         passed_s = float(self.world.env.now) - begun_s
         if coming is not None:
             self.coming = (max(0.0, coming[0] - passed_s), coming[1])
@@ -352,7 +354,7 @@ class Task:
             request.timeout_s = max(0.0, request.timeout_s - max(0.0, passed_s - debt))
 
     def _stopped(self, throw: BaseException | None) -> Generator[simpy.Event, Any, BaseException | None]:
-        """Until the process goes on, or is killed."""
+        """Wait until the process continues or is killed."""
         while self.process.thaw is not None and self.doom is None:
             try:
                 yield self.process.thaw
@@ -361,7 +363,7 @@ class Task:
         return throw
 
     def resume(self, throw: BaseException | None) -> bool:
-        """Give the thread the baton until it hands it back; False once it has ended."""
+        """Give the thread the baton until it returns it; return False once it has ended."""
         if self.finished or self.abandoned:
             return False
         self._throw = throw

@@ -23,7 +23,7 @@ MOST_SHOWN = 20_000
 
 
 class GpuTracks(Mapping[int, list[GpuTrack]]):
-    """By rank."""
+    """GPU tracks by rank."""
 
     def __init__(self, ranks: Sequence[SimProcess]) -> None:
         self._processes = {
@@ -83,7 +83,7 @@ MOST_MOVES = 500_000
 
 
 class Ran:
-    """What one rank's GPUs ran, to be looked up by time. *since_s*: all that they ran from then on is there."""
+    """What one rank's GPUs ran, searchable by time; complete from *since_s* on."""
 
     def __init__(self, items: Sequence[Kernel | Comm], since_s: float = float("-inf")) -> None:
         self.since_s = since_s
@@ -107,7 +107,7 @@ class _Sorted:
         """The latest end so far."""
 
     def before(self, at_s: float) -> Any:
-        """What ran just before *at_s*, the one that began last; None: nothing."""
+        """Return what ran just before *at_s*, the item that began last, or None."""
         place = bisect_left(self.begins, at_s - EPSILON_S)
         for item in reversed(self.items[max(0, place - NEIGHBOURS) : place]):
             if item.ended_s >= at_s - EPSILON_S:
@@ -163,7 +163,7 @@ def critical_path(ran: Mapping[int, Ran], rank: int, begin_s: float, end_s: floa
 
 
 def _last_to_come(ran: Mapping[int, Ran], rank: int, record: Any) -> int:
-    """Who was waited for in the call of *record*: itself where nobody else was seen to come later."""
+    """Return the rank that arrived last in the call of *record*, or its own rank."""
     key = (record.group.name, record.started_s)
     last, came_s = rank, float("-inf")
     for member in record.group.ranks if record.peer is None else (rank, record.peer):

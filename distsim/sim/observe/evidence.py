@@ -119,9 +119,8 @@ class _AmongThoseThatRan:
 
 
 def _met(process: SimProcess, calls: list[CallRecord]) -> list[CallRecord]:
-    """Those of *calls*, made by *process*, that others can meet: not those that stand on its GPU behind one that does
-    not end. The host is ahead of its streams; who waits for a call is told by the streams, as if the host had waited
-    in it."""
+    """Return those of *calls* of *process* that others can meet, without calls queued on its GPU behind one that does
+    not end. The host is ahead of its streams, so a blocked stream counts as a waiting host."""
     if process.accelerators is None:
         return calls
     behind = {
@@ -135,8 +134,7 @@ def _met(process: SimProcess, calls: list[CallRecord]) -> list[CallRecord]:
 
 
 def _first_on_gpu(process: SimProcess, why: CallWait) -> CallWait:
-    """What a host waits for that reads what a call will have written: the call that is first on the GPU, where its own
-    stands behind that and has not begun."""
+    """Return the call for which a host waits that reads the result of a queued call: the first one on the GPU."""
     for device in () if process.accelerators is None else process.accelerators.devices:
         behind = [comm for comm in device.comms if comm.begun_s is None and any(r is why.record for r in comm.records)]
         first = next((comm for comm in device.comms if comm.record is not None), None)
@@ -146,7 +144,7 @@ def _first_on_gpu(process: SimProcess, why: CallWait) -> CallWait:
 
 
 def _on_gpu(process: SimProcess, hang_after_s: float) -> list[Wait]:
-    """What its GPUs have waited for that long, though its host goes on."""
+    """Return the waits of its GPUs of this length while the host continues."""
     if process.accelerators is None or not process.alive:
         return []
     now_s = float(process.world.env.now)
@@ -218,20 +216,20 @@ def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) ->
 
 
 def _goes_on(task: Any) -> bool:
-    """What it waited for has come: it goes on when its turn does."""
+    """Return whether what it waited for has happened, so that it continues at its next turn."""
     event = None if task.request is None else task.request.event
     return event is not None and event.triggered and not isinstance(event, Timeout)  # a timeout is, from the first
 
 
 def _stand(served: CallRecord, frame: FrameType | None) -> None:
-    """Where the thread is by now that serves a remote call."""
+    """Return the current place of the thread that serves a remote call."""
     stack = () if frame is None else user_stack(frame)
     if stack and not served.done:
         served.site, served.stack = stack[0], stack
 
 
 def _on_its_way(process: SimProcess) -> BaseException | None:
-    """What a blocked rank raised before a `finally` or `except` block made the call that it is in."""
+    """Return what a blocked rank raised before a `finally` or `except` block made its current call."""
     task = process.main_task
     found: Any = None if task is None else sys._current_exceptions().get(task.ident or 0)
     if isinstance(found, tuple):  # Python 3.11

@@ -44,7 +44,7 @@ class KernelSlice:
 
 @dataclass(slots=True)
 class GpuTrack:
-    """What one GPU of a rank ran, the last of it where that is much."""
+    """What one GPU of a rank ran; only the end if that is much."""
 
     index: int
     streams: list[str]
@@ -149,7 +149,7 @@ class OutOfMemory:
 
 @dataclass(slots=True)
 class Fused:
-    """What torch's compiler was taken to make of one rank's compiled functions, in the whole run (`--fuse`)."""
+    """Fused kernels of one rank's compiled functions in the whole run (`--fuse`)."""
 
     rank: int
     functions: dict[str, int]
@@ -164,7 +164,7 @@ class Fused:
 
 @dataclass(slots=True)
 class Saved:
-    """What one rank wrote to the file system with torch.save and DCP, and read from it, while it used its GPUs."""
+    """Bytes that one rank wrote and read with torch.save and DCP while it used its GPUs."""
 
     writes: int = 0
     written_bytes: int = 0
@@ -198,7 +198,7 @@ class OperatorTime:
 
 @dataclass(slots=True)
 class PathPart:
-    """What the critical path of a step spent on one thing."""
+    """Time that the critical path of a step spent on one thing."""
 
     kind: str
     """compute, communication or host."""

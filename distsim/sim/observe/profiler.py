@@ -108,7 +108,7 @@ class Event:
 
 
 def _arguments(event: Event) -> dict[str, Any]:
-    """What a trace says of an event besides its time."""
+    """Return the arguments of an event in a trace."""
     if event.device_type() == DeviceType.CUDA:
         where = {"device": event.device_index(), "stream": event.device_resource_id()}
         return {**where, "External id": event.linked_correlation_id(), "correlation": event.correlation_id()}
@@ -117,7 +117,7 @@ def _arguments(event: Event) -> dict[str, Any]:
 
 
 class Result:
-    """Stands for C++'s _ProfilerResult."""
+    """Replacement for C++'s _ProfilerResult."""
 
     def __init__(self, events: list[Event], start_s: float, rank: int) -> None:
         self._events = events
@@ -204,7 +204,7 @@ _TITLES = {
 
 
 class Recorder:
-    """What one process does between the start and the end of a profile."""
+    """Records one process between the start and the end of a profile."""
 
     def __init__(self, process: SimProcess, start_s: float, with_shapes: bool, activities: Any) -> None:
         self._process = process
@@ -234,7 +234,7 @@ class Recorder:
             self._slice(f"aten::{operator_name(item.name)}", end_s - device.host.operator_s, end_s, shapes, item)
 
     def _kernels(self, numbers: dict[int, int]) -> list[Event]:
-        """What the GPUs ran. *numbers*: of the slices, by what they have launched."""
+        """Return the kernels of the GPUs. *numbers* maps slices to the launching operators."""
         events: list[Event] = []
         for device, stream, item in self._launched:
             device.timeline.catch_up()
@@ -313,7 +313,7 @@ def _shape(value: Any) -> list[int]:
 
 
 def _argument_shapes(name: str, record: CallRecord) -> list[list[int]]:
-    """Of the operator's arguments: of those that are one tensor, the shape; of all others nothing."""
+    """Return the shapes of the operator's arguments that are one tensor, and nothing for the others."""
     packet = getattr(torch.ops.c10d, name)
     overload = getattr(packet, packet.overloads()[0])
     shapes: list[list[int]] = [[] for _ in overload._schema.arguments]
@@ -339,7 +339,7 @@ def profiler_patches() -> list[Patch]:
 
 
 def _setting_patches() -> list[Patch]:
-    """What a profile can be asked for, and is."""
+    """Return the patches of settings that a profile can ask for."""
     real_config, real_supported = torch_profiler.profile.config, _supported_activities
     real_observe = ExecutionTraceObserver.start
 

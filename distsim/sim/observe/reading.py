@@ -56,7 +56,7 @@ def user_stack(frame: FrameType | None = None) -> tuple[Site, ...]:
 
 
 def call_stack(frame: FrameType) -> tuple[Site, ...]:
-    """Where the call of *frame* was made: the user's frames, or torch's in a thread of its own."""
+    """Return where the call of *frame* was made: the user's frames, or torch's in a thread of its own."""
     places: list[int] = []
     add = places.append
     walk: FrameType | None = frame
@@ -223,7 +223,7 @@ Place = tuple[int | None, int | None, int | None, int | None]
 
 @functools.lru_cache(maxsize=64)
 def _tested(file: str) -> dict[Place, Place]:
-    """Where each statement of *file* that has a condition is -> where its condition is."""
+    """Map each conditional statement of *file* to the position of its condition."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
@@ -233,7 +233,7 @@ def _tested(file: str) -> dict[Place, Place]:
 
 @functools.lru_cache(maxsize=64)
 def _negations(file: str) -> dict[Place, Place]:
-    """Where each operand of a `not` in a condition of *file* is -> where the `not` is.
+    """Map each operand of a `not` in a condition of *file* to the position of the `not`.
 
     From Python 3.12 on a jump has the place of the operand, whose answer it turns round.
     """
@@ -273,7 +273,7 @@ def _walk(
 
 
 def _only_way_out(loop: ast.While) -> ast.If | None:
-    """Of a `while True`: the `if` that alone ends it, where there is one and what it asks is one thing."""
+    """Return the single `if` that ends a `while True`, if there is one with a simple condition."""
     if not (isinstance(loop.test, ast.Constant) and loop.test.value):
         return None
     ways = (ast.Break, ast.Return, ast.Raise)

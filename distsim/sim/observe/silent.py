@@ -54,7 +54,7 @@ def silent_patches() -> list[tuple[Any, str, Any]]:
 
 
 def silent_findings(world: World, allowed: Sequence[str]) -> list[SilentFinding]:
-    """What the facts of the ranks that ran say."""
+    """Return the silent findings in the facts of the ranks that ran."""
     facts = {}
     for process in world.processes:
         if process.silent is not None and process.is_rank and process.silent.facts.steps:

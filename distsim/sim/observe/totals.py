@@ -50,7 +50,7 @@ UNMEASURED = 0.01
 
 
 class Confidence:
-    """Of the calls of one world."""
+    """Confidence intervals of the calls of one world."""
 
     def __init__(self, world: World, nccl_version: str | None) -> None:
         self._world = world
@@ -209,7 +209,7 @@ def _price(training: Training, world: World, request: RunRequest) -> None:
 
 
 def _software(world: World, version: str | None) -> str:
-    """What the times of NCCL's collectives are of."""
+    """Return the software whose times NCCL's collectives have."""
     facts, variant = world.cluster.nccl, world.cluster.variant
     facts = facts if version is None else replace(facts, version=version)
     return facts.software + (f" (variant {variant})" if variant else "")
@@ -225,7 +225,7 @@ def _short_of_memory(told: Diagnosis, training: Training) -> Diagnosis:
 
 
 def _of_polls(world: World) -> list[str]:
-    """Why a run ended where it did, if it was nobody's timeout: it only looked on."""
+    """Return why a run ended that only polled, without a timeout."""
     polling = sorted({p.rank for p in world.processes if any(task.quiet_polls for task in p.tasks)})
     if not world.diagnoses or not world.only_polls or not polling:
         return []
@@ -237,7 +237,7 @@ def _of_polls(world: World) -> list[str]:
 
 
 def _of_launcher(world: World) -> list[str]:
-    """What became of the parent of the ranks, where a report on its children would not say it."""
+    """Return what happened to the parent of the ranks, if a report on its children does not say so."""
     parent = world.launcher
     if parent is None:
         return []

@@ -58,8 +58,8 @@ LONGEST_REST_S = 3_600.0
 
 @contextlib.contextmanager
 def noticed() -> Iterator[None]:
-    """Within this, the optimizers' steps of simulated ranks are noticed, and the world is told. It begins before
-    torch's state is watched: the hook is everyone's."""
+    """Return a context in which steps of optimizers are observed and reported to the world. It begins before torch's
+    state is watched, because the hook is shared."""
 
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
         task = current_task()
@@ -107,13 +107,13 @@ def finish(world: World) -> None:
 
 
 def _gpus_of(process: SimProcess) -> int:
-    """How many GPUs it works on: not GPU 0 where it has only touched that, for want of torch.cuda.set_device."""
+    """Return the number of GPUs it works on, without GPU 0 if it only touched that before torch.cuda.set_device."""
     compute_s: list[float] = [device.timeline.account.compute_s for device in process.accelerators.devices]
     return max(1, sum(seconds > 0.1 * max(compute_s) for seconds in compute_s))
 
 
 def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: float | None) -> Training | None:
-    """What the GPUs of *ranks* did; None where no rank has used one."""
+    """Return the training figures of the GPUs of *ranks*; None if no rank used a GPU."""
     used = [p for p in ranks if p.accelerators is not None and p.accelerators.works and p.accelerators.devices]
     if not used:
         return None
@@ -185,7 +185,7 @@ def _fused(used: Sequence[SimProcess]) -> Fused | None:
 
 
 class _LazyRan(dict[int, Ran]):
-    """By rank, made when the path comes there."""
+    """GPU work by rank, built when the critical path reaches it."""
 
     def __init__(self, processes: Mapping[int, SimProcess]) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class _LazyRan(dict[int, Ran]):
 
 
 def _find_path(found: Training, ends: Mapping[SimProcess, list[StepEnd]]) -> None:
-    """Of the last step, from the end of the rank that comes to it last, back as far as kernels are remembered."""
+    """Find the critical path of the last step, from the end of the slowest rank back as far as kernels are kept."""
     if found.steps < 2:
         return
     stepping = {process.rank: process for process, own in ends.items() if own}
@@ -232,7 +232,7 @@ _NOTHING: dict[Any, float] = {}
 
 
 def _begin(ends: Sequence[StepEnd], first: int) -> tuple[StepEnd | None, Account]:
-    """Where step *first* begins: at the end of the one before; at the device's own, for the first."""
+    """Return when step *first* begins: at the end of the step before, or at the device's start."""
     return (None, Account()) if first == 1 else (ends[first - 2], _account(ends[first - 2]))
 
 
@@ -313,7 +313,7 @@ def _rank(process: SimProcess, account: Account, counted: int, like: tuple[int, 
 
 
 def _sites(ledger: Ledger) -> list[MemorySite]:
-    """What was in use at the peak by kind, line and operator, most bytes first."""
+    """Return the memory in use at the peak by kind, line and operator, the largest first."""
     sums: dict[tuple[str, str, int, str], tuple[int, int, Site, int]] = {}
     for (kind, site), (nbytes, count) in ledger.peak_sites.items():
         key = (kind, site.file, site.line, site.operator)

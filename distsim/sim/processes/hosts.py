@@ -51,7 +51,7 @@ def machine_of(process: SimProcess) -> int:
 
 
 def node_name(machine: int) -> str:
-    """As reports name it."""
+    """Return the name of the node as in reports."""
     return f"node{machine}"
 
 
@@ -61,7 +61,7 @@ def _address(machine: int) -> str:
 
 
 def master_address(machines: list[int]) -> str:
-    """What distsim sets as MASTER_ADDR: right on every machine of the job."""
+    """Return the MASTER_ADDR that distsim sets, which is valid on every machine of the job."""
     return "127.0.0.1" if len(set(machines)) == 1 else node_name(machines[0])
 
 
@@ -96,7 +96,7 @@ def meant(name: str, process: SimProcess) -> int | None:
 
 
 def lost_clients(world: World) -> list[Finding]:
-    """Ranks that look for a store on one machine while it is on another: the classic MASTER_ADDR=127.0.0.1."""
+    """Return ranks that look for a store on one machine while it is on another, such as with MASTER_ADDR=127.0.0.1."""
     lost: dict[tuple[str, int, int], list[SimProcess]] = {}
     for process in world.rank_processes.values():
         name, port = process.notes.connecting or ("", 0)
@@ -138,7 +138,7 @@ def _named(real: Callable[..., str], name_of: Callable[[str], str] = lambda name
 
 
 def _reachable(name: Any) -> Any:
-    """Where the machine that runs the simulation finds the simulated machine *name*: it is all of them."""
+    """Return the address under which the simulating machine reaches the simulated machine *name*."""
     task = current_task()
     if task is None or not isinstance(name, str):
         return name
@@ -234,7 +234,7 @@ def was_told_of_torchrun(process: SimProcess) -> bool:
 
 
 def place_environ(parent: SimProcess, rank: int) -> dict[bytes, bytes]:
-    """What torchrun would say of the place of *rank* to a child of the launcher *parent*, except what that set."""
+    """Return torchrun's variables for a child of launcher *parent* at *rank*, except those that the launcher set."""
     copies = parent.world.processes[: len(parent.world.slots)]
     said = copies[rank % len(copies)].environ
     keys = [key for key in map(os.fsencode, TORCHRUN) if key not in parent.changed_environ]
@@ -265,7 +265,7 @@ def _give_slurm(environ: Any) -> bool:
 
 
 def sruns_environ(slots: Sequence[Slot], per_node: int, nodes: int) -> Callable[[Slot], dict[bytes, bytes]]:
-    """What srun puts into the environment of the task on a slot (slurm.schedmd.com/srun.html)."""
+    """Return the variables that srun sets for the task on a slot (slurm.schedmd.com/srun.html)."""
     hosts = sorted({slot.host for slot in slots})
     said = {
         "SLURM_JOB_ID": "1",

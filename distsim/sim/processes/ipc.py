@@ -50,7 +50,7 @@ class Shared:
     """Crosses between processes as itself."""
 
     def departs(self) -> None:
-        """This is on its way to some process."""
+        """Mark the item as on its way to a process."""
 
     def arrived(self, process: SimProcess) -> None:
         """*process* has been given this."""
@@ -70,14 +70,14 @@ class Shared:
 
 
 class Waitable:
-    """What `multiprocessing.connection.wait` takes: something that becomes ready."""
+    """An object that `multiprocessing.connection.wait` accepts."""
 
     def ready(self) -> bool:
         """Whether there is something, or nothing can come."""
         raise NotImplementedError
 
     def signs(self) -> list[simpy.Event]:
-        """What may make it ready."""
+        """Return the events that may make it ready."""
         raise NotImplementedError
 
 
@@ -110,8 +110,8 @@ _departed: list[Shared] = []
 
 
 class _Crossing:
-    """What multiprocessing's reductions ask while a child is started: shared memory crosses as a file
-    descriptor of its own."""
+    """State that multiprocessing's reductions ask for while a child starts: shared memory is passed as a file
+    descriptor."""
 
     def duplicate_for_child(self, descriptor: int) -> int:
         return os.dup(descriptor)
@@ -154,7 +154,7 @@ class Queue(Shared, queue.Queue[Any]):
         return pickle.loads(super().get(block, timeout))
 
     def close(self) -> None:
-        """Nothing to close: the items are in memory."""
+        """Do nothing: the items are in memory."""
 
     join_thread = cancel_join_thread = close
 
@@ -229,7 +229,7 @@ def sharing_patches() -> list[tuple[Any, str, Any]]:
 
 
 class Sentinel(Waitable):
-    """What `Process.sentinel` is for a simulated child: `multiprocessing.connection.wait` takes it."""
+    """`Process.sentinel` of a simulated child, for `multiprocessing.connection.wait`."""
 
     def __init__(self, child: SimProcess) -> None:
         self.child = child
@@ -366,7 +366,7 @@ def _pipe(duplex: bool = True) -> tuple[Connection, Connection]:
 
 
 def wait_for_any(objects: Sequence[Waitable], timeout: float | None, why: HostWait) -> None:
-    """Until one of *objects* is ready, or *timeout* seconds have passed."""
+    """Wait until one of *objects* is ready or *timeout* seconds have passed."""
     task = require_task()
     give_up_s = None if timeout is None else task.now_s() + timeout
     while not any(item.ready() for item in objects):

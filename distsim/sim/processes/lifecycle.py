@@ -115,7 +115,7 @@ def _live(process: SimProcess, program: Callable[[], Any]) -> None:
 
 
 def _finalize(process: SimProcess, phase: Phase) -> None:
-    """What Python does between the end of the program and that of its process."""
+    """Run what Python does between the end of the program and the end of its process."""
     task = require_task()
     if phase is not Phase.RAISED:
         _join_threads(process)

@@ -205,7 +205,7 @@ def signal_patches() -> list[Patch]:
 
 
 def _exit_patches() -> list[Patch]:
-    """How a process ends, and what it calls then."""
+    """Return the patches for the end of a process and its exit functions."""
     real_exit, real_register, real_unregister = os._exit, atexit.register, atexit.unregister
 
     def exit_(status: int) -> None:
@@ -307,7 +307,7 @@ def _own_signal_patches() -> list[Patch]:
 
 
 def _handler_patches() -> list[Patch]:
-    """What a signal does where it arrives."""
+    """Return the patches for the delivery of signals."""
     real_signal, real_getsignal = signal.signal, signal.getsignal
 
     def getsignal(number: int) -> Any:

@@ -63,7 +63,7 @@ def _new_child() -> SimProcess:
 
 
 class SimPopen:
-    """Stands where multiprocessing's `Popen` does: one started child."""
+    """Replacement for multiprocessing's `Popen`: one started child."""
 
     def __init__(self, process: Any, method: str) -> None:
         parent = require_task().process
@@ -100,7 +100,7 @@ class SimPopen:
         child.world.start_process(child, program)
 
     def _pickled(self, process: Any, must: bool) -> tuple[Any, list[Shared]]:
-        """What crosses into the child; None where a forked child has the parent's own objects."""
+        """Return the pickled data for the child; None if a forked child has the parent's objects."""
         try:
             return crossing(process)
         except Exception:
@@ -170,7 +170,7 @@ class SimPopen:
             end_child(self._child, number)
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no resource is open."""
 
 
 def end_child(child: SimProcess, number: signal.Signals) -> None:

@@ -155,7 +155,7 @@ def _start(self: threading.Thread) -> None:
 
 @contextlib.contextmanager
 def _handle_of(thread: threading.Thread) -> Iterator[None]:
-    """Give *thread* the handle that its own start would give it from Python 3.13 on, and that `join` asks."""
+    """Give *thread* the handle that its own start would create from Python 3.13 on, for `join`."""
     make = getattr(threading, "_make_thread_handle", None)
     if make is None:
         yield
@@ -228,7 +228,7 @@ def _current_thread() -> threading.Thread:
 
 
 def _main_thread() -> threading.Thread:
-    """Of the running process; made when first asked for: few programs ask."""
+    """Return the main thread of the running process, created at first use."""
     process = current_process()
     if process is None:
         return _real_main()
@@ -238,7 +238,7 @@ def _main_thread() -> threading.Thread:
 
 
 class MainThread(threading._DummyThread):
-    """What stands for the main thread of a simulated process, whoever asks for it first."""
+    """Main thread of a simulated process, whichever thread asks for it first."""
 
     def __init__(self, process: SimProcess) -> None:
         task = process.main_task
@@ -269,7 +269,7 @@ def _pool_number() -> int:
 
 
 def close_pools(tasks: list[RankTask]) -> None:
-    """As Python does when it exits: executors that nobody shut down end when their work is done."""
+    """Shut down executors after their work is done, as Python does at exit."""
     for thread, work_queue in list(pool_threads._threads_queues.items()) if pool_threads._threads_queues else ():
         if getattr(thread, "_distsim_task", None) in tasks:
             executor = thread._args[0]() if getattr(thread, "_args", None) else None
@@ -301,8 +301,8 @@ def _select(self: selectors.EpollSelector, timeout: float | None = None) -> Any:
 
 
 def _from_real_child(loop: selectors.EpollSelector, task: RankTask) -> Any:
-    """Let wall time pass, in which virtual time stands still, until the real program at the other end of a connection
-    of *loop* answers. Nothing where no thread waits for it, or it does not answer."""
+    """Let wall time pass while virtual time stands still, until the real program at the other end of a connection of
+    *loop* answers. Does nothing if no thread waits for it."""
     children, main = task.process.real_children, task.process.main_task
     if not children.wall_s or len(loop.get_map()) < 2:  # one is the loop's own pipe
         return []

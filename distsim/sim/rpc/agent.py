@@ -184,10 +184,10 @@ class SimAgent:
         return self.get_metrics()
 
     def sync(self) -> None:
-        """Nothing, as in torch."""
+        """Do nothing, as torch does."""
 
     def join(self, shutdown: bool = False, timeout: float = 0) -> None:
-        """Until no call of any worker is under way."""
+        """Wait until no call of any worker is in progress."""
         if not self.size:
             self._wait_until_quiet("shutdown: its calls to end")
             return
@@ -299,7 +299,7 @@ class SimAgent:
         self.workers.carry(self, sender, nbytes, True, lambda: sender.end_call(call, reply))
 
     def end_call(self, call: Call, reply: Message | Failed) -> None:
-        """What became of a request (scheduler side)."""
+        """Complete a request, on the scheduler's side."""
         if call.over:
             return
         call.over = True
@@ -333,7 +333,7 @@ class SimAgent:
             self.end_call(call, Failed("EOF: end of file (simulated: the worker is gone)"))
 
     def delay_s(self, kind: str) -> float:
-        """How much later than it could a message of this kind leaves: never, but where faults are tried."""
+        """Return the delay of a message of this kind, which only the faulty agent sets."""
         return 0.0
 
     def tell(self, to: int, message: Message, answered: Answered | None = None, attempt: int = 0) -> None:
@@ -356,7 +356,7 @@ class SimAgent:
         return self.timeout_s not in (DEFAULT_TIMEOUT_S, INFINITE)
 
     def name_of(self, worker: int) -> str:
-        """What a worker is called."""
+        """Return the name of a worker."""
         info = self.infos.get(worker)
         return info.name if info else str(worker)
 
@@ -366,12 +366,12 @@ class SimAgent:
         return worker if agent is None else agent.process.rank
 
     def waits_for(self, what: str, worker: int) -> HostWait:
-        """What a thread is said to wait for that wants an answer from *worker*."""
+        """Return the text of a wait for an answer of *worker*."""
         return HostWait(f"{what} to {self.name_of(worker)}", (self.rank_of(worker),))
 
 
 def error_text(error: BaseException) -> str:
-    """As torch's C++ tells what Python raised."""
+    """Format a Python exception like torch's C++ code."""
     return f"{type(error).__name__}: {error}" if not isinstance(error, RuntimeError) else str(error)
 
 

@@ -43,7 +43,7 @@ _here = threading.local()
 
 
 class Send:
-    """Stands where tensors left: their gradients come here. torch's SendRpcBackward."""
+    """Node where tensors left, to which their gradients return (torch's SendRpcBackward)."""
 
     def __init__(self, edges: list[Any]) -> None:
         self.edges = edges
@@ -379,7 +379,7 @@ def _called(node: Any, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
 
 
 def _fitted(grad: Tensor, node: Any, number: int) -> Tensor:
-    """As torch's engine makes a gradient fit: summed where it was broadcast, of the input's type."""
+    """Fit a gradient as torch's engine does: sum over broadcast dimensions, and cast to the input's type."""
     meta = node._input_metadata[number] if node._input_metadata else None
     if meta is None or grad.is_sparse:
         return grad
@@ -388,7 +388,7 @@ def _fitted(grad: Tensor, node: Any, number: int) -> Tensor:
 
 @contextmanager
 def label(name: str) -> Iterator[None]:
-    """What a profile of this process, if there is one, calls what is done meanwhile."""
+    """Return a context that labels work in a profile of this process."""
     task = require_task()
     begun_s = task.now_s()
     yield
@@ -527,7 +527,7 @@ def _edge(tensor: Tensor) -> Any:
 
 
 def attach(container: Container, message: Message, tensors: Sequence[Tensor], to: int, forced: bool) -> None:
-    """Have *message* say which context it belongs to, and keep where the gradients of its *tensors* go."""
+    """Attach the autograd context to *message*, and keep where the gradients of its *tensors* go."""
     asks = [tensor for tensor in tensors if tensor.requires_grad]
     if container.current_id == NONE or (not forced and not asks):
         return

@@ -42,7 +42,7 @@ arriving: list[Callable[[User], None]] = []
 
 
 class SimPyRRef(Generic[T]):
-    """What torch has in C++ of a reference to a value on some worker."""
+    """Reference to a value on some worker, which torch has in C++."""
 
     def __init__(self, value: T, type_hint: Any = None) -> None:
         context = rrefs_here()
@@ -153,7 +153,7 @@ class SimPyRRef(Generic[T]):
         self._profiling = future
 
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
-        """From the value as root, on its owner."""
+        """Run backward from the value, on its owner."""
         if isinstance(self._rref, Owner):
             backward_from(self._rref, dist_autograd_ctx_id, retain_graph)
             return

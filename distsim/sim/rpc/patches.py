@@ -100,7 +100,7 @@ def _profile_gil(flag: bool) -> None:
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """What torch does there for its own C++."""
+    """Do nothing, where torch works for its own C++ code."""
 
 
 def _backward(context_id: int, roots: Any, retain_graph: bool = False) -> None:
@@ -181,7 +181,7 @@ ALIASES.also(*_NAMES)
 
 
 class _Rendezvous:
-    """In place of the gloo group by which the workers find each other."""
+    """Replacement for the gloo group by which the workers find each other."""
 
     def __init__(self, store: Any, rank: int, world_size: int) -> None:
         self.workers = workers_of(require_task().world, store)
@@ -198,7 +198,7 @@ class _Rendezvous:
         return self
 
     def wait(self) -> None:
-        """It has met already."""
+        """Do nothing: the rendezvous is complete."""
 
     def gather(self, value: Any) -> list[Any]:
         return list(self.workers.meet("devices", self._rank, self._size, value, "init_rpc: the other workers").values())
@@ -281,14 +281,14 @@ _real_new = rpc.RRef.__new__
 
 
 def _new_rref(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """What a module that was imported before the simulation calls RRef."""
+    """Replacement for the class RRef in modules imported before the simulation."""
     if current_task() is None:
         return _real_new(cls)
     return SimRRef(*args, **kwargs)
 
 
 def _in_c() -> Iterator[tuple[str, Any, str, Any]]:
-    """Of C++'s modules, which not all of `sys.modules` knows."""
+    """Return C++ modules, which are not all in `sys.modules`."""
     for holder in (_C_rpc, _C_autograd):
         space = vars(holder)
         yield from ((holder.__name__, holder, name, space[name]) for name in _NAMES if name in space)

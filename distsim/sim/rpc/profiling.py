@@ -98,7 +98,7 @@ class Call:
 
 @dataclass(slots=True)
 class Profile:
-    """What one thread does while it is profiled, and what it asks of others."""
+    """Profile of one thread and of its remote calls."""
 
     config: Any
     task: RankTask
@@ -130,7 +130,7 @@ class Profile:
             )
 
     def take(self, records: Sequence[Sequence[Any]]) -> None:
-        """It is over: C++ has *records* of the thread itself. Those of calls are ours."""
+        """Finish the profile: C++ records the thread, this module its calls."""
         start = next(one for thread in records for one in thread if one.name() == _START)
         threads = []
         for thread in records:
@@ -208,7 +208,7 @@ def _end(*args: Any) -> Profile:
 
 
 class ProfilerKeys:
-    """In place of C++'s RemoteProfilerManager."""
+    """Replacement for C++'s RemoteProfilerManager."""
 
     @staticmethod
     def set_current_profiling_key(key: str) -> None:
@@ -230,7 +230,7 @@ def begin_call(message: Message) -> Call | None:
 
 
 def reply_came(call: Call | None, reply: Message | Failed) -> None:
-    """Its reply is read."""
+    """Note that the reply was read."""
     if call is not None and not call.profile.over:
         call.profile.ended(call, () if isinstance(reply, Failed) else reply.events)
 

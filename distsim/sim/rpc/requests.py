@@ -80,7 +80,7 @@ def answers_later(record: CallRecord | None) -> None:
 
 
 def ended(record: CallRecord | None, error: BaseException | None = None) -> None:
-    """Its reply is here, or sent."""
+    """Note that the reply has arrived or was sent."""
     if record is None or record.done:
         return
     task = current_task()
@@ -254,8 +254,8 @@ def request(
 
 
 def answer(message: Message) -> Any:
-    """What the reply to a call holds. An exception comes as torch's future has it, in C++ by then: ValueError and
-    TypeError stay what they are, all others become RuntimeErrors that tell their kind."""
+    """Return the result or raise the exception of a reply. As in torch's C++ future, ValueError and TypeError keep
+    their type, and all others become RuntimeErrors with the type in the text."""
     try:
         return content(message)
     except Exception as error:
@@ -267,7 +267,7 @@ def answer(message: Message) -> Any:
 
 
 def content(message: Message) -> Any:
-    """What a reply holds."""
+    """Return the content of a reply."""
     from torch.distributed.rpc import internal
 
     tensors = received(rpc_here().autograd, message)

@@ -53,8 +53,8 @@ def qualified_name(obj: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def script(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
-    """What `torch.jit.script` calls; but of a functional optimizer and a remote module, which compiled would ask C++,
-    the text runs."""
+    """Replacement for `torch.jit.script`; a functional optimizer and a remote module run as Python text, because
+    compiled ones would ask C++."""
     if current_task() is not None and any(kind.__name__ in _AS_TEXT for kind in type(obj).__mro__):
         return obj
     return _real_script(obj, optimize, _frames_up + 1, *args, **kwargs)
@@ -189,7 +189,7 @@ def _run(agent: SimAgent, message: Message, finish: Finish) -> None:
 
 
 def _loaded(message: Message, pending: list[User]) -> tuple[Callable[[], Any], bool, Any]:
-    """What is to be done, whether it gives a future, and what of Python's it calls."""
+    """Return the job of a request, whether it returns a future, and the Python function it calls."""
     tensors = received(autograd_here(), message)
     arriving.append(pending.append)
     try:

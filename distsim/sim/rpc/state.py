@@ -50,7 +50,7 @@ FLUSH_S = 100.0
 
 
 def shown(id_: Id) -> str:
-    """As torch prints it."""
+    """Format the reference as torch does."""
     return f"GloballyUniqueId(created_on={id_[0]}, local_id={id_[1]})"
 
 
@@ -78,7 +78,7 @@ class Owner:
             call()
 
     def when_set(self, call: Callable[[], None]) -> None:
-        """Have *call* made once the value is there, in whichever thread sets it."""
+        """Call *call* once the value is set, in the thread that sets it."""
         if self.has_value:
             call()
         else:

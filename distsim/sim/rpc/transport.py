@@ -77,7 +77,7 @@ class Message:
 
 @dataclass(slots=True)
 class Failed:
-    """In place of a reply: why there is none. *kind*: torch's `RPCErrorType`."""
+    """Replacement for a reply that failed, with the reason. *kind* is torch's `RPCErrorType`."""
 
     text: str
     kind: int = 0
@@ -139,12 +139,12 @@ class Reply(Future[Any]):
         return self._waiters > 0
 
     def hand_to_waiter(self, raw: Any) -> None:
-        """It has come, and who waits for it reads it (scheduler side)."""
+        """Let the waiting thread read the reply (scheduler side)."""
         self._raw.append(raw)
         self._came.succeed()
 
     def settle(self, raw: Any) -> None:
-        """It has come: read it in the running thread, which calls what was to be called then."""
+        """Read the reply in the running thread, which runs the callbacks."""
         try:
             value = self._read(raw)
         except Exception as error:
@@ -197,7 +197,7 @@ def collect_all(futures: Sequence[Any]) -> Any:
 
 
 def _error_of(future: Any) -> Exception | None:
-    """What it has failed with."""
+    """Return the error with which it failed."""
     try:
         future.value()
     except Exception as error:
@@ -294,7 +294,7 @@ class Workers:
 
 
 def workers_of(world: World, store: Any) -> Workers:
-    """Those who meet in *store*: the same for all processes that opened it under this name."""
+    """Return the workers that meet in *store*, the same object for all processes that opened it under this name."""
     prefix, inner = "", store
     while hasattr(inner, "underlying_store"):
         prefix = f"{inner._prefix}/{prefix}"
@@ -338,7 +338,7 @@ class Pool:
         return self._busy + len(self._jobs) < self.size
 
     def submit(self, job: Job) -> None:
-        """Have a thread do *job*. On the scheduler's side or in any thread."""
+        """Let a thread of the pool run *job*. May be called from the scheduler or any thread."""
         if self._stopped or not self.process.alive:
             return
         self._jobs.append(job)
@@ -368,7 +368,7 @@ class Pool:
             sleeps: Any = task._hand_over
 
             def hand_over(request: Any) -> None:
-                """What a thread waits for in a job keeps nobody from the next one."""
+                """Free the pool's slot while a job waits, so that the next job can begin."""
                 self._awake -= 1
                 if self._jobs and not self._awake:
                     self._wake_one()

@@ -30,7 +30,7 @@ LIBRARIES: dict[str, str | None] = {
 
 
 def contents(module: str) -> dict[str, Any]:
-    """What *module* of one of these libraries holds."""
+    """Return the content of *module* of one of these libraries."""
     name = LIBRARIES[module.partition(".")[0]]
     if name is None:
         return {}

@@ -21,7 +21,7 @@ __all__ = ["Conditions", "RunRequest"]
 
 @dataclass(slots=True)
 class Conditions:
-    """What `RunRequest.conditions` carries. The last two are filled in by the run."""
+    """Value of `RunRequest.conditions`. The run fills in the last two."""
 
     rules: Sequence[Rule] = ()
     guards: Collection[str] = ()

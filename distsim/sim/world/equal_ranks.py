@@ -128,7 +128,7 @@ def own_files(main: ModuleType) -> list[str]:
 
 
 class _Scan:
-    """What names of all files may hold."""
+    """Possible values of names in all files."""
 
     def __init__(self, places: Sequence[Place]) -> None:
         self._places = places
@@ -319,7 +319,7 @@ class _Scan:
         raise Unknown
 
     def _only(self, key: str, place: Place, depth: int) -> Any:
-        """What the name *key* holds, where all that is assigned to it is the same."""
+        """Return the value of the name *key* if all its assignments agree."""
         values = self._values.get(key, [])
         if not values or len(values) > 8 or any(value is None for value in values):
             raise Unknown
@@ -330,7 +330,7 @@ class _Scan:
 
 
 def _name_scopes(node: ast.AST, scopes: list[tuple[str, set[str]]]) -> None:
-    """Give each name of a function's own in *node* the function's mark; `_key` reads it."""
+    """Mark the local names of each function in *node*; `_key` reads the marks."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
         arguments = node.args
         own = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
@@ -413,12 +413,12 @@ class StartAgain(BaseException):
 
 
 class Unlike(Exception):
-    """No traced member of a group is of the kind of some other member."""
+    """Raised if no traced member of a group is of the same kind as some other member."""
 
 
 @dataclass(slots=True)
 class RankTrace:
-    """What a rank has done so far, as numbers that are equal where two ranks did the same."""
+    """History of a rank as numbers, which are equal for ranks that did the same."""
 
     operators: int = 0
     everything: int = 0
@@ -486,8 +486,8 @@ class Sample:
         ranks.insert(0, leader)
 
     def standing_for(self, members: Sequence[int]) -> list[int]:
-        """For each member of a group the place of who arrives for it: itself, or a traced member of its kind.
-        Raises Unlike with the first member that nobody stands for."""
+        """Return for each member of a group the index of the member that arrives for it: itself or a traced member of
+        its kind. Raises Unlike with the first member without one."""
         places = {rank: place for place, rank in enumerate(members)}
         by_kind: dict[int, int] = {}
         for kind, ranks in self.by_kind.items():

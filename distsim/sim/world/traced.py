@@ -53,7 +53,7 @@ MOST_CLASSES = 32
 
 
 class Job(Protocol):
-    """What is asked of the world whose ranks these are."""
+    """Facts of the world whose ranks these are."""
 
     env: simpy.Environment
     crash: BaseException | None
@@ -116,7 +116,7 @@ class Traced:
 
     @property
     def not_traced(self) -> list[int]:
-        """Ranks of which nothing is known at the end: they did not run, or not to their end."""
+        """Return ranks that did not run to their end, so that their outcome is unknown."""
         return [] if self.sample is None else sorted(set(range(self._job.world_size)) - self.sample.traced)
 
     @property
@@ -125,11 +125,12 @@ class Traced:
         return self.sample is not None and len(self.sample.traced) < self._job.world_size
 
     def number_of(self, world_size: int) -> int:
-        """How many of *world_size* ranks come themselves."""
+        """Return how many of *world_size* ranks run themselves."""
         return len(self.sample.traced) if self.sample is not None and world_size == self._job.world_size else world_size
 
     def standing_for(self, group: Group) -> list[int] | None:
-        """For each member of *group* the place of who arrives for it; None: everybody arrives."""
+        """Return for each member of *group* the index of the member that arrives for it; None if every member
+        arrives."""
         if self.sample is None or not self.not_all:
             return None
         try:
@@ -226,7 +227,7 @@ class Traced:
             raise task.doom
 
     def _uses(self) -> list[RankUse]:
-        """Where the program uses a rank's number."""
+        """Return where the program uses the number of a rank."""
         main = next((p.main for p in self._job.processes if p.main is not None), None)
         slots = self._job.slots
         nodes = {host: node for node, host in enumerate(dict.fromkeys(slot.host for slot in slots))}
@@ -244,7 +245,7 @@ class Traced:
         return [] if main is None else rank_uses(own_files(main), places)
 
     def _one_of_each_class(self, traced: frozenset[int]) -> list[int]:
-        """Ranks that the program's tests tell from all those that are *traced*."""
+        """Return one rank of each class that the program's conditions distinguish from the *traced* ones."""
         outcomes = [use.outcomes for use in self._uses() if use.outcomes is not None]
         first: dict[tuple[bool, ...], int] = {}
         for rank in (*sorted(traced), *range(self._job.world_size)):
@@ -283,8 +284,8 @@ class Traced:
             self._undo.opens(file, os.O_WRONLY)
 
     def share_gpus(self) -> None:
-        """Ranks at other places on their nodes have brought GPUs of the same number: whether two of one node do is seen
-        where a rank of each place is traced."""
+        """Trace a rank at each place of a node if ranks at different places use GPUs of the same number: only then does
+        it show whether two ranks of one node share a GPU."""
         if self.sample is None or not self.not_all:
             return
         places = {slot.rank: slot.local_rank for slot in self._job.slots}
@@ -369,7 +370,7 @@ class Traced:
 
     @property
     def unseen(self) -> str:
-        """What the run cannot tell of, because it did not trace every rank to its end; empty where it did."""
+        """Return what the run cannot show because some ranks were not traced to their end; empty if all were."""
         others = self.not_traced
         if not others:
             return ""
@@ -387,7 +388,7 @@ class Traced:
 
     @property
     def progress(self) -> str:
-        """For who waits: the ranks that are traced, how far they are, and what of the budget that has taken."""
+        """Return the progress: traced ranks, their position, and the used budget."""
         size = self._job.world_size
         if not self.counts and self.sample is None:
             return ""
@@ -412,7 +413,7 @@ class Traced:
         return f"; {uses[0].where} uses the rank in a way that could differ ({uses[0].text}){more}"
 
     def _whole_s(self) -> float:
-        """What tracing every rank to the end of the program would take."""
+        """Return the estimated seconds of tracing every rank to the end."""
         sample = self.sample
         assert sample is not None
         others = Counter(kind for rank, kind in enumerate(sample.kinds) if rank not in sample.traced)

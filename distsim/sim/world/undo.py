@@ -52,7 +52,7 @@ class UndoLog:
             _open_logs.remove(self)
 
     def undo(self) -> None:
-        """Take all of it back."""
+        """Undo everything."""
         self.close()
         for path in reversed(self._made):
             with contextlib.suppress(OSError):

@@ -48,8 +48,8 @@ __all__ = ["Injected", "Setting", "Surroundings", "World", "limited_by"]
 
 
 class Injected(Protocol):
-    """What a world asks of its faults (planted.Faults), everywhere where something can go wrong; *members* are
-    the arrivals of a call. Of a world without faults nobody answers."""
+    """Interface between a world and its faults (planted.Faults); *members* are the arrivals of a call. Without faults
+    nothing happens."""
 
     def begin(self) -> None: ...
 
@@ -107,7 +107,7 @@ def _gpu(model: str, memory: float, memory_bandwidth: float) -> Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What is built upon a world, and what it calls all the same."""
+    """Services of upper layers that a world calls."""
 
     live: Callable[[SimProcess, Callable[[], Any]], None]
     """The body of a process's main thread (rank.live)."""
@@ -352,7 +352,7 @@ class World(Scheduler):
         raise task.doom
 
     def process_ended(self, process: SimProcess) -> None:
-        """Its main thread is over: daemon threads die with it."""
+        """Handle the end of a main thread; daemon threads die with it."""
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.finish()
@@ -384,7 +384,7 @@ class World(Scheduler):
             self.rank_processes[rank] = process
 
     def slot_of(self, rank: int) -> Slot:
-        """Where a rank runs."""
+        """Return the slot of a rank."""
         process = self.rank_processes.get(rank)
         return self.slots[rank] if process is None else process.slot
 
@@ -439,7 +439,7 @@ class World(Scheduler):
         )
 
     def all_ended(self) -> None:
-        """What hung nobody but is wrong all the same: calls in another order, a crash."""
+        """Diagnose after all ranks have ended: calls in another order, a crash, and the like."""
         self.traced.tell()
         if self.diagnoses and all(
             p.phase in (Phase.FINISHED, Phase.EXITED) and not p.exit_code for p in self.processes
@@ -485,7 +485,7 @@ class World(Scheduler):
             self.lookahead = self._around.look_ahead(self, ())
 
     def final_evidence(self) -> Evidence:
-        """What the report shows beside the diagnoses: where everyone was when the world stopped."""
+        """Return where every rank was when the world stopped, for the report."""
         return self.final or self.evidence()
 
     def end(self, unwind: Callable[[], Unwind] = Unwind) -> None:
@@ -520,7 +520,7 @@ class World(Scheduler):
     # -- looking
 
     def evidence(self) -> Evidence:
-        """Where every rank stands, for a diagnosis."""
+        """Return the evidence for a diagnosis: where every rank is."""
         return self._around.witness(self, asleep=self.asleep)
 
     def world_group(self) -> Group:
@@ -528,7 +528,7 @@ class World(Scheduler):
 
 
 def _renumber(record: CallRecord, numbers: Mapping[int, int], groups: dict[Group, Group]) -> None:
-    """Put new numbers into a record of calls that are over: its process goes by another rank now."""
+    """Renumber records of finished calls, because their process now has another rank."""
     group = groups.get(record.group)
     if group is None:
         ranks = tuple(numbers.get(rank, rank) for rank in record.group.ranks)

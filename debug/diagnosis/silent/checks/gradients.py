@@ -52,7 +52,7 @@ def _groups(sets: Sets) -> list[tuple[int, tuple[int, ...], list[Key]]]:
 def _coefficients(
     view: View, steps: Mapping[int, StepFact], ranks: Sequence[int], keys: Sequence[Key]
 ) -> dict[Key, float]:
-    """What the sum of the local gradients was multiplied by, of each parameter whose gradient is such a multiple."""
+    """Return the factor of the summed local gradients for each parameter whose gradient is such a multiple."""
     coefficients = {}
     for key in keys:
         if any(view.parameters[key][rank].compressed for rank in ranks):
@@ -123,7 +123,7 @@ def gradient_scale(view: View, sets: Sets) -> Iterator[Sighting]:
 
 
 def _explained(scale: float, ranks: int, micro: int) -> str:
-    """What makes the scale another than 1: `1/4 (the ranks)`; empty where nothing does."""
+    """Return what explains a scale other than 1, such as `1/4 (the ranks)`; empty if nothing does."""
     numbers = {"the ranks": ranks, "the micro-batches": micro, "ranks and micro-batches": ranks * micro}
     for words, number in numbers.items():
         if number > 1 and abs(scale - number) <= EXACT * number:

@@ -75,7 +75,7 @@ def equal_dropout(view: View, sets: Sets) -> Iterator[Sighting]:
 
 
 def clipped_by_local_norm(view: View, sets: Sets) -> Iterator[Sighting]:
-    """Ranks that hold parts of one model clip by the norm of their own part."""
+    """Find ranks that hold parts of one model and clip by the norm of their own part."""
     for group in activation_groups(view):
         for step in view.order:
             steps = view.steps[step]

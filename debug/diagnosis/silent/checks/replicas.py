@@ -47,7 +47,7 @@ def _agreeing(vectors: Mapping[int, Vector]) -> str:
 
 
 def replicas_differ_at_start(view: View, sets: Sets) -> Iterator[Sighting]:
-    """Ranks whose gradients are made equal begin with unlike values."""
+    """Find ranks whose gradients are made equal although their parameters differ at the start."""
     for key, one in _each(sets):
         steps = view.steps.get((key.optimizer, 1), {})
         before = view.vectors("before", steps, key, one.ranks)
@@ -126,7 +126,7 @@ def _diverged(
 
 
 def _why(view: View, key: Key, one: ReplicaSet, steps: Steps) -> tuple[str, str]:
-    """What made the replicas diverge, and the cure."""
+    """Return why the replicas diverged, and the cure."""
     gradients, local = view.vectors("gradients", steps, key, one.ranks), view.local(steps, key, one.ranks)
     reduce = "All-reduce the gradient of {tensor} over {ranks} before the step (call the DistributedDataParallel model "
     reduce += "itself, and end each accumulation outside of no_sync), or say that it may differ: "

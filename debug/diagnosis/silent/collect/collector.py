@@ -67,7 +67,7 @@ _OF_TORCH = (
 
 
 class _Optimizer:
-    """How far an optimizer has come."""
+    """Progress of an optimizer."""
 
     __slots__ = ("number", "reference", "sampled", "steps")
 
@@ -120,7 +120,7 @@ class Collector:
 
     @property
     def pass_(self) -> Pass:
-        """Where in a training step the rank is."""
+        """Current position of the rank in a training step."""
         if _current_graph_task_id() != -1:
             return Pass.BACKWARD
         if self._depth:
@@ -129,7 +129,7 @@ class Collector:
 
     @contextlib.contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Within this the tool works for itself: nothing is recorded."""
+        """Return a context in which nothing is recorded, because the tool itself works."""
         before = getattr(self._busy, "is_set", False)
         self._busy.is_set = True
         try:
@@ -143,7 +143,7 @@ class Collector:
         return self.failure is not None or getattr(self._busy, "is_set", False)
 
     def hear(self, event: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Take note of an event. What cannot be recorded ends the record and not the program."""
+        """Record an event. An error ends the record and not the program."""
         if self.is_busy:
             return
         try:
@@ -247,7 +247,7 @@ class Collector:
         self._new_ddps.append(weakref.ref(ddp))
 
     def _add_ddps(self) -> None:
-        """Take note of the models whose constructor has ended since the last look."""
+        """Record the models whose constructor ended since the last look."""
         while self._new_ddps:
             ddp = self._new_ddps.pop()()
             if ddp is None or getattr(ddp, "process_group", None) is None:

@@ -44,8 +44,8 @@ OTHER_LOSSES = ("kl_div", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cro
 
 @contextlib.contextmanager
 def global_hooks(current: Current) -> Iterator[None]:
-    """Within this, torch tells of forward passes, of optimizers' steps, and of DistributedDataParallel's models: its
-    constructor is not wrapped, so that its warnings name the program's line."""
+    """Return a context in which torch reports forward passes, optimizer steps and DistributedDataParallel models. Its
+    constructor is not wrapped, so that warnings name the program's line."""
 
     def enter(module: Any, args: Any) -> None:
         if is_compiling():  # traced: the compiled code calls no hook of a module inside of it
@@ -182,7 +182,7 @@ def _lost(collector: Collector, loss: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _follow(collector: Collector, loss: Any, fact: LossFact) -> None:
-    """Have the gradient that comes in at *loss* written into *fact*."""
+    """Write the gradient that arrives at *loss* into *fact*."""
     if not isinstance(loss, torch.Tensor) or not loss.requires_grad or not collector.keeps(collector.window.losses):
         return
     fact.site = collector.here("loss")

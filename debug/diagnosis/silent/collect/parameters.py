@@ -41,7 +41,7 @@ class Parameters:
         self._by_id: dict[int, Tracked] = {}
 
     def get(self, parameter: Any) -> Tracked | None:
-        """What is kept of *parameter*; None where it was never seen."""
+        """Return the record of *parameter*; None if it is unknown."""
         tracked = self._by_id.get(id(parameter))
         return tracked if tracked is not None and tracked.reference() is parameter else None
 

@@ -42,7 +42,7 @@ class Edge:
 
 
 def cluster(links: Sequence[Mapping[str, Any]]) -> Drawing | None:
-    """None where nothing moved, or the links' names do not say what they join."""
+    """Draw the cluster; None if no link carried traffic or the link names are unknown."""
     ends = [tuple(str(link["name"]).split("->", 1)) for link in links]
     names = {name for pair in ends if len(pair) == 2 for name in pair}
     drawn_as = _folded(names)
@@ -88,7 +88,7 @@ def _kind(name: str) -> str:
 
 
 def _folded(names: set[str]) -> dict[str, str]:
-    """Each name -> how it is drawn: by itself, or as all hosts' or all of its kind."""
+    """Map each name to its representative in the drawing: itself, or all hosts or parts of its kind."""
     parts = {name: found for name in sorted(names) if (found := _NAME.fullmatch(name)) is not None}
     hosts = {found[1] for found in parts.values() if found[1] is not None}
     all_hosts = len(hosts) > MOST_HOSTS
@@ -141,7 +141,7 @@ def _natural(name: str) -> list[object]:
 
 
 def heat_map(picture: dict[str, Any]) -> Figure | None:
-    """None where nobody took samples."""
+    """Draw link usage over time; None without samples."""
     links = picture["links"]
     if not links:
         return None

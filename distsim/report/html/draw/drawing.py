@@ -60,7 +60,7 @@ class Drawing:
     """What a reader who does not see it is told."""
 
     def fit(self, margin: float = 12.0) -> None:
-        """As large as what is on it."""
+        """Set the size of the drawing to its content."""
         xs: list[float] = []
         ys: list[float] = []
         for box in self.boxes:
@@ -77,7 +77,7 @@ class Drawing:
 
 
 def arrow(start: Box, end: Box, text: Sequence[str] = (), *, accused: bool = False, bend: float = 0.12) -> Arrow:
-    """From the rim of one box to that of another; to and fro are two bends."""
+    """Return an arrow between the borders of two boxes; arrows in both directions bend apart."""
     dx, dy = end.x - start.x, end.y - start.y
     middle_x, middle_y = start.x + dx / 2 - bend * dy, start.y + dy / 2 + bend * dx
     x0, y0 = _rim(start, middle_x, middle_y, 2)
@@ -90,7 +90,7 @@ def arrow(start: Box, end: Box, text: Sequence[str] = (), *, accused: bool = Fal
 
 
 def _rim(box: Box, x: float, y: float, gap: float) -> tuple[float, float]:
-    """Where the way from the box's middle towards x, y leaves it."""
+    """Return the point at which the line from a box's center to x, y leaves the box."""
     dx, dy = x - box.x, y - box.y
     length = math.hypot(dx, dy)
     if length == 0.0:

@@ -96,7 +96,7 @@ def sweep_plot(points: Sequence[Point], name: str, links: Sequence[str]) -> Figu
 
 
 def efficiency_plot(points: Sequence[Point], links: Sequence[str]) -> Figure | None:
-    """None where no number of ranks is varied, or the first point has no time."""
+    """Plot the efficiency; None if no number of ranks varies or the first point has no time."""
     varied = [name for name in RANKS if points and name in points[0].settings]
     times = [point.figures.get("virtual_time_s", 0.0) if point.passed else 0.0 for point in points]
     if not varied or not times or not times[0]:

@@ -168,7 +168,7 @@ LEAST = 0.04
 
 
 def icicle(picture: dict[str, Any]) -> Figure | None:
-    """None where no stacks were taken."""
+    """Draw stacks as an icicle; None without stacks."""
     rows = picture["stacks"]
     if not rows:
         return None
@@ -197,7 +197,8 @@ def icicle(picture: dict[str, Any]) -> Figure | None:
 
 
 def _widths(rows: list[Any], least: float) -> list[float]:
-    """As many as there are ranks; few are drawn wider than they are, and whatever is above them with them."""
+    """Return the widths of stack frames by number of ranks; a minimum width keeps single ranks visible, with their
+    parents."""
     inside = [0.0] * len(rows)
     found = [0.0] * len(rows)
     for number in range(len(rows) - 1, -1, -1):  # a frame comes after the one that called it
@@ -278,7 +279,7 @@ def _told(d: Diagnosis, sources: Sequence[Mapping[str, Any]]) -> Told:
 
 
 def excerpts(d: Diagnosis, sources: Sequence[Mapping[str, Any]]) -> list[Excerpt]:
-    """Of the culprits' places first."""
+    """Return source excerpts, those of the culprits first."""
     wanted: dict[tuple[str, int], list[int]] = {}
     accused = set(d.culprits)
     for rank in (*d.culprits, *(rank for rank in d.sites if rank not in accused)):
@@ -300,7 +301,7 @@ def excerpts(d: Diagnosis, sources: Sequence[Mapping[str, Any]]) -> list[Excerpt
 
 
 def _waiters(d: Diagnosis) -> list[str]:
-    """Who waits where, the largest group first."""
+    """Return where ranks wait, the largest group first."""
     texts = {}
     for rank, at in d.stuck.items():
         number = f" #{at.seq}" if at.seq is not None and at.op not in ("send", "recv") else ""
@@ -315,7 +316,7 @@ def _waiters(d: Diagnosis) -> list[str]:
 
 
 def folded(diagnoses: Sequence[Diagnosis]) -> list[str]:
-    """What is not told in full: a line for each kind and place."""
+    """Return one line for each kind and place that is not shown in full."""
     alike: dict[tuple[str, str, str], list[Diagnosis]] = {}
     for d in diagnoses[MOST_TOLD:]:
         site = next((d.sites[r] for r in d.culprits if r in d.sites), None)

@@ -34,7 +34,7 @@ class Table:
 
     @property
     def heads(self) -> list[tuple[str, bool]]:
-        """Each column, and whether it has numbers."""
+        """Return each column and whether it is numeric."""
         return [(head, any(row[n].value is not None for row in self.rows)) for n, head in enumerate(self.columns)]
 
 

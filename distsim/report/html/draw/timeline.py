@@ -39,7 +39,7 @@ KINDS: dict[str, tuple[str, str, str, bool]] = {
 
 
 def timeline(picture: dict[str, Any], accused: Collection[int] = ()) -> Figure | None:
-    """None where the records say nothing of time; names of lanes with *accused* ranks are bold."""
+    """Draw lanes over time, with lanes of *accused* ranks in bold; None if the records have no times."""
     slices = picture["slices"]
     if not slices:
         return None
@@ -111,7 +111,7 @@ def _bars(bars: list[Any], name: str, colour: str, hatching: str, above: bool, u
 
 
 def _arrivals(slices: list[Any], scale: float, unit: str) -> dict[str, Any]:
-    """When each call was made: its first slice begins there."""
+    """Return when each call was made, which is when its first slice begins."""
     firsts: dict[int, Any] = {}
     for one in slices:
         if one[5] is not None and (one[5] not in firsts or one[2] < firsts[one[5]][2]):
@@ -135,7 +135,7 @@ def _short(value: float) -> float:
 
 
 def arrows(picture: dict[str, Any]) -> Figure | None:
-    """None where there are no messages."""
+    """Draw messages as arrows; None without messages."""
     lane_of = {rank: number for number, lane in enumerate(picture["lanes"]) for rank in lane["ranks"]}
     met = [m for m in picture["messages"] if m[0] in lane_of and m[2] in lane_of]
     dangling = [d for d in picture["dangling"] if d[0] in lane_of]

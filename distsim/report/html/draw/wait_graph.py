@@ -35,7 +35,7 @@ class Wait:
 
 
 def wait_graph(picture: dict[str, Any] | None, diagnoses: Sequence[Diagnosis]) -> Drawing | None:
-    """None where nobody waits. Without a picture: from what the diagnoses say."""
+    """Draw the wait-for graph; None if no rank waits. Without a picture, the diagnoses are used."""
     told = [d for d in diagnoses if d.stuck][:4]
     waits = _of_picture(picture)
     if not waits:
@@ -68,7 +68,8 @@ def _of_picture(picture: dict[str, Any] | None) -> list[Wait]:
 
 
 def _of_diagnosis(d: Diagnosis) -> list[Wait]:
-    """Each rank of a circle for the next; all others who are stuck for the accused of their call's group."""
+    """Return the waits of one diagnosis: each rank of a cycle waits for the next, other blocked ranks for the accused
+    of their group."""
     after = dict(pairwise((*d.cycle, d.cycle[0]))) if d.cycle else {}
     merged: dict[tuple[object, ...], Wait] = {}
     for rank, at in d.stuck.items():
@@ -92,7 +93,7 @@ def _of_diagnosis(d: Diagnosis) -> list[Wait]:
 
 
 def _boxes(waits: Sequence[Wait], circle: Sequence[int], accused: set[int]) -> list[list[int]]:
-    """Ranks that wait alike and are waited for alike; those of a circle, then the accused, come first."""
+    """Return boxes of ranks with equal waits, those of a cycle first, then the accused."""
     waiting: dict[int, list[int]] = {}
     needed: dict[int, list[int]] = {}
     for number, wait in enumerate(waits):

@@ -102,7 +102,7 @@ class Ledger:
 
     @property
     def _beaten(self) -> int:
-        """What a peak has to be more than; one with names is worth as much as one without."""
+        """Return the threshold of a new peak; a peak with names counts as much as one without."""
         return self.peak_bytes - (1 if self.named else 0)
 
     @property
@@ -125,7 +125,7 @@ class Ledger:
         self.most = self.in_use
 
     def _peak_at(self) -> int:
-        """How many of the events had come when most was in use; -1: never so much as before."""
+        """Return the number of events at the peak; -1 if the previous peak was not exceeded."""
         now, place, most = sum(tag.nbytes for tag in self._alive), -1, self._beaten
         on = {id(tag) for tag in self._alive}
         for number, tag in enumerate(self._events, 1):
@@ -194,7 +194,7 @@ ROUND_LARGE = 2 * MIB
 
 
 class Full(Exception):
-    """No room for *nbytes*, also after all cached segments went back."""
+    """Raised if there is no room for *nbytes* even after all cached segments were released."""
 
     def __init__(self, nbytes: int) -> None:
         super().__init__(nbytes)
@@ -230,12 +230,12 @@ class Pool:
 
 
 def rounded(nbytes: int) -> int:
-    """What an allocation of *nbytes* takes (`round_size`)."""
+    """Return the size of an allocation of *nbytes* (`round_size`)."""
     return MIN_BLOCK if nbytes < MIN_BLOCK else -(-nbytes // MIN_BLOCK) * MIN_BLOCK
 
 
 def _segment(size: int) -> int:
-    """What is asked of the device for a block of *size* (`get_allocation_size`)."""
+    """Return the size of the segment for a block of *size* (`get_allocation_size`)."""
     if size <= SMALL:
         return SMALL_SEGMENT
     if size < OWN_SEGMENT:
@@ -256,7 +256,7 @@ class Tally:
 
 
 class Tallies:
-    """Of one pool, or of both."""
+    """Counters of one pool, or of both."""
 
     __slots__ = (
         "active", "active_bytes", "allocated_bytes", "allocation", "inactive_split", "inactive_split_bytes",

@@ -41,7 +41,7 @@ __all__ = [
 
 
 def tag_of(tensor: Tensor) -> Tag | None:
-    """Of the memory that *tensor* (a DTensor's: its local part) lies in; None: not a simulated GPU's."""
+    """Return the tag of the memory of *tensor* (the local part of a DTensor); None if it is not on a simulated GPU."""
     local = getattr(tensor, "_local_tensor", tensor)
     held = local.untyped_storage().__dict__.get("_distsim_held") if local.is_cuda else None
     return None if held is None or held.block is None else held.block.tag
@@ -57,7 +57,7 @@ def _claim(tensor: Any, kind: str, owner: Tag | None = None) -> Tag | None:
 
 
 def claim_of_optimizer(optimizer: Any) -> None:
-    """What *optimizer* updates, by what, and what it keeps."""
+    """Return the claim of *optimizer*: what it updates, and the state it keeps."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             tag = _claim(parameter, PARAMETERS)
@@ -79,7 +79,7 @@ def claim_buffers(tensors: Iterable[Tensor]) -> None:
 
 @dataclass(slots=True)
 class Claims:
-    """What the tensors and optimizers of one GPU say of its memory."""
+    """Claims of tensors and optimizers on the memory of one GPU."""
 
     sharded: bool = False
     """Some parameter is a part of a larger one (FSDP)."""
@@ -129,7 +129,8 @@ def _of(memory: Allocator, tensor: Any) -> int:
 
 
 def _to_come(memory: Allocator, optimizer: Any) -> int | None:
-    """What *optimizer* has not made yet in *memory*; None: it updates nothing there, or nobody knows what it keeps."""
+    """Return the state that *optimizer* will still allocate in *memory*; None if it updates nothing there or its state
+    is unknown."""
     total, seen = 0, False
     for group in optimizer.param_groups:
         kept = _kept(optimizer, group)
@@ -181,7 +182,7 @@ class Shortage:
 
     @property
     def missing(self) -> int:
-        """How much more would have been enough, were nothing lost between the blocks."""
+        """Return how many more bytes would have sufficed without fragmentation."""
         return max(0, self.allocated + self.asked - self.capacity)
 
 

@@ -22,7 +22,7 @@ Frames = tuple[tuple[str, int, str], ...]
 
 @dataclass(slots=True)
 class History:
-    """What one allocator did."""
+    """Allocation history of one allocator."""
 
     now_us: Callable[[], int]
     context: str | None = "all"

@@ -49,8 +49,8 @@ def _trim() -> Callable[[int], int]:
 
 
 def filled(shape: Sequence[int], number: float, dtype: torch.dtype) -> Tensor:
-    """As torch.full, on the host. A large one takes next to no memory before it is written to: the same few pages are
-    seen again and again. (All ranks' checkpoints are copied to this one host.)"""
+    """Return a tensor as torch.full on the host. A large one shares the same few pages until it is written, because the
+    checkpoints of all ranks are copied to this host."""
     nbytes = math.prod(shape) * dtype.itemsize
     memory = _seen_again(nbytes, _pattern(number, dtype)) if nbytes > PIECE else None
     if memory is None:
@@ -59,8 +59,8 @@ def filled(shape: Sequence[int], number: float, dtype: torch.dtype) -> Tensor:
 
 
 def erase(tensor: Tensor) -> None:
-    """As tensor.zero_(), of a contiguous one on the host. A large one gives its pages back: what is staged for an
-    asynchronous checkpoint was allocated first and is copied to then, all ranks' on this one host."""
+    """Zero a contiguous host tensor. A large one releases its pages, because the staging buffers of all ranks are on
+    this host."""
     _erase(tensor.data_ptr(), tensor.nbytes)
 
 

@@ -110,7 +110,7 @@ def give_back_warning() -> None:
 
 
 class _AsItIs:
-    """Stands for the compiler's context of a module (torch._dynamo.eval_frame._TorchDynamoContext)."""
+    """Replacement for the compiler's context of a module (torch._dynamo.eval_frame._TorchDynamoContext)."""
 
     def __init__(self, module: torch.nn.Module, replays: bool) -> None:
         self._module = type(module), sum(1 for _ in module.parameters()), replays
@@ -165,7 +165,7 @@ def compiled_patches() -> list[Patch]:
 
 
 def _names_of_graphs() -> list[Patch]:
-    """Names that torch._dynamo.reset imports where CUDA is built, in a torch that has none of them."""
+    """Define the names that torch._dynamo.reset imports in a CUDA build, in a torch without them."""
     ours = (
         (ALLOCATOR_STATE, type(ALLOCATOR_STATE.attribute, (), {})),
         (SET_CACHED_TENSORS_ENABLED, lambda enabled: None),
@@ -299,14 +299,14 @@ def _validate(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) ->
 
 
 def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """What is added to the scores (convert_boolean_attn_mask, preprocess_mask)."""
+    """Return the bias that is added to the scores (convert_boolean_attn_mask, preprocess_mask)."""
     if mask.dtype is torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -math.inf)
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
 
 def register_attention() -> torch.library.Library:
-    """It is in force until it is destroyed."""
+    """Register an attention kernel, which is in force until it is destroyed."""
     library = torch.library.Library("aten", "IMPL")
     for key in ("AutogradCUDA", "CUDA"):
         library.impl("scaled_dot_product_attention", _attention, key)
@@ -376,7 +376,7 @@ def _operator(name: str) -> Any:
 
 
 def _as_the_mode(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """What the mode of the running thread says."""
+    """Return the answer of the running thread's mode."""
     task = current_task()
     if task is None or task.dispatch_mode is None:
         raise NotSimulated(f"{operator} on CUDA tensors outside a simulated rank")

@@ -82,7 +82,7 @@ _SHARED_PER_MULTIPROCESSOR = {75: 64, 80: 164, 86: 100, 89: 100, 90: 228, 100: 2
 
 
 class _CudaDeviceProperties:
-    """What torch.cuda.get_device_properties gives."""
+    """Result of torch.cuda.get_device_properties."""
 
     def __init__(self, device: Device) -> None:
         model = device.model
@@ -199,7 +199,7 @@ class _Generators:
 
 
 def _lazy_call(task: RankTask, call: Callable[[], None], **kwargs: Any) -> None:
-    """What has to wait for the first use of a GPU; nobody ever uses those of a cluster without."""
+    """Queue a call for the first use of a GPU; on a cluster without GPUs it never runs."""
     found = task.process.accelerators
     if found is None:
         return
@@ -218,7 +218,7 @@ def _available(task: RankTask) -> bool:
 
 
 def _accelerator(task: RankTask) -> torch.device | None:
-    """None on a node without GPUs, with every build of torch: one with CUDA would say cuda."""
+    """Return the accelerator; None on a node without GPUs, also with a CUDA build of torch."""
     return torch.device("cuda") if visible_devices(task) else None
 
 

@@ -112,7 +112,8 @@ def _record_history(
     global_record_annotations: bool = False,
     skip_actions: Sequence[str] = (),
 ) -> None:
-    """As torch/csrc/cuda/memory_snapshot.cpp; it holds for all GPUs of the process. Stacks are Python's."""
+    """Start or stop the history of all GPUs of the process, as torch/csrc/cuda/memory_snapshot.cpp; stacks are
+    Python's."""
     for name, value, words in (("enabled", enabled, ("state", "all")), ("context", context, ("state", "alloc", "all"))):
         if value is not None and value not in words:
             raise RuntimeError(f"{name} expected {' or '.join(words)}, or None, got {value!r}")
@@ -240,7 +241,7 @@ def _saves() -> RankTask | None:
 
 
 def _neighbours(task: RankTask) -> int:
-    """Ranks of the job on the same node."""
+    """Return the ranks of the job on the same node."""
     mine = task.process.slot.host
     return max(1, sum(1 for slot in task.world.slots if slot.host == mine))
 
@@ -265,7 +266,7 @@ def _read(task: RankTask, nbytes: int, seconds: float) -> None:
 
 
 def _size(file: Any) -> int | None:
-    """Of a file that was given by its name; None: it is no file, or it is open already."""
+    """Return the size of a file given by name; None if it is not a file or already open."""
     if not isinstance(file, str | os.PathLike):
         return None
     try:

@@ -148,7 +148,7 @@ class Event(torch.Event):
 
 
 class CudaEventBase(Event):
-    """What stands for `torch._C._CudaEventBase`."""
+    """Replacement for `torch._C._CudaEventBase`."""
 
     def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False,
                 external: bool = False) -> Any:  # fmt: skip
@@ -224,7 +224,7 @@ class Stream(torch.Stream):
 
     @property
     def _distsim_stream(self) -> timeline.Stream | None:
-        """None: it is the host's."""
+        """Stream of the rank; None for the host's."""
         if self.device_type != CUDA_TYPE:
             return None
         return gpu(require_task(), self.device_index).streams[self.stream_id]
@@ -300,7 +300,7 @@ class Stream(torch.Stream):
 
 
 class CudaStreamBase(Stream):
-    """What stands for `torch._C._CudaStreamBase`."""
+    """Replacement for `torch._C._CudaStreamBase`."""
 
     def __new__(cls, priority: int = 0, stream_id: int = 0, device_index: int = 0, device_type: int = 0,
                 stream_ptr: int = 0) -> Any:  # fmt: skip
@@ -363,7 +363,7 @@ _pools = itertools.count(1)
 
 
 class Capture:
-    """What one graph holds: kernels, storages that they write, and what they add to a step's sums."""
+    """Content of one graph: kernels, storages that they write, and what they add to the sums of a step."""
 
     def __init__(self, gpus: Accelerators) -> None:
         self._gpus = gpus
@@ -400,7 +400,7 @@ class Capture:
 
 
 class Graph:
-    """What stands for torch.cuda.CUDAGraph in a rank."""
+    """Replacement for torch.cuda.CUDAGraph in a rank."""
 
     def __init__(self, keep_graph: bool = False) -> None:
         self._capture: Capture | None = None
@@ -437,7 +437,7 @@ class Graph:
         self._capture = None
 
     def instantiate(self) -> None:
-        """Nothing to do: a replay takes the kernels as they were captured."""
+        """Do nothing: a replay uses the kernels as captured."""
 
     enable_debug_mode = instantiate
 

@@ -92,7 +92,7 @@ def with_gpus(real: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..
 
 
 def refused(call: str, remedy: str, real: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """What stands for *real* (a function or a class) and raises for a rank: *call* is not simulated."""
+    """Return a replacement for *real* (a function or class) that raises NotSimulated on a rank."""
     if isinstance(real, type):
         return refusing_class(real, lambda: NotSimulated(call, remedy))
 
@@ -124,7 +124,7 @@ def refused_function(function: Name, call: str, remedy: str) -> Patch:
 
 
 def visible_devices(task: RankTask) -> int:
-    """How many GPUs the process sees: those of its node, or as many as it has left itself in CUDA_VISIBLE_DEVICES."""
+    """Return the number of GPUs that the process sees: those of its node, or those it left in CUDA_VISIBLE_DEVICES."""
     found = task.process.accelerators
     if found is None:
         return 0
@@ -207,7 +207,7 @@ def _nbytes(storage: UntypedStorage) -> int:
 
 
 def _resize(storage: UntypedStorage, size: int) -> UntypedStorage:
-    """Its memory goes back, or comes anew; C++ goes on seeing the largest size it ever had."""
+    """Free or reallocate the memory of a storage; C++ continues to see its largest size."""
     task = require_task()
     device = gpu(task, storage.device.index)
     if size == _nbytes(storage):
@@ -299,7 +299,7 @@ def _copy(storage: UntypedStorage, source: UntypedStorage, non_blocking: bool) -
 
 
 def _text(tensor: Tensor) -> str | None:
-    """What stands in the brackets; None: torch finds it."""
+    """Return the text inside the brackets; None if torch formats it."""
     values = _mode().values
     if not tensor.numel() or tensor.layout is not torch.strided:
         return None
@@ -337,7 +337,7 @@ def tensor_patches() -> list[Patch]:
 
 
 def _storage_methods() -> dict[str, Callable[..., Any]]:
-    """By name, the methods of a storage that also answer for one on a simulated GPU."""
+    """Return the storage methods, by name, that also work for a storage on a simulated GPU."""
     base = {
         name: getattr(UntypedStorage, name)
         for name in (
@@ -446,11 +446,11 @@ class _KindOfGenerator(type):
 
 
 class Generator(metaclass=_KindOfGenerator):
-    """What stands for torch.Generator."""
+    """Replacement for torch.Generator."""
 
 
 class _TypeOfTensors(type):
-    """What `torch.cuda.FloatTensor` is an instance of."""
+    """Metaclass of `torch.cuda.FloatTensor` and its like."""
 
     dtype: torch.dtype
     real: Any
@@ -474,7 +474,7 @@ class _TypeOfTensors(type):
 
 
 def _kind(said: Any) -> _TypeOfTensors | None:
-    """Of a type or its name, that of CUDA tensors."""
+    """Return the CUDA tensor type of a type or its name."""
     if isinstance(said, str) and said.startswith("torch.cuda."):
         said = getattr(torch.cuda, said.removeprefix("torch.cuda."), None)
     return said if isinstance(said, _TypeOfTensors) else None

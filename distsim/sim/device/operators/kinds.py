@@ -53,7 +53,7 @@ def _like(mode: Mode, source: Tensor, shape: tuple[int, ...], dtype: torch.dtype
 
 
 def _share(mode: Mode, mask: tuple[Any, ...], queries: int, keys: int) -> float | None:
-    """Of all pairs of a query and a key, those in blocks that are computed; None: nobody knows."""
+    """Return the share of query-key pairs in computed blocks; None if unknown."""
     counts = [mask[place] for place in (_KV_BLOCKS, _FULL_KV_BLOCKS) if isinstance(mask[place], Tensor)]
     known = [mode.values.host(count) for count in counts]
     if not known or any(count is None for count in known):
@@ -177,7 +177,7 @@ def gpu_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None
 
 
 def look(value: Any) -> Any:
-    """What looks like *value*, where that is a GPU's tensor."""
+    """Return a carrier with the properties of *value*, if that is a tensor on a GPU."""
     if isinstance(value, Tensor) and value.is_cuda:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     return value

@@ -107,7 +107,8 @@ def in_torchs_words(error: Exception, func: Any, args: tuple[Any, ...], kwargs: 
 
 
 def _said_by_cpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
-    """What the CPU's kernel raises for such arguments, with CUDA's names; None: nothing, or it cannot be asked."""
+    """Return the error of the CPU kernel for such arguments with CUDA's names; None if there is none or it cannot be
+    run."""
     left = _MOST_BYTES
     twins: dict[int, Tensor] = {}
 
@@ -193,7 +194,7 @@ class Given:
 
 
 class Plan:
-    """How to answer a call: *outs* has `Made`, `Given` or a value that is no tensor."""
+    """How to answer a call: *outs* holds `Made`, `Given` or values that are not tensors."""
 
     __slots__ = (
         "checks",
@@ -257,8 +258,8 @@ _any_float: dict[Any, bool] = {}
 
 
 def key_of(value: Any, base: int, any_float: bool = False) -> Any:
-    """What of an argument decides what comes out; devices by their distance from number *base*. *any_float*: floats
-    by their type alone."""
+    """Return the part of an argument that decides the result; devices are relative to number *base*. With *any_float*,
+    floats count by type only."""
     kind = type(value)
     if isinstance(value, Tensor):
         number = value.get_device()

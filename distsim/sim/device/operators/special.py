@@ -166,7 +166,7 @@ def _gru_cell_backward(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dic
 
 
 def _drawn(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Of each element one: draws that torch has no meta kernel for, and their derivatives."""
+    """Draw one value per element, for draws without a meta kernel in torch, and their derivatives."""
     x: Tensor = args[0]
     hosts = [mode.values.host(value) if isinstance(value, Tensor) else value for value in args]
     made = mode.carry(tuple(x.shape), x.stride(), x.dtype, x.device)
@@ -234,7 +234,7 @@ _IN_PLACE = frozenset(
 
 
 class RandomFills:
-    """What the ranks of one run have drawn so far, until each of *num_ranks* can have had it."""
+    """Random fills of the ranks of one run, kept until each of *num_ranks* can have used them."""
 
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
@@ -322,13 +322,14 @@ def is_check(func: Any, args: tuple[Any, ...], outs: list[Any]) -> bool:
 
 
 def truth(tensor: Tensor) -> Truth:
-    """What is guessed of each element of *tensor*, whose values nobody knows."""
+    """Return a guess for each element of *tensor*, whose values are unknown."""
     found: Truth = tensor.untyped_storage().__dict__.get("_distsim_truth")
     return found
 
 
 def guess_truth(values: Values, func: Any, args: tuple[Any, ...]) -> Truth:
-    """What is guessed of each element that *func* makes of *args*, asked before it writes to them; None: nothing."""
+    """Return a guess for each element of the result of *func*, made before it writes to *args*; None without a
+    guess."""
     if func in _ALL or func in _ANY:
         found = _truths(values, args[0])
         return func in _ALL if found == EITHER else found

@@ -84,7 +84,7 @@ def not_on_host(what: Any, why: str) -> NotSimulated:
 
 
 def decomposed(func: Any, args: Any, kwargs: Any) -> Any:
-    """What *func*, which the CPU has not, comes to by torch's own decomposition of it. Raises NotSimulated."""
+    """Return the result of torch's own decomposition of *func*, which has no CPU kernel. Raises NotSimulated."""
 
     parts = DECOMPOSITION_TABLE.get().get(func)
     if parts is None:
@@ -202,7 +202,7 @@ def _widened(softmax: Any) -> Callable[..., Any]:
 
 
 def _narrowed(backward: Any) -> Callable[..., Any]:
-    """Its backward, whose gradient has the precision of what was read."""
+    """Return its backward, whose gradient has the precision of the input."""
 
     def call(outs: Any, gradient: Tensor, out: Tensor, dim: int, dtype: torch.dtype) -> list[Tensor | None]:
         return [backward(gradient, out, dim, gradient.dtype).to(dtype)]
@@ -269,7 +269,7 @@ def _equal(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _is_all_true(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What torch.distributions asks of its parameters: what nobody knows is as it should be."""
+    """Return True for checks of torch.distributions on unknown parameters."""
     if mode.values.host(args[0]) is not None and not mode.values.guessed(args[0]):
         return NotImplemented
     made = mode.carry((), (), torch.bool, args[0].device)
@@ -351,7 +351,7 @@ def _read_for_size(mode: Mode, func: Any, arg: Any) -> Any:
 
 
 def _sized(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hosts: list[Any]) -> Any:
-    """What *func* makes of *hosts*, on the device of *args*."""
+    """Return the result of *func* on *hosts*, on the device of *args*."""
     result = func(*hosts, **kwargs)
     parts = result if isinstance(result, tuple | list) else [result]
     device = args[0].device

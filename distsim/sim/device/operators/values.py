@@ -199,7 +199,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class ValuePolicy:
-    """What a run knows of the values on its GPUs, and how it takes their kernels."""
+    """Which values a run knows on its GPUs, and how it takes their kernels."""
 
     real: bool = False
     """All of them (`--data real`): every operator is computed on the host as well."""
@@ -216,7 +216,7 @@ ValuePolicy.SHAPES = ValuePolicy()
 
 
 class Values:
-    """What is known of the values on the GPUs of one process."""
+    """Known values on the GPUs of one process."""
 
     def __init__(self, data: ValuePolicy) -> None:
         self.placeholder = data.placeholder
@@ -296,7 +296,7 @@ class Values:
         shadow.guess = shadow.guess or guess
 
     def forget(self, tensor: Tensor) -> None:
-        """Nobody knows the values of *tensor*'s storage any more."""
+        """Mark the values of *tensor*'s storage as unknown."""
         space = tensor.untyped_storage().__dict__
         for name in KNOWLEDGE:
             space.pop(name, None)
@@ -347,7 +347,7 @@ class Values:
         return host.clone()
 
     def read_into(self, target: Tensor, tensor: Tensor, what: str, where: Callable[[], Reading]) -> bool:
-        """As `read`, into *target* on the host. Returns whether somebody knew the values."""
+        """Read as `read` into *target* on the host. Return whether the values were known."""
         known = self.host(tensor) is not None
         if (
             known

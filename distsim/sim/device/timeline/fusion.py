@@ -74,7 +74,7 @@ class _Kernel:
 
 
 class Fusion:
-    """Of one process."""
+    """Fusion of compiled functions in one process."""
 
     def __init__(self) -> None:
         self.calls: dict[str, int] = {}
@@ -162,7 +162,7 @@ class Fusion:
     def launch(
         self, device: Launcher, stream: Stream, cost: Cost, task: RankTask, func: Any, given: Any, made: Any
     ) -> None:
-        """As `Device.launch`, of an operator of a compiled graph."""
+        """Launch an operator of a compiled graph, as `Device.launch`."""
         self.spares(device.host.operator_s)
         self.kernels_before += cost.kernels
         inputs = [tensor for tensor in tensors_in(given) if tensor.is_cuda]

@@ -52,7 +52,7 @@ class _Open:
 
 
 class InFlight:
-    """Of one GPU."""
+    """Work in flight on one GPU."""
 
     def __init__(self) -> None:
         self.open: list[_Open] = []
@@ -184,7 +184,7 @@ _in_backward = CURRENT_GRAPH_TASK_ID.get()
 
 @dataclass(slots=True)
 class Counted:
-    """What one call of an operator adds."""
+    """Counts that one call of an operator adds."""
 
     dtype: str = ""
     """Of a product's operands: fp64, fp32, fp16, bf16, fp8."""
@@ -203,7 +203,7 @@ _DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", 
 
 
 def counted(func: Any, args: tuple[Any, ...], cost: Cost) -> Counted | None:
-    """What a call of *func* adds; None: nothing that is counted."""
+    """Return the counts of a call of *func*; None if nothing is counted."""
     if func is aten.embedding.default:
         looked_up = args[1]
         sequences = looked_up.shape[0] if looked_up.dim() == 2 else 0
@@ -237,7 +237,7 @@ class StepEnd:
 
 @dataclass(slots=True)
 class Steps:
-    """Of one process."""
+    """Training steps of one process."""
 
     model_flops: dict[str, int] = field(default_factory=dict)
     """By data type: without what backward computes again."""
@@ -302,7 +302,7 @@ class Steps:
         return self.sequences[max(self.tokens, key=self.tokens.__getitem__)] if self.tokens else 0
 
     def allocates(self, kind: str) -> None:
-        """What is allocated from now on is for."""
+        """Set the purpose of later allocations."""
         for ledger in self.ledgers:
             ledger.kind = kind
 
@@ -323,8 +323,8 @@ class Steps:
         return bool(self.tokens or self.model_flops)
 
     def begin_capture(self, ends: list[Any]) -> None:
-        """What is launched from now on is captured and does not run; optimizers whose step ends meanwhile are added to
-        *ends*."""
+        """Begin a capture: later launches are recorded and do not run; optimizers whose step ends meanwhile are added
+        to *ends*."""
         self._captured_ends = ends
         self._before_capture = tuple(dict(sums) for sums in self._sums)
 
@@ -381,7 +381,7 @@ class Steps:
         return max((len(ends) for ends in self._last), default=0)
 
     def chosen(self) -> list[StepEnd]:
-        """Of the optimizer with most steps; of several, the one that came last."""
+        """Return the steps of the optimizer with most steps, or the latest of several."""
         found: list[StepEnd] = []
         for ends in self._last:
             reached = [end for end in ends if end.account is not None]

@@ -22,7 +22,7 @@ NEVER = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a communication kernel takes from the kernels beside it, as shares of the device."""
+    """Share of the device that a communication kernel takes from the kernels beside it."""
 
     multiprocessors: float = 0.0
     memory_bandwidth: float = 0.0
@@ -56,7 +56,7 @@ class Mark:
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """What follows begins when *mark*, of another stream, has been reached."""
+    """Wait until *mark* of another stream has been reached."""
 
     mark: Mark
     launched_s: float
@@ -127,14 +127,14 @@ class Account:
         return self.compute_s + self.exposed_s + self.bubble_s + self.host_s
 
     def snapshot(self) -> Account:
-        """As it is now."""
+        """Return a copy of the current account."""
         taken = copy(self)
         taken.operators = {name: [*times] for name, times in self.operators.items()}
         taken.waits = {name: [*times] for name, times in self.waits.items()}
         return taken
 
     def since(self, before: Account) -> Account:
-        """What came after *before*, an earlier snapshot."""
+        """Return what was added since *before*, an earlier snapshot."""
         gone = Account()
         for name in ("compute_s", "overlapped_s", "slowed_s", "exposed_s", "late_s", "bubble_s", "host_s"):
             setattr(gone, name, getattr(self, name) - getattr(before, name))
@@ -167,7 +167,7 @@ class Account:
         return self.waits.setdefault((record.op, record.group.label), [0.0, 0.0, 0.0, 0.0])
 
     def waited(self, records: Sequence[CallRecord], from_s: float, to_s: float) -> float:
-        """Nothing ran but a communication kernel that carries out *records*. How long bytes moved."""
+        """Account for time in which only a communication kernel for *records* ran, and return how long bytes moved."""
         if not records:
             self.exposed_s += to_s - from_s
             return to_s - from_s
@@ -318,8 +318,8 @@ class Timeline:
         return mark.reached_s is not None
 
     def foresee(self, mark: Mark) -> float | None:
-        """When *mark* is reached, where nothing but the few kernels before it can change that; the device is then
-        ahead of the simulation's clock. None: somebody else has a part in it."""
+        """Return when *mark* is reached if only the few kernels before it matter; the device is then ahead of the
+        simulation's clock. None if others take part."""
         self._plan()
         items = [item for stream in self._streams for item in stream.items]
         plain = all(type(item) is Kernel or (type(item) is Mark and not item.waiters) for item in items)
@@ -362,7 +362,7 @@ class Timeline:
         self._plan()
 
     def catch_up(self) -> None:
-        """Let the device do what it has done by now: what its items say of themselves is true then."""
+        """Let the device do its work up to now, so that its items are up to date."""
         self._plan()
 
     @property
@@ -372,7 +372,7 @@ class Timeline:
 
     @property
     def remembers_from_s(self) -> float:
-        """What it has run since then is in `done`."""
+        """Return the time from which `done` holds everything that it ran."""
         if len(self.done) < MOST_DONE:
             return float("-inf")
         item = self.done[0][1]
@@ -448,7 +448,7 @@ class Timeline:
             self._inside = False
 
     def _next_s(self, running: list[tuple[Stream, Kernel]]) -> float:
-        """When the next kernel begins or ends, as things are."""
+        """Return when the next kernel begins or ends."""
         found, at_s = NEVER, self._at_s
         many = len(running)
         for stream, kernel in running:
@@ -464,7 +464,7 @@ class Timeline:
         return found
 
     def _run(self, running: list[tuple[Stream, Kernel]], to_s: float) -> None:
-        """Let what runs run up to *to_s*, where none of it is over before."""
+        """Let the running items run up to *to_s*, before which none of them ends."""
         passed_s = to_s - self._at_s
         if passed_s > 0.0:
             many = len(running)

@@ -124,8 +124,8 @@ class _Aliases:
         return True
 
     def _means_what_it_did(self, names: Iterable[str]) -> bool:
-        """Of modules *names*. A test may have put something else in the place of its module's `sleep`, or have put it
-        back."""
+        """Return whether the names of modules *names* still have their original meaning, because a test may have
+        replaced a module's `sleep`."""
         stands = True
         for name in names:
             space = getattr(sys.modules.get(name), "__dict__", {})

@@ -104,7 +104,7 @@ def _statement_at(statements: list[ast.stmt], line: int) -> int | None:
 
 
 def _bound_by(statement: ast.stmt) -> list[str]:
-    """Names that *statement* would have given a value in its module."""
+    """Return the names that *statement* would have bound in its module."""
     names: list[str] = []
     todo: list[ast.AST] = [statement]
     while todo:
@@ -136,8 +136,8 @@ _Body = ctypes.c_char * _BODY_BYTES
 
 
 class SharedImports:
-    """Names of the modules that a simulation shares between processes, in the order of their first import.
-    The host's own `sys.modules` is where all others find them."""
+    """Names of modules that processes of a simulation share, in the order of their first import. All other modules come
+    from the host's own `sys.modules`."""
 
     def __init__(self, apart: Sequence[str] = ()) -> None:
         self.names: list[str] = []
@@ -168,8 +168,7 @@ class SharedImports:
 
 
 class _Copy:
-    """Of the host's `sys.modules` when its number was *number*. Good for every simulation of a process until something
-    is imported: to make one, all modules are gone through."""
+    """Copy of the host's `sys.modules` at state *number*, valid for all simulations until the next import."""
 
     def __init__(self) -> None:
         self.held: dict[str, Any] = {}
@@ -180,8 +179,8 @@ _copy = _Copy()
 
 
 class ModuleTable:
-    """What `sys.modules` holds for one process. Begins with what the host has imported: with the host's own, lent,
-    until the process writes to it, which most tests never do."""
+    """Content of `sys.modules` for one process. It is the host's own table until the process writes to it, which most
+    tests never do."""
 
     def __init__(self, shared: SharedImports) -> None:
         self._shared = shared
@@ -229,7 +228,7 @@ class ModuleTable:
             self._seen = self._shared.collected = len(names)
 
     def follow(self, other: ModuleTable) -> None:
-        """As `other.leave()` and `enter()`."""
+        """Switch processes, like `other.leave()` and `enter()`."""
         if self._lent and self._lent == other._lent == _tag.value:
             return
         names = len(self._shared.names)
@@ -350,8 +349,8 @@ def _is_compiled(folder: str) -> bool:
 
 
 class _OnceLoader(importlib.abc.Loader):
-    """Of an extension module in a package of which each process has its own: it is there once, and becomes an
-    attribute of each."""
+    """Loader of an extension module in a package that each process imports by itself: it is loaded once, and becomes an
+    attribute of each package."""
 
     def __init__(self, real: importlib.machinery.ExtensionFileLoader) -> None:
         self._real = real

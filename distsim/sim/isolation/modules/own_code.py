@@ -151,7 +151,7 @@ def _digest(salt: bytes, value: Any) -> bytes:
 
 @contextlib.contextmanager
 def caught_by_ranks() -> Iterator[None]:
-    """For the time of a simulation: what a rank handles is noted with its process."""
+    """Return a context for a simulation in which exceptions handled by a rank are recorded with its process."""
     with report_to(_note), watch_imports():
         yield
 
@@ -338,7 +338,7 @@ def launch(kernel: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 def no_launch(kernel: str, why: str) -> NotSimulated:
-    """What the launch of a kernel raises where it cannot be priced."""
+    """Return the error for the launch of a kernel that cannot be priced."""
     return NotSimulated(
         f"the Triton kernel {kernel} {why}",
         f"set its cost with distsim.kernel_cost('triton::{kernel}', flops=, bytes=)",

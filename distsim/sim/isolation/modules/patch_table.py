@@ -96,7 +96,7 @@ class PatchTable:
         return self._anew is not None and id(holder) in self._watched and id(holder) not in self._anew
 
     def put(self, *renewals: Callable[[], None]) -> None:
-        """In place; `look` has been there. *renewals* exchange what some patches put there for something new."""
+        """Apply the patches after `look`. *renewals* replace values that some patches put there."""
         self._is_put = True
         for spaces, names, replacements, _ in (self._in_modules, self._new_in_modules):
             _exhaust(map(setitem, spaces, names, replacements))
@@ -108,7 +108,7 @@ class PatchTable:
         self._writes.begin()
 
     def take_away(self) -> None:
-        """What was there is there again, also where not all had been put."""
+        """Restore everything that was patched, even if not all patches were applied."""
         if not self._is_put:
             return
         self._is_put = False
@@ -208,7 +208,7 @@ class _Writes:
         return [int(number) for number in np.flatnonzero(self._now != self._known)]
 
     def seen(self) -> None:
-        """What `found` has found is known."""
+        """Mark what `found` returned as known."""
         self._known = self._now
 
     def begin(self) -> None:
@@ -217,7 +217,8 @@ class _Writes:
 
     @contextlib.contextmanager
     def of_ours(self) -> Iterator[None]:
-        """Within this, patches are taken away: who was not written to since they were put is as before."""
+        """Return a context in which the patches are taken away; modules without other writes count as unchanged after
+        it."""
         quiet = _numbers(self._tags_of_ours) == self._begun
         yield
         if len(self._known):

@@ -40,7 +40,7 @@ _METHOD = "propagate_op_sharding_non_cached"
 
 
 class SharedRules:
-    """For the time of one simulation."""
+    """Sharding rules shared for one simulation."""
 
     def __init__(self) -> None:
         self._real: Any = None
@@ -80,7 +80,7 @@ class SharedRules:
         setattr(self._holder, _METHOD, propagate)
 
     def end(self) -> None:
-        """Nothing of the simulation is kept."""
+        """Discard everything of the simulation."""
         if self._real is not None:
             setattr(self._holder, _METHOD, self._real)
         self._real = self._holder = None
@@ -88,7 +88,7 @@ class SharedRules:
 
 
 def _part(value: Any, meshes: list[Any]) -> Hashable:
-    """What two calls must have in common for the same rule; the meshes of lists of tensors go to *meshes*."""
+    """Return the part of two calls that must agree for the same rule; the meshes of tensor lists go to *meshes*."""
     if isinstance(value, dict):
         return tuple((name, _part(one, meshes)) for name, one in value.items())
     if isinstance(value, list | tuple):
@@ -132,7 +132,8 @@ _FUNCTION = "_chunk_with_empty"
 
 
 def _chunk_with_empty(tensor: torch.Tensor, num_chunks: int, dim: int) -> list[torch.Tensor]:
-    """As torch/distributed/fsdp/_fully_shard/_fsdp_common.py (2.13), whose callers take one part and drop the rest."""
+    """Split a tensor like torch/distributed/fsdp/_fully_shard/_fsdp_common.py (2.13), whose callers take one part and
+    drop the rest."""
     chunks = list(torch.chunk(tensor, num_chunks, dim=dim))
     missing = num_chunks - len(chunks)
     process: Any = current_process()
@@ -142,7 +143,7 @@ def _chunk_with_empty(tensor: torch.Tensor, num_chunks: int, dim: int) -> list[t
 
 
 class EmptyShards:
-    """For the time of one simulation."""
+    """Empty shards shared for one simulation."""
 
     def __init__(self) -> None:
         self._real: Any = None

@@ -140,7 +140,7 @@ _real: Any = PATCH_STEP_FUNCTION.get()
 
 @functools.wraps(_real)
 def _patch_step_function(self: Any) -> None:
-    """Each rank's own wrapper would be exchanged at every hand-over, and the class would lose its mark each time."""
+    """Patch the step function for all ranks once; a wrapper per rank would be exchanged at every hand-over."""
     cls = type(self)
     if current_process() is None or getattr(cls.step, "hooked", None):
         _real(self)

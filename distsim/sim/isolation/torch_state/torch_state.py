@@ -69,7 +69,7 @@ class Name:
 
 
 class Content:
-    """What a dict, list, set or plain object holds; the container itself stays the one that others know."""
+    """Content of a dict, list, set or plain object, whose identity stays the same for other holders."""
 
     __slots__ = ("container", "shared")
 
@@ -91,7 +91,7 @@ class Content:
 
 @dataclass(slots=True)
 class Own:
-    """What one process has changed."""
+    """State that one process has changed."""
 
     values: dict[Name | Content, Any] = field(default_factory=dict)
     has_classes: bool = False
@@ -110,7 +110,7 @@ class Known:
         return seen is not None and seen() is thing
 
     def others(self, things: Sequence[Any]) -> list[Any]:
-        """Those of *things* that were not added."""
+        """Return those of *things* that were not added."""
         seen = self._seen
         return [thing for thing in things if (known := seen.get(id(thing))) is None or known() is not thing]
 
@@ -181,7 +181,7 @@ class TorchState:
         self._at_enter = self._words()
 
     def follow(self, leaving: Own, coming: Own) -> None:
-        """As `leave` and `enter`; most of the time nobody has written anywhere, which is seen at a glance."""
+        """Switch processes, like `leave` and `enter`; most often no place was written, which is checked quickly."""
         if self._is_stale or not self._is_unwritten(leaving) or self._plain_changed():
             self.leave(leaving)
             self.enter(coming)
@@ -224,7 +224,7 @@ class TorchState:
         return containers != shared
 
     def leave(self, own: Own) -> None:
-        """It stops: what it has changed is kept in *own*, and everyone's put back."""
+        """Save what the process changed into *own*, and restore the shared state."""
         if self._is_stale:
             self._line_up()
         self._at_enter = None
@@ -246,7 +246,7 @@ class TorchState:
             self._halve(assigned)
 
     def _changed(self) -> list[Name | Content]:
-        """Of the places that are looked at. No step of it is Python's."""
+        """Return the places that changed; all steps are in C."""
         spaces, names, shared = self._looked_at
         try:
             changed: list[Name | Content] = [*compress(self._names, map(is_not, map(getitem, spaces, names), shared))]
@@ -262,7 +262,7 @@ class TorchState:
         return changed
 
     def _line_up(self) -> None:
-        """What `_changed` and `_assigned_classes` go through, column by column; and what tells that they need not."""
+        """Build the columns that `_changed` and `_assigned_classes` compare, and the check that lets them skip."""
         self._is_stale = False
         self._line_up_values()
         sentinels = [sentinel for sentinel, _ in self._guards]
@@ -277,7 +277,7 @@ class TorchState:
             self._words = object  # never the same again: always looked at closely
 
     def _line_up_values(self) -> None:
-        """What is everyone's in the places."""
+        """Build the column of shared values."""
         self._looked_at = [n.space for n in self._names], [n.name for n in self._names], [n.shared for n in self._names]
         empty = [c for c in self._contents if not c.shared]
         self._empty = [c.container for c in empty], empty
@@ -349,8 +349,8 @@ class TorchState:
 
     @contextlib.contextmanager
     def watching(self, is_known: Callable[[type], bool] = lambda cls: False) -> Iterator[TorchState]:
-        """For the time of a simulation: torch's modules, and whatever else all ranks share, tell when they
-        are written to. *is_known*: whether a class that was assigned to holds what it held when the last one began."""
+        """Return a context for a simulation in which torch's modules and other shared objects report writes.
+        *is_known*: whether an assigned class still has the content of the last simulation."""
         try:
             for name, shared in self.shared.items():
                 shared.begin(sys.modules.get(name))

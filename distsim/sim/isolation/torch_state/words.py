@@ -45,7 +45,7 @@ _TAG_AT = object.__basicsize__ + 8
 
 
 def tag_at(held: dict[Any, Any]) -> int:
-    """Where the number of *held* is."""
+    """Return the address of the version tag of the dict *held*."""
     return id(held) + _TAG_AT
 
 
@@ -216,7 +216,7 @@ def marks_of(classes: Sequence[type]) -> tuple[Callable[[], Any], Any]:
 
 
 def marks_at(classes: Sequence[type]) -> list[int]:
-    """Where the marks of *classes* are; empty where this Python has them elsewhere."""
+    """Return the addresses of the type flags of *classes*; empty if this Python stores them elsewhere."""
     return [id(cls) + _FLAGS_AT for cls in classes] if _FLAGS_ARE_THERE else []
 
 
@@ -263,7 +263,7 @@ class ClassGuard:
                 yield from ((cls, name, MISSING) for name in now if name not in before and name != _PICKLES_CACHE)
 
     def accept(self) -> None:
-        """What the classes hold now is everyone's."""
+        """Take the current content of the classes as the shared one."""
         self._before = [(cls, dict(vars(cls))) for cls in self.classes]
         self._accepted = self._tags()
         self.rest()
