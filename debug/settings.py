@@ -76,6 +76,7 @@ VARIABLES = {
     "DISTSIM_SECONDS": "For the tests of distsim: time limit of `.ci/versions` in seconds.",
     "DISTSIM_UPDATE_GOLDEN": "For the tests of distsim: rewrite the golden files.",
     "DISTSIM_ENVIRONMENTS": "For the tests of distsim: folder of environments with other releases of torch.",
+    "DISTSIM_REPOSITORIES": "For the tests of distsim: folder of OWNER/NAME checkouts of public training repositories.",
 }
 """Further environment variables and their purpose; none has a default."""
 LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "RANK")
