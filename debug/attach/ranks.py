@@ -83,22 +83,22 @@ def find_ranks(pids: Iterable[int] = (), pattern: str = "") -> list[RankProcess]
     else:
         chosen = {pid for pid in table if not pattern or re.search(pattern, _command(pid))}
         where = f"the processes whose command line matches {pattern!r}" if pattern else "the processes of this host"
-    found = rank_processes({pid: parent for pid, parent in table.items() if pid in chosen}, spawned=bool(pids))
-    if not found:
+    result = rank_processes({pid: parent for pid, parent in table.items() if pid in chosen}, spawned=bool(pids))
+    if not result:
         closed = sum(not os.access(f"/proc/{pid}/environ", os.R_OK) for pid in chosen)
         others = f"; {closed} of them are another user's: sudo env PATH=$PATH distsim attach ..." if closed else ""
         raise UsageError(
             f"no rank among {where}: expected Python processes with RANK in their environment, as torchrun, mpirun and "
             f"srun start them; give the number of the launcher's process (distsim attach PID){others}"
         )
-    jobs = {process.job for process in found}
+    jobs = {process.job for process in result}
     if len(jobs) > 1 and len(pids) != 1:
-        launchers = sorted({process.pid if process.launcher == 1 else process.launcher for process in found})
+        launchers = sorted({process.pid if process.launcher == 1 else process.launcher for process in result})
         raise UsageError(
             f"ranks of {len(jobs)} jobs are here: choose one by its launcher's process (distsim attach "
             f"{' | '.join(map(str, launchers[:6]))}) or by --pattern"
         )
-    return found
+    return result
 
 
 def rank_processes(parents: Mapping[int, int], spawned: bool = False) -> list[RankProcess]:

@@ -66,11 +66,11 @@ class Communicator:
         others = {op: next((n for rank, n in counts.items() if rank < 0), 0) for op, counts in differing.items()}
         totals = {rank: sum(counts.get(rank, others[op]) for op, counts in differing.items()) for rank in ranks}
         most = max(totals.values(), default=0)
-        said = {}
+        result = {}
         for rank in sorted(rank for rank, total in totals.items() if rank >= 0 and total < most):
             ops = [(op, counts.get(rank, others[op]), max(counts.values())) for op, counts in differing.items()]
-            said[rank] = ", ".join(f"{count} of {top} {op}" for op, count, top in ops if count < top)
-        return said
+            result[rank] = ", ".join(f"{count} of {top} {op}" for op, count, top in ops if count < top)
+        return result
 
 
 @dataclass(slots=True)

@@ -48,22 +48,22 @@ def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims
         return _plain(case, Kind.NEVER_JOINED, call, ranks, victims)
     if refused_call(case.index, call, ranks) is not None:
         return _plain(case, Kind.MISSING_RANK, call, ranks, victims)
-    if log is not None and (found := _other_group(case, log, call, ranks, victims)) is not None:
-        return found
+    if log is not None and (result := _other_group(case, log, call, ranks, victims)) is not None:
+        return result
     if log is not None and finished:
         pending = [r for r in ranks if r in log.meetings.get(call.seq, ())]
         if pending:
             return _never_waited(case, log, call, pending, victims)
-        if (found := loop_ended(case, log, call, ranks, victims)) is not None:
-            return found
+        if (result := loop_ended(case, log, call, ranks, victims)) is not None:
+            return result
         met = sorted(log.meetings.get(call.seq, ()))
         if len(met) * 2 < len(log.group.ranks):
             if (split := _split_over_groups(case, log, call, met, victims)) is not None:
                 return split
             return _too_many(case, log, call, met)
     if log is not None and (_hung_up(case, ranks, victims) or _past_the_loop(case, call, ranks)):
-        if (found := loop_ended(case, log, call, ranks, victims)) is not None:
-            return found
+        if (result := loop_ended(case, log, call, ranks, victims)) is not None:
+            return result
     late = [r for r in ranks if log is not None and r in log.meetings.get(call.seq, ())]
     if late:
         return _too_late(case, call, late, victims)

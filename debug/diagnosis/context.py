@@ -44,11 +44,11 @@ class Case:
 
     def stuck(self, ranks: Iterable[int]) -> dict[int, Stuck]:
         """Return where the blocked ones of *ranks* are blocked."""
-        found: dict[int, Stuck] = {}
+        result: dict[int, Stuck] = {}
         for rank in sorted(set(ranks)):
             if (at := self._stuck(rank)) is not None:
-                found[rank] = at
-        return found
+                result[rank] = at
+        return result
 
     def _stuck(self, rank: int) -> Stuck | None:
         site = self.site(rank)

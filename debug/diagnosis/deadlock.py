@@ -28,16 +28,16 @@ def knot(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
     cycle = case.graph.cycle(ranks)
     calls = {rank: _call_on_cycle(case, rank, cycle) for rank in cycle}
     everyone = [*victims, *ranks]
-    if (found := _strayed(case, ranks, victims)) is not None:
-        return found
-    if (found := _left_out(case, cycle, calls, everyone)) is not None:
-        return found
-    if (found := _left_loop(case, cycle, calls, everyone)) is not None:
-        return found
-    if (found := _message_missing(case, ranks, victims)) is not None:
-        return found
-    if (found := _other_group(case, ranks, victims)) is not None:
-        return found
+    if (result := _strayed(case, ranks, victims)) is not None:
+        return result
+    if (result := _left_out(case, cycle, calls, everyone)) is not None:
+        return result
+    if (result := _left_loop(case, cycle, calls, everyone)) is not None:
+        return result
+    if (result := _message_missing(case, ranks, victims)) is not None:
+        return result
+    if (result := _other_group(case, ranks, victims)) is not None:
+        return result
     return _cycle(case, cycle, calls, [*victims, *(r for r in ranks if r not in cycle)])
 
 

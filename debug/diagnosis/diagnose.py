@@ -178,7 +178,7 @@ def _of_content(contradictions: Contradictions, divergences: Sequence[Divergence
 
 def _explain_roots(case: Case, hit: set[int], met: list[Diagnosis]) -> list[Diagnosis]:
     """Explain every root of the graph; contradicting calls that met go to *met*."""
-    found: list[Diagnosis] = []
+    result: list[Diagnosis] = []
     gone: dict[tuple[object, ...], tuple[list[int], list[int]]] = {}
     absent: dict[tuple[int, int], tuple[CallRecord, list[int], list[int]]] = {}
     starved: dict[int, tuple[CallRecord, list[int]]] = {}
@@ -191,11 +191,11 @@ def _explain_roots(case: Case, hit: set[int], met: list[Diagnosis]) -> list[Diag
             continue
         if root.remote:
             if victims or root.ranks:  # else whoever asked has given up
-                found.append(unanswered(case, root, victims))
+                result.append(unanswered(case, root, victims))
             continue
         dead = [r for r in root.ranks if case.index.states[r].phase is not Phase.BLOCKED]
         if len(root.ranks) > 1 and not dead:
-            found.append(knot(case, root.ranks, victims))
+            result.append(knot(case, root.ranks, victims))
             continue
         rank = dead[0] if dead else root.ranks[0]
         if not victims and len(root.ranks) == 1 and rank not in case.graph.needs:
@@ -205,12 +205,12 @@ def _explain_roots(case: Case, hit: set[int], met: list[Diagnosis]) -> list[Diag
         if state.phase is Phase.BLOCKED and rank not in case.graph.too_late and _alone_on_host(case, rank, victims):
             alone.setdefault(case.where(rank), []).append(rank)
         elif state.phase is Phase.BLOCKED and rank not in case.graph.too_late:
-            found.append(_blocked_alone(case, rank, victims))
+            result.append(_blocked_alone(case, rank, victims))
         elif state.over or (
             state.phase in (Phase.BLOCKED, Phase.FINISHED, Phase.RUNNING)
             and not (state.phase is Phase.FINISHED and state.exit_code)
         ):  # one that was killed at its very end never came, either
-            _never_came(case, rank, victims, absent, starved, found)
+            _never_came(case, rank, victims, absent, starved, result)
         else:
             call = case.first_wait([rank])
             key = (
@@ -225,14 +225,14 @@ def _explain_roots(case: Case, hit: set[int], met: list[Diagnosis]) -> list[Diag
             ranks, all_victims = gone.setdefault(key, ([], []))
             ranks.append(rank)
             all_victims += victims
-    found += [host_wait(case, ranks, ()) for ranks in alone.values()]
+    result += [host_wait(case, ranks, ()) for ranks in alone.values()]
     for ranks, victims in gone.values():
-        found.append(death(case, ranks, victims))
+        result.append(death(case, ranks, victims))
     for call, ranks, victims in absent.values():
-        found.append(absent_from_call(case, call, ranks, victims))
+        result.append(absent_from_call(case, call, ranks, victims))
     for call, victims in starved.values():
-        found.append(unmatched(case, call, [call.rank, *victims]))
-    return found
+        result.append(unmatched(case, call, [call.rank, *victims]))
+    return result
 
 
 def _mismatch(case: Case, number: int, victims: Sequence[int]) -> Diagnosis:

@@ -162,7 +162,7 @@ Disagreement = tuple[Mismatch, CallRecord, CallRecord]
 
 def disagreeing(index: EvidenceIndex) -> list[Disagreement]:
     """Matched pairs whose sizes or dtypes differ; pairs that went wrong in the same line are told once."""
-    found: list[Disagreement] = []
+    result: list[Disagreement] = []
     told: set[tuple[object, ...]] = set()
     for send, recv in index.pairs_in_order():
         mismatch = check_pair(send, recv)
@@ -171,8 +171,8 @@ def disagreeing(index: EvidenceIndex) -> list[Disagreement]:
         key = (send.rank, recv.rank, send.site, recv.site, mismatch.kind, send.done and recv.done)
         if key not in told:
             told.add(key)
-            found.append((mismatch, send, recv))
-    return found
+            result.append((mismatch, send, recv))
+    return result
 
 
 def disagreement(case: Case, found: Disagreement, victims: Sequence[int]) -> Diagnosis:

@@ -1,4 +1,4 @@
-"""Where did a rank leave the common order of calls, and how: skipped, added, swapped?
+"""Finds where a rank left the common order of calls: skipped, added or swapped one.
 
 `find.py` is asked; `divergence.py` is its answer and lays calls beside each other; `history.py`, `not_arrived.py` and
 `source_order.py` are its witnesses.

@@ -1,4 +1,4 @@
-"""Where did a rank leave the common order, and how: a call skipped, added, swapped, or another one?
+"""Finds where a rank left the common order: it skipped, added, swapped or replaced a call.
 
 The calls of a rank from the point of divergence are laid beside the majority's, under each
 hypothesis in turn; the hypothesis that the most calls bear out wins. Where a group's future is

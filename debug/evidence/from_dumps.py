@@ -288,10 +288,10 @@ def _frames(said: Any) -> list[Frame]:
 
 
 def _list(entry: Mapping[str, Any], key: str) -> list[Any] | tuple[Any, ...]:
-    said = entry.get(key) or ()
-    if not isinstance(said, (list, tuple)):
-        raise wrong(said, key, "a list")
-    return said
+    result = entry.get(key) or ()
+    if not isinstance(result, (list, tuple)):
+        raise wrong(result, key, "a list")
+    return result
 
 
 def _ns(entry: Mapping[str, Any], key: str) -> int | None:

@@ -37,7 +37,7 @@ def findings(readers: Sequence[RingReader], evidence: Evidence, origin_wall_ns: 
 
 
 def _flagged(readers: Sequence[RingReader], evidence: Evidence, origin_wall_ns: int) -> list[Finding]:
-    found: list[Finding] = []
+    result: list[Finding] = []
     offsets = wall_offsets(readers)
     for reader in readers:
         calls = {call.index: call for call in evidence.records.get(reader.number, ())}
@@ -47,8 +47,8 @@ def _flagged(readers: Sequence[RingReader], evidence: Evidence, origin_wall_ns: 
                 if call is None:
                     call = reader.decode(hit, origin_wall_ns - offsets[reader.number])
                 if call.site is not None:
-                    found.append(make(call))
-    return found
+                    result.append(make(call))
+    return result
 
 
 def _one_a_line(hits: Records, flag: int) -> list[Any]:

@@ -226,11 +226,11 @@ def _last(process: Process, kind: WorldKind) -> World | None:
 def _launched(processes: Sequence[Process]) -> dict[int, Process]:
     """Processes by the launcher's number, where only one has it; who has joined a world goes before who only starts
     ranks."""
-    found: dict[int, Process] = {}
+    result: dict[int, Process] = {}
     for process in processes:
-        if process.rank not in found or not found[process.rank].worlds:
-            found[process.rank] = process
-    return found
+        if process.rank not in result or not result[process.rank].worlds:
+            result[process.rank] = process
+    return result
 
 
 def _of_launcher(

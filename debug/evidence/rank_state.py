@@ -121,15 +121,15 @@ def given_up(reader: RingReader) -> bool:
 
 def read_exits(directory: Path) -> dict[tuple[int, int], int]:
     """Exit codes that the launcher left."""
-    found: dict[tuple[int, int], int] = {}
+    result: dict[tuple[int, int], int] = {}
     for path in directory.glob("exit.*.json"):
         try:
             said = load_json(read_bytes(path, 1 << 16))
             rank, attempt = whole(said["rank"], "rank", 0, MOST_RANKS), whole(said["attempt"], "attempt")
-            found[rank, attempt] = whole(said["code"], "code", -255, 255)
+            result[rank, attempt] = whole(said["code"], "code", -255, 255)
         except (OSError, ValueError, KeyError, TypeError):
             continue
-    return found
+    return result
 
 
 def exits_by_number(exits: Mapping[tuple[int, int], int], numbering: Numbering, attempt: int) -> dict[int, int]:
@@ -484,12 +484,12 @@ def call_records(
             if len(numbers):
                 seen[entry.key][rank] = (int(numbers.min()), int(numbers.max()))
     cuts = {key: _cut(members[key], spans, overrun, (focus or {}).get(key)) for key, spans in seen.items()}
-    found: dict[int, list[CallRecord]] = {}
+    result: dict[int, list[CallRecord]] = {}
     budget = max(64, 32768 // max(len(readers), 1))
     for reader in readers:
         rank = reader.number
-        found[rank] = _decode(reader, tails[rank], cuts, newest, current, origins[rank], budget)
-    return found
+        result[rank] = _decode(reader, tails[rank], cuts, newest, current, origins[rank], budget)
+    return result
 
 
 def _default_world(reader: RingReader) -> str:

@@ -123,8 +123,8 @@ def _first_difference(
     ordered: Sequence[CallRecord], histories: Mapping[int, Sequence[CallRecord]]
 ) -> Difference | None:
     ops = {r.rank: r.op for r in ordered}
-    if found := differ(Kind.OP_MISMATCH, ordered, ops, ops, histories):
-        return found
+    if result := differ(Kind.OP_MISMATCH, ordered, ops, ops, histories):
+        return result
     op = ordered[0].op
     if op in BARRIERS:
         return None
@@ -137,14 +137,14 @@ def _first_difference(
     if op in ROOTED and all(r.root is not None for r in ordered):
         roots: dict[int, Hashable] = {r.rank: r.root for r in ordered}
         says = {r.rank: f"root {r.root}" for r in ordered}
-        if found := differ(Kind.ROOT_MISMATCH, ordered, roots, says, histories):
-            return found
-    if found := sizes(op, ordered, histories):
-        return found
+        if result := differ(Kind.ROOT_MISMATCH, ordered, roots, says, histories):
+            return result
+    if result := sizes(op, ordered, histories):
+        return result
     dtypes: dict[int, Hashable] = {r.rank: _dtypes(r) for r in ordered if r.dtypes}
     says = {r.rank: ", ".join(r.dtypes) for r in ordered}
-    if found := differ(Kind.DTYPE_MISMATCH, ordered, dtypes, says, histories):
-        return found
+    if result := differ(Kind.DTYPE_MISMATCH, ordered, dtypes, says, histories):
+        return result
     if op in REDUCING:
         reduce_ops: dict[int, Hashable] = {r.rank: r.reduce_op for r in ordered if r.reduce_op}
         says = {r.rank: str(r.reduce_op) for r in ordered}
@@ -221,8 +221,8 @@ def sizes(op: str, ordered: Sequence[CallRecord], histories: Mapping[int, Sequen
     if op == "all_gather":
         return _lists(ordered, lists_of="output", items_of="input")
     lists = op == "reduce_scatter" and any(len(r.input_shapes) > 1 for r in ordered)
-    if lists and (found := _lists(ordered, lists_of="input", items_of="output")):
-        return found
+    if lists and (result := _lists(ordered, lists_of="input", items_of="output")):
+        return result
     values: dict[int, Hashable] = {}
     for record in ordered:
         shapes = record.input_shapes or record.output_shapes
@@ -230,8 +230,8 @@ def sizes(op: str, ordered: Sequence[CallRecord], histories: Mapping[int, Sequen
             values[record.rank] = tuple(prod(s) for s in shapes)
         else:
             values[record.rank] = tuple(tuple(n for n in s if n != 1) for s in shapes)
-    if found := differ(Kind.SHAPE_MISMATCH, ordered, values, texts(ordered), histories):
-        return found
+    if result := differ(Kind.SHAPE_MISMATCH, ordered, values, texts(ordered), histories):
+        return result
     return None
 
 

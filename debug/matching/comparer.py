@@ -135,13 +135,13 @@ class Comparer:
 
     def check(self) -> list[Suspicion]:
         """Compare what all members have made by now."""
-        found = [Suspicion(key, index, lines_only=False) for key, index in self.messages.check()]
+        result = [Suspicion(key, index, lines_only=False) for key, index in self.messages.check()]
         touched, self._touched = self._touched, set()
         for key in sorted(touched):
             group = self._groups[key]
             if all(rank in group.waiting for rank in key[1]):
-                found += self._compare(group)
-        return found
+                result += self._compare(group)
+        return result
 
     def _compare(self, group: _Uncompared) -> list[Suspicion]:
         ranks = group.key[1]
@@ -173,7 +173,7 @@ class Comparer:
         prints, sites = stacked[:, :, 1], stacked[:, :, 2]
         odd_prints = (prints != prints[0]).any(axis=0) | ((prints[0] & 1) == 1)
         odd_sites = (sites != sites[0]).any(axis=0)
-        found = []
+        result = []
         for place in np.flatnonzero(odd_prints | odd_sites):
             pattern = stacked[:, place, 1:].tobytes()
             if pattern in group.known:
@@ -181,8 +181,8 @@ class Comparer:
             if len(group.known) > 65536:
                 group.known.clear()
             group.known.add(pattern)
-            found.append(Suspicion(group.key, int(stacked[0, place, 0]), lines_only=not odd_prints[place]))
-        return found
+            result.append(Suspicion(group.key, int(stacked[0, place, 0]), lines_only=not odd_prints[place]))
+        return result
 
     def progress(self) -> Iterable[tuple[GroupKey, int]]:
         """Every group and how far all its members have come together."""
@@ -258,11 +258,11 @@ class Messages:
         self._next[process] = last + 1
 
     def _name(self, key: GroupKey) -> str:
-        found = self._names.get(key)
-        if found is None:
+        result = self._names.get(key)
+        if result is None:
             name, ranks, generation = key
-            found = self._names[key] = f"{STREAM}{name}/{generation}/{crc32(repr(ranks).encode())}"
-        return found
+            result = self._names[key] = f"{STREAM}{name}/{generation}/{crc32(repr(ranks).encode())}"
+        return result
 
     def _sort(
         self, rank: int, group: str, calls: Records, signature_of: Callable[[int, int], Signature], has_gaps: bool

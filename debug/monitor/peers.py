@@ -215,8 +215,8 @@ class PeerSession:
         """Return new suspicions of the comparers of other hosts."""
         if self.leader is None:
             return []
-        found, self.leader.suspected = self.leader.suspected, []
-        return found
+        result, self.leader.suspected = self.leader.suspected, []
+        return result
 
     def hears_suspicions(self) -> bool:
         """Whether there is a leader who hears what this host suspects."""
@@ -360,15 +360,15 @@ class PeerSession:
 def evidence_to_json(evidence: Evidence) -> dict[str, Any]:
     """One host's part of the evidence; groups, stacks and calls that repeat are written once."""
     writer = _Writer(evidence)
-    said: dict[str, Any] = {
+    result: dict[str, Any] = {
         "states": [writer.state(state) for state in evidence.ranks.values()],
         "records": {str(rank): [[writer.record(call)] for call in calls] for rank, calls in evidence.records.items()},
         "findings": [writer.finding(finding) for finding in evidence.findings],
         "sources": dict(evidence.sources),
     }
-    said["groups"] = [[group.name, group.description, list(group.ranks)] for group in writer.groups]
-    said["stacks"] = [[site.to_json() for site in stack] for stack in writer.stacks]
-    return said
+    result["groups"] = [[group.name, group.description, list(group.ranks)] for group in writer.groups]
+    result["stacks"] = [[site.to_json() for site in stack] for stack in writer.stacks]
+    return result
 
 
 class _Writer:
@@ -389,16 +389,16 @@ class _Writer:
         }
 
     def record(self, call: CallRecord) -> dict[str, Any]:
-        said: dict[str, Any] = {"group": self._group(call.group), "stack": self._stack(call.stack)}
+        result: dict[str, Any] = {"group": self._group(call.group), "stack": self._stack(call.stack)}
         if call.site != next(iter(call.stack), None):
-            said["site"] = _site(call.site)
+            result["site"] = _site(call.site)
         for name, field in _CALL.items():
             value = getattr(call, name)
             if field.default is MISSING or value != field.default:
-                said[name] = value
+                result[name] = value
         if call.remote is not None:
-            said["remote"] = call.remote.to_json()
-        return said
+            result["remote"] = call.remote.to_json()
+        return result
 
     def finding(self, finding: Finding) -> dict[str, Any]:
         return {

@@ -85,12 +85,12 @@ _new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
 
 def _in_order(args: tuple[Any, ...], kwargs: Mapping[str, Any], *names: tuple[str, ...]) -> list[Any]:
     """The arguments by place; *names* are what each may be called. None where one is not given."""
-    found = [*args, *[None] * (len(names) - len(args))]
+    result = [*args, *[None] * (len(names) - len(args))]
     for place in range(len(args), len(names)):
         for name in names[place]:
             if name in kwargs:
-                found[place] = kwargs[name]
-    return found
+                result[place] = kwargs[name]
+    return result
 
 
 def _tensors(given: Any) -> Sequence[Any]:

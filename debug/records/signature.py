@@ -141,7 +141,7 @@ def _bytes(shapes: Sequence[Sequence[int]], dtypes: Sequence[Any]) -> int:
 
 
 def _listed(said: dict[str, Any], key: str) -> list[Any]:
-    found = said.get(key, [])
-    if not isinstance(found, list):
-        raise wrong(found, key, "a list")
-    return found
+    result = said.get(key, [])
+    if not isinstance(result, list):
+        raise wrong(result, key, "a list")
+    return result

@@ -53,12 +53,12 @@ class StackNode:
 
     def lines(self, depth: int = 0) -> list[tuple[int, StackNode]]:
         """Depth-first with indentation; a chain of single children stays on one level."""
-        found: list[tuple[int, StackNode]] = []
+        result: list[tuple[int, StackNode]] = []
         for child in self.ordered():
-            found.append((depth, child))
+            result.append((depth, child))
             forks = len(child.children) > 1 or any(len(c.ranks) < len(child.ranks) for c in child.children.values())
-            found.extend(child.lines(depth + 1 if forks else depth))
-        return found
+            result.extend(child.lines(depth + 1 if forks else depth))
+        return result
 
 
 def folded_frames(lines: Sequence[tuple[int, StackNode]]) -> list[tuple[int, StackNode, int]]:

@@ -248,8 +248,8 @@ class CallSites:
             self._known.clear()
             self._kept.clear()
         self._kept.append(codes_of(frame))
-        found = self._known[way_to(frame)] = self.intern(frames, called)
-        return found
+        result = self._known[way_to(frame)] = self.intern(frames, called)
+        return result
 
     def intern(self, frames: Sequence[Site], called: str = "") -> Place:
         """Table offset and hash of these frames."""

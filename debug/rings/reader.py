@@ -356,17 +356,17 @@ class RingReader:
 
     def group(self, offset: int) -> GroupEntry:
         """The group that a record names."""
-        found = self._groups.get(offset)
-        if found is None:
+        result = self._groups.get(offset)
+        if result is None:
             content = self._read_table(offset)
             if content is None:
                 return NO_GROUP
             try:
-                found = self._groups[offset] = self._group(content)
+                result = self._groups[offset] = self._group(content)
             except (TypeError, ValueError) as error:
                 self.damage = f"a group: {error}"
-                found = self._groups[offset] = NO_GROUP
-        return found
+                result = self._groups[offset] = NO_GROUP
+        return result
 
     def _group(self, content: Any) -> GroupEntry:
         name, description, runs, generation, world_id = content
@@ -413,13 +413,13 @@ class RingReader:
 
     def site(self, offset: int) -> tuple[Site, ...]:
         """The user's frames that a record names, innermost first."""
-        found = self._sites.get(offset)
-        if found is None:
+        result = self._sites.get(offset)
+        if result is None:
             content = self._read_table(offset)
             if content is None:
                 return ()
-            found = self._sites[offset] = self._frames(content)
-        return found
+            result = self._sites[offset] = self._frames(content)
+        return result
 
     def text(self, word: int) -> Any:
         """The table entry that a header word names."""
@@ -467,8 +467,8 @@ class RingReader:
     def signature(self, position: int, fingerprint: int) -> Signature:
         """Shapes and the rest of a call; `UNKNOWN` where a later one has overwritten it."""
         key = (position, fingerprint)
-        found = self._signatures.get(key)
-        if found is None:
+        result = self._signatures.get(key)
+        if result is None:
             if len(self._signatures) > 65536:
                 self._signatures.clear()
             end = self.word(rings.W_PAYLOAD_END)
@@ -481,22 +481,22 @@ class RingReader:
             data = bytes(self._map[at + rings._PAYLOAD.size : at + rings._PAYLOAD.size + length])
             if not data or zlib.crc32(data) != check or position + rings.PAYLOAD_BYTES < self.word(rings.W_PAYLOAD_END):
                 return UNKNOWN
-            found = self._signatures[key] = self._payload(position, check, data)
-        return found
+            result = self._signatures[key] = self._payload(position, check, data)
+        return result
 
     def _payload(self, position: int, check: int, data: bytes) -> Signature:
         """Read once, however many records claim it under different fingerprints."""
-        found = self._payloads.get((position, check))
-        if found is None:
+        result = self._payloads.get((position, check))
+        if result is None:
             if len(self._payloads) > 65536:
                 self._payloads.clear()
             try:
-                found = Signature.read(load_json(data))
+                result = Signature.read(load_json(data))
             except (ValueError, AttributeError, TypeError) as error:
                 self.damage = f"a signature: {error}"
-                found = UNKNOWN
-            self._payloads[position, check] = found
-        return found
+                result = UNKNOWN
+            self._payloads[position, check] = result
+        return result
 
     def position(self) -> tuple[Site | None, tuple[Site, ...], tuple[str, ...]]:
         """Return the main thread at the last heartbeat: its innermost frame, its user frames, and the store keys it

@@ -219,10 +219,10 @@ class RingWriter:
 
         *describe(key)* answers its content for JSON and whether equal calls may still not fit.
         """
-        found = self._payload.get(key)
+        result = self._payload.get(key)
         end = self.payload_end
-        if found is not None and found[0] + PAYLOAD_BYTES // 2 > end:
-            return found
+        if result is not None and result[0] + PAYLOAD_BYTES // 2 > end:
+            return result
         if len(self._payload) > RECORDS:
             self._payload.clear()
         content, pairwise = describe(key)
@@ -238,9 +238,9 @@ class RingWriter:
         at = PAYLOAD_AT + end % PAYLOAD_BYTES
         _PAYLOAD.pack_into(self.buffer, at, len(data), zlib.crc32(data))
         self.buffer[at + _PAYLOAD.size : at + _PAYLOAD.size + len(data)] = data
-        found = (end, fingerprint(content, pairwise))
-        self._payload[key] = found
-        return found
+        result = (end, fingerprint(content, pairwise))
+        self._payload[key] = result
+        return result
 
     # Every call ------------------------------------------------------------------------------
 

@@ -20,11 +20,11 @@ class Constants:
 
     def get(self, table: str, key: str) -> float:
         """The constant `table.key`, its own or the borrowed one."""
-        found = self.values.get(f"{table}.{key}")
-        while found is None:
+        result = self.values.get(f"{table}.{key}")
+        while result is None:
             table = self.like[table]
-            found = self.values.get(f"{table}.{key}")
-        return found
+            result = self.values.get(f"{table}.{key}")
+        return result
 
     def knows(self, name: str) -> bool:
         """Whether there is such a constant, be it borrowed."""

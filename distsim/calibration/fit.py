@@ -131,15 +131,15 @@ def _weights(benches: Sequence[Bench]) -> list[Vector]:
             runs = cells.setdefault((table.machine, place), {})
             run = (table.op, table.nnodes, table.on)
             runs[run] = runs.get(run, 0) + 1
-    found = []
+    result = []
     for bench in benches:
         table, weight = bench.table, np.zeros(len(bench.table.rows))
         for place in set(bench.regimes.tolist()):
             runs = cells[(table.machine, place)]
             mask = bench.regimes == place
             weight[mask] = len(runs) ** 0.75 / len(runs) / runs[(table.op, table.nnodes, table.on)] / mask.sum()
-        found.append(weight)
-    return found
+        result.append(weight)
+    return result
 
 
 def _priors(

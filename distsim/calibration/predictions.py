@@ -85,7 +85,7 @@ def _cases() -> Mapping[str, Mapping[str, float]]:
 def predicted(tables: Sequence[Table], constants: Constants | None = None) -> list[Prediction]:
     """Predict each table without its machine, and tables of more than two nodes also without such tables."""
     constants = constants or nccl_constants()
-    found: list[Prediction] = []
+    result: list[Prediction] = []
     for table in tables:
         bench = Bench.of(table)
 
@@ -100,8 +100,8 @@ def predicted(tables: Sequence[Table], constants: Constants | None = None) -> li
         domain = bench.compiler.cluster.node.nvlink_domain_nodes
         few = times(FEW_NODES) if table.nnodes > max(2, domain) else None
         bench.use(bench.own(constants))
-        found.append(Prediction(bench, bench.times_us(), left_out, few))
-    return found
+        result.append(Prediction(bench, bench.times_us(), left_out, few))
+    return result
 
 
 # -- Errors of predictions by fabric, number of nodes and size, every machine with the same weight.
@@ -137,15 +137,15 @@ def weighted_median(machines: dict[str, list[float]]) -> float:
 
 
 def _errors(predictions: Iterable[Prediction], kind: str, place: int) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
+    result: dict[str, list[float]] = {}
     for one in predictions:
         times = _times(one, kind)
         if times is not None:
             chosen = one.bench.regimes == place
             errors = np.abs(times / one.bench.measured_us - 1.0)[chosen].tolist()
             if errors:
-                found.setdefault(one.bench.table.machine, []).extend(errors)
-    return found
+                result.setdefault(one.bench.table.machine, []).extend(errors)
+    return result
 
 
 def _cell(kind: str, fabric: str, nodes: str, predictions: Sequence[Prediction]) -> Cell | None:
@@ -199,13 +199,13 @@ class Errors:
     @property
     def relative(self) -> NDArray[np.float64]:
         """Signed relative errors."""
-        found: NDArray[np.float64] = self.simulated_us / self.bench.measured_us - 1.0
-        return found
+        result: NDArray[np.float64] = self.simulated_us / self.bench.measured_us - 1.0
+        return result
 
     def of(self, place: int) -> NDArray[np.float64]:
         """The errors in one regime."""
-        found: NDArray[np.float64] = self.relative[self.bench.regimes == place]
-        return found
+        result: NDArray[np.float64] = self.relative[self.bench.regimes == place]
+        return result
 
 
 @dataclass(frozen=True)
@@ -340,13 +340,13 @@ def _told(fabric: str, size: str) -> tuple[str, ...]:
 
 def ratios(errors: Sequence[Error]) -> list[tuple[str, float]]:
     """Return the error of each point by machine, as ratios to medians that exclude the machine."""
-    found: list[tuple[str, float]] = []
+    result: list[tuple[str, float]] = []
     for machine in dict.fromkeys(error.machine for error in errors):
         others = Widths([error for error in errors if error.machine != machine])
         mine = [error for error in errors if error.machine == machine]
         of = {key: others.of(*key) for key in {one.key for one in mine}}
-        found += [(machine, abs(one.value) / of[one.key]) for one in mine]
-    return found
+        result += [(machine, abs(one.value) / of[one.key]) for one in mine]
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,17 +394,17 @@ def _mean(values: Sequence[tuple[str, float]]) -> float:
 
 def left_out_errors(predictions: Sequence[Prediction]) -> list[Error]:
     """Every measured point of a machine that was left out."""
-    found: list[Error] = []
+    result: list[Error] = []
     for one in predictions:
         if one.left_out_us is None:
             continue
         table = one.bench.table
         values = np.log(one.bench.measured_us / one.left_out_us).tolist()
-        found += [
+        result += [
             Error(table.machine, one.fabric, REGIMES[regime(row.size_bytes)], value)
             for row, value in zip(table.rows, values, strict=True)
         ]
-    return found
+    return result
 
 
 _COLLECTIVES = {

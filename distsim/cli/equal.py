@@ -1,4 +1,4 @@
-"""`distsim equal SCRIPT`: one program in two layouts, simulated: does it compute the same?"""
+"""`distsim equal SCRIPT`: simulates one program in two layouts and compares what they compute."""
 
 from __future__ import annotations
 

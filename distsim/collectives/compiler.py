@@ -89,12 +89,12 @@ class Compiler:
 
     def group(self, devices: tuple[str, ...], key: int) -> Members:
         """The group of these devices, made once."""
-        found = self._groups.get((devices, key))
-        if found is None:
+        result = self._groups.get((devices, key))
+        if result is None:
             if len(self._groups) >= _MAX_GROUPS:
                 self._groups.clear()
-            found = self._groups[(devices, key)] = Members(self.cluster, devices, key, self.links)
-        return found
+            result = self._groups[(devices, key)] = Members(self.cluster, devices, key, self.links)
+        return result
 
     def compile(self, transfer: Transfer) -> Plan:
         """The plan of one collective."""
@@ -160,7 +160,7 @@ class Compiler:
 def compiler_of(cluster: Cluster, **forced: Any) -> Compiler:
     """A `Compiler` for *cluster*, the same for all who force the same: the plans of one simulation serve the next."""
     asked = Compiler, *sorted(forced.items())
-    found: Compiler | None = cluster.worked_out.get(asked)
-    if found is None:
-        found = cluster.worked_out[asked] = Compiler(cluster, **forced)
-    return found
+    result: Compiler | None = cluster.worked_out.get(asked)
+    if result is None:
+        result = cluster.worked_out[asked] = Compiler(cluster, **forced)
+    return result

@@ -178,11 +178,11 @@ class Members:
     def _rails_of(self) -> dict[int, tuple[int, ...]]:
         node = self.cluster.node
         nics, ranks = node.num_nics, max(1, node.ranks_per_node)
-        found: dict[int, tuple[int, ...]] = {}
+        result: dict[int, tuple[int, ...]] = {}
         for local in sorted(set(self.local)):
             first, last = local * nics // ranks, (local + 1) * nics // ranks
-            found[local] = tuple(range(first, max(last, first + 1))) if nics else ()
-        return found
+            result[local] = tuple(range(first, max(last, first + 1))) if nics else ()
+        return result
 
     @cached_property
     def gates(self) -> list[list[Gate]]:

@@ -151,13 +151,13 @@ class FluidNetwork:
         usage, now = self.engine.usage, self.env.now
         busy = usage.busy_until(now)
         rates = self.cluster.links.bandwidth_bytes_per_s
-        found: list[LinkBusy] = []
+        result: list[LinkBusy] = []
         used = np.flatnonzero(usage.bytes)
         peaks = usage.peaks(used)
         for index, peak in zip(used.tolist(), peaks.tolist(), strict=True):
             rate = float(rates[index])
             mean = float(usage.bytes[index]) / (rate * now) if now > 0 else 0.0
-            found.append(
+            result.append(
                 LinkBusy(
                     index,
                     float(usage.bytes[index]),
@@ -166,7 +166,7 @@ class FluidNetwork:
                     max(mean, min(1.0, peak)),
                 )
             )
-        return found
+        return result
 
     def utilisation_samples(self, max_links: int = 64) -> list[tuple[float, int, float]]:
         """(time_s, link, fraction used until the next sample), for the *max_links* links that were

@@ -112,11 +112,11 @@ def _with_advice(told: Diagnosis, fate: ProcessOutcome) -> Diagnosis:
 
 
 def _sources(stack: Sequence[Site]) -> dict[str, str]:
-    found = {}
+    result = {}
     for site in stack[:4]:
         try:
             with open(absolute(site.file), encoding="utf-8") as file:
-                found[site.file] = file.read(1 << 20)
+                result[site.file] = file.read(1 << 20)
         except (OSError, UnicodeDecodeError):
             continue
-    return found
+    return result

@@ -17,22 +17,22 @@ def exception_named(name: str) -> type[Exception]:
     module, dot, last = name.rpartition(".")
     if dot:
         try:
-            found = getattr(importlib.import_module(module), last, None)
+            result = getattr(importlib.import_module(module), last, None)
         except Exception as error:  # the module's own code may raise anything
             why = (
                 f"no module {brief(module)}" if isinstance(error, ModuleNotFoundError) else f"its module says: {error}"
             )
             raise UsageError(f"no exception {brief(name)!r}: {brief(why)}") from None
-        if not _is_exception(found):
+        if not _is_exception(result):
             raise UsageError(f"no exception {brief(name)!r}: {brief(module)} does not define it")
     else:
         import torch.distributed as dist
 
-        found = getattr(builtins, name, None) or getattr(dist, name, None)
-        if not _is_exception(found):
+        result = getattr(builtins, name, None) or getattr(dist, name, None)
+        if not _is_exception(result):
             raise UsageError(f"no exception {brief(name)!r} in Python or torch.distributed; try RuntimeError")
-    assert isinstance(found, type)
-    return found
+    assert isinstance(result, type)
+    return result
 
 
 def _is_exception(found: object) -> bool:

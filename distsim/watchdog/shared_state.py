@@ -152,9 +152,9 @@ class SharedState:
         """Return what `describe` stored; empty before the simulation has begun."""
         size = int.from_bytes(self._page[_TEXT_AT : _TEXT_AT + 4], "little")
         with contextlib.suppress(ValueError):
-            said = json.loads(self._page[_TEXT_AT + 4 : _TEXT_AT + 4 + size])
-            if isinstance(said, dict):
-                return said
+            result = json.loads(self._page[_TEXT_AT + 4 : _TEXT_AT + 4 + size])
+            if isinstance(result, dict):
+                return result
         return {}
 
     @property

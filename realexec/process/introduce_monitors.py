@@ -153,13 +153,13 @@ def job_addresses(master: str, environ: Mapping[str, str]) -> list[str]:
 
 def _of_interface(said: str) -> list[str]:
     """The IPv4 addresses of the interfaces that a variable such as GLOO_SOCKET_IFNAME names."""
-    found = []
+    result = []
     names = [] if said.startswith("^") else said.removeprefix("=").split(",")
     for name in filter(None, names):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one, contextlib.suppress(OSError):
             answer = fcntl.ioctl(one.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            found.append(socket.inet_ntoa(answer[20:24]))
-    return found
+            result.append(socket.inet_ntoa(answer[20:24]))
+    return result
 
 
 def _leading_out() -> list[str]:

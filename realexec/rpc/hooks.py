@@ -249,10 +249,10 @@ class RpcHooks:
     def _derives(self, original: Any, sources: Callable[..., Any]) -> Any:
         @functools.wraps(original)
         def derive(*args: Any, **kwargs: Any) -> Any:
-            made = original(*args, **kwargs)
+            result = original(*args, **kwargs)
             if self.log is not None:
-                self.log.derived.made(made, sources(*args, **kwargs))
-            return made
+                self.log.derived.made(result, sources(*args, **kwargs))
+            return result
 
         return derive
 

@@ -189,10 +189,10 @@ class Peers:
 
     def neighbour(self, world: World, rank: int) -> Neighbour | None:
         """A rank of this host; None while it has not joined."""
-        found = self._found.get((world.id, rank))
-        if found is None and self.here(world, rank):
-            found = self._found[world.id, rank] = Neighbour(self._paths[world.id][rank], rank)
-        return found
+        result = self._found.get((world.id, rank))
+        if result is None and self.here(world, rank):
+            result = self._found[world.id, rank] = Neighbour(self._paths[world.id][rank], rank)
+        return result
 
     def store(self, world: World) -> Any:
         """A connection of our own to a world's store: the program's may be held by a thread that waits on it."""

@@ -170,7 +170,7 @@ def patience(
             call = late[rank]
             unseen = call.op == INIT and index.states[rank].host is None
             by_call.setdefault((call.op, call.group.name, call.seq, unseen), (call, []))[1].append(rank)
-        found = []
+        result = []
         for (*_, unseen), (call, ranks) in by_call.items():
             waiting = [
                 r
@@ -188,7 +188,7 @@ def patience(
             else:
                 late_text = f"{capital(who)} {are(ranks, 'is', 'are')} late for {_awaited(call)} on "
                 late_text += f"{group_text(call.group)} but still {are(ranks, 'runs', 'run')}{_where(index, ranks[0])}"
-            found.append(
+            result.append(
                 case.diagnosis(
                     kind,
                     ranks,
@@ -201,7 +201,7 @@ def patience(
                     since_s=call.issued_s,
                 )
             )
-        return found
+        return result
 
     return moving, stragglers
 

@@ -163,20 +163,20 @@ class WaitGraph:
             ),
             default=None,
         )
-        found: dict[int, int] = {}
+        result: dict[int, int] = {}
         for rank in members:
             if rank not in met:
                 if not self._overwritten(log, call.seq, rank):
-                    found[rank] = ABSENT
+                    result[rank] = ABSENT
             elif not met[rank].done and self._cannot_serve(rank):
-                found[rank] = UNABLE
+                result[rank] = UNABLE
             elif given_up is not None and met[rank].issued_s > given_up:
-                found[rank] = LATE
-        if not found and call.new_ranks is not None:  # members alone wait, unless torch is told otherwise
-            found = {r: ABSENT for r in log.absent(call.seq) if r not in members and self._cannot_serve(r)}
-        if not found and len(failed) < len(met):  # they came and raised in it, by no fault of the others'
-            found = dict.fromkeys(failed, UNABLE)
-        return found
+                result[rank] = LATE
+        if not result and call.new_ranks is not None:  # members alone wait, unless torch is told otherwise
+            result = {r: ABSENT for r in log.absent(call.seq) if r not in members and self._cannot_serve(r)}
+        if not result and len(failed) < len(met):  # they came and raised in it, by no fault of the others'
+            result = dict.fromkeys(failed, UNABLE)
+        return result
 
     def _failed_by_itself(self, record: CallRecord) -> bool:
         state = self.index.states[record.rank]
@@ -324,7 +324,7 @@ class WaitGraph:
     def waiters_on(self, ranks: Collection[Actor]) -> list[tuple[int, Need]]:
         """Stuck ranks with a wait that needs one of *ranks* directly, of its program or of a thread that serves."""
         wanted = frozenset([*ranks, *(anyone(rank) for rank in ranks if isinstance(rank, int))])
-        found: list[tuple[int, Need]] = []
+        result: list[tuple[int, Need]] = []
         hit: dict[int, bool] = {}
         for rank in self.stuck:
             for need in self.needs.get(rank, ()):
@@ -332,8 +332,8 @@ class WaitGraph:
                 if key not in hit:
                     hit[key] = not wanted.isdisjoint(need.ranks)
                 if hit[key]:
-                    found.append((rank_of(rank), need))
-        return found
+                    result.append((rank_of(rank), need))
+        return result
 
     def cycle(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """The shortest cycle within a component, from its lowest rank; each waits for the next."""

@@ -97,7 +97,7 @@ def _one(what: str, runs: Sequence[LogRun], of: Callable[[LogRun], str | None]) 
 
 def _contradictions(runs: Sequence[LogRun]) -> list[str]:
     """Both figures where two runs of one configuration differ."""
-    told: list[str] = []
+    result: list[str] = []
     first: dict[tuple[object, ...], LogRun] = {}
     for run in runs:
         other = first.setdefault(run.configuration, run)
@@ -109,11 +109,11 @@ def _contradictions(runs: Sequence[LogRun]) -> list[str]:
             some = [(abs(np.log(b / a)), size, a, b) for size, a, b in common if regime(size) == place]
             if some and np.median([one[0] for one in some]) > np.log(_APART):
                 _, size, a, b = sorted(some)[len(some) // 2]
-                told.append(
+                result.append(
                     f"{run.op} on {run.where} contradicts itself at {name}: {size} bytes take {a:,.1f} us in "
                     f"{other.file} and {b:,.1f} us in {run.file}; both count, and the uncertainty is as large"
                 )
-    return told
+    return result
 
 
 def fits(logs: Logs, like: str | None) -> tuple[Cluster, list[str]]:

@@ -68,11 +68,11 @@ def _stderr(text: str) -> None:
 
 
 def _times(benches: Sequence[Bench], constants: Constants) -> list[NDArray[np.float64]]:
-    found = []
+    result = []
     for bench in benches:
         bench.use(constants)
-        found.append(bench.times_us())
-    return found
+        result.append(bench.times_us())
+    return result
 
 
 def _constants(fitted: FitToLogs, like: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`distsim fits SCRIPT`: does a training script fit into the memory of its GPUs, and what would make it fit?"""
+"""`distsim fits SCRIPT`: checks whether a training script fits into GPU memory, and finds changes that do."""
 
 from __future__ import annotations
 

@@ -274,45 +274,45 @@ class ClusterSpec(Table):
         return next((f"{key}: {text}" for key, text in self._misfits()), None)
 
     def _misfits(self) -> list[tuple[str, str]]:
-        node, fabric, found = self.node, self.fabric, []
+        node, fabric, result = self.node, self.fabric, []
         nvlink = node.gpu.nvlink if node.gpu else None
         if node.gpus and node.gpu is None:
-            found.append(("node.gpu", f"expected a table for gpus = {node.gpus}, got nothing"))
+            result.append(("node.gpu", f"expected a table for gpus = {node.gpus}, got nothing"))
         if self.nodes > 1 and node.nic is None and not (nvlink and nvlink.domain_nodes >= self.nodes):
-            found.append(("node.nic", f"expected a table for a cluster of {self.nodes} nodes, got nothing"))
+            result.append(("node.nic", f"expected a table for a cluster of {self.nodes} nodes, got nothing"))
         if nvlink and nvlink.topology == "mesh" and nvlink.domain_nodes > 1:
-            found.append(("node.gpu.nvlink.domain_nodes", f"expected 1 with a mesh, got {nvlink.domain_nodes}"))
-        found += self._miscalibrated()
+            result.append(("node.gpu.nvlink.domain_nodes", f"expected 1 with a mesh, got {nvlink.domain_nodes}"))
+        result += self._miscalibrated()
         wires = node.cpu.sockets**2 + (node.gpus**2 if nvlink and nvlink.topology == "mesh" else 0)
         if wires > _MOST_WIRES:
-            found.append(("node", f"expected at most {_MOST_WIRES:,} wires inside a host, got {wires:,}"))
+            result.append(("node", f"expected at most {_MOST_WIRES:,} wires inside a host, got {wires:,}"))
         parts = self.nodes * (node.gpus + node.cpu.sockets + node.pcie.switches + (node.nic.count if node.nic else 0))
         if parts > _MOST_CABLES:
-            found.append(("nodes", f"expected at most {_MOST_CABLES:,} parts in all hosts, got {parts:,}"))
+            result.append(("nodes", f"expected at most {_MOST_CABLES:,} parts in all hosts, got {parts:,}"))
         cables = self._cables()
         if cables > _MOST_CABLES:
-            found.append(("fabric", f"expected at most {_MOST_CABLES:,} cables, got {cables:,} ({fabric.kind})"))
+            result.append(("fabric", f"expected at most {_MOST_CABLES:,} cables, got {cables:,} ({fabric.kind})"))
         if isinstance(fabric, TorusSpec) and math.prod(fabric.dims) < self.nodes:
             text = f"expected room for {self.nodes} nodes, got {math.prod(fabric.dims)} ({fabric.dims})"
-            found.append(("fabric.dims", text))
-        return found
+            result.append(("fabric.dims", text))
+        return result
 
     def _miscalibrated(self) -> list[tuple[str, str]]:
         """Check the tables that `distsim calibrate` writes: unknown names have no effect, and an operation needs all
         figures."""
-        given, found = self.calibration, []
+        given, result = self.calibration, []
         wanted = {f"gloo_{op}": [f"gloo_{op}_{figure}" for figure in _CALIBRATED] for op in _MEASURED}
         known = {key for keys in wanted.values() for key in keys}
         for key, value in given.items():
             if key not in known:
                 text = f"unknown key (expected gloo_OPERATION_FIGURE, of {', '.join(_CALIBRATED)}){near(key, known)}"
-                found.append((f"calibration.{brief(key)}", text))
+                result.append((f"calibration.{brief(key)}", text))
             elif not 0 <= value < 1e15:
-                found.append((f"calibration.{key}", f"expected zero or more, got {value:g}"))
+                result.append((f"calibration.{key}", f"expected zero or more, got {value:g}"))
         for keys in wanted.values():
             if lacking := [key for key in keys if key not in given and any(other in given for other in keys)]:
-                found.append((f"calibration.{lacking[0]}", "expected a value, got nothing"))
-        return found
+                result.append((f"calibration.{lacking[0]}", "expected a value, got nothing"))
+        return result
 
     def _cables(self) -> int:
         """About how many cables the fabric has, counted before they are made."""

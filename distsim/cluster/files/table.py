@@ -276,13 +276,13 @@ def _entries(name: Reader, entry: Reader) -> Reader:
     def read(given: Any, path: Path, faults: list[str]) -> Any:
         if not isinstance(given, Mapping):
             return _wrong(path, f"expected a table, got {shown(given)}", faults)
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for each, value in given.items():
             wrong: list[str] = []
             name(each, (), wrong)
             faults.extend(f"{'.'.join(brief(part) for part in path)}: a key{text}" for text in wrong)
-            found[each] = entry(value, (*path, str(each)), faults)
-        return found
+            result[each] = entry(value, (*path, str(each)), faults)
+        return result
 
     return read
 

@@ -283,14 +283,14 @@ class Cluster:
         both ends of a way between hosts; by default each end uses a NIC closest to it.
         """
         asked = (src_device, dst_device, flow_key, rail)
-        found = self._routes.get(asked)
-        if found is None:
+        result = self._routes.get(asked)
+        if result is None:
             if len(self._routes) >= _MAX_CACHED_ROUTES:
                 self._routes.clear()
-            found = self._routes[asked] = self._wiring.route(
+            result = self._routes[asked] = self._wiring.route(
                 self._position(src_device), self._position(dst_device), flow_key, rail
             )
-        return found
+        return result
 
     def routes(self, src: Places, dst: Places, flow_key: int, rails: Places, enters: Places | None = None) -> Rows:
         """`route` of many at once, between positions in `devices`: a row of links each, -1 in places that a way does

@@ -104,25 +104,25 @@ class HostTemplate:
         """Cheapest cost and path from *source* to every part. NICs pass nothing on; GPUs only to or from
         NVLink.
         """
-        found: dict[str, tuple[float, tuple[int, ...]]] = {}
+        result: dict[str, tuple[float, tuple[int, ...]]] = {}
         least: dict[str, tuple[float, int]] = {}
         heap: list[tuple[float, int, str, tuple[int, ...]]] = [(0.0, 0, source, ())]
         while heap:
             cost, _, here, path = heapq.heappop(heap)
-            if here in found:
+            if here in result:
                 continue
-            found[here] = (cost, path)
+            result[here] = (cost, path)
             if here in self.nics and here != source:
                 continue
             picky = here in self._gpus and here != source and self.wires[path[-1]].kind != "nvlink"
             for there, index, step in self._next[here]:
-                if there in found or (picky and self.wires[index].kind != "nvlink"):
+                if there in result or (picky and self.wires[index].kind != "nvlink"):
                     continue
                 far = cost + step, len(path) + 1
                 if far <= least.setdefault(there, far):
                     least[there] = far
                     heapq.heappush(heap, (*far, there, (*path, index)))
-        return found
+        return result
 
     @cached_property
     def between_devices(self) -> list[list[tuple[int, ...] | None]]:

@@ -81,8 +81,8 @@ class Links(Sequence[Link]):
 
     def are(self, kinds: Collection[str]) -> NDArray[np.bool_]:
         """Which links are of one of *kinds*."""
-        found: NDArray[np.bool_] = np.array([kind in kinds for kind in self._kinds], dtype=bool)[self._codes]
-        return found
+        result: NDArray[np.bool_] = np.array([kind in kinds for kind in self._kinds], dtype=bool)[self._codes]
+        return result
 
     def __len__(self) -> int:
         return len(self._codes)

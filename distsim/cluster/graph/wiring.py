@@ -59,17 +59,17 @@ class HostsOnFabric:
     def vertices(self) -> list[Vertex]:
         """Hosts first, then what they share."""
         template = self.template
-        found = [
+        result = [
             Vertex(f"n{host}/{part.name}", part.kind, host, part.local)
             for host in range(self.num_hosts)
             for part in template.parts
         ]
         if template.port is not None:
             domains = -(-self.num_hosts // self.domain)
-            found.extend(Vertex(f"nvswitch{i}", "nvswitch", None, i) for i in range(domains))
+            result.extend(Vertex(f"nvswitch{i}", "nvswitch", None, i) for i in range(domains))
         if self.fabric is not None:
-            found.extend(Vertex(name, kind, None, i) for i, (name, kind) in enumerate(self.fabric.switches))
-        return found
+            result.extend(Vertex(name, kind, None, i) for i, (name, kind) in enumerate(self.fabric.switches))
+        return result
 
     @cached_property
     def links(self) -> Links:

@@ -30,8 +30,8 @@ Pairs = dict[tuple[int, int], float]
 
 def all_to_all_loads(group: Members) -> Loads:
     """Bytes over each link per byte that goes from one rank to another."""
-    found: Loads = group.cached("all_to_all loads", lambda: group.loads_of(*_even_ways(group)))
-    return found
+    result: Loads = group.cached("all_to_all loads", lambda: group.loads_of(*_even_ways(group)))
+    return result
 
 
 def _even_ways(group: Members) -> tuple[Routes, NDArray[np.float64]]:
@@ -79,8 +79,8 @@ def rooted_loads(group: Members, root: int, to_root: bool) -> Loads:
         roots = [root] * len(others)
         return group.loads_of(group.ways(others, roots) if to_root else group.ways(roots, others), 1.0)
 
-    found: Loads = group.cached(("rooted", root, to_root), make)
-    return found
+    result: Loads = group.cached(("rooted", root, to_root), make)
+    return result
 
 
 def split_loads(group: Members, pairs: Pairs, largest: float) -> Loads:
@@ -95,14 +95,14 @@ def next_loads(group: Members) -> Loads:
     def make() -> Loads:
         return group.loads_of(group.ways(range(size), [(member + 1) % size for member in range(size)]), 1.0)
 
-    found: Loads = group.cached("next loads", make)
-    return found
+    result: Loads = group.cached("next loads", make)
+    return result
 
 
 def pair_loads(group: Members) -> Loads:
     """Bytes over each link per byte from the first of two members to the second."""
-    found: Loads = group.cached("pair loads", lambda: group.loads_of_one(group.route(0, 1)))
-    return found
+    result: Loads = group.cached("pair loads", lambda: group.loads_of_one(group.route(0, 1)))
+    return result
 
 
 def longest_latency_s(group: Members) -> float:
@@ -117,8 +117,8 @@ def longest_latency_s(group: Members) -> float:
             default=0.0,
         )
 
-    found: float = group.cached("longest latency", make)
-    return found
+    result: float = group.cached("longest latency", make)
+    return result
 
 
 def direct_phase(group: Members, loads: Loads, pair_bytes: float, cost: Cost, hops: float = 1.0) -> Phase:

@@ -78,8 +78,8 @@ def _orders(members: list[int], mesh: bool) -> list[list[int]]:
 
 def rings_of(group: Members) -> list[Ring]:
     """The rings of a group."""
-    found: list[Ring] = group.cached("rings", lambda: _rings(group))
-    return found
+    result: list[Ring] = group.cached("rings", lambda: _rings(group))
+    return result
 
 
 def _rings(group: Members) -> list[Ring]:
@@ -176,8 +176,8 @@ def ring_loads(group: Members) -> Loads:
         rings = rings_of(group)
         return group.loads_of(joined([ring.ways for ring in rings]), 1.0 / len(rings))
 
-    found: Loads = group.cached("ring loads", make)
-    return found
+    result: Loads = group.cached("ring loads", make)
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +200,8 @@ def _hops(group: Members) -> _Hops:
         slow = np.array([ring.ways.largest(level) for ring in rings])
         return _Hops(rings[0].ways.total(group.links.latency_s), slow, rings[0].inter)
 
-    found: _Hops = group.cached("ring hops", make)
-    return found
+    result: _Hops = group.cached("ring hops", make)
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +226,8 @@ def _apart(group: Members, slow: NDArray[np.bool_]) -> _Apart:
         runs = np.diff(np.append(np.flatnonzero(slow), first + size)) - 1
         return _Apart(parts[0], parts[1], float((runs * (runs + 1) / 2).sum() / runs.sum()))
 
-    found: _Apart = group.cached(("ring apart", slow.tobytes()), make)
-    return found
+    result: _Apart = group.cached(("ring apart", slow.tobytes()), make)
+    return result
 
 
 def ring_phase(group: Members, shape: Shape, cost: Cost) -> Phase:

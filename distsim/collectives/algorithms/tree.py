@@ -88,8 +88,8 @@ class Tree:
 
 def trees(group: Members) -> list[Tree]:
     """All trees of a group, each with the same share of the payload: two a NIC, or two in all on one node."""
-    found: list[Tree] = group.cached("trees", lambda: _trees(group))
-    return found
+    result: list[Tree] = group.cached("trees", lambda: _trees(group))
+    return result
 
 
 def _trees(group: Members) -> list[Tree]:
@@ -116,8 +116,8 @@ def _tree(group: Members, shape: _Shape, number: int, side: int) -> Tree:
     def in_chain(node: NDArray[np.int64], place: NDArray[np.int64]) -> NDArray[np.int64]:
         # Where GPUs are linked pairwise, 0, 1, -1, 2, -2, ... from the head: all heads' chains use each link alike.
         step = (place + 1) // 2 * np.where(place % 2, 1, -1) if mesh else place
-        found: NDArray[np.int64] = members[firsts[node] + (starts[node] + step) % widths[node]]
-        return found
+        result: NDArray[np.int64] = members[firsts[node] + (starts[node] + step) % widths[node]]
+        return result
 
     node = np.repeat(shape.order, widths[shape.order])
     ends = np.cumsum(widths[shape.order])
@@ -142,8 +142,8 @@ def tree_loads(group: Members, up: bool = True, down: bool = True) -> Loads:
         ways = [ways for tree in every for ways, there in ((tree.up, up), (tree.down, down)) if there]
         return group.loads_of(joined(ways), 1.0 / len(every))
 
-    found: Loads = group.cached(("tree loads", up, down), make)
-    return found
+    result: Loads = group.cached(("tree loads", up, down), make)
+    return result
 
 
 def tree_hops(group: Members) -> tuple[int, int]:
@@ -219,8 +219,8 @@ def _hops(group: Members, pieces: int) -> _Hops:
             every.append(ways)
         return _Hops(_distinct(np.concatenate(every)), level)
 
-    found: _Hops = group.cached(("tree hops", pieces), make)
-    return found
+    result: _Hops = group.cached(("tree hops", pieces), make)
+    return result
 
 
 def _distinct(rows: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -335,11 +335,11 @@ def tree_messages(group: Members, nbytes: float, cost: Cost) -> list[Message]:
                 waits = tuple(dict.fromkeys(itertools.chain(*after)))
                 messages.append(Message(links, nbytes, latency_s, cap, waits, queue, streams))
                 return [[len(messages) - 1]] * parts
-            found = []
+            result = []
             for one in after:
-                found.append([len(messages)])
+                result.append([len(messages)])
                 messages.append(Message(links, nbytes / parts, latency_s, cap, tuple(one), queue, streams))
-            return found
+            return result
 
         for piece in range(pieces):
             before = (len(messages),) if piece else ()

@@ -81,8 +81,8 @@ class NcclSelector:
 
     def machine(self, group: Members) -> Machine:
         """Return what NCCL's tuning reads about *group*."""
-        found: Machine = group.cached("nccl machine", lambda: self._machine(group))
-        return found
+        result: Machine = group.cached("nccl machine", lambda: self._machine(group))
+        return result
 
     def _machine(self, group: Members) -> Machine:
         node, nccl = self.cluster.node, self.cluster.nccl
@@ -155,8 +155,8 @@ class NcclSelector:
     def _choose(self, group: Members, op: str, nbytes: float) -> Candidate:
         if self.tuned(group):
             return self._pick(group, op, nbytes)
-        found: Candidate = group.cached(("nccl choice", op, nbytes), lambda: self._pick(group, op, nbytes))
-        return found
+        result: Candidate = group.cached(("nccl choice", op, nbytes), lambda: self._pick(group, op, nbytes))
+        return result
 
     def tuned(self, group: Members) -> bool:
         """Whether a plugin of the fabric's maker chooses."""

@@ -261,24 +261,24 @@ class Candidate:
 
 def candidates(op: str, nbytes: float, machine: Machine) -> list[Candidate]:
     """Every algorithm and protocol with NCCL's estimate for one collective."""
-    found: list[Candidate] = []
+    result: list[Candidate] = []
     for algo in ALGORITHMS:
         for index, proto in enumerate(PROTOCOLS):
             why = _excluded(op, algo, proto, machine)
             if why:
-                found.append(Candidate(algo, proto, None, why))
+                result.append(Candidate(algo, proto, None, why))
                 continue
             bandwidth, latency = _bandwidth(op, algo, index, machine), _latency(op, algo, index, machine)
             if bandwidth <= 0:
-                found.append(Candidate(algo, proto, None, "no link of this machine carries it"))
+                result.append(Candidate(algo, proto, None, "no link of this machine carries it"))
                 continue
             if algo == "Tree" or (algo == "NVLSTree" and _corrects_nvls(machine)):
                 bandwidth *= _correction(proto, nbytes)
             if algo == "Ring" and proto == "Simple" and machine.num_nodes > 1 and op == "all_reduce":
                 if nbytes / (machine.channels * machine.num_ranks) >= 64:
                     latency *= tuning_of(machine.version).plateau[min(machine.generation, 2)]
-            found.append(Candidate(algo, proto, latency + nbytes / (1000 * bandwidth), "allowed"))
-    return found
+            result.append(Candidate(algo, proto, latency + nbytes / (1000 * bandwidth), "allowed"))
+    return result
 
 
 def _correction(proto: str, nbytes: float) -> float:

@@ -139,11 +139,11 @@ def _model(machine: Machine) -> _Model:
 
 def rccl_candidates(op: str, nbytes: float, machine: Machine) -> list[Candidate]:
     """Every algorithm and protocol with RCCL's estimate for one collective."""
-    model, found = _model(machine), list(_all_pairs(op, nbytes, machine))
+    model, result = _model(machine), list(_all_pairs(op, nbytes, machine))
     for algo in ("Tree", "Ring"):
         for index, proto in enumerate(_PROTOCOLS):
             if why := _excluded(op, algo, proto, machine, model):
-                found.append(Candidate(algo, proto, None, why))
+                result.append(Candidate(algo, proto, None, why))
                 continue
             bandwidth = (
                 machine.intra_gbps * (model.two_nodes if machine.num_nodes <= 2 else model.more_nodes)[algo][index]
@@ -155,10 +155,10 @@ def rccl_candidates(op: str, nbytes: float, machine: Machine) -> list[Candidate]
                 row = model.corrections[algo][index]
                 bandwidth *= row[min(max(int(nbytes) >> 6, 1).bit_length() - 1, len(row) - 1)]
             latency = _latency(op, algo, index, machine, model)
-            found.append(Candidate(algo, proto, latency + nbytes / (1000 * bandwidth), "allowed"))
+            result.append(Candidate(algo, proto, latency + nbytes / (1000 * bandwidth), "allowed"))
     for algo in ("NVLS", "PAT"):
-        found.append(Candidate(algo, "Simple", None, f"RCCL has no {algo} here"))
-    return found
+        result.append(Candidate(algo, "Simple", None, f"RCCL has no {algo} here"))
+    return result
 
 
 def _all_pairs(op: str, nbytes: float, machine: Machine) -> Iterator[Candidate]:

@@ -174,9 +174,9 @@ def _shape(call: Call) -> Attention:
 def _packed(call: Call) -> Any:
     """Return the starts of packed sequences, which are assumed to have equal length."""
     for name in ("cum_seq_q", "cu_seqlens_q", "cu_seqlens_q_", "seqstart_q"):
-        found = call[name]
-        if isinstance(found, torch.Tensor):
-            return found
+        result = call[name]
+        if isinstance(result, torch.Tensor):
+            return result
     return None
 
 

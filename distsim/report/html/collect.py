@@ -63,18 +63,18 @@ Ends = tuple[str, int, int, int]
 
 def picture(material: Material, replay: str = "") -> dict[str, Any]:
     """Everything that is drawn, as JSON data; *replay* is the command that shows the run again."""
-    found: dict[str, Any] = {"end_s": material.end_s, "replay": replay, "left_out": {}}
-    found.update(lanes(material, found["left_out"]))
-    found.update(messages(material, found["left_out"]))
-    found["waits"] = _waits(material, found["left_out"])
-    found["stacks"] = stacks(material)
-    found["links"] = usage(material)
-    found["faults"] = [list(fault) for fault in material.faults]
-    found["sources"] = sources(material)
+    result: dict[str, Any] = {"end_s": material.end_s, "replay": replay, "left_out": {}}
+    result.update(lanes(material, result["left_out"]))
+    result.update(messages(material, result["left_out"]))
+    result["waits"] = _waits(material, result["left_out"])
+    result["stacks"] = stacks(material)
+    result["links"] = usage(material)
+    result["faults"] = [list(fault) for fault in material.faults]
+    result["sources"] = sources(material)
     if material.diagnoses:
         text = render_diagnoses(material.diagnoses, material.evidence).plain(WIDTH)
-        found["text"] = blank_addresses(text)
-    return found
+        result["text"] = blank_addresses(text)
+    return result
 
 
 def _waits(material: Material, left_out: dict[str, str]) -> list[dict[str, Any]]:
@@ -165,14 +165,14 @@ def sources(material: Material) -> list[dict[str, Any]]:
         for rank in (*d.culprits, *(r for r in d.sites if r not in accused)):
             if (site := d.sites.get(rank)) is not None and (site in ranks or len(ranks) < MOST_SITES):
                 ranks.setdefault(site, set()).add(rank)
-    found = []
+    result = []
     for site, at in ranks.items():
         lines = texts.get(site.file, "").splitlines()
         if not 0 < site.line <= len(lines):
             continue
         first = max(1, min(site.line - BEFORE + 1, len(lines) - BEFORE - AFTER + 1))
         shown = [line[:LONGEST] for line in lines[first - 1 : first - 1 + BEFORE + AFTER]]
-        found.append(
+        result.append(
             {
                 "file": site.file,
                 "line": site.line,
@@ -182,7 +182,7 @@ def sources(material: Material) -> list[dict[str, Any]]:
                 "lines": shown,
             }
         )
-    return found
+    return result
 
 
 @dataclass(slots=True)

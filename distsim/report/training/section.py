@@ -145,11 +145,11 @@ def _checkpoints(training: Training) -> dict[str, Any]:
 
 
 def _rank(rank: RankTraining) -> dict[str, Any]:
-    found = asdict(rank)
-    found["alike"] = len(found.pop("like"))
+    result = asdict(rank)
+    result["alike"] = len(result.pop("like"))
     if not rank.sites:
-        del found["sites"]
-    return found
+        del result["sites"]
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,23 +216,23 @@ def remedies(short: OutOfMemory, training: Training) -> list[str]:
     """Return changes that would have fitted, one sentence each."""
     held = short.held
     states = held["parameters"] + held["gradients"] + held["optimizer"]
-    found = _of_the_batch(short)
+    result = _of_the_batch(short)
     ranks = training.num_gpus
     if states and ranks > 1 and not short.sharded:
-        found.append(_sharding(short, states, ranks))
+        result.append(_sharding(short, states, ranks))
     elif states and short.sharded and ranks > 1:
         alone = "" if states - states // 2 > short.missing else ": not enough alone"
-        found.append(f"more ranks: the shards here take {format_bytes(states)}, over twice the ranks half{alone}")
+        result.append(f"more ranks: the shards here take {format_bytes(states)}, over twice the ranks half{alone}")
     if held["parameters"] and short.coming_optimizer is None and not held["optimizer"]:
-        found.append("the optimizer's state does not exist yet: Adam adds two numbers per parameter")
+        result.append("the optimizer's state does not exist yet: Adam adds two numbers per parameter")
     elif short.coming_optimizer:
-        found.append(
+        result.append(
             f"{format_bytes(short.coming_optimizer)} of the optimizer's state, and of what it takes for a moment, were "
             "still to come"
         )
     if not short.missing:
-        found.append("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: fragmentation wastes it")
-    return found
+        result.append("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: fragmentation wastes it")
+    return result
 
 
 def _of_the_batch(short: OutOfMemory) -> list[str]:

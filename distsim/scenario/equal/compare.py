@@ -84,7 +84,7 @@ def teams(sharded: Run, whole: Run) -> dict[int, list[int]]:
     if alike and not rest:
         ranks = sorted(sharded.ranks)
         return {rank: ranks[at * size : (at + 1) * size] for at, rank in enumerate(sorted(whole.ranks))}
-    found: dict[int, list[int]] = {rank: [] for rank in sorted(whole.ranks)}
+    result: dict[int, list[int]] = {rank: [] for rank in sorted(whole.ranks)}
     for rank, entries in sorted(sharded.ranks.items()):
         mine = _inputs(entries)
         match = next((other for other, theirs in inputs.items() if _same(mine, theirs)), None)
@@ -93,8 +93,8 @@ def teams(sharded: Run, whole: Run) -> dict[int, list[int]]:
                 f"rank {rank} of the first layout reads what no rank of the second one does: give the second layout as "
                 "many ranks as the first has data-parallel replicas (--and-nproc-per-node), and the same seeds"
             )
-        found[match].append(rank)
-    return found
+        result[match].append(rank)
+    return result
 
 
 def starts(sharded: Run, whole: Run, ranks_of: Mapping[int, Sequence[int]]) -> dict[int, dict[str, Array]]:
@@ -121,18 +121,18 @@ def starts(sharded: Run, whole: Run, ranks_of: Mapping[int, Sequence[int]]) -> d
 
 def compare(sharded: Run, whole: Run, perturbed: Run) -> Comparison:
     """Compare *sharded* with *whole*; *perturbed* is *whole* run again from parameters changed by one rounding."""
-    found = Comparison()
+    result = Comparison()
     deviations: list[Deviation] = []
     for rank, ranks in teams(sharded, whole).items():
         team = _Team(sharded, whole.ranks[rank], perturbed.ranks.get(rank, {}), ranks)
-        found.left_out |= team.left_out
-        deviations += team.compare(found)
+        result.left_out |= team.left_out
+        deviations += team.compare(result)
     decisive = [one for one in deviations if one.key.kind in DECIDE]
     if decisive:
         step = min(one.key.step for one in decisive)
-        found.deciding = [one for one in decisive if one.key.step == step]
-        _begin(found, [one for one in deviations if one.key.step <= step])
-    return found
+        result.deciding = [one for one in decisive if one.key.step == step]
+        _begin(result, [one for one in deviations if one.key.step <= step])
+    return result
 
 
 def _begin(found: Comparison, deviations: list[Deviation]) -> None:

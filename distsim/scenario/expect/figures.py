@@ -15,22 +15,22 @@ __all__ = ["figures", "step_time_s"]
 
 def figures(outcome: Outcome) -> dict[str, float]:
     """Name -> figure; the unit is in the name."""
-    found = {"virtual_time_s": outcome.virtual_time_s, "events": float(outcome.events)}
+    result = {"virtual_time_s": outcome.virtual_time_s, "events": float(outcome.events)}
     for part in ("compute_s", "communication_s", "exposed_s", "idle_s"):
         values = [getattr(rank, part) for rank in outcome.ranks]
-        found[part] = max(values, default=0.0)
-    found |= _sure(outcome, found["exposed_s"])
+        result[part] = max(values, default=0.0)
+    result |= _sure(outcome, result["exposed_s"])
     peaks = [rank.peak_memory_bytes for rank in outcome.ranks if rank.peak_memory_bytes is not None]
     if peaks:
-        found["peak_memory_bytes"] = float(max(peaks))
+        result["peak_memory_bytes"] = float(max(peaks))
     for total in outcome.collectives:
         name = f"busbw_bytes_per_s.{total.op}"
-        found[name] = max(found.get(name, 0.0), total.busbw_bytes_per_s)
+        result[name] = max(result.get(name, 0.0), total.busbw_bytes_per_s)
     if outcome.links:
-        found["busiest_link"] = max(link.mean_utilisation for link in outcome.links)
+        result["busiest_link"] = max(link.mean_utilisation for link in outcome.links)
     if outcome.training is not None:
-        found |= _of_training(outcome.training)
-    return found
+        result |= _of_training(outcome.training)
+    return result
 
 
 def _of_training(training: Training) -> dict[str, float]:
@@ -75,14 +75,14 @@ def _sure(outcome: Outcome, exposed_s: float) -> dict[str, float]:
     time_s = sum(total.time_s for total in outcome.collectives) or 1.0
     lower_s = sum(total.time_s - (total.low_s or 0.0) for total in known)
     higher_s = sum((total.high_s or 0.0) - total.time_s for total in known)
-    found = {
+    result = {
         "virtual_time_low_s": outcome.virtual_time_s - exposed_s * lower_s / time_s,
         "virtual_time_high_s": outcome.virtual_time_s + exposed_s * higher_s / time_s,
     }
     training = outcome.training
     if training is not None and training.step_low_s is not None and training.step_high_s is not None:
-        found |= {"step_low_s": training.step_low_s, "step_high_s": training.step_high_s}
-    return found
+        result |= {"step_low_s": training.step_low_s, "step_high_s": training.step_high_s}
+    return result
 
 
 def step_time_s(outcome: Outcome, lines: list[int]) -> float | None:

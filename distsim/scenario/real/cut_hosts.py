@@ -59,13 +59,13 @@ class Cuts:
 
     @classmethod
     def of(cls, scenario: Scenario, folder: Path, job: Hosts) -> Cuts:
-        made = cls(folder, job, scenario.world_size)
+        result = cls(folder, job, scenario.world_size)
         for number, rule in enumerate(scenario.rules):
             if isinstance(rule, NetworkRule):
                 when, found = rule.when, cut_off(scenario.cluster, rule, len(job.names))
                 after_s = when.after_s if when.call is not None else when.start_s
-                made.cuts.append(_Cut(number, found, when.call is not None, after_s, when.for_s))
-        return made
+                result.cuts.append(_Cut(number, found, when.call is not None, after_s, when.for_s))
+        return result
 
     def tick(self) -> None:
         """Do what is due. Times count from the call, or from the moment the last rank has begun; in both cases

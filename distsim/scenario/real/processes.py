@@ -33,10 +33,10 @@ def descendants(pids: Iterable[int]) -> list[int]:
         except OSError:
             continue  # it has ended
         children.setdefault(int(text.rpartition(")")[2].split()[1]), []).append(int(path.parent.name))
-    found = list(pids)
-    for pid in found:
-        found += children.get(pid, ())
-    return found
+    result = list(pids)
+    for pid in result:
+        result += children.get(pid, ())
+    return result
 
 
 def _send(pid: int, number: signal.Signals) -> None:

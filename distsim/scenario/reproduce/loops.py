@@ -64,11 +64,11 @@ def looped(
 
 def _once(lines: Mapping[int, Sequence[str]], would: Mapping[str, Collection[int]], test: Test) -> list[str]:
     """Lines before or after the loop; ranks that *would* make them count among those that do."""
-    found: list[str] = []
+    result: list[str] = []
     for text in _by_first_use(lines.values()):
         who = [rank for rank, made in lines.items() if text in made or rank in would.get(text, ())]
-        found += _guarded(text, "" if len(who) == len(lines) else test(who))
-    return found
+        result += _guarded(text, "" if len(who) == len(lines) else test(who))
+    return result
 
 
 def _guarded(text: str, guard: str) -> list[str]:
@@ -113,14 +113,14 @@ def _num_steps(inside: Mapping[int, Sequence[str]], order: Sequence[str]) -> int
 
 def _steps(made: Sequence[str], order: Sequence[str]) -> list[int]:
     """The round in which each line is called: one that stands no further down than the last begins a new one."""
-    found: list[int] = []
+    result: list[int] = []
     step, last = 0, -1
     for text in made:
         place = order.index(text)
         step += place <= last
         last = place
-        found.append(step)
-    return found
+        result.append(step)
+    return result
 
 
 def line_number(text: str) -> int:

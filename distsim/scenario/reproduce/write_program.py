@@ -255,8 +255,8 @@ def _line(call: Call, name: str) -> str:
 
 def _tensors(call: Call, shapes: Iterable[tuple[int, ...]]) -> list[str]:
     dtype = "" if call.dtype == "float32" else f", dtype=torch.{call.dtype}"
-    found = []
+    result = []
     for shape in shapes:
         sizes = ", ".join(map(str, shape)) if shape else "()"
-        found.append(f"torch.zeros({sizes}{dtype})")
-    return found
+        result.append(f"torch.zeros({sizes}{dtype})")
+    return result

@@ -310,7 +310,7 @@ class Questions(dist.ProcessGroup):
 
 def own_timeout(call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> timedelta | None:
     """The timeout that *call* has of its own: of its options, or given by itself."""
-    found = getattr(call.opts, "timeout", None)
-    if found is None:
-        found = next((given for given in (*args, *kwargs.values()) if isinstance(given, timedelta)), None)
-    return found
+    result = getattr(call.opts, "timeout", None)
+    if result is None:
+        result = next((given for given in (*args, *kwargs.values()) if isinstance(given, timedelta)), None)
+    return result

@@ -38,13 +38,13 @@ class CudaGenerator(torch.Generator):
     """What the host's generator was at a seed and an offset."""
 
     def __new__(cls, index: int, entropy: Any = None) -> Any:
-        made = super().__new__(cls)
-        made._index = index
-        made._entropy = entropy
-        made._moments = {}
-        _for_gpus.add(made._cdata)
-        made.manual_seed(_DEFAULT_SEED)
-        return made
+        result = super().__new__(cls)
+        result._index = index
+        result._entropy = entropy
+        result._moments = {}
+        _for_gpus.add(result._cdata)
+        result.manual_seed(_DEFAULT_SEED)
+        return result
 
     def __del__(self) -> None:
         _for_gpus.discard(self._cdata)
@@ -103,11 +103,11 @@ class CudaGenerator(torch.Generator):
         self._go_to(self._seed, offset)
 
     def clone_state(self) -> CudaGenerator:
-        made: CudaGenerator = CudaGenerator(self._index, self._entropy)
-        made._moments = self._moments
+        result: CudaGenerator = CudaGenerator(self._index, self._entropy)
+        result._moments = self._moments
         self.get_offset()
-        made._go_to(self._seed, self._offset)
-        return made
+        result._go_to(self._seed, self._offset)
+        return result
 
     graphsafe_get_state = clone_state
 

@@ -495,10 +495,10 @@ class Accelerators:
         """The default generator of GPU *index*, which works on the host."""
         if not 0 <= index < self.count:
             raise invalid_ordinal()
-        found = self._generators.get(index)
-        if found is None:
-            found = self._generators[index] = CudaGenerator(index, self.process.entropy)
-        return found
+        result = self._generators.get(index)
+        if result is None:
+            result = self._generators[index] = CudaGenerator(index, self.process.entropy)
+        return result
 
     @contextlib.contextmanager
     def drawing(self, index: int) -> Iterator[None]:

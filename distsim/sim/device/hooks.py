@@ -66,9 +66,9 @@ _HOST = torch.device("cpu")
 
 def carrier(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor on *device* with a storage of its own that holds no data. No dispatch mode may be active."""
-    made = _empty(0, device=_HOST)
-    made.data = _make(_Bare, size, stride, dtype=dtype, device=device)
-    return made
+    result = _empty(0, device=_HOST)
+    result.data = _make(_Bare, size, stride, dtype=dtype, device=device)
+    return result
 
 
 def under_meta(func: Any, args: Any, kwargs: Any) -> Any:
@@ -133,9 +133,9 @@ def _for_ever(value: object) -> None:
 
 
 def _words(count: int) -> ctypes.Array[ctypes.c_void_p]:
-    made = (_Word * count)()
-    _for_ever(made)
-    return made
+    result = (_Word * count)()
+    _for_ever(result)
+    return result
 
 
 class _Parts:

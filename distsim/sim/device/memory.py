@@ -120,13 +120,13 @@ _get_stream = ACCELERATOR["getStream"].get()
 
 def accelerators_of(process: SimProcess) -> Accelerators:
     """The GPUs of *process*; a node without any: NotSimulated."""
-    found: Accelerators | None = process.accelerators
-    if found is None:
+    result: Accelerators | None = process.accelerators
+    if result is None:
         raise NotSimulated(
             f"CUDA on {process.world.cluster.name} (its nodes have no accelerators)",
             "choose a cluster that has them (--on dgx-h100:1), or use CPU tensors",
         )
-    return found
+    return result
 
 
 def current_device(task: RankTask) -> int:

@@ -46,13 +46,13 @@ def main(words: Sequence[str], described: str) -> int:
 
 
 def _flags(words: Sequence[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     left = list(words)
     while left:
         name, equals, value = left.pop(0).partition("=")
         takes = name in ("-i", "--id", "--query-gpu", "--query-compute-apps", "--format")
-        found[name] = left.pop(0) if takes and not equals and left else value
-    return found
+        result[name] = left.pop(0) if takes and not equals and left else value
+    return result
 
 
 def _query(names: Sequence[str], how: Sequence[str], gpus: Sequence[dict[str, Any]], node: dict[str, Any]) -> int:

@@ -86,11 +86,11 @@ class LinkState:
 
     def cut(self, links: Sequence[int], why: str, struck_s: float | None) -> Cut:
         """Stop traffic over *links*."""
-        made = Cut(links, why, struck_s)
+        result = Cut(links, why, struck_s)
         for link in links:
-            self.down.setdefault(link, []).append(made)
+            self.down.setdefault(link, []).append(result)
             self._apply(link)
-        return made
+        return result
 
     def end_cut(self, cut: Cut) -> None:
         """Restore traffic over the links of *cut* unless another fault cuts them."""
@@ -114,11 +114,11 @@ class LinkState:
 
     def slow(self, links: Mapping[int, tuple[float, float]]) -> Slowed:
         """Reduce each of *links* to this fraction of its bandwidth and add this latency."""
-        made = Slowed(links)
+        result = Slowed(links)
         for link in links:
-            self._slow.setdefault(link, []).append(made)
+            self._slow.setdefault(link, []).append(result)
             self._apply(link)
-        return made
+        return result
 
     def end_slowdown(self, slowed: Slowed) -> None:
         """Restore the bandwidth and the latency that `slow` took."""
@@ -143,11 +143,11 @@ class LinkState:
             elif host_of[link.dst] is None:
                 ways.setdefault((link.src, True), []).append(link.index)
                 ways.setdefault((link.dst, False), []).append(link.index)
-        found: set[int | None] = set()
+        result: set[int | None] = set()
         for (switch, _), links in ways.items():
             if switch in switches and all(link in self.down for link in links):
-                found |= hosts.get(switch, set())
-        return found
+                result |= hosts.get(switch, set())
+        return result
 
 
 # -- What nothing moves over any more, and whose traffic that is: the finding of somebody who looks at the links.

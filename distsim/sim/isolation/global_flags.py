@@ -65,22 +65,22 @@ Flag = tuple[Callable[[], Any], Callable[[Any], None], tuple[tuple[Any, str], ..
 
 def _flags() -> list[Flag]:
     props = [p for m in sys.modules.copy().values() for p in vars(type(m)).values() if isinstance(p, ContextProp)]
-    found: list[Flag] = []
+    result: list[Flag] = []
     for getter, setter in FLAG_PAIRS:
         get, put = FLAGS_IN_C[getter].get(None), FLAGS_IN_C[setter].get(None)
         if get is None or put is None:
             continue
         holders = [(FLAGS_IN_C[setter].holder(), setter)]
         holders += [(prop, "setter") for prop in dict.fromkeys(props) if prop.setter is put]
-        found.append((get, put, tuple(holders)))
+        result.append((get, put, tuple(holders)))
     ways = [(torch, "set_float32_matmul_precision")]
     for name in (SET_CUBLAS_ALLOW_TF32, SET_CUDNN_ALLOW_TF32, SET_FP32_PRECISION_SETTER):
         put = name.get(None)
         if put is not None:
             ways.append((name.holder(), name.attribute))
             ways += [(prop, "setter") for prop in dict.fromkeys(props) if prop.setter is put]
-    found.append((_precisions, _set_precisions, tuple(ways)))
-    return found
+    result.append((_precisions, _set_precisions, tuple(ways)))
+    return result
 
 
 _PRECISIONS = tuple(

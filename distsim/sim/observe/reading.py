@@ -201,11 +201,11 @@ def _told(code: CodeType, file: str, instruction: int) -> tuple[str, str, int, b
 
 def _condition(file: str, place: tuple[int, int]) -> tuple[str, int, bool]:
     """(its word, most passes, whether it is fixed) of the innermost condition that *place* is in."""
-    found = "", 0, False
+    result = "", 0, False
     for test, word, passes, fixed in _tests(file):
         if (test.lineno, test.col_offset) <= place < (test.end_lineno or 0, test.end_col_offset or 0):
-            found = word, passes, fixed
-    return found
+            result = word, passes, fixed
+    return result
 
 
 @functools.lru_cache(maxsize=64)

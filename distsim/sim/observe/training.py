@@ -125,53 +125,53 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
     like = _like(world, used)
     alike = {process: len(ranks) for process, ranks in like.items()}
     num_gpus = sum(alike[p] * _gpus_of(p) for p in used)
-    found = Training(gpu.name, num_gpus, gpu.memory_bytes, gpu.context_bytes)
-    found.reads = _reads(used)
-    found.fused = _fused(used)
+    result = Training(gpu.name, num_gpus, gpu.memory_bytes, gpu.context_bytes)
+    result.reads = _reads(used)
+    result.fused = _fused(used)
     # In a sample of ranks, one that stands for no other knows of no copy of its part of a checkpoint: it writes all.
     writers = [p for p in used if len(like[p]) > 1] or used
-    found.saved_rank, found.saved = max(
+    result.saved_rank, result.saved = max(
         ((p.rank, p.accelerators.saved) for p in writers), key=lambda each: (each[1].write_s + each[1].read_s, -each[0])
     )
-    found.placeholder = used[0].accelerators.values.placeholder
-    found.out_of_memory = _out_of_memory(used, like)
+    result.placeholder = used[0].accelerators.values.placeholder
+    result.out_of_memory = _out_of_memory(used, like)
     ends = {process: process.accelerators.steps.chosen() for process in used}
     stepping = [process for process in used if ends[process]]
-    found.steps = min((len(ends[process]) for process in stepping), default=0)
-    first = min(FIRST_STEADY, max(found.steps, 1))
-    found.first_counted = first if found.steps else 0
+    result.steps = min((len(ends[process]) for process in stepping), default=0)
+    first = min(FIRST_STEADY, max(result.steps, 1))
+    result.first_counted = first if result.steps else 0
     begins = {process: _begin(ends[process], first) for process in stepping}
-    counted = found.steps - first + 1
+    counted = result.steps - first + 1
     for process in used:
         account = Account()
         if process in begins:
-            account = _account(ends[process][found.steps - 1]).since(begins[process][1])
-        found.ranks.append(_rank(process, account, max(1, counted), like[process]))
-    if not found.steps:
-        return found
-    found.step_times_s = _durations(ends, stepping, found.steps)
-    middle = _middle(found.step_times_s[-counted:], first)
-    found.step_time_s = sum(found.step_times_s[-counted:][step - first] for step in middle) / len(middle)
-    found.recomputes = any(process.accelerators.steps.recomputes for process in stepping)
+            account = _account(ends[process][result.steps - 1]).since(begins[process][1])
+        result.ranks.append(_rank(process, account, max(1, counted), like[process]))
+    if not result.steps:
+        return result
+    result.step_times_s = _durations(ends, stepping, result.steps)
+    middle = _middle(result.step_times_s[-counted:], first)
+    result.step_time_s = sum(result.step_times_s[-counted:][step - first] for step in middle) / len(middle)
+    result.recomputes = any(process.accelerators.steps.recomputes for process in stepping)
     every = _per_step(ends, alike, middle, lambda end: end.flops)
     model = _per_step(ends, alike, middle, lambda end: end.model_flops)
-    found.model_flops, found.hardware_flops = sum(model.values()), sum(every.values())
+    result.model_flops, result.hardware_flops = sum(model.values()), sum(every.values())
     if every:
-        found.peak_dtype = _dtype(max(every, key=lambda dtype: every[dtype]))
-        found.peak_flops_per_s = gpu.peak_flops.get(found.peak_dtype)
-    found.operators = _operators(ends, begins, alike, found.steps, counted)
+        result.peak_dtype = _dtype(max(every, key=lambda dtype: every[dtype]))
+        result.peak_flops_per_s = gpu.peak_flops.get(result.peak_dtype)
+    result.operators = _operators(ends, begins, alike, result.steps, counted)
     host_s = _per_step(ends, alike, middle, lambda end: {"": end.host_s})
-    found.host_work_s = host_s.get("", 0.0) / max(1, sum(alike[process] for process in stepping))
+    result.host_work_s = host_s.get("", 0.0) / max(1, sum(alike[process] for process in stepping))
     operator_s = stepping[0].accelerators.host.operator_s
-    found.launching_s = sum(operator.count for operator in found.operators) * operator_s
+    result.launching_s = sum(operator.count for operator in result.operators) * operator_s
     nodes = {world.slot_of(rank).host for process in stepping for rank in like[process]}
-    found.step_regime = regime_of(found.launching_s, found.step_time_s, len(nodes))
-    _find_path(found, ends)
+    result.step_regime = regime_of(result.launching_s, result.step_time_s, len(nodes))
+    _find_path(result, ends)
     if tokens_per_step is not None:
-        found.tokens_per_step, found.tokens_how = tokens_per_step, "--tokens-per-step"
+        result.tokens_per_step, result.tokens_how = tokens_per_step, "--tokens-per-step"
     else:
-        _count_tokens(found, ends, alike, middle)
-    return found
+        _count_tokens(result, ends, alike, middle)
+    return result
 
 
 def _fused(used: Sequence[SimProcess]) -> Fused | None:
@@ -197,8 +197,8 @@ class _LazyRan(dict[int, Ran]):
     def __missing__(self, rank: int) -> Ran:
         timelines = [device.timeline for device in self._processes[rank].accelerators.devices]
         since_s = max(timeline.remembers_from_s for timeline in timelines)
-        made = self[rank] = Ran([item for timeline in timelines for _, item in timeline.done], since_s)
-        return made
+        result = self[rank] = Ran([item for timeline in timelines for _, item in timeline.done], since_s)
+        return result
 
 
 def _find_path(found: Training, ends: Mapping[SimProcess, list[StepEnd]]) -> None:
@@ -270,12 +270,12 @@ def _in_steps(
     ends: Sequence[StepEnd], steps: Sequence[int], what: Callable[[StepEnd], Mapping[Any, float]]
 ) -> dict[Any, float]:
     """One rank's mean of *steps*."""
-    found: dict[Any, float] = {}
+    result: dict[Any, float] = {}
     for step in steps if ends else ():
         before = _NOTHING if step == 1 else what(ends[step - 2])
         for name, number in what(ends[step - 1]).items():
-            found[name] = found.get(name, 0.0) + (number - before.get(name, 0)) / len(steps)
-    return found
+            result[name] = result.get(name, 0.0) + (number - before.get(name, 0)) / len(steps)
+    return result
 
 
 def _dtype(dtype: str) -> str:

@@ -105,7 +105,7 @@ def lost_clients(world: World) -> list[Finding]:
         elsewhere = [key[1][0] for key in world.stores if key[0] == "tcp" and key[1][1] == port]
         if elsewhere and meant(name, process) not in (None, *elsewhere):
             lost.setdefault((name, port, elsewhere[0]), []).append(process)
-    found = []
+    result = []
     for (name, port, machine), processes in lost.items():
         ranks = tuple(sorted(process.rank for process in processes))
         who = of_ranks(ranks)
@@ -114,7 +114,7 @@ def lost_clients(world: World) -> list[Finding]:
         loopback = _is_loopback(name)
         why = ", which means the machine that says it" if loopback else ""
         remedy = "; 127.0.0.1 and localhost only do where all ranks are on one machine" if loopback else ""
-        found.append(
+        result.append(
             Finding(
                 Kind.NEVER_JOINED,
                 ranks,
@@ -123,7 +123,7 @@ def lost_clients(world: World) -> list[Finding]:
                 suggestion=f"Set MASTER_ADDR to a name of {node_name(machine)} that every machine knows{remedy}.",
             )
         )
-    return found
+    return result
 
 
 def _named(real: Callable[..., str], name_of: Callable[[str], str] = lambda name: name) -> Callable[..., str]:
@@ -174,10 +174,10 @@ def host_patches() -> list[tuple[Any, str, Any]]:
 
     @wraps(real_uname)
     def uname() -> Any:
-        told, process = real_uname(), current_process()
+        result, process = real_uname(), current_process()
         if process is None:
-            return told
-        return os.uname_result((told[0], node_name(machine_of(process)), *told[2:]))
+            return result
+        return os.uname_result((result[0], node_name(machine_of(process)), *result[2:]))
 
     kind: Any = type(os.environ)
     real_getitem = kind.__getitem__

@@ -41,9 +41,9 @@ __all__ = ["Sentinel", "Shared", "Waitable", "crossing", "pickled", "pipe_patche
 
 
 def _find(number: int) -> Any:
-    found = require_task().world.host.shared[number]
-    found.arrived(require_task().process)
-    return found
+    result = require_task().world.host.shared[number]
+    result.arrived(require_task().process)
+    return result
 
 
 class Shared:
@@ -406,9 +406,9 @@ def _look(task: Any, real: Callable[..., Any], held: list[Any], others: list[Any
     give_up_s = None if timeout is None else task.now_s() + timeout
     while True:
         ready = real(others, 0)
-        found = [item for item in held if (item in ready if item in others else item.ready())]
-        if found or (give_up_s is not None and task.now_s() >= give_up_s):
-            return found
+        result = [item for item in held if (item in ready if item in others else item.ready())]
+        if result or (give_up_s is not None and task.now_s() >= give_up_s):
+            return result
         task.poll(HostWait("a process, pipe or descriptor to be ready"))
 
 

@@ -64,8 +64,8 @@ def unarmed_patches() -> list[tuple[Any, str, Any]]:
         if process is not None and process.world.core.all is not None and pid in (0, os.getpid()):
             return set(process.world.core.all)  # not the one that the simulator holds its threads to
         assert real_getcores is not None
-        found: set[int] = real_getcores(pid)
-        return found
+        result: set[int] = real_getcores(pid)
+        return result
 
     of_cores: list[tuple[Any, str, Any]] = []
     if real_getcores is not None:  # not on macOS

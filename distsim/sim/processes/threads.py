@@ -196,12 +196,12 @@ def _enumerate() -> list[threading.Thread]:
     process = current_process()
     if process is None:
         return _real_enumerate()
-    found = [_main_thread()]
+    result = [_main_thread()]
     for reference in process.threads:
         thread = reference()
         if thread is not None and not thread._distsim_task.finished:  # type: ignore[attr-defined]
-            found.append(thread)
-    return found
+            result.append(thread)
+    return result
 
 
 def _make_invoke_excepthook() -> Any:

@@ -140,11 +140,11 @@ class SimAgent:
     def get_worker_info(self, worker: str | int | None = None, /) -> WorkerInfo:
         if worker is None:
             return self.info
-        found = self._names.get(worker) if isinstance(worker, str) else self.infos.get(worker)
-        if found is None:
+        result = self._names.get(worker) if isinstance(worker, str) else self.infos.get(worker)
+        if result is None:
             kind = "name" if isinstance(worker, str) else "id"
             raise RuntimeError(f"name:{self.info.name},rank:{self.id} could not find destination {kind} {worker}")
-        return found
+        return result
 
     def get_worker_infos(self) -> list[WorkerInfo]:
         return list(self.infos.values())

@@ -135,10 +135,10 @@ class Container:
         return self.contexts.setdefault(context_id, Context(context_id))
 
     def retrieve(self, context_id: int) -> Context:
-        found = self.contexts.get(context_id)
-        if found is None:
+        result = self.contexts.get(context_id)
+        if result is None:
             raise RuntimeError(f"Could not find autograd context with id: {context_id}")
-        return found
+        return result
 
     def current(self) -> Context:
         if self.current_id == NONE:
@@ -146,10 +146,10 @@ class Container:
                 "Current thread doesn't have a valid autograd context. Please wrap your code using: "
                 "`with torch.distributed.autograd.context() as context_id` to generate a valid context"
             )
-        found = self.contexts.get(self.current_id)
-        if found is None:
+        result = self.contexts.get(self.current_id)
+        if result is None:
             raise RuntimeError("Couldn't find autograd context data for current autograd context id")
-        return found
+        return result
 
     def erase(self, context_id: int) -> None:
         self.contexts.pop(context_id, None)

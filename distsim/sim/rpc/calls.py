@@ -87,7 +87,7 @@ class SimPyRRef(Generic[T]):
         if rref.deleted:
             raise RuntimeError(f"{rref} has been deleted. Cannot call to_here() on it after deletion.")
         made = agent_here().rank_of(rref.rref_id[0]), rref.rref_id[1]
-        found: T = request(
+        result: T = request(
             rref.owner,
             Message("SCRIPT_RREF_FETCH_CALL" if self._of_script else "PYTHON_RREF_FETCH_CALL", fields=rref.rref_id),
             [],
@@ -96,7 +96,7 @@ class SimPyRRef(Generic[T]):
             content,
             record=called(agent_here(), rref.owner, timeout, made, "to_here"),
         ).wait()
-        return found
+        return result
 
     def local_value(self) -> T:
         rref = self._rref
@@ -107,8 +107,8 @@ class SimPyRRef(Generic[T]):
             )
         value = rref.get()
         _handle_exception(value)
-        found: T = value
-        return found
+        result: T = value
+        return result
 
     def _shown(self) -> str:
         return "RRef"

@@ -156,18 +156,18 @@ _MODE = "PythonDispatchMode"
 def _ours(records: Sequence[Any], keys: set[str]) -> set[int]:
     """Handles of what is there because this is a simulation: calls that are told otherwise, dispatch modes, and the
     operators that these run again."""
-    found: set[int] = set()
+    result: set[int] = set()
     open_now: list[Any] = []
     for one in records:
         if one.kind() == "push":
             name = one.name()
             again = len(open_now) > 1 and open_now[-1].name() == _MODE and open_now[-2].name() == name
             if name == _MODE or name in keys or again:
-                found.add(one.handle())
+                result.add(one.handle())
             open_now.append(one)
         elif one.kind() == "pop":
             open_now = [other for other in open_now if other.handle() != one.handle()]
-    return found
+    return result
 
 
 def _begin(config: Any) -> Profile:

@@ -171,11 +171,11 @@ class RRefContext:
 
     def owner_of(self, rref_id: Id) -> Owner:
         """The owner's side of *rref_id*, made where it is heard of for the first time."""
-        found = self.owners.get(rref_id)
-        if found is None:
-            found = self.owners[rref_id] = Owner(self, rref_id)
+        result = self.owners.get(rref_id)
+        if result is None:
+            result = self.owners[rref_id] = Owner(self, rref_id)
             self.change()
-        return found
+        return result
 
     def add_fork(self, rref_id: Id, fork_id: Id) -> None:
         self.forks.setdefault(rref_id, {})[fork_id] = None
@@ -341,9 +341,9 @@ def agent_here() -> SimAgent:
 def rrefs_here() -> RRefContext:
     """The running process's references."""
     agent_here()
-    found = rpc_here().rrefs
-    assert found is not None
-    return found
+    result = rpc_here().rrefs
+    assert result is not None
+    return result
 
 
 def autograd_here() -> Container:

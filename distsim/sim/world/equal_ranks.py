@@ -542,15 +542,15 @@ def kinds_by_place(world_size: int, sending: Sequence[tuple[tuple[int, ...], str
 def families(groups: Sequence[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
     """*groups*, made one after the other, in sets of one size that have no rank in common (all the pipelines, all
     the data-parallel groups of a job)."""
-    found: list[list[tuple[int, ...]]] = []
+    result: list[list[tuple[int, ...]]] = []
     used: set[int] = set()
     for group in groups:
-        if not found or len(found[-1][0]) != len(group) or used & set(group):
-            found.append([])
+        if not result or len(result[-1][0]) != len(group) or used & set(group):
+            result.append([])
             used = set()
-        found[-1].append(group)
+        result[-1].append(group)
         used |= set(group)
-    return found
+    return result
 
 
 def _numbered(pairs: Sequence[tuple[int, int]]) -> list[int]:

@@ -227,7 +227,7 @@ def _name(point: Point) -> str:
 
 
 def _product(values: Any) -> float:
-    found = 1.0
+    result = 1.0
     for value in values:
-        found *= value
-    return found
+        result *= value
+    return result

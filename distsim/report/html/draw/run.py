@@ -113,26 +113,26 @@ def _failure(said: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _facts(document: Mapping[str, Any]) -> list[str]:
-    found = []
+    result = []
     if document.get("cluster"):
-        found.append(f"on {document['cluster']}")
+        result.append(f"on {document['cluster']}")
     if document.get("world_size"):
-        found.append(f"{document['world_size']:,} ranks")
+        result.append(f"{document['world_size']:,} ranks")
     if document.get("unseen"):
-        found.append(str(document["unseen"]))
+        result.append(str(document["unseen"]))
     elif others := document.get("not_traced"):
-        found.append(f"{ranks_text(others)} not run: nothing is known about {'it' if len(others) == 1 else 'them'}")
+        result.append(f"{ranks_text(others)} not run: nothing is known about {'it' if len(others) == 1 else 'them'}")
     if document.get("backend"):
-        found.append(f"backend {document['backend']}")
+        result.append(f"backend {document['backend']}")
     if "seed" in document:
-        found.append(f"seed {document['seed']}")
+        result.append(f"seed {document['seed']}")
     if isinstance(document.get("virtual_time_s"), int | float):
-        found.append(f"{format_time(document['virtual_time_s'])} of virtual time")
+        result.append(f"{format_time(document['virtual_time_s'])} of virtual time")
     if document.get("exit_code") is not None:
-        found.append(f"exit code {document['exit_code']}")
+        result.append(f"exit code {document['exit_code']}")
     if document.get("software"):
-        found.append(f"software assumed: {document['software']}")
-    return found
+        result.append(f"software assumed: {document['software']}")
+    return result
 
 
 def _parts(document: Mapping[str, Any], picture: dict[str, Any] | None, diagnoses: Sequence[Diagnosis]) -> list[Part]:
@@ -200,13 +200,13 @@ def _widths(rows: list[Any], least: float) -> list[float]:
     """Return the widths of stack frames by number of ranks; a minimum width keeps single ranks visible, with their
     parents."""
     inside = [0.0] * len(rows)
-    found = [0.0] * len(rows)
+    result = [0.0] * len(rows)
     for number in range(len(rows) - 1, -1, -1):  # a frame comes after the one that called it
-        found[number] = round(max(float(rows[number][4]), least, inside[number]), 6)
+        result[number] = round(max(float(rows[number][4]), least, inside[number]), 6)
         parent = rows[number][2]
         if parent is not None:
-            inside[parent] += found[number]
-    return found
+            inside[parent] += result[number]
+    return result
 
 
 @dataclass(slots=True)
@@ -286,7 +286,7 @@ def excerpts(d: Diagnosis, sources: Sequence[Mapping[str, Any]]) -> list[Excerpt
         if (site := d.sites.get(rank)) is not None:
             wanted.setdefault((site.file, site.line), []).append(rank)
     known = {(str(s["file"]), int(s["line"])): s for s in sources}
-    found = []
+    result = []
     for (file, line), ranks in wanted.items():
         source = known.get((file, line))
         if source is None:
@@ -294,10 +294,10 @@ def excerpts(d: Diagnosis, sources: Sequence[Mapping[str, Any]]) -> list[Excerpt
         first = int(source["first"])
         rows = [(first + n, str(text), first + n == line) for n, text in enumerate(source["lines"])]
         where = place(Site(file, line, str(source["function"])), function=True)
-        found.append(Excerpt(where, ranks_text(ranks), rows))
-        if len(found) == MOST_EXCERPTS:
+        result.append(Excerpt(where, ranks_text(ranks), rows))
+        if len(result) == MOST_EXCERPTS:
             break
-    return found
+    return result
 
 
 def _waiters(d: Diagnosis) -> list[str]:

@@ -162,7 +162,7 @@ def of_run(document: Mapping[str, Any]) -> list[Table]:
 def table(title: str, fields: Mapping[str, tuple[str, Shown | None]], items: Sequence[Mapping[str, Any]]) -> Table:
     """A row an item; columns that no item has are left out."""
     used = {name: how for name, how in fields.items() if any(item.get(name) is not None for item in items)}
-    made = Table(title, [head for head, _ in used.values()])
+    result = Table(title, [head for head, _ in used.values()])
     for item in items[:MOST_ROWS]:
         row = []
         for name, (_, show) in used.items():
@@ -171,7 +171,7 @@ def table(title: str, fields: Mapping[str, tuple[str, Shown | None]], items: Seq
                 row.append(Cell("-" if value is None else str(value)))
             else:
                 row.append(Cell(show(value), None if value is None else float(value)))
-        made.rows.append(row)
+        result.rows.append(row)
     if len(items) > MOST_ROWS:
-        made.rest = f"The first {MOST_ROWS:,} of {len(items):,}; the JSON has all."
-    return made
+        result.rest = f"The first {MOST_ROWS:,} of {len(items):,}; the JSON has all."
+    return result

@@ -44,8 +44,8 @@ def moved_to_gpu(nbytes: int) -> None:
 @functools.cache
 def _trim() -> Callable[[int], int]:
     """malloc_trim(3); another C library has none."""
-    found: Callable[[int], int] = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)
-    return found
+    result: Callable[[int], int] = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)
+    return result
 
 
 def filled(shape: Sequence[int], number: float, dtype: torch.dtype) -> Tensor:

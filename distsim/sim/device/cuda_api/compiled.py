@@ -390,10 +390,10 @@ def fake_patches() -> list[Patch]:
     real: Any = CACHE_KEY.get()
 
     def key(self: Any, state: Any, func: Any, args: Any, kwargs: Any) -> Any:
-        found = real(self, state, func, args, kwargs)
+        result = real(self, state, func, args, kwargs)
         task = current_task()
         if task is None or not task.cuda_device:
-            return found
-        return _DispatchCacheKey((*found.key, task.cuda_device))
+            return result
+        return _DispatchCacheKey((*result.key, task.cuda_device))
 
     return CACHE_KEY.replaced_by(key)

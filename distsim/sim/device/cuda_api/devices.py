@@ -357,8 +357,8 @@ def _raw(task: RankTask, index: int) -> int:
 
 def _accelerator_stream(task: RankTask, index: int) -> Stream:
     number, found, kind = _get_stream(task, index)
-    made: Stream = Stream(stream_id=number, device_index=found, device_type=kind)
-    return made
+    result: Stream = Stream(stream_id=number, device_index=found, device_type=kind)
+    return result
 
 
 def _accelerator_set_stream(task: RankTask, stream: Any) -> None:

@@ -66,9 +66,9 @@ class Event(torch.Event):
             raise NotSimulated(
                 "torch.Event(interprocess=True)", "ranks share no GPU memory: synchronize by collectives"
             )
-        made = super().__new__(cls, found, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess)
-        made._timed = enable_timing
-        return made
+        result = super().__new__(cls, found, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess)
+        result._timed = enable_timing
+        return result
 
     @property
     def _simulated(self) -> bool:

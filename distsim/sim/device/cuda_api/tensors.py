@@ -136,9 +136,9 @@ def visible_devices(task: RankTask) -> int:
 
 def accelerators(task: RankTask) -> Accelerators:
     """The GPUs of the rank, which it uses from now on."""
-    found = accelerators_of(task.process)
-    found.begin()
-    return found
+    result = accelerators_of(task.process)
+    result.begin()
+    return result
 
 
 def indexed(task: RankTask, index: int | None) -> int:
@@ -249,9 +249,9 @@ def _to_host(storage: UntypedStorage, what: str) -> UntypedStorage:
     require_task().world.note(
         f"{what}: unknown values are written as zeros; in a file of torch.save they are holes that take no disk space"
     )
-    made = torch.zeros(_nbytes(storage), dtype=torch.uint8, device="cpu").untyped_storage()
-    made._distsim_unknown = True
-    return made
+    result = torch.zeros(_nbytes(storage), dtype=torch.uint8, device="cpu").untyped_storage()
+    result._distsim_unknown = True
+    return result
 
 
 def _write(writer: Any, name: str, data: Any, size: int) -> None:

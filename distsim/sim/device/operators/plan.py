@@ -95,9 +95,9 @@ def in_torchs_words(error: Exception, func: Any, args: tuple[Any, ...], kwargs: 
     """*error*, which the meta kernel of *func* raised for these arguments; or as its CUDA kernel would have put it."""
     if getattr(func, "namespace", "") != "aten":  # a kernel of somebody else's does something
         return error
-    said = _said_by_cpu(func, args, kwargs)
-    if said is not None:
-        return said
+    result = _said_by_cpu(func, args, kwargs)
+    if result is not None:
+        return result
     text = _SIZE.sub(r"\1", str(error))
     product = _PRODUCT.search(text)
     if product is not None:
@@ -187,10 +187,10 @@ class Given:
         self.path = path
 
     def of(self, args: Any, kwargs: Any) -> Any:
-        found: Any = kwargs if isinstance(self.path[0], str) else args
+        result: Any = kwargs if isinstance(self.path[0], str) else args
         for step in self.path:
-            found = found[step]
-        return found
+            result = result[step]
+        return result
 
 
 class Plan:

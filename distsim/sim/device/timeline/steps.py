@@ -382,12 +382,12 @@ class Steps:
 
     def chosen(self) -> list[StepEnd]:
         """Return the steps of the optimizer with most steps, or the latest of several."""
-        found: list[StepEnd] = []
+        result: list[StepEnd] = []
         for ends in self._last:
             reached = [end for end in ends if end.account is not None]
-            if len(reached) > len(found) or (found and len(reached) == len(found) and _later(reached, found)):
-                found = reached
-        return found
+            if len(reached) > len(result) or (result and len(reached) == len(result) and _later(reached, result)):
+                result = reached
+        return result
 
 
 def _is_forward_again() -> bool:

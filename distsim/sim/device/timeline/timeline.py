@@ -187,12 +187,12 @@ class Account:
 
 
 def _since(now: dict[_Name, list[float]], before: dict[_Name, list[float]]) -> dict[_Name, list[float]]:
-    found = {}
+    result = {}
     for name, sums in now.items():
         was = before.get(name)
         if sums != was:
-            found[name] = [*sums] if was is None else [n - w for n, w in zip(sums, was, strict=True)]
-    return found
+            result[name] = [*sums] if was is None else [n - w for n, w in zip(sums, was, strict=True)]
+    return result
 
 
 def _moving_s(records: Sequence[CallRecord], from_s: float, to_s: float) -> float:
@@ -288,9 +288,9 @@ class Timeline:
     # -- the host's side
 
     def stream(self, name: str) -> Stream:
-        made = Stream(name)
-        self._streams.append(made)
-        return made
+        result = Stream(name)
+        self._streams.append(result)
+        return result
 
     def put(self, stream: Stream, item: Item) -> None:
         """*item* at the end of *stream*."""
@@ -307,9 +307,9 @@ class Timeline:
 
     def mark(self, stream: Stream, now_s: float) -> Mark:
         """The point up to which *stream* has been filled."""
-        made = Mark(now_s)
-        self.put(stream, made)
-        return made
+        result = Mark(now_s)
+        self.put(stream, result)
+        return result
 
     def reached(self, mark: Mark) -> bool:
         """Whether *mark* has been reached by now."""
@@ -449,19 +449,19 @@ class Timeline:
 
     def _next_s(self, running: list[tuple[Stream, Kernel]]) -> float:
         """Return when the next kernel begins or ends."""
-        found, at_s = NEVER, self._at_s
+        result, at_s = NEVER, self._at_s
         many = len(running)
         for stream, kernel in running:
             assert stream.left_s is not None
             end_s = at_s + stream.left_s / self._rate(kernel, many)
-            if end_s < found:
-                found = end_s
+            if end_s < result:
+                result = end_s
         for stream in self._streams:
             if stream.left_s is None and stream.items:
                 launched_s = stream.items[0].launched_s
-                if at_s < launched_s < found:
-                    found = launched_s
-        return found
+                if at_s < launched_s < result:
+                    result = launched_s
+        return result
 
     def _run(self, running: list[tuple[Stream, Kernel]], to_s: float) -> None:
         """Let the running items run up to *to_s*, before which none of them ends."""
