@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import distsim
 from distsim.kernels import Cost, Gpu
@@ -197,7 +198,7 @@ def test_what_compiled_code_leaves_elsewhere_is_there() -> None:
             return torch.mm(x, x)
 
     def body() -> tuple[bool, int]:
-        module, x = Keeps(), big()
+        module, x = Keeps(), big().requires_grad_()
         compiled = torch.compile(module)
         compiled(x)
         before = torch.cuda.memory_allocated()
@@ -231,6 +232,117 @@ def test_what_lives_in_a_fused_kernel_alone_takes_no_memory() -> None:
         return peaks
 
     assert run(body).results[0] == [3, 2]
+
+
+class Kept:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def test_every_result_has_its_memory() -> None:
+    """A result has memory in whatever object it comes out, beside others or alone."""
+
+    def body() -> list[int]:
+        x = big()
+        x @ x  # cuBLAS takes its memory
+        sizes = []
+        for make in (
+            lambda x: (x * 3.0, Kept(x * 2.0)),
+            lambda x: {"a": x * 3.0, "b": [None, {"c": Kept(x * 2.0)}]},
+            lambda x: ((y := x * 2.0), x @ y),
+            lambda x: (Kept(y := x * 2.0), x @ y, y + 1.0)[:2],
+        ):
+            before = torch.cuda.memory_allocated()
+            result = torch.compile(make)(x)
+            sizes.append((torch.cuda.memory_allocated() - before) // x.nbytes)
+            del result
+            sizes.append(torch.cuda.memory_allocated() - before)
+        return sizes
+
+    assert run(body).results[0] == run(body, fuse=False).results[0]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_a_program_keeps_is_written_when_it_is_read(grad: bool) -> None:
+    """A tensor that compiled code leaves in a list has memory once something outside of it reads it; without autograd,
+    which could keep it, at once."""
+
+    def body() -> Any:
+        x, weight = big(1024, 1024).requires_grad_(grad), big(1024, 1024)
+        weight @ weight  # cuBLAS takes its memory
+
+        def grown(read: Any) -> tuple[int, ...]:
+            kept: list[torch.Tensor] = []
+
+            def function(x: torch.Tensor) -> torch.Tensor:
+                kept.append(torch.tanh(x))
+                return (kept[0] * 2.0) @ weight
+
+            before = torch.cuda.memory_allocated()
+            result = torch.compile(function)(x)
+            unread = torch.cuda.memory_allocated() - before - result.nbytes
+            answer = read(kept[0].detach())
+            once_read = torch.cuda.memory_allocated() - before - result.nbytes
+            del answer, result
+            kept.clear()
+            return unread // x.nbytes, once_read // x.nbytes, torch.cuda.memory_allocated() - before
+
+        reads = (torch.Tensor.sum, torch.Tensor.cpu, torch.Tensor.data_ptr, torch.clone, lambda x: x[0, 0].item())
+        return [grown(read) for read in reads]
+
+    at_once = int(not grad)
+    sizes = run(body).results[0]
+    assert sizes == [(at_once, 2 if number == 3 else 1, 0) for number in range(5)]
+
+
+def test_memory_counts_what_waits_to_be_merged() -> None:
+    """torch.cuda.memory_allocated and addresses know of tensors whose kernel is held back: fresh ones within compiled
+    code, gradients right after backward."""
+
+    def body() -> Any:
+        x = big()
+
+        def inside(x: torch.Tensor) -> Any:
+            before = torch.cuda.memory_allocated()
+            both = x * 2.0, x + 1.0
+            return (torch.cuda.memory_allocated() - before) // x.nbytes, len({y.data_ptr() for y in both})
+
+        norm = torch.nn.LayerNorm(WIDTH, device="cuda")
+        norm.compile()
+        norm(x).sum().backward()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.synchronize()
+        return torch.compile(inside)(x), torch.cuda.memory_allocated() - before
+
+    assert run(body).results == [((2, 2), 0)]
+
+
+def test_forward_that_a_checkpoint_runs_again_keeps_no_more_than_the_first() -> None:
+    """Compiled forward within backward is a graph of its own: the norm's result alone is written for the product."""
+
+    def body() -> int:
+        layers = torch.nn.LayerNorm(WIDTH), torch.nn.Linear(WIDTH, 2 * WIDTH), torch.nn.GELU()
+        block = torch.nn.Sequential(*layers, torch.nn.Linear(2 * WIDTH, WIDTH)).cuda()
+        block.compile()
+        checkpoint(block, big().requires_grad_(), use_reentrant=False).sum().backward()
+        return torch.cuda.max_memory_allocated()
+
+    assert run(body, fuse=False).results[0] - run(body).results[0] >= 4 * WIDTH * WIDTH
+
+
+def test_a_capture_holds_all_of_a_compiled_backward() -> None:
+    """The last kernel of backward, the bias's gradient, is part of the CUDA graph."""
+
+    def body() -> list[str]:
+        linear = torch.nn.Linear(WIDTH, WIDTH, device="cuda")
+        linear.compile()
+        x, graph = big(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = linear(x)
+            y.backward(y.detach())
+        return [str(name) for _, _, name in graph._capture.kernels]
+
+    assert run(body).results == [["aten.addmm.default", "aten.mm.default", "sum"]]
 
 
 def test_cuda_graphs_cost_the_host_nothing_for_each_kernel() -> None:

@@ -409,6 +409,9 @@ class GroupStreams:
     def launch(self, task: RankTask, device: Device, call: Call, is_async: bool, part: Part) -> None:
         """Launch *call* in a stream of *device*, or add it to the open batch."""
         _, work, _ = part
+        fusion = task.process.accelerators.fusion
+        if fusion is not None:
+            fusion.is_read((*call.inputs, *call.outputs))
         if is_async or self._batch is not None:
             work.stash = (*call.inputs, *call.outputs)
             work.num_outputs = len(call.outputs)

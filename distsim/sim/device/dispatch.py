@@ -154,6 +154,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
             done = handler(self, func, args, kwargs)
             if done is not NotImplemented:
                 self._saw_operator(None)
+                self._reads((args, kwargs))
                 return done
         if kind == COMPOSITE:
             with self:
@@ -209,9 +210,9 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
                 Given(path).of(args, kwargs).resize_(size)
         fusion = accelerators.fusion
         if fusion is not None and not fusion.compiles(task):
-            fusion.is_read((args, kwargs))
             fusion = None
         if fusion is None:
+            self._reads((args, kwargs))
             self._launches(accelerators.host.operator_s)
         task.quiet_polls = task.time_queries = 0
         gpu = accelerators[base + plan.offset]
@@ -255,6 +256,12 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         if plan.kind is None:
             return self._part(plan.outs[0], args, kwargs, gpu, stream)
         return plan.kind([self._part(out, args, kwargs, gpu, stream) for out in plan.outs])
+
+    def _reads(self, values: Any) -> None:
+        """Have compiled code write those of *values* that it has not, because code that is not compiled reads them."""
+        fusion = self._process.accelerators.fusion
+        if fusion is not None:
+            fusion.is_read(values)
 
     def _launches(self, seconds: float) -> None:
         """The host takes so long for it, and longer where the operating system takes the CPU away."""
@@ -369,6 +376,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
                 f"distsim.kernel_cost('triton::{name}', flops=..., bytes=...) sets its cost, --strict-kernels "
                 f"refuses it"
             )
+        self._reads(tensors)
         for tensor in tensors:
             self._forget(tensor)
         task.world.ticks += 1

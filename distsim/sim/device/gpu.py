@@ -62,11 +62,11 @@ _TIMED_SETTINGS = (
 class Held:
     """Device memory of one storage, given back when the storage dies."""
 
-    __slots__ = ("__weakref__", "block", "device", "due", "nbytes", "origins", "streams")
+    __slots__ = ("__weakref__", "_block", "device", "due", "nbytes", "origins", "streams")
 
     def __init__(self, device: Device, block: Block | None, nbytes: int) -> None:
         self.device = device
-        self.block = block
+        self._block = block
         self.nbytes = nbytes
         self.due: tuple[Stream, str, str] | None = None
         """Stream, and what the ledger said, for memory that is taken later: of a tensor in a kernel that is being put
@@ -79,7 +79,14 @@ class Held:
     @property
     def lives(self) -> bool:
         """Whether the storage is there still."""
-        return self.block is not None or self.due is not None
+        return self._block is not None or self.due is not None
+
+    @property
+    def block(self) -> Block | None:
+        """Where it lies; None after it was given back. Reading this takes memory that is due."""
+        if self.due is not None:
+            self.device.write_due(self)
+        return self._block
 
     def take(self) -> None:
         """Allocate what is due."""
@@ -89,12 +96,12 @@ class Held:
         ledger = self.device.memory.ledger
         before, ledger.kind, ledger.module = (ledger.kind, ledger.module), kind, module
         try:
-            self.block = self.device.allocate(self.nbytes, stream)
+            self._block = self.device.allocate(self.nbytes, stream)
         finally:
             ledger.kind, ledger.module = before
 
     def release(self) -> None:
-        block, self.block, self.due, self.origins = self.block, None, None, ()
+        block, self._block, self.due, self.origins = self._block, None, None, ()
         if block is not None:
             self.device.free(block, self.streams)
 
@@ -151,6 +158,7 @@ class Device:
     def launch(self, stream: Stream, cost: Cost, task: RankTask, name: Any) -> None:
         """Put a kernel at the end of *stream*; the host continues."""
         if self._accelerators.capture is not None:
+            self.put_held_back()
             self._accelerators.capture.kernels.append((self, cost, name))
             return
         seconds = cost.seconds if cost.memory_bound else cost.seconds * self._accelerators.slowest
@@ -246,8 +254,7 @@ class Device:
 
     def marks(self, now_s: float) -> list[Mark]:
         """The ends of all streams as they have been filled."""
-        if self.timeline.before_put is not None:
-            self.timeline.before_put()
+        self.put_held_back()
         return [self.timeline.mark(stream, now_s) for stream in self.streams if stream.items]
 
     def synchronize_all(self, task: RankTask) -> None:
@@ -273,6 +280,19 @@ class Device:
             return
         held = storage._distsim_held = Held(self, None, nbytes)
         held.due = stream, self.memory.ledger.kind, self.memory.ledger.module
+
+    def put_held_back(self) -> None:
+        """Launch what waits to become a part of fused kernels, which takes its memory."""
+        if self.timeline.before_put is not None:
+            self.timeline.before_put()
+
+    def write_due(self, held: Held) -> None:
+        """Take the memory of *held*, a result of compiled code that something outside of it reads."""
+        fusion = self._accelerators.fusion
+        if fusion is None:
+            held.take()
+        else:
+            fusion.write(held)
 
     def allocate(self, nbytes: int, stream: Stream) -> Block:
         if not self._accelerators.works:

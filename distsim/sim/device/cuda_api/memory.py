@@ -50,6 +50,7 @@ _POOLS = ("all", "small_pool", "large_pool")
 
 def memory_stats(device: Device) -> dict[str, Any]:
     """The nested dictionary of torch/csrc/cuda/Module.cpp, `memoryStats`."""
+    device.put_held_back()
     memory = device.memory
     memory_of = (memory.all, memory.of_pool[True], memory.of_pool[False])
     found: dict[str, Any] = {
@@ -93,6 +94,11 @@ def _empty_cache(task: RankTask, *_: Any) -> None:
         device.synchronize_all(task)  # segments go back by cudaFree, which waits
         device.give_back()
         device.memory.empty_cache()
+
+
+def _reset_peaks(device: Device) -> None:
+    device.put_held_back()
+    device.memory.reset_peaks()
 
 
 def _set_fraction(task: RankTask, fraction: float, index: int | None = None) -> None:
@@ -150,6 +156,7 @@ def _snapshot(task: RankTask, pool: Any = None) -> dict[str, Any]:
     traces: list[list[dict[str, Any]]] = [[] for _ in range(accelerators.count)]
     segments: list[dict[str, Any]] = []
     for device in accelerators.devices:
+        device.put_held_back()
         segments += segments_of(device.memory.segments, device.index)
         if device.memory.history is not None and (pool is None or len(pool) < 3 or pool[2]):
             device.memory.history.add("snapshot", 0, 0, 0)
@@ -167,7 +174,7 @@ def memory_patches() -> list[Patch]:
     patches: list[Patch] = []
     for name, answer in (
         ("memoryStats", _per_gpu(memory_stats)),
-        ("resetPeakMemoryStats", _per_gpu(lambda device: device.memory.reset_peaks())),
+        ("resetPeakMemoryStats", _per_gpu(_reset_peaks)),
         ("resetAccumulatedMemoryStats", _per_gpu(lambda device: device.memory.reset_totals())),
         ("emptyCache", _empty_cache),
         ("setMemoryFraction", _set_fraction),
@@ -208,7 +215,7 @@ def memory_patches() -> list[Patch]:
         ("emptyHostCache", lambda task: None),
         ("getDeviceStats", _per_gpu(memory_stats)),
         ("resetAccumulatedStats", _per_gpu(lambda device: device.memory.reset_totals())),
-        ("resetPeakStats", _per_gpu(lambda device: device.memory.reset_peaks())),
+        ("resetPeakStats", _per_gpu(_reset_peaks)),
         ("getMemoryInfo", _per_gpu(memory_info)),
     ):
         patches += accelerator_function(name, answer)

@@ -367,6 +367,7 @@ class Capture:
 
     def __init__(self, gpus: Accelerators) -> None:
         self._gpus = gpus
+        self._put_held_back()
         self.kernels: list[tuple[Device, Cost, Any]] = []
         self.written: list[weakref.ref[torch.UntypedStorage]] = []
         self.ends: list[Any] = []
@@ -378,8 +379,13 @@ class Capture:
 
     def close(self) -> None:
         """The capture is over."""
+        self._put_held_back()
         self._gpus.capture = self._gpus.values.written = None
         self.added = self._gpus.steps.end_capture()
+
+    def _put_held_back(self) -> None:
+        for device in self._gpus.devices:
+            device.put_held_back()
 
     def replay(self, task: RankTask) -> None:
         """Launch it."""

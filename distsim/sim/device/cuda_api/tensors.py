@@ -194,8 +194,6 @@ def _bytes_of(storage: UntypedStorage) -> Tensor:
 
 def _address(storage: UntypedStorage) -> int:
     held = storage.__dict__.get("_distsim_held")
-    if held is not None:
-        held.take()
     if held is None or held.block is None:
         return 0
     return int(_BASE + held.device.index * _BETWEEN + held.block.address)

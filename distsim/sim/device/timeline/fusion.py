@@ -4,8 +4,9 @@ Its operators are met one by one, as they are run. Those that only pass numbers 
 joins a kernel that makes what it reads, or that reads the same and is as large, unless it has to see all of a sum
 first. They are launched when anything else is put on the device: a product, a collective, an event, the function's end.
 What has died by then was never written. What autograd alone keeps is not written either: as under the compiler's
-min-cut partitioner, backward computes it again from what its kernel read, which stays in memory in its place. Backward
-is a graph as well: of the nodes that forward made.
+min-cut partitioner, backward computes it again from what its kernel read, which stays in memory in its place. What the
+program keeps besides the result looks the same, and is written when something outside of compiled code reads it.
+Backward is a graph as well: of the nodes that forward made.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor
 
-from distsim.kernels.cost import nbytes, tensors_in
+from distsim.kernels.cost import Cost, nbytes, tensors_in
 from distsim.kernels.gpu import BACKWARD_S, FUSABLE, GRAPH_S, GUARD_S, KERNEL_S, MOST_FUSED, fused_cost
 from distsim.torch_compat.device import CURRENT_AUTOGRAD_NODE, GET_SEQUENCE_NR
 from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID
 
 if TYPE_CHECKING:
-    from distsim.kernels import Cost, Gpu
+    from distsim.kernels import Gpu
     from distsim.kernels.gpu import Host
     from distsim.sim.device.timeline.timeline import Stream, Timeline
     from distsim.sim.isolation.process import RankTask
@@ -38,6 +41,10 @@ _in_backward, _node = _current_graph_task_id, _current_autograd_node
 _next_node = GET_SEQUENCE_NR.get()
 MOST_CALLS = 1 << 16
 """Calls whose backward may still come."""
+NO_BACKWARD = -1
+MOST_OBJECTS = 10_000
+"""Objects of a result that are searched for tensors."""
+_WITHOUT_TENSORS = (int, float, str, bytes, type, ModuleType, FunctionType, torch.dtype, torch.device)
 _Place = Any
 """A weak reference to the memory of a tensor: the same for all tensors that share it."""
 
@@ -91,12 +98,20 @@ class Fusion:
         self._held: list[_Kernel] = []
         self._unwritten: weakref.WeakKeyDictionary[Any, dict[_Place, int]] = weakref.WeakKeyDictionary()
         """Memory (gpu.Held) that nobody has read since its kernel -> what that kernel read, and the bytes of it."""
+        self._recent: list[weakref.ref[Any]] = []
+        """What the call that runs has not written."""
+        self._task: RankTask | None = None
+        """The thread that ran compiled code last."""
+        self._around = NO_BACKWARD
+        """The backward that the compiled function that runs was called in: a checkpoint that computes again."""
         self._where: tuple[Launcher, Stream, RankTask] | None = None
 
     def run(self, call: Callable[[], Any], task: RankTask, name: str, parameters: int, replays: bool) -> Any:
         """What *call* returns, a compiled function; one within another is part of it. *replays*: as a CUDA graph."""
         depth = self._inside.get(task, 0)
         if depth == 0:
+            self.flush()
+            self._task, self._around = task, _in_backward()
             self.calls[name] = self.calls.get(name, 0) + 1
             self._host(task, -(GRAPH_S + parameters * GUARD_S))
             begin, self._replays = _next_node(), replays
@@ -109,8 +124,11 @@ class Fusion:
             if depth:
                 self._inside[task] = depth
             else:
-                del self._inside[task]
-                self._end(result)
+                try:
+                    self._end(result, begin != _next_node())
+                finally:
+                    del self._inside[task]
+                    self._around = NO_BACKWARD
                 begins, ends, replayed = self._nodes.setdefault(task, ([], [], []))
                 begins.append(begin)
                 ends.append(_next_node())
@@ -123,7 +141,7 @@ class Fusion:
         if task in self._inside:
             return True
         known = self._nodes.get(task)
-        if known is None or _in_backward() == -1:
+        if known is None or _in_backward() == NO_BACKWARD:
             return False
         node = _node()
         if node is None:
@@ -224,7 +242,7 @@ class Fusion:
             origins = None if held is None else self._unwritten.get(held)
             if origins is None:
                 found[place] = size
-            elif _in_backward() != -1:
+            elif self._is_backward():
                 found |= origins
             else:
                 del self._unwritten[held]
@@ -233,25 +251,45 @@ class Fusion:
                 late += size
         return found, late
 
-    def is_read(self, given: Any) -> None:
-        """Code that is not compiled reads the tensors in *given*: what it finds of compiled code's was written."""
-        if self._unwritten:
-            for tensor in tensors_in(given):
-                held = tensor.untyped_storage().__dict__.get("_distsim_held") if tensor.is_cuda else None
-                if held is not None and self._unwritten.pop(held, None) is not None:
-                    held.take()
+    def _is_backward(self) -> bool:
+        return bool(_in_backward() != self._around)
 
-    def _end(self, result: Any) -> None:
-        """A compiled function has returned *result*, which is there now."""
-        tensors = list(tensors_in(result))
-        if not tensors and result is not None:  # in a class of its own: what is in it nobody knows
-            self.flush()
-            return
+    def _end(self, result: Any, autograd_keeps: bool) -> None:
+        """Launch what is held back when a compiled function returns *result*, and write the result. Where autograd
+        keeps nothing of the call, the program keeps all that lives, and that is written as well."""
+        tensors = _results(result)
         places = self.read(tensors)
-        late = self._settled(places)[1]
+        all_lives = not autograd_keeps or tensors is None
+        if all_lives:
+            places |= {place: held.nbytes for place in self._recent if (held := place()) is not None}
+        self._recent.clear()
         if self._held:
-            self._held[-1].late += late
-        self.flush(places)
+            self._held[-1].late += self._settled(places)[1]
+            self.flush(None if all_lives else places)
+        for place in places:
+            self._write_after_all(place())
+
+    def is_read(self, given: Any) -> None:
+        """Write those tensors in *given* that have no memory yet, because code that is not compiled reads them."""
+        for place in self.read(given) if self._held or self._unwritten else ():
+            held = place()
+            if held is not None and held.due is not None:
+                self.write(held)
+
+    def write(self, held: Any) -> None:
+        """Take the memory of *held* (gpu.Held), and launch what writes it."""
+        self.flush()
+        self._write_after_all(held)
+
+    def _write_after_all(self, held: Any) -> None:
+        if held is None or held.due is None:
+            return
+        stream, task = held.due[0], self._task
+        self._unwritten.pop(held, None)
+        held.take()
+        if task is not None and not task.finished:
+            cost = Cost(0.0, 1, 0, held.nbytes, "elementwise", True)
+            held.device.launch(stream, _plus(cost, held.nbytes, held.device), task, "write of an earlier fused kernel")
 
     def _fits(self, size: int, reads: list[_Place], writes: list[_Place]) -> _Kernel | None:
         """The kernel that an operator joins. They are in an order in which they could run, and stay so: it joins none
@@ -274,7 +312,7 @@ class Fusion:
         (device, stream, task), self._where = self._where, None
         device.timeline.before_put = None
         kernels, self._held = self._held, []
-        if _in_backward() != -1:
+        if self._is_backward():
             needed = None
         between = {place for kernel in kernels for place in kernel.reads}
         for kernel in kernels:
@@ -303,7 +341,35 @@ class Fusion:
             else:
                 held.origins = _origins(kernel)
                 self._unwritten[held] = dict(kernel.reads)
+                self._recent.append(place)
         return written
+
+
+def _results(result: Any) -> list[Tensor] | None:
+    """Return the tensors in *result*, in objects of any class also; None if it is too large to be searched."""
+    tensors, left, seen = [], [result], set()
+    while left:
+        value = left.pop()
+        if isinstance(value, Tensor):
+            if hasattr(value, "__tensor_flatten__"):  # DTensor and the like
+                left += [getattr(value, name) for name in value.__tensor_flatten__()[0]]
+            else:
+                tensors.append(value)
+            continue
+        if value is None or isinstance(value, _WITHOUT_TENSORS) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if len(seen) > MOST_OBJECTS:
+            return None
+        if isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, list | tuple | set | frozenset):
+            left += value
+        left += getattr(value, "__dict__", {}).values()
+        for kind in type(value).__mro__:
+            slots = kind.__dict__.get("__slots__", ())
+            left += [getattr(value, name, None) for name in ([slots] if isinstance(slots, str) else slots)]
+    return tensors
 
 
 def _origins(kernel: _Kernel) -> list[Any]:
