@@ -105,7 +105,9 @@ def wrong_meetings(rank: int, world_size: int, place: Place) -> dict[str, Any]:
     )
     assert "rank 4 of 4 processes: expected 0 to 3" in str(found["multicast, a rank too many"])
     found["no port"] = says(dist.init_process_group, "gloo", init_method="tcp://239.255.1.1", world_size=4)
-    found["twice"] = says(dist.init_process_group, "gloo", init_method=multicast, world_size=4, rank=min(rank, 2))
+    twice = says(dist.init_process_group, "gloo", init_method=multicast, world_size=4, rank=min(rank, 2))
+    # A real rank that holds the store may be gone before another has read who is there twice.
+    found["twice"] = "rank 2 was given to" in str(twice) or str(twice).startswith("DistNetworkError")
     came = says(
         dist.init_process_group, "gloo", init_method=multicast, world_size=2, group_name=str(rank), timeout=second
     )
