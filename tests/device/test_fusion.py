@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -190,7 +192,7 @@ def test_what_is_read_later_is_written_after_all() -> None:
 
 
 def test_what_compiled_code_leaves_elsewhere_is_there() -> None:
-    """A tensor that it keeps on an object has an address and takes its memory once other code reads it."""
+    """A tensor that a module keeps on itself has memory and an address when its call returns."""
 
     class Keeps(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -200,10 +202,10 @@ def test_what_compiled_code_leaves_elsewhere_is_there() -> None:
     def body() -> tuple[bool, int]:
         module, x = Keeps(), big().requires_grad_()
         compiled = torch.compile(module)
-        compiled(x)
         before = torch.cuda.memory_allocated()
-        module.first.add_(1.0)
-        return bool(module.second.data_ptr()), (torch.cuda.memory_allocated() - before) // x.nbytes
+        result = compiled(x)
+        kept = torch.cuda.memory_allocated() - before - result.nbytes
+        return bool(module.second.data_ptr()), kept // x.nbytes
 
     assert run(body).results[0] == (True, 2)
 
@@ -260,6 +262,19 @@ def test_every_result_has_its_memory() -> None:
         return sizes
 
     assert run(body).results[0] == run(body, fuse=False).results[0]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_distributed_result_has_its_memory() -> None:
+    """The local part of a DTensor is written, and its mesh is not searched for tensors."""
+
+    def body() -> int:
+        mesh, x = init_device_mesh("cuda", (1,)), big()
+        before = torch.cuda.memory_allocated()
+        result = torch.compile(lambda: (DTensor.from_local(x * 2.0, mesh), x @ x))()
+        return (torch.cuda.memory_allocated() - before) // x.nbytes + 0 * len(result)
+
+    assert run(body).results == [2]
 
 
 @pytest.mark.parametrize("grad", [False, True])

@@ -6,6 +6,7 @@ import functools
 import math
 import sys
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -71,8 +72,8 @@ def _compile(task: RankTask, model: Any = None, **options: Any) -> Any:
     if not isinstance(model, torch.nn.Module):
         module = getattr(model, "__self__", None)
         if isinstance(module, torch.nn.Module):  # Module.compile() gives its own call
-            return _graph(model, type(module), sum(1 for _ in module.parameters()), replays)
-        return _graph(model, model, 0, replays)
+            return _graph(model, type(module), module, replays)
+        return _graph(model, model, None, replays)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of global hooks: those are ours
         return OPTIMIZED_MODULE.get()(model, _AsItIs(model, replays))
@@ -113,18 +114,21 @@ class _AsItIs:
     """Replacement for the compiler's context of a module (torch._dynamo.eval_frame._TorchDynamoContext)."""
 
     def __init__(self, module: torch.nn.Module, replays: bool) -> None:
-        self._module = type(module), sum(1 for _ in module.parameters()), replays
+        self._module, self._replays = weakref.ref(module), replays
+        self._kind = type(module)
 
     def __call__(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        return _graph(call, *self._module)
+        return _graph(call, self._kind, self._module(), self._replays)
 
     def __deepcopy__(self, memo: Any) -> _AsItIs:
         return self
 
 
-def _graph(call: Callable[..., Any], named: Any, parameters: int, replays: bool) -> Callable[..., Any]:
+def _graph(call: Callable[..., Any], named: Any, module: torch.nn.Module | None, replays: bool) -> Callable[..., Any]:
     """*call*, whose kernels are priced as those of one compiled graph, or CUDA graph (timeline/fusion.py)."""
     name = getattr(named, "__qualname__", type(named).__name__)
+    parameters = 0 if module is None else sum(1 for _ in module.parameters())
+    own = None if module is None else weakref.ref(module)
 
     @functools.wraps(call)
     def compiled(*args: Any, **kwargs: Any) -> Any:
@@ -136,7 +140,7 @@ def _graph(call: Callable[..., Any], named: Any, parameters: int, replays: bool)
         try:
             if fusion is None:
                 return call(*args, **kwargs)
-            return fusion.run(functools.partial(call, *args, **kwargs), task, name, parameters, replays)
+            return fusion.run(functools.partial(call, *args, **kwargs), task, name, parameters, replays, own)
         finally:
             if around:
                 _compiled[task] = around

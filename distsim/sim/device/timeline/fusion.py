@@ -5,7 +5,8 @@ joins a kernel that makes what it reads, or that reads the same and is as large,
 first. They are launched when anything else is put on the device: a product, a collective, an event, the function's end.
 What has died by then was never written. What autograd alone keeps is not written either: as under the compiler's
 min-cut partitioner, backward computes it again from what its kernel read, which stays in memory in its place. What the
-program keeps besides the result looks the same, and is written when something outside of compiled code reads it.
+program keeps besides the result and its module's attributes looks the same, and is written once something outside of
+compiled code reads it.
 Backward is a graph as well: of the nodes that forward made.
 """
 
@@ -106,8 +107,17 @@ class Fusion:
         """The backward that the compiled function that runs was called in: a checkpoint that computes again."""
         self._where: tuple[Launcher, Stream, RankTask] | None = None
 
-    def run(self, call: Callable[[], Any], task: RankTask, name: str, parameters: int, replays: bool) -> Any:
-        """What *call* returns, a compiled function; one within another is part of it. *replays*: as a CUDA graph."""
+    def run(
+        self,
+        call: Callable[[], Any],
+        task: RankTask,
+        name: str,
+        parameters: int,
+        replays: bool,
+        module: Callable[[], torch.nn.Module | None] | None = None,
+    ) -> Any:
+        """What *call* returns, a compiled function, of *module* if it is one's forward; one within another is part of
+        it. *replays*: as a CUDA graph."""
         depth = self._inside.get(task, 0)
         if depth == 0:
             self.flush()
@@ -125,7 +135,7 @@ class Fusion:
                 self._inside[task] = depth
             else:
                 try:
-                    self._end(result, begin != _next_node())
+                    self._end(result, begin != _next_node(), None if module is None else module())
                 finally:
                     del self._inside[task]
                     self._around = NO_BACKWARD
@@ -254,11 +264,15 @@ class Fusion:
     def _is_backward(self) -> bool:
         return bool(_in_backward() != self._around)
 
-    def _end(self, result: Any, autograd_keeps: bool) -> None:
-        """Launch what is held back when a compiled function returns *result*, and write the result. Where autograd
-        keeps nothing of the call, the program keeps all that lives, and that is written as well."""
+    def _end(self, result: Any, autograd_keeps: bool, module: torch.nn.Module | None) -> None:
+        """Launch what is held back when a compiled function returns *result*, and write the result
+        and what *module* keeps. Where autograd keeps nothing of the call, the program keeps all that lives, and that is
+        written as well."""
         tensors = _results(result)
         places = self.read(tensors)
+        if module is not None and (self._held or self._recent):
+            for each in module.modules():
+                places |= self.read(vars(each))
         all_lives = not autograd_keeps or tensors is None
         if all_lives:
             places |= {place: held.nbytes for place in self._recent if (held := place()) is not None}
@@ -350,24 +364,27 @@ def _results(result: Any) -> list[Tensor] | None:
     tensors, left, seen = [], [result], set()
     while left:
         value = left.pop()
-        if isinstance(value, Tensor):
-            if hasattr(value, "__tensor_flatten__"):  # DTensor and the like
-                left += [getattr(value, name) for name in value.__tensor_flatten__()[0]]
+        kind = type(value)  # of an object that isinstance would run the code of, too
+        if issubclass(kind, Tensor):
+            if hasattr(value, "__tensor_flatten__"):  # DTensor, and others that hold tensors
+                parts = (getattr(value, name) for name in value.__tensor_flatten__()[0])
+                left += [part for part in parts if isinstance(part, Tensor)]
             else:
                 tensors.append(value)
             continue
-        if value is None or isinstance(value, _WITHOUT_TENSORS) or id(value) in seen:
+        if value is None or issubclass(kind, _WITHOUT_TENSORS) or id(value) in seen:
             continue
         seen.add(id(value))
         if len(seen) > MOST_OBJECTS:
             return None
-        if isinstance(value, dict):
+        if issubclass(kind, dict):
             left += value.values()
-        elif isinstance(value, list | tuple | set | frozenset):
+        elif issubclass(kind, list | tuple | set | frozenset):
             left += value
-        left += getattr(value, "__dict__", {}).values()
-        for kind in type(value).__mro__:
-            slots = kind.__dict__.get("__slots__", ())
+        if kind.__dictoffset__:
+            left += vars(value).values()
+        for base in kind.__mro__:
+            slots = base.__dict__.get("__slots__", ())
             left += [getattr(value, name, None) for name in ([slots] if isinstance(slots, str) else slots)]
     return tensors
 
