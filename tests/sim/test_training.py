@@ -140,6 +140,19 @@ def test_tokens_are_counted_once_a_tensor_parallel_group(op: str) -> None:
     assert steps.same_tokens == {(0, 1): "mesh_tp"}
 
 
+def test_a_look_up_begins_a_forward_again() -> None:
+    """What is reduced after backward is no activation, and is one again once tokens were looked up."""
+    steps = Steps()
+    record = CallRecord(0, Group("1", "mesh_tp", (0, 1)), 0, "all_reduce", nbytes=1 << 20)
+    steps.count(Counted(table=(10, 4), tokens=3))
+    steps._backward_begun = True
+    steps.called(record)
+    assert steps.same_tokens == {}
+    steps.count(Counted(table=(10, 4), tokens=3))
+    steps.called(record)
+    assert steps.same_tokens == {(0, 1): "mesh_tp"}
+
+
 def test_ids_of_several_tables_are_counted_once() -> None:
     """Value embeddings are looked up with the ids of the tokens' own; a batch that comes again counts again, as does
     another batch in the same buffer."""
