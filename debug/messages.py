@@ -388,14 +388,14 @@ def raised_advice(who: str, exception: str, awaited: bool, *, everyone: bool = F
     return advice(Kind.RANK_RAISED, who=who) if awaited else f"Fix the exception of {who}."
 
 
-def advice(kind: Kind, *, who: str = "the rank", mine: str = "", theirs: str = "") -> str:
+def advice(kind: Kind, *, who: str = "the rank", mine: str = "", other: str = "") -> str:
     """The suggestion for a kind; where there is none of its own, to make the two lines alike."""
     text = _NEXT.get(kind)
     if text is not None:
         spends = "spend their" if who.startswith("ranks ") else "spends its"
-        return text.format(who=who, mine=mine, theirs=theirs, spends=spends)
-    if mine == theirs and kind in _ALIKE:
+        return text.format(who=who, mine=mine, theirs=other, spends=spends)
+    if mine == other and kind in _ALIKE:
         return _ALIKE[kind].format(mine=mine)
-    if mine == theirs:
+    if mine == other:
         return f"Make the call at {mine} match on every rank (operation, dtype, shape, peers)."
-    return f"Make the calls at {mine} and {theirs} match (operation, dtype, shape, peers)."
+    return f"Make the calls at {mine} and {other} match (operation, dtype, shape, peers)."

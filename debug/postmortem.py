@@ -99,8 +99,8 @@ def examine(directory: Path, roots: Sequence[Path] | None = None) -> Found:
         raise UsageError(f"expected a folder of flight records, got {directory}: no such folder")
     jobs, complaints = load_jobs(directory)
     if jobs:
-        told = [*complaints, *_left_out(jobs), *jobs[0].complaints]
-        return _examine_job(directory, jobs, jobs[0], told, roots)
+        notes = [*complaints, *_left_out(jobs), *jobs[0].complaints]
+        return _examine_job(directory, jobs, jobs[0], notes, roots)
     return _examine_dumps(directory, complaints, roots)
 
 
@@ -123,9 +123,9 @@ def _examine_job(
 ) -> Found:
     # The launcher, who leaves exit codes, clears the folder first: its job is the oldest.
     exits = read_exits(directory) if job is jobs[-1] else {}
-    found = _from_rings(directory, job, complaints, exits, _roots(roots))
-    _search_silent(job, found)
-    return found
+    result = _from_rings(directory, job, complaints, exits, _roots(roots))
+    _search_silent(job, result)
+    return result
 
 
 def _search_silent(job: Job, found: Found) -> None:
@@ -147,9 +147,9 @@ def _examine_dumps(directory: Path, complaints: list[str], roots: Sequence[Path]
     dumps, refused, more = _load_dumps(directory)
     if dumps:
         known = {*refused, *(dump.rank for dump in dumps)}
-        found = _judged(dumps, lambda some: _from_dumps(some, known, _roots(roots)), more, lambda dump: dump.path.name)
-        found.complaints = [*complaints, *more, *(note for note in found.evidence.notes if note.startswith("no "))]
-        return found
+        result = _judged(dumps, lambda some: _from_dumps(some, known, _roots(roots)), more, lambda dump: dump.path.name)
+        result.complaints = [*complaints, *more, *(note for note in result.evidence.notes if note.startswith("no "))]
+        return result
     if not complaints and not more and any(path.name.startswith(OURS) for path in directory.iterdir()):
         raise UsageError(
             f"{directory}: no rank has come to init_process_group (files of the launcher or the monitor are here, "
@@ -171,16 +171,16 @@ def _from_dumps(dumps: Sequence[Dump], known: Collection[int], roots: Sequence[P
 def load_jobs(directory: Path) -> tuple[list[Job], list[str]]:
     """The jobs that left rings in a directory, the newest first, and what is wrong with files there."""
     complaints: list[str] = []
-    found: dict[str, list[RingReader]] = defaultdict(list)
+    readers_of: dict[str, list[RingReader]] = defaultdict(list)
     for path in sorted(directory.glob("*.ring")):
         try:
             reader = RingReader(path)
         except UsageError as error:
             complaints.append(str(error))
             continue
-        found[reader.header.job].append(reader)
+        readers_of[reader.header.job].append(reader)
     jobs = []
-    for name, readers in found.items():
+    for name, readers in readers_of.items():
         job = Job(name, *_last_attempt(readers))
         job.numbering = number_processes([reader.process for reader in job.readers])
         job.readers = number_readers(job.readers, job.numbering)
@@ -289,8 +289,8 @@ def _judged(
     try:
         return judge(good)
     except Exception as error:
-        said = "; ".join(complaints[:5])
-        raise UsageError(f"the records contradict each other ({type(error).__name__}); {said}") from None
+        notes = "; ".join(complaints[:5])
+        raise UsageError(f"the records contradict each other ({type(error).__name__}); {notes}") from None
 
 
 def _reason(error: Exception) -> str:
@@ -323,10 +323,10 @@ def _verdict(directory: Path, job: str) -> tuple[list[Diagnosis], list[str]]:
     interrupt."""
     for path in (verdict_path(directory, job), directory / "verdict.json"):
         try:
-            said = load_json(read_bytes(path, LARGEST_VERDICT))
-            if said.get("job", job) == job:
-                places = said.get("interrupted", ())
-                return diagnoses_from_json(said), [text(line, "interrupted", 400) for line in places]
+            content = load_json(read_bytes(path, LARGEST_VERDICT))
+            if content.get("job", job) == job:
+                places = content.get("interrupted", ())
+                return diagnoses_from_json(content), [text(line, "interrupted", 400) for line in places]
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
     return [], []

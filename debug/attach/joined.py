@@ -59,7 +59,7 @@ class Joined:
 
 def ask_flight_recorders(processes: Iterable[RankProcess], roots: Sequence[Path] | None = None) -> Joined:
     """Let every rank with a Flight Recorder pipe write its dump, and judge the dumps."""
-    asked: dict[int, list[Path]] = {}
+    dump_paths: dict[int, list[Path]] = {}
     deaf: list[int] = []
     told_ns = time.time_ns()
     for process in processes:
@@ -68,16 +68,16 @@ def ask_flight_recorders(processes: Iterable[RankProcess], roots: Sequence[Path]
         environ = environment_of(process.pid)
         if stem := environ.get(PIPE, ""):
             if _write_to_pipe(f"{stem}{process.rank}.pipe"):
-                asked[process.rank] = [Path(f"{prefix}{process.rank}") for prefix in _prefixes(environ)]
+                dump_paths[process.rank] = [Path(f"{prefix}{process.rank}") for prefix in _prefixes(environ)]
             else:
                 deaf.append(process.rank)
     joined = Joined(source=f"dumps that attach asked for through {PIPE}")
     if deaf:
         joined.notes.append(f"Flight Recorder: {ranks_text(deaf)} did not open the pipe of {PIPE}")
-    if not asked:
+    if not dump_paths:
         return joined
-    dumps = _await_dumps(asked, told_ns)
-    if silent := sorted(asked.keys() - dumps.keys()):
+    dumps = _await_dumps(dump_paths, told_ns)
+    if silent := sorted(dump_paths.keys() - dumps.keys()):
         joined.notes.append(f"Flight Recorder: {ranks_text(silent)} wrote no dump in {DUMP_S:.0f} s")
     _judge({rank: path.read_bytes() for rank, path in dumps.items()}, joined, roots)
     return joined
@@ -102,20 +102,20 @@ def _prefixes(environ: Mapping[str, str]) -> list[str]:
     return chosen or list(places)
 
 
-def _await_dumps(asked: Mapping[int, Sequence[Path]], since_ns: int) -> dict[int, Path]:
+def _await_dumps(dump_paths: Mapping[int, Sequence[Path]], since_ns: int) -> dict[int, Path]:
     """The dump of each rank that was written since, once it has stopped growing."""
     dumps: dict[int, Path] = {}
     sizes: dict[int, int] = {}
     deadline = time.monotonic() + DUMP_S
-    while len(dumps) < len(asked) and time.monotonic() < deadline:
-        for rank, places in asked.items():
+    while len(dumps) < len(dump_paths) and time.monotonic() < deadline:
+        for rank, places in dump_paths.items():
             for path in places if rank not in dumps else ():
                 with contextlib.suppress(OSError):
-                    found = path.stat()
-                    if found.st_mtime_ns >= since_ns - 1_000_000_000 and found.st_size:
-                        if sizes.get(rank) == found.st_size:
+                    status = path.stat()
+                    if status.st_mtime_ns >= since_ns - 1_000_000_000 and status.st_size:
+                        if sizes.get(rank) == status.st_size:
                             dumps[rank] = path
-                        sizes[rank] = found.st_size
+                        sizes[rank] = status.st_size
         time.sleep(0.1)
     return dumps
 
@@ -163,7 +163,7 @@ def ask_debug_server(address: str, roots: Sequence[Path] | None = None) -> Joine
         raise UsageError(f"--debug-server: expected PORT or HOST:PORT, got {address!r}")
     host = match[1] or "localhost"
     joined = Joined(source=f"torch.distributed.debug at {host}:{match[2]}")
-    found: dict[int, bytes] = {}
+    dumps: dict[int, bytes] = {}
     for page in PAGES:
         try:
             with urllib.request.urlopen(f"http://{host}:{match[2]}/{page}", timeout=PAGE_S) as answer:
@@ -173,12 +173,12 @@ def ask_debug_server(address: str, roots: Sequence[Path] | None = None) -> Joine
             continue
         for rank, body in re.findall(r"<h2>Rank (\d+): [^<]*</h2>\s*<pre>(.*?)</pre>", text, re.DOTALL):
             data = html.unescape(body)
-            if '"entries": [\n' in data or int(rank) not in found:  # of two recorders the one that has something
-                found[int(rank)] = data.encode()
+            if '"entries": [\n' in data or int(rank) not in dumps:  # of two recorders the one that has something
+                dumps[int(rank)] = data.encode()
         failed = re.findall(r"<h2>Rank (\d+): [^<]*</h2>\s*<p>Failed", text)
         if failed and page == PAGES[0]:
             joined.notes.append(f"debug server: {ranks_text(map(int, failed))} did not answer it")
-    _judge(found, joined, roots)
+    _judge(dumps, joined, roots)
     return joined
 
 
@@ -213,8 +213,8 @@ def _with_records(judged: Judged, records: Found, source: str) -> Judged:
     sources = {**judged.evidence.sources, **records.evidence.sources}
     evidence = replace(records.evidence, sources=sources, notes=judged.evidence.notes)
     first, *others = diagnose(evidence) or records.diagnoses
-    told = [replace(first, explanation=f"{first.explanation} By {source}."), *others]
-    return Judged(told, evidence)
+    diagnoses = [replace(first, explanation=f"{first.explanation} By {source}."), *others]
+    return Judged(diagnoses, evidence)
 
 
 def _with_ras(judged: Judged, statuses: Sequence[RasStatus]) -> Judged:
@@ -225,33 +225,33 @@ def _with_ras(judged: Judged, statuses: Sequence[RasStatus]) -> Judged:
     sentences = [f"the process {one.pid} on {one.host} is {one.why}" for one in status.processes]
     culprits, members = set(gone), set()
     for comm in stable:
-        for number, said in comm.behind().items():
+        for number, behind in comm.behind().items():
             member = comm.members.get(number)
             rank = None if member is None or member.pid is None else by_pid.get(member.pid)
             named = f"rank {rank}" if rank is not None else f"its rank {number}"
-            sentences.append(f"in communicator {comm.name} {named} has launched {said}")
+            sentences.append(f"in communicator {comm.name} {named} has launched {behind}")
             if rank is not None:
                 culprits.add(rank)
         members |= {by_pid[member.pid] for member in comm.members.values() if member.pid in by_pid}
     if not sentences:
         text = f"NCCL RAS{_release(status)}: {len(status.communicators) or 'all'} communicators, no rank behind"
         return replace(judged, evidence=replace(judged.evidence, notes=[*judged.evidence.notes, text]))
-    said = f"NCCL RAS{_release(status)}: {'; '.join(sentences[:4])}{', ...' if len(sentences) > 4 else ''}."
+    behind = f"NCCL RAS{_release(status)}: {'; '.join(sentences[:4])}{', ...' if len(sentences) > 4 else ''}."
     if judged.diagnoses:
         first, *others = judged.diagnoses
-        return replace(judged, diagnoses=[replace(first, explanation=f"{first.explanation} {said}"), *others])
+        return replace(judged, diagnoses=[replace(first, explanation=f"{first.explanation} {behind}"), *others])
     if not culprits:
-        return replace(judged, evidence=replace(judged.evidence, notes=[*judged.evidence.notes, said]))
-    found = Diagnosis(
+        return replace(judged, evidence=replace(judged.evidence, notes=[*judged.evidence.notes, behind]))
+    diagnosis = Diagnosis(
         Kind.PROCESS_FROZEN if gone else Kind.MISSING_RANK,
         tuple(sorted(culprits)),
         tuple(sorted((members or judged.evidence.ranks.keys()) - culprits)),
         sites={rank: state.site for rank, state in judged.evidence.ranks.items() if state.site is not None},
-        explanation=f"{capital(ranks_text(culprits))} {are(culprits, 'is', 'are')} behind. {said} Its counts did not "
+        explanation=f"{capital(ranks_text(culprits))} {are(culprits, 'is', 'are')} behind. {behind} Its counts did not "
         "change between two looks.",
         suggestion="Look at the stacks of these ranks: they are before the call that the others wait in.",
     )
-    return replace(judged, diagnoses=[found], inconclusive=None)
+    return replace(judged, diagnoses=[diagnosis], inconclusive=None)
 
 
 def _is_stuck(comm: Communicator, statuses: Sequence[RasStatus]) -> bool:

@@ -147,10 +147,10 @@ def _elsewhere(seen: Mapping[int, Place], waiting: Mapping[int, Place]) -> Diagn
     if len(main) <= len(seen) / 2 and (skipped := _skipped(seen, waiting)) is not None:
         return skipped
     culprits = sorted(set(seen) - set(main)) if len(main) > len(seen) / 2 else sorted(seen)
-    said = f" They are {turns[2]}." if turns is not None else ""
+    turns_text = f" They are {turns[2]}." if turns is not None else ""
     return _diagnosis(
         Kind.MISSING_RANK if len(culprits) < len(seen) else Kind.WRONG_ORDER, culprits, seen, seen,
-        f"The ranks are at different places: {_listed(seen)}.{said}",
+        f"The ranks are at different places: {_listed(seen)}.{turns_text}",
         "Compare the paths to these lines: a call behind a condition, an exception that was handled, or a loop of "
         "another length.",
     )  # fmt: skip
@@ -162,14 +162,14 @@ def _idle(seen: Mapping[int, Place], ranks: Iterable[int]) -> bool:
 
 def _other_members(waiting: Mapping[int, Place]) -> Diagnosis | None:
     """Return ranks that create another group than most."""
-    asked = {rank: place.members for rank, place in waiting.items() if place.members}
-    if len(set(asked.values())) < 2:
+    members_of = {rank: place.members for rank, place in waiting.items() if place.members}
+    if len(set(members_of.values())) < 2:
         return None
-    usual = _usual(asked)
-    culprits = [rank for rank, members in asked.items() if members != usual]
+    usual = _usual(members_of)
+    culprits = [rank for rank, members in members_of.items() if members != usual]
     listed = "; ".join(
-        f"{ranks_text(rank for rank in asked if asked[rank] == members)} {members}"
-        for members in dict.fromkeys(asked.values())
+        f"{ranks_text(rank for rank in members_of if members_of[rank] == members)} {members}"
+        for members in dict.fromkeys(members_of.values())
     )
     return _diagnosis(
         Kind.GROUP_CREATION_ORDER, culprits, waiting, waiting,
@@ -253,19 +253,19 @@ def _not_in_call(seen: Mapping[int, Place], waiting: Mapping[int, Place], host: 
     moving = [rank for rank in host if seen[rank].moved or seen[rank].busy]
     stuck = [rank for rank in host if rank not in moving]
     culprits = stuck or moving
-    what = _listed({rank: seen[rank] for rank in culprits})
+    elsewhere = _listed({rank: seen[rank] for rank in culprits})
     if stuck:
         more = f" {capital(ranks_text(moving))} {are(moving, 'runs', 'run')} on." if moving else ""
         return _diagnosis(
             Kind.HOST_STUCK, stuck, waiting, {**waiting, **{r: seen[r] for r in stuck}},
-            f"{capital(ranks_text(waiting))} {are(waiting, 'waits', 'wait')} in {_op(waiting)}; {what}, outside of "
+            f"{capital(ranks_text(waiting))} {are(waiting, 'waits', 'wait')} in {_op(waiting)}; {elsewhere}, outside of "
             f"torch.distributed, and did not move for {APART_S:g} s.{more}",
             f"Look at what {ranks_text(stuck)} {are(stuck, 'waits', 'wait')} for on its host: a lock, a queue, a data "
             "loader, a file system, input.",
         )  # fmt: skip
     return _diagnosis(
         Kind.STRAGGLER, moving, waiting, {**waiting, **{rank: seen[rank] for rank in moving}},
-        f"{capital(ranks_text(waiting))} {are(waiting, 'waits', 'wait')} in {_op(waiting)}; {what}, and still "
+        f"{capital(ranks_text(waiting))} {are(waiting, 'waits', 'wait')} in {_op(waiting)}; {elsewhere}, and still "
         f"{are(moving, 'runs', 'run')}.",
         f"If {ranks_text(moving)} {are(moving, 'is', 'are')} at the same line in a minute, it is a loop that does not "
         "end; otherwise it is slower than the others, or has other work.",
@@ -299,11 +299,11 @@ def _turns(seen: Mapping[int, Place]) -> Turns | None:
 
 
 def _other_turn(seen: Mapping[int, Place], waiting: Mapping[int, Place], turns: Turns) -> Diagnosis:
-    culprits, main, said = turns
+    culprits, main, order_text = turns
     others = {rank: waiting[rank] for rank in main if rank in waiting}
     return _diagnosis(
         Kind.UNEVEN_ITERATIONS, culprits, others, waiting,
-        f"The ranks wait {said}. {capital(_listed(waiting))}.",
+        f"The ranks wait {order_text}. {capital(_listed(waiting))}.",
         "Find why the numbers of turns differ: batches of each rank's own data, a condition on a local value, an "
         "exception that was handled.",
     )  # fmt: skip
@@ -417,7 +417,7 @@ def _listed(places: Mapping[int, Place]) -> str:
         if place.waits:
             parts.append(f"{ranks_text(ranks)} {are(ranks, 'waits', 'wait')} in {_call(place)}")
         else:
-            what = f"{place.op} " if place.op else ""
+            operation = f"{place.op} " if place.op else ""
             at = f"at {place_text(place.site, function=True)}" if place.site is not None else "outside of the program"
-            parts.append(f"{ranks_text(ranks)} {are(ranks, 'is', 'are')} {what}{at}")
+            parts.append(f"{ranks_text(ranks)} {are(ranks, 'is', 'are')} {operation}{at}")
     return "; ".join(parts)

@@ -107,7 +107,7 @@ def rank_processes(parents: Mapping[int, int], spawned: bool = False) -> list[Ra
     torch.multiprocessing.spawn has started."""
     environments = {pid: environment_of(pid) for pid in parents}
     numbers = {pid: _first(environment, RANK_VARIABLES) for pid, environment in environments.items()}
-    found = []
+    ranks = []
     for pid, parent in sorted(parents.items()):
         number = numbers[pid]
         if number is None or not _is_python(pid):
@@ -118,20 +118,20 @@ def rank_processes(parents: Mapping[int, int], spawned: bool = False) -> list[Ra
         environment = environments[pid]
         job = tuple(environment.get(name, "") for name in JOB_VARIABLES)
         size, local = _first(environment, SIZE_VARIABLES), _first(environment, ("LOCAL_WORLD_SIZE",))
-        found.append(RankProcess(pid, number, size, local, job, parent))
-    if not found and spawned:
-        found = [
+        ranks.append(RankProcess(pid, number, size, local, job, parent))
+    if not ranks and spawned:
+        ranks = [
             RankProcess(pid, None, launcher=parent)
             for pid, parent in sorted(parents.items())
             if "multiprocessing.spawn" in _command(pid) and "resource_tracker" not in _command(pid)
         ]
-    return _one_each(found)
+    return _one_each(ranks)
 
 
-def _one_each(found: list[RankProcess]) -> list[RankProcess]:
+def _one_each(processes: list[RankProcess]) -> list[RankProcess]:
     """A launcher may wrap each rank in a shell or a profiler that is Python itself: the innermost one is the rank."""
     by_rank: dict[tuple[object, ...], list[RankProcess]] = defaultdict(list)
-    for process in found:
+    for process in processes:
         by_rank[(process.job, process.rank if process.rank is not None else process.pid)].append(process)
     return [group[-1] for group in by_rank.values()]
 

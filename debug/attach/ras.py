@@ -138,22 +138,22 @@ def _from_json(data: Mapping[str, Any]) -> RasStatus:
     status = RasStatus(text(data["nccl_version"], "nccl_version"), timeouts=_int(data.get("ras", {}), "timeouts_count"))
     gone: dict[tuple[str, int | None], Member] = {}
     for one in data["communicators"]:
-        found = Communicator(text(one["hash"], "hash").removeprefix("0x"), whole(one["size"], "size"))
+        communicator = Communicator(text(one["hash"], "hash").removeprefix("0x"), whole(one["size"], "size"))
         for entry in one["ranks"]:
             member = _member(entry)
-            found.members[member.rank] = member
+            communicator.members[member.rank] = member
             for op, count in entry.get("collective_counts", {}).items():
-                found.counts.setdefault(text(op, "operation"), {})[member.rank] = whole(count, op, 0, 1 << 62)
+                communicator.counts.setdefault(text(op, "operation"), {})[member.rank] = whole(count, op, 0, 1 << 62)
             if state := _state(entry["status"]):
-                found.statuses[member.rank] = state
+                communicator.statuses[member.rank] = state
         for entry in one["missing_ranks"]:
             said = entry["status"]
             why = "dead" if said.get("considered_dead") else "unresponsive" if said.get("unresponsive") else ""
             member = _member(entry, why or "no member any more")
-            found.missing.append(member)
+            communicator.missing.append(member)
             if why:
                 gone[member.host, member.pid] = member
-        status.communicators.append(found)
+        status.communicators.append(communicator)
     status.processes = list(gone.values())
     return status
 
@@ -197,12 +197,12 @@ _OPERATIONS = re.compile(r"different (\w+) operation counts")
 def _from_text(answer: str) -> RasStatus:
     version = re.search(r"NCCL version ([\d.]+)", answer)
     status = RasStatus(version[1] if version else "")
-    found: dict[str, Communicator] = {}
+    communicators: dict[str, Communicator] = {}
     section, current, op, value = "", Communicator(""), "", ""
     unlisted: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for line in map(str.strip, answer.splitlines()):
         if heading := _HEADING.match(line):
-            current, section, op, value = found.setdefault(heading[1], Communicator(heading[1])), heading[2], "", ""
+            current, section, op, value = communicators.setdefault(heading[1], Communicator(heading[1])), heading[2], "", ""
         elif line in ("INCOMPLETE", "DEAD", "TIMEOUT"):
             section = line
         elif timeouts := re.match(r"Encountered (\d+) communication timeouts?", line):
@@ -222,8 +222,8 @@ def _from_text(answer: str) -> RasStatus:
             current.missing += [Member(rank, why="unresponsive") for rank in _numbers(missing[1])]
         elif rank := _RANK.match(line):
             _note_rank(current, section, op, rank["said"].strip() or value, _found_member(rank))
-    _add_unlisted(found, unlisted)
-    status.communicators = list(found.values())
+    _add_unlisted(communicators, unlisted)
+    status.communicators = list(communicators.values())
     return status
 
 
@@ -232,22 +232,22 @@ def _found_member(match: re.Match[str]) -> Member:
     return Member(whole(int(match[1]), "rank", 0, MOST_RANKS), int(pid) if pid else None, match["host"] or "")
 
 
-def _note_rank(current: Communicator, section: str, op: str, said: str, member: Member) -> None:
+def _note_rank(current: Communicator, section: str, op: str, value: str, member: Member) -> None:
     current.members.setdefault(member.rank, member)
     if section == "INCOMPLETE":
         current.missing.append(Member(member.rank, member.pid, member.host, "unresponsive"))
-    elif op == "status" and (state := _STATUS.search(said)):
+    elif op == "status" and (state := _STATUS.search(value)):
         current.statuses[member.rank] = state[1]
-    elif op and (counted := _COUNT.search(said)):
+    elif op and (counted := _COUNT.search(value)):
         current.counts.setdefault(op, {})[member.rank] = int(counted[1] or 0)
     elif section == "ERROR":
-        current.statuses[member.rank] = said.strip().removeprefix("reported ") or "an error"
+        current.statuses[member.rank] = value.strip().removeprefix("reported ") or "an error"
 
 
-def _add_unlisted(found: Mapping[str, Communicator], unlisted: Mapping[tuple[str, str], list[tuple[int, int]]]) -> None:
+def _add_unlisted(communicators: Mapping[str, Communicator], unlisted: Mapping[tuple[str, str], list[tuple[int, int]]]) -> None:
     """Add entries for ranks that the text only counts, with numbers that no rank has."""
     for (name, op), groups in unlisted.items():
-        counts = found[name].counts.setdefault(op, {})
+        counts = communicators[name].counts.setdefault(op, {})
         for number, count in groups:
             if list(counts.values()).count(count) < number:
                 counts[-1 - len(counts)] = count

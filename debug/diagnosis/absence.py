@@ -73,9 +73,9 @@ def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims
 def _hung_up(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> bool:
     """*ranks* run, and all that waited for them have lost the connection: a process that lives keeps its connections
     until its group is destroyed, or its program has ended. A timeout says nothing of a connection."""
-    said = [last_words(case.index.died_inside(r), case.index.states[r]) for r in victims]
+    errors = [last_words(case.index.died_inside(r), case.index.states[r]) for r in victims]
     running = case.index.states[ranks[0]].phase is Phase.RUNNING and not _is_over(case, ranks[0])
-    return running and bool(victims) and all(aftermath(words) and not timed_out(words) for words in said)
+    return running and bool(victims) and all(aftermath(words) and not timed_out(words) for words in errors)
 
 
 def _past_the_loop(case: Case, call: CallRecord, ranks: Sequence[int]) -> bool:
@@ -96,31 +96,31 @@ def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victi
     they, them = ("it", "it") if len(ranks) == 1 else ("they", "them")
     where = several(case.where(ranks[0]), ranks)
     running = case.index.states[ranks[0]].phase is Phase.RUNNING and not _is_over(case, ranks[0])
-    said = [last_words(case.index.died_inside(r), case.index.states[r]) for r in victims]
-    gave_up = any(timed_out(words) for words in said)
+    errors = [last_words(case.index.died_inside(r), case.index.states[r]) for r in victims]
+    gave_up = any(timed_out(words) for words in errors)
     refused = refused_call(case.index, call, ranks)
     never = f"{who} never called" if refused is None else f"{refusal_text(refused, ranks)}, so it never came to"
-    what = f"{never} {call_text(call)} on {group_text(call.group)}: {they} {where}."
+    sentence = f"{never} {call_text(call)} on {group_text(call.group)}: {they} {where}."
     log = case.index.group_log(call)
     there = len(log.meetings.get(call.seq, ())) if log is not None else 0
     if refused is not None:
         pass
     elif all(_is_over(case, rank) for rank in ranks) and there * 2 == len(call.members) and kind is Kind.MISSING_RANK:
-        what += " The group is split evenly: the other ranks may also have made one call too many."
-    suggestion = advice(Kind.STRAGGLER if running else kind, who=some_ranks_text(ranks), theirs=place(call.site))
+        sentence += " The group is split evenly: the other ranks may also have made one call too many."
+    suggestion = advice(Kind.STRAGGLER if running else kind, who=some_ranks_text(ranks), other=place(call.site))
     if refused is not None:
         suggestion = refusal_advice(refused)
     elif running and gave_up:
         suggestion += " Or pass a longer timeout=."
     elif _hung_up(case, ranks, victims):
-        what += f" Connections to {them} were closed while {they} ran, as destroy_process_group() does."
+        sentence += f" Connections to {them} were closed while {they} ran, as destroy_process_group() does."
         suggestion = "Call dist.barrier() before destroy_process_group(), so that no rank leaves too early."
     return case.diagnosis(
         kind,
         ranks,
         victims,
         call=call,
-        explanation=f"{capital(what)} {case.waiting(call, ranks, victims)}",
+        explanation=f"{capital(sentence)} {case.waiting(call, ranks, victims)}",
         suggestion=suggestion,
         since_s=call.issued_s,
     )
@@ -169,8 +169,8 @@ def loop_ended(
         if one.site is None:
             continue
         since = max(calls[0].seq for rank in (one.rank, ranks[0]) if (calls := log.calls.get(rank)))
-        rounds, theirs = _rounds(log, one.rank, one, since), _rounds(log, ranks[0], one, since)
-        if rounds > theirs > 0:
+        rounds, other_rounds = _rounds(log, one.rank, one, since), _rounds(log, ranks[0], one, since)
+        if rounds > other_rounds > 0:
             call = one
             break
     else:
@@ -178,7 +178,7 @@ def loop_ended(
     if call.op == "new_group":
         return _plain(case, Kind.GROUP_CREATION_ORDER, call, ranks, victims)
     legal = _passed_by(case, call.rank, call)  # rounds that also those skip who make the call again
-    if all(_passed_by(case, rank, call) - legal >= rounds - theirs for rank in ranks):
+    if all(_passed_by(case, rank, call) - legal >= rounds - other_rounds for rank in ranks):
         skipped = _plain(case, Kind.MISSING_RANK, call, ranks, victims)
         they = "it" if len(ranks) == 1 else "they"
         note = f"In another round of that loop {they} made a later call of the loop without this one."
@@ -191,10 +191,10 @@ def loop_ended(
     even = len(met) * 2 == len(log.group.ranks)
     tie = " The group is split evenly, so the records do not show which number of calls is right." if even else ""
     if since > 1:  # older calls are no longer in the records, so nobody can say how often it was made
-        often = f"{rounds - theirs} more time{'s' if rounds - theirs > 1 else ''} than {ranks_text(ranks)}"
+        often = f"{rounds - other_rounds} more time{'s' if rounds - other_rounds > 1 else ''} than {ranks_text(ranks)}"
         came = f"made it last as #{_last_round(log, ranks[0], call)}"
     else:
-        often, came = f"for the {_ordinal(rounds)} time", f"made it {'once' if theirs == 1 else f'{theirs} times'}"
+        often, came = f"for the {_ordinal(rounds)} time", f"made it {'once' if other_rounds == 1 else f'{other_rounds} times'}"
     return case.diagnosis(
         Kind.UNEVEN_ITERATIONS,
         met if few else ranks,
@@ -286,33 +286,33 @@ def _split_over_groups(
     return None
 
 
-def _one_call_of_the_text(case: Case, mine: CallRecord, theirs: CallRecord) -> bool:
+def _one_call_of_the_text(case: Case, mine: CallRecord, other: CallRecord) -> bool:
     """The same line, or two branches that each have the call once."""
-    if mine.site is not None and mine.site == theirs.site:
+    if mine.site is not None and mine.site == other.site:
         return True
-    relation = relate(mine, theirs, case.index.evidence.sources)
+    relation = relate(mine, other, case.index.evidence.sources)
     return relation.certain and relation.order is Order.EXCLUSIVE and not relation.repeated
 
 
 def group_mismatch(
     case: Case,
     mine: CallRecord,
-    theirs: CallRecord,
+    other: CallRecord,
     who: Sequence[int],
     others: Sequence[int],
     victims: Sequence[int],
 ) -> Diagnosis:
-    """*who* made *mine*, and *others* *theirs*: one call of the program, on two groups."""
+    """*who* made *mine*, and *others* *other*: one call of the program, on two groups."""
     return case.diagnosis(
         Kind.GROUP_MISMATCH,
         who,
         [*others, *victims],
-        call=theirs,
+        call=other,
         explanation=f"{capital(ranks_text(who))} called {call_text(mine)} on {group_text(mine.group)}, "
         f"at {place(mine.site)}. {capital(ranks_text(others))} made the same call on "
-        f"{group_text(theirs.group)}, at {place(theirs.site)}.",
+        f"{group_text(other.group)}, at {place(other.site)}.",
         suggestion=advice(Kind.GROUP_MISMATCH, mine=place(mine.site)),
-        since_s=max(mine.issued_s, theirs.issued_s),
+        since_s=max(mine.issued_s, other.issued_s),
         sites={} if mine.site is None else {mine.rank: mine.site},
     )
 
@@ -353,16 +353,16 @@ def _other_group(
     """The absent made this very call, as often as those who wait, but on another group."""
     own: CallRecord | None = None
     for rank in ranks:
-        made = [r for r in case.index.records(rank) if r.op == call.op and not r.is_p2p]
-        if not made:
+        calls = [r for r in case.index.records(rank) if r.op == call.op and not r.is_p2p]
+        if not calls:
             return None
-        last = made[-1]
+        last = calls[-1]
         a, b = frozenset(last.group.ranks), frozenset(log.group.ranks)
         if last.group == log.group or not (a < b or b < a):
             return None
         if last.site is not None and last.site == call.site:
             here = [r for r in case.index.records(call.rank) if r.op == call.op and r.site == call.site]
-            if sum(r.site == call.site for r in made) < len(here):
+            if sum(r.site == call.site for r in calls) < len(here):
                 return None
         else:
             relation = relate(last, call, case.index.evidence.sources)

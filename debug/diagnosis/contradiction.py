@@ -35,8 +35,8 @@ def contradiction(case: Case, divergence: Divergence, victims: Sequence[int]) ->
     """The diagnosis of the first number at which a group's members are not in the same call."""
     d = divergence
     if d.kind is Kind.EXTRA_COLLECTIVE and (other := _awaited_on_another_group(case, d)) is not None:
-        found = group_mismatch(case, d.got, other, d.culprits, [other.rank], [*victims, *d.reference])
-        return replace(found, proof=Proof.MET) if d.met else found
+        diagnosis = group_mismatch(case, d.got, other, d.culprits, [other.rank], [*victims, *d.reference])
+        return replace(diagnosis, proof=Proof.MET) if d.met else diagnosis
     met = d.group_log.meetings.get(d.seq, {})
     sites = {rank: site for rank, record in met.items() if (site := record.site) is not None}
     if d.refused is not None and d.refused.site is not None:
@@ -59,8 +59,8 @@ def _awaited_on_another_group(case: Case, d: Divergence) -> CallRecord | None:
     """The call in which another rank waits for the culprit, at the line of the culprit's call, on the group on which
     the culprit has made that call before."""
     mine = d.got
-    made = [r for r in case.index.records(mine.rank) if (r.op, r.way) == (mine.op, mine.way)]
-    usual = {r.group for r in made if r.group != mine.group}
+    calls = [r for r in case.index.records(mine.rank) if (r.op, r.way) == (mine.op, mine.way)]
+    usual = {r.group for r in calls if r.group != mine.group}
     for rank in case.index.states:
         for wait in case.index.call_waits(rank) if rank not in d.culprits else ():
             if (wait.op, wait.way) == (mine.op, mine.way) and wait.group in usual and mine.rank in wait.group.ranks:
@@ -102,7 +102,7 @@ def suggestion(d: Divergence) -> str:
         )
     if d.kind in SHIFTS and d.got.site is not None and d.got.site == d.expected.site and d.got.op != d.expected.op:
         return f"{place(d.got.site)} makes other calls on some ranks: build and wrap the model alike on every rank."
-    return advice(d.kind, who=some_ranks_text(d.culprits), mine=place(d.got.site), theirs=place(d.expected.site))
+    return advice(d.kind, who=some_ranks_text(d.culprits), mine=place(d.got.site), other=place(d.expected.site))
 
 
 def _at(record: CallRecord) -> str:
@@ -116,18 +116,18 @@ def _split(d: Divergence, mismatch: Mismatch) -> str:
     first = own[0]
     sender, receiver = mismatch.records[first.sender], mismatch.records[first.receiver]
     if first.receiver in d.culprits:
-        said = (
+        sentence = (
             f"rank {first.receiver} expects {_elements(first.expected)} from rank {first.sender}, "
             f"at {place(receiver.site)}, but rank {first.sender} sends it {_elements(first.sent)}"
         )
     else:
-        said = (
+        sentence = (
             f"rank {first.sender} sends {_elements(first.sent)} to rank {first.receiver}, "
             f"at {place(sender.site)}, but rank {first.receiver} expects {_elements(first.expected)}"
         )
     rest = len(conflicts) - 1
     more = f" (and {rest} more such pair{'s' if rest > 1 else ''})" if rest else ""
-    return f"{said}{more}, in {call_text(d.expected)}"
+    return f"{sentence}{more}, in {call_text(d.expected)}"
 
 
 def _elements(n: int) -> str:
@@ -184,9 +184,9 @@ def _what(d: Divergence) -> str:
 def _each(mismatch: Mismatch) -> str:
     """`float32[5] (rank 1) and float32[6] (ranks 2,3)`: what the culprits say, where they differ."""
     sides: dict[str, list[int]] = {}
-    for rank, said in mismatch.found.items():
-        sides.setdefault(said, []).append(rank)
-    told = [f"{said} ({ranks_text(ranks)})" for said, ranks in sides.items()]
-    if len(told) > MOST_SIDES:
-        told = [*told[:MOST_SIDES], f"{len(told) - MOST_SIDES} others"]
-    return f"{', '.join(told[:-1])} and {told[-1]}"
+    for rank, description in mismatch.found.items():
+        sides.setdefault(description, []).append(rank)
+    descriptions = [f"{description} ({ranks_text(ranks)})" for description, ranks in sides.items()]
+    if len(descriptions) > MOST_SIDES:
+        descriptions = [*descriptions[:MOST_SIDES], f"{len(descriptions) - MOST_SIDES} others"]
+    return f"{', '.join(descriptions[:-1])} and {descriptions[-1]}"

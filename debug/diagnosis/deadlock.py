@@ -45,16 +45,16 @@ def _left_out(
     case: Case, cycle: Sequence[int], calls: dict[int, CallRecord | None], everyone: Sequence[int]
 ) -> Diagnosis | None:
     """A circle that is there only because one rank left out a call, or made one that nobody else makes."""
-    found: list[Diagnosis] = []
+    diagnoses: list[Diagnosis] = []
     for i, rank in enumerate(cycle):
-        awaited, made = calls[cycle[i - 1]], calls[rank]
-        if awaited is None or made is None or awaited.is_p2p or rank not in awaited.group.ranks:
+        awaited, call = calls[cycle[i - 1]], calls[rank]
+        if awaited is None or call is None or awaited.is_p2p or rank not in awaited.group.ranks:
             continue
-        if left_out(case.index, awaited, made):
-            found.append(absent_from_call(case, awaited, [rank], [r for r in everyone if r != rank]))
-        elif not made.is_p2p and _under_condition(case, awaited, made):
-            found.append(extra_call(case, made, [r for r in everyone if r != rank]))
-    return found[0] if len(found) == 1 else None
+        if left_out(case.index, awaited, call):
+            diagnoses.append(absent_from_call(case, awaited, [rank], [r for r in everyone if r != rank]))
+        elif not call.is_p2p and _under_condition(case, awaited, call):
+            diagnoses.append(extra_call(case, call, [r for r in everyone if r != rank]))
+    return diagnoses[0] if len(diagnoses) == 1 else None
 
 
 def _strayed(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis | None:
@@ -65,7 +65,7 @@ def _strayed(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagno
         for call in case.index.call_waits(rank):
             if not call.is_p2p and call.site is not None:
                 places.setdefault(call.stack, {}).setdefault(_key(call.group), []).append(call)
-    found: dict[int, tuple[CallRecord, CallRecord, list[int]]] = {}
+    strays: dict[int, tuple[CallRecord, CallRecord, list[int]]] = {}
     for stack, by_group in places.items():
         if len(by_group) < 2:
             continue
@@ -79,10 +79,10 @@ def _strayed(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagno
                 for other in by_group:
                     if other in usual and mine.rank in members[other]:
                         theirs = by_group[other]
-                        found.setdefault(mine.rank, (mine, theirs[0], []))[2].extend(r.rank for r in theirs)
-    if len(found) != 1:
+                        strays.setdefault(mine.rank, (mine, theirs[0], []))[2].extend(r.rank for r in theirs)
+    if len(strays) != 1:
         return None
-    ((rank, (mine, theirs_first, others)),) = found.items()
+    ((rank, (mine, theirs_first, others)),) = strays.items()
     rest = [r for r in (*ranks, *victims) if r != rank and r not in others]
     return group_mismatch(case, mine, theirs_first, [rank], others, rest)
 
@@ -96,32 +96,32 @@ def _left_loop(
     case: Case, cycle: Sequence[int], calls: dict[int, CallRecord | None], everyone: Sequence[int]
 ) -> Diagnosis | None:
     """A circle that is there because one rank has left a loop, or skipped a round of it, in which another still is."""
-    found: list[Diagnosis] = []
+    diagnoses: list[Diagnosis] = []
     for i, rank in enumerate(cycle):
-        awaited, made = calls[cycle[i - 1]], calls[rank]
+        awaited, call = calls[cycle[i - 1]], calls[rank]
         log = None if awaited is None else case.index.group_log(awaited)
-        if awaited is None or made is None or log is None or made.is_p2p or rank not in awaited.group.ranks:
+        if awaited is None or call is None or log is None or call.is_p2p or rank not in awaited.group.ranks:
             continue
-        relation = relate(made, awaited, case.index.evidence.sources)
+        relation = relate(call, awaited, case.index.evidence.sources)
         if relation.certain and relation.order is Order.AFTER and relation.left_loop:
             fewer = loop_ended(case, log, awaited, [rank], [r for r in everyone if r != rank])
-            found += [] if fewer is None else [fewer]
-    return found[0] if len(found) == 1 else None
+            diagnoses += [] if fewer is None else [fewer]
+    return diagnoses[0] if len(diagnoses) == 1 else None
 
 
-def _under_condition(case: Case, awaited: CallRecord, made: CallRecord) -> bool:
-    """*made* stands under an `if` of its own, before *awaited* or behind it for some ranks only, and no other rank has
+def _under_condition(case: Case, awaited: CallRecord, call: CallRecord) -> bool:
+    """*call* stands under an `if` of its own, before *awaited* or behind it for some ranks only, and no other rank has
     ever made it."""
-    relation = relate(made, awaited, case.index.evidence.sources)
+    relation = relate(call, awaited, case.index.evidence.sources)
     before = relation.order is Order.BEFORE and relation.my_guard is not None
     for_some = relation.mine_for_some and not relation.theirs_for_some
     after = relation.order is Order.AFTER and relation.passed and for_some
     if not relation.certain or not (before or after):
         return False
     return not any(
-        record.site == made.site
+        record.site == call.site
         for rank in case.index.states
-        if rank != made.rank
+        if rank != call.rank
         for record in case.index.records(rank)
     )
 
@@ -144,25 +144,25 @@ def _cycle(
         after = cycle[(i + 1) % len(cycle)]
         call = calls[rank]
         if call is None:
-            what = next((w.what for w in case.index.waits(rank) if isinstance(w, HostWait)), "it")
-            steps.append(f"rank {rank} waits on the host ({what}) for rank {after}")
+            waited_for = next((w.what for w in case.index.waits(rank) if isinstance(w, HostWait)), "it")
+            steps.append(f"rank {rank} waits on the host ({waited_for}) for rank {after}")
         else:
             on = "" if call.is_of_two else f" on {group_text(call.group)}"
             steps.append(f"rank {rank} waits in {call_text(call)}{on}, at {place(call.site)}, for rank {after}")
     if len(steps) > SHOWN:
         steps = [*steps[: SHOWN - 1], f"and so on over {len(steps) - SHOWN} more ranks", steps[-1]]
-    made = [call for call in calls.values() if call is not None]
-    first = min(made, key=lambda c: c.rank, default=None)  # who came first differs from run to run
-    if made and all(c.is_p2p for c in made):
-        suggestion = _messages_advice(made)
-    elif any(c.is_p2p for c in made):
+    waiting_calls = [call for call in calls.values() if call is not None]
+    first = min(waiting_calls, key=lambda c: c.rank, default=None)  # who came first differs from run to run
+    if waiting_calls and all(c.is_p2p for c in waiting_calls):
+        suggestion = _messages_advice(waiting_calls)
+    elif any(c.is_p2p for c in waiting_calls):
         suggestion = "Make the send or receive and the collective in the same order on every rank."
     else:
         suggestion = (
             "Use the groups in the same order on every rank, "
             "or start both calls with async_op=True and wait afterwards."
         )
-    latest = max((c.issued_s for c in made), default=None)
+    latest = max((c.issued_s for c in waiting_calls), default=None)
     return case.diagnosis(
         Kind.DEADLOCK_CYCLE,
         cycle,
@@ -243,13 +243,13 @@ def _other_group(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Di
     few, many = sides[0], sides[1]
     if len(few) == len(many) and min(few) < min(many):
         few, many = many, few
-    mine, theirs = waits[few[0]], waits[many[0]]
-    a, b = frozenset(mine.group.ranks), frozenset(theirs.group.ranks)
-    if mine.op != theirs.op or not (a < b or b < a):
+    mine, others = waits[few[0]], waits[many[0]]
+    a, b = frozenset(mine.group.ranks), frozenset(others.group.ranks)
+    if mine.op != others.op or not (a < b or b < a):
         return None
-    relation = relate(mine, theirs, case.index.evidence.sources)
-    same_line = mine.site is not None and mine.site == theirs.site
+    relation = relate(mine, others, case.index.evidence.sources)
+    same_line = mine.site is not None and mine.site == others.site
     branches = relation.certain and relation.order is Order.EXCLUSIVE and not relation.swapped
     if not (same_line or branches):
         return None
-    return group_mismatch(case, mine, theirs, few, many, [*victims, *(r for r in ranks if r not in few)])
+    return group_mismatch(case, mine, others, few, many, [*victims, *(r for r in ranks if r not in few)])

@@ -56,14 +56,14 @@ def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis
     waiting = case.waiting(call, ranks, victims)
     if call is None:
         call = case.index.died_inside(ranks[0])
-    what = f"{who} {several(case.where(ranks[0]), ranks)}"
+    subject = f"{who} {several(case.where(ranks[0]), ranks)}"
     sites = {rank: site for rank in ranks if (site := case.index.states[rank].site) is not None}
     return case.diagnosis(
         kind,
         ranks,
         victims,
         call=call,
-        explanation=f"{capital(what)}.{gave_up(case, case.index.died_inside(ranks[0]))}"
+        explanation=f"{capital(subject)}.{gave_up(case, case.index.died_inside(ranks[0]))}"
         f"{died_serving(case, ranks[0])} {waiting}".rstrip(),
         suggestion=_AT_THE_END
         if first.over
@@ -127,7 +127,7 @@ def host_wait(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagn
     on_store = any(isinstance(w, StoreWait) for w in waits)
     if call is not None and on_store and not call.is_p2p:
         return absent_from_call(case, call, ranks, victims)
-    what = next((w.what for w in waits if isinstance(w, HostWait)), "it")
+    waited_for = next((w.what for w in waits if isinstance(w, HostWait)), "it")
     return case.diagnosis(
         Kind.HOST_STUCK,
         ranks,
@@ -137,6 +137,6 @@ def host_wait(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagn
         f"{case.waiting(call, ranks, victims)}".rstrip(),
         suggestion="No running rank will set that key: look at the rank that should."
         if on_store
-        else f"No running rank can end the wait for {what}: look at the rank that should.",
+        else f"No running rank can end the wait for {waited_for}: look at the rank that should.",
         since_s=case.index.states[ranks[0]].since_s,
     )

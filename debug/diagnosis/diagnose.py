@@ -61,7 +61,7 @@ def diagnose(evidence: Evidence, *, nothing_moves: bool = False) -> list[Diagnos
     case = Case(index, WaitGraph(index, moving, contradictions, nothing_moves), divergences, pairs)
     hit: set[int] = set()
     met: list[Diagnosis] = []
-    found = _explain_roots(case, hit, met)
+    diagnoses = _explain_roots(case, hit, met)
     for i, divergence in enumerate(divergences):
         if i not in hit:
             met.append(contradiction(case, divergence, ()))
@@ -69,17 +69,17 @@ def diagnose(evidence: Evidence, *, nothing_moves: bool = False) -> list[Diagnos
         if i not in hit:
             met.append(disagreement(case, pair, ()))
     met = [_not_made(case, _with_refused(case, d)) for d in met]
-    found = [_not_made(case, _with_refused(case, d)) for d in found]
-    found += _unwaited_deaths(case, found + met)
+    diagnoses = [_not_made(case, _with_refused(case, d)) for d in diagnoses]
+    diagnoses += _unwaited_deaths(case, diagnoses + met)
     meeting = [*apart(case), *stale_addresses(case)]
-    found = [d for d in found if not follows(d, meeting)]
-    found = merge_findings(case, [*met, *found, *stragglers(case), *idle_job(case), *meeting])
-    found += unending(case, found)
+    diagnoses = [d for d in diagnoses if not follows(d, meeting)]
+    diagnoses = merge_findings(case, [*met, *diagnoses, *stragglers(case), *idle_job(case), *meeting])
+    diagnoses += unending(case, diagnoses)
     blocked = [rank for rank, state in index.states.items() if state.phase is Phase.BLOCKED]
-    if nothing_moves and blocked and not found:
-        found = [_blocked_alone(case, blocked[0], blocked[1:])]
+    if nothing_moves and blocked and not diagnoses:
+        diagnoses = [_blocked_alone(case, blocked[0], blocked[1:])]
     weigher = Weigher(index, moving, _of_content(contradictions, divergences))
-    weighed = [d if d.proof is not None else replace(d, proof=weigher.proof(d)) for d in found]
+    weighed = [d if d.proof is not None else replace(d, proof=weigher.proof(d)) for d in diagnoses]
     causes = [with_cause(case, d) for d in weighed]
     return _told_once([_with_processes(evidence, d) for d in order(index, causes)])
 
@@ -94,80 +94,80 @@ CONFUSED = INCONSISTENT | {
 """Kinds that tell of who made which call."""
 
 
-def _with_processes(evidence: Evidence, told: Diagnosis) -> Diagnosis:
+def _with_processes(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:
     """Say which processes the ranks are that go by other numbers outside of the program."""
-    size = len(told.group.ranks) if told.group is not None else 0
-    if told.kind is Kind.NEVER_JOINED and evidence.doubles:
-        return _as_doubles(evidence, told)
-    if told.kind in CONFUSED and not evidence.double_ranks.keys().isdisjoint({*told.culprits, *told.victims}):
-        return _confused(evidence, told)
-    if told.kind is Kind.NEVER_JOINED and 0 < evidence.launched < size:
+    size = len(diagnosis.group.ranks) if diagnosis.group is not None else 0
+    if diagnosis.kind is Kind.NEVER_JOINED and evidence.doubles:
+        return _as_doubles(evidence, diagnosis)
+    if diagnosis.kind in CONFUSED and not evidence.double_ranks.keys().isdisjoint({*diagnosis.culprits, *diagnosis.victims}):
+        return _confused(evidence, diagnosis)
+    if diagnosis.kind is Kind.NEVER_JOINED and 0 < evidence.launched < size:
         started = f"The program waits for {size} ranks (world_size={size}), but its launcher here has started a job of "
-        told = replace(
-            told,
-            explanation=f"{told.explanation} {started}{evidence.launched}.",
+        diagnosis = replace(
+            diagnosis,
+            explanation=f"{diagnosis.explanation} {started}{evidence.launched}.",
             suggestion="Take world_size from WORLD_SIZE, or start the missing ranks: where each host has a launcher of "
-            f"its own, on the other hosts. {told.suggestion}",
+            f"its own, on the other hosts. {diagnosis.suggestion}",
         )
-    named = [rank for rank in told.culprits if rank in evidence.processes][:MOST_NAMED]
-    if not named or (told.kind is Kind.NEVER_JOINED and evidence.unseen.issuperset(named)):
-        return told
+    named = [rank for rank in diagnosis.culprits if rank in evidence.processes][:MOST_NAMED]
+    if not named or (diagnosis.kind is Kind.NEVER_JOINED and evidence.unseen.issuperset(named)):
+        return diagnosis
     elsewhere = [
-        rank for rank in named if rank not in told.stuck and " of its launcher" not in evidence.processes[rank]
+        rank for rank in named if rank not in diagnosis.stuck and " of its launcher" not in evidence.processes[rank]
     ]
-    if told.kind is Kind.NEVER_JOINED and elsewhere:  # they go on in a world of their own
-        told = replace(told, suggestion=f"Give every rank the same world_size and address in {INIT}.")
+    if diagnosis.kind is Kind.NEVER_JOINED and elsewhere:  # they go on in a world of their own
+        diagnosis = replace(diagnosis, suggestion=f"Give every rank the same world_size and address in {INIT}.")
     names = "; ".join(f"rank {rank} is {evidence.processes[rank]}" for rank in named)
-    return replace(told, explanation=f"{told.explanation} By process: {names}.")
+    return replace(diagnosis, explanation=f"{diagnosis.explanation} By process: {names}.")
 
 
-def _as_doubles(evidence: Evidence, told: Diagnosis) -> Diagnosis:
+def _as_doubles(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:
     """A rank that nobody is, because two processes call themselves another one."""
     reasons, _, cures = zip(*(text.rpartition(": ") for text in evidence.doubles), strict=True)
-    members = frozenset(told.group.ranks if told.group is not None else told.victims)
-    verb = are(told.culprits, "has", "have")
-    explanation = f"No process is {ranks_text(told.culprits)}, which {verb} never joined: {'; '.join(reasons)}."
+    members = frozenset(diagnosis.group.ranks if diagnosis.group is not None else diagnosis.victims)
+    verb = are(diagnosis.culprits, "has", "have")
+    explanation = f"No process is {ranks_text(diagnosis.culprits)}, which {verb} never joined: {'; '.join(reasons)}."
     for number, rank in evidence.double_ranks.items():  # a number behind the last rank is no rank of the program
-        if number in told.stuck and number not in members:
+        if number in diagnosis.stuck and number not in members:
             explanation += f" Rank {rank} waits twice, also as pid {evidence.ranks[number].pid}."
     return replace(
-        told,
-        victims=tuple(rank for rank in told.victims if rank in members),
-        stuck={rank: at for rank, at in told.stuck.items() if rank in members},
-        sites={rank: site for rank, site in told.sites.items() if rank in members},
+        diagnosis,
+        victims=tuple(rank for rank in diagnosis.victims if rank in members),
+        stuck={rank: at for rank, at in diagnosis.stuck.items() if rank in members},
+        sites={rank: site for rank, site in diagnosis.sites.items() if rank in members},
         explanation=explanation,
         suggestion=f"{capital(cures[0])}.",
     )
 
 
-def _confused(evidence: Evidence, told: Diagnosis) -> Diagnosis:
-    """Turn *told* into the diagnosis of two processes that are one rank and take each other's messages."""
+def _confused(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:
+    """Turn *diagnosis* into the diagnosis of two processes that are one rank and take each other's messages."""
     reasons, _, cures = zip(*(text.rpartition(": ") for text in evidence.doubles), strict=True)
     reason = "; ".join(reasons)
-    both = {*told.culprits, *told.victims} - evidence.double_ranks.keys()
+    both = {*diagnosis.culprits, *diagnosis.victims} - evidence.double_ranks.keys()
     called = evidence.double_ranks  # the second process has a number behind the last rank of the world
     return replace(
-        told,
+        diagnosis,
         kind=Kind.NEVER_JOINED,
         culprits=tuple(sorted(set(called.values()))),
         victims=tuple(sorted(both)),
-        stuck={called.get(rank, rank): at for rank, at in told.stuck.items()},
-        sites={called.get(rank, rank): site for rank, site in told.sites.items()},
+        stuck={called.get(rank, rank): at for rank, at in diagnosis.stuck.items()},
+        sites={called.get(rank, rank): site for rank, site in diagnosis.sites.items()},
         explanation=f"{reason[:1].upper()}{reason[1:]}. Each may take what is meant for the other, so what ranks wait "
-        f"for in {told.call.op if told.call is not None else 'their calls'} says nothing of who left a call out.",
+        f"for in {diagnosis.call.op if diagnosis.call is not None else 'their calls'} says nothing of who left a call out.",
         suggestion=f"{capital(cures[0])}; if these are two jobs, give each an address of its own.",
     )
 
 
-def _told_once(found: list[Diagnosis]) -> list[Diagnosis]:
+def _told_once(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
     """Hundreds of ranks with an exception each: who waits for them all is said of the first few, not of each."""
-    raised = [i for i, d in enumerate(found) if d.kind is Kind.RANK_RAISED and d.victims]
+    raised = [i for i, d in enumerate(diagnoses) if d.kind is Kind.RANK_RAISED and d.victims]
     for i in raised[MANY:]:
-        told = found[i]
-        own = {rank: site for rank, site in told.sites.items() if rank in told.culprits}
-        stuck = {rank: at for rank, at in told.stuck.items() if rank in told.culprits}
-        found[i] = replace(told, victims=(), sites=own, stuck=stuck)
-    return found
+        diagnosis = diagnoses[i]
+        own = {rank: site for rank, site in diagnosis.sites.items() if rank in diagnosis.culprits}
+        stuck = {rank: at for rank, at in diagnosis.stuck.items() if rank in diagnosis.culprits}
+        diagnoses[i] = replace(diagnosis, victims=(), sites=own, stuck=stuck)
+    return diagnoses
 
 
 def _of_content(contradictions: Contradictions, divergences: Sequence[Divergence]) -> Contradictions:
@@ -270,21 +270,21 @@ def _never_came(
     victims: list[int],
     absent: dict[tuple[int, int], tuple[CallRecord, list[int], list[int]]],
     starved: dict[int, tuple[CallRecord, list[int]]],
-    found: list[Diagnosis],
+    diagnoses: list[Diagnosis],
 ) -> None:
     """A rank that ended well, or still runs, and is waited for: sort it by the call it never made."""
     call = case.first_wait([rank])
     if call is None:  # only host or store waits point at it
         waiting = case.graph.waiters_on([rank])
         if not waiting:  # it died in a call itself, at its very end, and those it waited for may still move
-            found.append(death(case, [rank], victims))
+            diagnoses.append(death(case, [rank], victims))
             return
         waiter = waiting[0][0]
-        if not any(d.kind is Kind.HOST_STUCK and waiter in d.culprits for d in found):
-            found.append(host_wait(case, [waiter], [v for v in victims if v != waiter]))
+        if not any(d.kind is Kind.HOST_STUCK and waiter in d.culprits for d in diagnoses):
+            diagnoses.append(host_wait(case, [waiter], [v for v in victims if v != waiter]))
         return
     if call.remote is not None:
-        found.append(death(case, [rank], victims))
+        diagnoses.append(death(case, [rank], victims))
         return
     if call.is_p2p:
         starved.setdefault(id(call), (call, []))[1].extend(v for v in victims if v != call.rank)
@@ -295,37 +295,37 @@ def _never_came(
     all_victims += victims
 
 
-def _with_refused(case: Case, told: Diagnosis) -> Diagnosis:
+def _with_refused(case: Case, diagnosis: Diagnosis) -> Diagnosis:
     """With the ranks that died of what strict told them about this very contradiction, later and elsewhere than in
     the call itself: in the wait() of an asynchronous one."""
-    if told.kind not in INCONSISTENT or told.group is None:
-        return told
-    ends = told.pair or told.group.ranks
-    late = [rank for rank in ends if rank not in (*told.culprits, *told.victims) and _refused(case, rank, told)]
+    if diagnosis.kind not in INCONSISTENT or diagnosis.group is None:
+        return diagnosis
+    ends = diagnosis.pair or diagnosis.group.ranks
+    late = [rank for rank in ends if rank not in (*diagnosis.culprits, *diagnosis.victims) and _refused(case, rank, diagnosis)]
     if not late:
-        return told
-    return replace(told, victims=tuple(sorted((*told.victims, *late))), sites={**case.sites(late), **told.sites})
+        return diagnosis
+    return replace(diagnosis, victims=tuple(sorted((*diagnosis.victims, *late))), sites={**case.sites(late), **diagnosis.sites})
 
 
-def _not_made(case: Case, told: Diagnosis) -> Diagnosis:
+def _not_made(case: Case, diagnosis: Diagnosis) -> Diagnosis:
     """Return whether nobody is blocked in a call that strict refused. The program may catch the exception, so until a
     rank ends of it, the job may continue."""
-    group, call = told.group, told.call
-    if group is None or call is None or told.pair is not None:
-        return told
+    group, call = diagnosis.group, diagnosis.call
+    if group is None or call is None or diagnosis.pair is not None:
+        return diagnosis
     refused = {
         record.seq
         for rank in group.ranks
         for record in case.index.records(rank)
         if record.group == group and was_refused(record)
     }
-    left = {r: at for r, at in told.stuck.items() if at.seq not in refused or at.group_ranks != group.ranks}
-    told = told if len(left) == len(told.stuck) else replace(told, stuck=left)
-    may_go_on = call.seq in refused and Proof.REFUSED in PROOFS[told.kind] and not case.any_raised(group.ranks)
-    return replace(told, proof=Proof.REFUSED) if may_go_on and told.proof is Proof.MET else told
+    left = {r: at for r, at in diagnosis.stuck.items() if at.seq not in refused or at.group_ranks != group.ranks}
+    diagnosis = diagnosis if len(left) == len(diagnosis.stuck) else replace(diagnosis, stuck=left)
+    may_go_on = call.seq in refused and Proof.REFUSED in PROOFS[diagnosis.kind] and not case.any_raised(group.ranks)
+    return replace(diagnosis, proof=Proof.REFUSED) if may_go_on and diagnosis.proof is Proof.MET else diagnosis
 
 
-def _refused(case: Case, rank: int, told: Diagnosis) -> bool:
+def _refused(case: Case, rank: int, diagnosis: Diagnosis) -> bool:
     state = case.index.states[rank]
     if state.phase is not Phase.RAISED:
         return False
@@ -333,7 +333,7 @@ def _refused(case: Case, rank: int, told: Diagnosis) -> bool:
     return any(
         was_refused(call) and str(call.error) in words
         for call in case.index.records(rank)
-        if call.group == told.group and call.is_p2p == (told.pair is not None)
+        if call.group == diagnosis.group and call.is_p2p == (diagnosis.pair is not None)
     )
 
 
@@ -350,11 +350,11 @@ def _refused_to_begin(case: Case) -> bool:
     )
 
 
-def _unwaited_deaths(case: Case, found: Sequence[Diagnosis]) -> list[Diagnosis]:
+def _unwaited_deaths(case: Case, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
     """Diagnose ranks that failed while nobody waits for them yet."""
     if _refused_to_begin(case):
         return []
-    named = {rank for d in found for rank in (*d.culprits, *d.victims)}
+    named = {rank for d in diagnoses for rank in (*d.culprits, *d.victims)}
     groups: dict[tuple[object, ...], list[int]] = {}
     for rank, state in case.index.states.items():
         if state.phase in (Phase.FINISHED, Phase.RUNNING, Phase.BLOCKED) or rank in named:
@@ -363,7 +363,7 @@ def _unwaited_deaths(case: Case, found: Sequence[Diagnosis]) -> list[Diagnosis]:
             continue
         if state.phase is Phase.ABSENT and state.leaving:
             continue  # its program has ended well without a rendezvous that nobody waits in
-        if state.over and state.signal == ENDED and found:
+        if state.over and state.signal == ENDED and diagnoses:
             continue  # its launcher ended what was left of it, because of what is found
         live = bool(case.index.evidence.hang_after_s)
         if live and (state.phase is Phase.HOST_STUCK or (state.phase is Phase.KILLED and state.signal is None)):

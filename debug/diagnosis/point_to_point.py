@@ -53,11 +53,11 @@ def near_miss(index: EvidenceIndex, call: CallRecord) -> NearMiss | None:
             ranked.append((1, -other.index, NearMiss(other, "group", _strayed(index, call, other))))
         elif from_peer and call.peer is not None and same_group and same_tag and not other.done:
             # the peer is in a send (recv) to somebody else, who does not want it either
-            what = "receiver" if call.op == "recv" else "sender"
-            ranked.append((2, -other.index, NearMiss(other, what, (other.rank,))))
+            side = "receiver" if call.op == "recv" else "sender"
+            ranked.append((2, -other.index, NearMiss(other, side, (other.rank,))))
         elif meets_me and same_group and same_tag and not other.done and call.peer is not None:
-            what = "sender" if call.op == "recv" else "receiver"
-            ranked.append((3, -other.index, NearMiss(other, what, (call.rank,))))
+            side = "sender" if call.op == "recv" else "receiver"
+            ranked.append((3, -other.index, NearMiss(other, side, (call.rank,))))
     return min(ranked, key=lambda r: r[:2])[2] if ranked else None
 
 
@@ -163,21 +163,21 @@ Disagreement = tuple[Mismatch, CallRecord, CallRecord]
 def disagreeing(index: EvidenceIndex) -> list[Disagreement]:
     """Matched pairs whose sizes or dtypes differ; pairs that went wrong in the same line are told once."""
     result: list[Disagreement] = []
-    told: set[tuple[object, ...]] = set()
+    reported: set[tuple[object, ...]] = set()
     for send, recv in index.pairs_in_order():
         mismatch = check_pair(send, recv)
         if mismatch is None:
             continue
         key = (send.rank, recv.rank, send.site, recv.site, mismatch.kind, send.done and recv.done)
-        if key not in told:
-            told.add(key)
+        if key not in reported:
+            reported.add(key)
             result.append((mismatch, send, recv))
     return result
 
 
-def disagreement(case: Case, found: Disagreement, victims: Sequence[int]) -> Diagnosis:
+def disagreement(case: Case, disagreement: Disagreement, victims: Sequence[int]) -> Diagnosis:
     """`p2p_size_mismatch`, or `dtype_mismatch` of a pair."""
-    mismatch, send, recv = found
+    mismatch, send, recv = disagreement
     culprits = mismatch.culprits
     odd = [r.rank for r in (send, recv) if _other_size_than_before(case.index, r)]
     if len(odd) == 1:
@@ -190,7 +190,7 @@ def disagreement(case: Case, found: Disagreement, victims: Sequence[int]) -> Dia
             f"Post the messages between ranks {send.rank} and {recv.rank} in one order on both ends, or give each a "
             "tag of its own (tag=)."
         )
-    told = case.diagnosis(
+    diagnosis = case.diagnosis(
         mismatch.kind,
         culprits,
         [*victims, *(r for r in (send.rank, recv.rank) if _suffers(case, r))],
@@ -203,8 +203,8 @@ def disagreement(case: Case, found: Disagreement, victims: Sequence[int]) -> Dia
         pair=(send.rank, recv.rank),
         sites={r.rank: r.site for r in (send, recv) if r.site is not None},
     )
-    caught = was_refused(send) and was_refused(recv) and not case.any_raised(told.pair or ())
-    return replace(told, proof=Proof.REFUSED if caught else Proof.MET)
+    caught = was_refused(send) and was_refused(recv) and not case.any_raised(diagnosis.pair or ())
+    return replace(diagnosis, proof=Proof.REFUSED if caught else Proof.MET)
 
 
 def _in_other_order(index: EvidenceIndex, send: CallRecord, recv: CallRecord) -> bool:
@@ -236,19 +236,19 @@ def _other_size_than_before(index: EvidenceIndex, record: CallRecord) -> bool:
     return bool(past) and (record.input_shapes or record.output_shapes, record.dtypes) not in past
 
 
-def with_messages(found: Sequence[Diagnosis], evidence: Evidence, focus: Mapping[StreamKey, int]) -> list[Diagnosis]:
-    """*found* and the suspected messages of *focus* that really do not fit, the root cause first."""
+def with_messages(diagnoses: Sequence[Diagnosis], evidence: Evidence, focus: Mapping[StreamKey, int]) -> list[Diagnosis]:
+    """*diagnoses* and the suspected messages of *focus* that really do not fit, the root cause first."""
     pairs = [pair for key, number in focus.items() if (pair := _pair(evidence, key, number)) is not None]
     if not pairs:
-        return list(found)
+        return list(diagnoses)
     index = EvidenceIndex(evidence)
     case = Case(index, WaitGraph(index, index.states), [], pairs)
-    answer = list(found)
-    told = {ends(diagnosis) for diagnosis in found}
+    answer = list(diagnoses)
+    reported = {ends(diagnosis) for diagnosis in diagnoses}
     for pair in pairs:
         diagnosis = disagreement(case, pair, ())
-        if ends(diagnosis) not in told:
-            told.add(ends(diagnosis))
+        if ends(diagnosis) not in reported:
+            reported.add(ends(diagnosis))
             answer.append(diagnosis)
     return order(index, answer)
 

@@ -45,9 +45,9 @@ EXPLAINING = frozenset(
 )
 
 
-def merge_findings(case: Case, found: Sequence[Diagnosis]) -> list[Diagnosis]:
+def merge_findings(case: Case, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
     """A finding that explains a hang takes over its victims; the others stand by themselves."""
-    left = list(found)
+    left = list(diagnoses)
     merged: list[Diagnosis] = []
     for finding in case.index.evidence.findings:
         effect = next((d for d in left if finding.kind in EXPLAINING and _explains(finding, d)), None)
@@ -87,7 +87,7 @@ def _from_finding(case: Case, finding: Finding, effect: Diagnosis | None) -> Dia
         group=finding.group,
         explanation=f"{text} {_consequence(effect, finding)}".strip(),
         suggestion=finding.suggestion
-        or advice(finding.kind, who=some_ranks_text(finding.ranks), mine=place(site), theirs=place(site)),
+        or advice(finding.kind, who=some_ranks_text(finding.ranks), mine=place(site), other=place(site)),
         since_s=since,
         sites={} if site is None else dict.fromkeys(finding.ranks, site),
     )
@@ -135,7 +135,7 @@ def _consequence(effect: Diagnosis | None, finding: Finding) -> str:
     return ""
 
 
-def order(index: EvidenceIndex, found: Sequence[Diagnosis]) -> list[Diagnosis]:
+def order(index: EvidenceIndex, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
     """Errors before warnings, what records show before what is guessed of unrecorded ranks, and a fault before an
     exception that only tells of a lost peer and a death after the end of a program that nobody waits for; then what
     happened first, then what hurts most ranks."""
@@ -148,4 +148,4 @@ def order(index: EvidenceIndex, found: Sequence[Diagnosis]) -> list[Diagnosis]:
         aside = lost or (not d.victims and bool(d.culprits) and all(index.states[rank].over for rank in d.culprits))
         return (d.is_warning, guessed, aside, -age, -len(d.victims), d.culprits)
 
-    return sorted(found, key=key)
+    return sorted(diagnoses, key=key)

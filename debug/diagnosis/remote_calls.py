@@ -127,17 +127,17 @@ def _awaited(case: Case, actor: Actor) -> str:
 
 
 def _still_served(case: Case, served: CallRecord, victims: Sequence[int]) -> Diagnosis:
-    asked = _requested(case, served)
+    request = _requested(case, served)
     age_s = case.age_s(served.issued_s)
     how_long = "" if age_s is None or age_s < 0.1 else f" for {age_s:.1f} s"
     name = _worker(case.index.remote.name(served.rank), served.rank)
-    kept = " An RRef is to hold its value: until it does, shutdown cannot free it." if asked.op == "remote" else ""
+    kept = " An RRef is to hold its value: until it does, shutdown cannot free it." if request.op == "remote" else ""
     stands = "the future that it returned is not set" if served.is_async else "it has not come back"
     return case.diagnosis(
         Kind.HOST_STUCK,
         [served.rank],
         victims,
-        call=asked,
+        call=request,
         explanation=f"Worker {name} has run {_for(served)}{how_long}, and {stands}: it is at "
         f"{place(served.site, function=True)}."
         f"{_awaited(case, ('serving', served.rank, served.index))}{kept}",
@@ -175,14 +175,14 @@ def gave_up(case: Case, call: CallRecord | None) -> str:
         return ""
     waited_s = None if call.completed_s is None else call.completed_s - call.issued_s
     after = "" if waited_s is None else f" after {waited_s:.1f} s"
-    said = f" The call's own timeout ended it: it gave up on {call_text(call)}{after}"
+    sentence = f" The call's own timeout ended it: it gave up on {call_text(call)}{after}"
     served = case.index.remote.served(call)
     if call.peer is None or served is None:
-        return f"{said}."
+        return f"{sentence}."
     name = _worker(call.remote.callee, call.peer)
     if served.done:
-        return f"{said}; {name} has answered since."
-    return f"{said}; {name} is still in it, at {place(served.site, function=True)}."
+        return f"{sentence}; {name} has answered since."
+    return f"{sentence}; {name} is still in it, at {place(served.site, function=True)}."
 
 
 def died_serving(case: Case, rank: int) -> str:

@@ -174,9 +174,9 @@ def stragglers(records: Mapping[int, Sequence[CallRecord]], demand: Demand) -> l
         if len(full) < demand.meetings or _keep_pace(group, full, demand):
             continue
         away = away or {rank: _Away(calls) for rank, calls in records.items()}
-        for found in _in_group(group, full, away, demand):
-            if found.rank not in worst or worst[found.rank].lost_s < found.lost_s:
-                worst[found.rank] = found
+        for straggler in _in_group(group, full, away, demand):
+            if straggler.rank not in worst or worst[straggler.rank].lost_s < straggler.lost_s:
+                worst[straggler.rank] = straggler
     return sorted(worst.values(), key=lambda s: (-s.lost_s, s.rank))
 
 
@@ -213,10 +213,10 @@ class _Away:
             total += end - begin
 
     def until(self, moment_s: float) -> float:
-        place = bisect_right(self._begins, moment_s) - 1
-        if place < 0:
+        index = bisect_right(self._begins, moment_s) - 1
+        if index < 0:
             return 0.0
-        return self._before[place] + min(moment_s, self._ends[place]) - self._begins[place]
+        return self._before[index] + min(moment_s, self._ends[index]) - self._begins[index]
 
 
 def _in_group(
@@ -228,7 +228,7 @@ def _in_group(
     if span_s <= demand.span_s or span_s <= 0.0:
         return []
     tolls = _tolls(group, turns, span_s)
-    found = []
+    stragglers = []
     for rank, toll in tolls.items():
         share = toll.lost_s / span_s
         if share < demand.share or toll.lost_s < demand.lost_s or toll.worst[1] is None:
@@ -241,10 +241,10 @@ def _in_group(
         relative, individual = _scores(turns, rank)
         if relative >= demand.score or (demand.apart and not _apart(turns, rank)):
             continue
-        found.append(
+        stragglers.append(
             Straggler(rank, group, toll.lost_s, share, toll.late, len(turns), relative, individual, toll.worst[1])
         )
-    return found if 2 * len(found) <= len(group.ranks) else []  # where most are slow, nobody is: that is noise
+    return stragglers if 2 * len(stragglers) <= len(group.ranks) else []  # where most are slow, nobody is: that is noise
 
 
 def _turns(full: Sequence[dict[int, CallRecord]], away: Mapping[int, _Away]) -> list[_Turn]:
@@ -270,8 +270,8 @@ def _turns(full: Sequence[dict[int, CallRecord]], away: Mapping[int, _Away]) -> 
         last = key
         places.append((key, position))
     begun = Counter(key for key, position in places if position == 0)
-    for turn, (section, place) in zip(turns, places, strict=True):
-        turn.section = (section, place if begun[section] >= STEPS else 0)  # else nothing shows where a step begins
+    for turn, (section, start) in zip(turns, places, strict=True):
+        turn.section = (section, start if begun[section] >= STEPS else 0)  # else nothing shows where a step begins
     return turns
 
 
@@ -331,12 +331,12 @@ def _scores(turns: Sequence[_Turn], rank: int) -> tuple[float, float]:
     return (relative / weight, individual / weight) if weight > 0.0 else (1.0, 1.0)
 
 
-def straggler_text(found: Straggler) -> str:
+def straggler_text(straggler: Straggler) -> str:
     """One clause: `rank 3 came late to 40 of 41 collectives and kept ... waiting for 20 s, 48% of the time`."""
     return (
-        f"rank {found.rank} came late to {found.late} of {found.meetings} collectives and kept the others waiting for "
-        f"{found.lost_s:.3g} s, {found.share:.0%} of the time (relative score {found.relative:.2f}, individual score "
-        f"{found.individual:.2f})"
+        f"rank {straggler.rank} came late to {straggler.late} of {straggler.meetings} collectives and kept the others waiting for "
+        f"{straggler.lost_s:.3g} s, {straggler.share:.0%} of the time (relative score {straggler.relative:.2f}, individual score "
+        f"{straggler.individual:.2f})"
     )
 
 
@@ -345,16 +345,16 @@ def straggler_findings(records: Mapping[int, Sequence[CallRecord]], demand: Dema
     return as_findings(stragglers(records, demand))
 
 
-def as_findings(found: Sequence[Straggler]) -> list[Finding]:
+def as_findings(found_stragglers: Sequence[Straggler]) -> list[Finding]:
     """Stragglers as what `diagnose` takes: one finding for all."""
-    if not found:
+    if not found_stragglers:
         return []
-    first = found[0]
+    first = found_stragglers[0]
     return [
         Finding(
             Kind.STRAGGLER,
-            tuple(sorted(one.rank for one in found)),
-            "; ".join(straggler_text(one) for one in found[:8]),
+            tuple(sorted(one.rank for one in found_stragglers)),
+            "; ".join(straggler_text(one) for one in found_stragglers[:8]),
             group=first.group,
             call=first.call,
             site=first.call.site,

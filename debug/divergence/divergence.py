@@ -80,10 +80,10 @@ def likeness(a: CallRecord, b: CallRecord, exact: bool = False) -> int:
     return 2 if a.site is not None and a.way == b.way else 1
 
 
-def support(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: int, exact: bool) -> int | None:
+def support(mine: Sequence[CallRecord], others: Sequence[CallRecord], least: int, exact: bool) -> int | None:
     """Return how well two stretches of calls agree; None if they contradict each other."""
     total = 0
-    for a, b in zip(mine[:HORIZON], theirs[:HORIZON], strict=False):
+    for a, b in zip(mine[:HORIZON], others[:HORIZON], strict=False):
         like = likeness(a, b, exact)
         if like < least:
             return None
@@ -91,37 +91,37 @@ def support(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: int
     return total
 
 
-def permuted(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: int) -> int | None:
+def permuted(mine: Sequence[CallRecord], others: Sequence[CallRecord], least: int) -> int | None:
     """Return how well the same calls in another order explain two stretches, counted like `support`."""
-    for k in range(2, min(len(mine), len(theirs), 8) + 1):
+    for k in range(2, min(len(mine), len(others), 8) + 1):
         a = [(signature(r), r.way if least == 2 else None) for r in mine[:k]]
-        b = [(signature(r), r.way if least == 2 else None) for r in theirs[:k]]
+        b = [(signature(r), r.way if least == 2 else None) for r in others[:k]]
         if a != b and Counter(a) == Counter(b):
-            rest = support(mine[k:], theirs[k:], least, exact=False)
+            rest = support(mine[k:], others[k:], least, exact=False)
             if rest is not None:
-                shared = Counter(r.way for r in mine[:k]) & Counter(r.way for r in theirs[:k])
+                shared = Counter(r.way for r in mine[:k]) & Counter(r.way for r in others[:k])
                 return k + shared.total() + rest
     return None
 
 
-def hypotheses(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: int) -> list[tuple[int, Kind]]:
+def hypotheses(mine: Sequence[CallRecord], others: Sequence[CallRecord], least: int) -> list[tuple[int, Kind]]:
     """Every way the two stretches can be explained, the best supported first; where several are
     supported alike, the one that explains why one of them is longer."""
-    longer = len(mine) - len(theirs)
+    longer = len(mine) - len(others)
     # Two calls of one line that no signature tells apart differ in their shapes, and so may all that follow:
     # which of them is which, only shapes tell.
-    exact = bool(mine and theirs) and likeness(mine[0], theirs[0]) == 2
+    exact = bool(mine and others) and likeness(mine[0], others[0]) == 2
     scored: list[tuple[int, bool, Kind]] = []
-    if (score := permuted(mine, theirs, least)) is not None:
+    if (score := permuted(mine, others, least)) is not None:
         scored.append((score, longer == 0, Kind.WRONG_ORDER))
     for k in (1, 2, 3):
-        if len(theirs) > k and (score := support(mine, theirs[k:], least, exact)):
+        if len(others) > k and (score := support(mine, others[k:], least, exact)):
             scored.append((score, longer == -k, Kind.MISSING_RANK))
-        if len(mine) > k and (score := support(mine[k:], theirs, least, exact)):
+        if len(mine) > k and (score := support(mine[k:], others, least, exact)):
             scored.append((score, longer == k, Kind.EXTRA_COLLECTIVE))
     if least < 2:
-        score = support(mine[1:], theirs[1:], least, exact=False) or 0
-        same_line = bool(mine and theirs) and mine[0].site is not None and mine[0].site == theirs[0].site
+        score = support(mine[1:], others[1:], least, exact=False) or 0
+        same_line = bool(mine and others) and mine[0].site is not None and mine[0].site == others[0].site
         scored.append((score + same_line, longer == 0, Kind.OP_MISMATCH))
     scored.sort(key=lambda s: (-s[0], not s[1]))
     return [(score, kind) for score, _, kind in scored]
@@ -136,16 +136,16 @@ def earlier_shift(log: GroupLog, rank: int, witness: int, seq: int) -> tuple[int
     candidates: list[tuple[int, int, int, Kind]] = []
     alike = 0  # before the shift
     for start in range(first, seq):
-        mine, theirs = calls_from(log, rank, start), calls_from(log, witness, start)
+        mine, others = calls_from(log, rank, start), calls_from(log, witness, start)
         for kind, own, other in (
             (Kind.MISSING_RANK, mine, ahead_of(log, witness, start)[1:]),
-            (Kind.EXTRA_COLLECTIVE, ahead_of(log, rank, start)[1:], theirs),
+            (Kind.EXTRA_COLLECTIVE, ahead_of(log, rank, start)[1:], others),
         ):
             fits = support(own, other, 1, exact=False)
             score = min(len(own), len(other), HORIZON) - (seq - start - 1)
             if fits is not None and score >= 2:
                 candidates.append((alike + fits, score, start, kind))
-        alike += likeness(mine[0], theirs[0])
+        alike += likeness(mine[0], others[0])
     if not candidates:
         return None
     _, score, start, kind = max(candidates, key=lambda c: (c[0], -c[2]))
@@ -188,12 +188,12 @@ def ahead_of(log: GroupLog, rank: int, seq: int) -> list[CallRecord]:
     return ahead
 
 
-def threads_raced(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], *, by_site: bool) -> bool:
+def threads_raced(mine: Sequence[CallRecord], others: Sequence[CallRecord], *, by_site: bool) -> bool:
     """Return whether each thread kept its own order of calls and only their interleaving differs."""
-    size = min(len(mine), len(theirs), HORIZON)
+    size = min(len(mine), len(others), HORIZON)
     threads = sorted({r.thread for r in mine[:size]})
 
     def calls(records: Sequence[CallRecord], thread: str) -> list[Hashable]:
         return [r.site if by_site else signature(r) for r in records[:size] if r.thread == thread]
 
-    return len(threads) > 1 and all(calls(mine, t) == calls(theirs, t) for t in threads)
+    return len(threads) > 1 and all(calls(mine, t) == calls(others, t) for t in threads)

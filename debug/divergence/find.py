@@ -45,7 +45,7 @@ def find_divergences(index: EvidenceIndex, log: GroupLog) -> list[Divergence]:
 
     One that did no visible harm (a reduce op that differs) is told once, however often it comes.
     """
-    found: list[Divergence] = []
+    divergences: list[Divergence] = []
     unlike_sites: list[int] = []
     for seq in sorted(log.meetings):
         met = log.meetings[seq]
@@ -57,8 +57,8 @@ def find_divergences(index: EvidenceIndex, log: GroupLog) -> list[Divergence]:
             mismatch = check_meeting(records, log.calls)
             if mismatch is not None:
                 divergence = _fair(index, _classify(index, log, mismatch))
-                if not any(d.kind is divergence.kind and d.culprits == divergence.culprits for d in found):
-                    found.append(divergence)
+                if not any(d.kind is divergence.kind and d.culprits == divergence.culprits for d in divergences):
+                    divergences.append(divergence)
                 if divergence.blocks:
                     break
                 continue
@@ -68,13 +68,13 @@ def find_divergences(index: EvidenceIndex, log: GroupLog) -> list[Divergence]:
     for seq in unlike_sites:
         if (silent := by_site(index, log, seq)) is not None:
             fair = _fair(index, silent)
-            found.append(replace(fair, borne_out=any(d.blocks and d.seq > seq for d in found)))
+            divergences.append(replace(fair, borne_out=any(d.blocks and d.seq > seq for d in divergences)))
             break
     if index.refused:
-        found = [refused_before(index, log, d) or d for d in found]
-    found.sort(key=lambda d: d.seq)
-    first_block = next((i for i, d in enumerate(found) if d.blocks), len(found))
-    return found[: first_block + 1]
+        divergences = [refused_before(index, log, d) or d for d in divergences]
+    divergences.sort(key=lambda d: d.seq)
+    first_block = next((i for i, d in enumerate(divergences) if d.blocks), len(divergences))
+    return divergences[: first_block + 1]
 
 
 def _uneven(records: Sequence[CallRecord]) -> bool:
@@ -90,162 +90,162 @@ def _uneven(records: Sequence[CallRecord]) -> bool:
 def _classify(index: EvidenceIndex, log: GroupLog, mismatch: Mismatch) -> Divergence:
     """A mismatch is what is seen; a skipped or added call is why."""
     culprit, witness = mismatch.culprits[0], (mismatch.reference or mismatch.culprits)[0]
-    mine, theirs = mismatch.records[culprit], mismatch.records[witness]
-    found = Divergence(
+    mine, reference_call = mismatch.records[culprit], mismatch.records[witness]
+    divergence = Divergence(
         kind=mismatch.kind,
         group_log=log,
         seq=mismatch.seq,
         culprits=mismatch.culprits,
         reference=mismatch.reference,
-        expected=theirs,
+        expected=reference_call,
         got=mine,
         tie=mismatch.tie,
         mismatch=mismatch,
     )
-    if "new_group" in (mine.op, theirs.op):
+    if "new_group" in (mine.op, reference_call.op):
         culprits, reference = _creators(mismatch)
         kind = Kind.GROUP_CREATION_ORDER
-        if culprits != mismatch.culprits or mine.op != theirs.op:
+        if culprits != mismatch.culprits or mine.op != reference_call.op:
             met = mismatch.records
-            found = replace(found, tie=False, expected=met[reference[0]], got=met[culprits[0]])
-        return replace(found, kind=kind, culprits=culprits, reference=reference)
-    relation = relate(mine, theirs, index.evidence.sources)
+            divergence = replace(divergence, tie=False, expected=met[reference[0]], got=met[culprits[0]])
+        return replace(divergence, kind=kind, culprits=culprits, reference=reference)
+    relation = relate(mine, reference_call, index.evidence.sources)
     relation = replace(  # what the other rank has called, too, is not for some ranks only: `rank != 1 or step != 2`
         relation,
-        mine_for_some=relation.mine_for_some and not _called_before(log, mine, theirs.rank),
-        theirs_for_some=relation.theirs_for_some and not _called_before(log, theirs, mine.rank),
+        mine_for_some=relation.mine_for_some and not _called_before(log, mine, reference_call.rank),
+        theirs_for_some=relation.theirs_for_some and not _called_before(log, reference_call, mine.rank),
     )
-    found = replace(found, relation=relation)
+    divergence = replace(divergence, relation=relation)
     mine_ahead, theirs_ahead = (
         calls_from(log, culprit, mismatch.seq),
         calls_from(log, witness, mismatch.seq),
     )
     score, kind = hypotheses(mine_ahead, theirs_ahead, least=1)[0]
-    if (earlier := _earlier(log, found, score)) is not None:
+    if (earlier := _earlier(log, divergence, score)) is not None:
         return earlier
-    if score < 2 and _from_two_threads(mine, theirs):
-        return replace(found, kind=Kind.THREAD_RACE)
+    if score < 2 and _from_two_threads(mine, reference_call):
+        return replace(divergence, kind=Kind.THREAD_RACE)
     if score >= 2 and kind is Kind.EXTRA_COLLECTIVE:
-        if relation.only_theirs_skipped or left_out(index, theirs, mine, by_past=True):
+        if relation.only_theirs_skipped or left_out(index, reference_call, mine, by_past=True):
             kind = Kind.MISSING_RANK  # it used to make theirs first: one round short looks like one call too many
     if score >= 2 and kind is Kind.OP_MISMATCH:
-        return _settled(index, found)  # afterwards they agree again: it is this one call
-    if score < 2 and mismatch.kind is Kind.SPLITS_MISMATCH and mine.site == theirs.site:
-        return _settled(index, found)  # one call at one line, and nothing later that tells of another
+        return _settled(index, divergence)  # afterwards they agree again: it is this one call
+    if score < 2 and mismatch.kind is Kind.SPLITS_MISMATCH and mine.site == reference_call.site:
+        return _settled(index, divergence)  # one call at one line, and nothing later that tells of another
     if score < 2 and (by_round := _by_round(relation)) is not None:
-        return replace(found, kind=by_round)
+        return replace(divergence, kind=by_round)
     if score < 2:
         one_sided = relation.mine_for_some != relation.theirs_for_some
-        if not one_sided and (by_habit := _by_habit(index, found)) is not None:
+        if not one_sided and (by_habit := _by_habit(index, divergence)) is not None:
             return by_habit
         score, kind = hypotheses(mine_ahead, ahead_of(log, witness, mismatch.seq), least=1)[0]
     if score >= 2 and kind is not Kind.OP_MISMATCH:
         if kind is Kind.WRONG_ORDER and threads_raced(mine_ahead, theirs_ahead, by_site=False):
             kind = Kind.THREAD_RACE
         elif kind in (Kind.MISSING_RANK, Kind.EXTRA_COLLECTIVE) and (
-            Kind.UNEVEN_ITERATIONS in (_by_round(relation), _by_text(log, mine, theirs, relation))
+            Kind.UNEVEN_ITERATIONS in (_by_round(relation), _by_text(log, mine, reference_call, relation))
         ):
             kind = Kind.UNEVEN_ITERATIONS  # what it left out, or added, are rounds of a loop
-        return replace(found, kind=kind)
-    found = replace(found, kind=_by_text(log, mine, theirs, relation) or found.kind)
-    return found if found.kind in SHIFTS else _settled(index, found)
+        return replace(divergence, kind=kind)
+    divergence = replace(divergence, kind=_by_text(log, mine, reference_call, relation) or divergence.kind)
+    return divergence if divergence.kind in SHIFTS else _settled(index, divergence)
 
 
-def _fair(index: EvidenceIndex, found: Divergence) -> Divergence:
+def _fair(index: EvidenceIndex, divergence: Divergence) -> Divergence:
     """A tie: the side whose call is for some ranks only (`if rank == 0`) is the odd one; else the one that went past
     a call which it used to make; else it stays a tie. The same whether the ranks' later calls are known or not."""
-    relation = found.relation
-    if not found.tie or found.kind not in SHIFTS or relation is None:
-        return found
+    relation = divergence.relation
+    if not divergence.tie or divergence.kind not in SHIFTS or relation is None:
+        return divergence
     if relation.mine_for_some and not relation.theirs_for_some:
-        return replace(found, kind=Kind.EXTRA_COLLECTIVE, tie=False)
+        return replace(divergence, kind=Kind.EXTRA_COLLECTIVE, tie=False)
     if relation.theirs_for_some and not relation.mine_for_some:
-        return replace(_other_way_round(found), kind=Kind.EXTRA_COLLECTIVE)
-    if (by_sisters := _by_sisters(index, found)) is not None:
+        return replace(_other_way_round(divergence), kind=Kind.EXTRA_COLLECTIVE)
+    if (by_sisters := _by_sisters(index, divergence)) is not None:
         return by_sisters
-    if found.kind is Kind.UNEVEN_ITERATIONS:
-        return found  # who went round too often, and who not often enough, nobody knows
-    return _by_habit(index, found) or _settled(index, found)
+    if divergence.kind is Kind.UNEVEN_ITERATIONS:
+        return divergence  # who went round too often, and who not often enough, nobody knows
+    return _by_habit(index, divergence) or _settled(index, divergence)
 
 
-def _by_sisters(index: EvidenceIndex, found: Divergence) -> Divergence | None:
+def _by_sisters(index: EvidenceIndex, divergence: Divergence) -> Divergence | None:
     """The other groups of the mesh's dimension made one of the two calls at this number: that side is right."""
-    log, mine, theirs = found.group_log, found.got, found.expected
-    mine_is_usual = usual_in_sisters(index, log, found.seq, mine, theirs)
+    log, mine, reference_call = divergence.group_log, divergence.got, divergence.expected
+    mine_is_usual = usual_in_sisters(index, log, divergence.seq, mine, reference_call)
     if mine_is_usual is None:
         return None
     if not mine_is_usual:
-        return replace(found, tie=False)
-    relation = relate(theirs, mine, index.evidence.sources)
-    kind = _by_text(log, theirs, mine, relation) or Kind.MISSING_RANK
-    return replace(_other_way_round(found), kind=kind, relation=relation)
+        return replace(divergence, tie=False)
+    relation = relate(reference_call, mine, index.evidence.sources)
+    kind = _by_text(log, reference_call, mine, relation) or Kind.MISSING_RANK
+    return replace(_other_way_round(divergence), kind=kind, relation=relation)
 
 
-def _earlier(log: GroupLog, found: Divergence, score: int) -> Divergence | None:
-    """The call before *found* that one side left out or added, where that explains more than *score* calls."""
-    culprit, witness = found.got.rank, found.expected.rank
-    shift = earlier_shift(log, culprit, witness, found.seq)
+def _earlier(log: GroupLog, divergence: Divergence, score: int) -> Divergence | None:
+    """The call before *divergence* that one side left out or added, where that explains more than *score* calls."""
+    culprit, witness = divergence.got.rank, divergence.expected.rank
+    shift = earlier_shift(log, culprit, witness, divergence.seq)
     if shift is None or shift[0] <= score:
         return None
     _, seq, kind = shift
     met = log.meetings[seq]
     return replace(
-        found, kind=kind, seq=seq, expected=met[witness], got=met[culprit], relation=None, mismatch=None, borne_out=True
+        divergence, kind=kind, seq=seq, expected=met[witness], got=met[culprit], relation=None, mismatch=None, borne_out=True
     )
 
 
-def _from_two_threads(mine: CallRecord, theirs: CallRecord) -> bool:
+def _from_two_threads(mine: CallRecord, other: CallRecord) -> bool:
     """Return whether the two calls come from two threads at lines of their own. Threads of one part of the program may
     differ in a number (`worker-0`, `Thread-2 (load)`)."""
-    return mine.site != theirs.site and NUMBER.sub("", mine.thread) != NUMBER.sub("", theirs.thread)
+    return mine.site != other.site and NUMBER.sub("", mine.thread) != NUMBER.sub("", other.thread)
 
 
-def _settled(index: EvidenceIndex, found: Divergence) -> Divergence:
+def _settled(index: EvidenceIndex, divergence: Divergence) -> Divergence:
     """A tie, and only one side does what other ranks of the world do at that line: it is right."""
-    if not found.tie or found.mismatch is None:
-        return found
-    mine = is_usual(index, found.got, but=found.culprits)
-    theirs = is_usual(index, found.expected, but=found.reference)
-    if mine == theirs:
-        return found
-    if theirs:
-        return replace(found, tie=False)
-    swapped = _other_way_round(found)
-    if found.kind is Kind.MISSING_RANK:
+    if not divergence.tie or divergence.mismatch is None:
+        return divergence
+    mine = is_usual(index, divergence.got, but=divergence.culprits)
+    reference_is_usual = is_usual(index, divergence.expected, but=divergence.reference)
+    if mine == reference_is_usual:
+        return divergence
+    if reference_is_usual:
+        return replace(divergence, tie=False)
+    swapped = _other_way_round(divergence)
+    if divergence.kind is Kind.MISSING_RANK:
         return replace(swapped, kind=Kind.EXTRA_COLLECTIVE)
-    return replace(swapped, kind=Kind.MISSING_RANK) if found.kind is Kind.EXTRA_COLLECTIVE else swapped
+    return replace(swapped, kind=Kind.MISSING_RANK) if divergence.kind is Kind.EXTRA_COLLECTIVE else swapped
 
 
-def _other_way_round(found: Divergence) -> Divergence:
+def _other_way_round(divergence: Divergence) -> Divergence:
     """The reference is the culprit, and it is no tie."""
     return replace(
-        found,
-        culprits=tuple(sorted(found.reference)),
-        reference=found.culprits,
-        expected=found.got,
-        got=found.expected,
-        mismatch=None if found.mismatch is None else found.mismatch.swapped(),
+        divergence,
+        culprits=tuple(sorted(divergence.reference)),
+        reference=divergence.culprits,
+        expected=divergence.got,
+        got=divergence.expected,
+        mismatch=None if divergence.mismatch is None else divergence.mismatch.swapped(),
         tie=False,
     )
 
 
-def _by_habit(index: EvidenceIndex, found: Divergence) -> Divergence | None:
+def _by_habit(index: EvidenceIndex, divergence: Divergence) -> Divergence | None:
     """One side went past the other's call: of two equal sides it is the culprit."""
-    mine, theirs = found.got, found.expected
-    if mine.op == theirs.op and not (is_usual(index, mine) and is_usual(index, theirs)):
+    mine, reference_call = divergence.got, divergence.expected
+    if mine.op == reference_call.op and not (is_usual(index, mine) and is_usual(index, reference_call)):
         return None
-    if left_out(index, theirs, mine):
-        return replace(found, kind=Kind.MISSING_RANK, tie=False)
-    if left_out(index, mine, theirs):
-        if not found.tie:
-            return replace(found, kind=Kind.EXTRA_COLLECTIVE)
+    if left_out(index, reference_call, mine):
+        return replace(divergence, kind=Kind.MISSING_RANK, tie=False)
+    if left_out(index, mine, reference_call):
+        if not divergence.tie:
+            return replace(divergence, kind=Kind.EXTRA_COLLECTIVE)
         return replace(
-            found,
+            divergence,
             kind=Kind.MISSING_RANK,
-            culprits=tuple(sorted(found.reference)),
-            reference=found.culprits,
+            culprits=tuple(sorted(divergence.reference)),
+            reference=divergence.culprits,
             expected=mine,
-            got=theirs,
+            got=reference_call,
             tie=False,
         )
     return None
@@ -278,12 +278,12 @@ def _by_round(relation: Relation) -> Kind | None:
     return None
 
 
-def _by_text(log: GroupLog, mine: CallRecord, theirs: CallRecord, relation: Relation) -> Kind | None:
+def _by_text(log: GroupLog, mine: CallRecord, other: CallRecord, relation: Relation) -> Kind | None:
     """Decide without later calls: by completed loops, then by the program's source."""
     if relation.mine_for_some and not relation.theirs_for_some:
         return Kind.EXTRA_COLLECTIVE
-    mine_is_new = not _called_before(log, mine, theirs.rank)
-    theirs_is_new = not _called_before(log, theirs, mine.rank)
+    mine_is_new = not _called_before(log, mine, other.rank)
+    theirs_is_new = not _called_before(log, other, mine.rank)
     left_loop = mine_is_new and not theirs_is_new and relation.order is Order.AFTER
     if left_loop and (relation.left_loop or not relation.certain):
         return Kind.UNEVEN_ITERATIONS  # it has left the loop, they have not
@@ -324,10 +324,10 @@ def by_site(index: EvidenceIndex, log: GroupLog, seq: int) -> Divergence | None:
     culprits: list[int] = []
     kinds: Counter[Kind] = Counter()
     witness = vote.reference[0]
-    theirs = _common(log, vote.reference, seq)
+    others = _common(log, vote.reference, seq)
     for rank in vote.culprits:
         mine = calls_from(log, rank, seq)
-        kind = _silent_kind(index, log, mine, theirs)
+        kind = _silent_kind(index, log, mine, others)
         if kind is not None:
             culprits.append(rank)
             kinds[kind] += 1
@@ -340,8 +340,8 @@ def by_site(index: EvidenceIndex, log: GroupLog, seq: int) -> Divergence | None:
             vote = settled
             culprits = list(vote.culprits)
             witness = vote.reference[0]
-            mine, theirs = calls_from(log, culprits[0], seq), calls_from(log, witness, seq)
-            kind = _silent_kind(index, log, mine, theirs) or kind
+            mine, others = calls_from(log, culprits[0], seq), calls_from(log, witness, seq)
+            kind = _silent_kind(index, log, mine, others) or kind
         elif kind not in SHIFTS:
             return None
     if kind is Kind.WRONG_ORDER and threads_raced(
@@ -378,15 +378,15 @@ def _common(log: GroupLog, ranks: Sequence[int], seq: int) -> list[CallRecord]:
 
 
 def _silent_kind(
-    index: EvidenceIndex, log: GroupLog, mine: Sequence[CallRecord], theirs: Sequence[CallRecord]
+    index: EvidenceIndex, log: GroupLog, mine: Sequence[CallRecord], others: Sequence[CallRecord]
 ) -> Kind | None:
-    if not mine or not theirs:
+    if not mine or not others:
         return None
-    relation = relate(mine[0], theirs[0], index.evidence.sources)
-    if relation.order is Order.EXCLUSIVE and _swapped_text(index, mine, theirs):
+    relation = relate(mine[0], others[0], index.evidence.sources)
+    if relation.order is Order.EXCLUSIVE and _swapped_text(index, mine, others):
         return Kind.WRONG_ORDER
     branches = relation.order is Order.EXCLUSIVE and not relation.swapped
-    scored = hypotheses(mine, theirs, least=2)
+    scored = hypotheses(mine, others, least=2)
     if not scored or scored[0][0] < 2:
         return None
     kind = scored[0][1]
@@ -394,14 +394,14 @@ def _silent_kind(
         kind = Kind.MISSING_RANK  # every round makes mine: it is in the next one
     if branches and kind is not Kind.WRONG_ORDER:
         return None  # two branches of one decision: legal, unless they make the same calls in another order
-    if kind is not Kind.WRONG_ORDER and not _ends_short(index, log, mine[0].rank, theirs[0].rank):
+    if kind is not Kind.WRONG_ORDER and not _ends_short(index, log, mine[0].rank, others[0].rank):
         return None
     return kind
 
 
-def _swapped_text(index: EvidenceIndex, mine: Sequence[CallRecord], theirs: Sequence[CallRecord]) -> bool:
+def _swapped_text(index: EvidenceIndex, mine: Sequence[CallRecord], others: Sequence[CallRecord]) -> bool:
     """Lines of two branches that read alike, in another order: `f(b); f(a)` against `f(a); f(b)`."""
-    texts = [[_text(index, call) for call in calls[:HORIZON]] for calls in (mine, theirs)]
+    texts = [[_text(index, call) for call in calls[:HORIZON]] for calls in (mine, others)]
     for k in range(2, min(map(len, texts)) + 1):
         one, other = texts[0][:k], texts[1][:k]
         if one != other and all(one) and Counter(one) == Counter(other):
@@ -423,11 +423,11 @@ def _lines(source: str) -> list[str]:
 
 def _ends_short(index: EvidenceIndex, log: GroupLog, one: int, other: int) -> bool:
     """A shift must leave one of them short in the end; a rank that still runs is only behind."""
-    mine, theirs = log.calls[one][-1], log.calls[other][-1]
-    if mine.seq == theirs.seq:
-        over = mine.state is State.COMPLETED and theirs.state is State.COMPLETED  # strict ends both without making them
-        return (mine.site, mine.op) != (theirs.site, theirs.op) and not over
-    behind = one if mine.seq < theirs.seq else other
+    mine, other_last = log.calls[one][-1], log.calls[other][-1]
+    if mine.seq == other_last.seq:
+        over = mine.state is State.COMPLETED and other_last.state is State.COMPLETED  # strict ends both without making them
+        return (mine.site, mine.op) != (other_last.site, other_last.op) and not over
+    behind = one if mine.seq < other_last.seq else other
     return index.states[behind].phase in (Phase.FINISHED, Phase.BLOCKED)
 
 

@@ -21,21 +21,21 @@ LOCKSTEP = 3
 """Calls that groups of one dimension must have made alike before one is a witness for the other."""
 
 
-def left_out(index: EvidenceIndex, awaited: CallRecord, made: CallRecord, *, by_past: bool = False) -> bool:
-    """The rank of *made* went past *awaited* without making it; *by_past*: as its own past alone says."""
-    if awaited.site is None or made.site is None or awaited.way == made.way:
+def left_out(index: EvidenceIndex, awaited: CallRecord, call: CallRecord, *, by_past: bool = False) -> bool:
+    """The rank of *call* went past *awaited* without making it; *by_past*: as its own past alone says."""
+    if awaited.site is None or call.site is None or awaited.way == call.way:
         return False
-    own = _marks(index, made.rank, awaited, made, before=made)
+    own = _marks(index, call.rank, awaited, call, before=call)
     if "B" in own:
         first, *between, now = own.split("B")  # what stood between calls of B
         used_to = all("A" in piece for piece in between) if between else "A" in first
         return used_to and "A" not in now
     if "A" in own or by_past:
         return False
-    relation = relate(made, awaited, index.evidence.sources)
+    relation = relate(call, awaited, index.evidence.sources)
     if relation.certain and relation.order is not Order.SAME:
         return relation.order is Order.AFTER
-    return _usual_order(index, awaited, made) == "AB"
+    return _usual_order(index, awaited, call) == "AB"
 
 
 def is_usual(index: EvidenceIndex, call: CallRecord, but: Collection[int] = ()) -> bool:
@@ -87,25 +87,25 @@ def _alike(a: CallRecord, b: CallRecord) -> bool:
     return (a.op, a.input_shapes, a.dtypes, a.reduce_op) == (b.op, b.input_shapes, b.dtypes, b.reduce_op)
 
 
-def _usual_order(index: EvidenceIndex, awaited: CallRecord, made: CallRecord) -> str | None:
+def _usual_order(index: EvidenceIndex, awaited: CallRecord, call: CallRecord) -> str | None:
     """`"AB"` where ranks that make both make *awaited* first, `"BA"` the other way round."""
-    asked = 0
+    looked_at = 0
     orders: dict[str, int] = {}
     for rank in index.states:
-        if rank == made.rank or index.truncated(rank):
+        if rank == call.rank or index.truncated(rank):
             continue
-        marks = _marks(index, rank, awaited, made)
+        marks = _marks(index, rank, awaited, call)
         if "A" in marks and "B" in marks:
             order = "AB" if marks.index("A") < marks.index("B") else "BA"
             orders[order] = orders.get(order, 0) + 1
-            asked += 1
-            if asked >= WITNESSES:
+            looked_at += 1
+            if looked_at >= WITNESSES:
                 break
     return max(orders, key=lambda o: orders[o]) if len(orders) == 1 else None
 
 
 def _marks(
-    index: EvidenceIndex, rank: int, awaited: CallRecord, made: CallRecord, before: CallRecord | None = None
+    index: EvidenceIndex, rank: int, awaited: CallRecord, call: CallRecord, before: CallRecord | None = None
 ) -> str:
     """The calls at the two lines as a word of A and B, up to *before*. A rank may make A at a line of
     its own (`if rank == 0: ... else: ...`): what met the awaited rank's A is an A."""
@@ -114,7 +114,7 @@ def _marks(
     for record in index.records(rank):
         if record is before:
             break
-        if record.way == made.way and record.op == made.op:
+        if record.way == call.way and record.op == call.op:
             marks.append("B")
         elif record.op == awaited.op and (record.way == awaited.way or _met_at(log, record, awaited)):
             marks.append("A")

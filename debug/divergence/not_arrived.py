@@ -18,18 +18,18 @@ NEAR = 8
 MOST_WORDS = 120
 
 
-def refused_before(index: EvidenceIndex, log: GroupLog, found: Divergence) -> Divergence | None:
-    """A refused call before *found* that explains it: one place on, the rank's calls are those of the others."""
+def refused_before(index: EvidenceIndex, log: GroupLog, divergence: Divergence) -> Divergence | None:
+    """A refused call before *divergence* that explains it: one place on, the rank's calls are those of the others."""
     for first in index.refused:
         met = log.meetings.get(first.seq, {})
-        if first.seq > found.seq or not _left_out(log, first) or first.rank not in log.meetings[found.seq]:
+        if first.seq > divergence.seq or not _left_out(log, first) or first.rank not in log.meetings[divergence.seq]:
             continue
         alike = [r for r in index.refused if (r.seq, r.op) == (first.seq, first.op) and _left_out(log, r)]
         culprits = tuple(sorted({r.rank for r in alike}))
         reference = tuple(sorted(r for r, call in met.items() if r not in culprits and call.op == first.op))
-        if reference and _explains(log, first.rank, reference[0], first.seq, found):
+        if reference and _explains(log, first.rank, reference[0], first.seq, divergence):
             return replace(
-                found,
+                divergence,
                 kind=Kind.MISSING_RANK,
                 seq=first.seq,
                 culprits=culprits,
@@ -38,7 +38,7 @@ def refused_before(index: EvidenceIndex, log: GroupLog, found: Divergence) -> Di
                 got=met[first.rank],
                 tie=False,
                 refused=first,
-                borne_out=found.met,
+                borne_out=divergence.met,
                 mismatch=None,
             )
     return None
@@ -59,17 +59,17 @@ def _left_out(log: GroupLog, refused: CallRecord) -> bool:
     )
 
 
-def _explains(log: GroupLog, rank: int, witness: int, seq: int, found: Divergence) -> bool:
+def _explains(log: GroupLog, rank: int, witness: int, seq: int, divergence: Divergence) -> bool:
     """The rank's calls fit the witness's next ones, and better than they do number by number (after a retry they fit
     number by number)."""
-    start = max(seq, found.seq - NEAR)
+    start = max(seq, divergence.seq - NEAR)
     mine = calls_from(log, rank, start)
     shifted = support(mine, calls_from(log, witness, start + 1), 1, exact=False)
     if shifted is None:
         return False
-    until = found.seq - start
+    until = divergence.seq - start
     straight = support(mine[:until], calls_from(log, witness, start)[:until], 1, exact=False) or 0
-    one_line = found.got.site is not None and found.got.way == found.expected.way
+    one_line = divergence.got.site is not None and divergence.got.way == divergence.expected.way
     return shifted > straight or (shifted == straight and not one_line)
 
 

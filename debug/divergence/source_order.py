@@ -67,17 +67,17 @@ UNKNOWN = Relation(Order.UNKNOWN, certain=False)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
-def relate(mine: CallRecord, theirs: CallRecord, sources: Mapping[str, str]) -> Relation:
+def relate(mine: CallRecord, other: CallRecord, sources: Mapping[str, str]) -> Relation:
     """Compare the two calls in the innermost function that is in both stacks with different lines."""
     my_frames = mine.stack or ((mine.site,) if mine.site else ())
-    their_frames = theirs.stack or ((theirs.site,) if theirs.site else ())
+    their_frames = other.stack or ((other.site,) if other.site else ())
     for i, a in enumerate(my_frames):
         for j, b in enumerate(their_frames):
             if (a.file, a.function) != (b.file, b.function):
                 continue
             if a.line == b.line:
                 break
-            relation = _within(a, b, mine.op, theirs.op, sources.get(a.file))
+            relation = _within(a, b, mine.op, other.op, sources.get(a.file))
             my_line = relation.mine_each_round and _inevitable(my_frames[:i], sources)
             their_line = relation.theirs_each_round and _inevitable(their_frames[:j], sources)
             return replace(
@@ -86,13 +86,13 @@ def relate(mine: CallRecord, theirs: CallRecord, sources: Mapping[str, str]) -> 
                 theirs_for_some=relation.theirs_for_some or _asks_rank(their_frames[:j], sources),
                 passed=relation.passed and not j,
                 mine_each_round=my_line and _spelled(mine, sources),
-                theirs_each_round=their_line and _spelled(theirs, sources),
+                theirs_each_round=their_line and _spelled(other, sources),
                 only_theirs_skipped=my_line and not their_line,
                 left_loop=relation.left_loop or _in_loop(their_frames[:j], sources),
                 still_in_loop=relation.still_in_loop or _in_loop(my_frames[:i], sources),
             )
-    if mine.site is not None and mine.site == theirs.site:
-        return Relation(Order.SAME, mine.site, theirs.site)
+    if mine.site is not None and mine.site == other.site:
+        return Relation(Order.SAME, mine.site, other.site)
     return UNKNOWN
 
 
@@ -184,13 +184,13 @@ def _within(a: Site, b: Site, my_op: str, their_op: str, text: str | None) -> Re
     by_line = Order.AFTER if a.line > b.line else Order.BEFORE
     tree = _parse(text) if text else None
     mine = _path(tree, a.line) if tree is not None else None
-    theirs = _path(tree, b.line) if tree is not None else None
-    if mine is None or theirs is None:
+    other_path = _path(tree, b.line) if tree is not None else None
+    if mine is None or other_path is None:
         return Relation(by_line, a, b, certain=False)
     shared = 0
-    while shared < min(len(mine), len(theirs)) and mine[shared] == theirs[shared]:
+    while shared < min(len(mine), len(other_path)) and mine[shared] == other_path[shared]:
         shared += 1
-    my_own, their_own = mine[shared:], theirs[shared:]
+    my_own, their_own = mine[shared:], other_path[shared:]
     exclusive = bool(my_own and their_own) and my_own[0].node is their_own[0].node
     repeated = exclusive and my_own[0].later_call(a.line, their_op)
     return Relation(

@@ -93,10 +93,10 @@ def read_dump(path: Path) -> Dump:
         data = read_bytes(path, MOST_BYTES)
     except OSError as error:
         raise UsageError(f"{path.name}: cannot be read ({error.strerror})") from None
-    said = _load(path, data)
-    if not isinstance(said, dict) or not isinstance(said.get("entries"), list) or "version" not in said:
+    content = _load(path, data)
+    if not isinstance(content, dict) or not isinstance(content.get("entries"), list) or "version" not in content:
         raise UsageError(f"{path.name}: not a Flight Recorder dump (expected a dict with version and entries)")
-    version = said["version"]
+    version = content["version"]
     if not isinstance(version, str):
         raise UsageError(f"{path.name}: version: expected a text such as '2.10', got a {type(version).__name__}")
     if not version.startswith("2."):
@@ -107,7 +107,7 @@ def read_dump(path: Path) -> Dump:
             f"{path.name}: its name does not end in a rank, which only the name of a Flight Recorder dump tells"
         )
     groups: dict[str, tuple[str, tuple[int, ...]]] = {}
-    config = said.get("pg_config") or {}
+    config = content.get("pg_config") or {}
     try:
         if rank >= MOST_RANKS:
             raise ValueError(f"it would be of rank {rank}")
@@ -120,7 +120,7 @@ def read_dump(path: Path) -> Dump:
                 )
     except ValueError as error:
         raise UsageError(f"{path.name}: damaged, left out ({error})") from None
-    entries = [entry for entry in said["entries"][-MOST_ENTRIES:] if isinstance(entry, dict)]
+    entries = [entry for entry in content["entries"][-MOST_ENTRIES:] if isinstance(entry, dict)]
     return Dump(path, rank, version, groups, entries)
 
 
@@ -152,8 +152,8 @@ def dump_evidence(dumps: Sequence[Dump], others: Collection[int] = (), roots: Se
     records: dict[int, list[CallRecord]] = {}
     for rank, dump in sorted(by_rank.items()):
         records[rank] = [_record(rank, entry, groups, start) for entry in dump.entries if _is_call(entry)]
-        for place, record in enumerate(records[rank]):
-            record.index = place + whole(dump.entries[0].get("record_id") or 0, "entries[0].record_id")
+        for index, record in enumerate(records[rank]):
+            record.index = index + whole(dump.entries[0].get("record_id") or 0, "entries[0].record_id")
     known = [rank for group in groups.values() for rank in group.ranks]
     world_size = max([*known, *by_rank, *others, 0]) + 1
     if world_size > MOST_RANKS:
@@ -203,8 +203,8 @@ def _groups(dumps: Mapping[int, Dump], others: Collection[int]) -> tuple[dict[st
             users.setdefault(name, set()).add(rank)
             described.setdefault(name, description)
     names = sorted({*users, *members})
-    told = [rank for ranks in members.values() for rank in ranks]
-    everyone = tuple(range(min(MOST_RANKS, max([*told, *dumps, *others, 0]) + 1)))
+    named_ranks = [rank for ranks in members.values() for rank in ranks]
+    everyone = tuple(range(min(MOST_RANKS, max([*named_ranks, *dumps, *others, 0]) + 1)))
     groups = {
         name: Group(
             name,
@@ -218,11 +218,11 @@ def _groups(dumps: Mapping[int, Dump], others: Collection[int]) -> tuple[dict[st
 
 
 def _group_name(entry: Mapping[str, Any]) -> tuple[str, str]:
-    said = entry.get("process_group") or ("", "")
-    if isinstance(said, (list, tuple)):
-        name, description = [*said[:2], "", ""][:2]
+    names = entry.get("process_group") or ("", "")
+    if isinstance(names, (list, tuple)):
+        name, description = [*names[:2], "", ""][:2]
         return text(name, "process_group[0]"), text(description, "process_group[1]")
-    return text(said, "process_group"), ""
+    return text(names, "process_group"), ""
 
 
 def _is_call(entry: Mapping[str, Any]) -> bool:
@@ -244,8 +244,8 @@ def _record(rank: int, entry: Mapping[str, Any], groups: Mapping[str, Group], st
     own = program_frames(_frames(entry.get("frames") or ()), abroad=True)
     inputs = tuple(wholes(shape, "input_sizes") for shape in _list(entry, "input_sizes"))
     outputs = tuple(wholes(shape, "output_sizes") for shape in _list(entry, "output_sizes"))
-    said = [text(one, "dtypes", 40) for one in _list(entry, "input_dtypes") or _list(entry, "output_dtypes")]
-    dtypes = [DTYPES.get(one, one.lower()) for one in said]
+    names = [text(one, "dtypes", 40) for one in _list(entry, "input_dtypes") or _list(entry, "output_dtypes")]
+    dtypes = [DTYPES.get(one, one.lower()) for one in names]
     p2p = op in ("send", "recv")
     created = _ns(entry, "time_created_ns") or start_ns
     ended = _ns(entry, "time_discovered_completed_ns")
@@ -274,16 +274,16 @@ def _record(rank: int, entry: Mapping[str, Any], groups: Mapping[str, Group], st
     )
 
 
-def _frames(said: Any) -> list[Frame]:
-    if not isinstance(said, (list, tuple)) or not all(isinstance(frame, dict) for frame in said):
-        raise wrong(said, "frames", "a list of frames")
+def _frames(frames: Any) -> list[Frame]:
+    if not isinstance(frames, (list, tuple)) or not all(isinstance(frame, dict) for frame in frames):
+        raise wrong(frames, "frames", "a list of frames")
     return [
         (
             text(frame.get("filename", "?"), "filename"),
             whole(frame.get("line") or 0, "line"),
             text(frame.get("name", "?"), "name", 400),
         )
-        for frame in said[:MOST_FRAMES]
+        for frame in frames[:MOST_FRAMES]
     ]
 
 
@@ -295,8 +295,8 @@ def _list(entry: Mapping[str, Any], key: str) -> list[Any] | tuple[Any, ...]:
 
 
 def _ns(entry: Mapping[str, Any], key: str) -> int | None:
-    said = entry.get(key)
-    return None if said is None else whole(said, key)
+    value = entry.get(key)
+    return None if value is None else whole(value, key)
 
 
 def _state(entry: Mapping[str, Any]) -> State:

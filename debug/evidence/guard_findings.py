@@ -151,7 +151,7 @@ def count_notes(directory: Path) -> int:
 def forked_calls(readers: Iterable[RingReader]) -> list[Finding]:
     """A finding for each rank and line."""
     by_ring = {reader.path.name: reader for reader in readers}
-    found: dict[tuple[int, str, Site | None], Finding] = {}
+    findings: dict[tuple[int, str, Site | None], Finding] = {}
     for directory in sorted({reader.path.parent for reader in by_ring.values()}):
         for path in sorted(directory.glob(PATTERN)):
             try:
@@ -163,8 +163,8 @@ def forked_calls(readers: Iterable[RingReader]) -> list[Finding]:
                 continue
             if reader is not None:
                 rank, site = reader.number, stack[0] if stack else None
-                found.setdefault((rank, op, site), forked_call((rank,), op, site, pid))
-    return list(found.values())
+                findings.setdefault((rank, op, site), forked_call((rank,), op, site, pid))
+    return list(findings.values())
 
 
 def forked_call(ranks: Sequence[int], op: str, site: Site | None, pid: int | None = None) -> Finding:
@@ -198,13 +198,13 @@ def unwaited(evidence: Evidence, *, written_out: bool = False) -> list[Finding]:
                 continue  # who sends an order need not wait for its end; a refused call has no handle
             if record.is_async and not record.waited and not (written_out and not _named(record, evidence)):
                 lines.setdefault((record.op, record.site), []).append(record)
-    found = []
+    findings = []
     for (op, site), left in lines.items():
         ranks = tuple(sorted({record.rank for record in left}))
         each = sum(record.rank == ranks[0] for record in left)
         least = "at least " if each >= LEAST_KEPT and ranks[0] in evidence.cut else ""  # only the newest are on record
         calls = f"{least}{each} {op} call{'s' if each != 1 else ''}"
-        found.append(
+        findings.append(
             Finding(
                 Kind.ASYNC_NEVER_WAITED,
                 ranks,
@@ -214,7 +214,7 @@ def unwaited(evidence: Evidence, *, written_out: bool = False) -> list[Finding]:
                 site=site,
             )
         )
-    return found
+    return findings
 
 
 def _named(record: CallRecord, evidence: Evidence) -> bool:

@@ -30,10 +30,10 @@ def findings(readers: Sequence[RingReader], evidence: Evidence, origin_wall_ns: 
     they are read twice: what caused a thing that the first reading saw was written before the second began.
     """
     _flagged(readers, evidence, origin_wall_ns)
-    found = _flagged(readers, evidence, origin_wall_ns)
+    all_findings = _flagged(readers, evidence, origin_wall_ns)
     for reader in readers:
-        found += _left(reader, evidence)
-    return merged([*found, *forked_calls(readers)])
+        all_findings += _left(reader, evidence)
+    return merged([*all_findings, *forked_calls(readers)])
 
 
 def _flagged(readers: Sequence[RingReader], evidence: Evidence, origin_wall_ns: int) -> list[Finding]:
@@ -56,13 +56,13 @@ def _one_a_line(hits: Records, flag: int) -> list[Any]:
     if flag == rings.NAN_INPUT:
         return list(hits[:1])
     _, first = np.unique(hits[["site", "group"]], return_index=True)
-    return [hits[place] for place in sorted(first)[:MOST_LINES]]
+    return [hits[index] for index in sorted(first)[:MOST_LINES]]
 
 
-def merged(found: Sequence[Finding]) -> list[Finding]:
+def merged(findings: Sequence[Finding]) -> list[Finding]:
     """The earliest first, ranks that show the same as one; also for the findings of several hosts."""
     kept: list[Finding] = []
-    for finding in sorted(found, key=lambda finding: (finding.at_s or 0.0, finding.ranks)):
+    for finding in sorted(findings, key=lambda finding: (finding.at_s or 0.0, finding.ranks)):
         same = next((i for i, other in enumerate(kept) if _alike(finding, other)), None)
         if same is None:
             kept.append(finding)
@@ -83,19 +83,19 @@ def _earlier(call: CallRecord | None, other: CallRecord | None) -> bool:
 
 def _left(reader: RingReader, evidence: Evidence) -> list[Finding]:
     """Return what the rank itself reported about its DDP model."""
-    said = reader.text(rings.W_FINDING)
-    if not isinstance(said, dict) or not all(isinstance(said.get(key), str) for key in ("kind", "text")):
+    finding = reader.text(rings.W_FINDING)
+    if not isinstance(finding, dict) or not all(isinstance(finding.get(key), str) for key in ("kind", "text")):
         return []
     rank = reader.number
     state = evidence.ranks.get(rank)
-    guess = said["kind"].endswith("?")
+    guess = finding["kind"].endswith("?")
     if guess and (reader.word(rings.W_GUESSED) != reader.count + 1 or not _others_reduce(rank, evidence)):
         return []
     return [
         Finding(
             Kind.DDP_UNUSED_PARAMETER,
             (rank,),
-            f"{printable(said['text'])} on rank {rank}",
+            f"{printable(finding['text'])} on rank {rank}",
             site=state.site if state is not None else None,
             at_s=None,
             suggestion="Use every parameter in the loss on every rank, or give DDP find_unused_parameters=True.",

@@ -73,15 +73,15 @@ class Numbering:
         }
 
     @classmethod
-    def from_json(cls, said: Any) -> Numbering:
+    def from_json(cls, content: Any) -> Numbering:
         """The inverse of `to_json`; ValueError where that is none."""
         return cls(
-            whole(said["size"], "size", 0, MOST_RANKS),
-            whole(said["total"], "total", 0, 2 * MOST_RANKS),
-            text(said["main"], "main", 64),
-            {(host, pid, opened): whole(number, "number") for host, pid, opened, number in said["numbers"]},
-            {id_: wholes(numbers, "numbers", 0) for id_, numbers in said["worlds"].items()},
-            known=None if said.get("known") is None else frozenset(text(id_, "known", 64) for id_ in said["known"]),
+            whole(content["size"], "size", 0, MOST_RANKS),
+            whole(content["total"], "total", 0, 2 * MOST_RANKS),
+            text(content["main"], "main", 64),
+            {(host, pid, opened): whole(number, "number") for host, pid, opened, number in content["numbers"]},
+            {id_: wholes(numbers, "numbers", 0) for id_, numbers in content["worlds"].items()},
+            known=None if content.get("known") is None else frozenset(text(id_, "known", 64) for id_ in content["known"]),
         )
 
 
@@ -192,7 +192,7 @@ def _current(processes: Sequence[Process]) -> list[Process]:
     known = []
     for process in processes:
         places = [(world.id, world.rank) for world in process.worlds] or [("", process.rank)]
-        later = [last[place] for place in places if place in last]
+        later = [last[slot] for slot in places if slot in last]
         if not any(one is not process and one.opened_ns > process.seen_ns for one in later):
             known.append(process)
     return known

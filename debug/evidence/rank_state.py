@@ -124,9 +124,9 @@ def read_exits(directory: Path) -> dict[tuple[int, int], int]:
     result: dict[tuple[int, int], int] = {}
     for path in directory.glob("exit.*.json"):
         try:
-            said = load_json(read_bytes(path, 1 << 16))
-            rank, attempt = whole(said["rank"], "rank", 0, MOST_RANKS), whole(said["attempt"], "attempt")
-            result[rank, attempt] = whole(said["code"], "code", -255, 255)
+            content = load_json(read_bytes(path, 1 << 16))
+            rank, attempt = whole(content["rank"], "rank", 0, MOST_RANKS), whole(content["attempt"], "attempt")
+            result[rank, attempt] = whole(content["code"], "code", -255, 255)
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return result
@@ -292,8 +292,8 @@ def _exception(state: RankState, reader: RingReader, records: Sequence[CallRecor
     """Return what a rank raised; if strict refused a call on its way out, the original exception."""
     refused_on_the_way = bool(records) and records[-1].fleeing and was_refused(records[-1])
     which = rings.W_EXCEPTION if reader.text(rings.W_EXCEPTION) and not refused_on_the_way else rings.W_PENDING
-    said, _ = reader.raised(which)
-    state.exception, state.traceback, state.origins = map(said.get, ("error", "traceback", "origins"))
+    details, _ = reader.raised(which)
+    state.exception, state.traceback, state.origins = map(details.get, ("error", "traceback", "origins"))
 
 
 def _pending(reader: RingReader, waiting: Sequence[CallRecord], unfinished: Mapping[int, int]) -> bool:
@@ -438,17 +438,17 @@ def sources(
 
 def sources_at(sites: Iterable[Site], roots: Sequence[Path] | None = None) -> dict[str, str]:
     """The same of the files that *sites* are in."""
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for site in sites:
-        if site.file in found or len(found) >= MOST_SOURCES:
+        if site.file in sources or len(sources) >= MOST_SOURCES:
             continue
         file = site.file
         try:
             path = absolute(file) if roots is None else within(absolute(file), list(roots))
-            found[file] = "" if path is None else read_bytes(path, LONGEST_SOURCE).decode()
+            sources[file] = "" if path is None else read_bytes(path, LONGEST_SOURCE).decode()
         except (OSError, ValueError):
-            found[file] = ""
-    return {file: text for file, text in found.items() if text}
+            sources[file] = ""
+    return {file: text for file, text in sources.items() if text}
 
 
 def call_records(

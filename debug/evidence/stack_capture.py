@@ -50,7 +50,7 @@ def collect(
     """Main-thread stacks of live ranks, innermost first. *frozen* ranks answer no signal: py-spy, if it is there;
     why it is of no use goes into *notes*. It is tried first for *silent* ones, too: they are inside a call of C, which
     a signal may interrupt."""
-    asked: dict[int, tuple[RingReader, int]] = {}
+    pending: dict[int, tuple[RingReader, int]] = {}
     stacks: dict[int, tuple[Site, ...]] = {}
     stopped = set(frozen)
     readers = list(readers)
@@ -68,18 +68,18 @@ def collect(
             os.kill(reader.header.pid, number)
         except OSError:
             continue
-        asked[rank] = (reader, before)
+        pending[rank] = (reader, before)
     deadline = time.monotonic() + WAIT_S
-    while asked and time.monotonic() < deadline:
+    while pending and time.monotonic() < deadline:
         time.sleep(0.01)
-        for rank, (reader, before) in list(asked.items()):
+        for rank, (reader, before) in list(pending.items()):
             text = _tail(stack_path(reader.path), before)
             if not text or not text.endswith("\n"):
                 continue
             stack = without_launcher(parse_faulthandler(text, reader.word(rings.W_MAIN_THREAD)))
             if stack:
                 stacks[rank] = stack
-                del asked[rank]
+                del pending[rank]
     for reader in readers:
         if reader.number in stopped:
             frames, why = _py_spy(reader.header.pid)
@@ -122,7 +122,7 @@ def _py_spy(pid: int) -> tuple[tuple[Site, ...], str]:
         )
     except (OSError, subprocess.SubprocessError) as error:
         return (), f"py-spy could not be run ({type(error).__name__})"
-    found: list[Site] = []
+    sites: list[Site] = []
     inside = False
     for line in done.stdout.splitlines():
         if line.startswith("Thread "):
@@ -130,9 +130,9 @@ def _py_spy(pid: int) -> tuple[tuple[Site, ...], str]:
                 break
             inside = "MainThread" in line
         elif inside and (frame := _PYSPY.match(line)):
-            found.append(Site(shown(frame["file"]), int(frame["line"]), frame["function"]))
-    said = done.stderr.strip().splitlines() or ["it says nothing"]
-    return tuple(found), f"py-spy failed ({said[0]})"
+            sites.append(Site(shown(frame["file"]), int(frame["line"]), frame["function"]))
+    errors = done.stderr.strip().splitlines() or ["it says nothing"]
+    return tuple(sites), f"py-spy failed ({errors[0]})"
 
 
 def is_library(site: Site) -> bool:
@@ -142,9 +142,9 @@ def is_library(site: Site) -> bool:
 
 def without_launcher(stack: tuple[Site, ...]) -> tuple[Site, ...]:
     """A stack without the outermost frames of `python -m distsim.debug`."""
-    for place, site in enumerate(stack):
+    for depth, site in enumerate(stack):
         if site.file.endswith("debug/__main__.py") and is_ours(absolute(site.file)):
-            return stack[:place]
+            return stack[:depth]
     return stack
 
 

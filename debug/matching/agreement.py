@@ -69,9 +69,9 @@ class Mismatch:
 
     def swapped(self) -> Mismatch:
         """The same seen from the other side: the reference becomes the culprit."""
-        said = next(iter(self.found.values()), "")
-        found = dict.fromkeys(self.reference, self.expected)
-        return replace(self, culprits=self.reference, reference=self.culprits, expected=said, found=found, tie=False)
+        expected = next(iter(self.found.values()), "")
+        descriptions = dict.fromkeys(self.reference, self.expected)
+        return replace(self, culprits=self.reference, reference=self.culprits, expected=expected, found=descriptions, tie=False)
 
     def __str__(self) -> str:
         """One line in the house's form: `expected ..., got ..., at rank R, group G, call #N, file:line`."""
@@ -102,10 +102,10 @@ def check_meeting(
         return None  # the common case, without any voting
     position = {rank: i for i, rank in enumerate(first.group.ranks)}
     ordered = sorted(records, key=lambda r: position.get(r.rank, len(position)))
-    found = _first_difference(ordered, histories or {})
-    if found is None:
+    difference = _first_difference(ordered, histories or {})
+    if difference is None:
         return None
-    kind, vote, says = found
+    kind, vote, says = difference
     return Mismatch(
         kind=kind,
         group=first.group,
@@ -129,11 +129,11 @@ def _first_difference(
     if op in BARRIERS:
         return None
     if op == "new_group":
-        asked: dict[int, Hashable] = {r.rank: r.new_ranks for r in ordered}
+        members: dict[int, Hashable] = {r.rank: r.new_ranks for r in ordered}
         says = {r.rank: f"new_group({list(r.new_ranks or ())})" for r in ordered}
         if all(len(r.new_ranks or ()) == 1 for r in ordered):
             return None  # groups of one rank meet nobody: `new_subgroups(group_size=1)` makes other ones on each side
-        return differ(Kind.GROUP_CREATION_ORDER, ordered, asked, says, histories)
+        return differ(Kind.GROUP_CREATION_ORDER, ordered, members, says, histories)
     if op in ROOTED and all(r.root is not None for r in ordered):
         roots: dict[int, Hashable] = {r.rank: r.root for r in ordered}
         says = {r.rank: f"root {r.root}" for r in ordered}

@@ -174,14 +174,14 @@ class Comparer:
         odd_prints = (prints != prints[0]).any(axis=0) | ((prints[0] & 1) == 1)
         odd_sites = (sites != sites[0]).any(axis=0)
         result = []
-        for place in np.flatnonzero(odd_prints | odd_sites):
-            pattern = stacked[:, place, 1:].tobytes()
+        for index in np.flatnonzero(odd_prints | odd_sites):
+            pattern = stacked[:, index, 1:].tobytes()
             if pattern in group.known:
                 continue
             if len(group.known) > 65536:
                 group.known.clear()
             group.known.add(pattern)
-            result.append(Suspicion(group.key, int(stacked[0, place, 0]), lines_only=not odd_prints[place]))
+            result.append(Suspicion(group.key, int(stacked[0, index, 0]), lines_only=not odd_prints[index]))
         return result
 
     def progress(self) -> Iterable[tuple[GroupKey, int]]:
@@ -329,13 +329,13 @@ class Messages:
     def _learn(self, calls: Records, signature_of: Callable[[int, int], Signature]) -> None:
         """Read what is sent or received, once for each new fingerprint."""
         prints, places = np.unique(calls["fingerprint"][::-1], return_index=True)
-        for print_, place in zip(prints.tolist(), places.tolist(), strict=True):
+        for print_, index in zip(prints.tolist(), places.tolist(), strict=True):
             if print_ in self._ends:
                 continue
-            said = signature_of(int(calls["signature"][len(calls) - 1 - place]), print_)
-            if said.op in ("send", "recv"):
-                payload = rings.fingerprint((said.nbytes, said.dtypes[:1]), False)
-                self._ends[print_] = int(said.op == "send"), payload
+            signature = signature_of(int(calls["signature"][len(calls) - 1 - index]), print_)
+            if signature.op in ("send", "recv"):
+                payload = rings.fingerprint((signature.nbytes, signature.dtypes[:1]), False)
+                self._ends[print_] = int(signature.op == "send"), payload
         if len(self._ends) > MOST_KNOWN:
             fresh = {print_: self._ends[print_] for print_ in prints.tolist() if print_ in self._ends}
             self._ends = fresh
@@ -371,10 +371,10 @@ class Messages:
 
     def check(self) -> list[tuple[StreamKey, int]]:
         """Pairs that do not fit, found since the last time."""
-        found, self._found = self._found, []
+        pairs, self._found = self._found, []
         return [
             ((PAIR + world_of(stream), stream[1], send), recv)
-            for stream, send, recv in found
+            for stream, send, recv in pairs
             if not self._left_out(stream)
         ]
 
@@ -384,8 +384,8 @@ def world_of(key: GroupKey | StreamKey) -> str:
     name = key[0]
     if name.startswith(PAIR):
         return name.removeprefix(PAIR)
-    found = _WORLD.match(name.removeprefix(STREAM))
-    return found[1] if found else ""
+    match = _WORLD.match(name.removeprefix(STREAM))
+    return match[1] if match else ""
 
 
 _WORLD = re.compile(r"([0-9a-f]{12}):")
@@ -413,9 +413,9 @@ class Suspicions:
     def __init__(self) -> None:
         self._held: dict[GroupKey, _Held] = {}
 
-    def add(self, found: Iterable[Suspicion], now: float) -> None:
+    def add(self, suspicions: Iterable[Suspicion], now: float) -> None:
         """Add suspicions of a comparer here or on another host."""
-        for suspicion in found:
+        for suspicion in suspicions:
             due = now + SETTLE_S if suspicion.lines_only else now
             held = self._held.get(suspicion.key)
             if held is not None:

@@ -113,11 +113,11 @@ class EvidenceIndex:
                     self._p2p.append(record)
                     continue
                 where = id(record.group), self._apart(record)
-                found, seq = current.get(where), record.seq
-                if found is None or (seq <= 1 and rank in found[0].meetings.get(seq, ())):
+                entry, seq = current.get(where), record.seq
+                if entry is None or (seq <= 1 and rank in entry[0].meetings.get(seq, ())):
                     log = self._open(record)
-                    found = current[where] = log, log.calls.setdefault(rank, [])
-                log, calls = found
+                    entry = current[where] = log, log.calls.setdefault(rank, [])
+                log, calls = entry
                 if record.op == "destroy_process_group":
                     continue  # nobody waits in it: who destroyed a group comes to no further meeting
                 met = log.meetings.get(seq)

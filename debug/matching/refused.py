@@ -42,7 +42,7 @@ _AFTERWARDS = "_tensor_to_object"
 """torch unpickles what has arrived: the calls are over."""
 
 
-def came_out(error: BaseException, made: Callable[[CodeType, bool], bool]) -> bool:
+def came_out(error: BaseException, made_record: Callable[[CodeType, bool], bool]) -> bool:
     """Whether a call was on record, or another public function has told of it, before *error* was raised.
 
     *made(code, innermost)* says whether a frame of this code has made a record; the outermost frame of the
@@ -52,7 +52,7 @@ def came_out(error: BaseException, made: Callable[[CodeType, bool], bool]) -> bo
     step = None if step is None else step.tb_next
     while step is not None:
         code = step.tb_frame.f_code
-        if code.co_name == _AFTERWARDS or code.co_filename.endswith(_LOGGER) or made(code, step.tb_next is None):
+        if code.co_name == _AFTERWARDS or code.co_filename.endswith(_LOGGER) or made_record(code, step.tb_next is None):
             return True
         step = step.tb_next
     return False

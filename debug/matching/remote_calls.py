@@ -122,12 +122,12 @@ class RemoteCalls:
         assert remote is not None
         if to is None:
             return Answer(())
-        asked = self.asked(call)
-        served = self._serves.get((asked.rank, asked.index))
+        request = self.asked(call)
+        served = self._serves.get((request.rank, request.index))
         if served is not None and not served.done:
             return Answer((serving(served),))
         if served is None and (held := self.busy(to)):
             return Answer(tuple(serving(one) for one in held), busy=to)
-        if served is not None and asked is call and (held := self.busy(call.rank)):  # a reply takes a thread, too
+        if served is not None and request is call and (held := self.busy(call.rank)):  # a reply takes a thread, too
             return Answer(tuple(serving(one) for one in held), busy=call.rank)
         return Answer((agent(to),))

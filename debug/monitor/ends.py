@@ -84,21 +84,21 @@ def kill(host: Host, number: int, but: Collection[int] = ()) -> None:
                 os.kill(host.readers[rank].header.pid, number)
 
 
-def without_guesses(found: Sequence[Diagnosis], settings: Settings, still_s: float) -> list[Diagnosis]:
-    """*found*, where no rank has made or ended a call for *still_s*. Without a limit of the user's, a wait that is only
+def without_guesses(diagnoses: Sequence[Diagnosis], settings: Settings, still_s: float) -> list[Diagnosis]:
+    """*diagnoses*, where no rank has made or ended a call for *still_s*. Without a limit of the user's, a wait that is only
     long ends no job in which some rank has made a call in that time, for torch's own timeout may be longer than our
     default: it is left out, and a warning where calls go on."""
     if settings.hang_after_s is not None or still_s >= settings.patience_s:
-        return list(found)
+        return list(diagnoses)
     if still_s > GOES_ON_S:
-        return [d for d in found if d.proof is not Proof.PATIENCE]
-    return [replace(d, proof=Proof.NOT_YET) if d.proof is Proof.PATIENCE else d for d in found]
+        return [d for d in diagnoses if d.proof is not Proof.PATIENCE]
+    return [replace(d, proof=Proof.NOT_YET) if d.proof is Proof.PATIENCE else d for d in diagnoses]
 
 
-def among_moving(found: Sequence[Diagnosis], settings: Settings) -> list[Diagnosis]:
+def among_moving(diagnoses: Sequence[Diagnosis], settings: Settings) -> list[Diagnosis]:
     """Return what holds although calls were made during the look: only waits that are too long. They end the job if the
     user has set that limit."""
-    long = [d for d in found if (d.detected_after_s or 0.0) >= settings.patience_s]
+    long = [d for d in diagnoses if (d.detected_after_s or 0.0) >= settings.patience_s]
     if settings.hang_after_s is None:
         return [replace(d, proof=Proof.NOT_YET) for d in long]
     return [replace(d, explanation=f"{d.explanation} {BY_THE_LIMIT}") for d in long]
@@ -149,8 +149,8 @@ class Orphans:
     def launcher_died(self) -> bool:
         """There was one on this host, and it has not said that the job is over."""
         try:
-            said = json.loads((self._directory / "launcher.json").read_text())
-            gone = said.get("host") == platform.node() and look(int(said["pid"]), int(said["start"])) is None
+            content = json.loads((self._directory / "launcher.json").read_text())
+            gone = content.get("host") == platform.node() and look(int(content["pid"]), int(content["start"])) is None
         except (OSError, ValueError, AttributeError, KeyError, TypeError):
             return False
         return gone and not (self._directory / "done.json").exists()

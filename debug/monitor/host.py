@@ -82,9 +82,9 @@ class Host:
     @property
     def local_world(self) -> int:
         """Number of ranks on this host: from the launcher, or counted after they met."""
-        said = [int(reader.word(rings.W_LOCAL_WORLD)) for reader in self.readers.values()]
-        if said := [word for word in said if word]:
-            return max(said)
+        sizes = [int(reader.word(rings.W_LOCAL_WORLD)) for reader in self.readers.values()]
+        if sizes := [word for word in sizes if word]:
+            return max(sizes)
         if self.numbering.main and self.joined():
             return sum(number < self.world_size for number in self.readers)
         return self.world_size
@@ -236,10 +236,10 @@ class Host:
         """Return how many calls a guard flagged (NaN, a changed buffer, a race) or a forked child made. Counts are
         kept, because a ring keeps the last calls only."""
         for reader in self.readers.values():
-            found = self._flagged.setdefault(reader.path, set())
+            hits = self._flagged.setdefault(reader.path, set())
             for flag in (rings.NAN_INPUT, rings.MODIFIED, rings.RACE):
-                if len(found) < MOST_FLAGGED:
-                    found.update((flag, int(record["commit"])) for record in reader.hits(flag))
+                if len(hits) < MOST_FLAGGED:
+                    hits.update((flag, int(record["commit"])) for record in reader.hits(flag))
         return sum(map(len, self._flagged.values())) + count_notes(self.directory)
 
     def counts(self) -> tuple[int, ...]:

@@ -198,8 +198,8 @@ class Monitor:
 
     def _answer(self) -> None:
         """The launcher saw a rank fail and waits for a last look before it ends the others."""
-        asked = [path for path in self.directory.glob("ask.*") if path.name not in self._answered]
-        if not asked:
+        requests = [path for path in self.directory.glob("ask.*") if path.name not in self._answered]
+        if not requests:
             return
         now = time.monotonic()
         self._asked = self._asked or now
@@ -214,7 +214,7 @@ class Monitor:
             self.tell(self._judgement(evidence), evidence)
         self._asked = None
         self._closing = True
-        for path in asked:
+        for path in requests:
             self._answered.add(path.name)
             os.close(create_private(self.directory / path.name.replace("ask", "answer")))
 
@@ -231,9 +231,9 @@ class Monitor:
         try:
             with contextlib.suppress(FileNotFoundError):  # removed with the folder: the launcher is there all the same
                 self._launcher = json.loads((self.directory / "launcher.json").read_text())
-            said = self._launcher
-            return said is not None and (
-                "pid" not in said or look(int(said["pid"]), int(said.get("start", 0))) is not None
+            launcher = self._launcher
+            return launcher is not None and (
+                "pid" not in launcher or look(int(launcher["pid"]), int(launcher.get("start", 0))) is not None
             )
         except (OSError, ValueError, AttributeError, TypeError):
             return False
@@ -249,10 +249,10 @@ class Monitor:
     def _compare(self) -> None:
         for rank, key, rows in self.together.held():
             self.host.comparer.feed_rows(rank, key, rows)
-        found = [*self.host.comparer.check(), *self.together.suspected()]
+        suspicions = [*self.host.comparer.check(), *self.together.suspected()]
         if self.settings.level is Level.RECORD:
             return  # what all have called is known, and no longer held
-        self._suspicions.add((one for one in found if not self._ranks_raise(one)), time.monotonic())
+        self._suspicions.add((one for one in suspicions if not self._ranks_raise(one)), time.monotonic())
         if self._judges():
             self._look_at_suspicions(time.monotonic())
         elif self.together.hears_suspicions():
@@ -278,9 +278,9 @@ class Monitor:
             return
         evidence = self.look(focus=focus)
         self._suspicions.looked_at(focus, evidence.records, time.monotonic(), self._members)
-        found = [d for d in diagnose(evidence) if d.exit_code == 4]
+        diagnoses = [d for d in diagnose(evidence) if d.exit_code == 4]
         pairs = {(PAIR, self._members(key), key[2]): seq for key, seq in focus.items() if key[0].startswith(PAIR)}
-        self.tell(with_messages(found, evidence, pairs), evidence)
+        self.tell(with_messages(diagnoses, evidence, pairs), evidence)
 
     def _notice(self) -> None:
         """Report what guards saw at once, not only after a hang."""
@@ -329,24 +329,24 @@ class Monitor:
         if now < self._next_judgement:
             return
         evidence = self.look()
-        found, moving = self._judgement(evidence), not stands_still
-        if self._premature(found, evidence):
+        diagnoses, moving = self._judgement(evidence), not stands_still
+        if self._premature(diagnoses, evidence):
             self._next_judgement = now + SETTLE_S
             return
-        if found:
+        if diagnoses:
             # Twice the same, with nothing moving in between: rings are not read at one instant.
             time.sleep(0.1)
             self.host.read(self.together.route)
             self.together.step(self)
             same = {news_key(d) for d in self._judgement(self.look())}
-            found = [d for d in found if news_key(d) in same]
+            diagnoses = [d for d in diagnoses if news_key(d) in same]
             moving |= self._counts() != counts and not all(ended.values())
             if moving:
-                found = [d for d in among_moving(found, self.settings) if news_key(d) not in self.told]
-        if found and self._was_away() and self._next_judgement > time.monotonic():
+                diagnoses = [d for d in among_moving(diagnoses, self.settings) if news_key(d) not in self.told]
+        if diagnoses and self._was_away() and self._next_judgement > time.monotonic():
             return  # it was stopped while it judged
-        if found:
-            self._with_stacks(found, moving)
+        if diagnoses:
+            self._with_stacks(diagnoses, moving)
         self._delay = min(self._delay * 1.5, 2.0)
         self._next_judgement = now + self._delay
 
@@ -373,15 +373,15 @@ class Monitor:
         if over:
             self._write()
 
-    def _premature(self, found: Sequence[Diagnosis], evidence: Evidence) -> bool:
+    def _premature(self, diagnoses: Sequence[Diagnosis], evidence: Evidence) -> bool:
         """A rank is gone, or stopped, and nobody waits for it yet, but some are on their way to their next call. Or
         calls do not fit that strict holds: it raises as soon as its threads get to run."""
         now = time.monotonic()
-        if self.settings.level is Level.STRICT and any(d.ends_job and d.proof is Proof.MET for d in found):
+        if self.settings.level is Level.STRICT and any(d.ends_job and d.proof is Proof.MET for d in diagnoses):
             self._first_met = self._first_met or now
             if now - self._first_met <= RAISE_S:
                 return True
-        if not found or any(d.victims or (d.nobody_waits and d.ends_job) for d in found):
+        if not diagnoses or any(d.victims or (d.nobody_waits and d.ends_job) for d in diagnoses):
             self._first_found = None
             return False
         self._first_found = self._first_found or self._first_death or now
@@ -391,22 +391,22 @@ class Monitor:
     def _judgement(self, evidence: Evidence) -> list[Diagnosis]:
         if self._interrupted() or self.inconclusive:
             return []
-        found = self._diagnose(evidence)
-        if not any(d.exit_code for d in found):
-            return [d for d in found if news_key(d) not in self.told and (d.victims or d.nobody_waits)]
-        return [d for d in found if news_key(d) not in self.told]
+        diagnoses = self._diagnose(evidence)
+        if not any(d.exit_code for d in diagnoses):
+            return [d for d in diagnoses if news_key(d) not in self.told and (d.victims or d.nobody_waits)]
+        return [d for d in diagnoses if news_key(d) not in self.told]
 
-    def _with_stacks(self, found: Sequence[Diagnosis], moving: bool) -> None:
+    def _with_stacks(self, diagnoses: Sequence[Diagnosis], moving: bool) -> None:
         """Look once more with stacks, which stop the ranks for a moment, and say it."""
-        if not any(d.exit_code or d.kind is Kind.HOST_STUCK for d in found):
-            self.tell(found, self.look())
+        if not any(d.exit_code or d.kind is Kind.HOST_STUCK for d in diagnoses):
+            self.tell(diagnoses, self.look())
             return
         evidence = self.look(stacks=True)
         better = self._diagnose(evidence)
         if moving:
             better = among_moving(better, self.settings)
         better = [d for d in better if news_key(d) not in self.told]
-        self.tell(better or found, evidence)
+        self.tell(better or diagnoses, evidence)
 
     def _judges(self) -> bool:
         return self.together.judges(self.host)
@@ -457,9 +457,9 @@ class Monitor:
 
     # What follows -----------------------------------------------------------------------------------
 
-    def tell(self, found: Sequence[Diagnosis], evidence: Evidence) -> None:
+    def tell(self, diagnoses: Sequence[Diagnosis], evidence: Evidence) -> None:
         """Print what is new, write it down, and do what --on-hang asks for."""
-        new = [d for d in found if news_key(d) not in self.told]
+        new = [d for d in diagnoses if news_key(d) not in self.told]
         if not new:
             return
         self.told.update(news_key(d) for d in new)
@@ -563,10 +563,10 @@ class Monitor:
             slow = [one for one in recent_stragglers([*self.host.readers.values()]) if one.rank not in self.pace.told]
             left = [*unwaited(evidence, written_out=True), *as_findings(slow)]
             evidence.findings = (*evidence.findings, *(f for f in left if (f.kind, f.site) not in seen))
-            found = [d for d in diagnose(evidence) if news_key(d) not in self.told and not self.pace.has_told(d)]
+            diagnoses = [d for d in diagnose(evidence) if news_key(d) not in self.told and not self.pace.has_told(d)]
             if self.exit_code:
-                found = []  # what died after the verdict died of it
-            self.tell(found, evidence)
+                diagnoses = []  # what died after the verdict died of it
+            self.tell(diagnoses, evidence)
         if self._interrupted() and not self.exit_code:
             self._show_places()
             self._write()

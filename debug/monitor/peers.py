@@ -96,11 +96,11 @@ class PeerSession:
 
     def _choose(self, monitor: Watcher) -> None:
         if (self._directory / "lead.json").exists():
-            said = self._said("lead.json")
-            if said is None or self._cannot_lead:
+            lead = self._said("lead.json")
+            if lead is None or self._cannot_lead:
                 return
             try:
-                self.leader = Leader(self._directory, said["addresses"], said["secret"], said["salt"])
+                self.leader = Leader(self._directory, lead["addresses"], lead["secret"], lead["salt"])
             except OSError as error:
                 self._cannot_lead = True
                 monitor.host.notes.append(f"the monitors of this job's hosts cannot meet: {error}")
@@ -109,22 +109,22 @@ class PeerSession:
                 monitor.host.comparer.feed_rows(rank, key, rows)
             self.outbox.clear()
         elif (self._directory / "follow.json").exists():
-            said = self._said("follow.json")
-            if said is not None:
-                self.follower = Follower(said["address"], int(said["port"]), said["secret"], socket.gethostname())
+            lead = self._said("follow.json")
+            if lead is not None:
+                self.follower = Follower(lead["address"], int(lead["port"]), lead["secret"], socket.gethostname())
 
     def _said(self, name: str) -> dict[str, Any] | None:
         """Return the note that a rank left for this monitor; None if it is incomplete."""
         try:
-            said = load_json(read_bytes(self._directory / name, 1 << 16))
+            content = load_json(read_bytes(self._directory / name, 1 << 16))
             keys = ("addresses", "salt") if name == "lead.json" else ("address", "port")
-            words = [said[key] for key in ("secret", "address", "salt") if key == "secret" or key in keys]
-            words += said["addresses"] if name == "lead.json" else []
+            words = [content[key] for key in ("secret", "address", "salt") if key == "secret" or key in keys]
+            words += content["addresses"] if name == "lead.json" else []
             if not all(isinstance(word, str) and word for word in words) or "\0" in "".join(words):
                 return None
             if name == "follow.json":
-                whole(said["port"], "port", 1, 65535)
-            return dict(said)
+                whole(content["port"], "port", 1, 65535)
+            return dict(content)
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -227,10 +227,10 @@ class PeerSession:
         """Whether the monitor of another host gives the verdicts, or gave them until it ended."""
         return self.follower is not None and (self.follower.connected or self.follower.left)
 
-    def suspect(self, found: Sequence[Suspicion]) -> None:
+    def suspect(self, suspicions: Sequence[Suspicion]) -> None:
         """A follower leaves the judgement to its leader."""
         if self.follower is not None:
-            for suspicion in found:
+            for suspicion in suspicions:
                 self.follower.suspect(suspicion)
 
     def remote(self, name: str) -> list[Any]:
@@ -244,16 +244,16 @@ class PeerSession:
         if self.leader is None:
             self._without_leader(evidence)
             return
-        asked = {**dict(host.comparer.progress()), **focus}
+        sought = {**dict(host.comparer.progress()), **focus}
         request = {
             "numbering": host.numbering.to_json(),
             "stacks": stacks,
             "origin": origin,
-            "focus": [[list(key), seq] for key, seq in asked.items()],
+            "focus": [[list(key), seq] for key, seq in sought.items()],
         }
         records = dict(evidence.records)
         states = dict(evidence.ranks)
-        found = list(evidence.findings)
+        findings = list(evidence.findings)
         texts = dict(evidence.sources)
         for answer in self.leader.look(request):
             try:
@@ -263,10 +263,10 @@ class PeerSession:
                 continue
             states.update({rank: state for rank, state in more_states.items() if rank not in host.readers})
             records.update(more_records)
-            found += more_found
+            findings += more_found
             texts = {**sources, **texts}
         evidence.ranks, evidence.records, evidence.sources = states, records, texts
-        evidence.findings = [*self._cut_off(host), *merged(found)]
+        evidence.findings = [*self._cut_off(host), *merged(findings)]
 
     def held(self) -> list[tuple[int, GroupKey, Rows]]:
         """Rows that came in while the leader waited for answers."""
@@ -434,14 +434,14 @@ def _site(site: Site | None) -> list[Any] | None:
 
 
 def evidence_from_json(
-    said: dict[str, Any],
+    content: dict[str, Any],
 ) -> tuple[dict[int, RankState], dict[int, Sequence[CallRecord]], list[Finding], dict[str, str]]:
     """States, calls, findings and sources of another host."""
-    groups = [Group(name, description, tuple(ranks)) for name, description, ranks in said["groups"]]
-    stacks = [tuple(Site.from_json(frame) for frame in stack) for stack in said["stacks"]]
+    groups = [Group(name, description, tuple(ranks)) for name, description, ranks in content["groups"]]
+    stacks = [tuple(Site.from_json(frame) for frame in stack) for stack in content["stacks"]]
     records: dict[int, Sequence[CallRecord]] = {
         int(rank): [_read_record(int(rank), call[0], groups, stacks) for call in calls]
-        for rank, calls in said["records"].items()
+        for rank, calls in content["records"].items()
     }
     by_number = {(rank, call.index): call for rank, calls in records.items() for call in calls}
 
@@ -450,7 +450,7 @@ def evidence_from_json(
         return _read_record(rank, whole[0], groups, stacks) if whole else by_number[rank, index]
 
     states = {}
-    for entry in said["states"]:
+    for entry in content["states"]:
         rank = int(entry["rank"])
         states[rank] = RankState(
             rank=rank,
@@ -470,35 +470,35 @@ def evidence_from_json(
             site=_read_site(entry["site"]),
             **{name: entry[name] for name in _FINDING},
         )
-        for entry in said["findings"]
+        for entry in content["findings"]
     ]
-    return states, records, findings, dict(said["sources"])
+    return states, records, findings, dict(content["sources"])
 
 
-def _read_wait(said: dict[str, Any], read_call: Callable[[Sequence[Any]], CallRecord]) -> Wait:
-    if "call" in said:
-        return CallWait(read_call(said["call"]))
-    if "keys" in said:
-        return StoreWait(tuple(said["keys"]), said["purpose"])
-    return HostWait(said["what"], tuple(said["on_ranks"]))
+def _read_wait(content: dict[str, Any], read_call: Callable[[Sequence[Any]], CallRecord]) -> Wait:
+    if "call" in content:
+        return CallWait(read_call(content["call"]))
+    if "keys" in content:
+        return StoreWait(tuple(content["keys"]), content["purpose"])
+    return HostWait(content["what"], tuple(content["on_ranks"]))
 
 
-def _read_site(said: list[Any] | None) -> Site | None:
-    return None if said is None else Site.from_json(said)
+def _read_site(content: list[Any] | None) -> Site | None:
+    return None if content is None else Site.from_json(content)
 
 
 def _read_record(
-    rank: int, said: dict[str, Any], groups: Sequence[Group], stacks: Sequence[tuple[Site, ...]]
+    rank: int, content: dict[str, Any], groups: Sequence[Group], stacks: Sequence[tuple[Site, ...]]
 ) -> CallRecord:
-    stack = stacks[said["stack"]]
-    given = {name: _tuples(said[name]) for name in _CALL if name in said}
+    stack = stacks[content["stack"]]
+    given = {name: _tuples(content[name]) for name in _CALL if name in content}
     return CallRecord(
-        **{**given, "state": State(said["state"]) if "state" in said else State.ISSUED},
+        **{**given, "state": State(content["state"]) if "state" in content else State.ISSUED},
         rank=rank,
-        group=groups[said["group"]],
-        site=_read_site(said["site"]) if "site" in said else next(iter(stack), None),
+        group=groups[content["group"]],
+        site=_read_site(content["site"]) if "site" in content else next(iter(stack), None),
         stack=stack,
-        remote=Remote.from_json(said["remote"]) if "remote" in said else None,
+        remote=Remote.from_json(content["remote"]) if "remote" in content else None,
     )
 
 

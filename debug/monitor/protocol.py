@@ -100,8 +100,8 @@ class Leader:
             self.links.append(Link(connection, self.secret, leads=True))
         unknown = [link for link in self.links if not link.known and link.open]
         now = time.monotonic()
-        for place, link in enumerate(unknown):
-            if now - link.made > MEET_S or place < len(unknown) - MOST_UNKNOWN:
+        for index, link in enumerate(unknown):
+            if now - link.made > MEET_S or index < len(unknown) - MOST_UNKNOWN:
                 link.close()
 
     def _hear(self, link: Link, message: dict[str, Any], feed: Callable[[int, GroupKey, Rows], None]) -> None:
@@ -130,14 +130,14 @@ class Leader:
         self._number += 1
         number = self._number
         self._answers[number] = {}
-        asked = [link for link in self.links if link.open and link.known]
-        for link in asked:
+        links = [link for link in self.links if link.open and link.known]
+        for link in links:
             link.send({"look": number, **request})
         deadline = time.monotonic() + LOOK_S
         while time.monotonic() < deadline:
             waiting = [
                 link
-                for link in asked
+                for link in links
                 if link.open and id(link) not in self._answers.get(number, {}) and link.silent_s < LOST_S
             ]
             if not waiting:
@@ -145,7 +145,7 @@ class Leader:
             self.step(lambda rank, key, rows: self.held.append((rank, key, rows)))
             time.sleep(0.005)
         answers = self._answers.pop(number, {})
-        return [answers[id(link)] for link in asked if id(link) in answers]
+        return [answers[id(link)] for link in links if id(link) in answers]
 
     def tell(self, message: dict[str, Any]) -> None:
         """Send to all hosts."""
@@ -234,8 +234,8 @@ class Follower:
     def send_rows(self, rows: list[tuple[int, GroupKey, Rows]]) -> None:
         """Tell what is new, where there is a leader to hear it."""
         if rows and self.link is not None and self.link.open and self.link.known:
-            said = [[rank, list(key), base64.b64encode(r.tobytes()).decode()] for rank, key, r in rows]
-            self.link.send({"rows": said})
+            content = [[rank, list(key), base64.b64encode(r.tobytes()).decode()] for rank, key, r in rows]
+            self.link.send({"rows": content})
             rows.clear()
 
     @property
@@ -247,15 +247,15 @@ class Follower:
         if self.link is not None:
             self.link.close()
 
-    def suspect(self, found: Suspicion) -> None:
+    def suspect(self, suspicion: Suspicion) -> None:
         """Ask the leader to look at a call."""
         if self.link is not None and self.link.open:
-            self.link.send({"suspicion": list(found.key), "seq": found.seq, "lines": found.lines_only})
+            self.link.send({"suspicion": list(suspicion.key), "seq": suspicion.seq, "lines": suspicion.lines_only})
 
 
-def group_key(said: Any) -> GroupKey:
+def group_key(content: Any) -> GroupKey:
     """A group's key, or a message's, as it came over the wire."""
-    name, ranks, generation = said
+    name, ranks, generation = content
     mark = MARK if str(name).startswith(MARK) else ""  # else what names a message would be made printable, too
     return (
         mark + text(name[len(mark) :] if mark else name, "name"),
@@ -264,18 +264,18 @@ def group_key(said: Any) -> GroupKey:
     )
 
 
-def _status(said: Any) -> dict[str, Any]:
+def _status(content: Any) -> dict[str, Any]:
     """Return a host's status, converted to the expected types."""
-    status: dict[str, Any] = {"over": bool(said.get("over"))}
+    status: dict[str, Any] = {"over": bool(content.get("over"))}
     for name in ("ended", "flagged"):
-        if name in said:
-            status[name] = whole(said[name], name)
+        if name in content:
+            status[name] = whole(content[name], name)
     for name in ("oldest_wait_s", "quiet_s"):
-        if name in said:
-            status[name] = number(said[name], name)
-    if "counts" in said:
-        status["counts"] = wholes(said["counts"], "counts")
-    processes = said.get("processes", [])
+        if name in content:
+            status[name] = number(content[name], name)
+    if "counts" in content:
+        status["counts"] = wholes(content["counts"], "counts")
+    processes = content.get("processes", [])
     if not isinstance(processes, list) or len(processes) > MOST_RANKS:
         raise ValueError("processes: expected a list")
     status["processes"] = [Process.from_json(one) for one in processes]
@@ -416,18 +416,18 @@ class Link:
         """One line of the introduction."""
         if len(line) > LONGEST_PROOF:
             raise ValueError("no proof is so long")
-        said = load_json(line)
+        content = load_json(line)
         if self.leads:
-            theirs = _hex(said["nonce"])
-            self._check(said["proof"], "follower", self.nonce, theirs)
-            self._say({"proof": sign(self.secret, "leader", self.nonce, theirs)})
-            self._become_known(self.nonce, theirs)
+            other_nonce = _hex(content["nonce"])
+            self._check(content["proof"], "follower", self.nonce, other_nonce)
+            self._say({"proof": sign(self.secret, "leader", self.nonce, other_nonce)})
+            self._become_known(self.nonce, other_nonce)
         elif not self._key:
-            self._first = _hex(said["nonce"])
+            self._first = _hex(content["nonce"])
             self._key = b"asked"
             self._say({"nonce": self.nonce, "proof": sign(self.secret, "follower", self._first, self.nonce)})
         else:
-            self._check(said["proof"], "leader", self._first, self.nonce)
+            self._check(content["proof"], "leader", self._first, self.nonce)
             self._become_known(self._first, self.nonce)
 
     def _check(self, proof: Any, *parts: str) -> None:

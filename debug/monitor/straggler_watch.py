@@ -45,9 +45,9 @@ class Pace:
             return not first
         return False
 
-    def judge(self, found: Sequence[Straggler]) -> tuple[list[Straggler], list[Straggler]]:
+    def judge(self, stragglers: Sequence[Straggler]) -> tuple[list[Straggler], list[Straggler]]:
         """Update with one look, and return whom to report now and whose warning to withdraw."""
-        slow = {one.rank: one for one in found}
+        slow = {one.rank: one for one in stragglers}
         self._slow = {rank: self._slow.get(rank, 0) + 1 for rank in slow}
         self._fine = {rank: self._fine.get(rank, 0) + 1 for rank in self.told if rank not in slow}
         new = [one for rank, one in slow.items() if rank not in self.told and self._slow[rank] >= STREAK]

@@ -86,10 +86,10 @@ _new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
 def _in_order(args: tuple[Any, ...], kwargs: Mapping[str, Any], *names: tuple[str, ...]) -> list[Any]:
     """The arguments by place; *names* are what each may be called. None where one is not given."""
     result = [*args, *[None] * (len(names) - len(args))]
-    for place in range(len(args), len(names)):
-        for name in names[place]:
+    for index in range(len(args), len(names)):
+        for name in names[index]:
             if name in kwargs:
-                result[place] = kwargs[name]
+                result[index] = kwargs[name]
     return result
 
 

@@ -83,13 +83,13 @@ class Site:
 
     def to_json(self) -> list[Any]:
         """`[file, line, function]`, and those of the library's line where there is one."""
-        said: list[Any] = [self.file, self.line, self.function]
-        return said if self.through is None else [*said, self.through.to_json()]
+        content: list[Any] = [self.file, self.line, self.function]
+        return content if self.through is None else [*content, self.through.to_json()]
 
     @classmethod
-    def from_json(cls, said: Sequence[Any]) -> Site:
+    def from_json(cls, content: Sequence[Any]) -> Site:
         """The inverse of `to_json`."""
-        file, line, function, *below = said
+        file, line, function, *below = content
         return cls(file, line, function, cls.from_json(below[0]) if below else None)
 
 
@@ -422,9 +422,9 @@ class Remote:
         return [self.function, self.caller, self.callee, self.threads, self.gives_up_s, request, rref]
 
     @classmethod
-    def from_json(cls, said: Sequence[Any]) -> Remote:
+    def from_json(cls, content: Sequence[Any]) -> Remote:
         """The inverse of `to_json`; ValueError where that is none."""
-        function, caller, callee, threads, gives_up_s, *pairs = said
+        function, caller, callee, threads, gives_up_s, *pairs = content
         request, rref = (None if pair is None else _pair(pair) for pair in pairs)
         return cls(
             text(function, "function", 400),
@@ -437,6 +437,6 @@ class Remote:
         )
 
 
-def _pair(said: object) -> tuple[int, int]:
-    rank, number = wholes(said, "a remote call's number")
+def _pair(content: object) -> tuple[int, int]:
+    rank, number = wholes(content, "a remote call's number")
     return whole(rank, "a rank", 0, MOST_RANKS), number

@@ -108,12 +108,12 @@ class CallLog:
         order = nbytes.bit_length(), max(0, nbytes - 1).bit_length()
         dtype = record.dtypes[0] if record.dtypes else ""
         key = (record.group, record.op, dtype, record.device, record.peer, *order)
-        found = self.sums.get(key)
-        if found is None:
-            found = self.sums[key] = CallSum(record)
-        found.count += 1
-        found.nbytes += nbytes
-        found.time_s += record.completed_s - record.started_s
+        summed = self.sums.get(key)
+        if summed is None:
+            summed = self.sums[key] = CallSum(record)
+        summed.count += 1
+        summed.nbytes += nbytes
+        summed.time_s += record.completed_s - record.started_s
 
 
 def _stays(record: CallRecord) -> bool:

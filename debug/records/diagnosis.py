@@ -232,22 +232,22 @@ def _whole_place(site: Site) -> dict[str, Any]:
     return _place(site) | ({} if site.through is None else {"through": _place(site.through)})
 
 
-def _site(said: Mapping[str, Any]) -> Site:
-    file, line, function = text(said["file"], "file"), whole(said["line"], "line"), text(said["function"], "function")
-    below = said.get("through")
+def _site(content: Mapping[str, Any]) -> Site:
+    file, line, function = text(content["file"], "file"), whole(content["line"], "line"), text(content["function"], "function")
+    below = content.get("through")
     through = None if below is None else _site({**below, "through": None})
     return Site(file, line, function, through)
 
 
-def _stuck(said: Mapping[str, Any]) -> Stuck:
-    seq, file, line = said["seq"], said["file"], said["line"]
+def _stuck(content: Mapping[str, Any]) -> Stuck:
+    seq, file, line = content["seq"], content["file"], content["line"]
     return Stuck(
-        text(said["op"], "op"),
-        _ranks(said["group_ranks"], "group_ranks"),
+        text(content["op"], "op"),
+        _ranks(content["group_ranks"], "group_ranks"),
         None if seq is None else whole(seq, "seq"),
         None if file is None else text(file, "file"),
         None if line is None else whole(line, "line"),
-        text(said.get("group", ""), "group"),
+        text(content.get("group", ""), "group"),
     )
 
 

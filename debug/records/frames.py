@@ -80,7 +80,7 @@ def _machinery() -> tuple[str, ...]:
     """Folders of torch, distsim and the standard library."""
     folders = {*_ours()}
     paths = sysconfig.get_paths()
-    folders.update(os.path.join(paths[place], "torch") for place in ("purelib", "platlib"))
+    folders.update(os.path.join(paths[scheme], "torch") for scheme in ("purelib", "platlib"))
     if (file := _torch_file()) is not None:
         folders.add(os.path.dirname(file))
     return tuple(sorted(folder.rstrip("/") + "/" for folder in folders))
@@ -101,18 +101,18 @@ def _torch_file() -> str | None:
 def _ours() -> tuple[str, ...]:
     """Folders of distsim; under the links of a checkout the same files have a second name."""
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    found: set[str] = set()
-    for place in {here, os.path.realpath(here)}:
-        above = os.path.dirname(place)
+    folders: set[str] = set()
+    for folder in {here, os.path.realpath(here)}:
+        above = os.path.dirname(folder)
         checkout = os.path.isfile(f"{above}/distsim/__init__.py")
-        found.update(f"{above}/{name}/" for name in ("debug", "distsim", "realexec") if checkout)
-        found.update(() if checkout else (f"{above}/",))
-    return tuple(sorted(found))
+        folders.update(f"{above}/{name}/" for name in ("debug", "distsim", "realexec") if checkout)
+        folders.update(() if checkout else (f"{above}/",))
+    return tuple(sorted(folders))
 
 
 def _standard() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
-    return tuple(sorted({paths[place].rstrip("/") + "/" for place in ("stdlib", "platstdlib")}))
+    return tuple(sorted({paths[scheme].rstrip("/") + "/" for scheme in ("stdlib", "platstdlib")}))
 
 
 @lru_cache(maxsize=1)
@@ -121,7 +121,7 @@ def installed_here() -> tuple[str, ...]:
     brought onto the path, and the one in which torch lies beside what pip wrote of it (`pip install --target`)."""
     paths = sysconfig.get_paths()
     folders = {paths["purelib"], paths["platlib"], site.getusersitepackages(), *site.getsitepackages()}
-    folders.update(os.path.abspath(place) for place in sys.path if f"{place.rstrip('/')}/".endswith(INSTALLED))
+    folders.update(os.path.abspath(entry) for entry in sys.path if f"{entry.rstrip('/')}/".endswith(INSTALLED))
     if (file := _torch_file()) is not None:
         above = os.path.dirname(os.path.dirname(file))
         with suppress(OSError):  # in an archive
@@ -237,7 +237,7 @@ def program_frames(stack: Iterable[Frame], *, depth: int = DEPTH, abroad: bool =
 
     Without a frame of the user's: the outermost of a library; empty where there is none of these either.
     """
-    found: list[Site] = []
+    frames: list[Site] = []
     through: Frame | None = None
     stand_in: Frame | None = None
     stack = list(stack)
@@ -246,18 +246,18 @@ def program_frames(stack: Iterable[Frame], *, depth: int = DEPTH, abroad: bool =
         file = frame[0]
         whose = owner(file, abroad=abroad)
         if whose is Owner.USER and (typed or file != TYPED[0]):
-            found.append(_site(frame))
-            if len(found) == depth:
+            frames.append(_site(frame))
+            if len(frames) == depth:
                 break
-        elif whose is Owner.LIBRARY and not found:
+        elif whose is Owner.LIBRARY and not frames:
             through = through or frame
             stand_in = frame
-    if not found and stand_in is not None:
-        found.append(_site(stand_in))
+    if not frames and stand_in is not None:
+        frames.append(_site(stand_in))
         through = None if through == stand_in else through
-    if found and through is not None:
-        found[0] = _through(found[0], through)
-    return tuple(found)
+    if frames and through is not None:
+        frames[0] = _through(frames[0], through)
+    return tuple(frames)
 
 
 def torchs_thread(stack: Iterable[Frame]) -> tuple[Site, ...]:

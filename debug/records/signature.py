@@ -54,28 +54,28 @@ class Signature:
         )
 
     @classmethod
-    def read(cls, said: dict[str, Any]) -> Signature:
+    def read(cls, content: dict[str, Any]) -> Signature:
         """Parse its JSON. Raises ValueError."""
-        root, reduce_op, dtype = said.get("root"), said.get("reduce"), said.get("dtype", [])
+        root, reduce_op, dtype = content.get("root"), content.get("reduce"), content.get("dtype", [])
         return cls(
-            op=text(said.get("op", "?"), "op", 200),
-            inputs=tuple(wholes(shape, "in") for shape in _listed(said, "in")),
-            outputs=tuple(wholes(shape, "out") for shape in _listed(said, "out")),
+            op=text(content.get("op", "?"), "op", 200),
+            inputs=tuple(wholes(shape, "in") for shape in _listed(content, "in")),
+            outputs=tuple(wholes(shape, "out") for shape in _listed(content, "out")),
             dtypes=tuple(text(one, "dtype", 40) for one in (dtype if isinstance(dtype, list) else (dtype,))),
             reduce_op=None if reduce_op is None else text(reduce_op, "reduce", 100),
             root=None if root is None else whole(root, "root", -MOST_RANKS, MOST_RANKS),
-            input_splits=wholes(said["isplit"], "isplit") if "isplit" in said else None,
-            output_splits=wholes(said["osplit"], "osplit") if "osplit" in said else None,
-            new_ranks=wholes(said["new"], "new", 0, MOST_RANKS) if "new" in said else None,
-            nbytes=whole(said.get("bytes", 0), "bytes"),
-            device=text(said.get("device", "cpu"), "device", 40),
-            remote=Remote.from_json(_listed(said, "remote")) if "remote" in said else None,
+            input_splits=wholes(content["isplit"], "isplit") if "isplit" in content else None,
+            output_splits=wholes(content["osplit"], "osplit") if "osplit" in content else None,
+            new_ranks=wholes(content["new"], "new", 0, MOST_RANKS) if "new" in content else None,
+            nbytes=whole(content.get("bytes", 0), "bytes"),
+            device=text(content.get("device", "cpu"), "device", 40),
+            remote=Remote.from_json(_listed(content, "remote")) if "remote" in content else None,
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return it without empty entries."""
         dtypes = list(self.dtypes)
-        said = {
+        content = {
             "op": self.op,
             "in": [list(shape) for shape in self.inputs],
             "out": [list(shape) for shape in self.outputs],
@@ -88,7 +88,7 @@ class Signature:
             "device": None if self.device == "cpu" else self.device,
             "remote": None if self.remote is None else self.remote.to_json(),
         }
-        return {name: value for name, value in said.items() if value is not None and value != []}
+        return {name: value for name, value in content.items() if value is not None and value != []}
 
     def remote_call(self, peer: int, tag: int, ordinal: int) -> Remote:
         """With what the call's record itself says. *ordinal*, less one: of what is served, the index of the record of
@@ -140,8 +140,8 @@ def _bytes(shapes: Sequence[Sequence[int]], dtypes: Sequence[Any]) -> int:
     return sum(prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, cycle(dtypes), strict=False))
 
 
-def _listed(said: dict[str, Any], key: str) -> list[Any]:
-    result = said.get(key, [])
+def _listed(content: dict[str, Any], key: str) -> list[Any]:
+    result = content.get(key, [])
     if not isinstance(result, list):
         raise wrong(result, key, "a list")
     return result

@@ -37,8 +37,8 @@ MANY = 4
 
 def piped_width(otherwise: int = PLAIN_WIDTH) -> int:
     """Columns of a report that goes into a pipe or a file: as COLUMNS says."""
-    said = os.environ.get("COLUMNS", "")
-    return int(said) if said.isascii() and said.isdigit() and int(said) > 0 else otherwise
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isascii() and columns.isdigit() and int(columns) > 0 else otherwise
 
 
 def stream_width(stream: TextIO) -> int:

@@ -128,7 +128,7 @@ def metrics_text(readers: Sequence[RingReader], verdict: Mapping[str, Any]) -> s
         state = "ended" if rank in ended else "stopped" if rank in stopped else "waiting" if wait_s else "running"
         states[state] += 1
     slow = [one.rank for one in recent_stragglers(readers, WINDOW)] if readers else []
-    found = [(str(one.get("kind")), one.get("culprits") or ()) for one in verdict.get("diagnoses") or ()]
+    culprits_of = [(str(one.get("kind")), one.get("culprits") or ()) for one in verdict.get("diagnoses") or ()]
     ranks = [(reader.number, {"rank": str(reader.number)}) for reader in readers]
     calls = [({"rank": str(reader.number)}, float(reader.count)) for reader in readers]
     families: list[tuple[str, str, str, Iterable[tuple[Mapping[str, str], float]]]] = [
@@ -139,7 +139,7 @@ def metrics_text(readers: Sequence[RingReader], verdict: Mapping[str, Any]) -> s
         ("exit_code", "gauge", "The verdict so far: 0, 1, 3 or 4.", [({}, float(verdict.get("exit_code") or 0))]),
         ("diagnosis", "gauge", "A diagnosis and its culprits.", [
             ({"kind": kind, "culprits": format_ranks(culprits)}, 1) for kind, culprits in dict.fromkeys(
-                (kind, tuple(culprits)) for kind, culprits in found)]),
+                (kind, tuple(culprits)) for kind, culprits in culprits_of)]),
         ("updated_seconds", "gauge", "When this was written (Unix time).", [({}, time.time())]),
     ]  # fmt: skip
     lines = []

@@ -41,9 +41,9 @@ def news_key(diagnosis: Diagnosis) -> tuple[Any, ...]:
     )
 
 
-def still(told: Diagnosis, now: Diagnosis) -> bool:
+def still(before: Diagnosis, now: Diagnosis) -> bool:
     """Return the reported diagnoses that still hold, possibly with more ranks."""
-    return told.kind is now.kind and set(told.culprits) <= set(now.culprits) and told.call == now.call
+    return before.kind is now.kind and set(before.culprits) <= set(now.culprits) and before.call == now.call
 
 
 def went_on(warning: Diagnosis, evidence: Evidence | None = None) -> str:
@@ -87,14 +87,14 @@ def report_files(wanted: str, name: str, environ: Mapping[str, str] = os.environ
 
 def say(note: str) -> None:
     """One line on stderr, wrapped on a terminal as the reports are; whole in a log, where it is looked for."""
-    said, width = f"distsim: {printable(note)}", 0
+    line, width = f"distsim: {printable(note)}", 0
     with contextlib.suppress(OSError, ValueError):
         width = os.get_terminal_size(sys.stderr.fileno()).columns
     if width:
         words = textwrap.TextWrapper(max(width, 20), "", "  ", break_long_words=False, break_on_hyphens=False)
-        said = words.fill(said)
+        line = words.fill(line)
     with contextlib.suppress(OSError):
-        print(said, file=sys.stderr, flush=True)
+        print(line, file=sys.stderr, flush=True)
 
 
 def show(report: Any) -> None:

@@ -123,14 +123,14 @@ def render_diagnoses(
     return DiagnosisReport(diagnoses, evidence, inconclusive, whole, rest)
 
 
-def _inconclusive(said: Inconclusive, width: int) -> Iterator[Text]:
+def _inconclusive(verdict: Inconclusive, width: int) -> Iterator[Text]:
     first = True
-    for text in Line(f"INCONCLUSIVE  {said.text}", indent=0).wrapped(width):
+    for text in Line(f"INCONCLUSIVE  {verdict.text}", indent=0).wrapped(width):
         if first:
             text.stylize(VERDICT_STYLE["INCONCLUSIVE"], 0, len("INCONCLUSIVE"))
         first = False
         yield text
-    for line in (*(Line(detail) for detail in said.details), Line(f"next: {said.suggestion}", style="bold")):
+    for line in (*(Line(detail) for detail in verdict.details), Line(f"next: {verdict.suggestion}", style="bold")):
         yield from line.wrapped(width)
 
 
@@ -175,17 +175,17 @@ def _head(d: Diagnosis, width: int) -> Sequence[Text]:
         after = f"after {_duration(d.detected_after_s)}"
     site = next((d.sites[r] for r in d.culprits if r in d.sites), None)
     text = Text()
-    for what in _subjects(d):
+    for subject in _subjects(d):
         for where in (f"  {place(site)}", f"  {place(site, through=False)}", "") if site is not None else ("",):
             text = Text(word, style=VERDICT_STYLE.get(word, "bold red"))
             text.append(f"  {d.kind.label}  ", style="bold")
             text.append(some_ranks_text(d.culprits), style="bold yellow")
-            text.append(what, style="default").append(where, style="cyan")
+            text.append(subject, style="default").append(where, style="cyan")
             gap = width - text.cell_len - len(after)
             if gap >= 2 or (not after and gap >= 0):
                 return [text.append(" " * gap).append(after, style="dim") if after else text]
-    said = f"{text.plain}  {after}" if after else text.plain
-    return list(Line(said, indent=0, style=VERDICT_STYLE.get(word, "bold red")).wrapped(width))
+    headline = f"{text.plain}  {after}" if after else text.plain
+    return list(Line(headline, indent=0, style=VERDICT_STYLE.get(word, "bold red")).wrapped(width))
 
 
 def _subjects(d: Diagnosis) -> list[str]:
@@ -242,10 +242,10 @@ def _told(d: Diagnosis, ranks: Sequence[int]) -> bool:
 
 def _where(rank: int, at: Stuck, evidence: Evidence | None) -> str:
     call = _call_of(rank, at, evidence)
-    what = numbered(call) if call is not None else at.op
+    call_name = numbered(call) if call is not None else at.op
     if call is not None and not call.is_of_two:
-        what += f" on {call.group.label}"
-    return f"{what}, {place(Site(at.file, at.line or 0, '')) if at.file else 'at an unknown line'}"
+        call_name += f" on {call.group.label}"
+    return f"{call_name}, {place(Site(at.file, at.line or 0, '')) if at.file else 'at an unknown line'}"
 
 
 def _call_of(rank: int, at: Stuck, evidence: Evidence | None) -> CallRecord | None:
@@ -405,14 +405,14 @@ def told_once(diagnoses: Sequence[Diagnosis], evidence: Evidence | None) -> list
     groups: list[list[Diagnosis]] = []
     first: dict[str, list[Diagnosis]] = {}
     for d in diagnoses:
-        said = None if evidence is None or d.kind is not Kind.RANK_RAISED else _said(d, evidence)
-        known = None if said is None else first.get(but_for_numbers(said))
+        error = None if evidence is None or d.kind is not Kind.RANK_RAISED else _said(d, evidence)
+        known = None if error is None else first.get(but_for_numbers(error))
         if known is not None and (not d.stuck or d.stuck == known[0].stuck):  # who waits for it is told there
             known.append(d)
             continue
         groups.append([d])
-        if said is not None:
-            first.setdefault(but_for_numbers(said), groups[-1])
+        if error is not None:
+            first.setdefault(but_for_numbers(error), groups[-1])
     return groups
 
 
@@ -421,8 +421,8 @@ def and_others(first: Diagnosis, others: Sequence[Diagnosis], evidence: Evidence
     ranks = sorted({rank for d in others for rank in d.culprits})
     last = max(others, key=lambda d: max(d.culprits))
     who = "" if len(others) == 1 else f", {some_ranks_text(ranks)} (all of them: {rest})"
-    said = first_difference(_said(first, evidence) or "", _said(last, evidence) or "")
-    return f"... and {others_differ(len(others))}{who}; {some_ranks_text(last.culprits)}: {said}"
+    difference = first_difference(_said(first, evidence) or "", _said(last, evidence) or "")
+    return f"... and {others_differ(len(others))}{who}; {some_ranks_text(last.culprits)}: {difference}"
 
 
 def _said(d: Diagnosis, evidence: Evidence) -> str | None:

@@ -195,13 +195,13 @@ def codes_of(frame: FrameType | None) -> tuple[CodeType, ...]:
 def _find_bottom(frame: FrameType | None) -> None:
     """The outermost frame of a module of the program."""
     global _bottom
-    found = None
+    outermost = None
     while frame is not None:
         if frame.f_code.co_name == "<module>" and owner(frame.f_code.co_filename) is Owner.USER:
-            found = frame
+            outermost = frame
         frame = frame.f_back
-    if found is not None:
-        _bottom = found
+    if outermost is not None:
+        _bottom = outermost
 
 
 def _called_by(caller: FrameType, innermost: FrameType | None) -> str:
@@ -230,8 +230,8 @@ class CallSites:
             own = torchs_thread(steps(sys._getframe(skip)))
             return self.intern(own) if own else self._elsewhere(())
         way = way_to(frame)
-        found = self._known.get(way)
-        return found if found is not None else self._look(frame, sys._getframe(skip))
+        site = self._known.get(way)
+        return site if site is not None else self._look(frame, sys._getframe(skip))
 
     def knows(self, way: Way) -> bool:
         """Whether the site of a way depends on nothing but the way, and was looked up."""

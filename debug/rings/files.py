@@ -134,10 +134,10 @@ def private_folder(path: Path, *, chosen: bool = False) -> None:
     folder = _open(path)
     try:
         _close_to_others(folder, path, chosen)
-        found, now = os.fstat(folder), path.lstat()
+        status, now = os.fstat(folder), path.lstat()
     finally:
         os.close(folder)
-    if (found.st_dev, found.st_ino) != (now.st_dev, now.st_ino):
+    if (status.st_dev, status.st_ino) != (now.st_dev, now.st_ino):
         raise PermissionError(errno.EPERM, "somebody has put something else in its place just now", str(path))
 
 
@@ -152,9 +152,9 @@ def _open(path: Path) -> int:
 
 
 def _close_to_others(folder: int, path: Path, chosen: bool) -> None:
-    found = os.fstat(folder)
-    _ours(path, found)
-    mode = stat.S_IMODE(found.st_mode)
+    status = os.fstat(folder)
+    _ours(path, status)
+    mode = stat.S_IMODE(status.st_mode)
     if not mode & OTHERS or (chosen and not mode & OTHERS_WRITE and os.listdir(folder)):
         return
     if mode & OTHERS_WRITE and os.listdir(folder):
@@ -178,10 +178,10 @@ def _make(path: Path) -> bool:
     return True
 
 
-def _ours(path: Path, found: os.stat_result) -> None:
-    if found.st_uid != os.geteuid():
-        said = f"it belongs to user {found.st_uid}, and you are {os.geteuid()}"
-        raise PermissionError(errno.EPERM, said, str(path))
+def _ours(path: Path, status: os.stat_result) -> None:
+    if status.st_uid != os.geteuid():
+        problem = f"it belongs to user {status.st_uid}, and you are {os.geteuid()}"
+        raise PermissionError(errno.EPERM, problem, str(path))
 
 
 def create_private(path: Path, mode: int = 0o600) -> int:

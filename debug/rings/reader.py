@@ -222,8 +222,8 @@ class RingReader:
             at = offset
             try:
                 while at and len(worlds) < MOST_WORLDS:
-                    *said, before = self._read_table(at)
-                    worlds.append(World.from_json(said))
+                    *content, before = self._read_table(at)
+                    worlds.append(World.from_json(content))
                     at = whole(before, "world", 0, at - 1)
             except (TypeError, ValueError) as error:
                 self.damage = f"a world: {error}"
@@ -270,13 +270,13 @@ class RingReader:
             return self._records[:0], count
         places = np.arange(first, count) % rings.RECORDS
         wanted = np.arange(first + 1, count + 1, dtype=np.uint64)
-        found = self._records[places]  # a copy
-        whole = (found["commit"] == wanted) & (self._records["commit"][places] == wanted)
+        records = self._records[places]  # a copy
+        whole = (records["commit"] == wanted) & (self._records["commit"][places] == wanted)
         behind = np.flatnonzero(~whole[-64:])
         if len(behind):  # another thread of the process still writes one of the last records
             cut = max(len(whole) - 64, 0) + int(behind[0])
-            return found[:cut][whole[:cut]], first + cut
-        return found[whole], count
+            return records[:cut][whole[:cut]], first + cut
+        return records[whole], count
 
     def last_call_ns(self) -> int:
         """Return when (monotonic) the last call was made or ended, or when the ring began."""
@@ -304,15 +304,15 @@ class RingReader:
         values = record if isinstance(record, tuple) else record.item()
         commit, issued, completed, flags, group, thread, seq, signature, site, print_, *more = values
         _, peer, tag, error, ordinal, _ = more
-        said = self.signature(signature, print_)
+        signature_ = self.signature(signature, print_)
         stack = self.site(site)
         who, why = self._read_table(thread), self._read_table(error) if error else None
         thread_name = who[1] if isinstance(who, list) and len(who) > 1 and isinstance(who[1], str) else "?"
         entry = self.group(group)
         to = self.numbers.get(entry.world)
         if to is not None:
-            peer, said = _number(to, peer), said.renumbered(partial(_number, to))
-        return said.record(
+            peer, signature_ = _number(to, peer), signature_.renumbered(partial(_number, to))
+        return signature_.record(
             rank=self.number,
             group=self.job_group(group),
             seq=seq,
@@ -330,7 +330,7 @@ class RingReader:
             rejected=bool(flags & rings.REJECTED),
             fleeing=bool(flags & rings.PENDING_EXCEPTION),
             index=commit - 1,
-            remote=said.remote_call(peer, tag if to is None else _number(to, tag), ordinal)
+            remote=signature_.remote_call(peer, tag if to is None else _number(to, tag), ordinal)
             if flags & rings.REMOTE
             else None,
         )
@@ -435,32 +435,32 @@ class RingReader:
     def raised(self, word: int) -> tuple[dict[str, str], tuple[Site, ...]]:
         """The exception that a header word names: its last line (`error`), `traceback` and `origins` where they are
         known, and its frames, innermost first."""
-        said = self.text(word)
-        if not isinstance(said, dict):
+        content = self.text(word)
+        if not isinstance(content, dict):
             return {}, ()
-        texts = {key: found for key in ("error", "traceback", "origins") if isinstance(found := said.get(key), str)}
-        return {key: printable(text) for key, text in texts.items()}, self._frames(said.get("frames", []))
+        texts = {key: value for key in ("error", "traceback", "origins") if isinstance(value := content.get(key), str)}
+        return {key: printable(text) for key, text in texts.items()}, self._frames(content.get("frames", []))
 
     def meets(self) -> tuple[str | None, bool]:
         """The address of the store that the rank meets the others in, until it has, and whether it has reached it."""
-        said = self.text(rings.W_MEETS)
-        if not isinstance(said, dict) or not isinstance(said.get("at"), str) or said.get("by_hand"):
+        content = self.text(rings.W_MEETS)
+        if not isinstance(content, dict) or not isinstance(content.get("at"), str) or content.get("by_hand"):
             return None, True
-        return printable(said["at"]), said.get("reached") is True
+        return printable(content["at"]), content.get("reached") is True
 
     def meets_by_hand(self) -> str | None:
         """The rendezvous beside init_process_group that the main thread waits in."""
-        said = self.text(rings.W_MEETS)
-        by_hand = isinstance(said, dict) and said.get("by_hand")
-        return printable(str(said.get("at"))) if by_hand else None
+        content = self.text(rings.W_MEETS)
+        by_hand = isinstance(content, dict) and content.get("by_hand")
+        return printable(str(content.get("at"))) if by_hand else None
 
     def caught(self) -> tuple[Caught, ...]:
         """The last exceptions that the program handled, the newest last."""
         kept: list[Caught] = []
         for at in range(rings.W_CAUGHT, rings.W_CAUGHT + rings.CAUGHT_SLOTS * rings.CAUGHT_WORDS, rings.CAUGHT_WORDS):
-            said = self.text(at)
-            frames = self._frames([said.get("site")]) if isinstance(said, dict) else ()
-            if frames and isinstance(error := said.get("error"), str):
+            content = self.text(at)
+            frames = self._frames([content.get("site")]) if isinstance(content, dict) else ()
+            if frames and isinstance(error := content.get("error"), str):
                 kept.append(Caught(printable(error), frames[0], self.word(at + 1), self.word(at + 2)))
         return tuple(sorted(kept, key=lambda one: one.calls))
 
@@ -510,8 +510,8 @@ class RingReader:
             if before % 2 == 0 and self.word(rings.W_POSITION) == before:
                 try:
                     inner, frames, keys = load_json(data)
-                    found = _frames([inner])
-                    return (found or (None,))[0], _frames(frames), tuple(text(key, "key", 400) for key in keys[:8])
+                    frames_ = _frames([inner])
+                    return (frames_ or (None,))[0], _frames(frames), tuple(text(key, "key", 400) for key in keys[:8])
                 except (TypeError, ValueError):
                     return None, (), ()
         return None, (), ()

@@ -46,9 +46,9 @@ class World:
         return [self.id, self.rank, self.size, self.kind.value, self.where, self.reuses_store, self.met]
 
     @classmethod
-    def from_json(cls, said: Any) -> World:
+    def from_json(cls, content: Any) -> World:
         """The inverse of `to_json`; ValueError where that is none."""
-        id_, rank, size, kind, where, *rest = said
+        id_, rank, size, kind, where, *rest = content
         reuses_store, met = any(rest[:1]), text(rest[1] if len(rest) > 1 else "", "met", 64)
         size = whole(size, "world size", 1, MOST_RANKS)
         rank = whole(rank, "rank", 0, size - 1)
@@ -83,9 +83,9 @@ class Process:
         return [self.host, self.pid, self.rank, self.world_size, int(self.has_launcher), *times, worlds]
 
     @classmethod
-    def from_json(cls, said: Any) -> Process:
+    def from_json(cls, content: Any) -> Process:
         """The inverse of `to_json`; ValueError where that is none."""
-        host, pid, rank, size, has_launcher, opened_ns, seen_ns, worlds = said
+        host, pid, rank, size, has_launcher, opened_ns, seen_ns, worlds = content
         if not isinstance(worlds, list):
             raise ValueError("worlds: expected a list")
         return cls(

@@ -138,8 +138,8 @@ def _read(path: Path, entry: dict[str, str], index: Path) -> Table:
                 raise ValueError(f"{size} bytes in {time_us:g} us")
             rows.append(Measured(size, time_us))
         except (KeyError, ValueError, TypeError) as error:
-            told = brief(str(error), 200)
-            raise UsageError(f"{path}: row {number}: expected size_bytes and time_us as numbers ({told})") from None
+            problem = brief(str(error), 200)
+            raise UsageError(f"{path}: row {number}: expected size_bytes and time_us as numbers ({problem})") from None
     if not rows:
         raise UsageError(f"{path}: expected rows with size_bytes and time_us, got none")
     source = next((line[10:].strip() for line in _lines(path) if line.startswith("# source:")), "")

@@ -100,20 +100,20 @@ class _Problem:
 
     def errors(self, constants: Constants) -> tuple[list[Vector], list[set[str]]]:
         """Log errors of each table's rows, and the constants that each asked for."""
-        found, asked = [], []
+        errors, constants_asked = [], []
         for bench, measured in zip(self.benches, self.measured, strict=True):
             recording = _Recording(constants)
             bench.use(recording)
-            found.append(np.log(bench.times_us() / measured))
-            asked.append(recording.asked)
-        return found, asked
+            errors.append(np.log(bench.times_us() / measured))
+            constants_asked.append(recording.asked)
+        return errors, constants_asked
 
-    def slope(self, constants: Constants, name: str, errors: list[Vector], asked: list[set[str]]) -> Vector:
+    def slope(self, constants: Constants, name: str, errors: list[Vector], constants_used: list[set[str]]) -> Vector:
         """Return the derivative of the errors by the logarithm of one constant; only tables that read it are
         simulated."""
         moved = constants.changed({name: constants.values[name] * float(np.exp(_STEP))})
         columns: list[Vector] = []
-        for bench, measured, error, names in zip(self.benches, self.measured, errors, asked, strict=True):
+        for bench, measured, error, names in zip(self.benches, self.measured, errors, constants_used, strict=True):
             if name not in names:
                 columns.append(np.zeros(len(error)))
                 continue
@@ -127,16 +127,16 @@ def _weights(benches: Sequence[Bench]) -> list[Vector]:
     cells: dict[tuple[str, int], dict[tuple[str, int, str], int]] = {}
     for bench in benches:
         table = bench.table
-        for place in set(bench.regimes.tolist()):
-            runs = cells.setdefault((table.machine, place), {})
+        for bench_regime in set(bench.regimes.tolist()):
+            runs = cells.setdefault((table.machine, bench_regime), {})
             run = (table.op, table.nnodes, table.on)
             runs[run] = runs.get(run, 0) + 1
     result = []
     for bench in benches:
         table, weight = bench.table, np.zeros(len(bench.table.rows))
-        for place in set(bench.regimes.tolist()):
-            runs = cells[(table.machine, place)]
-            mask = bench.regimes == place
+        for bench_regime in set(bench.regimes.tolist()):
+            runs = cells[(table.machine, bench_regime)]
+            mask = bench.regimes == bench_regime
             weight[mask] = len(runs) ** 0.75 / len(runs) / runs[(table.op, table.nnodes, table.on)] / mask.sum()
         result.append(weight)
     return result
@@ -147,14 +147,14 @@ def _priors(
 ) -> tuple[Vector, Vector]:
     """The rows of a linear system that hold log constants to their priors, or to those they would borrow; the constants
     *alone* less so."""
-    places = {name: place for place, name in enumerate(names)}
+    places = {name: index for index, name in enumerate(names)}
     rows, values = np.zeros((len(names), len(names))), np.zeros(len(names))
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         table, _, key = name.rpartition(".")
         strength = _STRENGTH / _SPREAD.get(key, _USUAL_SPREAD) * (_ALONE if name in alone else 1.0)
-        rows[place, place] = strength
+        rows[index, index] = strength
         if name in priors:
-            values[place] = strength * np.log(priors[name])
+            values[index] = strength * np.log(priors[name])
             continue
         while table in start.like:
             table = start.like[table]
@@ -162,19 +162,19 @@ def _priors(
                 break
         below = f"{table}.{key}"
         if below in places and below != name:
-            rows[place, places[below]] = -strength
+            rows[index, places[below]] = -strength
         else:
-            values[place] = strength * np.log(start.values[below])
+            values[index] = strength * np.log(start.values[below])
     return rows, values
 
 
-def _alone(machines: Sequence[str], asked: Sequence[set[str]]) -> set[str]:
+def _alone(machines: Sequence[str], constants_used: Sequence[set[str]]) -> set[str]:
     """The constants that the tables of one machine alone ask for."""
     owners: dict[str, set[str]] = {}
-    for machine, names in zip(machines, asked, strict=True):
+    for machine, names in zip(machines, constants_used, strict=True):
         for name in names:
             owners.setdefault(name, set()).add(machine)
-    return {name for name, found in owners.items() if len(found) == 1}
+    return {name for name, users in owners.items() if len(users) == 1}
 
 
 def fit(
@@ -203,14 +203,14 @@ def fit(
         apart = hold @ point - held
         return float((problem.weight * huber).sum() + 0.5 * apart @ apart)
 
-    errors, asked = problem.errors(constants(values))
-    hold, held = _priors(start, names, given, _alone([bench.table.machine for bench in benches], asked))
+    errors, used = problem.errors(constants(values))
+    hold, held = _priors(start, names, given, _alone([bench.table.machine for bench in benches], used))
     error = np.concatenate(errors)
     best = loss(error, values)
     normal, gained, slope = np.eye(len(names)), 0.0, np.zeros((0, 0))
     for number in range(rounds):
         now = constants(values)
-        slope = np.stack([problem.slope(now, name, errors, asked) for name in names], axis=1)
+        slope = np.stack([problem.slope(now, name, errors, used) for name in names], axis=1)
         robust = problem.weight * np.minimum(1.0, HUBER / np.maximum(np.abs(error), 1e-12))
         normal = slope.T @ (robust[:, None] * slope) + hold.T @ hold
         pull = slope.T @ (robust * error) + hold.T @ (hold @ values - held)
@@ -222,7 +222,7 @@ def fit(
             trial_loss = loss(np.concatenate(trial_errors), trial)
             if trial_loss < best:
                 gained = best - trial_loss
-                values, errors, asked, best = trial, trial_errors, trial_asked, trial_loss
+                values, errors, used, best = trial, trial_errors, trial_asked, trial_loss
                 error, damping, improved = np.concatenate(errors), damping / 3, True
                 break
             damping *= 4
@@ -230,7 +230,7 @@ def fit(
         if not improved or gained < _LEAST * best:
             break
     now = constants(values)
-    slope = np.stack([problem.slope(now, name, errors, asked) for name in names], axis=1)
+    slope = np.stack([problem.slope(now, name, errors, used) for name in names], axis=1)
     end = FitEnd(names, [bench.table for bench in benches], values, error, slope, problem.weight, hold, held)
     scale = float((problem.weight * np.minimum(np.abs(error), 1.0) ** 2).sum() / problem.weight.sum())
     spread = np.sqrt(np.diag(np.linalg.inv(normal)) * max(scale, 1e-6))
@@ -239,8 +239,8 @@ def fit(
 
 def fitted_names(benches: Sequence[Bench], start: Constants, fixed: Collection[str]) -> list[str]:
     """The constants that the tables say anything about, in the order of the data file."""
-    _, asked = _Problem(benches).errors(start)
-    return [name for name in start.values if name in set().union(*asked) and name not in fixed]
+    _, used = _Problem(benches).errors(start)
+    return [name for name in start.values if name in set().union(*used) and name not in fixed]
 
 
 _ENTRY = re.compile(r"^(\w+) = \{ value = [^,]+, (prior = [^,]+, )?uncertainty = [^,]+, source = (\".*\") \}$")

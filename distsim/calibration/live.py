@@ -102,8 +102,8 @@ def measure_gloo(
             if process.poll() is None:
                 process.kill()
                 process.wait()
-    found = json.loads(out.strip().splitlines()[-1])
-    return [LiveRow(row["op"], row["size_bytes"], row["time_us"]) for row in found["rows"]]
+    output = json.loads(out.strip().splitlines()[-1])
+    return [LiveRow(row["op"], row["size_bytes"], row["time_us"]) for row in output["rows"]]
 
 
 def _free_port() -> int:
@@ -149,7 +149,7 @@ def _non_negative(columns: NDArray[np.float64], target: NDArray[np.float64]) -> 
     width = columns.shape[1]
     best, least = np.zeros(width), float("inf")
     for subset in range(1, 1 << width):
-        chosen = [place for place in range(width) if subset >> place & 1]
+        chosen = [i for i in range(width) if subset >> i & 1]
         answer = np.linalg.lstsq(columns[:, chosen], target, rcond=None)[0]
         if (answer < 0).any():
             continue
@@ -234,8 +234,8 @@ def main(argv: list[str]) -> None:
             calls[(op, nbytes)] = _call(op, nbytes, size, torch, dist)
     times: dict[tuple[str, int], list[float]] = {key: [] for key in calls}
     _round(calls, times, dist)
-    for found in times.values():
-        found.clear()
+    for samples in times.values():
+        samples.clear()
     began = time.perf_counter()
     rounds = 0
     while True:
@@ -248,8 +248,8 @@ def main(argv: list[str]) -> None:
         rounds += 1
     if dist.get_rank() == 0:
         rows = [
-            {"op": op, "size_bytes": nbytes, "time_us": sorted(found)[len(found) // 4] * 1e6}
-            for (op, nbytes), found in times.items()
+            {"op": op, "size_bytes": nbytes, "time_us": sorted(samples)[len(samples) // 4] * 1e6}
+            for (op, nbytes), samples in times.items()
         ]
         print(
             json.dumps({"ranks": size, "torch": torch.__version__, "rounds": rounds, "rows": rows}),

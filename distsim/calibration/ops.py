@@ -140,15 +140,15 @@ def _attention(dim: int, backward: bool, kernel: str = "flash") -> Callable[[Any
             args = (*args, None, True)
         if not backward:
             return forward, args, {}, (query, stats)
-        found = forward(*args) if device != "meta" else None
+        outputs = forward(*args) if device != "meta" else None
         seed = torch.zeros(2, dtype=torch.int64, device=device)
-        out, stats = (found[0], found[1]) if found else (query, stats)
+        out, stats = (outputs[0], outputs[1]) if outputs else (query, stats)
         if kernel == "flash":
-            seeds = (found[6], found[7]) if found else (seed, seed)
+            seeds = (outputs[6], outputs[7]) if outputs else (seed, seed)
             func = aten._scaled_dot_product_flash_attention_backward.default
             rest = (stats, None, None, length, length, 0.0, False, *seeds)
             return func, (query, query, query, query, out, *rest), {}, (query,) * 3
-        seeds = (found[2], found[3]) if found else (seed[0], seed[1])
+        seeds = (outputs[2], outputs[3]) if outputs else (seed[0], seed[1])
         last = (query, query, query, query, None, out, stats, *seeds, 0.0, [True, True, True, False])
         func = aten._scaled_dot_product_efficient_attention_backward.default
         return func, last, {}, (query,) * 3
@@ -216,16 +216,16 @@ def calibrate_ops(
         for probe, measured in seconds.items():
             if measured is not None:
                 spec = _solved(spec, probe.constant, calls[probe], measured)
-    found: dict[str, tuple[float, str]] = {}
+    measured_constants: dict[str, tuple[float, str]] = {}
     for probe, measured in seconds.items():
         value = constant(spec, probe.constant)
         if measured is None:
             report(f"{probe.constant:30s}{value:12.4g}  borrowed: no {probe.what} here")
             continue
-        found[probe.constant] = (value, f"{probe.what}: {measured * 1e6:,.1f} us")
+        measured_constants[probe.constant] = (value, f"{probe.what}: {measured * 1e6:,.1f} us")
         off = _price(spec, calls[probe]) / measured - 1
         report(f"{probe.constant:30s}{value:12.4g}  {probe.what}: {measured * 1e6:,.1f} us ({off:+.1%})")
-    return spec, found
+    return spec, measured_constants
 
 
 def _price(spec: GpuFile, call: Call) -> float:
@@ -260,10 +260,10 @@ _UNBOUNDED = ("memory.norm_backward",)
 
 def constant(spec: GpuFile, path: str) -> float:
     """A number of the data file by its path."""
-    found: Any = spec
+    value: Any = spec
     for name in path.split("."):
-        found = found[name] if isinstance(found, dict) else getattr(found, name)
-    return float(found)
+        value = value[name] if isinstance(value, dict) else getattr(value, name)
+    return float(value)
 
 
 def with_constant(spec: GpuFile, path: str, value: float) -> GpuFile:
@@ -272,16 +272,16 @@ def with_constant(spec: GpuFile, path: str, value: float) -> GpuFile:
     return changed
 
 
-def _with(found: Any, names: Sequence[str], value: float) -> Any:
+def _with(owner: Any, names: Sequence[str], value: float) -> Any:
     if not names:
         return value
-    inside = dict(found) if isinstance(found, dict) else dict(vars(found))
+    inside = dict(owner) if isinstance(owner, dict) else dict(vars(owner))
     inside[names[0]] = _with(inside[names[0]], names[1:], value)
-    return inside if isinstance(found, dict) else type(found)(**inside)
+    return inside if isinstance(owner, dict) else type(owner)(**inside)
 
 
-def gpu_toml(base: str, spec: GpuFile, facts: dict[str, str], found: dict[str, tuple[float, str]]) -> str:
-    """The data file of *spec*: what was *found*, over that of *base*. *facts* are keys of [chip] as TOML has them."""
+def gpu_toml(base: str, spec: GpuFile, facts: dict[str, str], constants: dict[str, tuple[float, str]]) -> str:
+    """The data file of *spec*: what was *constants*, over that of *base*. *facts* are keys of [chip] as TOML has them."""
     text = (
         f'# {spec.title}, measured by distsim calibrate --ops. A cluster file names it: node.gpu.model = "FILE.toml".\n'
     )
@@ -291,15 +291,15 @@ def gpu_toml(base: str, spec: GpuFile, facts: dict[str, str], found: dict[str, t
     )
     text += "".join(f"{key} = {value}  # torch.cuda.get_device_properties\n" for key, value in facts.items())
     tables: dict[str, list[tuple[str, float, str]]] = {}
-    for path, (value, what) in found.items():
+    for path, (value, meaning) in constants.items():
         table, _, key = path.rpartition(".")
-        tables.setdefault(table, []).append((key, value, what))
+        tables.setdefault(table, []).append((key, value, meaning))
     for key, share in spec.gemm.plateau.items():  # a table that is read whole
-        if f"gemm.plateau.{key}" not in found:
+        if f"gemm.plateau.{key}" not in constants:
             tables.setdefault("gemm.plateau", []).append((key, share, f"borrowed from {base}"))
     for table, entries in tables.items():
         text += f"\n[{table}]\n"
-        text += "".join(f"{key} = {value:.6g}  # {what}\n" for key, value, what in entries)
+        text += "".join(f"{key} = {value:.6g}  # {meaning}\n" for key, value, meaning in entries)
     return text
 
 

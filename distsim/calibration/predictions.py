@@ -136,12 +136,12 @@ def weighted_median(machines: dict[str, list[float]]) -> float:
     return float(np.interp(weights.sum() / 2, reached, values[order]))
 
 
-def _errors(predictions: Iterable[Prediction], kind: str, place: int) -> dict[str, list[float]]:
+def _errors(predictions: Iterable[Prediction], kind: str, index: int) -> dict[str, list[float]]:
     result: dict[str, list[float]] = {}
     for one in predictions:
         times = _times(one, kind)
         if times is not None:
-            chosen = one.bench.regimes == place
+            chosen = one.bench.regimes == index
             errors = np.abs(times / one.bench.measured_us - 1.0)[chosen].tolist()
             if errors:
                 result.setdefault(one.bench.table.machine, []).extend(errors)
@@ -152,7 +152,7 @@ def _cell(kind: str, fabric: str, nodes: str, predictions: Sequence[Prediction])
     some = [one for one in predictions if _times(one, kind) is not None]
     if not some:
         return None
-    by_size = [_errors(some, kind, place) for place in range(len(REGIMES))]
+    by_size = [_errors(some, kind, index) for index in range(len(REGIMES))]
     median = tuple(weighted_median(errors) if errors else None for errors in by_size)
     return Cell(kind, fabric, nodes, len({one.bench.table.machine for one in some}), len(some), median)
 
@@ -167,9 +167,9 @@ def split(predictions: Sequence[Prediction]) -> list[Cell]:
     return [cell for cell in cells if cell is not None]
 
 
-def worst_machines(predictions: Sequence[Prediction], kind: str, place: int) -> list[tuple[float, str]]:
+def worst_machines(predictions: Sequence[Prediction], kind: str, index: int) -> list[tuple[float, str]]:
     """Return the median error of each machine in one regime, the worst first."""
-    errors = _errors(predictions, kind, place)
+    errors = _errors(predictions, kind, index)
     return sorted(((float(np.median(each)), machine) for machine, each in errors.items()), reverse=True)
 
 
@@ -202,9 +202,9 @@ class Errors:
         result: NDArray[np.float64] = self.simulated_us / self.bench.measured_us - 1.0
         return result
 
-    def of(self, place: int) -> NDArray[np.float64]:
+    def of(self, index: int) -> NDArray[np.float64]:
         """The errors in one regime."""
-        result: NDArray[np.float64] = self.relative[self.bench.regimes == place]
+        result: NDArray[np.float64] = self.relative[self.bench.regimes == index]
         return result
 
 
@@ -228,10 +228,10 @@ def summarise(predictions: Sequence[Prediction]) -> Summary:
         for one in predictions
     ]
     median, p90, rows = [], [], []
-    for place in range(len(REGIMES)):
+    for index in range(len(REGIMES)):
         machines: dict[str, list[float]] = {}
         for errors in tables:
-            machines.setdefault(errors.bench.table.machine, []).extend(np.abs(errors.of(place)).tolist())
+            machines.setdefault(errors.bench.table.machine, []).extend(np.abs(errors.of(index)).tolist())
         machines = {machine: each for machine, each in machines.items() if each}
         every = [value for each in machines.values() for value in each]
         rows.append(len(every))
@@ -248,8 +248,8 @@ def _broken(predictions: Sequence[Prediction]) -> Iterator[str]:
             if median is not None and median > bound:
                 yield f"{cell.kind}, {name}: median error {median:.1%}, expected at most {bound:.0%}"
     for kind, bound in MACHINE_BOUND.items():
-        for place, name in enumerate(REGIMES):
-            worst = worst_machines(predictions, kind, place)
+        for index, name in enumerate(REGIMES):
+            worst = worst_machines(predictions, kind, index)
             for median, machine in worst if kind == "fitted" or len(worst) >= _LEAST_MACHINES else ():
                 if median > bound:
                     yield f"{kind}, {machine}, {name}: median error {median:.1%}, expected at most {bound:.0%}"
@@ -293,11 +293,11 @@ class Error:
 
 def weighted(values: Iterable[tuple[str, float]], share: float) -> float:
     """The quantile of values by machine, each machine with the same weight."""
-    found: dict[str, list[float]] = {}
+    values_of: dict[str, list[float]] = {}
     for machine, value in values:
-        found.setdefault(machine, []).append(value)
-    every = np.concatenate([np.array(each) for each in found.values()])
-    weight = np.concatenate([np.full(len(each), 1.0 / len(each)) for each in found.values()])
+        values_of.setdefault(machine, []).append(value)
+    every = np.concatenate([np.array(each) for each in values_of.values()])
+    weight = np.concatenate([np.full(len(each), 1.0 / len(each)) for each in values_of.values()])
     order = np.argsort(every, kind="stable")
     reached: NDArray[np.float64] = np.cumsum(weight[order]) - weight[order] / 2
     return float(np.interp(share * weight.sum(), reached, every[order]))
@@ -318,15 +318,15 @@ class Widths:
         left = [math.log(max(abs(one.value), _LEAST)) for one in errors]
         self._all = weighted(((one.machine, value) for one, value in zip(errors, left, strict=True)), _SHARE)
         left = [value - self._all for value in left]
-        told = [_told(*one.key) for one in errors]
+        names_of = [_told(*one.key) for one in errors]
         for place, more in enumerate(self._more):
             groups: dict[str, list[tuple[str, float]]] = {}
-            for one, names, value in zip(errors, told, left, strict=True):
+            for one, names, value in zip(errors, names_of, left, strict=True):
                 groups.setdefault(names[place], []).append((one.machine, value))
             for name, values in groups.items():
                 machines = len({machine for machine, _ in values})
                 more[name] = weighted(values, _SHARE) * machines / (machines + _HOLD)
-            left = [value - more[names[place]] for names, value in zip(told, left, strict=True)]
+            left = [value - more[names[place]] for names, value in zip(names_of, left, strict=True)]
 
     def of(self, fabric: str, size: str) -> float:
         """|log (measured / predicted)| within which eight of ten are to be expected, but for how far they reach."""

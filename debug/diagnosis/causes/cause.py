@@ -46,8 +46,8 @@ def sides_of(case: Case, d: Diagnosis) -> Sides:
     other = next((r for r in rest if calls[r].way in ways), next(iter(rest), None))
     if other is None:
         other = next((r for r in (*d.victims, *sorted(case.index.states)) if r not in d.culprits), None)
-    own, theirs = _frames(case, culprit, calls), _frames(case, other, calls)
-    return Sides(own, theirs, "" if d.call is None else d.call.op, _lines(case, culprit), _lines(case, other))
+    own, reference = _frames(case, culprit, calls), _frames(case, other, calls)
+    return Sides(own, reference, "" if d.call is None else d.call.op, _lines(case, culprit), _lines(case, other))
 
 
 def _lines(case: Case, rank: int | None) -> frozenset[tuple[str, int]]:

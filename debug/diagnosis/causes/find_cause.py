@@ -244,10 +244,10 @@ def other_group(case: Case, d: Diagnosis) -> Cause | None:
     def alike(rank: int) -> list[CallRecord]:
         return [r for r in case.index.records(rank) if r.op == mine.op and r.way == mine.way and r is not met.get(rank)]
 
-    theirs = [alike(rank) for rank in outside]
-    groups = {made[-1].group for made in theirs if made}
+    calls_outside = [alike(rank) for rank in outside]
+    groups = {calls_of[-1].group for calls_of in calls_outside if calls_of}
     members = {rank for group in groups for rank in group.ranks}
-    if not all(theirs) or any(alike(rank) for rank in inside) or not members.isdisjoint(inside):
+    if not all(calls_outside) or any(alike(rank) for rank in inside) or not members.isdisjoint(inside):
         return None
     shown = next(iter(groups))
     return Cause(

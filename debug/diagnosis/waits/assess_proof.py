@@ -65,31 +65,31 @@ class Weigher:
         self._contradictions = contradictions
         self._stuck: frozenset[Actor] | None = None
         self._lost = frozenset(
-            rank for said in index.evidence.findings if said.kind is Kind.NETWORK_FAULT for rank in said.ranks
+            rank for finding in index.evidence.findings if finding.kind is Kind.NETWORK_FAULT for rank in finding.ranks
         )
         """Of a host that is not heard of: they may run on."""
 
-    def proof(self, found: Diagnosis) -> Proof | None:
+    def proof(self, diagnosis: Diagnosis) -> Proof | None:
         """Return the ground of a diagnosis; None if nothing moves any more, so that it is certain."""
         if not self._patience_s:
             return None
-        fits = PROOFS[found.kind]
+        fits = PROOFS[diagnosis.kind]
         for alone in (Proof.SEEN, Proof.NOTHING):
-            if alone in fits and (not found.victims or len(fits) == 1) and found.kind is not Kind.NETWORK_FAULT:
+            if alone in fits and (not diagnosis.victims or len(fits) == 1) and diagnosis.kind is not Kind.NETWORK_FAULT:
                 return alone
-        over = all(self._is_over(rank) for rank in found.culprits)
-        if not over and self.stuck.isdisjoint((*found.culprits, *found.victims)):
-            return Proof.PATIENCE if found.kind in UNSEEN_BY_WAITS and self._was_waited(found) else Proof.NOT_YET
+        over = all(self._is_over(rank) for rank in diagnosis.culprits)
+        if not over and self.stuck.isdisjoint((*diagnosis.culprits, *diagnosis.victims)):
+            return Proof.PATIENCE if diagnosis.kind in UNSEEN_BY_WAITS and self._was_waited(diagnosis) else Proof.NOT_YET
         if over and Proof.GONE in fits:
             return Proof.GONE
-        phases = {self._index.states[rank].phase for rank in found.culprits if rank in self._index.states}
+        phases = {self._index.states[rank].phase for rank in diagnosis.culprits if rank in self._index.states}
         if phases == {Phase.BLOCKED} and Proof.CIRCLE in fits:
             return Proof.CIRCLE
         return next(proof for proof in (Proof.PATIENCE, Proof.GONE, Proof.CIRCLE, Proof.MET) if proof in fits)
 
-    def _was_waited(self, found: Diagnosis) -> bool:
+    def _was_waited(self, diagnosis: Diagnosis) -> bool:
         """Somebody has waited in vain for as long as patience lasts."""
-        waiting = found.victims or found.culprits
+        waiting = diagnosis.victims or diagnosis.culprits
         since = [call.issued_s for rank in waiting for call in self._index.call_waits(rank)]
         return bool(since) and self._index.evidence.watched_s(min(since)) >= (self._patience_s or 0.0)
 
@@ -109,21 +109,21 @@ class Weigher:
     def _may_move(self) -> frozenset[int]:
         """Return blocked ranks that others have waited for less than the hang timeout."""
         evidence, states = self._index.evidence, self._index.states
-        asked = [
+        waited_ranks = [
             rank
             for rank, state in states.items()
             if _by_itself(state) or (rank in self._lost and state.phase not in (*ENDED, Phase.RUNNING))
         ]
-        late = longest_waits(self._index, asked) if asked else {}
-        found = set()
-        for rank in asked:
+        late = longest_waits(self._index, waited_ranks) if waited_ranks else {}
+        movable = set()
+        for rank in waited_ranks:
             since = [late[rank].issued_s] if rank in late else []
             own_s = states[rank].since_s
             if states[rank].phase is Phase.BLOCKED and own_s is not None:
                 since.append(own_s)
             if not since or evidence.watched_s(min(since)) < (self._patience_s or 0.0):
-                found.add(rank)
-        return frozenset(found)
+                movable.add(rank)
+        return frozenset(movable)
 
 
 def _by_itself(state: RankState) -> bool:

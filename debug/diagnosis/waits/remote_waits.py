@@ -61,8 +61,8 @@ class RemoteWaits:
         if ranks not in self._comers:
             several = [r for r in ranks if isinstance(r, int) and r in serves and not self._is_gone(r)]
             self._comers[ranks] = tuple(anyone(r) if r in several and isinstance(r, int) else r for r in ranks)
-        found = self._comers[ranks]
-        return ranks if found == ranks else found
+        comers = self._comers[ranks]
+        return ranks if comers == ranks else comers
 
     def comers(self) -> dict[Actor, list[Need]]:
         """Return the threads of a serving rank; any one that continues may reach the call."""
@@ -112,13 +112,13 @@ class RemoteWaits:
         """Whether a call's other end may have been on record, and thousands of later ones have taken its place: a
         trainer's whole training is a single remote call."""
         index = self._index
-        asked, rref = index.remote.asked(call), None if call.remote is None else call.remote.rref
-        if asked is call and call.op == "to_here":
+        request, rref = index.remote.asked(call), None if call.remote is None else call.remote.rref
+        if request is call and call.op == "to_here":
             return rref is not None and index.truncated(rref[0])
-        if index.remote.served(asked) is not None or not index.truncated(to):
+        if index.remote.served(request) is not None or not index.truncated(to):
             return False
         records = index.records(to)
-        return not records or records[0].issued_s > asked.issued_s
+        return not records or records[0].issued_s > request.issued_s
 
     def to_shut_down(self, call: CallRecord) -> Need | None:
         """All workers have come to their shutdown: each waits until no call of any is under way."""

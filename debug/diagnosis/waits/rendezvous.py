@@ -90,7 +90,7 @@ def stale_addresses(case: Case) -> list[Diagnosis]:
     else:
         text += f", which the program calls again in one job: the store at {where} still holds the addresses of the "
         text += "process group that is gone."
-    found = case.diagnosis(
+    diagnosis = case.diagnosis(
         Kind.NEVER_JOINED,
         culprits,
         [rank for rank in begun if rank not in culprits],
@@ -99,7 +99,7 @@ def stale_addresses(case: Case) -> list[Diagnosis]:
         suggestion=STALE_FILE.format(path=where) if in_file else REUSED_STORE,
         since_s=min(call.issued_s for call in begun.values()),
     )
-    return [replace(found, proof=Proof.GONE if failed else Proof.PATIENCE)]
+    return [replace(diagnosis, proof=Proof.GONE if failed else Proof.PATIENCE)]
 
 
 def _last_init(case: Case, rank: int) -> CallRecord | None:
@@ -119,10 +119,10 @@ def _lost(case: Case, rank: int) -> bool:
     return state.phase is Phase.RAISED and (aftermath(words) or "connectFullMesh" in str(state.exception))
 
 
-def follows(found: Diagnosis, meeting: Sequence[Diagnosis]) -> bool:
+def follows(diagnosis: Diagnosis, meeting: Sequence[Diagnosis]) -> bool:
     """Whether a diagnosis only says that ranks of a *meeting* which can not take place waited, or gave up."""
     ranks = {rank for d in meeting for rank in (*d.culprits, *d.victims)}
-    return found.kind in (Kind.RANK_RAISED, Kind.NEVER_JOINED, Kind.MISSING_RANK) and ranks.issuperset(found.culprits)
+    return diagnosis.kind in (Kind.RANK_RAISED, Kind.NEVER_JOINED, Kind.MISSING_RANK) and ranks.issuperset(diagnosis.culprits)
 
 
 def _meeting(case: Case, rank: int) -> CallRecord | None:
@@ -153,14 +153,14 @@ def _elsewhere(
         by_address.setdefault(addresses[rank], []).append(rank)
     listed = [f"{ranks_text(some)} {are(some, 'calls', 'call')} {at}" for at, some in by_address.items()]
     hosts = {address.rpartition(":")[0] for address in by_address}
-    what = "port (MASTER_PORT" if len(hosts) == 1 else "address (MASTER_ADDR"
+    setting = "port (MASTER_PORT" if len(hosts) == 1 else "address (MASTER_ADDR"
     return _never_joined(
         case,
         waiting,
         elsewhere,
         f"{capital(ranks_text(elsewhere))} can not meet the others in init_process_group, where each rank calls the "
         f"store at the MASTER_ADDR:MASTER_PORT of its environment, or of its init_method: {'; '.join(listed)}.",
-        f"Give every rank the same {what}, or that in init_method): choose it once, on one host (torchrun does), and "
+        f"Give every rank the same {setting}, or that in init_method): choose it once, on one host (torchrun does), and "
         "pass it to all.",
     )
 
@@ -189,7 +189,7 @@ def _unreached(case: Case, waiting: Mapping[int, CallRecord], address: str, lost
 def _never_joined(
     case: Case, waiting: Mapping[int, CallRecord], culprits: Sequence[int], explanation: str, suggestion: str
 ) -> Diagnosis:
-    found = case.diagnosis(
+    diagnosis = case.diagnosis(
         Kind.NEVER_JOINED,
         culprits,
         [rank for rank in waiting if rank not in culprits],
@@ -199,4 +199,4 @@ def _never_joined(
         since_s=min(call.issued_s for call in waiting.values()),
     )
     unseen = case.index.evidence.unseen.intersection(waiting[culprits[0]].group.ranks)
-    return replace(found, group=None) if unseen else found  # its members are numbers of nobody
+    return replace(diagnosis, group=None) if unseen else diagnosis  # its members are numbers of nobody

@@ -101,10 +101,10 @@ def idle_job(case: Case) -> list[Diagnosis]:
     meeting, absent = _meeting(case, live)
     others = [rank for rank in live if rank not in joining and rank not in meeting]
     parts = ((Kind.HOST_STUCK, others), (Kind.NEVER_JOINED, joining))
-    found = [_diagnosis(case, kind, ranks, text, then, suggestion, quiet_s) for kind, ranks in parts if ranks]
+    diagnoses = [_diagnosis(case, kind, ranks, text, then, suggestion, quiet_s) for kind, ranks in parts if ranks]
     if absent:
-        found.append(_absent(case, absent, meeting, text, then, quiet_s))
-    return [replace(d, proof=proof) for d in found]
+        diagnoses.append(_absent(case, absent, meeting, text, then, quiet_s))
+    return [replace(d, proof=proof) for d in diagnoses]
 
 
 def _meeting(case: Case, live: Mapping[int, RankState]) -> tuple[list[int], list[int]]:
@@ -126,7 +126,7 @@ def _absent(
     states = case.index.states
     at = str(states[meeting[0]].meets_by_hand).partition(" ")[0]
     places = "; ".join(f"{ranks_text(some)} {several(where, some)}" for where, some in _by_place(case, meeting).items())
-    found = case.diagnosis(
+    diagnosis = case.diagnosis(
         Kind.NEVER_JOINED,
         absent,
         (),
@@ -144,7 +144,7 @@ def _absent(
         for rank in meeting
         for site in (states[rank].site,)
     }
-    return replace(found, stuck=stuck)
+    return replace(diagnosis, stuck=stuck)
 
 
 def _still_s(states: Iterable[RankState], unseen: Collection[int]) -> float:
@@ -254,7 +254,7 @@ def _unending(case: Case, records: Sequence[CallRecord]) -> Diagnosis:
     else:
         text += " The transfer does not end, or is slow. Nothing proves that it cannot go on: the job is left alone."
         suggestion = ON_HOSTS if first.device == "cpu" else ON_GPUS
-    found = case.diagnosis(
+    diagnosis = case.diagnosis(
         Kind.NEVER_JOINED if is_init else Kind.NETWORK_FAULT,
         ranks,
         (),
@@ -263,4 +263,4 @@ def _unending(case: Case, records: Sequence[CallRecord]) -> Diagnosis:
         suggestion=suggestion,
         since_s=first.issued_s,
     )
-    return replace(found, proof=Proof.PATIENCE if is_over else Proof.NOT_YET)
+    return replace(diagnosis, proof=Proof.PATIENCE if is_over else Proof.NOT_YET)

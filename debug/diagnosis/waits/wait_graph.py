@@ -297,14 +297,14 @@ class WaitGraph:
 
     def roots(self) -> list[Root]:
         """Terminal components, those of the lowest ranks first."""
-        found: list[Root] = []
+        roots: list[Root] = []
         for members in self.graph.terminal_components():
             ranks = tuple(sorted(n for n in members if isinstance(n, int)))
             mismatch = next((n for n in members if isinstance(n, tuple) and n[0] == "mismatch"), None)
             actors = tuple(sorted(filter(_is_actor, members), key=_by_rank))
             remote = actors if len(actors) > len(ranks) else ()
-            found.append(Root(ranks, remote, None if mismatch is None else mismatch[1]))
-        return sorted(found, key=lambda root: (root.ranks, -1 if root.mismatch is None else root.mismatch))
+            roots.append(Root(ranks, remote, None if mismatch is None else mismatch[1]))
+        return sorted(roots, key=lambda root: (root.ranks, -1 if root.mismatch is None else root.mismatch))
 
     def victims(self, root: Root) -> tuple[int, ...]:
         """Every stuck rank from which the root is reached."""
@@ -415,7 +415,7 @@ class Digraph(Generic[N]):
         open_nodes: dict[N, None] = {}
         """Seen, and in no component yet."""
         component: dict[N, int] = {}
-        found: list[list[N]] = []
+        components: list[list[N]] = []
         for root in self._after:
             if root in number:
                 continue
@@ -442,10 +442,10 @@ class Digraph(Generic[N]):
                         members: list[N] = []
                         while not members or members[-1] != node:
                             members.append(open_nodes.popitem()[0])
-                        component.update(dict.fromkeys(members, len(found)))
-                        found.append(members)
+                        component.update(dict.fromkeys(members, len(components)))
+                        components.append(members)
         return [
             members
-            for place, members in enumerate(found)
+            for place, members in enumerate(components)
             if all(component[other] == place for node in members for other in self._after[node])
         ]

@@ -73,19 +73,19 @@ def meaning(name: str) -> str:
         return _WORDS[name]
     table, _, key = name.rpartition(".")
     proto = next((proto for proto in _PROTOCOLS if key.endswith(f"_{proto}")), "")
-    what = key.removesuffix(f"_{proto}") if proto else key
+    quantity = key.removesuffix(f"_{proto}") if proto else key
     inside = table in _INSIDE
-    usual = "starting, us" if table == "launch" else what
-    if what == "tree" and (inside or table == "launch"):
+    usual = "starting, us" if table == "launch" else quantity
+    if quantity == "tree" and (inside or table == "launch"):
         return f"what a tree gets of a ring's rate, {proto}"
     if table == "launch" and key in _PROTOCOLS:
         return f"starting in {key}, us"
-    if what == "channel" and proto and not inside:
+    if quantity == "channel" and proto and not inside:
         return f"what a node stores of a tree for its NIC, one channel, GB/s, {proto}"
-    if what == "p2p":
+    if quantity == "p2p":
         usual = "what sends and receives get of the links" if inside else "a message's hop, of a tree's in LL"
-    told = _KEYS.get(what, usual).format(where="inside a node" if inside else "between nodes")
-    return f"{told}, {proto}" if proto else told
+    label = _KEYS.get(quantity, usual).format(where="inside a node" if inside else "between nodes")
+    return f"{label}, {proto}" if proto else label
 
 
 def value_of(constants: Constants, name: str) -> float:
@@ -198,22 +198,22 @@ def _forced(run: LogRun, name: str) -> str | None:
 def fit_to_logs(benches: Sequence[Bench], start: Constants, bounds: Callable[[str], tuple[float, float]]) -> FitToLogs:
     """*start* with what the runs of *benches* tell, each fitted constant inside its *bounds*: low and high by name."""
     places = [_some(bench) for bench in benches]
-    weight = np.concatenate([_weights(bench, place, benches) for bench, place in zip(benches, places, strict=True)])
+    weight = np.concatenate([_weights(bench, row, benches) for bench, row in zip(benches, places, strict=True)])
     error = _errors(benches, places, start)
     names = [name for name in _read(benches, start) if name.rpartition(".")[2] not in _KEPT]
     slopes = {name: _slope(benches, places, start, name, error) for name in names}
     names = [name for name in names if np.abs(slopes[name]).max(initial=0.0) > 1e-4]
-    told = _told(names, slopes, weight)
-    values, spread, at_bound = _solve(benches, places, start, told, weight, bounds)
-    after = start.changed(dict(zip(told, np.exp(values).tolist(), strict=True)))
-    untold = tuple(name for name in names if name not in told)
-    return FitToLogs(start, after, dict(zip(told, spread.tolist(), strict=True)), untold, at_bound)
+    informed = _told(names, slopes, weight)
+    values, spread, at_bound = _solve(benches, places, start, informed, weight, bounds)
+    after = start.changed(dict(zip(informed, np.exp(values).tolist(), strict=True)))
+    untold = tuple(name for name in names if name not in informed)
+    return FitToLogs(start, after, dict(zip(informed, spread.tolist(), strict=True)), untold, at_bound)
 
 
 def spreads(benches: Sequence[Bench], constants: Constants) -> dict[str, tuple[float, float, tuple[str, ...]]]:
     """10th and 90th percentile of measured / simulated time by class of nodes and sizes, where there is enough of it,
     never narrower than runs of one day are; and the operations that it is of."""
-    found: dict[str, list[float]] = {}
+    ratios_of: dict[str, list[float]] = {}
     of: dict[str, dict[str, None]] = {}
     for bench in benches:
         bench.use(constants)
@@ -221,7 +221,7 @@ def spreads(benches: Sequence[Bench], constants: Constants) -> dict[str, tuple[f
         nodes = NODE_CLASSES[0] if inside else node_class(bench.table.nnodes)
         for row, ratio in zip(bench.table.rows, (bench.measured_us / bench.times_us()).tolist(), strict=True):
             name = f"{nodes}, {size_class(row.size_bytes)}"
-            found.setdefault(name, []).append(ratio)
+            ratios_of.setdefault(name, []).append(ratio)
             of.setdefault(name, {})[bench.table.op] = None
     return {
         name: (
@@ -229,7 +229,7 @@ def spreads(benches: Sequence[Bench], constants: Constants) -> dict[str, tuple[f
             max(1 + _DAY, float(np.percentile(ratios, 90))),
             tuple(of[name]),
         )
-        for name, ratios in found.items()
+        for name, ratios in ratios_of.items()
         if len(ratios) >= _LEAST_ROWS
     }
 
@@ -242,7 +242,7 @@ def _some(bench: Bench) -> NDArray[np.int64]:
 def _weights(bench: Bench, places: NDArray[np.int64], benches: Sequence[Bench]) -> Array:
     """Every configuration counts the same in every regime, however many sizes and logs it has."""
     alike = sum(_alike(bench.table) == _alike(other.table) for other in benches)
-    regimes = np.array([regime(bench.table.rows[place].size_bytes) for place in places])
+    regimes = np.array([regime(bench.table.rows[row].size_bytes) for row in places])
     weights = np.zeros(len(places))
     for number in range(3):
         mask = regimes == number
@@ -256,11 +256,11 @@ def _alike(table: Table) -> tuple[object, ...]:
 
 
 def _errors(benches: Sequence[Bench], places: Sequence[NDArray[np.int64]], constants: Constants) -> Array:
-    found = []
+    errors = []
     for bench, some in zip(benches, places, strict=True):
         bench.use(constants)
-        found.append(np.log(bench.times_us(some) / bench.measured_us[some]))
-    return np.concatenate(found)
+        errors.append(np.log(bench.times_us(some) / bench.measured_us[some]))
+    return np.concatenate(errors)
 
 
 def _read(benches: Sequence[Bench], constants: Constants) -> list[str]:
@@ -337,8 +337,8 @@ def _solve(
         for _ in range(5):
             trial = np.clip(values - np.linalg.solve(normal + damping * np.diag(np.diag(normal)), pull), low, high)
             trial_error = _errors(benches, places, constants(trial))
-            if (found := loss(trial_error, trial)) < best:
-                gained, values, error, best, damping = best - found, trial, trial_error, found, damping / 3
+            if (trial_loss := loss(trial_error, trial)) < best:
+                gained, values, error, best, damping = best - trial_loss, trial, trial_error, trial_loss, damping / 3
                 break
             damping *= 4
         if gained < 1e-3 * best:

@@ -54,12 +54,12 @@ def read_logs(folder: Path) -> Logs:
     for path in paths:
         name = str(path.relative_to(folder)) if path != folder else path.name
         try:
-            found, said = parse_log(path, name)
+            parsed, parse_notes = parse_log(path, name)
         except OSError as error:
             notes.append(f"{name}: left out: cannot be read ({error.strerror})")
             continue
-        runs += found
-        notes += said
+        runs += parsed
+        notes += parse_notes
     if not runs:
         whole = [note for note in notes if not _OF_A_LINE.search(note)]  # why a run is left out says more than a line's
         why = f" ({[*whole, *notes][0]})" if notes else ""
@@ -81,16 +81,16 @@ def agreed(logs: Logs) -> Logs:
     return Logs(runs, (*_contradictions(runs), *logs.notes))
 
 
-def _one(what: str, runs: Sequence[LogRun], of: Callable[[LogRun], str | None]) -> None:
-    said: dict[str, str] = {}
+def _one(noun: str, runs: Sequence[LogRun], of: Callable[[LogRun], str | None]) -> None:
+    first_file: dict[str, str] = {}
     for run in runs:
         value = of(run)
         if value is not None:
-            said.setdefault(value, run.file)
-    if len(said) > 1:
-        (one, first), (other, second) = list(said.items())[:2]
+            first_file.setdefault(value, run.file)
+    if len(first_file) > 1:
+        (one, first), (other, second) = list(first_file.items())[:2]
         raise UsageError(
-            f"the logs are of several {what}: {brief(one)} in {first}, {brief(other)} in {second}: put each into a "
+            f"the logs are of several {noun}: {brief(one)} in {first}, {brief(other)} in {second}: put each into a "
             "folder of its own"
         )
 
@@ -105,8 +105,8 @@ def _contradictions(runs: Sequence[LogRun]) -> list[str]:
             continue
         known = {row.size_bytes: row.time_us for row in other.rows}
         common = [(row.size_bytes, known[row.size_bytes], row.time_us) for row in run.rows if row.size_bytes in known]
-        for place, name in enumerate(REGIMES):
-            some = [(abs(np.log(b / a)), size, a, b) for size, a, b in common if regime(size) == place]
+        for index, name in enumerate(REGIMES):
+            some = [(abs(np.log(b / a)), size, a, b) for size, a, b in common if regime(size) == index]
             if some and np.median([one[0] for one in some]) > np.log(_APART):
                 _, size, a, b = sorted(some)[len(some) // 2]
                 result.append(
@@ -174,8 +174,8 @@ def _version(logs: Logs, cluster: Cluster, like: str) -> list[str]:
             f"{file}: it says {cluster.nccl.library.upper()} {brief(logs.version)}: expected a release 2.x, whose "
             "choices distsim follows; leave that log out, or repair the line if it is damaged"
         )
-    told = strange_release(logs.version) if cluster.nccl.library == "nccl" else None
-    return [] if told is None else [told]
+    note = strange_release(logs.version) if cluster.nccl.library == "nccl" else None
+    return [] if note is None else [note]
 
 
 def strange_release(version: str) -> str | None:

@@ -39,27 +39,27 @@ def table(benches: Sequence[Bench], before: Sequence[Array], after: Sequence[Arr
     """A line an operation and size of job: median absolute error by size class, before and after."""
     lines = [f"{'':16s}{'nodes x GPUs':>13s}" + "".join(f"{name:>17s}" for name in REGIMES)]
     errors = _errors(benches, before, after)
-    for (op, nodes, gpus), found in errors.items():
-        lines.append(_row(op, f"{nodes} x {gpus}", [np.abs(each) for each in found]))
+    for (op, nodes, gpus), errors_of in errors.items():
+        lines.append(_row(op, f"{nodes} x {gpus}", [np.abs(each) for each in errors_of]))
     if len(errors) > 1:
-        every = [np.abs([one for found in errors.values() for one in found[place]]) for place in range(6)]
+        every = [np.abs([one for errors_of in errors.values() for one in errors_of[column]]) for column in range(6)]
         lines.append(_row("all", "", every))
     return lines
 
 
 def worse(benches: Sequence[Bench], before: Sequence[Array], after: Sequence[Array], like: str) -> list[str]:
     """A line for each place of the table that the fit made noticeably worse, the worst first."""
-    found: list[tuple[float, str]] = []
+    lines: list[tuple[float, str]] = []
     for (op, nodes, gpus), errors in _errors(benches, before, after).items():
-        for place, name in enumerate(REGIMES):
-            if not errors[place]:
+        for index, name in enumerate(REGIMES):
+            if not errors[index]:
                 continue
-            old, new = (float(np.median(np.abs(errors[place + at]))) for at in (0, 3))
+            old, new = (float(np.median(np.abs(errors[index + at]))) for at in (0, 3))
             if new - old > _NOTICED:
-                side = "slow" if np.median(errors[place + 3]) > 0 else "quick"
-                told = f"{op} on {nodes} x {gpus}, {name}: {old:.1%} off as {like} has it, {new:.1%} now (too {side})"
-                found.append((old - new, told))
-    return [told for _, told in sorted(found)]
+                side = "slow" if np.median(errors[index + 3]) > 0 else "quick"
+                line = f"{op} on {nodes} x {gpus}, {name}: {old:.1%} off as {like} has it, {new:.1%} now (too {side})"
+                lines.append((old - new, line))
+    return [line for _, line in sorted(lines)]
 
 
 def _errors(
@@ -69,36 +69,36 @@ def _errors(
     errors: dict[tuple[str, int, int], list[list[float]]] = {}
     for bench, one, other in zip(benches, before, after, strict=True):
         key = (bench.table.op, bench.table.nnodes, bench.table.nproc_per_node)
-        found = errors.setdefault(key, [[] for _ in range(6)])
+        cells = errors.setdefault(key, [[] for _ in range(6)])
         for row, a, b in zip(bench.table.rows, one, other, strict=True):
-            place = regime(row.size_bytes)
-            found[place].append(a / row.time_us - 1)
-            found[3 + place].append(b / row.time_us - 1)
+            index = regime(row.size_bytes)
+            cells[index].append(a / row.time_us - 1)
+            cells[3 + index].append(b / row.time_us - 1)
     return dict(sorted(errors.items()))
 
 
-def _row(name: str, where: str, found: Sequence[Array]) -> str:
+def _row(name: str, where: str, errors: Sequence[Array]) -> str:
     line = f"{name:16s}{where:>13s}"
-    for place in range(3):
-        if not len(found[place]):
+    for index in range(3):
+        if not len(errors[index]):
             line += f"{'-':>17s}"
             continue
-        text = f"{np.median(found[place]):.1%} -> {np.median(found[3 + place]):.1%}"
+        text = f"{np.median(errors[index]):.1%} -> {np.median(errors[3 + index]):.1%}"
         line += f"{text:>17s}"
     return line
 
 
 def bars(benches: Sequence[Bench], before: Sequence[Array], after: Sequence[Array]) -> list[str]:
     """Chart the median signed error by size: left of the line too fast, right of it too slow."""
-    found: dict[int, tuple[list[float], list[float]]] = {}
+    errors_of: dict[int, tuple[list[float], list[float]]] = {}
     for bench, one, other in zip(benches, before, after, strict=True):
         for row, a, b in zip(bench.table.rows, one, other, strict=True):
-            kept = found.setdefault(int(math.log2(row.size_bytes)) // 2, ([], []))
+            kept = errors_of.setdefault(int(math.log2(row.size_bytes)) // 2, ([], []))
             kept[0].append(math.log(a / row.time_us))
             kept[1].append(math.log(b / row.time_us))
     lines = [f"{'size':>10s}  {'before: too quick | too slow':^31s}  {'after: too quick | too slow':^31s}".rstrip()]
-    for power in sorted(found):
-        old, new = (float(np.median(errors)) for errors in found[power])
+    for power in sorted(errors_of):
+        old, new = (float(np.median(errors)) for errors in errors_of[power])
         lines.append(f"{_size(4**power):>10s}  {_bar(old)}  {_bar(new)}".rstrip())
     return lines
 
@@ -132,8 +132,8 @@ def svg(benches: Sequence[Bench], before: Sequence[Array], after: Sequence[Array
         f'<text x="12" y="18" font-size="14">{escape(title)}</text>',
         '<text x="12" y="36" fill="#666">points: measured; dashed: before; line: after. us over bytes</text>',
     ]
-    for place, (bench, one, other) in enumerate(zip(benches, before, after, strict=True)):
-        x, y = place % columns * _WIDE, place // columns * _HIGH + 44
+    for index, (bench, one, other) in enumerate(zip(benches, before, after, strict=True)):
+        x, y = index % columns * _WIDE, index // columns * _HIGH + 44
         parts.append(f'<g transform="translate({x},{y})">{_picture(bench, one, other)}</g>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 

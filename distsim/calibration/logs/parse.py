@@ -107,10 +107,10 @@ class _Reader:
 
     def take(self, number: int, raw: str) -> None:
         text = _PREFIX.sub("", raw)
-        said = _NCCL.search(text)
-        if said is not None:
-            self._heard(said[0])
-            text = text[: said.start()]
+        nccl_text = _NCCL.search(text)
+        if nccl_text is not None:
+            self._heard(nccl_text[0])
+            text = text[: nccl_text.start()]
             if text.strip() and self._open.columns is not None and self._torn is None and text.split()[0].isdigit():
                 self._torn = (number, text)  # NCCL spoke inside a line of the table
             return
@@ -130,20 +130,20 @@ class _Reader:
     def _heard(self, text: str) -> None:
         """Facts that NCCL's own log lines report."""
         run = self._open
-        if found := _VERSION.search(text):
-            run.library, run.version = ("rccl" if found[1] == "R" else "nccl"), found[2]
+        if match := _VERSION.search(text):
+            run.library, run.version = ("rccl" if match[1] == "R" else "nccl"), match[2]
         if "rccl-tests" in text:
             run.library = "rccl"
-        if found := _SETTING.search(text) or _EXPORTED.search(text):
-            if not _NO_TIME.search(found[1]):
-                run.settings[found[1]] = found[2].strip('"')
-        if found := _PLUGIN.search(text):
-            run.plugin = f"aws-ofi-nccl {found[1].rstrip('.').removesuffix('-aws').removesuffix('aws')}"
-        if found := _USING.search(text):
-            plain = found[1].lower()
+        if match := _SETTING.search(text) or _EXPORTED.search(text):
+            if not _NO_TIME.search(match[1]):
+                run.settings[match[1]] = match[2].strip('"')
+        if match := _PLUGIN.search(text):
+            run.plugin = f"aws-ofi-nccl {match[1].rstrip('.').removesuffix('-aws').removesuffix('aws')}"
+        if match := _USING.search(text):
+            plain = match[1].lower()
             run.net = next((net for word, net in _NETS.items() if word in plain), run.net or plain)
-        if found := _HCA.search(text):
-            kinds = Counter(re.findall(r"/(RoCE|IB)\b", found[1]))
+        if match := _HCA.search(text):
+            kinds = Counter(re.findall(r"/(RoCE|IB)\b", match[1]))
             if kinds:
                 run.net = "ib" if kinds["IB"] >= kinds["RoCE"] else "roce"
         if named := _NAMED.search(text):
@@ -153,24 +153,24 @@ class _Reader:
         if (_STARTS.match(text) and self._open.begun) or (_ENDS.match(text) and self._open.lines):
             self.close()
         run = self._open
-        if found := _CODE.search(text):
-            run.version = run.version or _decoded(int(found[1]))
-        if found := _HEAD.match(text):
+        if match := _CODE.search(text):
+            run.version = run.version or _decoded(int(match[1]))
+        if match := _HEAD.match(text):
             if run.lines:
                 self.close()
                 run = self._open
-            run.shared = int(found[1]) * int(found[2]) > 1
+            run.shared = int(match[1]) * int(match[2]) > 1
             run.unlike = run.unlike or _unlike(text)
         elif text.startswith("# Blocking Enabled"):
             run.unlike = "each call was waited for (-z)"
-        elif found := _RANK.match(text):
+        elif match := _RANK.match(text):
             if run.lines:
                 self.close()
                 run = self._open
-            rank = int(found[1])
+            rank = int(match[1])
             run.again = run.again or rank in run.ranks
-            run.ranks[rank] = (found[4], found[3], found[6])
-            run.groups.add(found[2] or "0")
+            run.ranks[rank] = (match[4], match[3], match[6])
+            run.groups.add(match[2] or "0")
         elif (columns := Columns.of(text)) is not None:
             if run.lines:
                 self.close()
@@ -246,8 +246,8 @@ class _Reader:
         rows: dict[int, LogRow] = {}
         for number, line in run.lines:
             if line.num_wrong:
-                told = f"{line.num_wrong:g} wrong values"
-                self.notes.append(f"{self.name}:{number}: left out: {line.size_bytes} bytes came with {told}")
+                problem = f"{line.num_wrong:g} wrong values"
+                self.notes.append(f"{self.name}:{number}: left out: {line.size_bytes} bytes came with {problem}")
                 continue
             if (off := line.contradiction(factor, (_UNEVEN, _AGREED))) is not None:
                 self.notes.append(f"{self.name}:{number}: left out: {off}")
@@ -338,12 +338,12 @@ def _unsound(run: _Open, op: str, size: int) -> str | None:
 
 def _unlike(head: str) -> str:
     """Options of the head that make another thing of a time."""
-    asked = dict(re.findall(r"(agg iters|graph|unalign):\s*(\d+)", head))
-    if int(asked.get("agg iters", 1)) > 1:
-        return f"{asked['agg iters']} calls were started together (-m)"
-    if int(asked.get("graph", 0)):
+    settings = dict(re.findall(r"(agg iters|graph|unalign):\s*(\d+)", head))
+    if int(settings.get("agg iters", 1)) > 1:
+        return f"{settings['agg iters']} calls were started together (-m)"
+    if int(settings.get("graph", 0)):
         return "it ran as a CUDA graph (-G), which is launched at another cost"
-    if int(asked.get("unalign", 0)):
+    if int(settings.get("unalign", 0)):
         return "its buffers were not aligned (-u)"
     return ""
 
@@ -362,12 +362,12 @@ def _op(name: str) -> str | None:
 
 def _named_by_file(name: str) -> str | None:
     """The one operation that a file's name has; None where it has none or several."""
-    rest, found = re.sub(r"[-_. ]", "", Path(name).name.lower()), set()
+    rest, ops = re.sub(r"[-_. ]", "", Path(name).name.lower()), set()
     for op in sorted(OPS, key=len, reverse=True):
         if op.replace("_", "") in rest:
-            found.add(op)
+            ops.add(op)
             rest = rest.replace(op.replace("_", ""), " ")
-    return next(iter(found)) if len(found) == 1 else None
+    return next(iter(ops)) if len(ops) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -491,7 +491,7 @@ class Columns:
         names = ["#wrong" if name == "wrong#" else name for name in names]
         if names[:2] != ["size", "count"] or not {"time", "cputime"} & set(names):
             return None
-        first = next(place for place, name in enumerate(names) if name in ("time", "cputime"))
+        first = next(index for index, name in enumerate(names) if name in ("time", "cputime"))
         timestamp, rest = names[-1] == "timestamp", names[first : -1 if names[-1] == "timestamp" else None]
         blocks: list[list[str]] = []
         for name in rest:

@@ -39,7 +39,7 @@ def same_batch(view: View, sets: Sets) -> Iterator[Sighting]:
             inputs = _inputs(steps, ranks)
             if inputs is None:
                 continue
-            if not all(_are_equal([of_rank[place] for of_rank in inputs]) for place in range(len(inputs[0]))):
+            if not all(_are_equal([of_rank[i] for of_rank in inputs]) for i in range(len(inputs[0]))):
                 break
             equal += 1
             seen.add(b"".join(vector.tobytes() for fact in inputs[0] for vector in fact.vectors))
@@ -90,8 +90,8 @@ def mode_differs(view: View, sets: Sets) -> Iterator[Sighting]:
             calls = [steps[rank].window.inputs for rank in ranks if rank in steps]
             if len(calls) < len(ranks) or any(len(of_rank) != len(calls[0]) for of_rank in calls):
                 continue
-            for place, first in enumerate(calls[0]):
-                facts = [of_rank[place] for of_rank in calls]
+            for i, first in enumerate(calls[0]):
+                facts = [of_rank[i] for of_rank in calls]
                 if {fact.model for fact in facts} != {first.model} or len({fact.training for fact in facts}) < 2:
                     continue
                 in_training = [rank for rank, fact in zip(ranks, facts, strict=True) if fact.training]
@@ -143,14 +143,14 @@ def replicate_is_not(view: View, sets: Sets) -> Iterator[Sighting]:
     for step in view.order:
         steps = view.steps[step]
         for rank, of_rank in steps.items():
-            for place, fact in enumerate(of_rank.window.placements):
+            for i, fact in enumerate(of_rank.window.placements):
                 if rank != fact.ranks[0] or any(other not in steps for other in fact.ranks):
                     continue
                 placements = {other: steps[other].window.placements for other in fact.ranks}
                 if any(len(facts) != len(of_rank.window.placements) for facts in placements.values()):
                     continue
-                vectors = {other: facts[place].vector for other, facts in placements.items()}
-                if any(facts[place].shape != fact.shape for facts in placements.values()) or differ(vectors, 0.0):
+                vectors = {other: facts[i].vector for other, facts in placements.items()}
+                if any(facts[i].shape != fact.shape for facts in placements.values()) or differ(vectors, 0.0):
                     yield Sighting(
                         SilentKind.REPLICATE_IS_NOT,
                         Level.ERROR,

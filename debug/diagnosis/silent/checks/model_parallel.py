@@ -23,8 +23,8 @@ def _dropouts(view: View, is_fault: str) -> Iterator[tuple[int, tuple[int, ...],
             facts = [steps[rank].window.dropouts for rank in group if rank in steps]
             if len(facts) < len(group) or any(len(of_rank) != len(facts[0]) for of_rank in facts):
                 continue
-            for place, first in enumerate(facts[0]):
-                alike = [of_rank[place] for of_rank in facts]
+            for i, first in enumerate(facts[0]):
+                alike = [of_rank[i] for of_rank in facts]
                 if any(one.shape != first.shape for one in alike):
                     continue
                 same_input = not differ({number: one.vector for number, one in enumerate(alike)})

@@ -350,12 +350,12 @@ class Collector:
     def _followed(self, optimizer: Any) -> list[tuple[Any, Tracked, tuple[tuple[str, float], ...]]]:
         """The parameters of *optimizer* with their hyperparameters."""
         followed = []
-        for place, group in enumerate(optimizer.param_groups):
+        for group_index, group in enumerate(optimizer.param_groups):
             numbers = _hyperparameters(group)
             for number, parameter in enumerate(group["params"]):
                 tracked = self.parameters.get(parameter)
                 if tracked is None:
-                    tracked = self.parameters.add(parameter, f"param_groups[{place}][{number}]", "")
+                    tracked = self.parameters.add(parameter, f"param_groups[{group_index}][{number}]", "")
                     self._addresses.forget()
                 followed.append((parameter, tracked, numbers))
         return followed
@@ -364,7 +364,7 @@ class Collector:
         """The parameters that are sketched in *step*."""
         numbers = [tracked.index for _, tracked, _ in followed]
         if step > FIRST_STEPS and step % EVERY and self._is_large(numbers):
-            return frozenset(number for place, number in enumerate(numbers) if place % TURNS == step % TURNS)
+            return frozenset(number for index, number in enumerate(numbers) if index % TURNS == step % TURNS)
         return frozenset(numbers)
 
     def _is_large(self, numbers: Sequence[int]) -> bool:
@@ -452,7 +452,7 @@ def _hyperparameters(group: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
         if isinstance(value, bool | int | float):
             numbers.append((str(name), float(value)))
         elif isinstance(value, tuple | list) and all(isinstance(one, int | float) for one in value):
-            numbers += [(f"{name}[{place}]", float(one)) for place, one in enumerate(value)]
+            numbers += [(f"{name}[{i}]", float(one)) for i, one in enumerate(value)]
     return tuple(numbers)
 
 

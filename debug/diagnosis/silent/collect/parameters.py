@@ -93,9 +93,9 @@ def mesh_ranks(mesh: Any, placements: Any) -> tuple[int, ...]:
     shape = tuple(ranks.shape)
     numbers = _numbers(ranks)
     same = []
-    for place in range(len(numbers)):
+    for dim in range(len(numbers)):
         at: list[int] = []
-        rest = place
+        rest = dim
         for size in reversed(shape):
             rest, step = divmod(rest, size)
             at.insert(0, step)
@@ -103,7 +103,7 @@ def mesh_ranks(mesh: Any, placements: Any) -> tuple[int, ...]:
             placement.is_replicate() or mine == other
             for placement, mine, other in zip(placements, coordinate, at, strict=True)
         ):
-            same.append(numbers[place])
+            same.append(numbers[dim])
     return tuple(same)
 
 
