@@ -128,15 +128,15 @@ def _examine_job(
     return result
 
 
-def _search_silent(job: Job, found: Found) -> None:
+def _search_silent(job: Job, examined: Found) -> None:
     """Judge what the ranks have recorded of their training, where they have, and the job has ended."""
     rings = {reader.number: reader.path for reader in job.readers}
-    if found.judged and any(facts_path(ring).exists() for ring in rings.values()):
+    if examined.judged and any(facts_path(ring).exists() for ring in rings.values()):
         from distsim.debug.diagnosis.silent.judge import search  # numpy: not for every job
 
         result = search(rings, job.numbering.size, Settings.read().silent_patterns)
-        found.silent = result.findings
-        found.complaints += result.notes
+        examined.silent = result.findings
+        examined.complaints += result.notes
 
 
 def _roots(given: Sequence[Path] | None) -> list[Path]:
@@ -258,15 +258,15 @@ def _from_rings(
         evidence.unrecorded = frozenset(rank for rank, state in extra.items() if state.exit_code is None)
         if damaged := next((reader for reader in some if reader.damage), None):
             raise ValueError(damaged.damage)
-        said, places = _verdict(directory, some[0].header.job)
-        if places and not any(d.exit_code for d in said):
-            return Found(said, evidence, complaints, interruption(places))
-        diagnoses = said or diagnose(evidence)
+        stored, places = _verdict(directory, some[0].header.job)
+        if places and not any(d.exit_code for d in stored):
+            return Found(stored, evidence, complaints, interruption(places))
+        diagnoses = stored or diagnose(evidence)
         if not any(d.exit_code for d in diagnoses) and (slow := recent_stragglers(some)):
             evidence.findings = (*evidence.findings, *as_findings(slow))
             diagnoses = diagnose(evidence)
         unsure = inconclusive(diagnoses, evidence, dumps=False)
-        return Found(diagnoses, evidence, complaints, unsure, judged=bool(said) or not alive)
+        return Found(diagnoses, evidence, complaints, unsure, judged=bool(stored) or not alive)
 
     return _judged(readers, judge, complaints, lambda reader: reader.path.name)
 

@@ -52,10 +52,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """The limits that a project may set for all its tests on ranks."""
     from distsim.plugin.options import LIMITS
 
-    for name, what in LIMITS.items():
-        parser.addini(f"distsim_{name}", what, default="")
-    for name, what in MEANINGS.items():
-        parser.addini(name, what, default="")
+    for name, help_ in LIMITS.items():
+        parser.addini(f"distsim_{name}", help_, default="")
+    for name, help_ in MEANINGS.items():
+        parser.addini(name, help_, default="")
     parser.addoption(
         "--distsim-html",
         metavar="DIR",
@@ -229,12 +229,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(line)
 
 
-def _per_rank(request: pytest.FixtureRequest, what: str) -> Any:
+def _per_rank(request: pytest.FixtureRequest, name: str) -> Any:
     if marker_of(request.node) is None:
-        pytest.fail(_UNMARKED.format(what), pytrace=False)
+        pytest.fail(_UNMARKED.format(name), pytrace=False)
     from distsim.plugin.options import PerRank, WorldOfAll
 
-    return WorldOfAll(what) if what == "world" else PerRank(what)
+    return WorldOfAll(name) if name == "world" else PerRank(name)
 
 
 @pytest.fixture

@@ -147,8 +147,8 @@ def _from_json(data: Mapping[str, Any]) -> RasStatus:
             if state := _state(entry["status"]):
                 communicator.statuses[member.rank] = state
         for entry in one["missing_ranks"]:
-            said = entry["status"]
-            why = "dead" if said.get("considered_dead") else "unresponsive" if said.get("unresponsive") else ""
+            reported = entry["status"]
+            why = "dead" if reported.get("considered_dead") else "unresponsive" if reported.get("unresponsive") else ""
             member = _member(entry, why or "no member any more")
             communicator.missing.append(member)
             if why:
@@ -202,7 +202,12 @@ def _from_text(answer: str) -> RasStatus:
     unlisted: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for line in map(str.strip, answer.splitlines()):
         if heading := _HEADING.match(line):
-            current, section, op, value = communicators.setdefault(heading[1], Communicator(heading[1])), heading[2], "", ""
+            current, section, op, value = (
+                communicators.setdefault(heading[1], Communicator(heading[1])),
+                heading[2],
+                "",
+                "",
+            )
         elif line in ("INCOMPLETE", "DEAD", "TIMEOUT"):
             section = line
         elif timeouts := re.match(r"Encountered (\d+) communication timeouts?", line):
@@ -244,7 +249,9 @@ def _note_rank(current: Communicator, section: str, op: str, value: str, member:
         current.statuses[member.rank] = value.strip().removeprefix("reported ") or "an error"
 
 
-def _add_unlisted(communicators: Mapping[str, Communicator], unlisted: Mapping[tuple[str, str], list[tuple[int, int]]]) -> None:
+def _add_unlisted(
+    communicators: Mapping[str, Communicator], unlisted: Mapping[tuple[str, str], list[tuple[int, int]]]
+) -> None:
     """Add entries for ranks that the text only counts, with numbers that no rank has."""
     for (name, op), groups in unlisted.items():
         counts = communicators[name].counts.setdefault(op, {})

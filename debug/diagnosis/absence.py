@@ -163,9 +163,9 @@ def loop_ended(
 ) -> Diagnosis | None:
     """The call is one that both have made before: their loops ran differently often. Whose wait is looked at first is
     chance, so the line may be that of any rank that is in the call."""
-    made = log.meetings.get(call.seq, {})
-    met = sorted(made)
-    for one in (call, *(made[rank] for rank in met)):
+    met_calls = log.meetings.get(call.seq, {})
+    met = sorted(met_calls)
+    for one in (call, *(met_calls[rank] for rank in met)):
         if one.site is None:
             continue
         since = max(calls[0].seq for rank in (one.rank, ranks[0]) if (calls := log.calls.get(rank)))
@@ -183,7 +183,7 @@ def loop_ended(
         they = "it" if len(ranks) == 1 else "they"
         note = f"In another round of that loop {they} made a later call of the loop without this one."
         return replace(skipped, explanation=f"{skipped.explanation} {note}")
-    here = [rank for rank in met if made[rank].way == call.way] or met
+    here = [rank for rank in met if met_calls[rank].way == call.way] or met
     finished = all(_is_over(case, rank) for rank in ranks)
     few = finished and len(met) * 2 < len(log.group.ranks)
     ended = finished and case.index.states[ranks[0]].phase is not Phase.KILLED
@@ -194,7 +194,10 @@ def loop_ended(
         often = f"{rounds - other_rounds} more time{'s' if rounds - other_rounds > 1 else ''} than {ranks_text(ranks)}"
         came = f"made it last as #{_last_round(log, ranks[0], call)}"
     else:
-        often, came = f"for the {_ordinal(rounds)} time", f"made it {'once' if other_rounds == 1 else f'{other_rounds} times'}"
+        often, came = (
+            f"for the {_ordinal(rounds)} time",
+            f"made it {'once' if other_rounds == 1 else f'{other_rounds} times'}",
+        )
     return case.diagnosis(
         Kind.UNEVEN_ITERATIONS,
         met if few else ranks,

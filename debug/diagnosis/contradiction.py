@@ -41,7 +41,7 @@ def contradiction(case: Case, divergence: Divergence, victims: Sequence[int]) ->
     sites = {rank: site for rank, record in met.items() if (site := record.site) is not None}
     if d.refused is not None and d.refused.site is not None:
         sites |= dict.fromkeys(d.culprits, d.refused.site)
-    told = case.diagnosis(
+    result = case.diagnosis(
         d.kind,
         d.culprits,
         victims,
@@ -52,7 +52,7 @@ def contradiction(case: Case, divergence: Divergence, victims: Sequence[int]) ->
         since_s=max(d.got.issued_s, d.expected.issued_s),
         sites=sites,
     )
-    return replace(told, proof=Proof.MET) if d.met else told
+    return replace(result, proof=Proof.MET) if d.met else result
 
 
 def _awaited_on_another_group(case: Case, d: Divergence) -> CallRecord | None:

@@ -78,8 +78,8 @@ def _strayed(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagno
                     continue
                 for other in by_group:
                     if other in usual and mine.rank in members[other]:
-                        theirs = by_group[other]
-                        strays.setdefault(mine.rank, (mine, theirs[0], []))[2].extend(r.rank for r in theirs)
+                        other_calls = by_group[other]
+                        strays.setdefault(mine.rank, (mine, other_calls[0], []))[2].extend(r.rank for r in other_calls)
     if len(strays) != 1:
         return None
     ((rank, (mine, theirs_first, others)),) = strays.items()

@@ -99,7 +99,9 @@ def _with_processes(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:
     size = len(diagnosis.group.ranks) if diagnosis.group is not None else 0
     if diagnosis.kind is Kind.NEVER_JOINED and evidence.doubles:
         return _as_doubles(evidence, diagnosis)
-    if diagnosis.kind in CONFUSED and not evidence.double_ranks.keys().isdisjoint({*diagnosis.culprits, *diagnosis.victims}):
+    if diagnosis.kind in CONFUSED and not evidence.double_ranks.keys().isdisjoint(
+        {*diagnosis.culprits, *diagnosis.victims}
+    ):
         return _confused(evidence, diagnosis)
     if diagnosis.kind is Kind.NEVER_JOINED and 0 < evidence.launched < size:
         started = f"The program waits for {size} ranks (world_size={size}), but its launcher here has started a job of "
@@ -301,10 +303,16 @@ def _with_refused(case: Case, diagnosis: Diagnosis) -> Diagnosis:
     if diagnosis.kind not in INCONSISTENT or diagnosis.group is None:
         return diagnosis
     ends = diagnosis.pair or diagnosis.group.ranks
-    late = [rank for rank in ends if rank not in (*diagnosis.culprits, *diagnosis.victims) and _refused(case, rank, diagnosis)]
+    late = [
+        rank
+        for rank in ends
+        if rank not in (*diagnosis.culprits, *diagnosis.victims) and _refused(case, rank, diagnosis)
+    ]
     if not late:
         return diagnosis
-    return replace(diagnosis, victims=tuple(sorted((*diagnosis.victims, *late))), sites={**case.sites(late), **diagnosis.sites})
+    return replace(
+        diagnosis, victims=tuple(sorted((*diagnosis.victims, *late))), sites={**case.sites(late), **diagnosis.sites}
+    )
 
 
 def _not_made(case: Case, diagnosis: Diagnosis) -> Diagnosis:

@@ -236,7 +236,9 @@ def _other_size_than_before(index: EvidenceIndex, record: CallRecord) -> bool:
     return bool(past) and (record.input_shapes or record.output_shapes, record.dtypes) not in past
 
 
-def with_messages(diagnoses: Sequence[Diagnosis], evidence: Evidence, focus: Mapping[StreamKey, int]) -> list[Diagnosis]:
+def with_messages(
+    diagnoses: Sequence[Diagnosis], evidence: Evidence, focus: Mapping[StreamKey, int]
+) -> list[Diagnosis]:
     """*diagnoses* and the suspected messages of *focus* that really do not fit, the root cause first."""
     pairs = [pair for key, number in focus.items() if (pair := _pair(evidence, key, number)) is not None]
     if not pairs:

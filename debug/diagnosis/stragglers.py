@@ -244,7 +244,9 @@ def _in_group(
         stragglers.append(
             Straggler(rank, group, toll.lost_s, share, toll.late, len(turns), relative, individual, toll.worst[1])
         )
-    return stragglers if 2 * len(stragglers) <= len(group.ranks) else []  # where most are slow, nobody is: that is noise
+    return (
+        stragglers if 2 * len(stragglers) <= len(group.ranks) else []
+    )  # where most are slow, nobody is: that is noise
 
 
 def _turns(full: Sequence[dict[int, CallRecord]], away: Mapping[int, _Away]) -> list[_Turn]:

@@ -190,7 +190,14 @@ def _earlier(log: GroupLog, divergence: Divergence, score: int) -> Divergence | 
     _, seq, kind = shift
     met = log.meetings[seq]
     return replace(
-        divergence, kind=kind, seq=seq, expected=met[witness], got=met[culprit], relation=None, mismatch=None, borne_out=True
+        divergence,
+        kind=kind,
+        seq=seq,
+        expected=met[witness],
+        got=met[culprit],
+        relation=None,
+        mismatch=None,
+        borne_out=True,
     )
 
 
@@ -425,7 +432,9 @@ def _ends_short(index: EvidenceIndex, log: GroupLog, one: int, other: int) -> bo
     """A shift must leave one of them short in the end; a rank that still runs is only behind."""
     mine, other_last = log.calls[one][-1], log.calls[other][-1]
     if mine.seq == other_last.seq:
-        over = mine.state is State.COMPLETED and other_last.state is State.COMPLETED  # strict ends both without making them
+        over = (
+            mine.state is State.COMPLETED and other_last.state is State.COMPLETED
+        )  # strict ends both without making them
         return (mine.site, mine.op) != (other_last.site, other_last.op) and not over
     behind = one if mine.seq < other_last.seq else other
     return index.states[behind].phase in (Phase.FINISHED, Phase.BLOCKED)

@@ -173,7 +173,7 @@ def dump_evidence(dumps: Sequence[Dump], others: Collection[int] = (), roots: Se
     missing = sorted(set(range(world_size)) - set(by_rank))
     unreadable = set(missing) & set(others)
     without = {"no": set(missing) - unreadable, "unreadable": unreadable}
-    notes = [f"{what} dump of {ranks_text(ranks)}" for what, ranks in without.items() if ranks]
+    notes = [f"{absence} dump of {ranks_text(ranks)}" for absence, ranks in without.items() if ranks]
     return Evidence(
         world_size=world_size,
         ranks=states,

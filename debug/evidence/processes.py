@@ -81,7 +81,9 @@ class Numbering:
             text(content["main"], "main", 64),
             {(host, pid, opened): whole(number, "number") for host, pid, opened, number in content["numbers"]},
             {id_: wholes(numbers, "numbers", 0) for id_, numbers in content["worlds"].items()},
-            known=None if content.get("known") is None else frozenset(text(id_, "known", 64) for id_ in content["known"]),
+            known=None
+            if content.get("known") is None
+            else frozenset(text(id_, "known", 64) for id_ in content["known"]),
         )
 
 

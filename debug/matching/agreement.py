@@ -71,7 +71,9 @@ class Mismatch:
         """The same seen from the other side: the reference becomes the culprit."""
         expected = next(iter(self.found.values()), "")
         descriptions = dict.fromkeys(self.reference, self.expected)
-        return replace(self, culprits=self.reference, reference=self.culprits, expected=expected, found=descriptions, tie=False)
+        return replace(
+            self, culprits=self.reference, reference=self.culprits, expected=expected, found=descriptions, tie=False
+        )
 
     def __str__(self) -> str:
         """One line in the house's form: `expected ..., got ..., at rank R, group G, call #N, file:line`."""

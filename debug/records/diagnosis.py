@@ -233,7 +233,11 @@ def _whole_place(site: Site) -> dict[str, Any]:
 
 
 def _site(content: Mapping[str, Any]) -> Site:
-    file, line, function = text(content["file"], "file"), whole(content["line"], "line"), text(content["function"], "function")
+    file, line, function = (
+        text(content["file"], "file"),
+        whole(content["line"], "line"),
+        text(content["function"], "function"),
+    )
     below = content.get("through")
     through = None if below is None else _site({**below, "through": None})
     return Site(file, line, function, through)

@@ -157,10 +157,10 @@ def _rest(diagnoses: Sequence[Diagnosis], width: int, where: str) -> Iterator[Te
     yield Text("")
     more = f"... and {num} more {'diagnosis' if num == 1 else 'diagnoses'} (all of them: {where})"
     yield from Line(more, indent=0).wrapped(width)
-    for (word, label, site), found in list(alike.items())[:MAX_LINES]:
-        ranks = {rank for d in found for rank in d.culprits}
+    for (word, label, site), alike_diagnoses in list(alike.items())[:MAX_LINES]:
+        ranks = {rank for d in alike_diagnoses for rank in d.culprits}
         at = "" if site is None else f"  {place(site)}"
-        times = "" if len(found) == 1 else f"  ({len(found)} different)"
+        times = "" if len(alike_diagnoses) == 1 else f"  ({len(alike_diagnoses)} different)"
         yield from Line(f"{word}  {label}  {ranks_text(ranks)}{at}{times}").wrapped(width)
     if len(alike) > MAX_LINES:
         yield from Line(f"... of {len(alike) - MAX_LINES} more kinds or places").wrapped(width)

@@ -543,7 +543,7 @@ _JOB = re.compile(r"[\w.@+-]{1,32}", re.ASCII)
 
 def _frames(content: Any) -> tuple[Site, ...]:
     """Frames as `Site.to_json` says them."""
-    return tuple(_frame(*said) for said in content[:MOST_FRAMES])
+    return tuple(_frame(*frames) for frames in content[:MOST_FRAMES])
 
 
 def _frame(file: object, line: object, function: object, below: Any = None) -> Site:

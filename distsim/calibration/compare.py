@@ -191,7 +191,7 @@ class Bench:
 
     def times_us(self, places: Sequence[int] | NDArray[np.int64] | None = None) -> NDArray[np.float64]:
         """Simulated time of every row (or of those at *places*), each alone on the network."""
-        rows = self.table.rows if places is None else [self.table.rows[place] for place in places]
+        rows = self.table.rows if places is None else [self.table.rows[row_number] for row_number in places]
         op, capacity = canonical_op(self.table.op), self.compiler.links.capacity
         per_rank = op in ("gather", "scatter")
         return np.array(

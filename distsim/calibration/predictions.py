@@ -319,19 +319,19 @@ class Widths:
         self._all = weighted(((one.machine, value) for one, value in zip(errors, left, strict=True)), _SHARE)
         left = [value - self._all for value in left]
         names_of = [_told(*one.key) for one in errors]
-        for place, more in enumerate(self._more):
+        for i, more in enumerate(self._more):
             groups: dict[str, list[tuple[str, float]]] = {}
             for one, names, value in zip(errors, names_of, left, strict=True):
-                groups.setdefault(names[place], []).append((one.machine, value))
+                groups.setdefault(names[i], []).append((one.machine, value))
             for name, values in groups.items():
                 machines = len({machine for machine, _ in values})
                 more[name] = weighted(values, _SHARE) * machines / (machines + _HOLD)
-            left = [value - more[names[place]] for names, value in zip(names_of, left, strict=True)]
+            left = [value - more[names[i]] for names, value in zip(names_of, left, strict=True)]
 
     def of(self, fabric: str, size: str) -> float:
         """|log (measured / predicted)| within which eight of ten are to be expected, but for how far they reach."""
-        told = zip(self._more, _told(fabric, size), strict=True)
-        return math.exp(self._all + sum(more.get(name, 0.0) for more, name in told))
+        corrections = zip(self._more, _told(fabric, size), strict=True)
+        return math.exp(self._all + sum(more.get(name, 0.0) for more, name in corrections))
 
 
 def _told(fabric: str, size: str) -> tuple[str, ...]:
@@ -386,10 +386,10 @@ def covered(predictions: Sequence[Prediction]) -> Covered | None:
 
 def _mean(values: Sequence[tuple[str, float]]) -> float:
     """Over machines, of each one's mean."""
-    found: dict[str, list[float]] = {}
+    values_of: dict[str, list[float]] = {}
     for machine, value in values:
-        found.setdefault(machine, []).append(value)
-    return float(np.mean([np.mean(each) for each in found.values()]))
+        values_of.setdefault(machine, []).append(value)
+    return float(np.mean([np.mean(each) for each in values_of.values()]))
 
 
 def left_out_errors(predictions: Sequence[Prediction]) -> list[Error]:

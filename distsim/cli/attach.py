@@ -82,17 +82,17 @@ def run(args: argparse.Namespace) -> int:
     if args.hosts is not None:
         if pids:
             raise UsageError("--hosts: process numbers differ by host; choose the job there by --pattern")
-        asked = _ask_ras(args)
+        ras = _ask_ras(args)
         seen = _on_hosts(args.hosts, args.pattern)
         ranks = []
     else:
         ranks = find_ranks(pids, args.pattern or "")
-        asked = _ask_ras(args)
+        ras = _ask_ras(args)
         seen = [look_at_host(ranks)]
     if args.places:
         print(json.dumps(seen[0].to_json()))
         return 0
-    return _tell(_join(judge_hosts(seen), ranks, asked, args), args)
+    return _tell(_join(judge_hosts(seen), ranks, ras, args), args)
 
 
 def _ask_ras(args: argparse.Namespace) -> list[RasStatus]:
@@ -101,7 +101,7 @@ def _ask_ras(args: argparse.Namespace) -> list[RasStatus]:
     return [] if args.ras is None else [ask_ras(args.ras)]
 
 
-def _join(judged: Judged, ranks: Sequence[RankProcess], asked: list[RasStatus], args: argparse.Namespace) -> Judged:
+def _join(judged: Judged, ranks: Sequence[RankProcess], ras: list[RasStatus], args: argparse.Namespace) -> Judged:
     """Join the stacks with the answers of other services of the job."""
     from distsim.debug.attach import ask_debug_server, ask_flight_recorders, find_debug_server, join
 
@@ -112,7 +112,7 @@ def _join(judged: Judged, ranks: Sequence[RankProcess], asked: list[RasStatus], 
         notes = joined.notes
         joined = ask_debug_server(server)
         joined.notes[:0] = notes
-    joined.ras = [*asked, *_ask_ras(args)]
+    joined.ras = [*ras, *_ask_ras(args)]
     not_asked = [
         *(["Flight Recorder (no pipe, no debug server)"] if joined.records is None and not joined.notes else []),
         *([] if args.ras else ["NCCL RAS (--ras)"]),
@@ -206,8 +206,8 @@ def _ask(host: str, command: Sequence[str]) -> HostPlaces | str:
     except subprocess.TimeoutExpired:
         return f"no answer in {SSH_S} s"
     if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        return said[-1].removeprefix("distsim: error: ")
+        errors = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        return errors[-1].removeprefix("distsim: error: ")
     try:
         return HostPlaces.from_json(json.loads(done.stdout))
     except (ValueError, KeyError, TypeError):

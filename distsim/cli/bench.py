@@ -50,12 +50,12 @@ def add_parser(subparsers: Any) -> None:
         help="from one size to the next, times this",
     )
     sizes.add_argument("--sizes", metavar="SIZE,...", default=None, help="only these sizes")
-    what = parser.add_argument_group("what is timed")
-    what.add_argument("-o", "--op", dest="redop", metavar="REDOP", default="sum", help="sum, prod, min, max or avg")
-    what.add_argument(
+    timed = parser.add_argument_group("what is timed")
+    timed.add_argument("-o", "--op", dest="redop", metavar="REDOP", default="sum", help="sum, prod, min, max or avg")
+    timed.add_argument(
         "-d", "--datatype", metavar="TYPE", default="float", help="float, half, bfloat16, double, int8, ..."
     )
-    what.add_argument(
+    timed.add_argument(
         "-r", "--root", metavar="RANK", type=int, default=0, help="root of broadcast, reduce, gather, scatter"
     )
     where = parser.add_argument_group("ranks")
@@ -226,10 +226,10 @@ def _write_page(document: dict[str, Any], path: str) -> None:
 
 def _interval(row: Any) -> dict[str, Any]:
     """Return the interval that holds eight of ten measured times and its source, or null without measurements."""
-    found = row.interval
-    if found is None:
+    interval = row.interval
+    if interval is None:
         return {"low_us": None, "high_us": None, "interval_from": None}
-    return {"low_us": found.low_s * 1e6, "high_us": found.high_s * 1e6, "interval_from": found.basis}
+    return {"low_us": interval.low_s * 1e6, "high_us": interval.high_s * 1e6, "interval_from": interval.basis}
 
 
 def _assumed(args: argparse.Namespace, cluster: Any, rows: list[Any]) -> list[str]:
@@ -320,12 +320,12 @@ def _explain(args: argparse.Namespace, op: str, cluster: Any, sizes: list[int]) 
         launcher=_launcher(args),
     )
     flavour = args.backend or ("nccl" if cluster.node.num_gpus else "gloo")
-    found = []
-    for asked in sizes:
-        size, _ = counted(op, asked, len(devices), DTYPES[args.datatype])
+    rows_by_size = []
+    for given_size in sizes:
+        size, _ = counted(op, given_size, len(devices), DTYPES[args.datatype])
         nbytes = size // len(devices) if op in ("gather", "scatter") else size
         rows = compiler.explain(Transfer(op, flavour, devices, nbytes, args.root))
-        found.append((size, rows))
+        rows_by_size.append((size, rows))
     if args.json:
         keys = ("algo", "proto", "channels", "predicted_s", "why", "chosen")
         document = {
@@ -335,12 +335,12 @@ def _explain(args: argparse.Namespace, op: str, cluster: Any, sizes: list[int]) 
             "nccl_version": compiler.version,
             "sizes": [
                 {"size_bytes": size, "candidates": [{key: getattr(row, key) for key in keys} for row in rows]}
-                for size, rows in found
+                for size, rows in rows_by_size
             ],
         }
         print(json.dumps(document))
         return 0
-    for size, rows in found:
+    for size, rows in rows_by_size:
         print(f"{op} of {size} bytes on {cluster.name}, {len(devices)} ranks, NCCL {compiler.version}")
         for row in sorted(rows, key=lambda row: (not row.chosen, row.predicted_s is None, row.predicted_s or 0.0)):
             cost = f"{row.predicted_s * 1e6:12.2f} us" if row.predicted_s is not None else f"{'-':>15s}"

@@ -74,34 +74,34 @@ def run(args: argparse.Namespace) -> int:
     _complain(complaints if judged else [])
     several = len(judged) > 1
     console = Console(width=None if sys.stdout.isatty() else piped_width(110))
-    results = [found for _, found in judged] or [examine(args.directory, args.sources)]
-    for number, found in enumerate(results):
+    results = [result for _, result in judged] or [examine(args.directory, args.sources)]
+    for number, result in enumerate(results):
         if several:
             console.print(("\n" if number else "") + f"{judged[number][0].text}:")
-        _complain(found.complaints)
-        console.print(render_diagnoses(found.diagnoses, found.evidence, found.inconclusive), crop=False)
-        if found.silent:
-            console.print(SilentReport(found.silent), crop=False)
-    codes = [int(exit_code(found.diagnoses)) or (2 if found.inconclusive else 0) for found in results]
+        _complain(result.complaints)
+        console.print(render_diagnoses(result.diagnoses, result.evidence, result.inconclusive), crop=False)
+        if result.silent:
+            console.print(SilentReport(result.silent), crop=False)
+    codes = [int(exit_code(result.diagnoses)) or (2 if result.inconclusive else 0) for result in results]
     code = next((code for code in codes if code), 0)
     if args.report:
-        everything = [diagnosis for found in results for diagnosis in found.diagnoses]
+        everything = [diagnosis for result in results for diagnosis in result.diagnoses]
         report: dict[str, Any] = {"schema": "distsim.report/1", **diagnoses_to_json(everything), "exit_code": code}
-        if any(found.silent is not None for found in results):
-            report["silent"] = [finding.to_json() for found in results for finding in found.silent or ()]
-        if unsure := [str(found.inconclusive) for found in results if found.inconclusive]:
+        if any(result.silent is not None for result in results):
+            report["silent"] = [finding.to_json() for result in results for finding in result.silent or ()]
+        if unsure := [str(result.inconclusive) for result in results if result.inconclusive]:
             report["inconclusive"] = " ".join(unsure)
         if several:
             report["jobs"] = [
                 {
                     "job": job.name,
-                    "world_size": found.evidence.world_size,
+                    "world_size": result.evidence.world_size,
                     "began_unix_s": job.began_ns / 1e9,
-                    "diagnoses": [diagnosis.to_json() for diagnosis in found.diagnoses],
+                    "diagnoses": [diagnosis.to_json() for diagnosis in result.diagnoses],
                     "exit_code": own,
-                    **({"inconclusive": str(found.inconclusive)} if found.inconclusive else {}),
+                    **({"inconclusive": str(result.inconclusive)} if result.inconclusive else {}),
                 }
-                for (job, found), own in zip(judged, codes, strict=True)
+                for (job, result), own in zip(judged, codes, strict=True)
             ]
         try:
             Path(args.report).write_text(json.dumps(report, indent=1) + "\n")
@@ -116,7 +116,7 @@ def _write_page(results: Sequence[Found], args: argparse.Namespace) -> None:
     """Write the page of the job that decides the exit code: the first that went wrong, or else the newest."""
     from distsim.report.html.reports import write_records
 
-    shown = next((found for found in results if found.diagnoses or found.inconclusive), results[0])
+    shown = next((result for result in results if result.diagnoses or result.inconclusive), results[0])
     more: dict[str, Any] = {"inconclusive": str(shown.inconclusive)} if shown.inconclusive else {}
     replay = shlex.join(["distsim", *args.argv])
     try:

@@ -79,9 +79,9 @@ class Parser(argparse.ArgumentParser):
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """The flags that a shortened one may be. Before 3.12 Python complains of a word that may be several wherever it
         stands: also among a script's own arguments, which are not looked at for flags of ours."""
-        found: list[Any] = super()._get_option_tuples(option_string)
-        theirs = any(action.nargs == argparse.REMAINDER for action in self._actions)
-        return [] if theirs and len(found) > 1 else found
+        options: list[Any] = super()._get_option_tuples(option_string)
+        takes_the_rest = any(action.nargs == argparse.REMAINDER for action in self._actions)
+        return [] if takes_the_rest and len(options) > 1 else options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -160,7 +160,7 @@ def _explain(fate: ProcessOutcome, argv: Sequence[str]) -> int:
 
 
 def _real(argv: Sequence[str]) -> bool:
-    return any(place in REAL_BACKENDS for place in _places(argv))
+    return any(word in REAL_BACKENDS for word in _places(argv))
 
 
 def _places(argv: Sequence[str]) -> list[str]:
@@ -226,7 +226,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     try:
         args, unknown = parser.parse_known_args(argv)
     except UsageError:
-        scripts = [place for place in _places(argv) if place.endswith(".py")]
+        scripts = [word for word in _places(argv) if word.endswith(".py")]
         if name == "run" and scripts:  # what is wrong with the rest follows from it
             raise UsageError(
                 f"--on {scripts[0]}: expected a cluster (a preset or a .toml file), got a Python script; the script "
@@ -286,8 +286,8 @@ def _unknown_flag(command: str, unknown: Sequence[str], flags: Sequence[str]) ->
 def _closest(word: str, known: Sequence[str]) -> str:
     import difflib
 
-    found = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {found[0]}? " if found else ""
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]}? " if close else ""
 
 
 def _flags(parser: argparse.ArgumentParser) -> list[str]:

@@ -125,8 +125,8 @@ def _supported(part: Any) -> str:
     if not side:
         tested = ", ".join(TESTED[part])
         return f"not tested: this torch lies between the tested releases ({tested}); what is needed is there"
-    place = "newer" if side > 0 else "older"
-    return f"not tested: this torch is {place} than the tested releases ({tested_range(part)}); what is needed is there"
+    age = "newer" if side > 0 else "older"
+    return f"not tested: this torch is {age} than the tested releases ({tested_range(part)}); what is needed is there"
 
 
 def _real_jobs() -> str:

@@ -79,17 +79,17 @@ def run(args: argparse.Namespace) -> int:
         print(f"distsim: {text} ...", file=sys.stderr, flush=True)
 
     with tempfile.TemporaryDirectory(prefix="distsim_equal_") as folder:
-        found = compare_layouts(first, second, Path(folder), say)
+        comparison = compare_layouts(first, second, Path(folder), say)
     console = Console(width=None if sys.stdout.isatty() else piped_width(80))
-    for line in lines(found):
+    for line in lines(comparison):
         for part in line.wrapped(console.width):
             console.print(part, crop=False)
     if args.report is not None:
         try:
-            Path(args.report).write_text(json.dumps(to_json(found), indent=1) + "\n")
+            Path(args.report).write_text(json.dumps(to_json(comparison), indent=1) + "\n")
         except OSError as error:
             print(f"distsim: error: --report {args.report}: cannot be written ({error.strerror})", file=sys.stderr)
-    return DIFFERS if found.differs else 0
+    return DIFFERS if comparison.differs else 0
 
 
 def _specs(args: argparse.Namespace) -> tuple[Any, Any]:
@@ -103,13 +103,13 @@ def _specs(args: argparse.Namespace) -> tuple[Any, Any]:
             raise UsageError(f"{flag}: expected 1 or more, got {value}")
     renamed = dict(_renamed(text) for text in args.map)
     mine = list(args.training_script_args)
-    theirs = mine if args.and_args is None else _words(args.and_args)
+    second_words = mine if args.and_args is None else _words(args.and_args)
     program = args.training_script if args.module else os.path.abspath(args.training_script)
     on = default_of("on") if args.on is None else args.on
     first = Spec(
         program, args.module, mine, on, args.nnodes, args.nproc_per_node, args.seed, args.steps, "", renamed=renamed
     )
-    second = Spec(program, args.module, theirs, on, 1, args.and_nproc_per_node, args.seed, args.steps, "")
+    second = Spec(program, args.module, second_words, on, 1, args.and_nproc_per_node, args.seed, args.steps, "")
     return first, second
 
 

@@ -52,10 +52,10 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise UsageError(f"{args.report}: cannot be read ({error.strerror})") from None
     except ValueError as error:
-        what = _line(error)
+        problem = _line(error)
         if isinstance(error, json.JSONDecodeError) and _is_cut(error):
-            raise UsageError(f"{args.report}: cut off ({what}): copy the report whole, or {MAKE} again") from None
-        raise UsageError(f"{args.report}: no JSON ({what}); expected a report: {MAKE}") from None
+            raise UsageError(f"{args.report}: cut off ({problem}): copy the report whole, or {MAKE} again") from None
+        raise UsageError(f"{args.report}: no JSON ({problem}); expected a report: {MAKE}") from None
     if not isinstance(document, dict):
         got = f"expected an object, got a {type(document).__name__}"
         raise UsageError(f"{args.report}: no report of distsim ({got}); {MAKE}")

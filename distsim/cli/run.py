@@ -348,14 +348,14 @@ def _unpacked(args: argparse.Namespace, notes: list[str]) -> Launched:
     args.module, args.use_env = launched.module, args.use_env and launched.use_env
     notes.append(f"{' '.join(launched.launchers)}: its ranks are simulated; the launcher itself does not run")
     for dest in ("nnodes", "nproc_per_node"):
-        ours, said = getattr(args, dest), getattr(launched, dest)
-        if ours is not None and said is not None and ours != said:
+        ours, given = getattr(args, dest), getattr(launched, dest)
+        if ours is not None and given is not None and ours != given:
             flag = f"--{dest.replace('_', '-')}"
             raise UsageError(
-                f"{flag} {ours} for distsim run and {said} for {launched.launchers[-1]}: distsim run stands for the "
+                f"{flag} {ours} for distsim run and {given} for {launched.launchers[-1]}: distsim run stands for the "
                 "launcher; give the number once"
             )
-        setattr(args, dest, said if ours is None else ours)
+        setattr(args, dest, given if ours is None else ours)
     return launched
 
 

@@ -165,16 +165,16 @@ def _explore(scenarios: list[Scenario], num: int) -> Iterator[Result]:
 
     for scenario in scenarios:
         try:
-            found = explore(scenario, num, progress=sys.stderr.isatty())
+            result = explore(scenario, num, progress=sys.stderr.isatty())
         except DistsimError as error:
             refused = Result(scenario.name, str(scenario.path), [str(error)], kind=NOT_RUN)
             _show(refused, verbose=True)
             yield refused
             continue
-        print(printable(found.text), flush=True)
-        if found.failing is not None and on_github(os.environ):
-            print(annotation(found.failing), flush=True)
-        yield found.result
+        print(printable(result.text), flush=True)
+        if result.failing is not None and on_github(os.environ):
+            print(annotation(result.failing), flush=True)
+        yield result.result
 
 
 def _new(args: argparse.Namespace) -> int:

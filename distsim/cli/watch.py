@@ -119,15 +119,15 @@ def _await_job(args: argparse.Namespace) -> None:
     """Wait until a rank of the job has called init_process_group, so that `watch` may be started before the job."""
     from distsim.debug.postmortem import load_jobs
 
-    told = False
+    is_announced = False
     while True:
         jobs = load_jobs(args.directory)[0] if args.directory.is_dir() else []
         if any(not args.job or job.name == args.job for job in jobs):
             return
-        if not told:
-            what = f"job {args.job}" if args.job else "a job"
-            print(f"distsim: waits for {what} to begin in {args.directory} (--rings DIR); Ctrl-C ends", file=sys.stderr)
-            told = True
+        if not is_announced:
+            name = f"job {args.job}" if args.job else "a job"
+            print(f"distsim: waits for {name} to begin in {args.directory} (--rings DIR); Ctrl-C ends", file=sys.stderr)
+            is_announced = True
         time.sleep(max(args.interval, 0.05))
 
 
@@ -135,13 +135,13 @@ def _write_page(name: str, args: argparse.Namespace) -> None:
     from distsim.debug.postmortem import examine_jobs
     from distsim.report.html.reports import write_records
 
-    found = next((found for job, found in examine_jobs(args.directory)[0] if job.name == name), None)
-    if found is None:
+    match = next((match for job, match in examine_jobs(args.directory)[0] if job.name == name), None)
+    if match is None:
         raise UsageError(f"{args.directory}: the records of job {name} contradict each other, or are gone")
-    told = [d for d in found.diagnoses if not d.provisional] if found.judged else []
+    final = [d for d in match.diagnoses if not d.provisional] if match.judged else []
     replay = shlex.join(["distsim", *args.argv])
     try:
-        write_records(told, found.evidence, args.html, replay, snapshot=True, program=f"job {name}")
+        write_records(final, match.evidence, args.html, replay, snapshot=True, program=f"job {name}")
     except OSError as error:
         raise UsageError(f"--html {args.html}: cannot be written ({error.strerror})") from None
     say_written(args.html)

@@ -152,16 +152,16 @@ Lines = dict[tuple[str, float], tuple[list[tuple[str, str]], int]]
 
 def _lines(cluster: Cluster, names: dict[str, str]) -> Lines:
     """Return the lines to draw by kind and speed: pairs of points, with the number of links of each."""
-    found: dict[tuple[str, float], tuple[dict[tuple[str, str], None], int]] = {}
+    pairs_of: dict[tuple[str, float], tuple[dict[tuple[str, str], None], int]] = {}
     for link in cluster.links:
         if link.kind == "loopback":
             continue
         one, other = sorted((names[link.src], names[link.dst]))
-        pairs, number = found.get((link.kind, link.bandwidth_bytes_per_s), ({}, 0))
+        pairs, number = pairs_of.get((link.kind, link.bandwidth_bytes_per_s), ({}, 0))
         if one != other:
             pairs[one, other] = None
-        found[link.kind, link.bandwidth_bytes_per_s] = pairs, number + (link.src < link.dst)
-    return {key: (list(pairs), number) for key, (pairs, number) in found.items() if pairs}
+        pairs_of[link.kind, link.bandwidth_bytes_per_s] = pairs, number + (link.src < link.dst)
+    return {key: (list(pairs), number) for key, (pairs, number) in pairs_of.items() if pairs}
 
 
 def _places(layers: dict[str, list[str]]) -> _Places:

@@ -72,9 +72,9 @@ def link_kinds(cluster: Cluster) -> list[LinkKind]:
         key = (link.kind, between, link.bandwidth_bytes_per_s, link.latency_s)
         counts[key] = counts.get(key, 0) + 1
     order = {kind: position for position, kind in enumerate(_ORDER)}
-    found = [LinkKind(kind, between, count, rate, latency) for (kind, between, rate, latency), count in counts.items()]
+    kinds = [LinkKind(kind, between, count, rate, latency) for (kind, between, rate, latency), count in counts.items()]
     merged: dict[tuple[str, str, float], LinkKind] = {}
-    for entry in found:  # up and down differ by a switch's latency: one row, the longer of the two
+    for entry in kinds:  # up and down differ by a switch's latency: one row, the longer of the two
         key2 = (entry.kind, entry.between, entry.bandwidth_bytes_per_s)
         other = merged.get(key2)
         count = entry.count + (other.count if other else 0)
@@ -254,9 +254,9 @@ def _summary(cluster: Cluster, variants: Mapping[str, str]) -> Iterable[Renderab
     table.add_column(no_wrap=True, style="dim")
     table.add_column()
     total = len(cluster.devices)
-    what = node.gpu_model or "sockets"
+    model = node.gpu_model or "sockets"
     plural = "node" if cluster.num_nodes == 1 else "nodes"
-    table.add_row("ranks", f"{total} ({cluster.num_nodes} {plural} x {per_node} {what})")
+    table.add_row("ranks", f"{total} ({cluster.num_nodes} {plural} x {per_node} {model})")
     table.add_row("placement", _placement(cluster))
     if node.gpu is not None:
         rate = max(node.gpu.flops_per_s.get("bf16", 0.0), node.gpu.flops_per_s.get("fp16", 0.0))
@@ -275,9 +275,9 @@ def _summary(cluster: Cluster, variants: Mapping[str, str]) -> Iterable[Renderab
         table.add_row("NICs", f"{nic.count} x {nic.model or nic.net}, {nic.bandwidth * 8e-9:,.0f} Gbit/s {nic.net}")
     if node.num_gpus:
         table.add_row("software", f"{cluster.nccl.software}{f' ({cluster.variant})' if cluster.variant else ''}")
-    for name, what in variants.items():
+    for name, model in variants.items():
         if name != cluster.variant:
-            table.add_row("", f"or {cluster.name.partition(':')[0]}:{name}: {what}")
+            table.add_row("", f"or {cluster.name.partition(':')[0]}:{name}: {model}")
     if node.num_gpus and not (node.pcie_peer_to_peer and (node.gpu_direct_rdma or not node.num_nics)):
         table.add_row("host memory", _staged(cluster))
     if node.num_gpus:

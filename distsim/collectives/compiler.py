@@ -120,10 +120,10 @@ class Compiler:
             self._keep(asked, plan)
         return plan
 
-    def _keep(self, asked: object, plan: Plan) -> None:
+    def _keep(self, key: object, plan: Plan) -> None:
         if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
-        self._plans[asked] = plan
+        self._plans[key] = plan
 
     def _make(self, transfer: Transfer) -> Plan:
         op = canonical_op(transfer.op)
@@ -159,8 +159,8 @@ class Compiler:
 
 def compiler_of(cluster: Cluster, **forced: Any) -> Compiler:
     """A `Compiler` for *cluster*, the same for all who force the same: the plans of one simulation serve the next."""
-    asked = Compiler, *sorted(forced.items())
-    result: Compiler | None = cluster.worked_out.get(asked)
+    key = Compiler, *sorted(forced.items())
+    result: Compiler | None = cluster.worked_out.get(key)
     if result is None:
-        result = cluster.worked_out[asked] = Compiler(cluster, **forced)
+        result = cluster.worked_out[key] = Compiler(cluster, **forced)
     return result

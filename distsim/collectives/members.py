@@ -40,9 +40,9 @@ class Routes:
         counts: NDArray[np.int64] = self._there.sum(axis=1)
         return counts
 
-    def links(self, place: int) -> tuple[int, ...]:
+    def links(self, index: int) -> tuple[int, ...]:
         """The links of one way."""
-        return tuple(self.rows[place][self._there[place]].tolist())
+        return tuple(self.rows[index][self._there[index]].tolist())
 
     def total(self, per_link: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the sum of a link property over each path."""
@@ -92,7 +92,7 @@ class Gate(NamedTuple):
 
 def _spread(gates: list[Gate], count: int) -> list[Gate]:
     """*count* of *gates*, evenly chosen."""
-    return [gates[place * len(gates) // count] for place in range(count)]
+    return [gates[i * len(gates) // count] for i in range(count)]
 
 
 class LinkArrays:
@@ -149,10 +149,10 @@ class Members:
         span = self.cluster.node.nvlink_domain_nodes
         if span <= 1:
             return self.nodes
-        found: dict[int, list[int]] = {}
+        by_domain: dict[int, list[int]] = {}
         for member, host in enumerate(self.host):
-            found.setdefault(host // span, []).append(member)
-        return list(found.values())
+            by_domain.setdefault(host // span, []).append(member)
+        return list(by_domain.values())
 
     @cached_property
     def per_domain(self) -> int:
@@ -207,7 +207,7 @@ class Members:
         """*gates* where every member is alone in its domain, as a table: member, way -> NIC, -1 where it has none."""
         rails_of = {local: rails or (-1,) for local, rails in self._rails_of.items()}
         count = min(*map(len, rails_of.values()), _MAX_GATES)
-        rows = {k: [rails[place * len(rails) // count] for place in range(count)] for k, rails in rails_of.items()}
+        rows = {k: [rails[i * len(rails) // count] for i in range(count)] for k, rails in rails_of.items()}
         return np.array(rows[self.local[0]] if len(rows) == 1 else [rows[local] for local in self.local]).reshape(
             -1, count
         )
@@ -231,14 +231,14 @@ class Members:
     def num_nics(self) -> int:
         """NICs that the members of the domain with fewest can use."""
         pairs = [{(self.host[m], rail) for m in domain for rail in self.rails(m)} for domain in self.domains]
-        return max(1, min(len(found) for found in pairs))
+        return max(1, min(len(nics) for nics in pairs))
 
     def route(self, a: int, b: int, rail: int | None = None) -> tuple[int, ...]:
         """Links from member *a* to member *b*."""
         if rail is not None and self.same_domain(a, b):
             rail = None
-        found = self.cluster.route(self.devices[a], self.devices[b], self.key, rail)
-        return found if self.links.around is None else self.links.around.route(found, self.key)
+        links = self.cluster.route(self.devices[a], self.devices[b], self.key, rail)
+        return links if self.links.around is None else self.links.around.route(links, self.key)
 
     def ways(
         self,

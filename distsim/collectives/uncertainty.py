@@ -70,8 +70,8 @@ class Interval:
     def basis(self) -> str:
         """Return the basis of the interval as text."""
         where = {"none": "inside a node", OTHERS: "all fabrics but InfiniBand"}.get(self.fabric, self.fabric)
-        what = {OWN: "this cluster's logs", FITTED: "this machine's tables", LEFT_OUT: "machines left out of the fit"}
-        return f"{what[self.origin]}, {where}, {self.nodes}"
+        source = {OWN: "this cluster's logs", FITTED: "this machine's tables", LEFT_OUT: "machines left out of the fit"}
+        return f"{source[self.origin]}, {where}, {self.nodes}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,9 +104,9 @@ def init_process_group(backend: str, init_method: str = "env://", **kwargs: Any)
     if not isinstance(backend, str) or backend.lower() not in _BACKENDS:
         raise RuntimeError(f"Invalid distributed backend name: {backend} (expected {', '.join(_BACKENDS)})")
     backend = in_torch.known_backend(backend.lower())
-    said: dict[str, Any] = {"init_method": init_method, "world_size": world_size, "rank": rank}
-    said |= in_torch.with_ranks(backend, init_method, None, world_size, rank, group_name)
-    dist.init_process_group(backend, **said)
+    keywords: dict[str, Any] = {"init_method": init_method, "world_size": world_size, "rank": rank}
+    keywords |= in_torch.with_ranks(backend, init_method, None, world_size, rank, group_name)
+    dist.init_process_group(backend, **keywords)
 
 
 def init_master_worker(backend: str, init_method: str = "env://", **kwargs: Any) -> None:

@@ -64,8 +64,8 @@ def with_ranks(
     if meeting.address:
         store, rank = rendezvous.meet(meeting, timeout or c10d.default_pg_timeout)
     else:
-        place, store = take_place(meeting, dist.FileStore(meeting.path, meeting.world_size))
-        rank = place if meeting.rank < 0 else meeting.rank
+        turn_rank, store = take_place(meeting, dist.FileStore(meeting.path, meeting.world_size))
+        rank = turn_rank if meeting.rank < 0 else meeting.rank
     begins(meeting, rank)
     return {"init_method": None, "store": store, "rank": rank, "world_size": meeting.world_size}
 
@@ -105,7 +105,7 @@ def _init(original: Callable[..., Any]) -> Callable[..., Any]:
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        said: dict[str, Any] = {
+        keywords: dict[str, Any] = {
             "init_method": init_method,
             "timeout": timeout,
             "world_size": world_size,
@@ -115,7 +115,7 @@ def _init(original: Callable[..., Any]) -> Callable[..., Any]:
         }
         asked(backend)
         if store is None and c10d.GroupMember.WORLD is None:
-            said |= with_ranks(backend, init_method, timeout, world_size, rank, group_name)
-        original(backend, *said.values(), *args, **kwargs)
+            keywords |= with_ranks(backend, init_method, timeout, world_size, rank, group_name)
+        original(backend, *keywords.values(), *args, **kwargs)
 
     return init_process_group

@@ -118,8 +118,8 @@ def all_gather_multigpu(
 
     def finish() -> None:
         for outputs in output_tensor_lists:
-            for place, tensor in enumerate(outputs):
-                tensor.copy_(parts[place // number][place % number])
+            for i, tensor in enumerate(outputs):
+                tensor.copy_(parts[i // number][i % number])
 
     return _ended(work, finish, group)
 
@@ -177,10 +177,10 @@ def _check(name: str, tensors: Sequence[Tensor]) -> None:
         got = "a tensor" if isinstance(tensors, Tensor) else "an empty list"
         raise ValueError(f"{name}: expected a list with a tensor for each device of this rank, got {got}")
     first = tensors[0]
-    for place, tensor in enumerate(tensors[1:], 1):
+    for i, tensor in enumerate(tensors[1:], 1):
         if (tensor.shape, tensor.dtype) != (first.shape, first.dtype):
             raise ValueError(
-                f"{name}: the tensors of a list are alike, got {tuple(first.shape)} {first.dtype} and at place {place} "
+                f"{name}: the tensors of a list are alike, got {tuple(first.shape)} {first.dtype} and at place {i} "
                 f"{tuple(tensor.shape)} {tensor.dtype}"
             )
 

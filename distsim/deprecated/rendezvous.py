@@ -69,9 +69,9 @@ def meeting_at(init_method: object, rank: int, world_size: int, group_name: str)
     if not isinstance(init_method, str) or not init_method.startswith(("file://", "tcp://")):
         return None
     parts = urlsplit(init_method)
-    said = dict(parse_qsl(parts.query))
-    rank = int(said.get("rank", -1)) if rank < 0 else rank
-    world_size = int(said.get("world_size", -1)) if world_size < 0 else world_size
+    query = dict(parse_qsl(parts.query))
+    rank = int(query.get("rank", -1)) if rank < 0 else rank
+    world_size = int(query.get("world_size", -1)) if world_size < 0 else world_size
     multicast = parts.scheme == "tcp" and _is_multicast(parts.hostname or "")
     if not multicast and (rank >= 0 or parts.scheme == "tcp" or not parts.path):
         return None
@@ -116,8 +116,8 @@ def take_place(meeting: Meeting, store: Any) -> tuple[int, Any]:
     """Return this process's number of arrival in *store*, and its job's part of the store; other jobs at the same
     address, or with another `group_name`, have other parts."""
     count = int(dist.PrefixStore(f"distsim/{meeting.group_name}", store).add("came", 1)) - 1
-    turn, place = divmod(count, meeting.world_size)
-    return place, dist.PrefixStore(f"{meeting.group_name}/{turn}", store)
+    turn, rank = divmod(count, meeting.world_size)
+    return rank, dist.PrefixStore(f"{meeting.group_name}/{turn}", store)
 
 
 @dataclass(frozen=True, order=True)
@@ -228,7 +228,7 @@ class _Voice:
 
     def speak(self, members: Any) -> None:
         """Say who this process is; once it has found all *members*, that too."""
-        said = {
+        message = {
             "distsim": 1,
             "group": self.meeting.group_name,
             "size": self.meeting.world_size,
@@ -242,7 +242,7 @@ class _Voice:
         heard, failure = False, None
         for mouth in self._mouths:
             try:
-                mouth.sendto(json.dumps(said).encode(), (self.meeting.address, self.meeting.port))
+                mouth.sendto(json.dumps(message).encode(), (self.meeting.address, self.meeting.port))
                 heard = True
             except OSError as error:
                 failure = error
@@ -263,12 +263,17 @@ class _Voice:
 
     def _hear(self, text: bytes, address: str) -> None:
         try:
-            said = json.loads(text)
-            if said["distsim"] != 1 or said["group"] != self.meeting.group_name:
+            message = json.loads(text)
+            if message["distsim"] != 1 or message["group"] != self.meeting.group_name:
                 return
-            size, job = int(said["size"]), str(said["job"])
+            size, job = int(message["size"]), str(message["job"])
             member = Member(
-                str(said["host"]), int(said["pid"]), str(said["id"]), int(said["rank"]), address, int(said["port"])
+                str(message["host"]),
+                int(message["pid"]),
+                str(message["id"]),
+                int(message["rank"]),
+                address,
+                int(message["port"]),
             )
         except (ValueError, TypeError, KeyError):
             return  # somebody else's

@@ -81,12 +81,12 @@ class Call:
 
     def __getitem__(self, name: str) -> Any:
         """The argument of that name, or its default; None where the operator has no such argument."""
-        for place, argument in enumerate(self.schema.arguments):
+        for i, argument in enumerate(self.schema.arguments):
             if argument.name == name:
                 if name in self.kwargs:
                     return self.kwargs[name]
-                if place < len(self.args):
-                    return self.args[place]
+                if i < len(self.args):
+                    return self.args[i]
                 return argument.default_value if argument.has_default_value() else None
         return None
 
@@ -98,17 +98,17 @@ class Call:
     @property
     def outputs(self) -> tuple[Any, ...]:
         """All tensors that are written: the results, or where there is none, the arguments the schema says."""
-        found = tuple(tensors_in(self.result))
-        return found or self.written
+        tensors = tuple(tensors_in(self.result))
+        return tensors or self.written
 
     @property
     def written(self) -> tuple[Any, ...]:
         """Arguments that are changed in place, out= ones among them."""
-        found: list[Any] = []
+        tensors: list[Any] = []
         for argument in self.schema.arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
-                found += tensors_in(self[argument.name])
-        return tuple(found)
+                tensors += tensors_in(self[argument.name])
+        return tuple(tensors)
 
     @property
     def is_view(self) -> bool:

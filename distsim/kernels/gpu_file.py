@@ -178,10 +178,10 @@ def gpu_names() -> list[str]:
 def read_gpu(name: str) -> GpuFile:
     """The data file of *name*, or the file at that path if it ends in .toml; a UsageError names all its faults."""
     faults: list[str] = []
-    found = GpuFile.read(_merged(name), (), faults)
+    spec = GpuFile.read(_merged(name), (), faults)
     if faults:
         raise UsageError(f"GPU file {name.removesuffix('.toml')}.toml: {'; '.join(faults)}")
-    return found  # type: ignore[no-any-return]
+    return spec  # type: ignore[no-any-return]
 
 
 def _merged(name: str) -> dict[str, Any]:

@@ -91,13 +91,13 @@ def _splits(spec: GemmSpec, grid: int, k: int, multiprocessors: int) -> Iterator
 @cache
 def _shapes(tiles: tuple[tuple[str, float], ...]) -> tuple[tuple[int, int, float], ...]:
     """Tiles as numbers, either way round."""
-    found = []
+    shapes = []
     for text, relative in tiles:
         rows, columns = map(int, text.split("x"))
-        found.append((rows, columns, relative))
+        shapes.append((rows, columns, relative))
         if rows != columns:
-            found.append((columns, rows, relative))
-    return tuple(found)
+            shapes.append((columns, rows, relative))
+    return tuple(shapes)
 
 
 # -- How long fused attention takes: blocks of queries over blocks of keys, shared out to the multiprocessors.
@@ -226,8 +226,8 @@ class Pricing:
     def attention(self, call: Attention, kernel: str, nbytes: int) -> Cost:
         """Fused attention by flash, cudnn or efficient. Backward first sums the output's gradient, and last turns
         the queries' gradient into 16 bits: two small kernels."""
-        found = getattr(self.spec.attention, kernel)
-        math = attention_seconds(found, self.spec.chip, call)
+        rates = getattr(self.spec.attention, kernel)
+        math = attention_seconds(rates, self.spec.chip, call)
         memory = nbytes / (self.spec.chip.memory_bandwidth * self.spec.memory.elementwise)
         kernels = 3 if call.backward else 1
         seconds = max(math, memory) + kernels * self.spec.memory.floor + (kernels - 1) * self.spec.host.gap
@@ -249,9 +249,9 @@ RULES: dict[str, Rule] = {}
 def rule(*names: str) -> Callable[[Rule], Rule]:
     """Prices the named operators; a name without a namespace is of aten."""
 
-    def register(found: Rule) -> Rule:
+    def register(rule: Rule) -> Rule:
         for name in names:
-            RULES[name if "::" in name else f"aten::{name}"] = found
-        return found
+            RULES[name if "::" in name else f"aten::{name}"] = rule
+        return rule
 
     return register

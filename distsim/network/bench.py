@@ -162,8 +162,8 @@ def bench(
     num_nodes = len({slot.host for slot in cluster.place(nnodes, nproc_per_node)})
     known = forced.get("nccl_version") != "ideal"
     rows: list[BenchRow] = []
-    for asked in sizes:
-        size, count = counted(op, asked, ranks, width)
+    for given_size in sizes:
+        size, count = counted(op, given_size, ranks, width)
         per_rank = op in ("gather", "scatter")
         transfer = Transfer(op, kind, devices, size // ranks if per_rank else size, root)
         timing: Any = net.env.run(net.collective(transfer))

@@ -249,16 +249,16 @@ class Sharing:
 
     def _place(self, flow: Flow, links: NDArray[np.int64]) -> None:
         """Into the island of its overloaded *links*; those that it connects are one from now on."""
-        found = self._island_of[links]
-        found = found[found > 0]
+        islands = self._island_of[links]
+        islands = islands[islands > 0]
         others: list[int] = []
-        if not len(found):
+        if not len(islands):
             self._last = home = self._last + 1
             self._islands[home] = {}
         else:
-            home = int(found.min())
-            if found.max() != home:
-                _, *others = np.unique(found).tolist()
+            home = int(islands.min())
+            if islands.max() != home:
+                _, *others = np.unique(islands).tolist()
         members = self._islands[home]
         for other in others:
             for one in self._islands.pop(other).values():
@@ -441,5 +441,5 @@ def detour(
     led = [instead.get(link, link) for link in links.tolist()]
     if led == links.tolist():
         return links, weights
-    found, place = np.unique(np.array(led, dtype=np.int64), return_inverse=True)
-    return found, np.bincount(place, weights=weights).astype(np.float64)
+    link_ids, inverse = np.unique(np.array(led, dtype=np.int64), return_inverse=True)
+    return link_ids, np.bincount(inverse, weights=weights).astype(np.float64)

@@ -240,8 +240,8 @@ class _FluidRun:
 
     def _phase(self, where: tuple[int, ...]) -> Phase:
         phase = self.plan.phases[where[0]]
-        for place in where[1:]:
-            phase = phase.then[place]
+        for i in where[1:]:
+            phase = phase.then[i]
         return phase
 
     def _loads(self, where: tuple[int, ...]) -> Loads:
@@ -326,8 +326,8 @@ class _FluidRun:
             if not left:
                 over()
 
-        for place in range(left):
-            self._begin((*where, place), one_over)
+        for i in range(left):
+            self._begin((*where, i), one_over)
 
 
 def _shape(phases: tuple[Phase, ...]) -> list[tuple[object, ...]]:

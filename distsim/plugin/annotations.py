@@ -39,5 +39,5 @@ def error_lines(reports: Iterable[object]) -> Iterator[str]:
             continue
         text = report.longreprtext.strip()
         crash = getattr(report.longrepr, "reprcrash", None)
-        said = getattr(report, "distsim_headline", None) or (crash.message if crash is not None else text)
-        yield error_line(where[0], where[1], f"{report.head_line}: {said.partition(chr(10))[0]}", text)
+        message = getattr(report, "distsim_headline", None) or (crash.message if crash is not None else text)
+        yield error_line(where[0], where[1], f"{report.head_line}: {message.partition(chr(10))[0]}", text)

@@ -79,11 +79,11 @@ def everywhere(item: pytest.Function, body: Callable[..., Any], marker: pytest.M
                     _hand_over(item, verdict.results)
                     judge(verdict, item, options)
         except pytest.UsageError as mistake:
-            told = mistake
+            error = mistake
         else:
             return
         file, line, _ = item.reportinfo()
-        fail_at((os.fspath(file), (line or 0) + 1), pytest.fail.Exception(str(told), pytrace=False))
+        fail_at((os.fspath(file), (line or 0) + 1), pytest.fail.Exception(str(error), pytrace=False))
 
     return run
 

@@ -92,9 +92,11 @@ def one_sub_test(msg: object = None, **parameters: object) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        told = [f"[{msg}]"] if msg is not None else []
-        told += [f"({', '.join(f'{name}={value!r}' for name, value in parameters.items())})"] if parameters else []
-        error.add_note(f"in the subtest {' '.join(told)}".rstrip())
+        description = [f"[{msg}]"] if msg is not None else []
+        description += (
+            [f"({', '.join(f'{name}={value!r}' for name, value in parameters.items())})"] if parameters else []
+        )
+        error.add_note(f"in the subtest {' '.join(description)}".rstrip())
         raise
 
 

@@ -41,8 +41,8 @@ class World:
 class PerRank:
     """Placeholder, until the body runs, for a fixture whose value differs between ranks."""
 
-    def __init__(self, what: str) -> None:
-        self.__dict__["what"] = what
+    def __init__(self, name: str) -> None:
+        self.__dict__["what"] = name
 
     def _refuse(self, *_: object) -> Any:
         raise pytest.UsageError(
@@ -68,10 +68,10 @@ class WorldOfAll(PerRank):
     @property
     def results(self) -> list[Any]:
         """What the body returned on each rank; None for a rank that failed."""
-        found: list[Any] | None = self.__dict__.get("returned")
-        if found is None:
+        returned: list[Any] | None = self.__dict__.get("returned")
+        if returned is None:
             raise pytest.UsageError("world.results: there is none before the body has run: ask after `yield`")
-        return found
+        return returned
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,8 @@ class Options:
         name, known = marker.name, set(cls.__slots__)
         given = dict(marker.kwargs)
         if len(marker.args) > 1 or (marker.args and "n" in given):
-            said = ", ".join([*map(repr, marker.args), *(f"{k}={v!r}" for k, v in given.items())])
-            raise pytest.UsageError(f"{name}: expected one number of ranks, got {name}({said})")
+            given_text = ", ".join([*map(repr, marker.args), *(f"{k}={v!r}" for k, v in given.items())])
+            raise pytest.UsageError(f"{name}: expected one number of ranks, got {name}({given_text})")
         unknown = sorted(set(given) - known)
         if unknown:
             raise pytest.UsageError(f"{name}: expected arguments {', '.join(cls.__slots__)}, got {unknown[0]}")
@@ -120,9 +120,9 @@ class Options:
                 given[key] = positive(given[key], f"{name}: {key}")
             elif value := config.getini(f"distsim_{key}"):
                 given[key] = positive(value, f"pytest's configuration: distsim_{key}")
-        for key, (right, what) in _RIGHT.items():
+        for key, (right, expectation) in _RIGHT.items():
             if given.get(key) is not None and not right(given[key]):
-                raise pytest.UsageError(f"{name}: {key}: expected {what}, got {given[key]!r}")
+                raise pytest.UsageError(f"{name}: {key}: expected {expectation}, got {given[key]!r}")
         for key in ("mesh", "mesh_dim_names", "faults", "guards"):
             if given.get(key) is not None:
                 given[key] = tuple(given[key])
@@ -154,10 +154,10 @@ class Options:
                 seen[name] = self._value(value.__dict__["what"])
         return seen
 
-    def _value(self, what: str) -> Any:
-        if what == "rank":
+    def _value(self, name: str) -> Any:
+        if name == "rank":
             return int(os.environ["RANK"])
-        if what == "world":
+        if name == "world":
             return World(int(os.environ["RANK"]), self.n, int(os.environ["LOCAL_RANK"]), self.on)
         from torch.distributed.device_mesh import init_device_mesh
 

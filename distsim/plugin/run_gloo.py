@@ -117,8 +117,8 @@ def run_real(
     if late:
         verdict.report = late
         return verdict
-    told = [d for d in (diagnoses if early is None else early) if d.adds_to(reports)]
-    verdict.explain(told, _lines_of(told, options.n), every=whole(item))
+    diagnoses_told = [d for d in (diagnoses if early is None else early) if d.adds_to(reports)]
+    verdict.explain(diagnoses_told, _lines_of(diagnoses_told, options.n), every=whole(item))
     for rank, code in codes.items():
         if code and not reports and not verdict.report:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
@@ -126,7 +126,7 @@ def run_real(
     if silent and not verdict.report and not reports:
         report_silent(item.name, verdict, silent, strict=options.silent == "strict")
     _leave_out_what_follows(verdict)
-    if any(d.kind.value == "host_stuck" for d in told):
+    if any(d.kind.value == "host_stuck" for d in diagnoses_told):
         verdict.notes.append(options.patience_note(away_s))
     if page:
         verdict.notes.append(page)
@@ -261,14 +261,14 @@ def _collect(
     codes: dict[int, int] = {}
     results: list[Any] = [None] * len(children)
     open_pipes = dict(readers)
-    said: dict[int, bytes] = dict.fromkeys(readers, b"")
+    output: dict[int, bytes] = dict.fromkeys(readers, b"")
     deadline = time.monotonic() + timeout_s
     while len(codes) < len(children) and time.monotonic() < deadline:
         ready, _, _ = select.select(list(open_pipes.values()), [], [], 0.02)
         for rank, reader in list(open_pipes.items()):
             if reader in ready:
                 data = os.read(reader, 1 << 16)
-                said[rank] += data
+                output[rank] += data
                 if not data:
                     del open_pipes[rank]
         for rank, pid in children.items():
@@ -286,8 +286,8 @@ def _collect(
         os.set_blocking(reader, False)
         with contextlib.suppress(BlockingIOError):
             while data := os.read(reader, 1 << 16):
-                said[rank] += data
-    for rank, data in said.items():
+                output[rank] += data
+    for rank, data in output.items():
         report = None
         with contextlib.suppress(Exception):
             report, result = pickle.loads(data)
@@ -309,10 +309,10 @@ def _told(directory: Path) -> list[Diagnosis]:
     from distsim.debug.diagnosis.diagnose import Diagnosis
 
     try:
-        told = json.loads((directory / "verdict.json").read_text())
+        verdict = json.loads((directory / "verdict.json").read_text())
     except (OSError, ValueError):
         return []
-    return [Diagnosis.from_json(d) for d in told.get("diagnoses", ())]
+    return [Diagnosis.from_json(d) for d in verdict.get("diagnoses", ())]
 
 
 def _silent_findings(directory: Path) -> list[SilentFinding]:
@@ -345,13 +345,13 @@ def _found(directory: Path) -> Found:
         return Found([], Evidence(0, {}, {}))
 
 
-def _lines_of(told: Sequence[Diagnosis], num: int) -> Evidence:
-    """The lines of the program that *told* names, and no more: what else the rings hold is of after it was told."""
+def _lines_of(diagnoses: Sequence[Diagnosis], num: int) -> Evidence:
+    """The lines of the program that *diagnoses* names, and no more: what else the rings hold is of after it was told."""
     from distsim.debug.evidence.rank_state import sources_at
     from distsim.debug.records import Evidence
 
     return Evidence(
-        num, {}, sources=sources_at(site for d in told for site in d.sites.values() if not in_library(site.file))
+        num, {}, sources=sources_at(site for d in diagnoses for site in d.sites.values() if not in_library(site.file))
     )
 
 
@@ -406,7 +406,7 @@ def take_in(directory: Path) -> None:
     import coverage
 
     for file in sorted(directory.glob("coverage.*")):
-        found = coverage.CoverageData(no_disk=True)
-        found.loads(file.read_bytes())
-        if found:
-            cov.get_data().update(found)
+        measured = coverage.CoverageData(no_disk=True)
+        measured.loads(file.read_bytes())
+        if measured:
+            cov.get_data().update(measured)

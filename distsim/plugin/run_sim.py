@@ -99,12 +99,12 @@ def run_simulated(
     verdict.results = outcome.results
     if wants_frames(item):
         verdict.traces = traces_of(ended | errors)
-    told = [d for d in outcome.diagnoses if d.adds_to(errors)]
-    _explain(verdict, item, options, outcome, told, conditions)
+    new_diagnoses = [d for d in outcome.diagnoses if d.adds_to(errors)]
+    _explain(verdict, item, options, outcome, new_diagnoses, conditions)
     verdict.notes = [n for n in outcome.notes if n not in verdict.report] if verdict.report or errors else []
     if errors and (shared := shared_note(body, kwargs)):
         verdict.notes.append(shared)
-    if any(d.kind.value == "host_stuck" for d in told):
+    if any(d.kind.value == "host_stuck" for d in new_diagnoses):
         verdict.notes.append(options.patience_note(away_s))
     if (folder := item.config.getoption("--distsim-html")) and (errors or verdict.report):
         from distsim.report.html.reports import page_of_outcome
@@ -118,15 +118,15 @@ def _explain(
     item: pytest.Function,
     options: Options,
     outcome: Outcome,
-    told: list[Diagnosis],
+    diagnoses: list[Diagnosis],
     conditions: TimedConditions,
 ) -> None:
     """Say in the verdict what the ranks' own errors do not: diagnoses, a limit, exit codes, silent faults."""
-    if told:
+    if diagnoses:
         for rank in verdict.ranks:  # pytest shows their errors itself
             if outcome.evidence is not None and rank in outcome.evidence.ranks:
                 outcome.evidence.ranks[rank].traceback = None
-        verdict.explain(told, outcome.evidence, every=whole(item))
+        verdict.explain(diagnoses, outcome.evidence, every=whole(item))
     elif conditions.limits.reached is not None:
         verdict.report = f"{conditions.limits.reached}\n{_where(conditions, whole(item))}"
     elif outcome.exit_code == SILENT_FAULT:

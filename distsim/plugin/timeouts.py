@@ -62,9 +62,9 @@ class LastWord(Interrupts):
 
     def deliver(self) -> None:
         """Called between two events, and again and again while a rank runs on."""
-        for told in [told for told in self.pending if not _ends_tests(told[0])]:
-            self.pending.remove(told)  # a ticker of the test's own: nobody is late
-            told[0](*told[1])
+        for call in [call for call in self.pending if not _ends_tests(call[0])]:
+            self.pending.remove(call)  # a ticker of the test's own: nobody is late
+            call[0](*call[1])
         if not self.pending:
             return
         world, rank = self.world, self.world.running

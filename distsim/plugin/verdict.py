@@ -154,12 +154,12 @@ def _expected(raises: object, failed: Mapping[int, RankReport]) -> bool:
     return all(names & set(report.bases) for report in failed.values())
 
 
-def fail_at(place: tuple[str, int] | None, error: BaseException) -> None:
-    """Raise *error*, as if at *place*: it is what `--tb=line`, editors and annotations show."""
+def fail_at(site: tuple[str, int] | None, error: BaseException) -> None:
+    """Raise *error*, as if at *site*: it is what `--tb=line`, editors and annotations show."""
     __tracebackhide__ = True
-    if place is None:
+    if site is None:
         raise error
-    file, line = place
+    file, line = site
     exec(compile("\n" * (line - 1) + "raise error", file, "exec"), {"error": error})
 
 
@@ -201,21 +201,21 @@ def _alike(failed: Mapping[int, RankReport]) -> list[list[list[int]]]:
     places: dict[object, dict[str, list[int]]] = {}
     for rank in sorted(failed):
         report = failed[rank]
-        place = (report.error, report.frames) if report.frames else _essence(report.text)
-        places.setdefault(place, {}).setdefault(_essence(report.text), []).append(rank)
+        key = (report.error, report.frames) if report.frames else _essence(report.text)
+        places.setdefault(key, {}).setdefault(_essence(report.text), []).append(rank)
     return [list(texts.values()) for texts in places.values()]
 
 
 def _folded(rest: Sequence[list[int]], failed: Mapping[int, RankReport]) -> list[str]:
     """Failures that differ from the ones above in their values only: a line each, and a bounded number of lines."""
-    said: dict[str, list[int]] = {}
+    ranks_of: dict[str, list[int]] = {}
     for ranks in rest:
-        said.setdefault(_ADDRESS.sub("0x", failed[ranks[0]].headline), []).extend(ranks)
+        ranks_of.setdefault(_ADDRESS.sub("0x", failed[ranks[0]].headline), []).extend(ranks)
     everyone = sorted(rank for ranks in rest for rank in ranks)
     file, line = failed[everyone[0]].frames[-1]
     alike = "rank fails" if len(everyone) == 1 else "ranks fail"
     lines = [f"_____ {len(everyone)} more {alike} at {os.path.basename(file)}:{line}, with other values _____"]
-    listed = sorted((sorted(ranks), text) for text, ranks in said.items())
+    listed = sorted((sorted(ranks), text) for text, ranks in ranks_of.items())
     if len(listed) == SHOWN_IN_A_LINE + 1:
         shown = listed
     else:
@@ -232,12 +232,12 @@ def _folded(rest: Sequence[list[int]], failed: Mapping[int, RankReport]) -> list
 
 def _stopped(stopped: Mapping[int, RankReport]) -> list[tuple[str, str]]:
     """Return the ranks that were skipped, or expected to fail, while others were not."""
-    said: dict[tuple[str, str], list[int]] = {}
+    ranks_of: dict[tuple[str, str], list[int]] = {}
     for rank in sorted(stopped):
-        said.setdefault((stopped[rank].kind, stopped[rank].text), []).append(rank)
+        ranks_of.setdefault((stopped[rank].kind, stopped[rank].text), []).append(rank)
     return [
         (of_ranks(ranks), f"{'was' if len(ranks) == 1 else 'were'} {kind}, others were not: {reason}")
-        for (kind, reason), ranks in said.items()
+        for (kind, reason), ranks in ranks_of.items()
     ]
 
 

@@ -51,9 +51,9 @@ def merge_failures(failures: Iterable[Failure]) -> list[MergedFailure]:
 class Failures:
     """The tracebacks, as a rich renderable; nothing where no rank raised."""
 
-    def __init__(self, failures: Iterable[Failure], told: Iterable[int] = ()) -> None:
-        """*told*: ranks whose traceback a diagnosis has shown already."""
-        self.failures = [one for one in merge_failures(failures) if not set(one.ranks) <= set(told)]
+    def __init__(self, failures: Iterable[Failure], shown_ranks: Iterable[int] = ()) -> None:
+        """*shown_ranks*: ranks whose traceback a diagnosis has shown already."""
+        self.failures = [one for one in merge_failures(failures) if not set(one.ranks) <= set(shown_ranks)]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         used = 0
@@ -85,9 +85,9 @@ class Failures:
         """Return a line about failures that differ from *first* only in the numbers of their messages."""
         ranks = ranks_text([rank for failure in others for rank in failure.ranks])
         last = others[-1]
-        said = first_difference(first.traceback, last.traceback) or f"{last.type}: {last.message}"
+        difference = first_difference(first.traceback, last.traceback) or f"{last.type}: {last.message}"
         return Text(
-            f"  ... and {others_differ(len(others))}, {ranks} (--report FILE); {ranks_text(last.ranks)}: {said}"
+            f"  ... and {others_differ(len(others))}, {ranks} (--report FILE); {ranks_text(last.ranks)}: {difference}"
         )
 
     @staticmethod

@@ -104,11 +104,11 @@ def _recurses(stack: Sequence[Site]) -> bool:
     return any(times >= RECURRING for times in Counter(stack).values())
 
 
-def _with_advice(told: Diagnosis, fate: ProcessOutcome) -> Diagnosis:
-    told = replace(told, explanation=told.explanation.replace("No other rank waits for it.", _OTHERS))
+def _with_advice(diagnosis: Diagnosis, fate: ProcessOutcome) -> Diagnosis:
+    diagnosis = replace(diagnosis, explanation=diagnosis.explanation.replace("No other rank waits for it.", _OTHERS))
     if _recurses([Site(*frame) for frame in fate.stack]):
-        return replace(told, suggestion=_TOO_DEEP)
-    return told if fate.signal_name in (None, "SIGKILL") else replace(told, suggestion=_CRASHED)
+        return replace(diagnosis, suggestion=_TOO_DEEP)
+    return diagnosis if fate.signal_name in (None, "SIGKILL") else replace(diagnosis, suggestion=_CRASHED)
 
 
 def _sources(stack: Sequence[Site]) -> dict[str, str]:

@@ -58,9 +58,9 @@ def write_image(figure: Mapping[str, Any], path: str, flag: str = "--plot") -> N
         else:
             content = plotly.io.to_image(figure, format=kind, scale=2, validate=False)
     except RuntimeError as error:  # kaleido finds no Chrome, or one that does not start
-        told = " ".join(str(error).split())
+        problem = " ".join(str(error).split())
         raise UsageError(
-            f"{flag} {path}: plotly draws a .{kind} with a Chrome, which could not be started ({told:.200}); write a "
+            f"{flag} {path}: plotly draws a .{kind} with a Chrome, which could not be started ({problem:.200}); write a "
             ".html instead, or install Chrome (plotly_get_chrome)"
         ) from None
     try:

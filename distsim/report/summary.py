@@ -32,7 +32,7 @@ class Summary:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         outcome = self.outcome
-        told: list[int] = []
+        told_ranks: list[int] = []
         if not outcome.is_proven:
             yield Text.assemble(("NOT PROVEN", "bold yellow"), f"  {outcome.unseen}")
             yield Text()
@@ -43,13 +43,13 @@ class Summary:
             yield report
             yield Text()
             if outcome.evidence is not None:
-                shown = {id(found) for found in report.shown}
-                for found in outcome.diagnoses:
-                    if id(found) in shown:
-                        told += [r for ranks, _ in shown_tracebacks(found, outcome.evidence) for r in ranks]
+                shown = {id(diagnosis) for diagnosis in report.shown}
+                for diagnosis in outcome.diagnoses:
+                    if id(diagnosis) in shown:
+                        told_ranks += [r for ranks, _ in shown_tracebacks(diagnosis, outcome.evidence) for r in ranks]
                     else:
-                        told += found.culprits  # counted there, and what they raised with it
-        yield Failures(outcome.failures, told)
+                        told_ranks += diagnosis.culprits  # counted there, and what they raised with it
+        yield Failures(outcome.failures, told_ranks)
         yield Whereabouts(outcome)
         yield from self._header()
         yield from _silent(outcome)
@@ -138,10 +138,10 @@ def print_summary(outcome: Outcome, file: TextIO | None = None) -> None:
 
 def leavers(outcome: Outcome) -> list[str]:
     """Return ranks that left with an exit code and without a traceback."""
-    told = {rank for failure in outcome.failures for rank in failure.ranks}
+    failed = {rank for failure in outcome.failures for rank in failure.ranks}
     together: dict[str, list[int]] = {}
     for summary in outcome.ranks:
-        if summary.exit_code and summary.rank not in told:
+        if summary.exit_code and summary.rank not in failed:
             together.setdefault(f"left with exit code {summary.exit_code}", []).append(summary.rank)
     return sentences(together)
 

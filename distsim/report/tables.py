@@ -224,7 +224,7 @@ def _table() -> Table:
     return Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
 
 
-def _with_rest(table: Table, count: int, what: str) -> RenderableType:
+def _with_rest(table: Table, count: int, noun: str) -> RenderableType:
     if count <= 0:
         return table
-    return Group(table, Text(f"and {count} more {what}: --report FILE has all", style="dim"))
+    return Group(table, Text(f"and {count} more {noun}: --report FILE has all", style="dim"))

@@ -224,10 +224,10 @@ def _kernel_events(record: CallRecord, stream: int, end_s: float, correlation: i
     yield slice_event(record.rank, stream, kernel_name(record), "kernel", record.issued_s, end_s, args)
     started_s = end_s if record.started_s is None else min(record.started_s, end_s)
     if us(started_s) > us(record.issued_s):
-        what = f"waits for the others of {record.op} #{record.seq}"
+        label = f"waits for the others of {record.op} #{record.seq}"
         if record.is_p2p:
-            what = f"waits for {'any rank' if record.peer is None else f'rank {record.peer}'}"
-        yield slice_event(record.rank, stream, what, "wait", record.issued_s, started_s, {})
+            label = f"waits for {'any rank' if record.peer is None else f'rank {record.peer}'}"
+        yield slice_event(record.rank, stream, label, "wait", record.issued_s, started_s, {})
 
 
 def link_events(outcome: Outcome) -> Iterator[Event]:
@@ -333,8 +333,8 @@ def _communication(
     started_s = min((r.started_s for r in records if r.started_s is not None), default=piece.ended_s)
     if started_s - piece.begun_s > 1e-9:
         peer = "any rank" if records[0].peer is None else f"rank {records[0].peer}"
-        what = f"waits for {peer if records[0].is_p2p else f'the others of {records[0].op} #{records[0].seq}'}"
-        yield slice_event(rank, tid, what, "wait", piece.begun_s, min(started_s, piece.ended_s), {})
+        label = f"waits for {peer if records[0].is_p2p else f'the others of {records[0].op} #{records[0].seq}'}"
+        yield slice_event(rank, tid, label, "wait", piece.begun_s, min(started_s, piece.ended_s), {})
 
 
 def step_events(rank: int, label: str, steps: list[tuple[float, float]]) -> Iterator[Event]:
@@ -405,9 +405,9 @@ def slice_event(
     }
 
 
-def meta(pid: int, what: str, tid: int = 0, **args: Any) -> Event:
+def meta(pid: int, name: str, tid: int = 0, **args: Any) -> Event:
     """Return the metadata event that names a process or track and sets its position."""
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args}
+    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "ts": 0, "args": args}
 
 
 def us(seconds: float) -> float:

@@ -243,10 +243,10 @@ def no_sync_block(text: ProgramText, sides: Sides) -> Cause | None:
         conditions += [guard.test for guard in guards]
         lines = [Site(site.file, node.lineno, "")]
     else:
-        found = next(_switches(text, frames), None)
-        if found is None:
+        switch = next(_switches(text, frames), None)
+        if switch is None:
             return None
-        site, conditions, lines = found
+        site, conditions, lines = switch
     for condition in conditions:
         for name in sorted(words_of(condition)):
             values = text.assignments(site, name)

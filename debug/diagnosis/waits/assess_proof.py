@@ -79,7 +79,9 @@ class Weigher:
                 return alone
         over = all(self._is_over(rank) for rank in diagnosis.culprits)
         if not over and self.stuck.isdisjoint((*diagnosis.culprits, *diagnosis.victims)):
-            return Proof.PATIENCE if diagnosis.kind in UNSEEN_BY_WAITS and self._was_waited(diagnosis) else Proof.NOT_YET
+            return (
+                Proof.PATIENCE if diagnosis.kind in UNSEEN_BY_WAITS and self._was_waited(diagnosis) else Proof.NOT_YET
+            )
         if over and Proof.GONE in fits:
             return Proof.GONE
         phases = {self._index.states[rank].phase for rank in diagnosis.culprits if rank in self._index.states}

@@ -122,7 +122,9 @@ def _lost(case: Case, rank: int) -> bool:
 def follows(diagnosis: Diagnosis, meeting: Sequence[Diagnosis]) -> bool:
     """Whether a diagnosis only says that ranks of a *meeting* which can not take place waited, or gave up."""
     ranks = {rank for d in meeting for rank in (*d.culprits, *d.victims)}
-    return diagnosis.kind in (Kind.RANK_RAISED, Kind.NEVER_JOINED, Kind.MISSING_RANK) and ranks.issuperset(diagnosis.culprits)
+    return diagnosis.kind in (Kind.RANK_RAISED, Kind.NEVER_JOINED, Kind.MISSING_RANK) and ranks.issuperset(
+        diagnosis.culprits
+    )
 
 
 def _meeting(case: Case, rank: int) -> CallRecord | None:

@@ -446,6 +446,6 @@ class Digraph(Generic[N]):
                         components.append(members)
         return [
             members
-            for place, members in enumerate(components)
-            if all(component[other] == place for node in members for other in self._after[node])
+            for component_number, members in enumerate(components)
+            if all(component[other] == component_number for node in members for other in self._after[node])
         ]

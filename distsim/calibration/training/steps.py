@@ -106,10 +106,10 @@ def read_rows(folder: Path | None = None) -> list[Row]:
     rows: list[Row] = []
     faults: list[str] = []
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    for number, found in enumerate(csv.DictReader(lines), 1):
+    for number, fields in enumerate(csv.DictReader(lines), 1):
         entry = {
             key: (value or "").strip()
-            for key, value in found.items()
+            for key, value in fields.items()
             if isinstance(key, str) and not isinstance(value, list)
         }
         try:
@@ -245,15 +245,15 @@ def command(row: Row, report: Path, programs: Path) -> list[str]:
 
 def simulate(row: Row, programs: Path) -> Run:
     """Run *row* in a process of its own. UsageError where its report has no figures of training at all."""
-    asked = _flag(row.flags, "--accum")
+    micro_batches_given = _flag(row.flags, "--accum")
     few = stages = _flag(row.flags, "--pp")
     if _flag(row.flags, "--vpp") > 1:
         few *= 2  # of as many as there are stages, an interleaved pipeline has another schedule
-    if asked <= 4 * few:
+    if micro_batches_given <= 4 * few:
         return _once(row, programs)
     more = few + stages
     shorter = [_once(replace(row, flags=_with(row.flags, "--accum", n)), programs) for n in (few, more)]
-    return _continued(row, shorter, (few, more), asked)
+    return _continued(row, shorter, (few, more), micro_batches_given)
 
 
 def _once(row: Row, programs: Path) -> Run:
@@ -267,15 +267,15 @@ def _once(row: Row, programs: Path) -> Run:
         return run_of(row, wall_s, json.loads(report.read_text(encoding="utf-8")))
 
 
-def _continued(row: Row, shorter: Sequence[Run], micro_batches: tuple[int, int], asked: int) -> Run:
-    """The step of *asked* micro-batches, from two that have fewer."""
+def _continued(row: Row, shorter: Sequence[Run], micro_batches: tuple[int, int], wanted: int) -> Run:
+    """The step of *wanted* micro-batches, from two that have fewer."""
     wall_s = sum(run.wall_s for run in shorter)
     few, more = shorter
     if few.step_s is None or more.step_s is None:
         return Run(row, wall_s, failure=few.failure or more.failure)
     each_s = (more.step_s - few.step_s) / (micro_batches[1] - micro_batches[0])
-    step_s = more.step_s + each_s * (asked - micro_batches[1])
-    rate = asked / micro_batches[1] * more.step_s / step_s
+    step_s = more.step_s + each_s * (wanted - micro_batches[1])
+    rate = wanted / micro_batches[1] * more.step_s / step_s
     return replace(
         more,
         row=row,
@@ -293,8 +293,8 @@ def _flag(flags: Sequence[str], name: str) -> int:
 
 
 def _with(flags: Sequence[str], name: str, value: int) -> tuple[str, ...]:
-    place = flags.index(name) + 1
-    return (*flags[:place], str(value), *flags[place + 1 :])
+    position = flags.index(name) + 1
+    return (*flags[:position], str(value), *flags[position + 1 :])
 
 
 def run_of(row: Row, wall_s: float, report: dict[str, Any]) -> Run:
@@ -321,8 +321,8 @@ def run_of(row: Row, wall_s: float, report: dict[str, Any]) -> Run:
 def _why(code: int, *outputs: str) -> str:
     """The first line that says it, else the exit code."""
     lines: Sequence[str] = [line.strip() for output in outputs for line in output.splitlines() if line.strip()]
-    told = [line for line in lines if "rror" in line]
-    return (told or lines or [""])[-1] or f"exit code {code}"
+    errors = [line for line in lines if "rror" in line]
+    return (errors or lines or [""])[-1] or f"exit code {code}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,20 +433,20 @@ class Summary:
     broken: list[str]
     """Every bound that does not hold, in words."""
 
-    def of(self, place: str) -> list[Run]:
+    def of(self, regime: str) -> list[Run]:
         """The runs on one node, or on many."""
-        return [run for run in self.runs if _place(run) == place]
+        return [run for run in self.runs if _place(run) == regime]
 
 
 def summarise(runs: Sequence[Run]) -> Summary:
     """Medians, and the bounds that are broken: a row that did not run breaks one."""
     broken = [f"{run.row.name}: it did not run: {run.failure}" for run in runs if run.failure]
     medians: dict[str, float | None] = {}
-    for place, bound in MEDIANS.items():
-        errors = [abs(run.step_error) for run in runs if _place(run) == place and run.step_error is not None]
-        found = medians[place] = median(errors) if errors else None
-        if found is not None and found > bound:
-            broken.append(f"the step on {place}: median error {found:.1%}, at most {bound:.0%}")
+    for regime, bound in MEDIANS.items():
+        errors = [abs(run.step_error) for run in runs if _place(run) == regime and run.step_error is not None]
+        middle = medians[regime] = median(errors) if errors else None
+        if middle is not None and middle > bound:
+            broken.append(f"the step on {regime}: median error {middle:.1%}, at most {bound:.0%}")
     for run in runs:
         if run.step_error is not None and abs(run.step_error) > LARGEST:
             broken.append(f"{run.row.name}: the step is {run.step_error:+.1%} off, at most {LARGEST:.0%}")

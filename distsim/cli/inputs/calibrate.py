@@ -135,9 +135,9 @@ def _leave_one_out(args: argparse.Namespace, benches: list[Any], start: Any) -> 
         for bench in own:
             bench.use(fitted.constants)
         errors = [Errors(bench, bench.times_us()) for bench in own]
-        for place in range(3):
-            some = np.abs(np.concatenate([error.of(place) for error in errors]))
-            every[place].extend(some.tolist())
+        for i in range(3):
+            some = np.abs(np.concatenate([error.of(i) for error in errors]))
+            every[i].extend(some.tolist())
             line += f"{np.median(some):>18.1%}" if len(some) else f"{'-':>18s}"
         print(line, flush=True)
     print(f"{'all rows':31s}" + "".join(f"{np.median(some):>18.1%}" for some in every))
@@ -157,8 +157,8 @@ def _ops(args: argparse.Namespace) -> int:
         )
     base = args.like or same_chip(torch)
     spec, facts = chip_facts(torch, read_gpu(base))
-    spec, found = calibrate_ops(spec, cuda_clock(torch))
-    write(args.output, gpu_toml(base, spec, facts, found))
+    spec, constants = calibrate_ops(spec, cuda_clock(torch))
+    write(args.output, gpu_toml(base, spec, facts, constants))
     return 0
 
 

@@ -85,12 +85,12 @@ class _Flags(argparse.ArgumentParser):
     def of(self, words: Sequence[str]) -> argparse.Namespace:
         """The values of *words*; `rest` is what follows the flags."""
         self.add_argument("rest", nargs=argparse.REMAINDER)
-        found = self.parse_args(words)
-        if found.rest[:1] == ["--"]:
-            del found.rest[0]
-        if not found.rest or found.rest[0].startswith("-"):
-            self.error(f"its flag {found.rest[0]} is not known" if found.rest else "expected a program")
-        return found
+        flags = self.parse_args(words)
+        if flags.rest[:1] == ["--"]:
+            del flags.rest[0]
+        if not flags.rest or flags.rest[0].startswith("-"):
+            self.error(f"its flag {flags.rest[0]} is not known" if flags.rest else "expected a program")
+        return flags
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(
@@ -123,11 +123,11 @@ def _torchrun(command: Launched) -> None:
 
     parser = get_args_parser()
     parser.error = _Flags("torchrun").error
-    found = parser.parse_args(command.arguments)
-    if found.no_python:
-        raise UsageError(f"torchrun --no-python {found.training_script}: only Python can be simulated")
-    command.nnodes, command.nproc_per_node = str(found.nnodes), str(found.nproc_per_node)
-    _go_on(command, [found.training_script, *found.training_script_args], found.module)
+    namespace = parser.parse_args(command.arguments)
+    if namespace.no_python:
+        raise UsageError(f"torchrun --no-python {namespace.training_script}: only Python can be simulated")
+    command.nnodes, command.nproc_per_node = str(namespace.nnodes), str(namespace.nproc_per_node)
+    _go_on(command, [namespace.training_script, *namespace.training_script_args], namespace.module)
 
 
 def _torch_launch(command: Launched) -> None:
@@ -158,21 +158,21 @@ def _accelerate_launch(command: Launched) -> None:
     parser = launch.launch_command_parser()
     parser.error = _Flags("accelerate launch").error
     flags = parser.parse_args(command.arguments)
-    said = flags.num_processes
+    given = flags.num_processes
     environ: dict[str, Any] = dict(os.environ)
     try:
         flags, *_ = launch._validate_launch_command(flags)
-        processes = said or (flags.num_processes if flags.config_file else None)
+        processes = given or (flags.num_processes if flags.config_file else None)
         machines = int(flags.num_machines or 1)
         flags.num_processes, flags.num_machines, flags.main_process_port = processes or 2, 1, 0
-        told = (
+        exported = (
             environs.prepare_deepspeed_cmd_env(flags)[1]
             if flags.use_deepspeed
             else environs.prepare_multi_gpu_env(flags)
         )
     except (ValueError, RuntimeError, OSError, AttributeError, TypeError) as error:
         raise UsageError(f"accelerate launch: {error}") from error
-    command.environ.update({name: value for name, value in told.items() if environ.get(name) != value})
+    command.environ.update({name: value for name, value in exported.items() if environ.get(name) != value})
     command.nnodes = str(machines)
     if processes:
         command.nproc_per_node = str(max(1, int(processes) // machines))
@@ -190,18 +190,18 @@ def _deepspeed(command: Launched) -> None:
         "--module --no_python --no_local_rank --no_ssh --no_ssh_check --force_multi --save_pid --elastic_training "
         "--bind_cores_to_rank --use_local_rank"
     )
-    found = flags.of(command.arguments)
-    if found.no_python:
-        raise UsageError(f"deepspeed --no_python {found.rest[0]}: only Python can be simulated")
-    command.use_env = found.no_local_rank
-    command.nnodes, command.nproc_per_node = found.num_nodes, found.num_gpus
-    if found.include:  # node1:0,1@node2:0,1
-        hosts = found.include.split("@")
+    namespace = flags.of(command.arguments)
+    if namespace.no_python:
+        raise UsageError(f"deepspeed --no_python {namespace.rest[0]}: only Python can be simulated")
+    command.use_env = namespace.no_local_rank
+    command.nnodes, command.nproc_per_node = namespace.num_nodes, namespace.num_gpus
+    if namespace.include:  # node1:0,1@node2:0,1
+        hosts = namespace.include.split("@")
         command.nnodes, (_, _, chosen) = str(len(hosts)), hosts[0].partition(":")
-        command.nproc_per_node = str(len(chosen.split(","))) if chosen else found.num_gpus
-    elif found.hostfile and found.num_nodes is None:
-        command.nnodes = str(len(_hosts(found.hostfile)))
-    _go_on(command, found.rest, found.module)
+        command.nproc_per_node = str(len(chosen.split(","))) if chosen else namespace.num_gpus
+    elif namespace.hostfile and namespace.num_nodes is None:
+        command.nnodes = str(len(_hosts(namespace.hostfile)))
+    _go_on(command, namespace.rest, namespace.module)
 
 
 def _hosts(path: str) -> list[str]:
@@ -222,16 +222,16 @@ def _srun(command: Launched) -> None:
         "--network --kill-on-bad-exit --wait"
     )
     flags.switches("-l|--label -u|--unbuffered --exclusive --overlap --no-container-mount-home -v|--verbose --pty -K")
-    found = flags.of(command.arguments)
-    nodes = (found.nodes or "").partition("-")[2] or found.nodes
-    per_node = found.ntasks_per_node
+    namespace = flags.of(command.arguments)
+    nodes = (namespace.nodes or "").partition("-")[2] or namespace.nodes
+    per_node = namespace.ntasks_per_node
     try:
-        if found.ntasks is not None and per_node is None:
-            per_node = str(max(1, int(found.ntasks) // int(nodes or 1)))
+        if namespace.ntasks is not None and per_node is None:
+            per_node = str(max(1, int(namespace.ntasks) // int(nodes or 1)))
         command.nnodes, command.nproc_per_node = nodes, per_node and str(int(per_node))
     except ValueError:
-        raise UsageError(f"srun: expected numbers, got --nodes {found.nodes} --ntasks {found.ntasks}") from None
-    _go_on(command, found.rest)
+        raise UsageError(f"srun: expected numbers, got --nodes {namespace.nodes} --ntasks {namespace.ntasks}") from None
+    _go_on(command, namespace.rest)
 
 
 _LAUNCHERS: dict[str, Callable[[Launched], None]] = {

@@ -115,10 +115,10 @@ def _larger(benches: Sequence[Bench], start: Constants, limits: Callable[[str], 
     fitted = fit_to_logs([bench for bench in benches if bench.table.nnodes < counts[-1]], start, limits)
     errors: list[list[float]] = [[], [], []]
     for bench, times in zip(largest, _times(largest, fitted.after), strict=True):
-        for place, error in zip(bench.regimes, abs(times / bench.measured_us - 1), strict=True):
-            errors[place].append(error)
-    said = [f"{name} {statistics.median(some):.0%}" for name, some in zip(REGIMES, errors, strict=True) if some]
-    yield f"{counts[-1]} nodes, predicted from logs of fewer: median error {', '.join(said)}"
+        for i, error in zip(bench.regimes, abs(times / bench.measured_us - 1), strict=True):
+            errors[i].append(error)
+    medians = [f"{name} {statistics.median(some):.0%}" for name, some in zip(REGIMES, errors, strict=True) if some]
+    yield f"{counts[-1]} nodes, predicted from logs of fewer: median error {', '.join(medians)}"
 
 
 def write(output: str | None, text: str, say: Callable[[str], None] = print) -> None:

@@ -79,10 +79,10 @@ def print_summary(summary: Summary, seconds: float) -> None:
     """The medians beside their bounds, what is broken, and how long it all took."""
     from distsim.calibration.training.steps import LARGEST, MEDIANS, MEMORY
 
-    for place, found in summary.medians.items():
-        if found is not None:
-            bound = f"(at most {MEDIANS[place]:.0%})"
-            print(f"{place:>10s}: {len(summary.of(place)):2d} rows, median error of the step {found:.1%} {bound}")
+    for regime, middle in summary.medians.items():
+        if middle is not None:
+            bound = f"(at most {MEDIANS[regime]:.0%})"
+            print(f"{regime:>10s}: {len(summary.of(regime)):2d} rows, median error of the step {middle:.1%} {bound}")
     if summary.memory is not None:
         bound = f"(any at most {MEMORY:.0%}; any step at most {LARGEST:.0%})"
         print(f"{'memory':>10s}: median error {summary.memory:.1%} {bound}")

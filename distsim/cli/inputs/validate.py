@@ -72,17 +72,17 @@ def _torch(summary: Any) -> dict[str, Any]:
 
     each: dict[str, Any] = {}
     ours: list[float] = []
-    theirs: list[float] = []
+    torch_errors: list[float] = []
     for errors in summary.tables:
         times = torch_times_us(errors.bench)
         if times is None:
             continue
         error = np.abs(times / errors.bench.measured_us - 1.0)
         each[errors.bench.table.name] = float(np.median(error))
-        theirs.extend(error.tolist())
+        torch_errors.extend(error.tolist())
         ours.extend(np.abs(errors.relative).tolist())
-    median, own = (float(np.median(errors)) if errors else 0.0 for errors in (theirs, ours))
-    return {"tables": each, "median": median, "ours": own, "rows": len(theirs)}
+    median, own = (float(np.median(errors)) if errors else 0.0 for errors in (torch_errors, ours))
+    return {"tables": each, "median": median, "ours": own, "rows": len(torch_errors)}
 
 
 def _print(summary: Any, predictions: list[Any], torch: dict[str, Any] | None, rows: bool) -> None:
@@ -99,8 +99,8 @@ def _print(summary: Any, predictions: list[Any], torch: dict[str, Any] | None, r
     for errors in summary.tables:
         table = errors.bench.table
         line = f"{table.name[:49]:50s}{errors.use:6s}"
-        for place in range(3):
-            some = errors.of(place)
+        for i in range(3):
+            some = errors.of(i)
             if not len(some):
                 line += f"{'-':>19s}"
                 continue
@@ -155,13 +155,13 @@ def _document(summary: Any, predictions: list[Any], torch: dict[str, Any] | None
         entry: dict[str, Any] = {"name": table.name, "op": table.op, "on": table.on, "use": errors.use}
         entry["regimes"] = {
             name: {
-                "median": float(np.median(np.abs(errors.of(place)))),
-                "signed": float(np.median(errors.of(place))),
-                "p90": float(np.percentile(np.abs(errors.of(place)), 90)),
-                "rows": len(errors.of(place)),
+                "median": float(np.median(np.abs(errors.of(i)))),
+                "signed": float(np.median(errors.of(i))),
+                "p90": float(np.percentile(np.abs(errors.of(i)), 90)),
+                "rows": len(errors.of(i)),
             }
-            for place, name in enumerate(REGIMES)
-            if len(errors.of(place))
+            for i, name in enumerate(REGIMES)
+            if len(errors.of(i))
         }
         if rows:
             entry["rows"] = [
@@ -170,8 +170,8 @@ def _document(summary: Any, predictions: list[Any], torch: dict[str, Any] | None
             ]
         tables.append(entry)
     regimes = {
-        name: {"median": summary.median[place], "p90": summary.p90[place], "rows": summary.rows[place]}
-        for place, name in enumerate(REGIMES)
+        name: {"median": summary.median[i], "p90": summary.p90[i], "rows": summary.rows[i]}
+        for i, name in enumerate(REGIMES)
     }
     document = {
         "schema": "distsim.validation/1",

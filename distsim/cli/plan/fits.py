@@ -189,23 +189,27 @@ def _verdict(request: RunRequest, fit: Fit) -> RenderableType:
     from distsim.text.units import format_bytes
 
     training = fit.training
-    what = f"{request.program} on {request.on}, {training.num_gpus} GPUs ({training.gpu})"
+    subtitle = f"{request.program} on {request.on}, {training.num_gpus} GPUs ({training.gpu})"
     if fit.fits:
         free = fit.capacity - fit.needed
-        said = (
+        headline = (
             f"{format_bytes(fit.needed)} of {format_bytes(fit.capacity)} reserved at the peak "
             f"({fit.needed / fit.capacity:.0%}), {format_bytes(free)} are left"
         )
-        return Group(Text.assemble(("FITS  ", "bold green"), (said, "bold")), _indented(what))
+        return Group(Text.assemble(("FITS  ", "bold green"), (headline, "bold")), _indented(subtitle))
     short = training.out_of_memory[0]
     more = fit.needed - fit.capacity
-    said = f"it needs {format_bytes(fit.needed)} of {format_bytes(fit.capacity)}"
-    said += f": {format_bytes(more)} too much" if more > 0 else ", and the free memory is in pieces that are too small"
+    headline = f"it needs {format_bytes(fit.needed)} of {format_bytes(fit.capacity)}"
+    headline += (
+        f": {format_bytes(more)} too much" if more > 0 else ", and the free memory is in pieces that are too small"
+    )
     line = f"memory runs out where {format_bytes(short.asked)} are asked for"
     if short.site is not None:
         line += f": {short.site.operator} {short.site.tensor} at {short.site.where or 'no line of the program'}"
         line += f"  {short.site.code}" if short.site.code else ""
-    return Group(Text.assemble(("DOES NOT FIT  ", "bold red"), (said, "bold")), _indented(what), _indented(line))
+    return Group(
+        Text.assemble(("DOES NOT FIT  ", "bold red"), (headline, "bold")), _indented(subtitle), _indented(line)
+    )
 
 
 def _indented(text: str, style: str = "") -> RenderableType:
@@ -246,14 +250,16 @@ def _changes(fit: Fit, changes: list[Change]) -> list[RenderableType]:
     for change in reversed(changes):
         other = change.fit
         if other is None:
-            said = f"did not run: {change.problem}"
+            outcome = f"did not run: {change.problem}"
         elif other.fits:
-            said = f"fits: {format_bytes(other.needed)} reserved ({other.needed / other.capacity:.0%}), by a second run"
-            said += ", but close" * other.is_close
+            outcome = (
+                f"fits: {format_bytes(other.needed)} reserved ({other.needed / other.capacity:.0%}), by a second run"
+            )
+            outcome += ", but close" * other.is_close
         else:
-            said = f"does not fit: {format_bytes(other.needed)}"
+            outcome = f"does not fit: {format_bytes(other.needed)}"
         head = "smallest change that fits  " if other is not None and other.fits else "tried  "
-        parts.append(Text.assemble((head, "bold" if len(head) > 8 else "dim"), (change.text, "bold"), f"  {said}"))
+        parts.append(Text.assemble((head, "bold" if len(head) > 8 else "dim"), (change.text, "bold"), f"  {outcome}"))
     if not any(change.fit is not None and change.fit.fits for change in changes):
         why = "no change that was tried fits" if changes else "the script has no flag for a change that could be tried"
         parts.append(Text(f"{why}; not verified:", style="bold"))
@@ -294,10 +300,10 @@ def _lines(fit: Fit, room: int) -> RenderableType:
     ]
     width = min(max(room, LEAST_WIDE), MOST_WIDE, max(map(len, whats), default=0))
     lines = [Text(f"{'memory':>9} share  {'what':{width}}  line", style="dim")]
-    for one, what in zip(shown, whats, strict=True):
+    for one, whole in zip(shown, whats, strict=True):
         site = one.site
-        what = what if len(what) <= width else f"{what[: width - 1]}…"
-        head = f"{format_bytes(site.nbytes):>9} {site.nbytes / total:5.0%}  {what:{width}}  "
+        whole = whole if len(whole) <= width else f"{whole[: width - 1]}…"
+        head = f"{format_bytes(site.nbytes):>9} {site.nbytes / total:5.0%}  {whole:{width}}  "
         where = (os.path.basename(site.where) or one.kind, "dim")
         lines.append(Text.assemble(head, where, f"  {site.code}", no_wrap=True, overflow="ellipsis"))
     rest = sum(one.site.nbytes for one in fit.held) - sum(one.site.nbytes for one in shown)

@@ -54,9 +54,9 @@ def _line(points: Sequence[Point], total: int) -> str:
     figures = last.result.figures
     settings = " ".join(f"{name}={value}" for name, value in last.settings.items())
     if figures.get("fits") == 0.0:
-        said = "out of memory"
+        state = "out of memory"
     elif not last.result.ran or last.result.exit_code or not figures.get("step_s"):
-        said = last.result.verdict
+        state = last.result.verdict
     else:
-        said = f"{format_time(figures['step_s'])} a step"
-    return f"{len(points)} of {total} points, {settings}: {said}"
+        state = f"{format_time(figures['step_s'])} a step"
+    return f"{len(points)} of {total} points, {settings}: {state}"

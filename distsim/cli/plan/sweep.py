@@ -252,8 +252,7 @@ def as_good(points: list[Point]) -> int:
     least = tokens_rate(points[0]) * best["step_s"] / best["step_high_s"]
     others = [(tokens_rate(point), point.result.figures) for point in points[1:]]
     return sum(
-        rate > 0.0 and "step_low_s" in found and rate * found["step_s"] >= least * found["step_low_s"]
-        for rate, found in others
+        rate > 0.0 and "step_low_s" in row and rate * row["step_s"] >= least * row["step_low_s"] for rate, row in others
     )
 
 
@@ -282,7 +281,7 @@ def training_columns(points: list[Point], price: float | None) -> dict[str, list
     from distsim.text.units import format_bytes, format_time
 
     def column(name: str, text: Callable[[float], str]) -> list[str]:
-        return [text(found[name]) if found.get(name) is not None else "-" for found in figures]
+        return [text(row[name]) if row.get(name) is not None else "-" for row in figures]
 
     figures = [point.result.figures for point in points]
     best = points[0] if tokens_rate(points[0]) else None
@@ -330,8 +329,8 @@ def failure(point: Point) -> str:
         return "; ".join(result.wrong)
     error = re.findall(r"^\s*((?:\w+\.)*\w*(?:Error|Exception)\b.*)$", result.report, re.MULTILINE)
     printed = [re.sub(r"^ *\[\d+\] ", "", line) for line in result.output.splitlines() if line.strip()]
-    said = [*error, *reversed(printed)]
-    return f"{result.verdict}: {said[0].strip()}" if said else result.verdict
+    lines = [*error, *reversed(printed)]
+    return f"{result.verdict}: {lines[0].strip()}" if lines else result.verdict
 
 
 def as_table(settings: dict[str, list[str]], figures: dict[str, list[str]]) -> Table:
@@ -355,15 +354,14 @@ def _times(points: list[Point]) -> dict[str, list[str]]:
 
     figures = [point.result.figures for point in points]
     columns = {"outcome": [point.result.verdict for point in points]}
-    columns["time"] = [format_time(found.get("virtual_time_s", 0.0)) for found in figures]
-    if any("virtual_time_high_s" in found for found in figures):
+    columns["time"] = [format_time(row.get("virtual_time_s", 0.0)) for row in figures]
+    if any("virtual_time_high_s" in row for row in figures):
         ends = [
-            [format_time(found[n]) for n in ("virtual_time_low_s", "virtual_time_high_s") if n in found]
-            for found in figures
+            [format_time(row[n]) for n in ("virtual_time_low_s", "virtual_time_high_s") if n in row] for row in figures
         ]
         columns["8 of 10 times within"] = [" - ".join(pair) or "not measured" for pair in ends]
     for name in ("compute", "exposed", "idle"):
-        columns[name] = [format_time(found.get(f"{name}_s", 0.0)) for found in figures]
+        columns[name] = [format_time(row.get(f"{name}_s", 0.0)) for row in figures]
     columns["busiest link"] = [f"{f['busiest_link']:.0%}" if "busiest_link" in f else "-" for f in figures]
     return columns
 
@@ -375,7 +373,7 @@ def _rates(points: list[Point]) -> dict[str, list[str]]:
     figures = [point.result.figures for point in points]
     return {
         f"busbw {name.partition('.')[2]}": [format_bandwidth(f[name]) if f.get(name) else "-" for f in figures]
-        for name in sorted({name for found in figures for name in found if name.startswith("busbw") and found[name]})
+        for name in sorted({name for row in figures for name in row if name.startswith("busbw") and row[name]})
     }
 
 

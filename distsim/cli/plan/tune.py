@@ -170,9 +170,9 @@ class _Runner:
         ended: list[Point] = []
         with live_points(len(search.untried), best_table) as show:
 
-            def add(place: Place, result: Any) -> None:
-                search.add(place, result)
-                ended.append(_point(search, place))
+            def add(point: Place, result: Any) -> None:
+                search.add(point, result)
+                ended.append(_point(search, point))
                 show(ended)
 
             # The finalists run twice as long as any point has so far: their time is set aside.
@@ -189,23 +189,23 @@ class _Runner:
         from distsim.scenario.explore.sweep import point_of
 
         search, stage, left = self._search, f"{last_step} steps", []
-        for place in places:
-            result = self._kept.load(search.settings(place), stage)
+        for point in places:
+            result = self._kept.load(search.settings(point), stage)
             if result is None:
-                left.append(place)
+                left.append(point)
             else:
-                add(place, result)
-        scenarios = [point_of(self._scenario, search.settings(place)) for place in left]
+                add(point, result)
+        scenarios = [point_of(self._scenario, search.settings(point)) for point in left]
         for number, result in run_points(scenarios, self._workers, self._apart, last_step=last_step):
             self._kept.save(search.settings(left[number]), result, stage)
             self._longest_s = max(self._longest_s, result.wall_s)
             add(left[number], result)
 
 
-def _point(search: Search, place: Place) -> Point:
+def _point(search: Search, point: Place) -> Point:
     from distsim.scenario.explore.sweep import Point
 
-    return Point(search.settings(place), search.finals.get(place, search.results[place]))
+    return Point(search.settings(point), search.finals.get(point, search.results[point]))
 
 
 def _print(search: Search, price: float | None, args: argparse.Namespace) -> list[Point]:

@@ -290,28 +290,28 @@ def _facts(data: Any, where: str) -> tuple[CpuModel, NodeModel, NcclFacts] | Non
         node = dict(data["node"])
         if node["gpu"] is not None:
             node["gpu"] = GpuModel(**node["gpu"])
-        made = CpuModel(**data["cpu"]), NodeModel(**node), NcclFacts(**data["nccl"])
+        facts_of = CpuModel(**data["cpu"]), NodeModel(**node), NcclFacts(**data["nccl"])
     except (TypeError, KeyError, ValueError):
         return None
-    faults = [f"graph.distsim.{fault}" for facts in made for fault in _untyped(facts)]
+    faults = [f"graph.distsim.{fault}" for facts in facts_of for fault in _untyped(facts)]
     if node["gpu"] is not None:
         faults += [f"graph.distsim.node.gpu.{fault}" for fault in _untyped(node["gpu"])]
-    if made[1].nvls and made[1].nvlink != "nvswitch":
+    if facts_of[1].nvls and facts_of[1].nvlink != "nvswitch":
         faults.append(
-            f"graph.distsim.node.nvls: expected false without an NVSwitch (nvlink is {_brief(made[1].nvlink)})"
+            f"graph.distsim.node.nvls: expected false without an NVSwitch (nvlink is {_brief(facts_of[1].nvlink)})"
         )
-    if isinstance(made[2].net, str) and made[2].net not in _NETS:
-        faults.append(f"graph.distsim.nccl.net: expected one of {', '.join(_NETS)}, got {_brief(made[2].net)}")
+    if isinstance(facts_of[2].net, str) and facts_of[2].net not in _NETS:
+        faults.append(f"graph.distsim.nccl.net: expected one of {', '.join(_NETS)}, got {_brief(facts_of[2].net)}")
     if not faults:
-        faults = [f"graph.distsim.{name}: expected a number above zero, got 0" for name in _zeros(made)]
+        faults = [f"graph.distsim.{name}: expected a number above zero, got 0" for name in _zeros(facts_of)]
     if faults:
         raise UsageError("\n".join([f"{where}: {len(faults)} fault(s)", *(f"  {fault}" for fault in folded(faults))]))
-    return made
+    return facts_of
 
 
-def _zeros(made: tuple[CpuModel, NodeModel, NcclFacts]) -> Iterator[str]:
+def _zeros(models: tuple[CpuModel, NodeModel, NcclFacts]) -> Iterator[str]:
     """Figures that others are divided by, of the parts that the machine has."""
-    cpu, node, nccl = made
+    cpu, node, nccl = models
     needed = {
         "cpu": [f.name for f in fields(cpu) if f.type != "str" and f.name not in ("op_overhead_s", "store_latency_s")]
     }

@@ -445,8 +445,8 @@ def _of_variant(data: Mapping[str, Any], variant: str | None, where: str) -> dic
     if variant is not None and isinstance(data.get("name"), str):
         data["name"] = f"{data['name']}:{variant}"
     over = {**variants[chosen], "variant": chosen}
-    said = [one for one in (data.get("description"), over.get("description")) if isinstance(one, str)]
-    return merged(data, {**over, **({"description": "; ".join(said)} if said else {})})
+    descriptions = [one for one in (data.get("description"), over.get("description")) if isinstance(one, str)]
+    return merged(data, {**over, **({"description": "; ".join(descriptions)} if descriptions else {})})
 
 
 def _no_variant(where: str, variant: str, variants: Mapping[str, Any]) -> str:

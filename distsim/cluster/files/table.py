@@ -33,9 +33,9 @@ class Bounds:
         self.limits = limits
 
     def broken_by(self, value: float) -> str | None:
-        for name, (said, holds) in _LIMITS.items():
+        for name, (limit, holds) in _LIMITS.items():
             if name in self.limits and not holds(value, self.limits[name]):
-                return f"expected {said} {self.limits[name]}"
+                return f"expected {limit} {self.limits[name]}"
         return None
 
 
@@ -152,8 +152,8 @@ def near(given: Any, options: Any) -> str:
     """Return a hint with the known word nearest to a mistyped one."""
     import difflib
 
-    found = difflib.get_close_matches(brief(given), list(options), 1)
-    return f"; did you mean '{found[0]}'?" if found else ""
+    close = difflib.get_close_matches(brief(given), list(options), 1)
+    return f"; did you mean '{close[0]}'?" if close else ""
 
 
 @functools.cache
@@ -236,9 +236,9 @@ def _flag(given: Any, path: Path, faults: list[str]) -> Any:
     whole = isinstance(given, int | float) and abs(given) < 1 << 63 and given == int(given)
     if not (whole or isinstance(given, str)):
         return _unlike(path, "expected a boolean", given, faults)
-    said = str(int(given)) if whole else given.lower()
-    if said in _TRUE or said in _FALSE:
-        return said in _TRUE
+    word = str(int(given)) if whole else given.lower()
+    if word in _TRUE or word in _FALSE:
+        return word in _TRUE
     return _unlike(path, "expected a boolean, unable to interpret input", given, faults)
 
 

@@ -47,9 +47,9 @@ def one_by_one(
     enters: Places,
 ) -> Rows:
     """The rows by *route*, which knows the way of one pair."""
-    asked = zip(src.tolist(), dst.tolist(), rails.tolist(), enters.tolist(), strict=True)
+    requests = zip(src.tolist(), dst.tolist(), rails.tolist(), enters.tolist(), strict=True)
     return padded(
-        [route(a, b, key, None if rail < 0 else rail, None if enter < 0 else enter) for a, b, rail, enter in asked]
+        [route(a, b, key, None if rail < 0 else rail, None if enter < 0 else enter) for a, b, rail, enter in requests]
     )
 
 
@@ -129,7 +129,7 @@ def routes(
 def _cables(fabric: Fabric, src: Any, dst: Any, key: NDArray[np.uint64]) -> Rows:
     if isinstance(fabric, TreeFabric):
         return fabric.paths(src, dst, key)
-    return padded([fabric.path(*asked) for asked in zip(src.tolist(), dst.tolist(), key.tolist(), strict=True)])
+    return padded([fabric.path(*request) for request in zip(src.tolist(), dst.tolist(), key.tolist(), strict=True)])
 
 
 def _moved(local: Rows, base: NDArray[np.int64]) -> Rows:
@@ -282,12 +282,12 @@ class Cluster:
         Among equal ways, *flow_key* decides, as a switch's hash of a flow does. *rail* forces NIC *rail* at
         both ends of a way between hosts; by default each end uses a NIC closest to it.
         """
-        asked = (src_device, dst_device, flow_key, rail)
-        result = self._routes.get(asked)
+        key = (src_device, dst_device, flow_key, rail)
+        result = self._routes.get(key)
         if result is None:
             if len(self._routes) >= _MAX_CACHED_ROUTES:
                 self._routes.clear()
-            result = self._routes[asked] = self._wiring.route(
+            result = self._routes[key] = self._wiring.route(
                 self._position(src_device), self._position(dst_device), flow_key, rail
             )
         return result

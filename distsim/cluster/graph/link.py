@@ -100,8 +100,8 @@ class Links(Sequence[Link]):
 
     def __iter__(self) -> Iterator[Link]:
         every = zip(self.bandwidth_bytes_per_s.tolist(), self.latency_s.tolist(), self._codes.tolist(), strict=True)
-        for place, (rate, latency, code) in enumerate(every):
-            yield Link(place, *self._ends(place), rate, latency, self._kinds[code])
+        for id_, (rate, latency, code) in enumerate(every):
+            yield Link(id_, *self._ends(id_), rate, latency, self._kinds[code])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(Link.__eq__, self, other))

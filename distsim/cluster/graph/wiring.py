@@ -98,20 +98,20 @@ class HostsOnFabric:
     def _ends(self, index: int) -> tuple[str, str]:
         """The names that link *index* leads from and to."""
         template, fabric = self.template, self.fabric
-        host, place = divmod(index, self._block)
+        host, i = divmod(index, self._block)
         if host >= self.num_hosts:
             assert fabric is not None
             cable = index - self._cable_base
             return fabric.switches[fabric.cables.src[cable]][0], fabric.switches[fabric.cables.dst[cable]][0]
-        if place < self._port_base:
-            wire = template.wires[place]
+        if i < self._port_base:
+            wire = template.wires[i]
             return f"n{host}/{wire.src}", f"n{host}/{wire.dst}"
-        if place < self._nic_base:
-            port, down = divmod(place - self._port_base, 2)
+        if i < self._nic_base:
+            port, down = divmod(i - self._port_base, 2)
             own, switch = f"n{host}/{template.devices[port]}", f"nvswitch{host // self.domain}"
         else:
             assert fabric is not None
-            nic, down = divmod(place - self._nic_base, 2)
+            nic, down = divmod(i - self._nic_base, 2)
             own, switch = f"n{host}/{template.nics[nic]}", fabric.switches[fabric.attach(host, nic)][0]
         return (switch, own) if down else (own, switch)
 

@@ -47,18 +47,18 @@ def _even_ways(group: Members) -> tuple[Routes, NDArray[np.float64]]:
     firsts = np.cumsum(widths) - widths
     members = np.concatenate([np.array(domain) for domain in domains])
     index = np.repeat(np.arange(len(domains)), widths)
-    place = np.arange(len(members)) - firsts[index]
+    position = np.arange(len(members)) - firsts[index]
     width = int(widths.max())
     srcs, dsts, shares = [], [], []
 
     def shift(nodes: int, places: int, share: float) -> None:
         other = (index + nodes) % len(domains)
-        theirs = members[firsts[other] + (place + places) % widths[other]]
-        kept = members != theirs
+        targets = members[firsts[other] + (position + places) % widths[other]]
+        kept = members != targets
         if not nodes:  # a smaller domain has met everyone before
             kept &= places < widths[index]
         srcs.append(members[kept])
-        dsts.append(theirs[kept])
+        dsts.append(targets[kept])
         shares.append(np.full(int(kept.sum()), share))
 
     for places in range(1, width):

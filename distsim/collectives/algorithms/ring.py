@@ -63,9 +63,9 @@ def _orders(members: list[int], mesh: bool) -> list[list[int]]:
     if not mesh or size < 3:
         return [members]
     if size == 8:
-        return [[members[int(place)] for place in cycle] for cycle in _EIGHT]
+        return [[members[int(i)] for i in cycle] for cycle in _EIGHT]
     if all(size % divisor for divisor in range(2, size)):
-        return [[members[step * place % size] for place in range(size)] for step in range(1, size)]
+        return [[members[step * i % size] for i in range(size)] for step in range(1, size)]
     if size <= 6:
         return [[members[0], *rest] for rest in itertools.permutations(members[1:])]
     first, rest = members[0], members[1:]
@@ -114,7 +114,7 @@ def _rings(group: Members) -> list[Ring]:
             if last != first:
                 order.append(last)
             if mesh:
-                order = [gates[place].near[0] for place in _path(k, count)]
+                order = [gates[i].near[0] for i in _path(k, count)]
                 order = order if index % 2 == 0 else order[::-1]
             doors[order[0]] = -1 if enter.rail is None else enter.rail
             stops += [(member, -1) for member in order[:-1]]
@@ -152,7 +152,7 @@ def _own_nics(group: Members) -> bool:
 def _path(first: int, size: int) -> list[int]:
     """The way through GPUs that are linked pairwise from the *first* to the one half round from it. Those of all firsts
     use every arc once (Williams 1949: 0, 1, -1, 2, -2, ... added to each)."""
-    steps = [(place + 1) // 2 * (1 if place % 2 else -1) for place in range(size)]
+    steps = [(i + 1) // 2 * (1 if i % 2 else -1) for i in range(size)]
     return [(first + step) % size for step in steps]
 
 
@@ -345,7 +345,7 @@ def ring_messages(group: Members, shape: Shape, cost: Cost) -> list[Message]:
     streams = group.streams / len(rings)
     for number, ring in enumerate(rings):
         size = len(ring.src)
-        ways = [ring.ways.links(place) for place in range(size)]
+        ways = [ring.ways.links(i) for i in range(size)]
         inter = ring.inter.tolist()
         wires = [cost.net_wire if one else cost.wire for one in inter]
         alone = ring.ways.total(group.links.latency_s).tolist()
@@ -356,11 +356,11 @@ def ring_messages(group: Members, shape: Shape, cost: Cost) -> list[Message]:
         ]
         base = len(messages)
         for step in range(shape.steps):
-            for place in range(size):
-                after = () if step == 0 else (base + (step - 1) * size + (place - 1) % size,)
-                queue = (number, ring.src[place], ring.dst[place])
-                nbytes = step_bytes * wires[place]
-                messages.append(Message(ways[place], nbytes, latency[place], caps[place], after, queue, streams))
+            for i in range(size):
+                after = () if step == 0 else (base + (step - 1) * size + (i - 1) % size,)
+                queue = (number, ring.src[i], ring.dst[i])
+                nbytes = step_bytes * wires[i]
+                messages.append(Message(ways[i], nbytes, latency[i], caps[i], after, queue, streams))
     return messages
 
 
@@ -373,7 +373,7 @@ def hierarchical_phases(group: Members, nbytes: float, cost: Cost) -> tuple[Phas
     """The three phases, each with all its rings side by side in lockstep."""
     inner = [domain for domain in group.domains if len(domain) > 1]
     width = min(len(domain) for domain in group.domains)
-    outer = [[domain[place] for domain in group.domains] for place in range(width)]
+    outer = [[domain[i] for domain in group.domains] for i in range(width)]
     phases: list[Phase] = []
     if inner:
         phases.append(_phase_on_rings(group, inner, "reduce_scatter", nbytes, cost))

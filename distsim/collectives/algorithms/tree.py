@@ -61,14 +61,14 @@ class _Shape:
 @functools.lru_cache(maxsize=256)
 def _shapes(size: int) -> tuple[_Shape, _Shape]:
     """The two trees over *size* nodes."""
-    found = []
+    shapes = []
     for parents in map(np.array, double_tree(size)):
         depth, above = np.zeros(size, dtype=np.int64), parents
         while (above >= 0).any():
             depth += above >= 0
             above = np.where(above >= 0, parents[above], -1)
-        found.append(_Shape(parents, depth, np.argsort(-depth, kind="stable")))
-    return found[0], found[1]
+        shapes.append(_Shape(parents, depth, np.argsort(-depth, kind="stable")))
+    return shapes[0], shapes[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +113,9 @@ def _tree(group: Members, shape: _Shape, number: int, side: int) -> Tree:
     widths = np.array([len(domain) for domain in domains])
     firsts = np.cumsum(widths) - widths
 
-    def in_chain(node: NDArray[np.int64], place: NDArray[np.int64]) -> NDArray[np.int64]:
+    def in_chain(node: NDArray[np.int64], position: NDArray[np.int64]) -> NDArray[np.int64]:
         # Where GPUs are linked pairwise, 0, 1, -1, 2, -2, ... from the head: all heads' chains use each link alike.
-        step = (place + 1) // 2 * np.where(place % 2, 1, -1) if mesh else place
+        step = (position + 1) // 2 * np.where(position % 2, 1, -1) if mesh else position
         result: NDArray[np.int64] = members[firsts[node] + (starts[node] + step) % widths[node]]
         return result
 
@@ -193,13 +193,13 @@ class _Hops:
 
 def _level(group: Members) -> _Level:
     def make() -> _Level:
-        found = []
+        levels = []
         for up in (True, False):
             loads = tree_loads(group, up=up, down=not up)
             level = np.zeros(len(group.capacity))
             level[loads.links] = loads.weights / group.capacity[loads.links]
-            found.append(level)
-        return _Level(found[0], found[1])
+            levels.append(level)
+        return _Level(levels[0], levels[1])
 
     found: _Level = group.cached("tree level", make)
     return found
@@ -226,7 +226,7 @@ def _hops(group: Members, pieces: int) -> _Hops:
 def _distinct(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the distinct rows."""
     alike = rows.view(f"V{rows.itemsize * rows.shape[1]}").ravel().tolist()
-    return rows[list({row: place for place, row in enumerate(alike)}.values())]
+    return rows[list({row: i for i, row in enumerate(alike)}.values())]
 
 
 def _steps(tree: Tree, ways: Routes, group: Members, level: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -313,12 +313,12 @@ def tree_messages(group: Members, nbytes: float, cost: Cost) -> list[Message]:
     def sizes(tree: Tree, ways: Routes, going_up: bool) -> Iterator[_Way]:
         """Links, bytes, latency and most bytes a second of each edge, one direction."""
         slowest, alone_s = ways.largest(level.of(going_up, pieces)).tolist(), ways.total(group.links.latency_s).tolist()
-        for place, inter in enumerate(tree.inter.tolist()):
+        for i, inter in enumerate(tree.inter.tolist()):
             wire = cost.net_wire if inter else cost.wire
-            slow = slowest[place]
+            slow = slowest[i]
             least = cost.least_s(inter)
             cap = min(1.0 / slow if slow else math.inf, wire / least if least else math.inf) / len(every)
-            yield ways.links(place), size * wire, cost.hop_s(alone_s[place], inter), cap
+            yield ways.links(i), size * wire, cost.hop_s(alone_s[i], inter), cap
 
     parts = _parts_of(pieces, cost)
     if len(group.domains) == 1:
@@ -390,8 +390,8 @@ def _switch_loads(group: Members, op: str) -> Loads:
                     paths += [((links[0],), out), ((links[-1],), back)]
         return group.loads(paths)
 
-    found: Loads = group.cached(("nvls loads", op), make)
-    return found
+    loads: Loads = group.cached(("nvls loads", op), make)
+    return loads
 
 
 def nvls_phase(group: Members, op: str, nbytes: float, cost: Cost) -> Phase:

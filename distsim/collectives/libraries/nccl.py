@@ -203,8 +203,8 @@ class NcclSelector:
                     if one.believed_us is not None:
                         return
                     why = why or one.why
-        asked = " ".join(name for name in (self.algo, self.proto) if name)
-        raise UsageError(f"{asked} is not available on {self.cluster.name}: {why}; see --explain")
+        forced = " ".join(name for name in (self.algo, self.proto) if name)
+        raise UsageError(f"{forced} is not available on {self.cluster.name}: {why}; see --explain")
 
     def _alone_s(self, group: Members, op: str, nbytes: float, one: Candidate) -> float:
         return self._plan(group, op, nbytes, one.algo, one.proto).alone_s(self.capacity)
@@ -322,10 +322,10 @@ def _numbers(version: str) -> tuple[int, int]:
     return int(parts[0]), int(parts[1])
 
 
-def _named(what: str, given: str | None, known: tuple[str, ...]) -> str | None:
+def _named(option: str, given: str | None, known: tuple[str, ...]) -> str | None:
     if given is None:
         return None
     for name in known:
         if name.lower() == given.lower().replace("_", "").replace("-", ""):
             return name
-    raise UsageError(f"expected {what} of NCCL ({', '.join(known)}), got {brief(given)!r}")
+    raise UsageError(f"expected {option} of NCCL ({', '.join(known)}), got {brief(given)!r}")

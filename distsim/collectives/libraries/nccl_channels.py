@@ -82,8 +82,8 @@ def _listed(name: str, environment: Mapping[str, str], known: tuple[str, ...]) -
             f"nccl.settings.{name}: expected names of {', '.join(known)}, after commas (^ before them: all others), "
             f"got {brief(unknown[0])!r}"
         )
-    found = {by_name[word] for word in words}
-    return frozenset(set(known) - found if given.startswith("^") else found)
+    named = {by_name[word] for word in words}
+    return frozenset(set(known) - named if given.startswith("^") else named)
 
 
 # -- How many channels NCCL opens, and what its search believes each of them carries.
@@ -139,17 +139,17 @@ def searched(
     alone, among = _speeds(generation, version)
     if num_nodes == 1:
         ring = max(alone, key=lambda speed: (min(int(inside_gbps / speed + 1e-6), _MOST_SEARCHED) * speed, speed))
-        found = max(1, min(int(inside_gbps / ring + 1e-6), _MOST_SEARCHED))
+        channels = max(1, min(int(inside_gbps / ring + 1e-6), _MOST_SEARCHED))
         ring = tree = min(ring, inside_gbps)
     else:
-        found = max(1, min(num_nics, _MOST_SEARCHED))
-        share = min(nic_gbps, inside_gbps / found)
+        channels = max(1, min(num_nics, _MOST_SEARCHED))
+        share = min(nic_gbps, inside_gbps / channels)
         ring = tree = next((speed for speed in among if speed <= share * 1.01), among[-1])
         if num_nodes == 2:  # bwIntra counts there, which the search raises up to twice as far
-            tree = next(speed for speed in among if speed <= max(ring, min(2 * ring, inside_gbps / found * 1.01)))
-    if ring >= 25.0 and (generation < 2 or ring >= 50.0 or found <= 4):
-        return Channels(2 * found, ring / 2, tree / 2, min(_MOST, 4 * found))
-    return Channels(found, ring, tree, min(_MOST, 2 * found))
+            tree = next(speed for speed in among if speed <= max(ring, min(2 * ring, inside_gbps / channels * 1.01)))
+    if ring >= 25.0 and (generation < 2 or ring >= 50.0 or channels <= 4):
+        return Channels(2 * channels, ring / 2, tree / 2, min(_MOST, 4 * channels))
+    return Channels(channels, ring, tree, min(_MOST, 2 * channels))
 
 
 def sent_channels(version: tuple[int, int], opened: int, num_ranks: int, nic_gbps: float, nics_a_rank: float) -> int:

@@ -176,7 +176,7 @@ class NcclTiming:
         nodes, per_node = machine.num_nodes, machine.num_ranks / machine.num_nodes
         if nodes <= 2 or self._of(self.matching(machine), f"message_{proto}") * 1e-6 < hop_s:
             return step(machine)
-        counts = [*range(2, min(nodes, 33)), *(nodes * place // 32 for place in range(1, 32)), nodes]
+        counts = [*range(2, min(nodes, 33)), *(nodes * i // 32 for i in range(1, 32)), nodes]
         slowest: float = max(
             step(replace(machine, num_nodes=count, num_ranks=int(per_node * count)))
             * (count - 1 / per_node)

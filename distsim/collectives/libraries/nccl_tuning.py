@@ -282,8 +282,8 @@ def candidates(op: str, nbytes: float, machine: Machine) -> list[Candidate]:
 
 
 def _correction(proto: str, nbytes: float) -> float:
-    place = int(math.log2(max(nbytes, 1) / 64)) if nbytes >= 64 else 0
-    return _TREE_CORRECTION[proto][place] if place < _CORRECTED else 1.0
+    i = int(math.log2(max(nbytes, 1) / 64)) if nbytes >= 64 else 0
+    return _TREE_CORRECTION[proto][i] if i < _CORRECTED else 1.0
 
 
 def _corrects_nvls(machine: Machine) -> bool:

@@ -19,9 +19,9 @@ _DEFAULT = ("aten", "prims", "rngprims", "fsdp")
 
 def price(pricing: Pricing, call: Call) -> Cost | None:
     """Return the cost of the call; None for an unknown operator."""
-    found = RULES.get(call.name)
-    if found is not None:
-        return found(pricing, call)
+    rule = RULES.get(call.name)
+    if rule is not None:
+        return rule(pricing, call)
     if call.name.split("::")[0] in _DEFAULT:
         return default(pricing, call)
     return None if call.inputs or call.outputs else NOTHING  # profiler::_record_function_enter_new and its kin

@@ -32,7 +32,7 @@ def is_transposed(call: Call) -> bool:
 
 
 def _fastest(tensor: Any) -> int:
-    strides = [(stride, -place) for place, stride in enumerate(tensor.stride()) if tensor.shape[place] > 1 and stride]
+    strides = [(stride, -dim) for dim, stride in enumerate(tensor.stride()) if tensor.shape[dim] > 1 and stride]
     return -min(strides)[1] if strides else tensor.dim() - 1
 
 
@@ -49,9 +49,9 @@ def _copy(pricing: Pricing, call: Call) -> Cost:
     """Over PCIe where one side is the host; asynchronous copies are taken to be of pinned memory."""
     sources, targets = [], list(call.outputs)
     for name in ("src", "self"):
-        found = call[name]
-        if found is not None:
-            sources = [found] if not isinstance(found, list | tuple) else list(found)
+        given = call[name]
+        if given is not None:
+            sources = [given] if not isinstance(given, list | tuple) else list(given)
             break
     if not sources or not targets:
         return NOTHING

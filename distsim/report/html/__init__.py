@@ -19,9 +19,9 @@ def needed(flag: str) -> None:
     """A UsageError where the extra is not installed."""
     missing = [name for name in ("jinja2", "plotly") if find_spec(name) is None]
     if missing:
-        what = " and ".join(missing)
+        packages = " and ".join(missing)
         verb = "is" if len(missing) == 1 else "are"
-        raise UsageError(f"{flag}: {what} {verb} not installed; pip install -e '.[html]' in a clone of distsim")
+        raise UsageError(f"{flag}: {packages} {verb} not installed; pip install -e '.[html]' in a clone of distsim")
 
 
 def check_page(path: str | None, flag: str = "--html") -> None:

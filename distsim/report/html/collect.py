@@ -129,10 +129,10 @@ def stacks(material: Material) -> list[list[Any]]:
     evidence = material.evidence
     if evidence is None or not (material.diagnoses or material.snapshot):
         return []
-    found = {rank: stack for rank in evidence.ranks if (stack := stack_of(rank, evidence))}
+    stack_by_rank = {rank: stack for rank in evidence.ranks if (stack := stack_of(rank, evidence))}
     accused = {rank for d in material.diagnoses if d.exit_code for rank in d.culprits}
     rows: list[list[Any]] = []
-    todo: list[tuple[StackNode, int | None]] = [(node, None) for node in merge_stacks(found).ordered()]
+    todo: list[tuple[StackNode, int | None]] = [(node, None) for node in merge_stacks(stack_by_rank).ordered()]
     while todo and len(rows) < MOST_FRAMES:  # breadth first: what is cut off lies innermost
         node, parent = todo.pop(0)
         assert node.site is not None
@@ -279,7 +279,7 @@ def _name(ranks: Sequence[int]) -> str:
 
 def _alike(material: Material, ranks: Sequence[int]) -> list[list[int]]:
     """Group ranks by their calls, lines and progress."""
-    found: dict[tuple[object, ...], list[int]] = {}
+    ranks_by_key: dict[tuple[object, ...], list[int]] = {}
     states = {} if material.evidence is None else material.evidence.ranks
     for rank in ranks:
         state = states.get(rank)
@@ -288,8 +288,8 @@ def _alike(material: Material, ranks: Sequence[int]) -> list[list[int]]:
             for r in material.records.get(rank, ())
         )
         key = (hash(tuple(calls)), None if state is None else (state.phase, state.site))
-        found.setdefault(key, []).append(rank)
-    return sorted(found.values())
+        ranks_by_key.setdefault(key, []).append(rank)
+    return sorted(ranks_by_key.values())
 
 
 Met = dict[tuple[str, int, str], float]
@@ -309,8 +309,8 @@ def _meetings(material: Material) -> Met:
 
 
 def _slices(material: Material, rank: int, met: Met) -> Iterable[Slice]:
-    for begin, end, what in material.compute.get(rank, ()):
-        yield "compute", begin, end, what, None
+    for begin, end, label in material.compute.get(rank, ()):
+        yield "compute", begin, end, label, None
     on_gpu: set[int] = set()
     for track in material.gpus.get(rank) or ():
         for piece in track.slices:
@@ -481,12 +481,12 @@ def wait_edges(evidence: Evidence) -> list[WaitEdge]:
         if not serves and (actor != rank or state.phase is not Phase.BLOCKED):
             continue
         for need in graph.needs.get(actor, ()):
-            what, where = _said(need, state.site)
-            key = (what, where, id(need.ranks) if isinstance(need.wait, CallWait) else need.ranks, need.any_of)
+            need_text, where = _said(need, state.site)
+            key = (need_text, where, id(need.ranks) if isinstance(need.wait, CallWait) else need.ranks, need.any_of)
             if id(need.ranks) not in ranks_of:
                 ranks_of[id(need.ranks)] = tuple(dict.fromkeys(map(rank_of, need.ranks)))
             needs = ranks_of[id(need.ranks)]
-            edge = merged.setdefault(key, WaitEdge([], needs, need.any_of, what, where))
+            edge = merged.setdefault(key, WaitEdge([], needs, need.any_of, need_text, where))
             if rank not in edge.ranks[-1:]:  # a thread that serves calls is its rank's
                 edge.ranks.append(rank)
     return list(merged.values())

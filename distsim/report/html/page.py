@@ -135,8 +135,8 @@ def run_page(document: Mapping[str, Any]) -> Page:
     """Return the page of one run. Raises ValueError, KeyError, TypeError or AttributeError if *document* is not a
     report."""
     run = run_parts(document)
-    said = f"{run.told[0].kind}, {run.told[0].ranks}" if run.told else run.title
-    return Page(f"{run.word}: {said}", run.title, [run])
+    subject = f"{run.told[0].kind}, {run.told[0].ranks}" if run.told else run.title
+    return Page(f"{run.word}: {subject}", run.title, [run])
 
 
 def suite_page(entries: Sequence[Entry], line: str) -> Page:
@@ -224,8 +224,8 @@ def bench_page(document: Mapping[str, Any]) -> Page:
     parts.append(Part("time", "Time by size", figure=bench_plot(document["rows"], "time_us")))
     title = f"{document['op']} on {document['cluster']}"
     line = f"{document['ranks']:,} ranks, NCCL {document.get('nccl_version', '?')}, simulated"
-    made = table("Sizes", fields, document["rows"])
-    return Page(title, "bench", [], True, [line], parts, [made], document)
+    sizes = table("Sizes", fields, document["rows"])
+    return Page(title, "bench", [], True, [line], parts, [sizes], document)
 
 
 def _setting(value: Any) -> Cell:

@@ -132,10 +132,10 @@ def launch_with_page(launch: Callable[[], int], args: Any) -> int:
 
 def _write(directory: Path, args: Any) -> None:
 
-    found = examine(directory)
-    more: dict[str, Any] = {"inconclusive": str(found.inconclusive)} if found.inconclusive else {}
+    result = examine(directory)
+    more: dict[str, Any] = {"inconclusive": str(result.inconclusive)} if result.inconclusive else {}
     replay = shlex.join(["distsim", *args.argv])
-    write_records(found.diagnoses, found.evidence, args.html, replay, program=args.training_script, **more)
+    write_records(result.diagnoses, result.evidence, args.html, replay, program=args.training_script, **more)
     say_written(args.html)
 
 
@@ -156,12 +156,12 @@ def page_of_records(folder: str, test: str, directory: Path) -> str:
     """The same of a real one, from the rings in *directory*; empty where they accuse nobody."""
 
     try:
-        found = examine(directory)
+        result = examine(directory)
     except UsageError:  # no rank came to init_process_group
         return ""
-    if not found.diagnoses:
+    if not result.diagnoses:
         return ""
-    return page_of_report(folder, test, records_document(found.diagnoses, found.evidence, _replay(test)))
+    return page_of_report(folder, test, records_document(result.diagnoses, result.evidence, _replay(test)))
 
 
 def page_of_report(folder: str, test: str, document: Mapping[str, Any]) -> str:
@@ -202,26 +202,26 @@ def _wrong(document: Mapping[str, Any]) -> Iterator[str]:
         yield from _figures(value, name, name, name not in _OTHER_CLOCKS)
 
 
-def _figures(value: Any, place: str, name: str, from_zero: bool) -> Iterator[str]:
-    """Return what is wrong in *value*, which is at *place* under the key *name*."""
+def _figures(value: Any, path: str, name: str, from_zero: bool) -> Iterator[str]:
+    """Return what is wrong in *value*, which is at *path* under the key *name*."""
     if isinstance(value, dict):
         for key, one in value.items():
-            yield from _figures(one, f"{place}.{brief(key)}", key, from_zero)
+            yield from _figures(one, f"{path}.{brief(key)}", key, from_zero)
     elif isinstance(value, list) and not _WHOLE.match(name):
         for number, one in enumerate(value):
-            yield from _figures(one, f"{place}[{number}]", name, from_zero)
+            yield from _figures(one, f"{path}[{number}]", name, from_zero)
     elif value is not None and _FIGURE.search(name):
-        yield from _figure(value, place, name, from_zero)
+        yield from _figure(value, path, name, from_zero)
 
 
-def _figure(value: Any, place: str, name: str, from_zero: bool) -> Iterator[str]:
+def _figure(value: Any, path: str, name: str, from_zero: bool) -> Iterator[str]:
     kind = "a whole number" if _WHOLE.match(name) else "a number"
     least = from_zero and name not in _SIGNED
     if least:
         kind += " of 0 or more"
     right = isinstance(value, int if _WHOLE.match(name) else int | float) and not isinstance(value, bool)
     if not right or not math.isfinite(value) or (least and value < -_ROUNDING_S):
-        yield f"{place}: expected {kind}, got {_said(value)}"
+        yield f"{path}: expected {kind}, got {_said(value)}"
 
 
 def _said(value: Any) -> str:

@@ -116,7 +116,7 @@ def training_section(training: Training) -> dict[str, Any]:
         "ranks": [_rank(rank) for rank in training.ranks],
         "operators": [asdict(operator) for operator in training.operators],
         "critical_path": [asdict(part) for part in training.critical_path],
-        "out_of_memory": [_short(found, training) for found in training.out_of_memory],
+        "out_of_memory": [_short(short, training) for short in training.out_of_memory],
         "gains": [asdict(gain) for gain in gains(training)],
         "checkpoints": _checkpoints(training),
         "cost": _cost(training),
@@ -168,7 +168,7 @@ def gains(training: Training) -> list[Gain]:
         return []
     moving_s = rank.exposed_s - rank.late_s
     faster_s = sum(wait.spared_s for wait in rank.waits)
-    found = [
+    gain_rows = [
         ("ideal network", "communication takes no time, SMs or memory bandwidth", moving_s + rank.slowed_s),
         ("ideal overlap", "computation hides all communication", moving_s),
         ("twice the bandwidth", "every collective takes half the time", faster_s),
@@ -178,7 +178,9 @@ def gains(training: Training) -> list[Gain]:
     ]
     step_s = rank.step_s
     least_s = max(one.compute_s - one.slowed_s for one in training.ranks)
-    kept = [Gain(name, how, max(least_s, step_s - less_s)) for name, how, less_s in found if less_s > FEWEST * step_s]
+    kept = [
+        Gain(name, how, max(least_s, step_s - less_s)) for name, how, less_s in gain_rows if less_s > FEWEST * step_s
+    ]
     return sorted(kept, key=lambda gain: gain.step_s)
 
 
@@ -192,24 +194,24 @@ def memory_table(training: Training) -> RenderableType:
         tables += [Text(f"by module{when}:"), memory_kinds(most.modules, total, MOST_MODULES)]
     waste = training.peak_reserved_bytes - training.peak_allocated_bytes
     if waste > 0.02 * training.peak_reserved_bytes:
-        said = f"and {format_bytes(waste)} reserved by the allocator beyond that (fragments, earlier peaks)"
-        tables.append(Text(said, style="dim"))
+        note = f"and {format_bytes(waste)} reserved by the allocator beyond that (fragments, earlier peaks)"
+        tables.append(Text(note, style="dim"))
     return Group(*tables)
 
 
 def shortage(short: OutOfMemory, training: Training) -> RenderableType:
     """Show how much memory was missing, what held it, and what would have fitted."""
     lost = short.reserved - short.allocated
-    said = (
+    sentence = (
         f"asked for {format_bytes(short.asked)} where {format_bytes(short.allocated)} "
         f"of {format_bytes(short.capacity)} were in use"
     )
     if short.missing:
-        said += f": {format_bytes(short.missing)} too much"
+        sentence += f": {format_bytes(short.missing)} too much"
     else:
-        said += f": {format_bytes(lost)} are free, but in pieces that are too small, or of other streams"
+        sentence += f": {format_bytes(lost)} are free, but in pieces that are too small, or of other streams"
     lines = [Text("- " + remedy) for remedy in remedies(short, training)]
-    return Group(Text(said, style="bold"), memory_kinds(short.held, short.allocated), *lines)
+    return Group(Text(sentence, style="bold"), memory_kinds(short.held, short.allocated), *lines)
 
 
 def remedies(short: OutOfMemory, training: Training) -> list[str]:
@@ -242,22 +244,24 @@ def _of_the_batch(short: OutOfMemory) -> list[str]:
     if activations and 0 < need < activations and short.asked_as == "activations":
         share = 1 - need / activations
         bound = "" if short.in_backward else " (and less once the rest of forward has run)"
-        what = "a micro-batch of at most {} of this one{}: activations grow with it"
+        remedy = "a micro-batch of at most {} of this one{}: activations grow with it"
         if short.one_sequence:
-            what = "the micro-batch is one sequence: one of at most {} of its length{}: activations grow with it"
+            remedy = "the micro-batch is one sequence: one of at most {} of its length{}: activations grow with it"
         return [
-            f"{what.format(f'{share:.0%}', bound)}, {format_bytes(activations)} were held or asked for",
+            f"{remedy.format(f'{share:.0%}', bound)}, {format_bytes(activations)} were held or asked for",
             "checkpointing (torch.utils.checkpoint): only the input of a checkpointed block is kept, the rest is "
             "recomputed in backward",
         ]
     states = short.held["parameters"] + short.held["gradients"] + short.held["optimizer"]
     if activations:
-        said = f"no smaller micro-batch: of what was held or asked for only {format_bytes(activations)} are activations"
+        sentence = (
+            f"no smaller micro-batch: of what was held or asked for only {format_bytes(activations)} are activations"
+        )
     elif states and (short.asked_as == "optimizer" or short.held["gradients"]):
-        said = "no smaller micro-batch: no activations are held"
+        sentence = "no smaller micro-batch: no activations are held"
     else:
         return []  # what is asked for is none of a batch's
-    return [said]
+    return [sentence]
 
 
 def _sharding(short: OutOfMemory, states: int, ranks: int) -> str:
@@ -268,8 +272,8 @@ def _sharding(short: OutOfMemory, states: int, ranks: int) -> str:
         text += f" and {format_bytes(coming)} more later"
     each = (states + coming) // ranks
     text += f", {format_bytes(each)} sharded over all {ranks}: "
-    asked = 0 if short.asked_as == "optimizer" and short.coming_optimizer else short.asked
-    if each + short.allocated - states + asked > RESERVE * short.capacity:
+    wanted = 0 if short.asked_as == "optimizer" and short.coming_optimizer else short.asked
+    if each + short.allocated - states + wanted > RESERVE * short.capacity:
         return text + "not enough alone"
     if short.coming_optimizer is None:
         return text + "the optimizer's state comes on top"

@@ -140,8 +140,8 @@ def _step(training: Training) -> Text:
     if training.steps < 3:
         which += ": fewer than three steps, so it includes the allocations of the first"
     elif min(times) < max(times) * 0.99:
-        what = "shorter" if len(times) == 2 and training.step_time_s == min(times) else "median"
-        which = f"{what} of {which}, {format_time(min(times))} to {format_time(max(times))}"
+        kind = "shorter" if len(times) == 2 and training.step_time_s == min(times) else "median"
+        which = f"{kind} of {which}, {format_time(min(times))} to {format_time(max(times))}"
     else:
         which = f"median of {which}"
     bound = ", host-bound" if training.host_bound else ""
@@ -247,13 +247,13 @@ def _ranks(training: Training) -> RenderableType:
 
 def _waits(rank: RankTraining) -> Text:
     """Return what the slowest rank waits for."""
-    said = []
+    waits = []
     for wait in rank.waits[:3]:
         shown_s = wait.moving_s + wait.late_s
         if shown_s > 0.005 * rank.step_s:
             late = f", {format_time(wait.late_s)} of it for a late rank" if wait.late_s > 0.1 * shown_s else ""
-            said.append(f"{wait.op} of {wait.group} {format_time(shown_s)}{late}")
-    return Text(f"rank {rank.rank}, the slowest, waits for: {'; '.join(said) or 'nothing for long'}")
+            waits.append(f"{wait.op} of {wait.group} {format_time(shown_s)}{late}")
+    return Text(f"rank {rank.rank}, the slowest, waits for: {'; '.join(waits) or 'nothing for long'}")
 
 
 def _cells(rank: RankTraining) -> tuple[str, ...]:
@@ -295,15 +295,15 @@ def _path(training: Training) -> RenderableType:
 
 
 def _gains(training: Training) -> RenderableType | None:
-    found = gains(training)
-    if not found:
+    gain_list = gains(training)
+    if not gain_list:
         return None
     table = plain_table()
     table.add_column("if")
     table.add_column("step", justify="right")
     table.add_column("less", justify="right")
     table.add_column("that is")
-    for gain in found:
+    for gain in gain_list:
         assert training.pacing is not None
         less = 1 - gain.step_s / training.pacing.step_s
         table.add_row(gain.name, format_time(gain.step_s), f"-{less:.1%}", Text(gain.how, style="dim"))

@@ -87,7 +87,7 @@ def teams(sharded: Run, whole: Run) -> dict[int, list[int]]:
     result: dict[int, list[int]] = {rank: [] for rank in sorted(whole.ranks)}
     for rank, entries in sorted(sharded.ranks.items()):
         mine = _inputs(entries)
-        match = next((other for other, theirs in inputs.items() if _same(mine, theirs)), None)
+        match = next((other for other, other_inputs in inputs.items() if _same(mine, other_inputs)), None)
         if match is None:
             raise UsageError(
                 f"rank {rank} of the first layout reads what no rank of the second one does: give the second layout as "
@@ -135,16 +135,16 @@ def compare(sharded: Run, whole: Run, perturbed: Run) -> Comparison:
     return result
 
 
-def _begin(found: Comparison, deviations: list[Deviation]) -> None:
+def _begin(comparison: Comparison, deviations: list[Deviation]) -> None:
     """Say where the difference begins."""
     for one in sorted(deviations, key=lambda one: (one.key.step, PHASES.index(one.key.kind))):
         inner = one.key.kind not in DECIDE
         if inner and one.relation.how is How.SUM and not one.on_residual:
             if one.key.kind == "output":
-                found.partial = one
+                comparison.partial = one
         elif not inner or one.relation.how is not How.MULTIPLE:
             # gradients of outputs may be scaled in a layout that scales those of the parameters back
-            found.first = one
+            comparison.first = one
             return
 
 
@@ -161,7 +161,7 @@ class _Team:
         self._equals: list[Array] = []
         """Outputs of this step that all ranks have whole."""
 
-    def compare(self, found: Comparison) -> Iterator[Deviation]:
+    def compare(self, comparison: Comparison) -> Iterator[Deviation]:
         """Every tensor in the order of the program; yields those that differ."""
         step = -1
         for key in self._order():
@@ -173,10 +173,10 @@ class _Team:
             threshold = self._threshold(key, target)
             parts = [self.sharded.ranks[rank][key].load() for rank in ranks]
             how = relation(target, parts, threshold)
-            found.compared[key.kind] = found.compared.get(key.kind, 0) + 1
-            found.steps = max(found.steps, key.step + 1)
+            comparison.compared[key.kind] = comparison.compared.get(key.kind, 0) + 1
+            comparison.steps = max(comparison.steps, key.step + 1)
             if how.how in HEALTHY:
-                found.farthest = max(found.farthest, how.distance)
+                comparison.farthest = max(comparison.farthest, how.distance)
                 if how.how is How.EQUAL and key.kind == "output":
                     self._equals.append(target)
                 continue
@@ -283,8 +283,8 @@ def _inputs(entries: Mapping[Key, Entry]) -> list[Array]:
     return [entry.load() for key, entry in entries.items() if key.kind == "input" and (key.step, key.root) == (0, 0)]
 
 
-def _same(mine: list[Array], theirs: list[Array]) -> bool:
-    return len(mine) == len(theirs) and all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
+def _same(mine: list[Array], other: list[Array]) -> bool:
+    return len(mine) == len(other) and all(np.array_equal(a, b) for a, b in zip(mine, other, strict=True))
 
 
 def _makes(whole: list[Array], parts: list[list[Array]]) -> bool:

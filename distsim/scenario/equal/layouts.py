@@ -43,13 +43,13 @@ def compare_layouts(sharded: Spec, whole: Spec, folder: Path, say: Callable[[str
         second = _run(whole, folder, "second")
     say("the second layout again, from parameters changed by one rounding")
     moved = _run(dataclasses.replace(whole, perturbed=True), folder, "moved")
-    found = compare(first, second, moved)
-    found.replaced = sorted({name for of in needed.values() for name in of})
+    comparison = compare(first, second, moved)
+    comparison.replaced = sorted({name for of in needed.values() for name in of})
     for run in (first, second):
-        found.left_out |= {name: f"its values cannot be read ({kind})" for name, kind in run.unreadable.items()}
-    if not found.compared.get("gradient", 0) + found.compared.get("parameter", 0):
-        raise UsageError(f"nothing was compared: {_why_nothing(first, second, found)}")
-    return found
+        comparison.left_out |= {name: f"its values cannot be read ({kind})" for name, kind in run.unreadable.items()}
+    if not comparison.compared.get("gradient", 0) + comparison.compared.get("parameter", 0):
+        raise UsageError(f"nothing was compared: {_why_nothing(first, second, comparison)}")
+    return comparison
 
 
 def _run(spec: Spec, folder: Path, name: str) -> Run:
@@ -71,17 +71,17 @@ def _run(spec: Spec, folder: Path, name: str) -> Run:
             raise UsageError(refusals[-1])
         layout = "second layout" if name != "first" else "first layout"
         command = " ".join([Path(spec.program).name, *spec.arguments])
-        said = "\n".join(f"  {line}" for line in lines[-LINES:])
-        raise UsageError(f"the {layout} does not run ({command}, exit code {done.returncode}):\n{said}")
+        output = "\n".join(f"  {line}" for line in lines[-LINES:])
+        raise UsageError(f"the {layout} does not run ({command}, exit code {done.returncode}):\n{output}")
     return read_run(out)
 
 
-def _why_nothing(first: Run, second: Run, found: Comparison) -> str:
+def _why_nothing(first: Run, second: Run, comparison: Comparison) -> str:
     for run, layout in ((first, "first"), (second, "second")):
         keys = [key for entries in run.ranks.values() for key in entries]
         if not any(key.kind == "start" for key in keys):
             return f"no rank of the {layout} layout called a model that has parameters"
         if not any(key.kind == "gradient" for key in keys):
             return f"no optimizer of the {layout} layout made a step with a gradient of the model"
-    name, why = next(iter(found.left_out.items()), ("", "the two have no parameter in common"))
+    name, why = next(iter(comparison.left_out.items()), ("", "the two have no parameter in common"))
     return f"{name}: {why}" if name else why

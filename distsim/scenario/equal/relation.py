@@ -60,10 +60,10 @@ def relation(whole: Array, shards: Sequence[Array], threshold: float) -> Relatio
     distinct = _distinct(shards)
     nearest = float("inf")
     for parts in (distinct, shards):  # copies over an axis of the mesh, or parts that happen to be equal
-        for how, detail, made in _candidates(whole.shape, parts):
+        for how, detail, combined in _candidates(whole.shape, parts):
             if how is How.SUM and len(parts) > len(distinct):
                 continue  # equal tensors that are too small are a multiple
-            apart = distance(whole, made)
+            apart = distance(whole, combined)
             if apart <= threshold:
                 return Relation(how, apart, detail)
             nearest = min(nearest, apart)
@@ -112,9 +112,9 @@ def _candidates(shape: tuple[int, ...], shards: Sequence[Array]) -> Iterator[tup
         strides = [shards[at :: len(shards) // width] for at in range(len(shards) // width)]
         for groups in (blocks, strides):
             for how, detail, inner in _inner(groups):
-                for other, more, made in _one_axis(shape, inner):
+                for other, more, combined in _one_axis(shape, inner):
                     added = How.SUM in (how, other)
-                    yield How.SUM if added else How.JOINED, f"{detail}, {more}", made
+                    yield How.SUM if added else How.JOINED, f"{detail}, {more}", combined
 
 
 def _inner(groups: list[Sequence[Array]]) -> Iterator[tuple[How, str, list[Array]]]:
@@ -180,9 +180,9 @@ def _factor(whole: Array, shard: Array, threshold: float) -> float | None:
         return None
     a, b = whole.astype(np.float64).reshape(-1), shard.astype(np.float64).reshape(-1)
     norm = float(a @ a)
-    found = float(a @ b) / norm if norm else 0.0
-    for factor in (found, 1 / found if found else 0.0):
+    ratio = float(a @ b) / norm if norm else 0.0
+    for factor in (ratio, 1 / ratio if ratio else 0.0):
         if factor >= 1.5 and abs(factor - round(factor)) < 1e-3 * factor:
-            exact = float(round(factor)) if factor is found else 1.0 / round(factor)
+            exact = float(round(factor)) if factor is ratio else 1.0 / round(factor)
             return exact if distance(a, b / exact) <= threshold else None
     return None

@@ -21,53 +21,53 @@ WHAT = {
 }
 
 
-def lines(found: Comparison) -> Iterator[Line]:
+def lines(comparison: Comparison) -> Iterator[Line]:
     """The report."""
-    counts = ", ".join(f"{found.compared[kind]} {_plural(kind)}" for kind in WHAT if kind in found.compared)
-    if found.first is None:
-        yield Line(f"EQUAL  {found.steps} steps  {counts}", 0, 8, "bold green")
-        yield Line(f"The largest distance is {found.farthest:.1e} of a tensor's norm.")
+    counts = ", ".join(f"{comparison.compared[kind]} {_plural(kind)}" for kind in WHAT if kind in comparison.compared)
+    if comparison.first is None:
+        yield Line(f"EQUAL  {comparison.steps} steps  {counts}", 0, 8, "bold green")
+        yield Line(f"The largest distance is {comparison.farthest:.1e} of a tensor's norm.")
     else:
-        first = found.first
+        first = comparison.first
         heading = ["DIFFERS", f"{WHAT[first.key.kind]} {_named(first)}", ranks_text(first.ranks)]
         yield Line("  ".join([*heading, f"at step {first.key.step + 1}"]), 0, 8, "bold red")
         yield Line(_explanation(first))
-        if found.partial is not None and first.relation.how is How.NONE and not first.on_residual:
-            part = found.partial
+        if comparison.partial is not None and first.relation.how is How.NONE and not first.on_residual:
+            part = comparison.partial
             yield Line(
                 f"Before it, the output of {_named(part)} ({part.site}) was a part of a sum on each of "
                 f"{ranks_text(part.ranks)}: the last place where the parts still make the other layout's tensor."
             )
         yield Line(f"made at {first.site}" if first.site else "its module was called by no line of the program's")
-        names = list(dict.fromkeys(one.key.name for one in found.deciding))
+        names = list(dict.fromkeys(one.key.name for one in comparison.deciding))
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         yield Line(f"Trained in another way: {', '.join(names[:SHOWN])}{more}. Compared: {counts}.")
-        yield Line(f"next: {_advice(first, found)} See docs/equal.md", style="bold")
-    if found.replaced:
+        yield Line(f"next: {_advice(first, comparison)} See docs/equal.md", style="bold")
+    if comparison.replaced:
         yield Line(
-            f"The second layout began with the first one's values of {_few(found.replaced)}: it drew others. Seed the "
+            f"The second layout began with the first one's values of {_few(comparison.replaced)}: it drew others. Seed the "
             "whole tensor alike in both layouts if a weight is made of several."
         )
     by_reason: dict[str, list[str]] = {}
-    for name, why in found.left_out.items():
+    for name, why in comparison.left_out.items():
         by_reason.setdefault(why, []).append(name)
     for why, names in by_reason.items():
         yield Line(f"Not compared: {_few(names)}: {why}.")
     yield Line("Dropout was off in both.")
 
 
-def to_json(found: Comparison) -> dict[str, Any]:
+def to_json(comparison: Comparison) -> dict[str, Any]:
     """The report as plain data, schema distsim.equal/1."""
     return {
         "schema": "distsim.equal/1",
-        "equal": not found.differs,
-        "steps": found.steps,
-        "compared": found.compared,
-        "largest_distance": found.farthest,
-        "first": None if found.first is None else _as_json(found.first),
-        "deciding": [_as_json(one) for one in found.deciding],
-        "started_alike": found.replaced,
-        "left_out": found.left_out,
+        "equal": not comparison.differs,
+        "steps": comparison.steps,
+        "compared": comparison.compared,
+        "largest_distance": comparison.farthest,
+        "first": None if comparison.first is None else _as_json(comparison.first),
+        "deciding": [_as_json(one) for one in comparison.deciding],
+        "started_alike": comparison.replaced,
+        "left_out": comparison.left_out,
     }
 
 
@@ -111,10 +111,10 @@ def _explanation(one: Deviation) -> str:
     )
 
 
-def _advice(one: Deviation, found: Comparison) -> str:
+def _advice(one: Deviation, comparison: Comparison) -> str:
     ranks, how = ranks_text(one.ranks), one.relation.how
-    if one.on_residual or (how is How.NONE and found.partial is not None):
-        part = one if one.on_residual or found.partial is None else found.partial
+    if one.on_residual or (how is How.NONE and comparison.partial is not None):
+        part = one if one.on_residual or comparison.partial is None else comparison.partial
         return f"all_reduce what {_named(part)} computes over {ranks} (or reduce_scatter it) before it is used."
     if how is How.SUM and one.relation.detail == "mean":
         return f"Average the gradient over {ranks} before the step."

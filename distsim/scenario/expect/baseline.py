@@ -31,9 +31,9 @@ def read_baseline(path: Path) -> dict[str, float]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, OverflowError, AttributeError) as error:
-        told = brief(str(error), 200)
+        problem = brief(str(error), 200)
         raise UsageError(
-            f"{path}: expected figures by name as JSON ({told}); write it anew with --update-baselines"
+            f"{path}: expected figures by name as JSON ({problem}); write it anew with --update-baselines"
         ) from None
 
 

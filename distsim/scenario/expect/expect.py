@@ -29,9 +29,9 @@ def lines_by_rank(output: str) -> dict[int, list[str]]:
     """Return the output of each rank."""
     lines: dict[int, list[str]] = {}
     for line in output.splitlines():
-        found = _LINE.match(line)
-        if found is not None:
-            lines.setdefault(int(found[1]), []).append(found[2])
+        match = _LINE.match(line)
+        if match is not None:
+            lines.setdefault(int(match[1]), []).append(match[2])
     return lines
 
 
@@ -130,8 +130,8 @@ def _call_at_all(scenario: Scenario, outcome: Outcome) -> Iterator[str]:
     calls = [r for records in outcome.records.values() for r in records]
     if not any(wanted.op in (None, r.op) and wanted.seq in (None, r.seq) for r in calls):
         name = f"{wanted.op or 'a call'}{'' if wanted.seq is None else f' #{wanted.seq}'}"
-        made = ", ".join(sorted({f"{r.op} #{r.seq}" for r in calls})[:6]) or "none"
-        yield f"expect.call: no rank ever called {name}; calls made: {made}"
+        calls_made = ", ".join(sorted({f"{r.op} #{r.seq}" for r in calls})[:6]) or "none"
+        yield f"expect.call: no rank ever called {name}; calls made: {calls_made}"
 
 
 def _printed(scenario: Scenario, output: str, world_size: int) -> Iterator[str]:
@@ -189,8 +189,8 @@ def _figures(scenario: Scenario, outcome: Outcome) -> Iterator[str]:
     for op, least in (expect.busbw_above or {}).items():
         totals = [t for t in outcome.collectives if t.op == op]
         if not totals:
-            made = ", ".join(sorted({t.op for t in outcome.collectives})) or "none"
-            yield f"expect.busbw_above.{op}: no rank ever called {op}; calls made: {made}"
+            ops_made = ", ".join(sorted({t.op for t in outcome.collectives})) or "none"
+            yield f"expect.busbw_above.{op}: no rank ever called {op}; calls made: {ops_made}"
             continue
         best = max(t.busbw_bytes_per_s for t in totals)
         if best <= least:

@@ -40,7 +40,7 @@ def _of_training(training: Training) -> dict[str, float]:
     short = max((one.allocated + one.asked for one in training.out_of_memory), default=0)
     missing = max((one.missing for one in training.out_of_memory), default=0)
     capacity = training.memory_bytes - training.context_bytes
-    found = {
+    values = {
         "gpus": float(training.num_gpus),
         "peak_gpu_memory_bytes": max(peak, float(short)),
         "gpu_memory_share": max(peak, float(short)) / capacity if capacity > 0 else 0.0,
@@ -63,7 +63,7 @@ def _of_training(training: Training) -> dict[str, float]:
             "step_bubble_s": pacing.bubble_s,
             "step_host_s": pacing.host_s,
         }
-    return found | {name: value for name, value in figures.items() if value is not None}
+    return values | {name: value for name, value in figures.items() if value is not None}
 
 
 def _sure(outcome: Outcome, exposed_s: float) -> dict[str, float]:

@@ -134,10 +134,10 @@ def _shrink(scenario: Scenario, schedule: Schedule, result: Result) -> tuple[Sch
     def fails(smaller: Schedule) -> bool:
         nonlocal schedule, result, tries
         tries += 1
-        found, _ = _attempt(scenario, smaller)
-        alike = not found.passed and found.verdict == result.verdict
+        attempt, _ = _attempt(scenario, smaller)
+        alike = not attempt.passed and attempt.verdict == result.verdict
         if alike:
-            schedule, result = smaller, found
+            schedule, result = smaller, attempt
         return alike
 
     ordinary = Schedule()

@@ -34,13 +34,13 @@ class KeptPoints:
     """
 
     def __init__(self, scenario: Scenario, command: Any) -> None:
-        told = hashlib.sha256(json.dumps([__version__, scenario.data, command], sort_keys=True).encode())
+        digest = hashlib.sha256(json.dumps([__version__, scenario.data, command], sort_keys=True).encode())
         clusters = [scenario.path.parent / str(scenario.spec.on).partition(":")[0]]
         for file in [*(own_sources(scenario.file) if scenario.file is not None else ()), *clusters]:
             with suppress(OSError):
-                told.update(str(file).encode() + file.read_bytes())
+                digest.update(str(file).encode() + file.read_bytes())
         cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        self.folder = Path(cache) / "distsim" / f"points-{told.hexdigest()[:12]}"
+        self.folder = Path(cache) / "distsim" / f"points-{digest.hexdigest()[:12]}"
 
     def __len__(self) -> int:
         return sum(1 for _ in self.folder.glob("*.json")) if self.folder.is_dir() else 0

@@ -46,14 +46,14 @@ def script_flags(script: Path, arguments: Sequence[str]) -> list[Flag]:
         if name is not None:
             flags.setdefault(name, _flag(name, {word.arg: word.value for word in call.keywords if word.arg}))
     given = list(arguments)
-    for place, word in enumerate(given):
+    for i, word in enumerate(given):
         name, equals, value = word.partition("=")
         if not name.startswith("--"):
             continue
         name = next((n for n in flags if n == name or n.replace("_", "-") == name.replace("_", "-")), name)
         known = flags.get(name)
         if not equals:
-            following = given[place + 1] if place + 1 < len(given) else "--"
+            following = given[i + 1] if i + 1 < len(given) else "--"
             takes_value = not following.startswith("--") and not (known is not None and known.is_switch)
             value = following if takes_value else "True"
         is_switch = known.is_switch if known is not None else value == "True"

@@ -123,8 +123,8 @@ def sweep(
         try:
             scenarios.append(point_of(scenario, chosen))
         except UsageError as error:
-            told = ", ".join(f"{brief(path)}={brief(value)}" for path, value in chosen.items())
-            wrong.append(f"{told}: {error}")
+            settings_text = ", ".join(f"{brief(path)}={brief(value)}" for path, value in chosen.items())
+            wrong.append(f"{settings_text}: {error}")
         settings.append(chosen)
     if wrong:
         raise UsageError("\n".join(wrong))
@@ -154,10 +154,10 @@ def _resumed(
             left.append(number)
         else:
             yield Point(chosen, result, number)
-    for place, result in run_points([scenarios[number] for number in left], workers, apart, picture):
-        chosen = settings[left[place]]
+    for index, result in run_points([scenarios[number] for number in left], workers, apart, picture):
+        chosen = settings[left[index]]
         kept.save(chosen, result)
-        yield Point(chosen, result, left[place])
+        yield Point(chosen, result, left[index])
 
 
 def point_of(scenario: Scenario, chosen: Mapping[str, Any]) -> Scenario:
@@ -208,17 +208,17 @@ def _without_flag(arguments: Sequence[str], flag: str) -> list[str]:
 
 def _set(data: dict[str, Any], path: str, value: Any) -> None:
     parts = [int(p) if p.isascii() and p.isdigit() and len(p) < 10 else p for p in re.split(r"[.\[\]]+", path) if p]
-    place: Any = data
+    node: Any = data
     for depth, part in enumerate(parts[:-1]):
         following = parts[depth + 1]
         try:
-            place = place.setdefault(part, {}) if isinstance(place, dict) else place[part]
+            node = node.setdefault(part, {}) if isinstance(node, dict) else node[part]
         except (IndexError, TypeError):
             raise UsageError(f"--vary {brief(path, 200)}: the scenario has no {brief(str(part))} there") from None
-        if isinstance(following, int) != isinstance(place, list):
+        if isinstance(following, int) != isinstance(node, list):
             raise UsageError(f"--vary {brief(path, 200)}: the scenario has no {brief(str(following))} there")
     try:
-        place[parts[-1]] = str(value) if parts[0] in ("args", "env") else value
+        node[parts[-1]] = str(value) if parts[0] in ("args", "env") else value
     except (IndexError, TypeError):
         raise UsageError(f"--vary {brief(path, 200)}: the scenario has no {brief(str(parts[-1]))} there") from None
 
@@ -238,9 +238,9 @@ def _on_ray(scenarios: Sequence[Scenario], address: str, picture: bool) -> Itera
             _knock(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (OSError, ValueError, RuntimeError) as error:
-            told = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            problem = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UsageError(
-                f"--ray {address}: no Ray cluster there ({told}); give host:port, auto for the one of this machine, "
+                f"--ray {address}: no Ray cluster there ({problem}); give host:port, auto for the one of this machine, "
                 "or --ray alone to start one"
             ) from None
     task: Callable[..., Any] = ray.remote(run_there).remote
@@ -250,8 +250,8 @@ def _on_ray(scenarios: Sequence[Scenario], address: str, picture: bool) -> Itera
             try:
                 yield ray.get(job)
             except ray.exceptions.RayError as error:
-                told = str(error).strip().splitlines()[-1]
-                raise UsageError(f"--ray {address}: {scenario.path} did not run there: {told}") from None
+                problem = str(error).strip().splitlines()[-1]
+                raise UsageError(f"--ray {address}: {scenario.path} did not run there: {problem}") from None
     finally:
         if ours:
             ray.shutdown()
@@ -273,8 +273,8 @@ def write_csv(points: Sequence[Point], path: Path) -> None:
         writer.writerow([*settings, "kind", "exit_code", *figures])
         for point in points:
             row = [point.settings[s] for s in settings]
-            found = [point.result.figures.get(f, "") for f in figures]
-            writer.writerow([*row, point.result.verdict, point.result.exit_code, *found])
+            row_figures = [point.result.figures.get(f, "") for f in figures]
+            writer.writerow([*row, point.result.verdict, point.result.exit_code, *row_figures])
 
 
 def write_json(points: Sequence[Point], name: str, path: str) -> None:

@@ -122,60 +122,60 @@ class Search:
             raise UsageError(f"--vary: {size:,} points, the most is {MAX_POINTS:,}; give fewer values, or fewer --vary")
         self._left = list(itertools.product(*(range(len(axis.values)) for axis in self.axes)))
 
-    def settings(self, place: Place) -> dict[str, Any]:
-        """Return the values at *place* by their paths."""
-        return {axis.path: axis.values[i] for axis, i in zip(self.axes, place, strict=True)}
+    def settings(self, point: Place) -> dict[str, Any]:
+        """Return the values at *point* by their paths."""
+        return {axis.path: axis.values[i] for axis, i in zip(self.axes, point, strict=True)}
 
-    def add(self, place: Place, result: Result) -> None:
+    def add(self, point: Place, result: Result) -> None:
         """A point has run."""
-        self.results[place] = result
+        self.results[point] = result
 
     @property
     def ruled_out(self) -> list[Place]:
         """Points that were not run since others that need no more memory ran out of it."""
-        return [place for place in self._left if place not in self.results and self._needs_too_much(place)]
+        return [point for point in self._left if point not in self.results and self._needs_too_much(point)]
 
     @property
     def untried(self) -> list[Place]:
         """Points of which nothing is known."""
-        return [place for place in self._left if place not in self.results and not self._needs_too_much(place)]
+        return [point for point in self._left if point not in self.results and not self._needs_too_much(point)]
 
-    def _needs_too_much(self, place: Place) -> bool:
+    def _needs_too_much(self, point: Place) -> bool:
         full = [other for other, result in self.results.items() if result.figures.get("fits") == 0.0]
-        return any(self._needs_as_much(place, other) for other in full)
+        return any(self._needs_as_much(point, other) for other in full)
 
-    def _needs_as_much(self, place: Place, other: Place) -> bool:
-        """Whether *place* needs at least the memory of *other*, as far as their axes tell."""
-        for axis, mine, its in zip(self.axes, place, other, strict=True):
+    def _needs_as_much(self, point: Place, other: Place) -> bool:
+        """Whether *point* needs at least the memory of *other*, as far as their axes tell."""
+        for axis, mine, its in zip(self.axes, point, other, strict=True):
             if mine != its and (axis.memory is None or axis.memory[mine] < axis.memory[its]):
                 return False
         return True
 
     def ranking(self) -> list[Place]:
         """Return the points that fit, the best first; where one ran for more steps, that counts."""
-        scores = {place: self.objective.score(self.finals.get(place, result)) for place, result in self.results.items()}
-        return sorted((place for place, score in scores.items() if score), key=lambda place: (-scores[place], place))
+        scores = {point: self.objective.score(self.finals.get(point, result)) for point, result in self.results.items()}
+        return sorted((point for point, score in scores.items() if score), key=lambda place: (-scores[place], place))
 
     def next_points(self, most: int) -> list[Place]:
         """Return up to *most* points to run: those nearest to the best ones; before any fits, those of least memory."""
         leaders = self.ranking()[:LEADERS]
         if leaders:
-            key = {place: self._distance(place, leaders) for place in self.untried}
+            key = {point: self._distance(point, leaders) for point in self.untried}
         else:
-            key = {place: self._memory(place) for place in self.untried}
+            key = {point: self._memory(point) for point in self.untried}
         return sorted(key, key=lambda place: (key[place], place))[:most]
 
-    def _distance(self, place: Place, leaders: Sequence[Place]) -> float:
+    def _distance(self, point: Place, leaders: Sequence[Place]) -> float:
         return min(
-            rank + sum(abs(mine - its) for mine, its in zip(place, leader, strict=True))
+            rank + sum(abs(mine - its) for mine, its in zip(point, leader, strict=True))
             for rank, leader in enumerate(leaders)
         )
 
-    def _memory(self, place: Place) -> float:
-        """Return the position of *place* on the axes that affect memory."""
+    def _memory(self, point: Place) -> float:
+        """Return the position of *point* on the axes that affect memory."""
         return sum(
             sorted(axis.memory).index(axis.memory[i]) if axis.memory is not None else 0.0
-            for axis, i in zip(self.axes, place, strict=True)
+            for axis, i in zip(self.axes, point, strict=True)
         )
 
     def finalists(self) -> list[Place]:

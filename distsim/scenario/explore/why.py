@@ -47,8 +47,8 @@ def _waits(result: Result, step_s: float) -> str:
     pacing = max(slow, key=lambda rank: (rank["compute_s"] + rank["host_s"], -rank["rank"]), default=None)
     waits = [] if pacing is None else pacing["waits"]
     shares = [((wait["moving_s"] + wait["late_s"]) / step_s, wait) for wait in waits]
-    said = [f"{wait['op']} of {wait['group']} {share:.0%}" for share, wait in shares[:2] if share >= LEAST]
-    return ", ".join(said)
+    shares_text = [f"{wait['op']} of {wait['group']} {share:.0%}" for share, wait in shares[:2] if share >= LEAST]
+    return ", ".join(shares_text)
 
 
 def difference(best: Result, other: Result, objective: str) -> str:

@@ -20,17 +20,17 @@ def cut_off(cluster: Cluster, rule: NetworkRule, num_hosts: int) -> tuple[int, .
         raise UsageError("a real run has no second way for the traffic; leave the detour out, or use backend = 'sim'")
     cut = set(rule.links_in(cluster))
     host_of = {vertex.name: vertex.host for vertex in cluster.vertices if vertex.kind == "nic"}
-    found = []
+    hosts = []
     for host in range(num_hosts):
         out = [link.index for link in cluster.links if link.kind == "nic" and host_of.get(link.src) == host]
         into = [link.index for link in cluster.links if link.kind == "nic" and host_of.get(link.dst) == host]
         if (out and cut.issuperset(out)) or (into and cut.issuperset(into)):
-            found.append(host)
-    if not found:
+            hosts.append(host)
+    if not hosts:
         raise UsageError(
             "a real run can only cut whole hosts off, and this leaves every host a way to the others; "
             "name all NICs of one ('n0/nic*->*'), or use backend = 'sim'"
         )
-    if len(found) == num_hosts == 1:
+    if len(hosts) == num_hosts == 1:
         raise UsageError("a real run on one host has no network to cut; take more nodes (on, nnodes)")
-    return tuple(found)
+    return tuple(hosts)

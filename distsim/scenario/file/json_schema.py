@@ -59,11 +59,11 @@ def _plain(node: Any, tables: dict[str, Any]) -> Any:
 
 def _fault(discriminator: dict[str, Any], tables: dict[str, Any]) -> dict[str, Any]:
     """A fault: its `what` says by which table it goes."""
-    whats = {what: _plain({"$ref": ref}, tables) for what, ref in discriminator["mapping"].items()}
-    told = {"description": "what goes wrong", "enum": list(whats), "type": "string"}
+    whats = {name: _plain({"$ref": ref}, tables) for name, ref in discriminator["mapping"].items()}
+    name_schema = {"description": "what goes wrong", "enum": list(whats), "type": "string"}
     then = []
-    for what, table in whats.items():
+    for name, table in whats.items():
         table["properties"]["what"]["description"] = table["description"]
-        asked = {"type": "object", "properties": {"what": {"const": what}}, "required": ["what"]}
-        then.append({"if": asked, "then": table})
-    return {"type": "object", "properties": {"what": told}, "required": ["what"], "allOf": then}
+        condition = {"type": "object", "properties": {"what": {"const": name}}, "required": ["what"]}
+        then.append({"if": condition, "then": table})
+    return {"type": "object", "properties": {"what": name_schema}, "required": ["what"], "allOf": then}

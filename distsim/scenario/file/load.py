@@ -333,10 +333,10 @@ def _fault(detail: Mapping[str, Any]) -> str:
             guess = f"; did you mean '{near[0]}'?" if near else ""
             return f"{path}: unknown key (expected one of {known}){guess}"
         case "union_tag_invalid" | "union_tag_not_found":
-            what = given.get("what") if isinstance(given, Mapping) else given
-            near = difflib.get_close_matches(brief(what), FAULTS, 1)
+            name = given.get("what") if isinstance(given, Mapping) else given
+            near = difflib.get_close_matches(brief(name), FAULTS, 1)
             guess = f"; did you mean '{near[0]}'?" if near else ""
-            return f"{path}.what: expected one of {', '.join(FAULTS)}, got {_shown(what)}{guess}"
+            return f"{path}.what: expected one of {', '.join(FAULTS)}, got {_shown(name)}{guess}"
         case "model_type" | "model_attributes_type" | "dict_type":
             return f"{path}: expected a table, got {_shown(given)}"
     if "text" in context:
@@ -372,7 +372,7 @@ def _table(location: Sequence[Any]) -> type[BaseModel] | None:
         field = getattr(table, "model_fields", {}).get(key)
         if field is None:
             continue
-        found = [a for a in (field.annotation, *typing.get_args(field.annotation)) if isinstance(a, type)]
-        inner = [a for a in found if issubclass(a, BaseModel)]
+        types = [a for a in (field.annotation, *typing.get_args(field.annotation)) if isinstance(a, type)]
+        inner = [a for a in types if issubclass(a, BaseModel)]
         table = inner[0] if inner else table
     return table if isinstance(table, type) and issubclass(table, BaseModel) else None

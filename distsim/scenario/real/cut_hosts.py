@@ -62,9 +62,9 @@ class Cuts:
         result = cls(folder, job, scenario.world_size)
         for number, rule in enumerate(scenario.rules):
             if isinstance(rule, NetworkRule):
-                when, found = rule.when, cut_off(scenario.cluster, rule, len(job.names))
+                when, cut_hosts = rule.when, cut_off(scenario.cluster, rule, len(job.names))
                 after_s = when.after_s if when.call is not None else when.start_s
-                result.cuts.append(_Cut(number, found, when.call is not None, after_s, when.for_s))
+                result.cuts.append(_Cut(number, cut_hosts, when.call is not None, after_s, when.for_s))
         return result
 
     def tick(self) -> None:
@@ -91,8 +91,8 @@ class Cuts:
         if self.begun_s is None and sum(1 for _ in self.folder.glob("begun.*")) >= self.num_ranks:
             self.begun_s = now_s
         if self.met_s is None:
-            told = [self.folder / f"rings{node}" / "follow.json" for node in range(1, len(self.job.names))]
-            if all(path.exists() for path in told):
+            followers = [self.folder / f"rings{node}" / "follow.json" for node in range(1, len(self.job.names))]
+            if all(path.exists() for path in followers):
                 self.met_s = now_s
         if self.begun_s is None:
             return False

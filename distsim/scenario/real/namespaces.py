@@ -118,9 +118,9 @@ def _ip(*words: str) -> None:
     except FileNotFoundError:
         raise UsageError("`ip` is not installed (package iproute2)") from None
     except subprocess.CalledProcessError as error:
-        said = (error.stderr or error.stdout).strip().splitlines() or [f"exit code {error.returncode}"]
+        errors = (error.stderr or error.stdout).strip().splitlines() or [f"exit code {error.returncode}"]
         why = "it takes root" if os.geteuid() else "this container may not make network namespaces"
-        raise UsageError(f"`ip {' '.join(words)}` failed ({said[-1]}): {why}") from None
+        raise UsageError(f"`ip {' '.join(words)}` failed ({errors[-1]}): {why}") from None
 
 
 def _forget(*words: str) -> None:

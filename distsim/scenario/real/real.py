@@ -155,8 +155,8 @@ def _launcher(
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
         environ.pop(name, None)
     words = [*before, sys.executable, "-m", "distsim", "run", *flags, *program]
-    with (folder / f"said{node}").open("wb") as said:
-        return subprocess.Popen(words, env=environ | more, stdout=said, stderr=subprocess.STDOUT)
+    with (folder / f"said{node}").open("wb") as output:
+        return subprocess.Popen(words, env=environ | more, stdout=output, stderr=subprocess.STDOUT)
 
 
 def _wait(started: list[subprocess.Popen[bytes]], scenario: Scenario, folder: Path, cuts: Cuts | None) -> _Ended:
@@ -186,16 +186,16 @@ def _wait(started: list[subprocess.Popen[bytes]], scenario: Scenario, folder: Pa
 def _verdict(folder: Path, codes: list[int], cut_off: Sequence[int] = ()) -> tuple[list[Diagnosis], int]:
     """Return the verdict of the hosts and the exit code. A host judges by what it sees: the one that names the
     *cut_off* ranks is right, else the majority, else rank 0's."""
-    said = [_diagnoses(folder / f"report{node}.json") for node in range(len(codes))]
-    views = [None if not d else (d[0].kind, d[0].culprits) for d in said]
+    diagnoses_of = [_diagnoses(folder / f"report{node}.json") for node in range(len(codes))]
+    views = [None if not d else (d[0].kind, d[0].culprits) for d in diagnoses_of]
 
     def trust(node: int) -> tuple[bool, bool, int, int]:
         view = views[node]
         return view is not None, view is not None and view[1] == tuple(cut_off), views.count(view), -node
 
     node = max(range(len(codes)), key=trust)
-    code = codes[node] if said[node] else next((c for c in codes if c), 0)
-    return said[node], code
+    code = codes[node] if diagnoses_of[node] else next((c for c in codes if c), 0)
+    return diagnoses_of[node], code
 
 
 def _placed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
@@ -211,7 +211,9 @@ def _placed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
 def _with_texts(sources: Mapping[str, str], diagnoses: Sequence[Diagnosis]) -> Mapping[str, str]:
     """With the files in which *diagnoses* happened: a line that makes no call is in no record."""
     texts = dict(sources)
-    for file in {site.file: None for found in diagnoses for site in found.sites.values() if site.file not in texts}:
+    for file in {
+        site.file: None for diagnosis in diagnoses for site in diagnosis.sites.values() if site.file not in texts
+    }:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             texts[file] = Path(file).read_text(encoding="utf-8")
     return texts

@@ -63,18 +63,18 @@ class Calls:
     @property
     def keys(self) -> list[tuple[object, ...]]:
         """Everything that can be left out, in the order in which it was called."""
-        found: dict[tuple[object, ...], None] = {}
+        keys: dict[tuple[object, ...], None] = {}
         longest = max((len(calls) for calls in self.calls.values()), default=0)
-        for place in range(longest):
+        for index in range(longest):
             for rank in self.ranks:
-                if place < len(self.calls[rank]):
-                    found[self.calls[rank][place].key] = None
-        return list(found)
+                if index < len(self.calls[rank]):
+                    keys[self.calls[rank][index].key] = None
+        return list(keys)
 
     def only(self, keys: Iterable[tuple[object, ...]]) -> Calls:
         """Return the run with only the calls whose key is in *keys*."""
         kept = set(keys)
-        calls = {rank: tuple(c for c in made if c.key in kept) for rank, made in self.calls.items()}
+        calls = {rank: tuple(c for c in own_calls if c.key in kept) for rank, own_calls in self.calls.items()}
         return replace(self, calls=calls)
 
     def blocking(self) -> Calls:
@@ -83,7 +83,7 @@ class Calls:
         def sync(call: Call) -> Call:
             return replace(call, is_async=False) if call.op in ("send", "recv") and call.prompt else call
 
-        return replace(self, calls={rank: tuple(map(sync, made)) for rank, made in self.calls.items()})
+        return replace(self, calls={rank: tuple(map(sync, own_calls)) for rank, own_calls in self.calls.items()})
 
     def is_stuck(self, rank: int) -> bool:
         """Whether it waits in its last call."""

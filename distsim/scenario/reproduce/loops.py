@@ -27,33 +27,33 @@ def looped(
     `range`, *test* an `if` of ranks. What comes behind the last line that is repeated stands in the loop, too,
     or *after* it: calls alone do not tell.
     """
-    repeated = {text for made in texts.values() for text in made if made.count(text) > 1}
+    repeated = {text for lines_of in texts.values() for text in lines_of if lines_of.count(text) > 1}
     if not repeated:
         return None
     ahead: dict[int, Sequence[str]] = {}
     inside: dict[int, Sequence[str]] = {}
     behind: dict[int, Sequence[str]] = {}
-    for rank, made in texts.items():
-        places = [place for place, text in enumerate(made) if text in repeated] or [len(made)]
-        end = places[-1] + 1 if after else len(made)
-        ahead[rank], inside[rank], behind[rank] = made[: places[0]], made[places[0] : end], made[end:]
-    sets = [{text for made in part.values() for text in made} for part in (ahead, inside, behind)]
+    for rank, lines_of in texts.items():
+        places = [index for index, text in enumerate(lines_of) if text in repeated] or [len(lines_of)]
+        end = places[-1] + 1 if after else len(lines_of)
+        ahead[rank], inside[rank], behind[rank] = lines_of[: places[0]], lines_of[places[0] : end], lines_of[end:]
+    sets = [{text for lines_of in part.values() for text in lines_of} for part in (ahead, inside, behind)]
     if sets[0] & sets[1] or (sets[0] | sets[1]) & sets[2] or (after and not sets[2]):
         return None
     used = _by_first_use(inside.values())
     body = min((used, sorted(used, key=line_number)), key=lambda order: _num_steps(inside, order))
-    steps = {rank: _steps(made, body) for rank, made in inside.items()}
-    most = max(made[-1] + 1 for made in steps.values() if made)
+    steps = {rank: _steps(lines_of, body) for rank, lines_of in inside.items()}
+    most = max(lines_of[-1] + 1 for lines_of in steps.values() if lines_of)
     there = [rank for rank in stuck if not behind[rank]]
-    counts = {rank: most if rank in there else made[-1] + 1 if made else 0 for rank, made in steps.items()}
+    counts = {rank: most if rank in there else lines_of[-1] + 1 if lines_of else 0 for rank, lines_of in steps.items()}
     inner: list[str] = []
-    for place, text in enumerate(body):
+    for index, text in enumerate(body):
         cells: dict[tuple[int, int], bool] = {}
-        for rank, made in inside.items():
-            called = {step for step, line in zip(steps[rank], made, strict=True) if line == text}
-            end_of = (steps[rank][-1], body.index(made[-1])) if made else (0, 0)
+        for rank, lines_of in inside.items():
+            called = {step for step, line in zip(steps[rank], lines_of, strict=True) if line == text}
+            end_of = (steps[rank][-1], body.index(lines_of[-1])) if lines_of else (0, 0)
             for step in range(counts[rank]):
-                if step in called or rank not in there or rank not in members[text] or (step, place) < end_of:
+                if step in called or rank not in there or rank not in members[text] or (step, index) < end_of:
                     cells[number[rank], step] = step in called
         inner += _guarded(text, _guard(cells, lambda who: test([rank for rank in texts if number[rank] in who])))
     variable = "step" if any(line.startswith("if ") and "step" in line for line in inner) else "_"
@@ -66,7 +66,7 @@ def _once(lines: Mapping[int, Sequence[str]], would: Mapping[str, Collection[int
     """Lines before or after the loop; ranks that *would* make them count among those that do."""
     result: list[str] = []
     for text in _by_first_use(lines.values()):
-        who = [rank for rank, made in lines.items() if text in made or rank in would.get(text, ())]
+        who = [rank for rank, own_lines in lines.items() if text in own_lines or rank in would.get(text, ())]
         result += _guarded(text, "" if len(who) == len(lines) else test(who))
     return result
 

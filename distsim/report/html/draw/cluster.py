@@ -83,22 +83,22 @@ def cluster(links: Sequence[Mapping[str, Any]]) -> Drawing | None:
 
 
 def _kind(name: str) -> str:
-    found = _NAME.match(name.replace("*", "0"))
-    return found[3] if found is not None else ""
+    match = _NAME.match(name.replace("*", "0"))
+    return match[3] if match is not None else ""
 
 
 def _folded(names: set[str]) -> dict[str, str]:
     """Map each name to its representative in the drawing: itself, or all hosts or parts of its kind."""
-    parts = {name: found for name in sorted(names) if (found := _NAME.fullmatch(name)) is not None}
-    hosts = {found[1] for found in parts.values() if found[1] is not None}
+    parts = {name: match for name in sorted(names) if (match := _NAME.fullmatch(name)) is not None}
+    hosts = {match[1] for match in parts.values() if match[1] is not None}
     all_hosts = len(hosts) > MOST_HOSTS
     of_kind: dict[tuple[str | None, str, str], int] = {}
-    for found in parts.values():
-        key = (found[1], _any_number(found[2]), found[3])
+    for match in parts.values():
+        key = (match[1], _any_number(match[2]), match[3])
         of_kind[key] = of_kind.get(key, 0) + 1
     drawn = {}
-    for name, found in parts.items():
-        host, group, kind, number = found.groups()
+    for name, match in parts.items():
+        host, group, kind, number = match.groups()
         if of_kind[host, _any_number(group), kind] > MOST_ALIKE * (1 if host is None else 2):
             group, number = _any_number(group), "*"
         prefix = "" if host is None else "n*/" if all_hosts else f"n{host}/"

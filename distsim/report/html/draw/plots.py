@@ -38,8 +38,8 @@ BAR_PX = 26
 
 def label(text: object) -> str:
     """A text of the program's for plotly, which takes tags and entities in texts for markup."""
-    said = str(text)
-    return html.escape(said if len(said) <= LONGEST else f"{said[: LONGEST - 3]}...", quote=False)
+    plain = str(text)
+    return html.escape(plain if len(plain) <= LONGEST else f"{plain[: LONGEST - 3]}...", quote=False)
 
 
 def figure(data: list[dict[str, Any]], height: int, x_title: str, **layout: Any) -> Figure:

@@ -107,9 +107,9 @@ def run_parts(document: Mapping[str, Any], key: str = "run") -> RunParts:
     )
 
 
-def _failure(said: Mapping[str, Any]) -> dict[str, str]:
-    found = {name: str(said[name]) for name in ("type", "message", "traceback")}
-    return found | {"who": ranks_text([int(rank) for rank in said["ranks"]])}
+def _failure(failure: Mapping[str, Any]) -> dict[str, str]:
+    texts = {name: str(failure[name]) for name in ("type", "message", "traceback")}
+    return texts | {"who": ranks_text([int(rank) for rank in failure["ranks"]])}
 
 
 def _facts(document: Mapping[str, Any]) -> list[str]:
@@ -182,7 +182,7 @@ def icicle(picture: dict[str, Any]) -> Figure | None:
         "type": "icicle",
         "ids": ["all", *(str(number) for number in range(len(rows)))],
         "parents": ["", *("all" if row[2] is None else str(row[2]) for row in rows)],
-        "labels": everyone + [label(f"{function}  {place}") for function, place, *_ in rows],
+        "labels": everyone + [label(f"{function}  {site}") for function, site, *_ in rows],
         "values": [sum(w for w, row in zip(wide, rows, strict=True) if row[2] is None), *wide],
         "text": ["", *(label(f"{'rank' if row[4] == 1 else 'ranks'} {row[3]}") for row in rows)],
         "branchvalues": "total",
@@ -322,9 +322,9 @@ def folded(diagnoses: Sequence[Diagnosis]) -> list[str]:
         site = next((d.sites[r] for r in d.culprits if r in d.sites), None)
         alike.setdefault((verdict(d), d.kind.label, "" if site is None else place(site)), []).append(d)
     lines = []
-    for (word, kind, where), found in list(alike.items())[:MOST_FOLDED]:
-        ranks = ranks_text({rank for d in found for rank in d.culprits})
-        times = f" ({len(found):,} different)" if len(found) > 1 else ""
+    for (word, kind, where), alike_ones in list(alike.items())[:MOST_FOLDED]:
+        ranks = ranks_text({rank for d in alike_ones for rank in d.culprits})
+        times = f" ({len(alike_ones):,} different)" if len(alike_ones) > 1 else ""
         lines.append("  ".join(part for part in (word, kind, ranks, where) if part) + times)
     if len(alike) > MOST_FOLDED:
         lines.append(f"... of {len(alike) - MOST_FOLDED:,} more kinds or places; the JSON has all")

@@ -146,7 +146,7 @@ def of_run(document: Mapping[str, Any]) -> list[Table]:
     # What never ended first: it is the story of a hang.
     calls = sorted(picture.get("calls") or (), key=lambda c: (c["completed_s"] is not None, c["rank"], c["issued_s"]))
     training = document.get("training") or {}
-    found = [
+    tables = [
         table("Training steps by rank, the mean of those counted", STEPS, training.get("ranks") or ()),
         table("Operators of a step", OPERATORS, training.get("operators") or ()),
         table("Critical path of the last step", PATH, training.get("critical_path") or ()),
@@ -156,7 +156,7 @@ def of_run(document: Mapping[str, Any]) -> list[Table]:
         table("Links that carried bytes", LINKS, links),
         table("Calls that are drawn above", CALLS, calls),
     ]
-    return [one for one in found if one.rows]
+    return [one for one in tables if one.rows]
 
 
 def table(title: str, fields: Mapping[str, tuple[str, Shown | None]], items: Sequence[Mapping[str, Any]]) -> Table:

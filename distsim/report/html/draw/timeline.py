@@ -116,15 +116,15 @@ def _arrivals(slices: list[Any], scale: float, unit: str) -> dict[str, Any]:
     for one in slices:
         if one[5] is not None and (one[5] not in firsts or one[2] < firsts[one[5]][2]):
             firsts[one[5]] = one
-    found = list(firsts.values())
+    first_arrivals = list(firsts.values())
     return {
         "type": "scatter",
         "mode": "markers",
         "name": "arrival",
-        "x": [_short(one[2] * scale) for one in found],
-        "y": [one[0] + 0.22 for one in found],
-        "hovertext": [label(one[4]) for one in found],
-        "customdata": [one[5] for one in found],
+        "x": [_short(one[2] * scale) for one in first_arrivals],
+        "y": [one[0] + 0.22 for one in first_arrivals],
+        "hovertext": [label(one[4]) for one in first_arrivals],
+        "customdata": [one[5] for one in first_arrivals],
         "hovertemplate": f"arrives: %{{hovertext}}<br>at %{{x:.6~g}} {unit}<extra></extra>",
         "marker": {"symbol": "line-ns-open", "size": 9, "color": ARRIVAL, "line": {"width": 1.5}},
     }

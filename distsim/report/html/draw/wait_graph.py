@@ -36,14 +36,14 @@ class Wait:
 
 def wait_graph(picture: dict[str, Any] | None, diagnoses: Sequence[Diagnosis]) -> Drawing | None:
     """Draw the wait-for graph; None if no rank waits. Without a picture, the diagnoses are used."""
-    told = [d for d in diagnoses if d.stuck][:4]
+    shown = [d for d in diagnoses if d.stuck][:4]
     waits = _of_picture(picture)
     if not waits:
-        waits = [wait for d in told for wait in _of_diagnosis(d)]
+        waits = [wait for d in shown for wait in _of_diagnosis(d)]
     if not waits:
         return None
-    circle = next((d.cycle for d in told if d.cycle and len(d.cycle) > 1), ())
-    accused = {rank for d in told for rank in d.culprits}
+    circle = next((d.cycle for d in shown if d.cycle and len(d.cycle) > 1), ())
+    accused = {rank for d in shown for rank in d.culprits}
     members = _boxes(waits, circle, accused)
     box_of = {rank: number for number, ranks in enumerate(members) for rank in ranks}
     edges: dict[tuple[int, int], Wait] = {}
@@ -53,7 +53,7 @@ def wait_graph(picture: dict[str, Any] | None, diagnoses: Sequence[Diagnosis]) -
                 if source != target:
                     edges.setdefault((source, target), wait)
     red = {(box_of[a], box_of[b]) for a, b in pairwise((*circle, *circle[:1])) if a in box_of and b in box_of}
-    return _drawn(members, edges, red, accused, told)
+    return _drawn(members, edges, red, accused, shown)
 
 
 def _of_picture(picture: dict[str, Any] | None) -> list[Wait]:
@@ -116,9 +116,9 @@ def _drawn(
     edges: dict[tuple[int, int], Wait],
     red: set[tuple[int, int]],
     accused: set[int],
-    told: Sequence[Diagnosis],
+    diagnoses: Sequence[Diagnosis],
 ) -> Drawing:
-    sites = {rank: site for d in told for rank, site in d.sites.items()}
+    sites = {rank: site for d in diagnoses for rank, site in d.sites.items()}
     graph: networkx.DiGraph[str] = networkx.DiGraph()
     boxes: dict[str, Box] = {}
     for number, ranks in enumerate(members):
