@@ -38,12 +38,12 @@ __all__ = [
     "no_record_advice",
     "numbered",
     "one_line",
-    "place",
     "raised_advice",
     "ranks_text",
     "remote_text",
     "several",
     "shape_of_call",
+    "site_text",
     "some_ranks_text",
     "state_text",
     "worker_text",
@@ -167,7 +167,7 @@ def group_text(group: Group) -> str:
     return f"group {group.label or 'without a name'} ({ranks_text(group.ranks)})"
 
 
-def place(site: Site | None, *, function: bool = False, through: bool = True) -> str:
+def site_text(site: Site | None, *, function: bool = False, through: bool = True) -> str:
     """`train.py:131`, or `train.py:131 in step`; `train.py:88 (through accelerate/accelerator.py:2345)` where a
     library that the line called has made the call."""
     if site is None:
@@ -275,7 +275,7 @@ def _cut(text: str) -> str:
 def state_text(state: RankState, waits: Iterable[Wait], last: CallRecord | None) -> str:
     """Return where a rank is, as the rest of a sentence: `waits in barrier #3 ..., at train.py:9`."""
     seen = "" if state.silent_s is None else "last seen "
-    at = f", {seen}at {place(state.site, function=True)}" if state.site else ""
+    at = f", {seen}at {site_text(state.site, function=True)}" if state.site else ""
     match state.phase:
         case Phase.BLOCKED:
             listed = list(waits)
@@ -285,7 +285,7 @@ def state_text(state: RankState, waits: Iterable[Wait], last: CallRecord | None)
             where = state.site
             if isinstance(first, CallWait):
                 where = first.record.site or where
-            at = f", at {place(where)}" if where else ""
+            at = f", at {site_text(where)}" if where else ""
             verb = "waits on the host:" if isinstance(first, HostWait) else "waits in"
             if isinstance(first, StoreWait):
                 verb = "waits for"
@@ -307,13 +307,13 @@ def state_text(state: RankState, waits: Iterable[Wait], last: CallRecord | None)
         case Phase.HOST_STUCK:
             return f"is stuck outside torch.distributed{at}"
         case Phase.ABSENT:
-            at = f", last seen at {place(state.site, function=True)}" if state.site is not None else ""
+            at = f", last seen at {site_text(state.site, function=True)}" if state.site is not None else ""
             return f"never joined the rendezvous{at}"
         case Phase.RUNNING if state.leaving:
             return "has ended its program, though its process is still there"
         case _:
             if state.site is not None:
-                return f"{'was' if seen else 'is'} {seen}at {place(state.site, function=True)}"
+                return f"{'was' if seen else 'is'} {seen}at {site_text(state.site, function=True)}"
             return f"runs, after {call_text(last)}" if last is not None else "runs"
 
 

@@ -477,7 +477,7 @@ if __name__ == "__main__":
 
 def verdict_line(verdict: Mapping[str, Any]) -> str:
     """The first line of the report that the monitor has printed; nothing where nothing was wrong."""
-    diagnoses = [Diagnosis.from_json(found) for found in verdict.get("diagnoses", ())]
+    diagnoses = [Diagnosis.from_json(diagnosis) for diagnosis in verdict.get("diagnoses", ())]
     if not diagnoses:
         return ""
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else piped_width(120)
@@ -508,11 +508,11 @@ def refuse_company(directory: Path) -> None:
 def _living_launcher(directory: Path) -> int | None:
     """The launcher that wrote into a folder, if it still runs on this host."""
     try:
-        said = json.loads((directory / "launcher.json").read_text())
-        pid, start = int(said["pid"]), int(said["start"])
+        launcher = json.loads((directory / "launcher.json").read_text())
+        pid, start = int(launcher["pid"]), int(launcher["start"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return pid if said.get("host") == platform.node() and look(pid, start) is not None else None
+    return pid if launcher.get("host") == platform.node() and look(pid, start) is not None else None
 
 
 def forget_old_runs(base: Path, keep: int = KEPT_RUNS) -> None:

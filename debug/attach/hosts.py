@@ -9,26 +9,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distsim.debug.attach.judge import Judged, judge
-from distsim.debug.attach.places import Doing, Place, place_of
+from distsim.debug.attach.positions import Doing, Position, position_of
 from distsim.debug.attach.ranks import RankProcess, sample_ranks
 from distsim.debug.records import Site
 from distsim.debug.records.frames import absolute
 from distsim.text.untrusted_input import MOST, text, whole
 
-__all__ = ["HostPlaces", "judge_hosts", "look_at_host"]
+__all__ = ["HostPositions", "judge_hosts", "look_at_host"]
 
-SCHEMA = "distsim.places/2"
+SCHEMA = "distsim.positions/2"
 MOST_LINES = 1_000_000
 """Of a file whose lines another host sends."""
 
 
 @dataclass(frozen=True, slots=True)
-class HostPlaces:
+class HostPositions:
     """Places of the ranks of one host."""
 
     host: str
     world_size: int
-    places: Sequence[Place]
+    positions: Sequence[Position]
     gone: Sequence[int] = ()
     """Ranks that should run on this host and have no process."""
     lines: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
@@ -42,18 +42,18 @@ class HostPlaces:
             "world_size": self.world_size,
             "gone": list(self.gone),
             "lines": {file: {str(number): line for number, line in some.items()} for file, some in self.lines.items()},
-            "places": [_to_json(place) for place in self.places],
+            "positions": [_to_json(position) for position in self.positions],
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> HostPlaces:
+    def from_json(cls, data: Mapping[str, Any]) -> HostPositions:
         """The inverse of `to_json`. A ValueError, KeyError or TypeError where *data* is something else."""
         if data["schema"] != SCHEMA:
             raise ValueError(f"expected {SCHEMA}, got {data['schema']!r}")
         return cls(
             text(data["host"], "host"),
             whole(data["world_size"], "world_size"),
-            [_from_json(one) for one in data["places"]],
+            [_from_json(one) for one in data["positions"]],
             [whole(rank, "gone") for rank in data["gone"]],
             {
                 text(file, "file"): {
@@ -64,34 +64,34 @@ class HostPlaces:
         )
 
 
-def look_at_host(processes: Sequence[RankProcess]) -> HostPlaces:
+def look_at_host(processes: Sequence[RankProcess]) -> HostPositions:
     """Sample the ranks of this host that `find_ranks` has found."""
-    places = [place for sample in sample_ranks(processes) if (place := place_of(sample)) is not None]
-    ranks = {place.rank for place in places}
+    positions = [position for sample in sample_ranks(processes) if (position := position_of(sample)) is not None]
+    ranks = {position.rank for position in positions}
     size = max((process.world_size or 0 for process in processes), default=0) or len(ranks)
     local = max((process.local_world_size or 0 for process in processes), default=0)
     gone: list[int] = []
     if local and len(ranks) < local:  # ranks of one host follow each other under every launcher that sets it
         first = min(ranks) // local * local
         gone = [rank for rank in range(first, min(first + local, size)) if rank not in ranks]
-    return HostPlaces(platform.node(), size, places, gone, _lines(places))
+    return HostPositions(platform.node(), size, positions, gone, _lines(positions))
 
 
-def judge_hosts(hosts: Sequence[HostPlaces]) -> Judged:
+def judge_hosts(hosts: Sequence[HostPositions]) -> Judged:
     """Judge the ranks of all *hosts* as one job."""
     return judge(
-        [place for host in hosts for place in host.places],
+        [position for host in hosts for position in host.positions],
         max(host.world_size for host in hosts),
         [rank for host in hosts for rank in host.gone],
         _sources([host.lines for host in hosts]),
     )
 
 
-def _lines(places: Iterable[Place]) -> dict[str, dict[int, str]]:
+def _lines(positions: Iterable[Position]) -> dict[str, dict[int, str]]:
     wanted: dict[str, set[int]] = {}
-    for place in places:
-        if place.site is not None:
-            wanted.setdefault(place.site.file, set()).add(place.site.line)
+    for position in positions:
+        if position.site is not None:
+            wanted.setdefault(position.site.file, set()).add(position.site.line)
     return {
         file: {number: linecache.getline(absolute(file), number).rstrip() for number in sorted(numbers)}
         for file, numbers in wanted.items()
@@ -111,29 +111,29 @@ def _sources(hosts: Iterable[Mapping[str, Mapping[int, str]]]) -> dict[str, str]
     }
 
 
-def _to_json(place: Place) -> dict[str, Any]:
+def _to_json(position: Position) -> dict[str, Any]:
     return {
-        "rank": place.rank,
-        "pid": place.pid,
-        "doing": place.doing.name,
-        "op": place.op,
-        "stack": [site.to_json() for site in place.stack],
-        "peer": place.peer,
-        "root": place.root,
-        "on_group": place.on_group,
-        "members": place.members,
-        "blocks": place.blocks,
-        "counters": [[*key, value] for key, value in place.counters.items()],
-        "thread": place.thread,
-        "busy": place.busy,
-        "moved": place.moved,
-        "why": place.why,
+        "rank": position.rank,
+        "pid": position.pid,
+        "doing": position.doing.name,
+        "op": position.op,
+        "stack": [site.to_json() for site in position.stack],
+        "peer": position.peer,
+        "root": position.root,
+        "on_group": position.on_group,
+        "members": position.members,
+        "blocks": position.blocks,
+        "counters": [[*key, value] for key, value in position.counters.items()],
+        "thread": position.thread,
+        "busy": position.busy,
+        "moved": position.moved,
+        "why": position.why,
     }
 
 
-def _from_json(data: Mapping[str, Any]) -> Place:
+def _from_json(data: Mapping[str, Any]) -> Position:
     stack = tuple(map(Site.from_json, data["stack"]))
-    return Place(
+    return Position(
         whole(data["rank"], "rank"),
         whole(data["pid"], "pid"),
         Doing[data["doing"]],

@@ -98,8 +98,8 @@ def _prefixes(environ: Mapping[str, str]) -> list[str]:
     """Return the path prefixes of dumps of a rank with this environment."""
     chosen = [environ[name] for name in DUMP_FILES if environ.get(name)]
     home = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME', '/tmp')}/.cache"
-    places = (f"{home}/torch/comm_lib_trace_rank_", "/tmp/comm_lib_trace_rank_", "/tmp/nccl_trace_rank_")
-    return chosen or list(places)
+    positions = (f"{home}/torch/comm_lib_trace_rank_", "/tmp/comm_lib_trace_rank_", "/tmp/nccl_trace_rank_")
+    return chosen or list(positions)
 
 
 def _await_dumps(dump_paths: Mapping[int, Sequence[Path]], since_ns: int) -> dict[int, Path]:
@@ -108,8 +108,8 @@ def _await_dumps(dump_paths: Mapping[int, Sequence[Path]], since_ns: int) -> dic
     sizes: dict[int, int] = {}
     deadline = time.monotonic() + DUMP_S
     while len(dumps) < len(dump_paths) and time.monotonic() < deadline:
-        for rank, places in dump_paths.items():
-            for path in places if rank not in dumps else ():
+        for rank, positions in dump_paths.items():
+            for path in positions if rank not in dumps else ():
                 with contextlib.suppress(OSError):
                     status = path.stat()
                     if status.st_mtime_ns >= since_ns - 1_000_000_000 and status.st_size:

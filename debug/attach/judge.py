@@ -1,4 +1,4 @@
-"""From places to diagnoses: who is elsewhere than the others. Pure.
+"""From positions to diagnoses: who is elsewhere than the others. Pure.
 
 Stacks show where ranks are and not what they called before, so every sentence says what it rests on: a diagnosis names
 the ranks that are not where most of the others wait, in another call, on the host, at another turn of the same loop.
@@ -10,10 +10,9 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from distsim.debug.attach.places import Doing, Place
+from distsim.debug.attach.positions import Doing, Position
 from distsim.debug.attach.ranks import APART_S
-from distsim.debug.messages import are, capital, ranks_text
-from distsim.debug.messages import place as place_text
+from distsim.debug.messages import are, capital, ranks_text, site_text
 from distsim.debug.records import Evidence, Phase, RankState, Site
 from distsim.debug.records.diagnosis import Diagnosis, Stuck
 from distsim.debug.records.kinds import Kind
@@ -36,23 +35,23 @@ class Judged:
 
 
 def judge(
-    places: Iterable[Place], world_size: int, gone: Iterable[int] = (), sources: Mapping[str, str] = {}
+    positions: Iterable[Position], world_size: int, gone: Iterable[int] = (), sources: Mapping[str, str] = {}
 ) -> Judged:
-    """Diagnose a job by the *places* of its ranks. *gone*: ranks that should run on these hosts and have no process.
+    """Diagnose a job by the *positions* of its ranks. *gone*: ranks that should run on these hosts and have no process.
 
     *sources* are texts of the program's files. Nothing is said of ranks of other hosts.
     """
-    by_rank = {place.rank: place for place in places}
+    by_rank = {position.rank: position for position in positions}
     gone = sorted(set(gone) - set(by_rank))
     evidence = Evidence(
         max(world_size, len(by_rank)),
-        {rank: _state(place) for rank, place in by_rank.items()},
+        {rank: _state(position) for rank, position in by_rank.items()},
         sources=sources,
         notes=_notes(by_rank, world_size, gone),
     )
-    unread = [rank for rank, place in by_rank.items() if place.doing is Doing.UNKNOWN]
-    seen = {rank: place for rank, place in by_rank.items() if place.doing is not Doing.UNKNOWN}
-    waiting = {rank: place for rank, place in seen.items() if place.waits and not place.moved}
+    unread = [rank for rank, position in by_rank.items() if position.doing is Doing.UNKNOWN]
+    seen = {rank: position for rank, position in by_rank.items() if position.doing is not Doing.UNKNOWN}
+    waiting = {rank: position for rank, position in seen.items() if position.waits and not position.moved}
     diagnosis = None
     if waiting or gone:
         diagnosis = (
@@ -64,7 +63,7 @@ def judge(
             or _elsewhere(seen, waiting)
             or _meeting(waiting, world_size)
         )
-    elif seen and all(place.doing is Doing.HOST and not place.moved for place in seen.values()):
+    elif seen and all(position.doing is Doing.HOST and not position.moved for position in seen.values()):
         diagnosis = _all_on_host(seen)
     if diagnosis is not None:
         return Judged([diagnosis], evidence)
@@ -72,7 +71,7 @@ def judge(
     return Judged([], evidence, nothing, "" if nothing else f"{_listed(seen)}.")
 
 
-def _gone(gone: Sequence[int], waiting: Mapping[int, Place]) -> Diagnosis | None:
+def _gone(gone: Sequence[int], waiting: Mapping[int, Position]) -> Diagnosis | None:
     if not gone or not waiting:
         return None
     return _diagnosis(
@@ -86,7 +85,7 @@ def _gone(gone: Sequence[int], waiting: Mapping[int, Place]) -> Diagnosis | None
     )
 
 
-def _circle(waiting: Mapping[int, Place]) -> Diagnosis | None:
+def _circle(waiting: Mapping[int, Position]) -> Diagnosis | None:
     """Messages whose ends wait for each other."""
     for first in waiting:
         path: list[int] = []
@@ -110,9 +109,13 @@ def _circle(waiting: Mapping[int, Place]) -> Diagnosis | None:
     return None
 
 
-def _unmatched(waiting: Mapping[int, Place]) -> Diagnosis | None:
+def _unmatched(waiting: Mapping[int, Position]) -> Diagnosis | None:
     """Messages whose other end is in a call of all."""
-    alone = {rank: place.peer for rank, place in waiting.items() if place.peer is not None and place.peer in waiting}
+    alone = {
+        rank: position.peer
+        for rank, position in waiting.items()
+        if position.peer is not None and position.peer in waiting
+    }
     alone = {rank: peer for rank, peer in alone.items() if waiting[peer].peer is None}
     if not alone:
         return None
@@ -126,15 +129,15 @@ def _unmatched(waiting: Mapping[int, Place]) -> Diagnosis | None:
     )  # fmt: skip
 
 
-def _message(waiting: Mapping[int, Place], rank: int) -> str:
+def _message(waiting: Mapping[int, Position], rank: int) -> str:
     return f"rank {rank} waits in {waiting[rank].op} for rank {waiting[rank].peer}"
 
 
-def _elsewhere(seen: Mapping[int, Place], waiting: Mapping[int, Place]) -> Diagnosis | None:
+def _elsewhere(seen: Mapping[int, Position], waiting: Mapping[int, Position]) -> Diagnosis | None:
     """Some ranks are not where most are."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for rank, place in seen.items():
-        groups[place.key].append(rank)
+    for rank, position in seen.items():
+        groups[position.key].append(rank)
     main = max(groups.values(), key=len)
     host = [rank for rank in seen if rank not in waiting]
     if host and not (len(main) > len(seen) / 2 and set(main) <= set(host) and _idle(seen, main)):
@@ -150,19 +153,19 @@ def _elsewhere(seen: Mapping[int, Place], waiting: Mapping[int, Place]) -> Diagn
     turns_text = f" They are {turns[2]}." if turns is not None else ""
     return _diagnosis(
         Kind.MISSING_RANK if len(culprits) < len(seen) else Kind.WRONG_ORDER, culprits, seen, seen,
-        f"The ranks are at different places: {_listed(seen)}.{turns_text}",
+        f"The ranks are at different positions: {_listed(seen)}.{turns_text}",
         "Compare the paths to these lines: a call behind a condition, an exception that was handled, or a loop of "
         "another length.",
     )  # fmt: skip
 
 
-def _idle(seen: Mapping[int, Place], ranks: Iterable[int]) -> bool:
+def _idle(seen: Mapping[int, Position], ranks: Iterable[int]) -> bool:
     return not any(seen[rank].moved or seen[rank].busy for rank in ranks)
 
 
-def _other_members(waiting: Mapping[int, Place]) -> Diagnosis | None:
+def _other_members(waiting: Mapping[int, Position]) -> Diagnosis | None:
     """Return ranks that create another group than most."""
-    members_of = {rank: place.members for rank, place in waiting.items() if place.members}
+    members_of = {rank: position.members for rank, position in waiting.items() if position.members}
     if len(set(members_of.values())) < 2:
         return None
     usual = _usual(members_of)
@@ -184,11 +187,13 @@ def _usual(values: Mapping[int, Hashable]) -> Hashable:
     return max(counts, key=lambda value: counts[value])
 
 
-def _roots(waiting: Mapping[int, Place]) -> Diagnosis | None:
+def _roots(waiting: Mapping[int, Position]) -> Diagnosis | None:
     """One call of the whole job with several roots."""
-    rooted = {rank: place for rank, place in waiting.items() if place.root is not None and not place.on_group}
-    key = None if not rooted else _usual({rank: place.key for rank, place in rooted.items()})
-    roots = {rank: place.root for rank, place in sorted(rooted.items()) if place.key == key}
+    rooted = {
+        rank: position for rank, position in waiting.items() if position.root is not None and not position.on_group
+    }
+    key = None if not rooted else _usual({rank: position.key for rank, position in rooted.items()})
+    roots = {rank: position.root for rank, position in sorted(rooted.items()) if position.key == key}
     if len(set(roots.values())) < 2:
         return None
     usual = _usual(roots)
@@ -204,9 +209,9 @@ def _roots(waiting: Mapping[int, Place]) -> Diagnosis | None:
     )  # fmt: skip
 
 
-def _groups_cross(waiting: Mapping[int, Place]) -> Diagnosis | None:
+def _groups_cross(waiting: Mapping[int, Position]) -> Diagnosis | None:
     """All wait at one line, in calls that were given a group: of one group, they would have met."""
-    if len(waiting) < 2 or not all(place.on_group and place.doing is Doing.CALL for place in waiting.values()):
+    if len(waiting) < 2 or not all(position.on_group and position.doing is Doing.CALL for position in waiting.values()):
         return None
     return _diagnosis(
         Kind.DEADLOCK_CYCLE, sorted(waiting), waiting, waiting,
@@ -216,13 +221,13 @@ def _groups_cross(waiting: Mapping[int, Place]) -> Diagnosis | None:
     )  # fmt: skip
 
 
-def _skipped(seen: Mapping[int, Place], waiting: Mapping[int, Place]) -> Diagnosis | None:
+def _skipped(seen: Mapping[int, Position], waiting: Mapping[int, Position]) -> Diagnosis | None:
     """Return ranks that are further down in a straight piece of the program than others in a call of the whole job:
     they must have skipped this call."""
-    sites = {rank: place.site for rank, place in waiting.items() if place.site is not None}
+    sites = {rank: position.site for rank, position in waiting.items() if position.site is not None}
     if len(sites) < len(seen) or len({(site.file, site.function) for site in sites.values()}) != 1:
         return None
-    if len({tuple(map(str, place.stack[1:])) for place in waiting.values()}) != 1:
+    if len({tuple(map(str, position.stack[1:])) for position in waiting.values()}) != 1:
         return None
     first_rank = min(sites, key=lambda rank: sites[rank].line)
     behind = [rank for rank, site in sites.items() if site == sites[first_rank]]
@@ -230,7 +235,7 @@ def _skipped(seen: Mapping[int, Place], waiting: Mapping[int, Place]) -> Diagnos
     if not all(waiting[rank].op in MEET_ALL and not waiting[rank].on_group for rank in behind):
         return None
     blocks = waiting[first_rank].blocks
-    if blocks is None or len({place.blocks for place in waiting.values()}) > 1:
+    if blocks is None or len({position.blocks for position in waiting.values()}) > 1:
         return None
     if any(block.startswith(("For", "While", "AsyncFor")) for block in blocks):
         return None  # the upper line may follow the lower one, in another turn
@@ -249,7 +254,7 @@ MEET_ALL = frozenset(
 """Calls from which no rank returns before all have come."""
 
 
-def _not_in_call(seen: Mapping[int, Place], waiting: Mapping[int, Place], host: Sequence[int]) -> Diagnosis:
+def _not_in_call(seen: Mapping[int, Position], waiting: Mapping[int, Position], host: Sequence[int]) -> Diagnosis:
     moving = [rank for rank in host if seen[rank].moved or seen[rank].busy]
     stuck = [rank for rank in host if rank not in moving]
     culprits = stuck or moving
@@ -258,8 +263,8 @@ def _not_in_call(seen: Mapping[int, Place], waiting: Mapping[int, Place], host: 
         more = f" {capital(ranks_text(moving))} {are(moving, 'runs', 'run')} on." if moving else ""
         return _diagnosis(
             Kind.HOST_STUCK, stuck, waiting, {**waiting, **{r: seen[r] for r in stuck}},
-            f"{capital(ranks_text(waiting))} {are(waiting, 'waits', 'wait')} in {_op(waiting)}; {elsewhere}, outside of "
-            f"torch.distributed, and did not move for {APART_S:g} s.{more}",
+            f"{capital(ranks_text(waiting))} {are(waiting, 'waits', 'wait')} in {_op(waiting)}; {elsewhere}, outside "
+            f"of torch.distributed, and did not move for {APART_S:g} s.{more}",
             f"Look at what {ranks_text(stuck)} {are(stuck, 'waits', 'wait')} for on its host: a lock, a queue, a data "
             "loader, a file system, input.",
         )  # fmt: skip
@@ -275,13 +280,13 @@ def _not_in_call(seen: Mapping[int, Place], waiting: Mapping[int, Place], host: 
 Turns = tuple[list[int], list[int], str]
 
 
-def _turns(seen: Mapping[int, Place]) -> Turns | None:
+def _turns(seen: Mapping[int, Position]) -> Turns | None:
     """Return ranks whose loop is at another iteration than most, the majority, and the text about it."""
-    shared: Counter[tuple[str, str]] = Counter(key for place in seen.values() for key in place.counters)
+    shared: Counter[tuple[str, str]] = Counter(key for position in seen.values() for key in position.counters)
     for key, count in shared.items():
         if count < len(seen):
             continue
-        values = {rank: place.counters[key] for rank, place in seen.items()}
+        values = {rank: position.counters[key] for rank, position in seen.items()}
         by_value: dict[int, list[int]] = defaultdict(list)
         for rank, value in values.items():
             by_value[value].append(rank)
@@ -298,7 +303,7 @@ def _turns(seen: Mapping[int, Place]) -> Turns | None:
     return None
 
 
-def _other_turn(seen: Mapping[int, Place], waiting: Mapping[int, Place], turns: Turns) -> Diagnosis:
+def _other_turn(seen: Mapping[int, Position], waiting: Mapping[int, Position], turns: Turns) -> Diagnosis:
     culprits, main, order_text = turns
     others = {rank: waiting[rank] for rank in main if rank in waiting}
     return _diagnosis(
@@ -309,9 +314,9 @@ def _other_turn(seen: Mapping[int, Place], waiting: Mapping[int, Place], turns: 
     )  # fmt: skip
 
 
-def _meeting(waiting: Mapping[int, Place], world_size: int) -> Diagnosis | None:
+def _meeting(waiting: Mapping[int, Position], world_size: int) -> Diagnosis | None:
     """All that are here wait for others to join."""
-    if not waiting or any(place.doing is not Doing.MEETING for place in waiting.values()):
+    if not waiting or any(position.doing is not Doing.MEETING for position in waiting.values()):
         return None
     missing = sorted(set(range(world_size)) - set(waiting))
     if not missing:
@@ -324,7 +329,7 @@ def _meeting(waiting: Mapping[int, Place], world_size: int) -> Diagnosis | None:
     )  # fmt: skip
 
 
-def _all_on_host(seen: Mapping[int, Place]) -> Diagnosis:
+def _all_on_host(seen: Mapping[int, Position]) -> Diagnosis:
     return _diagnosis(
         Kind.HOST_STUCK, sorted(seen), {}, seen,
         f"No rank is in a call of torch.distributed, none computes, and none moved for {APART_S:g} s: {_listed(seen)}.",
@@ -332,11 +337,13 @@ def _all_on_host(seen: Mapping[int, Place]) -> Diagnosis:
     )  # fmt: skip
 
 
-def _nothing(seen: Mapping[int, Place], waiting: Mapping[int, Place], unread: Sequence[int]) -> Inconclusive | None:
+def _nothing(
+    seen: Mapping[int, Position], waiting: Mapping[int, Position], unread: Sequence[int]
+) -> Inconclusive | None:
     if waiting and len(waiting) == len(seen):
         ranks = ranks_text(waiting)
         return Inconclusive(
-            f"{ranks} {are(waiting, 'waits', 'wait')} at the same place, so stacks do not tell them apart",
+            f"{ranks} {are(waiting, 'waits', 'wait')} at the same position, so stacks do not tell them apart",
             (f"{capital(_listed(waiting))}.",),
             "Run it again in a moment: if no rank has moved, the network, tensors of other shapes or another group may "
             "hold them, which stacks do not show. Start the next run under the guard (distsim run --on gloo | nccl).",
@@ -353,19 +360,21 @@ def _nothing(seen: Mapping[int, Place], waiting: Mapping[int, Place], unread: Se
 def _diagnosis(
     kind: Kind,
     culprits: Sequence[int],
-    victims: Mapping[int, Place],
-    known: Mapping[int, Place],
+    victims: Mapping[int, Position],
+    known: Mapping[int, Position],
     explanation: str,
     suggestion: str,
     cycle: tuple[int, ...] | None = None,
 ) -> Diagnosis:
-    sites: dict[int, Site] = {rank: place.site for rank, place in known.items() if place.site is not None}
+    sites: dict[int, Site] = {rank: position.site for rank, position in known.items() if position.site is not None}
     stuck = {
         rank: Stuck(
-            place.op, file=place.site.file if place.site else None, line=place.site.line if place.site else None
+            position.op,
+            file=position.site.file if position.site else None,
+            line=position.site.line if position.site else None,
         )
-        for rank, place in known.items()
-        if place.waits
+        for rank, position in known.items()
+        if position.waits
     }
     return Diagnosis(
         kind,
@@ -379,45 +388,51 @@ def _diagnosis(
     )
 
 
-def _state(place: Place) -> RankState:
-    phase = Phase.BLOCKED if place.waits else Phase.RUNNING if place.busy or place.moved else Phase.HOST_STUCK
-    return RankState(place.rank, phase, site=place.site, stack=place.stack, pid=place.pid)
+def _state(position: Position) -> RankState:
+    phase = Phase.BLOCKED if position.waits else Phase.RUNNING if position.busy or position.moved else Phase.HOST_STUCK
+    return RankState(position.rank, phase, site=position.site, stack=position.stack, pid=position.pid)
 
 
-def _notes(places: Mapping[int, Place], world_size: int, gone: Sequence[int]) -> list[str]:
+def _notes(positions: Mapping[int, Position], world_size: int, gone: Sequence[int]) -> list[str]:
     notes = [
-        f"the call of rank {place.rank} is in its thread {place.thread}" for place in places.values() if place.thread
+        f"the call of rank {position.rank} is in its thread {position.thread}"
+        for position in positions.values()
+        if position.thread
     ]
-    unread = [rank for rank, place in places.items() if place.doing is Doing.UNKNOWN]
+    unread = [rank for rank, position in positions.items() if position.doing is Doing.UNKNOWN]
     if unread:
-        notes.append(f"no stack of {ranks_text(unread)}: {places[unread[0]].why}")
-    elsewhere = world_size - len(places) - len(gone)
+        notes.append(f"no stack of {ranks_text(unread)}: {positions[unread[0]].why}")
+    elsewhere = world_size - len(positions) - len(gone)
     if elsewhere > 0:
         notes.append(f"{elsewhere} of {world_size} ranks are not on the hosts that were looked at")
     return notes
 
 
-def _op(places: Mapping[int, Place]) -> str:
-    return " and ".join(dict.fromkeys(_call(place) for place in places.values()))
+def _op(positions: Mapping[int, Position]) -> str:
+    return " and ".join(dict.fromkeys(_call(position) for position in positions.values()))
 
 
-def _call(place: Place) -> str:
-    at = f" at {place_text(place.site)}" if place.site is not None else ""
-    return f"{place.op}{at}"
+def _call(position: Position) -> str:
+    at = f" at {site_text(position.site)}" if position.site is not None else ""
+    return f"{position.op}{at}"
 
 
-def _listed(places: Mapping[int, Place]) -> str:
+def _listed(positions: Mapping[int, Position]) -> str:
     """`ranks 0,1 wait in barrier at train.py:11; rank 2 is at data.py:7`."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for rank, place in places.items():
-        groups[place.key].append(rank)
+    for rank, position in positions.items():
+        groups[position.key].append(rank)
     parts = []
     for ranks in sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks)):
-        place = places[ranks[0]]
-        if place.waits:
-            parts.append(f"{ranks_text(ranks)} {are(ranks, 'waits', 'wait')} in {_call(place)}")
+        position = positions[ranks[0]]
+        if position.waits:
+            parts.append(f"{ranks_text(ranks)} {are(ranks, 'waits', 'wait')} in {_call(position)}")
         else:
-            operation = f"{place.op} " if place.op else ""
-            at = f"at {place_text(place.site, function=True)}" if place.site is not None else "outside of the program"
+            operation = f"{position.op} " if position.op else ""
+            at = (
+                f"at {site_text(position.site, function=True)}"
+                if position.site is not None
+                else "outside of the program"
+            )
             parts.append(f"{ranks_text(ranks)} {are(ranks, 'is', 'are')} {operation}{at}")
     return "; ".join(parts)

@@ -21,9 +21,9 @@ from distsim.debug.messages import (
     capital,
     group_text,
     no_record_advice,
-    place,
     ranks_text,
     several,
+    site_text,
     some_ranks_text,
 )
 from distsim.debug.records import CallRecord, CallWait, Phase, Site
@@ -107,7 +107,7 @@ def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victi
         pass
     elif all(_is_over(case, rank) for rank in ranks) and there * 2 == len(call.members) and kind is Kind.MISSING_RANK:
         sentence += " The group is split evenly: the other ranks may also have made one call too many."
-    suggestion = advice(Kind.STRAGGLER if running else kind, who=some_ranks_text(ranks), other=place(call.site))
+    suggestion = advice(Kind.STRAGGLER if running else kind, who=some_ranks_text(ranks), other=site_text(call.site))
     if refused is not None:
         suggestion = refusal_advice(refused)
     elif running and gave_up:
@@ -151,7 +151,7 @@ def _never_waited(
         pending,
         victims,
         call=call,
-        explanation=f"{capital(ranks_text(pending))} started {call_text(own)} at {place(own.site)} without "
+        explanation=f"{capital(ranks_text(pending))} started {call_text(own)} at {site_text(own.site)} without "
         f"waiting for it, and finished before it was done. {case.waiting(call, pending, victims)}",
         suggestion=advice(Kind.ASYNC_NEVER_WAITED),
         since_s=call.issued_s,
@@ -203,7 +203,7 @@ def loop_ended(
         met if few else ranks,
         () if few else victims,
         call=call,
-        explanation=f"{capital(ranks_text(here))} {are(here, 'makes', 'make')} {call.op} at {place(call.site)} "
+        explanation=f"{capital(ranks_text(here))} {are(here, 'makes', 'make')} {call.op} at {site_text(call.site)} "
         f"{often} on {group_text(log.group)}. {capital(ranks_text(ranks))} {came} and {then}.{tie}",
         suggestion=advice(Kind.UNEVEN_ITERATIONS),
         since_s=call.issued_s,
@@ -267,8 +267,8 @@ def _too_many(case: Case, log: GroupLog, call: CallRecord, met: Sequence[int]) -
         (),
         call=call,
         explanation=f"{capital(ranks_text(met))} called {call_text(call)} on {group_text(log.group)}, at "
-        f"{place(call.site)}. The other ranks finished without it and will never come.",
-        suggestion=advice(Kind.EXTRA_COLLECTIVE, mine=place(call.site)),
+        f"{site_text(call.site)}. The other ranks finished without it and will never come.",
+        suggestion=advice(Kind.EXTRA_COLLECTIVE, mine=site_text(call.site)),
         since_s=call.issued_s,
     )
 
@@ -312,9 +312,9 @@ def group_mismatch(
         [*others, *victims],
         call=other,
         explanation=f"{capital(ranks_text(who))} called {call_text(mine)} on {group_text(mine.group)}, "
-        f"at {place(mine.site)}. {capital(ranks_text(others))} made the same call on "
-        f"{group_text(other.group)}, at {place(other.site)}.",
-        suggestion=advice(Kind.GROUP_MISMATCH, mine=place(mine.site)),
+        f"at {site_text(mine.site)}. {capital(ranks_text(others))} made the same call on "
+        f"{group_text(other.group)}, at {site_text(other.site)}.",
+        suggestion=advice(Kind.GROUP_MISMATCH, mine=site_text(mine.site)),
         since_s=max(mine.issued_s, other.issued_s),
         sites={} if mine.site is None else {mine.rank: mine.site},
     )
@@ -328,8 +328,8 @@ def extra_call(case: Case, call: CallRecord, victims: Sequence[int]) -> Diagnosi
         victims,
         call=call,
         explanation=f"Rank {call.rank} called {call_text(call)} on {group_text(call.group)}, at "
-        f"{place(call.site)}. No other rank has ever made that call.",
-        suggestion=advice(Kind.EXTRA_COLLECTIVE, mine=place(call.site)),
+        f"{site_text(call.site)}. No other rank has ever made that call.",
+        suggestion=advice(Kind.EXTRA_COLLECTIVE, mine=site_text(call.site)),
         since_s=call.issued_s,
     )
 
@@ -344,7 +344,7 @@ def _too_late(case: Case, call: CallRecord, late: Sequence[int], victims: Sequen
         victims,
         call=call,
         explanation=f"{capital(ranks_text(late))} came to {call_text(call)} on {group_text(call.group)} "
-        f"{waited:.1f} s late, at {place(own.site)}. {capital(ranks_text(victims))} had given up by then.",
+        f"{waited:.1f} s late, at {site_text(own.site)}. {capital(ranks_text(victims))} had given up by then.",
         suggestion=advice(Kind.STRAGGLER, who=some_ranks_text(late)) + " Or pass a longer timeout=.",
         since_s=call.issued_s,
     )
@@ -380,8 +380,8 @@ def _other_group(
         victims,
         call=call,
         explanation=f"{capital(ranks_text(ranks))} called {call_text(own)} on {group_text(own.group)}, at "
-        f"{place(own.site)}. {case.waiting(call, ranks, victims)}",
-        suggestion=advice(Kind.GROUP_MISMATCH, mine=place(own.site)),
+        f"{site_text(own.site)}. {case.waiting(call, ranks, victims)}",
+        suggestion=advice(Kind.GROUP_MISMATCH, mine=site_text(own.site)),
         since_s=call.issued_s,
         sites={own.rank: own.site} if own.site is not None else {},
     )

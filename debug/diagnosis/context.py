@@ -9,7 +9,7 @@ from distsim.debug.diagnosis.waits.wait_graph import WaitGraph
 from distsim.debug.divergence.divergence import Divergence
 from distsim.debug.matching.agreement import Mismatch
 from distsim.debug.matching.index import EvidenceIndex
-from distsim.debug.messages import are, call_text, capital, group_text, numbered, place, ranks_text, state_text
+from distsim.debug.messages import are, call_text, capital, group_text, numbered, ranks_text, site_text, state_text
 from distsim.debug.records import CallRecord, CallWait, Group, HostWait, Phase, Site, StoreWait
 from distsim.debug.records.call import SERVE
 from distsim.debug.records.diagnosis import Call, Diagnosis, Stuck
@@ -152,12 +152,12 @@ class Case:
             if (own.op, own.seq, own.group) == (call.op, call.seq, call.group)
         ]
         if call.is_of_two or not inside:
-            return f"Rank {call.rank} waits in {call_text(call)} at {place(call.site)}."
+            return f"Rank {call.rank} waits in {call_text(call)} at {site_text(call.site)}."
         over = all(self.index.states[rank].phase is Phase.RAISED for rank in inside)
         verb = "waited" if over else are(inside, "waits", "wait")
         return (
             f"{capital(ranks_text(inside))} {verb} in {numbered(call)} "
-            f"on {group_text(call.group)}, at {place(call.site)}."
+            f"on {group_text(call.group)}, at {site_text(call.site)}."
         )
 
     def _nobody_waits(self, ranks: Sequence[int]) -> str:

@@ -16,9 +16,9 @@ from distsim.debug.messages import (
     call_text,
     capital,
     group_text,
-    place,
     ranks_text,
     shape_of_call,
+    site_text,
     some_ranks_text,
 )
 from distsim.debug.records import CallRecord
@@ -89,7 +89,7 @@ def suggestion(d: Divergence) -> str:
         if d.got.site == d.expected.site and set(d.got.new_ranks or ()) & set(d.expected.new_ranks or ()):
             # one group of which the ranks have other members, and not two groups in another order
             return (
-                f"Compute the members at {place(d.got.site)} alike on every rank: {list(d.got.new_ranks or ())} on "
+                f"Compute the members at {site_text(d.got.site)} alike on every rank: {list(d.got.new_ranks or ())} on "
                 f"{ranks_text(d.culprits)}, {list(d.expected.new_ranks or ())} on the others. What they are computed "
                 "from differs: broadcast it from rank 0."
             )
@@ -101,12 +101,12 @@ def suggestion(d: Divergence) -> str:
             "member; or pass use_local_synchronization=True."
         )
     if d.kind in SHIFTS and d.got.site is not None and d.got.site == d.expected.site and d.got.op != d.expected.op:
-        return f"{place(d.got.site)} makes other calls on some ranks: build and wrap the model alike on every rank."
-    return advice(d.kind, who=some_ranks_text(d.culprits), mine=place(d.got.site), other=place(d.expected.site))
+        return f"{site_text(d.got.site)} makes other calls on some ranks: build and wrap the model alike on every rank."
+    return advice(d.kind, who=some_ranks_text(d.culprits), mine=site_text(d.got.site), other=site_text(d.expected.site))
 
 
 def _at(record: CallRecord) -> str:
-    return f"{shape_of_call(record)} at {place(record.site)}"
+    return f"{shape_of_call(record)} at {site_text(record.site)}"
 
 
 def _split(d: Divergence, mismatch: Mismatch) -> str:
@@ -118,12 +118,12 @@ def _split(d: Divergence, mismatch: Mismatch) -> str:
     if first.receiver in d.culprits:
         sentence = (
             f"rank {first.receiver} expects {_elements(first.expected)} from rank {first.sender}, "
-            f"at {place(receiver.site)}, but rank {first.sender} sends it {_elements(first.sent)}"
+            f"at {site_text(receiver.site)}, but rank {first.sender} sends it {_elements(first.sent)}"
         )
     else:
         sentence = (
             f"rank {first.sender} sends {_elements(first.sent)} to rank {first.receiver}, "
-            f"at {place(sender.site)}, but rank {first.receiver} expects {_elements(first.expected)}"
+            f"at {site_text(sender.site)}, but rank {first.receiver} expects {_elements(first.expected)}"
         )
     rest = len(conflicts) - 1
     more = f" (and {rest} more such pair{'s' if rest > 1 else ''})" if rest else ""
@@ -141,13 +141,13 @@ def _what(d: Divergence) -> str:
         case Kind.MISSING_RANK if d.refused is not None:
             return (
                 f"{refusal_text(d.refused, d.culprits)}, so it never came to {call_text(d.expected)} {on}, at "
-                f"{place(d.expected.site)}: {they} in {_at(d.got)}."
+                f"{site_text(d.expected.site)}: {they} in {_at(d.got)}."
             )
         case Kind.MISSING_RANK:
-            there = place(d.expected.site)
+            there = site_text(d.expected.site)
             return f"{who} never called {call_text(d.expected)} {on}, at {there}: {they} in {_at(d.got)}."
         case Kind.EXTRA_COLLECTIVE:
-            there = place(d.got.site)
+            there = site_text(d.got.site)
             return f"{who} called {call_text(d.got)} {on}, at {there}, which the others do not call there."
         case Kind.WRONG_ORDER:
             return f"{who} called {_at(d.got)} as number {d.seq} {on}, where the others make another call first."
@@ -175,9 +175,8 @@ def _what(d: Divergence) -> str:
             if d.mismatch is not None and says:
                 wanted = f": {says} where {d.mismatch.expected} is expected"
             if d.mismatch is not None and len(set(d.mismatch.found.values())) > 1:
-                return (
-                    f"{who} called {d.got.op} at {place(d.got.site)} as number {d.seq} {on} with {_each(d.mismatch)}."
-                )
+                at = site_text(d.got.site)
+                return f"{who} called {d.got.op} at {at} as number {d.seq} {on} with {_each(d.mismatch)}."
             return f"{who} called {_at(d.got)} as number {d.seq} {on}{wanted}."
 
 

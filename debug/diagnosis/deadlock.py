@@ -9,7 +9,7 @@ from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.point_to_point import near_miss, unmatched
 from distsim.debug.divergence.history import left_out
 from distsim.debug.divergence.source_order import Order, calls_below, relate
-from distsim.debug.messages import call_text, capital, group_text, place, ranks_text
+from distsim.debug.messages import call_text, capital, group_text, ranks_text, site_text
 from distsim.debug.records import CallRecord, CallWait, Group, HostWait, Site
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
@@ -148,7 +148,7 @@ def _cycle(
             steps.append(f"rank {rank} waits on the host ({waited_for}) for rank {after}")
         else:
             on = "" if call.is_of_two else f" on {group_text(call.group)}"
-            steps.append(f"rank {rank} waits in {call_text(call)}{on}, at {place(call.site)}, for rank {after}")
+            steps.append(f"rank {rank} waits in {call_text(call)}{on}, at {site_text(call.site)}, for rank {after}")
     if len(steps) > SHOWN:
         steps = [*steps[: SHOWN - 1], f"and so on over {len(steps) - SHOWN} more ranks", steps[-1]]
     waiting_calls = [call for call in calls.values() if call is not None]

@@ -12,10 +12,10 @@ from distsim.debug.messages import (
     are,
     capital,
     exception_line,
-    place,
     raised_advice,
     ranks_text,
     several,
+    site_text,
     some_ranks_text,
 )
 from distsim.debug.records import CallRecord, HostWait, Phase, StoreWait
@@ -87,7 +87,7 @@ def _ended_from_outside(case: Case, ranks: Sequence[int]) -> Diagnosis:
     """All ranks have got a signal by which people, launchers and schedulers end a job."""
     places: dict[str, list[int]] = {}
     for rank in ranks:
-        places.setdefault(place(case.site(rank), function=True), []).append(rank)
+        places.setdefault(site_text(case.site(rank), function=True), []).append(rank)
     signal = case.index.states[ranks[0]].signal
     where = "; ".join(f"{ranks_text(some)} {are(some, 'was', 'were')} at {at}" for at, some in places.items())
     return case.diagnosis(

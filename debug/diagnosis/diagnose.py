@@ -156,7 +156,8 @@ def _confused(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:
         stuck={called.get(rank, rank): at for rank, at in diagnosis.stuck.items()},
         sites={called.get(rank, rank): site for rank, site in diagnosis.sites.items()},
         explanation=f"{reason[:1].upper()}{reason[1:]}. Each may take what is meant for the other, so what ranks wait "
-        f"for in {diagnosis.call.op if diagnosis.call is not None else 'their calls'} says nothing of who left a call out.",
+        f"for in {diagnosis.call.op if diagnosis.call is not None else 'their calls'} says nothing of who left "
+        "a call out.",
         suggestion=f"{capital(cures[0])}; if these are two jobs, give each an address of its own.",
     )
 

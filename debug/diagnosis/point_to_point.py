@@ -16,7 +16,7 @@ from distsim.debug.diagnosis.waits.wait_graph import WaitGraph
 from distsim.debug.matching.agreement import Mismatch, check_pair, payload_text
 from distsim.debug.matching.comparer import PAIR, StreamKey
 from distsim.debug.matching.index import EvidenceIndex
-from distsim.debug.messages import call_text, capital, no_record_advice, place, ranks_text
+from distsim.debug.messages import call_text, capital, no_record_advice, ranks_text, site_text
 from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, State
 from distsim.debug.records.call import was_refused
 from distsim.debug.records.diagnosis import Diagnosis
@@ -99,7 +99,7 @@ def unmatched(case: Case, call: CallRecord, stuck: Sequence[int], cycle: tuple[i
     peer = call.peer
     culprits: tuple[int, ...]
     never = "sent it" if call.op == "recv" else "received it"
-    head = f"Rank {call.rank} waits in {call_text(call)}, at {place(call.site)}."
+    head = f"Rank {call.rank} waits in {call_text(call)}, at {site_text(call.site)}."
     if miss is not None:
         other = miss.call
         verb = "sent" if other.op == "send" and other.done else ("sends" if other.op == "send" else "receives")
@@ -111,7 +111,7 @@ def unmatched(case: Case, call: CallRecord, stuck: Sequence[int], cycle: tuple[i
             toward += f" on group {other.group.label}, not {call.group.label}"
         elif miss.differs in ("receiver", "sender") and miss.culprits == (call.rank,):
             toward += f", which is waiting for rank {peer}"
-        text = f"{head} Rank {other.rank} {verb} {toward}, at {place(other.site)}."
+        text = f"{head} Rank {other.rank} {verb} {toward}, at {site_text(other.site)}."
         culprits = miss.culprits
         pair = (other.rank, call.rank) if call.op == "recv" else (call.rank, other.rank)
         if miss.differs in ("receiver", "sender") and peer is not None:
@@ -119,7 +119,7 @@ def unmatched(case: Case, call: CallRecord, stuck: Sequence[int], cycle: tuple[i
         suggestion = {
             "tag": "Give both ends the same tag.",
             "group": "Give both ends the same group=.",
-        }.get(miss.differs, f"Check the peer's rank at {place(other.site)} and at {place(call.site)}.")
+        }.get(miss.differs, f"Check the peer's rank at {site_text(other.site)} and at {site_text(call.site)}.")
         if miss.differs in ("tag", "group") and len(culprits) == 2:
             suggestion += " The records do not show which of the two is wrong."
     elif peer is None:
@@ -137,7 +137,7 @@ def unmatched(case: Case, call: CallRecord, stuck: Sequence[int], cycle: tuple[i
         culprits = (peer,)
         pair = (peer, call.rank) if call.op == "recv" else (call.rank, peer)
         other_end = "send" if call.op == "recv" else "recv"
-        suggestion = f"Make rank {peer} {other_end}, or drop the {call.op} at {place(call.site)}."
+        suggestion = f"Make rank {peer} {other_end}, or drop the {call.op} at {site_text(call.site)}."
     kind = Kind.P2P_UNMATCHED
     if miss is None and peer is not None and case.unknown(peer):
         kind = Kind.MISSING_RANK
@@ -196,7 +196,7 @@ def disagreement(case: Case, disagreement: Disagreement, victims: Sequence[int])
         [*victims, *(r for r in (send.rank, recv.rank) if _suffers(case, r))],
         call=recv,
         explanation=f"Rank {send.rank} sends {payload_text(send)} to rank {recv.rank}, "
-        f"at {place(send.site)}. Rank {recv.rank} receives {payload_text(recv)}, at {place(recv.site)}."
+        f"at {site_text(send.site)}. Rank {recv.rank} receives {payload_text(recv)}, at {site_text(recv.site)}."
         f"{' The two ends have the same messages, in another order.' if swapped else ''}",
         suggestion=cure,
         since_s=max(send.issued_s, recv.issued_s),

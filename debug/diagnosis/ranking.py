@@ -8,7 +8,7 @@ from dataclasses import replace
 from distsim.debug.diagnosis.context import Case
 from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.matching.secondary_errors import aftermath
-from distsim.debug.messages import advice, call_text, place, some_ranks_text
+from distsim.debug.messages import advice, call_text, site_text, some_ranks_text
 from distsim.debug.records import Finding
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import INCONSISTENT, Kind
@@ -77,7 +77,9 @@ def _from_finding(case: Case, finding: Finding, effect: Diagnosis | None) -> Dia
     since = finding.at_s if finding.at_s is not None else (call.issued_s if call is not None else None)
     if finding.kind is Kind.THREAD_RACE and effect is not None and effect.call is not None and call is not None:
         # One number in one report: that of the calls that met, which need not be the one that was seen to race.
-        text = f"Thread {call.thread} of rank {call.rank} called {call.op} at {place(site)} while another thread was "
+        text = (
+            f"Thread {call.thread} of rank {call.rank} called {call.op} at {site_text(site)} while another thread was "
+        )
         text += "inside a call on the same group: which comes first differs from run to run and from rank to rank."
     base = case.diagnosis(
         finding.kind,
@@ -87,7 +89,7 @@ def _from_finding(case: Case, finding: Finding, effect: Diagnosis | None) -> Dia
         group=finding.group,
         explanation=f"{text} {_consequence(effect, finding)}".strip(),
         suggestion=finding.suggestion
-        or advice(finding.kind, who=some_ranks_text(finding.ranks), mine=place(site), other=place(site)),
+        or advice(finding.kind, who=some_ranks_text(finding.ranks), mine=site_text(site), other=site_text(site)),
         since_s=since,
         sites={} if site is None else dict.fromkeys(finding.ranks, site),
     )
@@ -130,8 +132,8 @@ def _consequence(effect: Diagnosis | None, finding: Finding) -> str:
     if finding.call is not None:
         call = finding.call
         if finding.kind is Kind.THREAD_RACE:
-            return f"The call is at {place(call.site)}."
-        return f"It was in {call_text(call)} on group {call.group.label}, at {place(call.site)}."
+            return f"The call is at {site_text(call.site)}."
+        return f"It was in {call_text(call)} on group {call.group.label}, at {site_text(call.site)}."
     return ""
 
 

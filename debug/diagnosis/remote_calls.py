@@ -8,7 +8,7 @@ from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.waits.remote_waits import Need
 from distsim.debug.diagnosis.waits.wait_graph import Root
 from distsim.debug.matching.remote_calls import Actor, rank_of
-from distsim.debug.messages import call_text, capital, group_text, place, ranks_text, remote_text, worker_text
+from distsim.debug.messages import call_text, capital, group_text, ranks_text, remote_text, site_text, worker_text
 from distsim.debug.records import CallRecord, CallWait, Phase, Site
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
@@ -46,7 +46,7 @@ def _circle(case: Case, actors: Sequence[Actor], others: Sequence[int]) -> Diagn
         calls.append(call)
         if call.site is not None and not (isinstance(actor, int) and rank_of(actor) in sites):
             sites[rank_of(actor)] = call.site
-        steps.append(f"{_who(case, actor)} waits in {_call(call)}, at {place(call.site)}{_why(case, call, need)}")
+        steps.append(f"{_who(case, actor)} waits in {_call(call)}, at {site_text(call.site)}{_why(case, call, need)}")
         busy = busy or need.any_of
     if len(steps) > SHOWN:
         steps = [*steps[: SHOWN - 1], f"and so on over {len(steps) - SHOWN} more threads", steps[-1]]
@@ -123,7 +123,7 @@ def _awaited(case: Case, actor: Actor) -> str:
     rank, call = waiting[0]
     more = len({other for other, _ in waiting}) - 1
     others = f", and {more} more {'rank' if more == 1 else 'ranks'} with it" if more else ""
-    return f" Rank {rank} waits for that in {_call(call)}, at {place(call.site)}{others}."
+    return f" Rank {rank} waits for that in {_call(call)}, at {site_text(call.site)}{others}."
 
 
 def _still_served(case: Case, served: CallRecord, victims: Sequence[int]) -> Diagnosis:
@@ -139,7 +139,7 @@ def _still_served(case: Case, served: CallRecord, victims: Sequence[int]) -> Dia
         victims,
         call=request,
         explanation=f"Worker {name} has run {_for(served)}{how_long}, and {stands}: it is at "
-        f"{place(served.site, function=True)}."
+        f"{site_text(served.site, function=True)}."
         f"{_awaited(case, ('serving', served.rank, served.index))}{kept}",
         suggestion="Look at what that line waits for: no remote call or collective of its own keeps it there. "
         "timeout= bounds how long a caller waits.",
@@ -182,7 +182,7 @@ def gave_up(case: Case, call: CallRecord | None) -> str:
     name = _worker(call.remote.callee, call.peer)
     if served.done:
         return f"{sentence}; {name} has answered since."
-    return f"{sentence}; {name} is still in it, at {place(served.site, function=True)}."
+    return f"{sentence}; {name} is still in it, at {site_text(served.site, function=True)}."
 
 
 def died_serving(case: Case, rank: int) -> str:
@@ -191,4 +191,4 @@ def died_serving(case: Case, rank: int) -> str:
     if case.index.states[rank].phase is Phase.RAISED or not served:
         return ""
     more = f", and {len(served) - 1} more" if len(served) > 1 else ""
-    return f" It was serving {_for(served[0])}, at {place(served[0].site, function=True)}{more}."
+    return f" It was serving {_for(served[0])}, at {site_text(served[0].site, function=True)}{more}."

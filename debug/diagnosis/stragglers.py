@@ -336,9 +336,9 @@ def _scores(turns: Sequence[_Turn], rank: int) -> tuple[float, float]:
 def straggler_text(straggler: Straggler) -> str:
     """One clause: `rank 3 came late to 40 of 41 collectives and kept ... waiting for 20 s, 48% of the time`."""
     return (
-        f"rank {straggler.rank} came late to {straggler.late} of {straggler.meetings} collectives and kept the others waiting for "
-        f"{straggler.lost_s:.3g} s, {straggler.share:.0%} of the time (relative score {straggler.relative:.2f}, individual score "
-        f"{straggler.individual:.2f})"
+        f"rank {straggler.rank} came late to {straggler.late} of {straggler.meetings} collectives and kept "
+        f"the others waiting for {straggler.lost_s:.3g} s, {straggler.share:.0%} of the time "
+        f"(relative score {straggler.relative:.2f}, individual score {straggler.individual:.2f})"
     )
 
 

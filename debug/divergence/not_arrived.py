@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from distsim.debug.divergence.divergence import Divergence, calls_from, support
 from distsim.debug.matching.index import EvidenceIndex, GroupLog
-from distsim.debug.messages import place, ranks_text
+from distsim.debug.messages import ranks_text, site_text
 from distsim.debug.records import CallRecord
 from distsim.debug.records.kinds import Kind
 
@@ -93,12 +93,12 @@ def refusal_text(refused: CallRecord, ranks: Iterable[int]) -> str:
     if len(words) > MOST_WORDS:
         words = words[: MOST_WORDS - 3] + "..."
     whose = f"{ranks_text(who)}'s" if len(who) == 1 else f"of {ranks_text(who)},"
-    return f"{whose} {refused.op} at {place(refused.site)} was refused by torch with {words.rstrip('.')}"
+    return f"{whose} {refused.op} at {site_text(refused.site)} was refused by torch with {words.rstrip('.')}"
 
 
 def refusal_advice(refused: CallRecord) -> str:
     """Return the advice."""
     return (
-        f"Give the call at {place(refused.site)} the arguments that torch wants, and do not go on after its "
+        f"Give the call at {site_text(refused.site)} the arguments that torch wants, and do not go on after its "
         "exception without making it again: the others wait for it."
     )

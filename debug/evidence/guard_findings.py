@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from distsim.debug.messages import are, place, ranks_text
+from distsim.debug.messages import are, ranks_text, site_text
 from distsim.debug.records import CallRecord, Evidence, Finding, Phase, Site
 from distsim.debug.records.call_log import LEAST_KEPT
 from distsim.debug.records.kinds import Kind
@@ -64,7 +64,7 @@ def raced_by_kernel(call: CallRecord, at: Site | None, *, writes: bool, was_wait
     call, but not the kernel's."""
     verb = "writes to" if writes else "reads"
     text = (
-        f"a kernel of rank {call.rank}, launched at {place(at)}, {verb} the buffer of {call.op} #{call.seq} on a "
+        f"a kernel of rank {call.rank}, launched at {site_text(at)}, {verb} the buffer of {call.op} #{call.seq} on a "
         "stream that has not waited for the call"
     )
     cure = (
@@ -91,9 +91,8 @@ def race(call: CallRecord, inside: CallRecord | None = None) -> Finding:
     """Two threads of a rank are on the same group at once: one makes *call*, the other is *inside*."""
     other = "another thread was inside a call on the same group"
     if inside is not None:
-        other = (
-            f"thread {inside.thread} was inside {inside.op} #{inside.seq} on the same group, at {place(inside.site)}"
-        )
+        one = f"{inside.op} #{inside.seq}"
+        other = f"thread {inside.thread} was inside {one} on the same group, at {site_text(inside.site)}"
     return _finding(
         Kind.THREAD_RACE,
         call,
@@ -173,11 +172,12 @@ def forked_call(ranks: Sequence[int], op: str, site: Site | None, pid: int | Non
     return Finding(
         Kind.HOST_STUCK,
         tuple(ranks),
-        f"a forked child process{process}, such as a data loader's worker, called {op} at {place(site)} on a process "
-        "group of its parent: the group's threads and connections do not survive a fork, so this call never ends",
+        f"a forked child process{process}, such as a data loader's worker, called {op} at {site_text(site)} on a "
+        "process group of its parent: the group's threads and connections do not survive a fork, so this call "
+        "never ends",
         site=site,
-        suggestion=f"Make the call at {place(site)} in the rank's own process, before or after the loader, and give "
-        "the workers its result; or load with num_workers=0.",
+        suggestion=f"Make the call at {site_text(site)} in the rank's own process, before or after the loader, and "
+        "give the workers its result; or load with num_workers=0.",
     )
 
 

@@ -85,9 +85,11 @@ def kill(host: Host, number: int, but: Collection[int] = ()) -> None:
 
 
 def without_guesses(diagnoses: Sequence[Diagnosis], settings: Settings, still_s: float) -> list[Diagnosis]:
-    """*diagnoses*, where no rank has made or ended a call for *still_s*. Without a limit of the user's, a wait that is only
-    long ends no job in which some rank has made a call in that time, for torch's own timeout may be longer than our
-    default: it is left out, and a warning where calls go on."""
+    """Return *diagnoses* where no rank has made or ended a call for *still_s*.
+
+    Without a limit of the user's, a wait that is only long ends no job in which some rank has made a call in that
+    time, for torch's own timeout may be longer than our default: it is left out, and a warning where calls go on.
+    """
     if settings.hang_after_s is not None or still_s >= settings.patience_s:
         return list(diagnoses)
     if still_s > GOES_ON_S:

@@ -86,10 +86,10 @@ _new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
 def _in_order(args: tuple[Any, ...], kwargs: Mapping[str, Any], *names: tuple[str, ...]) -> list[Any]:
     """The arguments by place; *names* are what each may be called. None where one is not given."""
     result = [*args, *[None] * (len(names) - len(args))]
-    for index in range(len(args), len(names)):
-        for name in names[index]:
+    for i in range(len(args), len(names)):
+        for name in names[i]:
             if name in kwargs:
-                result[index] = kwargs[name]
+                result[i] = kwargs[name]
     return result
 
 

@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from distsim.debug.messages import are, call_text, capital, group_text, numbered, place, ranks_text, several, state_text
+from distsim.debug.messages import (
+    are,
+    call_text,
+    capital,
+    group_text,
+    numbered,
+    ranks_text,
+    several,
+    site_text,
+    state_text,
+)
 from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, RankState, State
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.report.stack_tree import merge_equal
@@ -68,14 +78,16 @@ def _where(state: RankState, calls: Sequence[CallRecord]) -> str:
     on_host = state.phase in (Phase.RUNNING, Phase.HOST_STUCK, Phase.FROZEN) and state.site is not None
     if not calls:
         return (
-            f"was at {place(state.site, function=True)}, before its first call" if on_host else "had made no call yet"
+            f"was at {site_text(state.site, function=True)}, before its first call"
+            if on_host
+            else "had made no call yet"
         )
     last = max(calls, key=lambda call: call.issued_s)
     on = "" if last.is_p2p else f" on {group_text(last.group)}"
     if last.state is State.COMPLETED and on_host:
-        return f"was at {place(state.site, function=True)}, past {numbered(last)}{on} at {place(last.site)}"
+        return f"was at {site_text(state.site, function=True)}, past {numbered(last)}{on} at {site_text(last.site)}"
     verb = "was past" if last.state is State.COMPLETED else "was in"  # the interrupt itself made it fail
-    return f"{verb} {numbered(last)}{on}, at {place(last.site, function=True)}"
+    return f"{verb} {numbered(last)}{on}, at {site_text(last.site, function=True)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +163,9 @@ def _open_calls(evidence: Evidence) -> tuple[str, ...]:
         if call is None:
             continue
         on = "" if call.is_of_two else f" on {group_text(call.group)}"
-        key = (f"{call_text(call)}{on}", place(call.site))
+        key = (f"{call_text(call)}{on}", site_text(call.site))
         inside.setdefault(key, []).append(rank)
-        places[key] = f", at {place(call.site)}" if call.site is not None else ""
+        places[key] = f", at {site_text(call.site)}" if call.site is not None else ""
     sentences = []
     for key, ranks in inside.items():
         sentences.append(f"{capital(ranks_text(ranks))} {are(ranks, 'is', 'are')} still in {key[0]}{places[key]}.")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from rich.console import ConsoleOptions, RenderResult
 from rich.text import Text
 
-from distsim.debug.messages import are, call_text, group_text, numbered, place, ranks_text, some_ranks_text
+from distsim.debug.messages import are, call_text, group_text, numbered, ranks_text, site_text, some_ranks_text
 from distsim.debug.records import P2P, CallRecord, CallWait, Evidence, HostWait, Phase, Site, StoreWait
 from distsim.debug.records.call import REMOTE_CALLS, SERVE
 from distsim.debug.records.diagnosis import Diagnosis, Stuck
@@ -159,7 +159,7 @@ def _rest(diagnoses: Sequence[Diagnosis], width: int, where: str) -> Iterator[Te
     yield from Line(more, indent=0).wrapped(width)
     for (word, label, site), alike_diagnoses in list(alike.items())[:MAX_LINES]:
         ranks = {rank for d in alike_diagnoses for rank in d.culprits}
-        at = "" if site is None else f"  {place(site)}"
+        at = "" if site is None else f"  {site_text(site)}"
         times = "" if len(alike_diagnoses) == 1 else f"  ({len(alike_diagnoses)} different)"
         yield from Line(f"{word}  {label}  {ranks_text(ranks)}{at}{times}").wrapped(width)
     if len(alike) > MAX_LINES:
@@ -176,7 +176,7 @@ def _head(d: Diagnosis, width: int) -> Sequence[Text]:
     site = next((d.sites[r] for r in d.culprits if r in d.sites), None)
     text = Text()
     for subject in _subjects(d):
-        for where in (f"  {place(site)}", f"  {place(site, through=False)}", "") if site is not None else ("",):
+        for where in (f"  {site_text(site)}", f"  {site_text(site, through=False)}", "") if site is not None else ("",):
             text = Text(word, style=VERDICT_STYLE.get(word, "bold red"))
             text.append(f"  {d.kind.label}  ", style="bold")
             text.append(some_ranks_text(d.culprits), style="bold yellow")
@@ -236,7 +236,7 @@ def _waiters(d: Diagnosis, evidence: Evidence | None) -> Iterator[Line]:
 def _told(d: Diagnosis, ranks: Sequence[int]) -> bool:
     """The explanation has these ranks and their line already."""
     at = d.stuck[ranks[0]]
-    line = place(Site(at.file, at.line or 0, "")) if at.file else ""
+    line = site_text(Site(at.file, at.line or 0, "")) if at.file else ""
     return f"{ranks_text(ranks)} " in d.explanation.replace("Rank", "rank") and line in d.explanation
 
 
@@ -245,7 +245,7 @@ def _where(rank: int, at: Stuck, evidence: Evidence | None) -> str:
     call_name = numbered(call) if call is not None else at.op
     if call is not None and not call.is_of_two:
         call_name += f" on {call.group.label}"
-    return f"{call_name}, {place(Site(at.file, at.line or 0, '')) if at.file else 'at an unknown line'}"
+    return f"{call_name}, {site_text(Site(at.file, at.line or 0, '')) if at.file else 'at an unknown line'}"
 
 
 def _call_of(rank: int, at: Stuck, evidence: Evidence | None) -> CallRecord | None:
@@ -267,7 +267,7 @@ def _last_calls(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
             continue
         last = records[-1]
         on = "" if last.is_of_two else f" on {last.group.label}"
-        where = "" if last.site is None else f", {place(last.site)}"
+        where = "" if last.site is None else f", {site_text(last.site)}"
         texts[rank] = f"{call_text(last)}{on}{where}, {last.state.value}"
     for ranks, text in merge_equal(texts)[:MAX_LINES]:
         yield Line(f"last call of {_named(d, ranks)}: {text}")
@@ -285,7 +285,7 @@ def _source(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
         lines = text.splitlines()
         if 0 < site.line <= len(lines):
             shown.add((site.file, site.line))
-            yield Line(f"{place(site, through=False)}  |  {lines[site.line - 1].strip()}", style="cyan")
+            yield Line(f"{site_text(site, through=False)}  |  {lines[site.line - 1].strip()}", style="cyan")
 
 
 def _unlike(sites: Iterable[Site]) -> list[Site]:
@@ -339,7 +339,7 @@ def stack_lines(stacks: Mapping[int, Sequence[Site]]) -> Iterator[Line]:
         if len(ranks) > columns:
             ranks = f"{len(node.ranks)} ranks"
         frame = node.site
-        name = f"{frame.function}  {place(frame)}" if frame is not None else ""
+        name = f"{frame.function}  {site_text(frame)}" if frame is not None else ""
         if times > 1:
             name += f"  ({times} times)"
         yield Line(f"{ranks:<{columns}}  {'  ' * depth}{name}", indent=4, hang=columns + 4)

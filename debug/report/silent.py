@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distsim.debug.diagnosis.silent.finding import Level, SilentFinding
-from distsim.debug.messages import place, ranks_text
+from distsim.debug.messages import ranks_text, site_text
 from distsim.debug.report.console import Line
 from distsim.debug.report.news import show
 
@@ -45,7 +45,7 @@ def silent_lines(findings: Sequence[SilentFinding]) -> list[Line]:
         heading = ["SILENT", finding.level.value, finding.kind.label, names, ranks_text(finding.ranks)]
         heading.append(f"at step {finding.step}" if finding.step else "before the first step")
         lines.append(Line("  ".join(part for part in heading if part), 0, 8, STYLES[finding.level]))
-        where = "" if finding.site is None else f" The step is at {place(finding.site)}."
+        where = "" if finding.site is None else f" The step is at {site_text(finding.site)}."
         apart = "" if finding.distance is None else f" Distance: {finding.distance:.2g}."
         lines.append(Line(" ".join(filter(None, [finding.explanation, finding.evidence])) + where + apart))
         lines.append(Line(f"next: {finding.suggestion} See {finding.see}", style="bold"))

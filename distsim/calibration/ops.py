@@ -281,7 +281,7 @@ def _with(owner: Any, names: Sequence[str], value: float) -> Any:
 
 
 def gpu_toml(base: str, spec: GpuFile, facts: dict[str, str], constants: dict[str, tuple[float, str]]) -> str:
-    """The data file of *spec*: what was *constants*, over that of *base*. *facts* are keys of [chip] as TOML has them."""
+    """Return the data file of *spec*: the measured *constants* over *base*; *facts* are keys of [chip]."""
     text = (
         f'# {spec.title}, measured by distsim calibrate --ops. A cluster file names it: node.gpu.model = "FILE.toml".\n'
     )

@@ -18,7 +18,7 @@ from distsim.text.output_files import check_writable, say_written
 from distsim.text.untrusted_input import printable
 
 if TYPE_CHECKING:
-    from distsim.debug.attach import HostPlaces, Judged, RasStatus
+    from distsim.debug.attach import HostPositions, Judged, RasStatus
     from distsim.debug.attach.ranks import RankProcess
 
 __all__ = ["add_parser", "check_no_process"]
@@ -165,7 +165,7 @@ def _check_pattern(pattern: str) -> None:
         raise UsageError(f"--pattern: expected a regular expression, got {pattern!r} ({error})") from None
 
 
-def _on_hosts(file: Path, pattern: str | None) -> list[HostPlaces]:
+def _on_hosts(file: Path, pattern: str | None) -> list[HostPositions]:
     """The ranks of each host in *file*; a host that cannot be looked at is one line on stderr."""
     try:
         hosts = [line.split("#")[0].strip() for line in file.read_text().splitlines()]
@@ -190,8 +190,8 @@ def _on_hosts(file: Path, pattern: str | None) -> list[HostPlaces]:
     return seen
 
 
-def _ask(host: str, command: Sequence[str]) -> HostPlaces | str:
-    from distsim.debug.attach import HostPlaces
+def _ask(host: str, command: Sequence[str]) -> HostPositions | str:
+    from distsim.debug.attach import HostPositions
 
     try:
         done = subprocess.run(
@@ -209,6 +209,6 @@ def _ask(host: str, command: Sequence[str]) -> HostPlaces | str:
         errors = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         return errors[-1].removeprefix("distsim: error: ")
     try:
-        return HostPlaces.from_json(json.loads(done.stdout))
+        return HostPositions.from_json(json.loads(done.stdout))
     except (ValueError, KeyError, TypeError):
         return "it answered something else than the places of ranks: is another release of distsim installed there?"

@@ -106,8 +106,8 @@ class Compiler:
 
     def compile_send(self, src: str, dst: str, nbytes: int, flavour: str, key: int) -> Plan:
         """The plan of one point-to-point transfer."""
-        asked = (src, dst, nbytes, flavour, key)
-        plan = self._plans.get(asked)
+        request = (src, dst, nbytes, flavour, key)
+        plan = self._plans.get(request)
         if plan is None:
             group = self.group((src, dst), key)
             if self.ideal:
@@ -117,7 +117,7 @@ class Compiler:
                 plan = self._nccl.send(group, nbytes)
             else:
                 plan = (compile_mpi if flavour == "mpi" else compile_gloo)(group, "send", nbytes, 0, None)
-            self._keep(asked, plan)
+            self._keep(request, plan)
         return plan
 
     def _keep(self, key: object, plan: Plan) -> None:

@@ -346,7 +346,7 @@ def _found(directory: Path) -> Found:
 
 
 def _lines_of(diagnoses: Sequence[Diagnosis], num: int) -> Evidence:
-    """The lines of the program that *diagnoses* names, and no more: what else the rings hold is of after it was told."""
+    """Return the lines of the program that *diagnoses* name, and no more: the rings also hold later ones."""
     from distsim.debug.evidence.rank_state import sources_at
     from distsim.debug.records import Evidence
 

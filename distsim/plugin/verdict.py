@@ -81,7 +81,7 @@ class Verdict:
 
     def explain(self, diagnoses: Sequence[Diagnosis], evidence: Evidence | None, *, every: bool) -> None:
         """Add the diagnoses to the verdict: the first few, or *every* one."""
-        from distsim.debug.messages import place, ranks_text
+        from distsim.debug.messages import ranks_text, site_text
         from distsim.debug.report.render import render_diagnoses
 
         if not diagnoses:
@@ -98,7 +98,7 @@ class Verdict:
         if site is not None and site.line:
             self.place = (site.file, site.line)
         if root.kind.value not in _RAISED:
-            self.lead = f"{root.kind.label}: {ranks_text(root.culprits)}" + (f" ({place(site)})" if site else "")
+            self.lead = f"{root.kind.label}: {ranks_text(root.culprits)}" + (f" ({site_text(site)})" if site else "")
 
 
 def from_here(item: pytest.Item) -> str:

@@ -60,8 +60,8 @@ def write_image(figure: Mapping[str, Any], path: str, flag: str = "--plot") -> N
     except RuntimeError as error:  # kaleido finds no Chrome, or one that does not start
         problem = " ".join(str(error).split())
         raise UsageError(
-            f"{flag} {path}: plotly draws a .{kind} with a Chrome, which could not be started ({problem:.200}); write a "
-            ".html instead, or install Chrome (plotly_get_chrome)"
+            f"{flag} {path}: plotly draws a .{kind} with a Chrome, which could not be started ({problem:.200}); write "
+            "a .html instead, or install Chrome (plotly_get_chrome)"
         ) from None
     try:
         Path(path).write_bytes(content)

@@ -405,9 +405,9 @@ def slice_event(
     }
 
 
-def meta(pid: int, name: str, tid: int = 0, **args: Any) -> Event:
+def meta(pid: int, fact: str, tid: int = 0, **args: Any) -> Event:
     """Return the metadata event that names a process or track and sets its position."""
-    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "ts": 0, "args": args}
+    return {"ph": "M", "name": fact, "pid": pid, "tid": tid, "ts": 0, "args": args}
 
 
 def us(seconds: float) -> float:

@@ -167,9 +167,9 @@ def _never(rule: Rule, outcome: Outcome) -> str:
     if rule.when.call is None:
         return never_struck(rule, outcome.virtual_time_s)
     ranks = getattr(rule, "ranks", None) or sorted(outcome.records)
-    made = max((len(outcome.records.get(rank, ())) for rank in ranks), default=0)
+    num_calls = max((len(outcome.records.get(rank, ())) for rank in ranks), default=0)
     last = [outcome.records[r][-1] for r in ranks if outcome.records.get(r)]
-    where = f"; the last of {made} calls was {last[0].op} #{last[0].seq}" if last else "; no call was made"
+    where = f"; the last of {num_calls} calls was {last[0].op} #{last[0].seq}" if last else "; no call was made"
     return never_struck(rule) + where
 
 

@@ -77,7 +77,7 @@ def as_they_end(
 
 def _start(scenario: Scenario, run: Callable[[Scenario], Result]) -> _Child:
     shared_state, parent = SharedState(), os.getpid()
-    ours, theirs = os.pipe()
+    ours, child_end = os.pipe()
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -85,12 +85,12 @@ def _start(scenario: Scenario, run: Callable[[Scenario], Result]) -> _Child:
             os.close(ours)
             die_with(parent)
             beacons.light(shared_state)
-            with open(theirs, "wb") as pipe:
+            with open(child_end, "wb") as pipe:
                 pickle.dump(run(scenario), pipe)
             code = 0
         finally:
             os._exit(code)
-    os.close(theirs)
+    os.close(child_end)
     return _Child(scenario, pid, ours, Watch(shared_state, pid))
 
 
@@ -117,8 +117,8 @@ def _fatal(scenario: Scenario, fate: ProcessOutcome) -> Result:
     from distsim.report.fate import fatal_outcome, fatal_text
 
     outcome = fatal_outcome(fate)
-    what = "its process crashed" if fate.signal_name else "limits.host_timeout_s: a rank holds the interpreter"
-    result = _failed(scenario, what, fatal_text(fate).lstrip("\n"), outcome.exit_code)
+    reason = "its process crashed" if fate.signal_name else "limits.host_timeout_s: a rank holds the interpreter"
+    result = _failed(scenario, reason, fatal_text(fate).lstrip("\n"), outcome.exit_code)
     result.document, result.wall_s = report_document(outcome), fate.wall_s
     if outcome.diagnoses:
         first = outcome.diagnoses[0]
@@ -126,6 +126,6 @@ def _fatal(scenario: Scenario, fate: ProcessOutcome) -> Result:
     return result
 
 
-def _failed(scenario: Scenario, what: str, report: str, code: int) -> Result:
+def _failed(scenario: Scenario, reason: str, report: str, code: int) -> Result:
     replay = replay_command(scenario)
-    return Result(scenario.name, str(scenario.path), [what], report=report, replay=replay, exit_code=code)
+    return Result(scenario.name, str(scenario.path), [reason], report=report, replay=replay, exit_code=code)

@@ -213,14 +213,14 @@ def _beside(outcome: Outcome) -> str:
     raised = {rank for failure in outcome.failures for rank in failure.ranks}
     added = []
     waiting: set[int] = set()
-    for found in outcome.diagnoses:
-        if not found.adds_to(raised):
+    for diagnosis in outcome.diagnoses:
+        if not diagnosis.adds_to(raised):
             continue
-        if found.kind is Kind.RANK_RAISED and raised.issuperset(found.culprits):
-            if waiting.issuperset(found.victims):  # its traceback is there, and so is who waits
+        if diagnosis.kind is Kind.RANK_RAISED and raised.issuperset(diagnosis.culprits):
+            if waiting.issuperset(diagnosis.victims):  # its traceback is there, and so is who waits
                 continue
-            waiting.update(found.victims)
-        added.append(found)
+            waiting.update(diagnosis.victims)
+        added.append(diagnosis)
     if not added:
         return ""
     evidence = outcome.evidence

@@ -35,5 +35,5 @@ def exception_named(name: str) -> type[Exception]:
     return result
 
 
-def _is_exception(found: object) -> bool:
-    return isinstance(found, type) and issubclass(found, Exception)
+def _is_exception(candidate: object) -> bool:
+    return isinstance(candidate, type) and issubclass(candidate, Exception)

@@ -183,11 +183,11 @@ _LEAST, _MOST = 1e-6, 1e24
 _LONGEST_S = 1e15
 
 
-def _positive(value: float, what: str, text: object) -> float:
+def _positive(value: float, quantity: str, text: object) -> float:
     if not (0 < value < math.inf):
-        raise UsageError(f"expected {what} above zero, got {_shown(text)}")
+        raise UsageError(f"expected {quantity} above zero, got {_shown(text)}")
     if not _LEAST <= value <= _MOST:
-        raise UsageError(f"expected {what} that a machine may have, got {_shown(text)}")
+        raise UsageError(f"expected {quantity} that a machine may have, got {_shown(text)}")
     return value
 
 

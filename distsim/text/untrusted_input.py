@@ -192,7 +192,7 @@ def wholes(
     """A list of whole numbers."""
     if not isinstance(value, list | tuple) or len(value) > longest:
         raise wrong(value, where, "a list of whole numbers")
-    return tuple([whole(one, f"{where}[{place}]", least, most) for place, one in enumerate(value)])
+    return tuple([whole(one, f"{where}[{i}]", least, most) for i, one in enumerate(value)])
 
 
 def rank_list(value: object, where: str) -> tuple[int, ...]:

@@ -28,13 +28,13 @@ def _tells_of_calls() -> bool:
     """A hook on a group is told of a call before the backend is asked for."""
     from torch.distributed import ProcessGroup
 
-    told: list[Any] = []
+    calls: list[Any] = []
     group: Any = ProcessGroup(0, 1)
-    group.register_pre_hook(0, lambda call: told.append((call.name.name, call.async_op, call.root, call.op_id)))
+    group.register_pre_hook(0, lambda call: calls.append((call.name.name, call.async_op, call.root, call.op_id)))
     try:
         group.barrier()
     except RuntimeError:  # it has no backend
-        return [name for name, *_ in told] == ["BARRIER"]
+        return [name for name, *_ in calls] == ["BARRIER"]
     return False
 
 

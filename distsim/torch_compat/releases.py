@@ -161,18 +161,18 @@ def _torch_failure(error: Exception, part: Need) -> UsageError | None:
             f"expected a Python with ctypes, found {sys.executable} without: build it again with libffi installed"
         )
     torch = sys.modules.get("torch")
-    place = getattr(torch, "__file__", None) or _place_of_torch()
-    if place is None and isinstance(error, ModuleNotFoundError):
+    path = getattr(torch, "__file__", None) or _place_of_torch()
+    if path is None and isinstance(error, ModuleNotFoundError):
         return UsageError(f"expected {tested_range(part)}, but torch is not installed: pip install torch")
     others = "".join(f"; another torch is in {folder}" for folder in other_torches())
     try:
-        if place and not os.path.exists(os.path.join(os.path.dirname(place), "version.py")):
-            return UsageError(f"expected {tested_range(part)}, but {place} hides it: rename that file{others}")
+        if path and not os.path.exists(os.path.join(os.path.dirname(path), "version.py")):
+            return UsageError(f"expected {tested_range(part)}, but {path} hides it: rename that file{others}")
         dist = importlib.import_module("torch.distributed")
         return _without_distributed(importlib.import_module("torch"), dist)
     except Exception:
         return UsageError(
-            f"expected {tested_range(part)}, but {place or 'torch'} cannot be imported ({line[:300]}){others}; "
+            f"expected {tested_range(part)}, but {path or 'torch'} cannot be imported ({line[:300]}){others}; "
             "install torch again"
         )
 
@@ -244,12 +244,12 @@ def remarks(part: Need) -> list[str]:
 
 def other_torches() -> list[str]:
     """Folders named `torch` on the path that hold another torch than the one that is imported first."""
-    found: dict[str, str] = {}
+    folders: dict[str, str] = {}
     for entry in sys.path:
         folder = os.path.join(entry or ".", "torch")
         if os.path.exists(os.path.join(folder, "version.py")):
-            found.setdefault(os.path.realpath(folder), folder)
-    return list(found.values())[1:]
+            folders.setdefault(os.path.realpath(folder), folder)
+    return list(folders.values())[1:]
 
 
 def _features() -> str:

@@ -82,10 +82,10 @@ def _held(pid: int) -> bool:
     """Whether the process is stopped, or somebody traces it."""
     try:
         with open(f"/proc/{pid}/status") as file:
-            said = dict(line.split(":", 1) for line in file if line.startswith(("State", "TracerPid")))
+            fields = dict(line.split(":", 1) for line in file if line.startswith(("State", "TracerPid")))
     except OSError:
         return False
-    return said.get("State", "").strip()[:1] in "Tt" or said.get("TracerPid", "0").strip() != "0"
+    return fields.get("State", "").strip()[:1] in "Tt" or fields.get("TracerPid", "0").strip() != "0"
 
 
 def _stat(path: str) -> list[bytes]:
@@ -247,16 +247,16 @@ def _outlive(
     pid: int, shared_state: SharedState, watched: set[signal.Signals], explain: Callable[[ProcessOutcome], int]
 ) -> int:
     watch = Watch(shared_state, pid)
-    asked: list[tuple[float, int]] = []
+    forwarded: list[tuple[float, int]] = []
     while True:
         came = signal.sigtimedwait(watched, POLL_S)
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             break
         if came is not None and came.si_signo != signal.SIGCHLD and came.si_code <= 0:  # not the terminal's
-            asked.append((time.monotonic() + FORWARD_S, came.si_signo))
-        while asked and asked[0][0] <= time.monotonic():
-            _, number = asked.pop(0)
+            forwarded.append((time.monotonic() + FORWARD_S, came.si_signo))
+        while forwarded and forwarded[0][0] <= time.monotonic():
+            _, number = forwarded.pop(0)
             if number != signal.SIGINT or not shared_state.interrupt_seen:
                 os.kill(pid, number)
         if watch.stuck():

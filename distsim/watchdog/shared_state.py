@@ -160,8 +160,8 @@ class SharedState:
     @property
     def crash(self) -> str | None:
         """Return faulthandler's name of the crash, such as `Segmentation fault`, or None."""
-        found = re.findall(r"^Fatal Python error: (.*)$", self._left(), re.MULTILINE)
-        return found[-1] if found else None
+        errors = re.findall(r"^Fatal Python error: (.*)$", self._left(), re.MULTILINE)
+        return errors[-1] if errors else None
 
     def _left(self) -> str:
         size = os.fstat(self.stack_fd).st_size
@@ -172,8 +172,8 @@ class SharedState:
         text = self._left()
         last = text[max(text.rfind("\nCurrent thread"), text.rfind("\nThread "), 0) :]
         return [
-            (found["file"], int(found["line"]) if found["line"].isdigit() else 0, found["function"])
-            for found in _FRAME.finditer(last)
+            (match["file"], int(match["line"]) if match["line"].isdigit() else 0, match["function"])
+            for match in _FRAME.finditer(last)
         ]
 
     def ask(self, pid: int, wait_s: float = 1.0) -> None:

@@ -81,7 +81,7 @@ def posts(name: str, up: int = 1) -> Callable[[Public], Public]:
                 return long(tensor, peer, group, tag, group_peer)
             guard = default_group(world) if group is None else group
             fast = getattr(guard, "fast", None)
-            what = (name, peer, group_peer, tag)
+            key = (name, peer, group_peer, tag)
             seen: Any = None
             if fast is not None and not coalescing(world):
                 try:
@@ -92,7 +92,7 @@ def posts(name: str, up: int = 1) -> Callable[[Public], Public]:
                 before = log.before
                 seen = before.next
                 if (
-                    seen.what == what
+                    seen.what == key
                     and seen.at == caller.f_lasti
                     and seen.code is caller.f_code
                     and not getattr(tensor, "is_nested", True)
@@ -103,13 +103,13 @@ def posts(name: str, up: int = 1) -> Callable[[Public], Public]:
                     for code, position in seen.steps:
                         frame = frame.f_back
                         if frame is None or frame.f_code is not code or frame.f_lasti != position:
-                            seen = find(log, what, (tensor,), (), caller)
+                            seen = find(log, key, (tensor,), (), caller)
                             break
                     else:
                         if frame.f_trace is not seen.mark:
-                            seen = find(log, what, (tensor,), (), caller)
+                            seen = find(log, key, (tensor,), (), caller)
                 else:
-                    seen = find(log, what, (tensor,), (), caller)
+                    seen = find(log, key, (tensor,), (), caller)
             recorder = None if seen is None else guard.recorder
             if (
                 recorder is None  # not known, or the guard was taken off
@@ -122,10 +122,10 @@ def posts(name: str, up: int = 1) -> Callable[[Public], Public]:
                 or profiler_enabled()
             ):
                 args = (tensor, peer, group, tag, group_peer)
-                return learn(long, args, what, (tensor,), 1, (), group, later, above)
+                return learn(long, args, key, (tensor,), 1, (), group, later, above)
             before.next = log.before = seen
-            made = seen.made
-            ordinal = made[0] = made[0] + 1
+            made_call = seen.made
+            ordinal = made_call[0] = made_call[0] + 1
             index = next(ring.numbers)
             word, words = FIRST + index % RECORDS * EACH, ring.words
             first, second = seen.same
@@ -218,10 +218,10 @@ def _all_reduce(long: Public) -> Public:
             if _listed("all_reduce", tensor, None, op, group, async_op):
                 return None
             return long(tensor, op, group, async_op)
-        what = "all_reduce async" if async_op else "all_reduce"
-        answer = through(method, what, (tensor,), ([tensor],), (op,), group, async_op)
+        kind = "all_reduce async" if async_op else "all_reduce"
+        answer = through(method, kind, (tensor,), ([tensor],), (op,), group, async_op)
         if answer is MISSED:
-            return learn(long, (tensor, op, group, async_op), what, (tensor,), 1, (op,), group, async_op)
+            return learn(long, (tensor, op, group, async_op), kind, (tensor,), 1, (op,), group, async_op)
         return answer
 
     return all_reduce
@@ -231,16 +231,16 @@ def _broadcast(long: Public) -> Public:
     method = _backends("broadcast")
 
     def broadcast(tensor: Any, src: Any, group: Any, async_op: bool, group_src: Any) -> Any:
-        what = "broadcast async" if async_op else "broadcast"
+        kind = "broadcast async" if async_op else "broadcast"
         if type(src) is int and group_src is None:
-            said: Any = src  # one number takes no more than the tuple for two would
+            options: Any = src  # one number takes no more than the tuple for two would
         elif src is None and type(group_src) is int:
-            said = (None, group_src)
+            options = (None, group_src)
         else:
             return long(tensor, src, group, async_op, group_src)  # 0.0 equals 0, and torch refuses it
-        answer = through(method, what, (tensor,), ([tensor],), said, group, async_op)
+        answer = through(method, kind, (tensor,), ([tensor],), options, group, async_op)
         if answer is MISSED:
-            return learn(long, (tensor, src, group, async_op, group_src), what, (tensor,), 1, said, group, async_op)
+            return learn(long, (tensor, src, group, async_op, group_src), kind, (tensor,), 1, options, group, async_op)
         return answer
 
     return broadcast
@@ -250,16 +250,18 @@ def _reduce(long: Public) -> Public:
     method = _backends("reduce")
 
     def reduce(tensor: Any, dst: Any, op: Any, group: Any, async_op: bool, group_dst: Any) -> Any:
-        what = "reduce async" if async_op else "reduce"
+        kind = "reduce async" if async_op else "reduce"
         if type(dst) is int and group_dst is None:
-            said: Any = (dst, op)
+            options: Any = (dst, op)
         elif dst is None and type(group_dst) is int:
-            said = (None, op, group_dst)
+            options = (None, op, group_dst)
         else:
             return long(tensor, dst, op, group, async_op, group_dst)
-        answer = through(method, what, (tensor,), ([tensor],), said, group, async_op)
+        answer = through(method, kind, (tensor,), ([tensor],), options, group, async_op)
         if answer is MISSED:
-            return learn(long, (tensor, dst, op, group, async_op, group_dst), what, (tensor,), 1, said, group, async_op)
+            return learn(
+                long, (tensor, dst, op, group, async_op, group_dst), kind, (tensor,), 1, options, group, async_op
+            )
         return answer
 
     return reduce
@@ -271,11 +273,11 @@ def _all_gather(long: Public) -> Public:
     def all_gather(tensor_list: Any, tensor: Any, group: Any, async_op: bool) -> Any:
         if type(tensor_list) is not list:
             return long(tensor_list, tensor, group, async_op)
-        what = "all_gather async" if async_op else "all_gather"
+        kind = "all_gather async" if async_op else "all_gather"
         tensors = (tensor, *tensor_list)
-        answer = through(method, what, tensors, ([tensor_list], [tensor]), (), group, async_op)
+        answer = through(method, kind, tensors, ([tensor_list], [tensor]), (), group, async_op)
         if answer is MISSED:
-            return learn(long, (tensor_list, tensor, group, async_op), what, tensors, 2, (), group, async_op)
+            return learn(long, (tensor_list, tensor, group, async_op), kind, tensors, 2, (), group, async_op)
         return answer
 
     return all_gather
@@ -290,10 +292,10 @@ def _all_gather_single(long: Public) -> Public:
                 return None
             return long(output_tensor, input_tensor, group, async_op)
         both = (output_tensor, input_tensor)
-        what = "all_gather_single async" if async_op else "all_gather_single"
-        answer = through(method, what, both, both, (), group, async_op)
+        kind = "all_gather_single async" if async_op else "all_gather_single"
+        answer = through(method, kind, both, both, (), group, async_op)
         if answer is MISSED:
-            return learn(long, (output_tensor, input_tensor, group, async_op), what, both, 2, (), group, async_op)
+            return learn(long, (output_tensor, input_tensor, group, async_op), kind, both, 2, (), group, async_op)
         return answer
 
     return all_gather_single
@@ -308,10 +310,10 @@ def _reduce_scatter_single(long: Public) -> Public:
                 return None
             return long(output, input, op, group, async_op)
         both = (output, input)
-        what = "reduce_scatter_single async" if async_op else "reduce_scatter_single"
-        answer = through(method, what, both, both, (op,), group, async_op)
+        kind = "reduce_scatter_single async" if async_op else "reduce_scatter_single"
+        answer = through(method, kind, both, both, (op,), group, async_op)
         if answer is MISSED:
-            return learn(long, (output, input, op, group, async_op), what, both, 2, (op,), group, async_op)
+            return learn(long, (output, input, op, group, async_op), kind, both, 2, (op,), group, async_op)
         return answer
 
     return reduce_scatter_single
@@ -328,10 +330,10 @@ def _all_to_all_single(long: Public) -> Public:
         ins = [] if input_split_sizes is None else input_split_sizes
         if type(outs) is not list or type(ins) is not list or not all(type(one) is int for one in (*outs, *ins)):
             return long(*args)
-        what = "all_to_all_single async" if async_op else "all_to_all_single"
-        both, said = (output, input), (tuple(outs), tuple(ins))
-        answer = through(method, what, both, (output, input, outs, ins), said, group, async_op)
-        return learn(long, args, what, both, 4, said, group, async_op) if answer is MISSED else answer
+        kind = "all_to_all_single async" if async_op else "all_to_all_single"
+        both, options = (output, input), (tuple(outs), tuple(ins))
+        answer = through(method, kind, both, (output, input, outs, ins), options, group, async_op)
+        return learn(long, args, kind, both, 4, options, group, async_op) if answer is MISSED else answer
 
     return all_to_all_single
 
@@ -342,10 +344,10 @@ def _barrier(long: Public) -> Public:
     def barrier(group: Any, async_op: bool, device_ids: Any, timeout: Any) -> Any:
         if device_ids is not None or timeout is not None:
             return long(group, async_op, device_ids, timeout)
-        what = "barrier async" if async_op else "barrier"
-        answer = through(method, what, (), (), (), group, async_op)
+        kind = "barrier async" if async_op else "barrier"
+        answer = through(method, kind, (), (), (), group, async_op)
         if answer is MISSED:
-            return learn(long, (group, async_op, device_ids, timeout), what, (), 0, (), group, async_op)
+            return learn(long, (group, async_op, device_ids, timeout), kind, (), 0, (), group, async_op)
         return answer
 
     return barrier
@@ -432,27 +434,27 @@ class Shortcuts:
         for name, (parameters, way) in WAYS.items():
             public, ours = getattr(c10d, name), _front(name, parameters)
             long: Any = getattr(public, "__wrapped__", None)
-            theirs = getattr(public, "__code__", None)
+            torch_code = getattr(public, "__code__", None)
             if (  # else this torch decorates or asks otherwise, or the program has put its own there
-                type(theirs) is CodeType
-                and theirs.co_freevars == ours.co_freevars
+                type(torch_code) is CodeType
+                and torch_code.co_freevars == ours.co_freevars
                 and {LOGGER, MESSAGE} <= public.__globals__.keys()
                 and _takes(long, ours)
             ):
                 cell = public.__closure__[0]
-                self._undo += [_code_back(public, theirs, None), _put_back(cell, cell.cell_contents)]
+                self._undo += [_code_back(public, torch_code, None), _put_back(cell, cell.cell_contents)]
                 cell.cell_contents = _opaque(way(long))
                 public.__code__, public.__defaults__ = ours, long.__defaults__
         for name, (bare, way) in BARE.items():
             public, ours = getattr(c10d, name), bare.__code__
-            theirs = getattr(public, "__code__", None)
-            if type(theirs) is CodeType and _takes(public, ours) and not theirs.co_freevars:
-                long = FunctionType(theirs, vars(c10d), name, public.__defaults__)
+            torch_code = getattr(public, "__code__", None)
+            if type(torch_code) is CodeType and _takes(public, ours) and not torch_code.co_freevars:
+                long = FunctionType(torch_code, vars(c10d), name, public.__defaults__)
                 entrance = _opaque(way(long))
                 entrance.long = long
                 setattr(c10d, HIDDEN + name, entrance)
                 public.__code__ = ours
-                self._undo.append(_code_back(public, theirs, public.__defaults__))
+                self._undo.append(_code_back(public, torch_code, public.__defaults__))
 
     def remove(self) -> None:
         while self._undo:
@@ -462,11 +464,11 @@ class Shortcuts:
 def _front(name: str, parameters: str) -> CodeType:
     """Code for a function of torch's that does what its decorator does (it notes an error in torch's log), but takes
     its arguments one by one: to pack and unpack them costs two microseconds where the caches are cold."""
-    made: dict[str, Any] = {}
+    namespace: dict[str, Any] = {}
     source, file = FRONT.format(name=name, parameters=parameters, logger=LOGGER, message=MESSAGE), f"{__file__}:{name}"
-    exec(compile(source, file, "exec"), made)
+    exec(compile(source, file, "exec"), namespace)
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file  # for tracebacks
-    code: CodeType = made["decorated"](None).__code__
+    code: CodeType = namespace["decorated"](None).__code__
     return code
 
 

@@ -81,10 +81,10 @@ TensorGuards: Any = compiler.TENSOR_GUARDS.get(None)
 
 def through(
     method: Any,
-    what: Any,
+    kind: Any,
     tensors: Sequence[Any],
     lead: tuple[Any, ...],
-    said: tuple[Any, ...],
+    options: tuple[Any, ...],
     group: Any,
     later: bool,
     caller: Any = None,
@@ -92,7 +92,7 @@ def through(
     """Make a call the short way: its answer, or MISSED where the call must take the long way; a synchronous call has
     ended then.
 
-    *method* of the backend is called with *lead* and what torch makes of the other arguments, *said*. *what* tells
+    *method* of the backend is called with *lead* and what torch makes of the other arguments, *options*. *kind* tells
     calls of one line apart besides the shapes of *tensors*, all there are; the caller goes on if *later*. *caller*: who
     called a method of *group*; None: a public function was called, and who did is to be found.
     """
@@ -115,14 +115,14 @@ def through(
     seen = before.next
     try:
         again = (
-            seen.what == what
+            seen.what == kind
             and seen.at == caller.f_lasti
             and seen.code is caller.f_code
             and seen.num == len(tensors)
             and not (tensors and (tensors[0].is_nested or tensors[-1].is_nested))
             and (seen.num < 3 or True not in map(is_nested, tensors))
             and seen.alike(*tensors)
-            and seen.said == said
+            and seen.said == options
             and seen.thread == get_ident()
         )
     except (AttributeError, TypeError, ValueError, RuntimeError):  # one is no tensor, or cannot be compared
@@ -136,7 +136,7 @@ def through(
                 break
         else:
             again = frame.f_trace is seen.mark
-    seen = seen if again else find(log, what, tensors, said, caller)
+    seen = seen if again else find(log, kind, tensors, options, caller)
     recorder = guard.recorder
     if (
         seen is None
@@ -162,8 +162,8 @@ def through(
             log.busy = seen.thread
         seq, ordinal = next(log.seq), 0
     else:
-        made = seen.made
-        ordinal = made[0] = made[0] + 1
+        made_call = seen.made
+        ordinal = made_call[0] = made_call[0] + 1
         seq = next(log.p2p)
     # `ring.replay`, written out.
     index = next(ring.numbers)
@@ -266,8 +266,8 @@ def _message(
 ) -> Any:
     """The rest of `through` for a message where its two ends are compared."""
     messages, recorder, end = guard.strict.messages, guard.recorder, seen.end
-    made = seen.made
-    ordinal = made[0] = made[0] + 1
+    made_call = seen.made
+    ordinal = made_call[0] = made_call[0] + 1
     index = recorder.ring.replay(seen.same, next(log.p2p), ordinal)
     if len(recorder.outstanding) > FEW:
         recorder.poll()
@@ -302,10 +302,10 @@ def _message(
 def learn(
     long: Public,
     args: tuple[Any, ...],
-    what: Any,
+    kind: Any,
     tensors: tuple[Any, ...],
     num_lead: int,
-    said: tuple[Any, ...],
+    options: tuple[Any, ...],
     group: Any,
     later: bool,
     up: int = 2,
@@ -322,21 +322,21 @@ def learn(
     if looks is None or caller is None:  # no frame of Python's calls it
         return long(*args)
     log = guard.group_log
-    asked, log.last = log.last, ()
+    previous, log.last = log.last, ()
     try:
         answer = long(*args)
     finally:
-        made, log.last = log.last, asked
-    if not made:
+        last_made, log.last = log.last, previous
+    if not last_made:
         return answer
-    if asked is not None:
-        log.last = made  # `send` calls `isend`: both are asked about
-    same = (*made.call.inputs, *made.call.outputs)
+    if previous is not None:
+        log.last = last_made  # `send` calls `isend`: both are asked about
+    same = (*last_made.call.inputs, *last_made.call.outputs)
     if (
-        may_be_kept(guard, made, later, caller)
+        may_be_kept(guard, last_made, later, caller)
         and all(any(tensor is one for one in same) for tensor in tensors)  # no view of it, as of complex numbers
     ):
-        remember(log, what, tensors, looks, made, num_lead, said, caller, guard.recorder.ring.words)
+        remember(log, kind, tensors, looks, last_made, num_lead, options, caller, guard.recorder.ring.words)
     return answer
 
 
@@ -371,18 +371,18 @@ class CachedCall:
     def __init__(
         self,
         log: GroupLog,
-        made: Made,
+        made_call: Made,
         num_lead: int,
-        what: Any,
-        said: Any,
+        kind: Any,
+        options: Any,
         tensors: Sequence[Tensor],
         caller: FrameType,
         there: Standing,
         others: tuple[CachedCall, ...],
         bare: bool,
     ) -> None:
-        self.thread = made.thread
-        self.what = what
+        self.thread = made_call.thread
+        self.what = kind
         """Which operation; of a message, with whom, too."""
         self.code, self.at = caller.f_code, caller.f_lasti
         """Where the caller was; kept alive, as the key has the id of the code."""
@@ -394,30 +394,30 @@ class CachedCall:
         """What the group called after it the last time."""
         self.bare = bare
         """Nobody wants the handle: C++ takes the future, and torch's own Work has that."""
-        first, second = stays(made.body)
+        first, second = stays(made_call.body)
         if bare:  # `get_future` of our handle would note it
             completed, flags, rest = HEAD.unpack(first)
             first = HEAD.pack(completed, flags | rings.FUTURE, rest)
         self.same = first, second
-        flags = made.flags
+        flags = made_call.flags
         self.done = flags & ~(rings.STATE_MASK | rings.WAITING) | rings.COMPLETED
         """Flags of the record once the call has ended."""
-        self.tail = made.args[num_lead:]
+        self.tail = made_call.args[num_lead:]
         """What torch made of the arguments besides the tensors."""
-        self.said = said
+        self.said = options
         """The arguments besides tensors and group."""
-        self.owned = made.owned
+        self.owned = made_call.owned
         """A user gets the handle, and is told of one that he drops."""
-        call = made.call
+        call = made_call.call
         self.end = (call.key[0], call.peer, call.tag) if flags & rings.P2P_CALL else None
         self.made: list[int] = log.ordinals[self.end] if self.end is not None else []
         self.line: Any = None
         """Of a message at the strict level: where both ends show theirs."""
         self.payload = 0
         """And what they have in common."""
-        self.print_: int = rings.RECORD_BODY.unpack(made.body)[8]
+        self.print_: int = rings.RECORD_BODY.unpack(made_call.body)[8]
         """Fingerprint, by which strict ranks compare their calls."""
-        self.expires = int.from_bytes(made.body[5 * 8 : 6 * 8], "little") + rings.PAYLOAD_BYTES // 2
+        self.expires = int.from_bytes(made_call.body[5 * 8 : 6 * 8], "little") + rings.PAYLOAD_BYTES // 2
         """Position of the payload ring from which on the signature must be written anew."""
         self.steps, self.mark = there
         """Where the caller stood, as `stands` tells it again."""
@@ -425,14 +425,14 @@ class CachedCall:
         """Of the same key, where the caller was called from elsewhere, or said something else."""
 
 
-def find(log: GroupLog, what: Any, tensors: Sequence[Any], said: Any, caller: FrameType) -> CachedCall | None:
+def find(log: GroupLog, kind: Any, tensors: Sequence[Any], options: Any, caller: FrameType) -> CachedCall | None:
     """The call that was made like this."""
     looks = looks_of(tensors)
     if looks is not None:
         try:
-            for seen in _all(log.seen.get((what, id(caller.f_code), caller.f_lasti, *looks))):
+            for seen in _all(log.seen.get((kind, id(caller.f_code), caller.f_lasti, *looks))):
                 if (
-                    seen.said == said
+                    seen.said == options
                     and seen.thread == get_ident()
                     and stands(caller, (seen.steps, seen.mark))
                     and transforms() is None  # else its tensors stand for others (`CachedCall.alike` sees that, too)
@@ -483,13 +483,13 @@ def looks_of(tensors: Sequence[Any]) -> tuple[Any, ...] | None:
     return tuple(looks)
 
 
-def may_be_kept(guard: Any, made: Made, later: bool, caller: Any) -> bool:
+def may_be_kept(guard: Any, made_call: Made, later: bool, caller: Any) -> bool:
     user = calling(caller)
     return (
-        made.thread == get_ident()
-        and made.flags & ~rings.STATE_MASK in LEARNT
-        and bool(made.flags & rings.ASYNC) == later
-        and not getattr(made.call.key[3], "is_complex", False)
+        made_call.thread == get_ident()
+        and made_call.flags & ~rings.STATE_MASK in LEARNT
+        and bool(made_call.flags & rings.ASYNC) == later
+        and not getattr(made_call.call.key[3], "is_complex", False)
         and guard.recorder is not None
         and user is not None
         and guard.recorder.sites.knows(way_to(user))
@@ -498,27 +498,27 @@ def may_be_kept(guard: Any, made: Made, later: bool, caller: Any) -> bool:
 
 def remember(
     log: GroupLog,
-    what: Any,
+    kind: Any,
     tensors: Sequence[Tensor],
     looks: tuple[Any, ...],
-    made: Made,
+    made_call: Made,
     num_lead: int,
-    said: Any,
+    options: Any,
     caller: FrameType,
     words: memoryview,
 ) -> None:
     """Keep a call for `find`; if it is the first of its kind, leave marks on the way to it. *looks*: of *tensors*."""
-    key = (what, id(caller.f_code), caller.f_lasti, *looks)
+    key = (kind, id(caller.f_code), caller.f_lasti, *looks)
     if len(log.marked) > MOST:
         log.marked.clear()
     before = log.marked.pop(key, None)
     if before is None:  # the next call finds marks on the frames that are still there
-        log.marked[key] = made.record
+        log.marked[key] = made_call.record
         leave_marks(caller)
         return
     known = log.seen.get(key)
     # Where the callers stood alike and were not told again, the mark was on a frame that is made anew for each call.
-    alike = [one for one in _all(known) if one.said == said and after(caller, one.steps) is not None]
+    alike = [one for one in _all(known) if one.said == options and after(caller, one.steps) is not None]
     there = standing(caller, max((len(one.steps) + 1 for one in alike if one.thread == get_ident()), default=0))
     if there is None:
         return
@@ -527,8 +527,8 @@ def remember(
         known = None
     others = _all(known)[:OTHERS]
     log.forget(_all(known)[OTHERS:])
-    bare = caller.f_code is BACKWARD and not made.owned and _only_its_future(words, before)
-    log.seen[key] = CachedCall(log, made, num_lead, what, said, tensors, caller, there, others, bare)
+    bare = caller.f_code is BACKWARD and not made_call.owned and _only_its_future(words, before)
+    log.seen[key] = CachedCall(log, made_call, num_lead, kind, options, tensors, caller, there, others, bare)
     if known is not None:
         known.others = ()
 

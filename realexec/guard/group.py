@@ -123,14 +123,14 @@ def again(
     """Make a call of a group's method by the short way: its handle, or MISSED; and what to `keep` it by. Synchronous
     ones are torch's own."""
     try:
-        tensors, later, said = words(guard.group_log.ranks, args, caller.f_code is BACKWARD)
+        tensors, later, options = words(guard.group_log.ranks, args, caller.f_code is BACKWARD)
     except (TypeError, ValueError, AttributeError, LookupError):
         return MISSED, None
     if not (later or caller.f_globals is C10D):
         return MISSED, None
-    answer = through(method, name, tensors, args, said, guard, later, caller)
+    answer = through(method, name, tensors, args, options, guard, later, caller)
     if answer is MISSED:
-        return MISSED, (name, tensors, said)
+        return MISSED, (name, tensors, options)
     if answer is None:
         return ENDED, None
     if type(answer) is MessageHandle and caller.f_globals is not C10D:
@@ -140,13 +140,13 @@ def again(
     return answer, None
 
 
-def keep(guard: Any, by: tuple[str, Sequence[Any], Any], made: Made, caller: FrameType) -> None:
+def keep(guard: Any, by: tuple[str, Sequence[Any], Any], made_call: Made, caller: FrameType) -> None:
     """Remember a call of a method, which has just been made the long way."""
-    name, tensors, said = by
+    name, tensors, options = by
     looks = looks_of(tensors)
-    if looks is not None and may_be_kept(guard, made, made.call.is_async, caller):
+    if looks is not None and may_be_kept(guard, made_call, made_call.call.is_async, caller):
         words = guard.recorder.ring.words
-        remember(guard.group_log, name, tensors, looks, made, len(made.args), said, caller, words)
+        remember(guard.group_log, name, tensors, looks, made_call, len(made_call.args), options, caller, words)
 
 
 class Guarded:
@@ -276,16 +276,16 @@ BACKEND_NAMES = {
 def _torchs_own(name: str, of_backend: Any, issue: Callable[..., Any] | None) -> Callable[..., Any]:
     """What makes a recorded call: the method *name* of torch's group, or *of_backend* where that does the same."""
 
-    def raw(self: Guarded, said: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def raw(self: Guarded, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if issue is not None:
             return issue(self, *args, **kwargs)
         # The group goes through torch's dispatcher, which sparse, fake and quantized tensors, negated and conjugated
         # views, modes, transforms of torch.func and the profiler need, and which costs more than all of the guard;
         # plain tensors go to their backend at once.
-        first = said.first
+        first = call.first
         if (
             first is not None
-            and said.direct
+            and call.direct
             and not kwargs
             and not self.hooks
             and of_backend is not None
@@ -306,23 +306,23 @@ def _torchs_own(name: str, of_backend: Any, issue: Callable[..., Any] | None) ->
     return raw
 
 
-def _remember_call(guard: Guarded, made: Made, key: Any, caller: FrameType) -> None:
+def _remember_call(guard: Guarded, made_call: Made, key: Any, caller: FrameType) -> None:
     """Keep a call for the fast path: in the group's log, where that asks for it, else by its *key*."""
     log = guard.group_log
     if log.last is not None:
-        log.last = made
+        log.last = made_call
     elif key is not None:
-        keep(guard, key, made, caller)
+        keep(guard, key, made_call, caller)
 
 
-def _note_failure(recorder: Recorder, log: GroupLog, name: str, said: Call, index: int, error: BaseException) -> None:
+def _note_failure(recorder: Recorder, log: GroupLog, name: str, call: Call, index: int, error: BaseException) -> None:
     """Record that torch raised instead of making a call."""
     if name == "monitored_barrier":
         recorder.ring.fail(index, error_line(error))
         log.busy = 0
         return
-    op = said.key[0]
-    recorder.not_issued(log, (op, said.peer, said.tag) if op in P2P else None, index, error_line(error))
+    op = call.key[0]
+    recorder.not_issued(log, (op, call.peer, call.tag) if op in P2P else None, index, error_line(error))
 
 
 def _handle_of(
@@ -387,7 +387,7 @@ def record_method(op: str, name: str, read: Reader, issue: Callable[..., Any] | 
             if work is not MISSED:
                 return work
         try:
-            said = read(log.ranks, args, kwargs)
+            call = read(log.ranks, args, kwargs)
         except (
             TypeError,
             ValueError,
@@ -396,29 +396,29 @@ def record_method(op: str, name: str, read: Reader, issue: Callable[..., Any] | 
         ):  # arguments of no such method: torch says so in its words
             return plain(self, args, kwargs)
         if self.silent is not None:
-            self.silent.on_call(said, log.ranks, log.world.rank, caller)
-        place = recorder.sites.here(2 if caller is not None else 1)
-        index, is_async, seq, fingerprint = recorder.begin(log, said, place)
-        op, device, owned = said.key[0], said.key[8], place[2] in PUBLIC
+            self.silent.on_call(call, log.ranks, log.world.rank, caller)
+        site = recorder.sites.here(2 if caller is not None else 1)
+        index, is_async, seq, fingerprint = recorder.begin(log, call, site)
+        op, device, owned = call.key[0], call.key[8], site[2] in PUBLIC
         on_host = device is None or device.type == "cpu"
         if (
             (key is not None or log.last is not None)
             and self.fast is not None
             and on_host
-            and said.direct
+            and call.direct
             and caller is not None
         ):
             body = recorder.ring.template(index)
-            made = Made(threading.get_ident(), said, index, body, args or tuple(kwargs.values()), owned)
-            _remember_call(self, made, key, caller)
+            made_call = Made(threading.get_ident(), call, index, body, args or tuple(kwargs.values()), owned)
+            _remember_call(self, made_call, key, caller)
         after = None
         if self.nan:
-            find_nan(recorder, said, index, log.world.rank)
-        if self.checksums is not None and is_async and place[2] not in UNWATCHED:
-            args, after = self.checksums.begin(said, index, args, log.world.rank)
+            find_nan(recorder, call, index, log.world.rank)
+        if self.checksums is not None and is_async and site[2] not in UNWATCHED:
+            args, after = self.checksums.begin(call, index, args, log.world.rank)
         if self.strict is not None:
             deferred = self.strict.hold(
-                self, said, index, seq, fingerprint, is_async, lambda: raw(self, said, args, kwargs)
+                self, call, index, seq, fingerprint, is_async, lambda: raw(self, call, args, kwargs)
             )
             if deferred is not None:
                 deferred._after = after
@@ -427,9 +427,9 @@ def record_method(op: str, name: str, read: Reader, issue: Callable[..., Any] | 
                     keep_alive(deferred)
                 return deferred
         try:
-            work = raw(self, said, args, kwargs)
+            work = raw(self, call, args, kwargs)
         except BaseException as error:
-            _note_failure(recorder, log, name, said, index, error)
+            _note_failure(recorder, log, name, call, index, error)
             raise
         if work is None:  # monitored_barrier has ended; a coalesced call ends with its block
             recorder.ring.finish(index, rings.COMPLETED)

@@ -297,8 +297,8 @@ class MessageWork(HostHandle):
     def of(cls, handle: MessageHandle) -> MessageWork:
         """Return a replacement for *handle*."""
         owned, handle._touched = not handle._touched, True
-        made: MessageWork = watched(cls, handle._inner, handle._group_log, handle._index, owned)
-        return made
+        work: MessageWork = watched(cls, handle._inner, handle._group_log, handle._index, owned)
+        return work
 
 
 def watched(kind: type[HostHandle | MessageHandle], work: Any, log: GroupLog, index: int, owned: bool) -> Any:

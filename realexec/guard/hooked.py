@@ -110,30 +110,30 @@ class HookedGroup(Guarded):
             group.unregister_pre_hook(HOOK_ID)
             group.unregister_post_hook(HOOK_ID)
 
-    def _begin(self, said: Any) -> None:
+    def _begin(self, hook_call: Any) -> None:
         """Before a call goes out."""
         me = get_ident()
         if _issuing.get(me) is self or self.recorder is None:
             return
         caller = sys._getframe().f_back  # None: a thread of C++
-        call = call_of(said, self.group_log.ranks, caller)
+        call = call_of(hook_call, self.group_log.ranks, caller)
         if call is None:
             return
         guard = self if self.on_host is None or not call.is_for_host() else self.on_host
         recorder, log = self.recorder, guard.group_log
         self._never_issued(me, recorder)
-        place = recorder.sites.here(2 if caller is not None else 1)
-        index = recorder.begin(log, call, place)[0]
+        site = recorder.sites.here(2 if caller is not None else 1)
+        index = recorder.begin(log, call, site)[0]
         if self.nan:
             find_nan(recorder, call, index, log.world.rank)
         self._open[me] = log, index
-        waits = rings.WAITING | rings.WAITED if place[2] in WAITS_AT_ONCE else rings.FUTURE
+        waits = rings.WAITING | rings.WAITED if site[2] in WAITS_AT_ONCE else rings.FUTURE
         recorder.ring.mark(index, waits)
 
-    def _issued(self, said: Any) -> None:
+    def _issued(self, hook_call: Any) -> None:
         """After it went out."""
         _, index = self._open.pop(get_ident(), (None, None))
-        recorder, work = self.recorder, said.work
+        recorder, work = self.recorder, hook_call.work
         if index is None or recorder is None:
             return
         if work is None:
@@ -189,9 +189,9 @@ ONE_LIST = {"ALLREDUCE": "all_reduce", "BROADCAST": "broadcast", "REDUCE": "redu
 TWO_LISTS = {"GATHER": "gather", "SCATTER": "scatter", "ALLTOALL": "all_to_all"}
 
 
-def call_of(said: Any, ranks: tuple[int, ...], caller: FrameType | None) -> Call | None:
+def call_of(hook_call: Any, ranks: tuple[int, ...], caller: FrameType | None) -> Call | None:
     """The call that a pre-hook is told of; None for what moves no data, and for messages, whose tag it is not told."""
-    name, inputs, outputs = said.name.name, said.input_tensors, said.output_tensors
+    name, inputs, outputs = hook_call.name.name, hook_call.input_tensors, hook_call.output_tensors
     num_in, num_out, size = len(inputs), len(outputs), len(ranks)
     single = num_in == num_out == 1
     given: Mapping[str, Any] = {}
@@ -217,7 +217,7 @@ def call_of(said: Any, ranks: tuple[int, ...], caller: FrameType | None) -> Call
     some = inputs or outputs
     first = some[0] if some else None
     dtypes = tuple([tensor.dtype for tensor in some])
-    root = said.root if fields.rooted and 0 <= said.root < size else None
+    root = hook_call.root if fields.rooted and 0 <= hook_call.root < size else None
     splits = op == "all_to_all_single"
     unsaid = splits and not given  # as shares of one size they might contradict each other
     key = (

@@ -197,7 +197,7 @@ class Recorder:
         group = self.ring.group(name, description, ranks, generation, world.id)
         return GroupLog(name, ranks, group, generation, self, world)
 
-    def begin(self, log: GroupLog, call: Call, place: Place) -> tuple[int, bool, int, int]:
+    def begin(self, log: GroupLog, call: Call, site: Place) -> tuple[int, bool, int, int]:
         """Record that a call is being made: its index, whether the caller goes on, its number, its fingerprint."""
         key, is_async, peer, tag = call.key, call.is_async, call.peer, call.tag
         ring = self.ring
@@ -211,7 +211,7 @@ class Recorder:
             end = (op, peer, tag)
             sent = log.ordinals.setdefault(end, [0])
             ordinal = sent[0] = sent[0] + 1
-            is_async = place[2] not in SYNCHRONOUS_P2P
+            is_async = site[2] not in SYNCHRONOUS_P2P
         else:
             flags = rings.ISSUED
             seq = next(log.seq)
@@ -228,9 +228,7 @@ class Recorder:
         thread = self._threads.get(me)
         if thread is None:
             thread = self._thread(me)
-        index = ring.issue(
-            flags, log.group, thread, seq, signature, place[0], fingerprint, place[1], peer, tag, ordinal
-        )
+        index = ring.issue(flags, log.group, thread, seq, signature, site[0], fingerprint, site[1], peer, tag, ordinal)
         if self.outstanding:
             self.poll()
         return index, is_async, seq, fingerprint
@@ -256,7 +254,7 @@ class Recorder:
     def refused(self, log: GroupLog, op: str, error: str) -> None:
         """A public function of torch.distributed refused a call before the group's own method heard of it: it has no
         number, and the next call takes the one that it would have had."""
-        place = self.sites.here(3)
+        site = self.sites.here(3)
         me = threading.get_ident()
         flags = rings.FAILED | rings.REJECTED
         if op in P2P:
@@ -268,13 +266,13 @@ class Recorder:
             log.seq = count(seq)
         thread = self._threads.get(me) or self._thread(me)
         signature, fingerprint = self.ring.signature((op, None), _plain)
-        index = self.ring.issue(flags, log.group, thread, seq, signature, place[0], fingerprint, place[1], -1, 0)
+        index = self.ring.issue(flags, log.group, thread, seq, signature, site[0], fingerprint, site[1], -1, 0)
         self.ring.error(index, error)
         self.ring.finish(index, flags)
 
     def note(self, log: GroupLog, op: str, seq: int, new_ranks: tuple[int, ...] | None = None) -> int:
         """Record a call that is no method of a group: init_process_group, new_group."""
-        place = self.sites.here(3)
+        site = self.sites.here(3)
         me = threading.get_ident()
         thread = self._threads.get(me) or self._thread(me)
         signature, fingerprint = self.ring.signature((op, new_ranks), _plain)
@@ -284,9 +282,9 @@ class Recorder:
             thread,
             seq,
             signature,
-            place[0],
+            site[0],
             fingerprint,
-            place[1],
+            site[1],
             -1,
             0,
         )

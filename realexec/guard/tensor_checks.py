@@ -20,11 +20,11 @@ IN_PLACE = frozenset({"recv", *(op for op, fields in FIELDS.items() if fields.in
 COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
-def input_tensors(said: Call, rank: int) -> list[Tensor]:
+def input_tensors(call: Call, rank: int) -> list[Tensor]:
     """The tensors that this rank contributes to a call."""
-    if said.key[0] == "broadcast" and said.key[5] != rank:
+    if call.key[0] == "broadcast" and call.key[5] != rank:
         return []
-    return _plain(said.inputs)
+    return _plain(call.inputs)
 
 
 def _plain(tensors: Sequence[Any]) -> list[Tensor]:
@@ -48,9 +48,9 @@ def _has_bytes(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
 
 
-def find_nan(recorder: Recorder, said: Call, index: int, rank: int) -> None:
+def find_nan(recorder: Recorder, call: Call, index: int, rank: int) -> None:
     """Flag a call that sends NaN."""
-    for tensor in input_tensors(said, rank):
+    for tensor in input_tensors(call, rank):
         values = _values(tensor) if tensor.is_floating_point() or tensor.is_complex() else None
         if values is not None and bool(torch.isnan(values).any()):
             recorder.ring.mark(index, rings.NAN_INPUT)
@@ -68,13 +68,13 @@ class Checksums:
         self._recorder = recorder
 
     def begin(
-        self, said: Call, index: int, args: tuple[Any, ...], rank: int
+        self, call: Call, index: int, args: tuple[Any, ...], rank: int
     ) -> tuple[tuple[Any, ...], Callable[[], None] | None]:
         """The arguments to call with, and what to do once the call has been waited for."""
-        op = said.key[0]
+        op = call.key[0]
         if op in IN_PLACE:
-            buffers = _plain(said.outputs)
-            if not buffers or len(buffers) < len(said.outputs) or not args or said.outputs is not args[0]:
+            buffers = _plain(call.outputs)
+            if not buffers or len(buffers) < len(call.outputs) or not args or call.outputs is not args[0]:
                 return args, None
             if not all(_has_bytes(buffer) for buffer in buffers):
                 return args, None
@@ -82,7 +82,7 @@ class Checksums:
             if any(copy.stride() != buffer.stride() for copy, buffer in zip(copies, buffers, strict=True)):
                 return args, None  # backends refuse some that overlap themselves or have gaps
             return (copies, *args[1:]), self._after(index, buffers, copies)
-        buffers = [one for one in input_tensors(said, rank) if _has_bytes(one)]
+        buffers = [one for one in input_tensors(call, rank) if _has_bytes(one)]
         return args, self._after(index, buffers, []) if buffers else None
 
     def _after(self, index: int, buffers: Sequence[Tensor], copies: Sequence[Tensor]) -> Callable[[], None]:

@@ -103,17 +103,17 @@ class MpiGroup(ProcessGroup):
 
     def allreduce(self, tensors: list[Tensor], opts: Any) -> MpiWork:
         tensor = _single("allreduce", tensors)
-        what, op = buffer(tensor), operation(opts.reduceOp, tensor)
-        return self._start("all_reduce", tensors, lambda: self._comm.Iallreduce(mpi().IN_PLACE, what, op))
+        data, op = buffer(tensor), operation(opts.reduceOp, tensor)
+        return self._start("all_reduce", tensors, lambda: self._comm.Iallreduce(mpi().IN_PLACE, data, op))
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> MpiWork:
-        what, root = buffer(_single("broadcast", tensors)), self._root("broadcast", opts)
-        return self._start("broadcast", tensors, lambda: self._comm.Ibcast(what, root))
+        data, root = buffer(_single("broadcast", tensors)), self._root("broadcast", opts)
+        return self._start("broadcast", tensors, lambda: self._comm.Ibcast(data, root))
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> MpiWork:
         tensor, root = _single("reduce", tensors), self._root("reduce", opts)
-        what, op = buffer(tensor), operation(opts.reduceOp, tensor)
-        send, receive = (mpi().IN_PLACE, what) if self.rank() == root else (what, None)
+        data, op = buffer(tensor), operation(opts.reduceOp, tensor)
+        send, receive = (mpi().IN_PLACE, data) if self.rank() == root else (data, None)
         return self._start("reduce", tensors, lambda: self._comm.Ireduce(send, receive, op, root))
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> MpiWork:
@@ -199,7 +199,7 @@ class MpiGroup(ProcessGroup):
 
         def land() -> None:
             _copy(
-                [part.view(place.shape) for part, place in zip(flat_out.split(counts), outputs, strict=True)], outputs
+                [part.view(output.shape) for part, output in zip(flat_out.split(counts), outputs, strict=True)], outputs
             )
 
         return self._start(
@@ -225,20 +225,20 @@ class MpiGroup(ProcessGroup):
     # Point to point ---------------------------------------------------------------------------------
 
     def send(self, tensors: list[Tensor], peer: int, tag: int = 0) -> MpiWork:
-        what = buffer(_single("send", tensors))
+        data = buffer(_single("send", tensors))
         self._refuse_ends("send", peer, tag)
-        return self._start("send", tensors, lambda: self._comm.Isend(what, peer, tag))
+        return self._start("send", tensors, lambda: self._comm.Isend(data, peer, tag))
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int = 0) -> MpiWork:
-        what = buffer(_single("recv", tensors))
+        data = buffer(_single("recv", tensors))
         self._refuse_ends("recv", peer, tag)
-        return self._start("recv", tensors, lambda: self._comm.Irecv(what, peer, tag), received=True)
+        return self._start("recv", tensors, lambda: self._comm.Irecv(data, peer, tag), received=True)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> MpiWork:
-        what = buffer(_single("recv", tensors))
+        data = buffer(_single("recv", tensors))
         self._refuse_ends("recv", 0, tag)
         source = mpi().ANY_SOURCE
-        return self._start("recv", tensors, lambda: self._comm.Irecv(what, source, tag), received=True)
+        return self._start("recv", tensors, lambda: self._comm.Irecv(data, source, tag), received=True)
 
     def _refuse_ends(self, op: str, peer: int, tag: int) -> None:
         if tag < 0:
@@ -258,10 +258,10 @@ class MpiGroup(ProcessGroup):
         """One tensor a rank, each as *like*."""
         if len(tensors) != self.size():
             raise RuntimeError(f"MPI: {op}: expected a list of {self.size()} tensors, one a rank, got {len(tensors)}")
-        for place, tensor in enumerate(tensors):
+        for i, tensor in enumerate(tensors):
             if tensor.shape != like.shape or tensor.dtype != like.dtype:
                 raise RuntimeError(
-                    f"MPI: {op}: tensor {place} is {tensor.dtype} of shape {tuple(tensor.shape)}, expected "
+                    f"MPI: {op}: tensor {i} is {tensor.dtype} of shape {tuple(tensor.shape)}, expected "
                     f"{like.dtype} of shape {tuple(like.shape)}"
                 )
         return list(tensors)
@@ -292,8 +292,8 @@ def _apart(tensor: Tensor, output: Tensor) -> Tensor:
 
 
 def _copy(parts: Sequence[Tensor], places: Sequence[Tensor]) -> None:
-    for part, place in zip(parts, places, strict=True):
-        place.copy_(part)
+    for part, target in zip(parts, places, strict=True):
+        target.copy_(part)
 
 
 class MpiWork(Work):
@@ -451,11 +451,11 @@ class ProcessGroupMPI:
 
 
 def _refuse_other_size(size: int) -> None:
-    said = os.environ.get("WORLD_SIZE", "")
-    if said.isdigit() and int(said) != size:
+    size_text = os.environ.get("WORLD_SIZE", "")
+    if size_text.isdigit() and int(size_text) != size:
         raise RuntimeError(
-            f"backend 'mpi': MPI knows {size} rank{'s' * (size != 1)}, WORLD_SIZE is {said}: start them with mpirun "
-            f"(mpirun -n {said} distsim run --on mpi SCRIPT), by the MPI that mpi4py loads"
+            f"backend 'mpi': MPI knows {size} rank{'s' * (size != 1)}, WORLD_SIZE is {size_text}: start them with "
+            f"mpirun (mpirun -n {size_text} distsim run --on mpi SCRIPT), by the MPI that mpi4py loads"
         )
 
 

@@ -36,12 +36,12 @@ def check() -> None:
 
 def become_rank(args: argparse.Namespace, started: Started, settings: Settings) -> int:
     """Go on as the script, under guard: mpirun has started this process. Does not return."""
-    asked = args.nproc_per_node
-    if asked not in (None, "1", 1) and str(asked) != str(started.local_world_size):
+    given = args.nproc_per_node
+    if given not in (None, "1", 1) and str(given) != str(started.local_world_size):
         if started.rank:
             return 2  # the first rank says it
         raise UsageError(
-            f"--nproc-per-node {asked}: mpirun has started {started.local_world_size} ranks on this host; leave it out"
+            f"--nproc-per-node {given}: mpirun has started {started.local_world_size} ranks on this host; leave it out"
         )
     os.environ.update(settings.environment())
     sys.stdout.flush()
@@ -85,15 +85,15 @@ def _command(args: argparse.Namespace) -> list[str]:
 
 
 def _mpirun() -> list[str]:
-    found = shutil.which("mpirun") or shutil.which("mpiexec")
-    if found is None:
+    program = shutil.which("mpirun") or shutil.which("mpiexec")
+    if program is None:
         raise UsageError("--on mpi: no mpirun or mpiexec in PATH; install an MPI (Debian: apt install openmpi-bin)")
-    said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
-    if "Open MPI" not in said.stdout + said.stderr:
-        return [found]
+    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    if "Open MPI" not in version.stdout + version.stderr:
+        return [program]
     # Open MPI counts cores, binds ranks to them, and will not run as root, unless told otherwise.
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    return [found, *root, "--oversubscribe", "--bind-to", "none"]
+    return [program, *root, "--oversubscribe", "--bind-to", "none"]
 
 
 def _number_of_ranks(args: argparse.Namespace) -> int:
@@ -102,12 +102,12 @@ def _number_of_ranks(args: argparse.Namespace) -> int:
             f"--nnodes {args.nnodes}: --on mpi starts the ranks of this host; for several hosts run "
             f"mpirun -n RANKS --hostfile HOSTS distsim run --on mpi {args.training_script}"
         )
-    asked = str(args.nproc_per_node or 1)
-    if asked in ("auto", "cpu"):
+    given = str(args.nproc_per_node or 1)
+    if given in ("auto", "cpu"):
         return os.cpu_count() or 1
-    if not asked.isdigit() or int(asked) < 1:
-        raise UsageError(f"--nproc-per-node: expected the number of ranks, 1 or more, got {asked}")
-    return int(asked)
+    if not given.isdigit() or int(given) < 1:
+        raise UsageError(f"--nproc-per-node: expected the number of ranks, 1 or more, got {given}")
+    return int(given)
 
 
 def _say_what_has_no_meaning(args: argparse.Namespace) -> None:

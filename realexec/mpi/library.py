@@ -58,9 +58,9 @@ def mpi() -> Any:
                 os.environ.setdefault("MPI4PY_MPIABI", "openmpi")
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
-            said = " ".join(str(error).split())
-            remedy = OTHER_NAME if "libmpi.so.12" in said else REMEDY
-            raise RuntimeError(f"backend 'mpi': no MPI can be loaded ({said}); {remedy}") from None
+            problem = " ".join(str(error).split())
+            remedy = OTHER_NAME if "libmpi.so.12" in problem else REMEDY
+            raise RuntimeError(f"backend 'mpi': no MPI can be loaded ({problem}); {remedy}") from None
         if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
             raise RuntimeError(
                 "backend 'mpi': this MPI was initialised for one thread only; import mpi4py without rc.threads = False"
@@ -197,8 +197,8 @@ class Introduction:
     def set(self, key: str, value: str) -> None:
         """Send *value*; nobody waits for its arrival."""
         with PROGRESS.alone():
-            what = [value.encode(), mpi().BYTE]
-            self._under_way = [(what, self._comm.Isend(what, reader, TAG)) for reader in self._readers]
+            message = [value.encode(), mpi().BYTE]
+            self._under_way = [(message, self._comm.Isend(message, reader, TAG)) for reader in self._readers]
 
     def check(self, keys: list[str]) -> bool:
         """Whether the text is here."""
@@ -206,9 +206,9 @@ class Introduction:
         status = library.Status()
         with PROGRESS.alone():
             if self._read is None and self._comm.Iprobe(0, TAG, status):
-                place = bytearray(status.Get_count(library.BYTE))
-                self._comm.Recv([place, library.BYTE], 0, TAG)
-                self._read = bytes(place)
+                content = bytearray(status.Get_count(library.BYTE))
+                self._comm.Recv([content, library.BYTE], 0, TAG)
+                self._read = bytes(content)
         return self._read is not None
 
     def get(self, key: str) -> bytes:

@@ -56,8 +56,8 @@ class DdpHook:
         text = message(error)
         if "Expected to have finished reduction in the prior iteration" not in text:
             return None
-        found = _INDICES.search(text)
-        indices = [int(word) for word in found[1].split()] if found else []
+        match = _INDICES.search(text)
+        indices = [int(word) for word in match[1].split()] if match else []
         for ddp in list(self._models):
             names = parameter_names(ddp)
             if indices and max(indices) < len(names):
@@ -100,5 +100,5 @@ def parameter_names(ddp: Any) -> list[str]:
 
 def _sentence(names: list[str]) -> str:
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    what = "parameter" if len(names) == 1 else "parameters"
-    return f"DDP {what} {shown} got no gradient in the last backward pass"
+    noun = "parameter" if len(names) == 1 else "parameters"
+    return f"DDP {noun} {shown} got no gradient in the last backward pass"

@@ -109,8 +109,8 @@ class Heartbeat:
             # The frame below the user's own, too: "in DataLoader.__next__" says more than a line.
             keys: list[str] = []
             if frame.f_code.co_name == "distsim_store_wait":
-                said = frame.f_locals.get("keys", ())
-                keys = [said] if isinstance(said, str) else [str(key) for key in said]
+                local_keys = frame.f_locals.get("keys", ())
+                keys = [local_keys] if isinstance(local_keys, str) else [str(key) for key in local_keys]
             inner = (shown(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_qualname)
             self._recorder.ring.position(inner, [site.to_json() for site in program_frames(steps(frame))], keys)
         elif not self._looked and self.look is not None:

@@ -91,18 +91,18 @@ class Hooks:
 
     def _noting_made_by_hand(self, original: Any) -> Callable[..., None]:
         """`ProcessGroupGloo.__init__`, which says of a group that the program makes itself that it is not watched."""
-        said = os.environ.get("LOCAL_RANK", "0") != "0"  # one line a host
+        is_noted = os.environ.get("LOCAL_RANK", "0") != "0"  # one line a host
 
         @functools.wraps(original)
         def initialize(group: Any, *args: Any, **kwargs: Any) -> None:
-            nonlocal said
+            nonlocal is_noted
             caller = sys._getframe(1)
             by_hand = not caller.f_globals.get("__name__", "").startswith("torch.")
             session = self._session()
             if by_hand and session is not None:
                 session.heartbeat.makes_unwatched_calls = True
-            if by_hand and not said:
-                said = True
+            if by_hand and not is_noted:
+                is_noted = True
                 print(
                     f"distsim: the ProcessGroupGloo made at {caller.f_code.co_filename}:{caller.f_lineno} is not "
                     f"watched, so hangs in its calls are not reported; to watch it, create it with "
@@ -167,13 +167,13 @@ class Hooks:
     def _rendezvous_by_hand(self, meeting: Iterable[Any], url: str, rank: int, size: int) -> Iterator[Any]:
         """A rendezvous of the program's own, in whose store it will make a world: who still waits is known as well."""
         session, world = self._session(), None
-        place, where = place_of_url(url)
+        meeting_key, where = place_of_url(url)
         if session is not None:
-            world = session.worlds.begin(f"by hand {place}", where, rank, size, WorldKind.FURTHER)
+            world = session.worlds.begin(f"by hand {meeting_key}", where, rank, size, WorldKind.FURTHER)
         for answer in meeting:
             if session is not None and world is not None:
-                session.worlds.begun(f"by hand {place}", size)
-                self._met[place, size], world = world.id, None
+                session.worlds.begun(f"by hand {meeting_key}", size)
+                self._met[meeting_key, size], world = world.id, None
             yield answer
 
     def begin_init(self, rank: int, world_size: int, url: str = "env://") -> None:
@@ -183,34 +183,34 @@ class Hooks:
         world_size = world_size if world_size > 0 or launcher is None else launcher.size
         self._begin(rank, world_size, *place_of_url(url), "" if url.startswith("env://") else url.partition("?")[0])
 
-    def _begin(self, rank: int, world_size: int, place: str, where: str, job: str = "") -> None:
-        world = self._join(rank, world_size, place, where, job)
+    def _begin(self, rank: int, world_size: int, meeting: str, where: str, job: str = "") -> None:
+        world = self._join(rank, world_size, meeting, where, job)
         session = self._session()
         if session is None or world is None:
             return
         session.ring.header(rings.W_JOINED, 0)
         log = session.recorder.group_log("init", "default_pg", range(world_size))
         index = session.recorder.note(log, "init_process_group", next(log.seq))
-        self._inside.init = index, session.recorder.ring, partial(session.worlds.begun, place, world_size)
+        self._inside.init = index, session.recorder.ring, partial(session.worlds.begun, meeting, world_size)
 
     def _join(
-        self, rank: int, size: int, place: str, where: str, job: str = "", kind: WorldKind = WorldKind.DEFAULT
+        self, rank: int, size: int, meeting: str, where: str, job: str = "", kind: WorldKind = WorldKind.DEFAULT
     ) -> World | None:
         if not 0 <= rank < size <= MOST_RANKS:
             return None  # torch says what it thinks of these
         session = self._session() or self._open(World("", rank, size, kind, where), job)
-        met = self._met.get((place.partition("|")[0], size), "") if kind is WorldKind.FURTHER else ""
-        return None if session is None else session.worlds.begin(place, where, rank, size, kind, met)
+        met = self._met.get((meeting.partition("|")[0], size), "") if kind is WorldKind.FURTHER else ""
+        return None if session is None else session.worlds.begin(meeting, where, rank, size, kind, met)
 
     def late(self) -> None:
         """The guard comes after init_process_group."""
         store = stores.of_default_group() if dist.get_backend() != "mpi" else None
-        place, where = place_of_url("env://") if store is None else place_of_store(store)
-        place = place.partition("|")[0]  # which prefix it has, nobody saw
-        world = self._join(dist.get_rank(), dist.get_world_size(), place, where)
+        meeting, where = place_of_url("env://") if store is None else place_of_store(store)
+        meeting = meeting.partition("|")[0]  # which prefix it has, nobody saw
+        world = self._join(dist.get_rank(), dist.get_world_size(), meeting, where)
         session = self._session()
         if session is not None and world is not None:
-            session.worlds.begun(place, world.size)
+            session.worlds.begun(meeting, world.size)
             session.joined()
             guard_world(session)
 
@@ -276,20 +276,20 @@ class Hooks:
         if session is None:
             return original(ranks, *args, **kwargs)
         world = session.recorder.world
-        asked = tuple(range(world.size)) if ranks is None else tuple(ranks)
+        members = tuple(range(world.size)) if ranks is None else tuple(ranks)
         if kwargs.get("sort_ranks", True):
-            asked = tuple(sorted(asked))
+            members = tuple(sorted(members))
         local = kwargs.get("use_local_synchronization", False)
-        if local and world.rank not in asked:
+        if local and world.rank not in members:
             return original(ranks, *args, **kwargs)
-        index = session.recorder.note_new_group(asked, local)
-        made = groups.WORLD.get().group_count
+        index = session.recorder.note_new_group(members, local)
+        group_count = groups.WORLD.get().group_count
         try:
             answer = original(ranks, *args, **kwargs)
         except BaseException as error:
             session.ring.error(index, error_line(error))
             session.ring.finish(index, rings.FAILED)
-            if not local and groups.WORLD.get().group_count == made:  # wrong ranks: torch has not counted it
+            if not local and groups.WORLD.get().group_count == group_count:  # wrong ranks: torch has not counted it
                 session.recorder.rejected_new_group(index)
             raise
         session.ring.finish(index, rings.COMPLETED)

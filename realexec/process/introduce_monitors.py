@@ -88,8 +88,8 @@ def own_store() -> Any:
 
 
 def _lead(directory: Path, store: Any, ended: threading.Event) -> None:
-    said = _monitor(directory)
-    if said is None:  # else a restart: the monitor leads already
+    monitor = _monitor(directory)
+    if monitor is None:  # else a restart: the monitor leads already
         salt = secrets.token_hex(16)
         addresses = job_addresses(os.environ.get("MASTER_ADDR") or str(getattr(store, "host", "")), os.environ)
         secret = _secret(salt)
@@ -98,9 +98,9 @@ def _lead(directory: Path, store: Any, ended: threading.Event) -> None:
         write_private(directory / "lead.json", json.dumps({"addresses": addresses, "secret": secret, "salt": salt}))
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
-        said = _monitor(directory)
-        if said is not None:
-            store.set(_key(), json.dumps(said))
+        monitor = _monitor(directory)
+        if monitor is not None:
+            store.set(_key(), json.dumps(monitor))
             return
         if ended.wait(POLL_S):
             return
@@ -109,8 +109,8 @@ def _lead(directory: Path, store: Any, ended: threading.Event) -> None:
 def _monitor(directory: Path) -> dict[str, Any] | None:
     """Return the address of this host's monitor once it listens."""
     try:
-        said = load_json(read_bytes(directory / "monitor.json", 1 << 16))
-        return {key: said[key] for key in ("address", "port", "salt")}
+        content = load_json(read_bytes(directory / "monitor.json", 1 << 16))
+        return {key: content[key] for key in ("address", "port", "salt")}
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -121,13 +121,13 @@ def _follow(directory: Path, store: Any, ended: threading.Event) -> None:
         while not store.check([_key()]):
             if ended.wait(POLL_S) or time.monotonic() > deadline:
                 return
-        told = store.get(_key())
+        encoded = store.get(_key())
     except RuntimeError:  # no leader: this host's monitor judges by itself
         return
     try:
-        said = load_json(told[:4096])
-        where = {"address": text(said["address"], "address"), "port": whole(said["port"], "port", 1, 65535)}
-        secret = _secret(text(said["salt"], "salt"))
+        content = load_json(encoded[:4096])
+        where = {"address": text(content["address"], "address"), "port": whole(content["port"], "port", 1, 65535)}
+        secret = _secret(text(content["salt"], "salt"))
     except (ValueError, KeyError, TypeError):  # somebody else's: nothing is said that could be believed
         return
     if secret is not None:
@@ -140,21 +140,21 @@ def job_addresses(master: str, environ: Mapping[str, str]) -> list[str]:
     That of the interface which gloo or NCCL was told to use; that of *master*, the host of the rendezvous; the one
     that leads out of this host, where *master* is a name that means loopback here, as /etc/hosts of some has it.
     """
-    found = [address for name in INTERFACES for address in _of_interface(environ.get(name, ""))]
+    addresses = [address for name in INTERFACES for address in _of_interface(environ.get(name, ""))]
     resolved: list[str] = []
     with contextlib.suppress(OSError, UnicodeError):
         resolved = [str(entry[4][0]) for entry in socket.getaddrinfo(master, None, type=socket.SOCK_STREAM)]
     loopback = [address for address in resolved if address.startswith("127.") or address == "::1"]
-    found += [address for address in resolved if address not in loopback]
+    addresses += [address for address in resolved if address not in loopback]
     if master not in ("localhost", *loopback):
-        found += _leading_out()
-    return list(dict.fromkeys([*found, *loopback]))
+        addresses += _leading_out()
+    return list(dict.fromkeys([*addresses, *loopback]))
 
 
-def _of_interface(said: str) -> list[str]:
+def _of_interface(names_text: str) -> list[str]:
     """The IPv4 addresses of the interfaces that a variable such as GLOO_SOCKET_IFNAME names."""
     result = []
-    names = [] if said.startswith("^") else said.removeprefix("=").split(",")
+    names = [] if names_text.startswith("^") else names_text.removeprefix("=").split(",")
     for name in filter(None, names):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one, contextlib.suppress(OSError):
             answer = fcntl.ioctl(one.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
@@ -190,8 +190,8 @@ def _secret(salt: str) -> str | None:
 
 
 def _of_file(path: Path) -> str:
-    found = path.stat()
-    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+    status = path.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise PermissionError(errno.EPERM, "expected a file of your own that nobody else may read (chmod 600)")
     secret = read_bytes(path, 1 << 16).strip()
     if len(secret) < 16:

@@ -162,12 +162,12 @@ class Session:
 
             kind = HookedGroup
         guard = self._guard(pg if known else None, inner, group, kind, world)
-        made = [guard]
+        guards = [guard]
         if guard.has_two_backends():
             second = GuardedGroup if isinstance(guard, GuardedGroup) else kind
             guard.on_host = self._guard(None, inner, group.on_host(), second, world)
-            made.append(guard.on_host)
-        for one in made:
+            guards.append(guard.on_host)
+        for one in guards:
             one.decide_way()
             self.guards.add(one)
         if not isinstance(guard, GuardedGroup):
@@ -219,8 +219,8 @@ class Session:
         """The main thread leaves the program here."""
         if frames:
             self.heartbeat.keep_position()
-            said = [site.to_json() for site in frames]
-            self.ring.position(said[0][:3], said)
+            site_fields = [site.to_json() for site in frames]
+            self.ring.position(site_fields[0][:3], site_fields)
 
     def use_ddp(self, ddp: Any) -> None:
         """Ask this about DDP's models when the rank stands still or raises."""
@@ -239,8 +239,8 @@ class Session:
 
     def find(self, kind: str, text: str) -> None:
         """Leave a finding for the diagnosis."""
-        said = {"kind": kind, "text": text}
-        self.ring.header(rings.W_FINDING, self.ring.entry(rings.TABLE_TEXT, (kind, text), said))
+        finding = {"kind": kind, "text": text}
+        self.ring.header(rings.W_FINDING, self.ring.entry(rings.TABLE_TEXT, (kind, text), finding))
 
     def exits(self, code: int | None = None) -> None:
         """The process goes down by itself."""
@@ -378,11 +378,11 @@ def hide_own_frames(error: BaseException) -> None:
         seen.add(id(one))
         todo += [one.__cause__, one.__context__]
         steps = _steps(one.__traceback__)
-        theirs = [step for step in steps if not _ours(step)]
-        if theirs and (theirs[-1] is steps[-1] or isinstance(one, (RuntimeError, ValueError))):
-            for step, following in zip(theirs, [*theirs[1:], None], strict=True):
+        user_steps = [step for step in steps if not _ours(step)]
+        if user_steps and (user_steps[-1] is steps[-1] or isinstance(one, (RuntimeError, ValueError))):
+            for step, following in zip(user_steps, [*user_steps[1:], None], strict=True):
                 step.tb_next = following
-            one.__traceback__ = theirs[0]
+            one.__traceback__ = user_steps[0]
 
 
 def _steps(trace: TracebackType | None) -> list[TracebackType]:

@@ -51,30 +51,30 @@ class Worlds:
         self._recorder = recorder
         self._times: Counter[tuple[str, int]] = Counter()
 
-    def begin(self, place: str, where: str, rank: int, size: int, kind: WorldKind, met: str = "") -> World | None:
-        """Join the world that meets at *place* (*where*, for people), in a store that the ranks have *met* in as a
+    def begin(self, meeting: str, where: str, rank: int, size: int, kind: WorldKind, met: str = "") -> World | None:
+        """Join the world that meets at *meeting* (*where*, for people), in a store that the ranks have *met* in as a
         world before; None where these can be no rank and world size.
         All members count alike how many worlds of this size they have had there."""
         if not 0 <= rank < size <= MOST_RANKS:
             return None
-        times = self._times[place, size]
-        number = blake2b(f"{place}|{size}|{times}".encode(), digest_size=6).hexdigest()
+        times = self._times[meeting, size]
+        number = blake2b(f"{meeting}|{size}|{times}".encode(), digest_size=6).hexdigest()
         # Only the store of torchrun's agent surely outlives a world of this process: others may be new ones.
-        reuses_store = times > 0 and place == place_of_url("env://")[0] and _has_agent_store()
-        reuses_store |= times == 0 and place.startswith("file:") and _is_older_than_this_process(place)
+        reuses_store = times > 0 and meeting == place_of_url("env://")[0] and _has_agent_store()
+        reuses_store |= times == 0 and meeting.startswith("file:") and _is_older_than_this_process(meeting)
         world = World(number, rank, size, kind, where, reuses_store, met)
         self._recorder.join(world)
         return world
 
-    def begun(self, place: str, size: int) -> None:
+    def begun(self, meeting: str, size: int) -> None:
         """The rendezvous of a world has ended well: the next one there is another."""
-        self._times[place, size] += 1
+        self._times[meeting, size] += 1
 
 
-def _is_older_than_this_process(place: str) -> bool:
+def _is_older_than_this_process(meeting: str) -> bool:
     """Whether the file of a FileStore has been written to before this process began, and not since."""
     try:
-        file = os.stat(place.removeprefix("file:"))
+        file = os.stat(meeting.removeprefix("file:"))
     except OSError:
         return False
     return file.st_size > 0 and file.st_mtime < _loaded_at_s
@@ -117,15 +117,15 @@ def place_of_store(store: Any, name: str = "") -> tuple[str, str]:
     while hasattr(base, "underlying_store"):
         base = base.underlying_store
     if isinstance(base, dist.TCPStore):
-        place, where = f"tcp:{base.port}", f"{base.host}:{base.port}"
+        meeting, where = f"tcp:{base.port}", f"{base.host}:{base.port}"
     elif isinstance(base, dist.FileStore):
         path = os.path.abspath(str(base.path))
-        place, where = f"file:{path}", path
+        meeting, where = f"file:{path}", path
     elif isinstance(base, dist.HashStore):  # nobody but this process has it
-        place, where = f"process:{os.getpid()}:{id(base)}", "a HashStore"
+        meeting, where = f"process:{os.getpid()}:{id(base)}", "a HashStore"
     else:
-        place, where = type(base).__name__, f"a {type(base).__name__}"
-    return f"{place}|{prefix}|{name}", f"{where} {name}".strip()
+        meeting, where = type(base).__name__, f"a {type(base).__name__}"
+    return f"{meeting}|{prefix}|{name}", f"{where} {name}".strip()
 
 
 def noting_prefix(original: Any) -> Any:
@@ -181,14 +181,14 @@ def started_by_mpirun(environ: Mapping[str, str]) -> Started | None:
     """The place of this process in the job of mpirun that started it; None where none did."""
     for rank, size, local_rank, local_size in _MPI_NAMES:
         try:
-            place, number = int(environ[rank]), int(environ[size])
+            rank_text, number = int(environ[rank]), int(environ[size])
         except (KeyError, ValueError):
             continue
         job = next((environ[name] for name in _MPI_JOBS if environ.get(name)), f"parent {os.getppid()}")
         return Started(
-            place,
+            rank_text,
             number,
-            _number(environ, local_rank, place),
+            _number(environ, local_rank, rank_text),
             _number(environ, local_size, number),
             f"mpirun {job}",
         )

@@ -150,18 +150,18 @@ class RemoteLog:
         if same is not None and same.position + rings.PAYLOAD_BYTES // 2 > self.ring.payload_end:
             return self.ring.replay(same.body, next(self.numbers))
         thread = recorder._threads.get(me) or recorder._thread(me)
-        place = recorder.sites.here(3)
-        said = op, function, self.name, peer.name, self.threads, timeout_s if timeout_s >= 0.0 else self.limit_s
-        position, print_ = self.ring.signature(said, _describe)
+        site = recorder.sites.here(3)
+        fields = op, function, self.name, peer.name, self.threads, timeout_s if timeout_s >= 0.0 else self.limit_s
+        position, print_ = self.ring.signature(fields, _describe)
         index = self.ring.issue(
             flags | rings.ISSUED | rings.REMOTE,
             self.members.group,
             thread,
             next(self.numbers),
             position,
-            place[0],
+            site[0],
             print_,
-            place[1],
+            site[1],
             peer.rank,
             0,
         )
@@ -219,11 +219,11 @@ class RemoteLog:
 
     def note_rref(self, index: int, rref: Any) -> None:
         """Which value a call makes or fetches."""
-        found = RREF.search(str(rref))
-        if found is None:
+        match = RREF.search(str(rref))
+        if match is None:
             return
-        made_by = self.peers.get(int(found[1]))
-        self.ring.number_rref(index, int(found[1]) if made_by is None else made_by.rank, int(found[2]) + 1)
+        made_by = self.peers.get(int(match[1]))
+        self.ring.number_rref(index, int(match[1]) if made_by is None else made_by.rank, int(match[2]) + 1)
 
     # -- calls of others
 
@@ -233,8 +233,8 @@ class RemoteLog:
         rank, number = getattr(udf, "request", (-1, -1))
         called = _called(udf)
         caller = self.peers.get(("rank", rank))
-        said = SERVE, called, caller.name if caller else "?", self.name, self.threads, 0.0
-        position, print_ = self.ring.signature(said, _describe)
+        fields = SERVE, called, caller.name if caller else "?", self.name, self.threads, 0.0
+        position, print_ = self.ring.signature(fields, _describe)
         index = self.ring.issue(
             rings.ISSUED | rings.REMOTE,
             self.members.group,
@@ -294,12 +294,12 @@ class RemoteLog:
             if frame is None:
                 continue
             stands = standing.looked == index and id(frame) == standing.last and frame.f_lasti == standing.at
-            said = stands and standing.said
-            if stands and not said and self._places < MOST_PLACES and (place := program_frames(steps(frame))):
+            is_noted = stands and standing.said
+            if stands and not is_noted and self._places < MOST_PLACES and (stood := program_frames(steps(frame))):
                 self._places += 1
-                self.ring.place(index, self.recorder.sites.intern(place)[0])
-                said = True
-            standing.looked, standing.last, standing.at, standing.said = index, id(frame), frame.f_lasti, said
+                self.ring.place(index, self.recorder.sites.intern(stood)[0])
+                is_noted = True
+            standing.looked, standing.last, standing.at, standing.said = index, id(frame), frame.f_lasti, is_noted
 
     def end(self) -> None:
         """shutdown: no future of this log is asked for any more."""

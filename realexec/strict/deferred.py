@@ -248,11 +248,11 @@ class Watched(Handle):
 
     def __init__(
         self,
-        made: tuple[Any, Recorder, GroupLog, int, bool, bool],
+        handle_fields: tuple[Any, Recorder, GroupLog, int, bool, bool],
         wait: Callable[[Callable[..., bool], timedelta | None], bool],
     ) -> None:
-        """*made*: what a `Handle` is made of; *wait*: waits for the other end, and then for the message."""
-        super().__init__(*made, owned=False, p2p=True)
+        """*handle_fields*: what a `Handle` is made of; *wait*: waits for the other end, and then for the message."""
+        super().__init__(*handle_fields, owned=False, p2p=True)
         self._wait = wait
 
     def wait(self, timeout: timedelta | None = None) -> bool:

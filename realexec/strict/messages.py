@@ -16,7 +16,7 @@ from weakref import ref
 import torch
 
 from distsim.debug.matching.agreement import check_pair, payload_text
-from distsim.debug.messages import place
+from distsim.debug.messages import site_text
 from distsim.debug.records import CallRecord
 from distsim.debug.records.arguments import Call
 from distsim.debug.records.kinds import Kind
@@ -42,7 +42,7 @@ class _Line:
     def __init__(
         self,
         mine: str,
-        theirs: str,
+        other_key: str,
         any_here: str | None,
         any_there: str | None,
         row: int,
@@ -51,7 +51,7 @@ class _Line:
         guard: Any,
     ) -> None:
         self.mine = mine
-        self.theirs = theirs
+        self.theirs = other_key
         self.any_here = any_here
         """Name under which this rank shows that it receives from any source, where it receives."""
         self.any_there = any_there
@@ -113,10 +113,10 @@ class Messages:
         self._rows: dict[str | None, int | None] = {}
         self._lines: dict[tuple[str, str, int, int], _Line] = {}
 
-    def hold(self, guard: Any, said: Call, index: int, is_async: bool, issue: Callable[[], Any]) -> Handle | None:
+    def hold(self, guard: Any, call: Call, index: int, is_async: bool, issue: Callable[[], Any]) -> Handle | None:
         """Return None if the call may go out now, or the handle of a call that went out and watches for its other
         end."""
-        peer, tag, op = said.peer, said.tag, said.key[0]
+        peer, tag, op = call.peer, call.tag, call.key[0]
         log: GroupLog = guard.group_log
         if peer < 0:
             if op == "recv":  # from any source: a sender must not look out for a partner of its own
@@ -124,9 +124,9 @@ class Messages:
                 if any_row is not None:
                     self._recorder.ring.publish(any_row, 1, 0, index)
             return None  # or to a rank that the group has not: the backend refuses it
-        payload = payload_print((said.key[1] or said.key[2])[0], said.key[3])
+        payload = payload_print((call.key[1] or call.key[2])[0], call.key[3])
         end, ordinal = (op, peer, tag), log.ordinals[op, peer, tag][0]
-        return self.meet(guard, end, ordinal, payload, index, is_async, said.key[8].type == "cpu", issue)
+        return self.meet(guard, end, ordinal, payload, index, is_async, call.key[8].type == "cpu", issue)
 
     def meet(
         self,
@@ -173,9 +173,9 @@ class Messages:
 
     def check(self, line: _Line, ordinal: int, print_: int, index: int) -> bool:
         """Whether the other end of a message is there; raises where it is of another size or dtype."""
-        neighbour, theirs = line.neighbour, line.theirs
-        answer = neighbour.said(theirs, ordinal)
-        if answer is None and neighbour.passed(theirs, ordinal):
+        neighbour, other_key = line.neighbour, line.theirs
+        answer = neighbour.said(other_key, ordinal)
+        if answer is None and neighbour.passed(other_key, ordinal):
             return True  # it ran far ahead, and what it said of this one is overwritten
         if line.any_there is not None and neighbour.said(line.any_there, 1) is not None:
             return True
@@ -185,7 +185,7 @@ class Messages:
             own = line.own
             error = _disagreement(
                 None if own is None else own.record(line.mine, ordinal, index),
-                neighbour.record(theirs, ordinal, answer[1]),
+                neighbour.record(other_key, ordinal, answer[1]),
                 ordinal,
                 line.mine.rsplit("/", 2)[1].replace(">", " to rank "),
             )
@@ -244,14 +244,14 @@ class Messages:
             return None
         ends = (rank, peer) if sending else (peer, rank)
         mine = f"{log.key}/{op}/{ends[0]}>{ends[1]}/{tag}"
-        theirs = f"{log.key}/{'recv' if sending else 'send'}/{ends[0]}>{ends[1]}/{tag}"
+        other_key = f"{log.key}/{'recv' if sending else 'send'}/{ends[0]}>{ends[1]}/{tag}"
         row = self._row(mine)
         neighbour = self._peers.neighbour(log.world, peer)
         own = self._peers.neighbour(log.world, rank)
         if row is None or neighbour is None:
             return None
         any_there = f"{log.key}/any>{peer}/{tag}" if sending else None
-        line = self._lines[log.key, *end] = _Line(mine, theirs, any_here, any_there, row, neighbour, own, guard)
+        line = self._lines[log.key, *end] = _Line(mine, other_key, any_here, any_there, row, neighbour, own, guard)
         return line
 
     def _row(self, name: str) -> int | None:
@@ -261,13 +261,13 @@ class Messages:
         return row
 
 
-def _disagreement(mine: CallRecord | None, theirs: CallRecord | None, ordinal: int, ends: str) -> CollectiveMismatch:
-    if mine is None or theirs is None:  # thousands of calls ago: their records are overwritten
+def _disagreement(mine: CallRecord | None, other: CallRecord | None, ordinal: int, ends: str) -> CollectiveMismatch:
+    if mine is None or other is None:  # thousands of calls ago: their records are overwritten
         return CollectiveMismatch(
             f"message number {ordinal} from rank {ends} has another size or dtype at one end than at the other: "
             "make them alike"
         )
-    send, recv = (mine, theirs) if mine.op == "send" else (theirs, mine)
+    send, recv = (mine, other) if mine.op == "send" else (other, mine)
     mismatch = check_pair(send, recv)
     kind = mismatch.kind if mismatch is not None else Kind.P2P_SIZE_MISMATCH
     return CollectiveMismatch(
@@ -279,7 +279,7 @@ def _disagreement(mine: CallRecord | None, theirs: CallRecord | None, ordinal: i
 
 
 def _text(record: CallRecord) -> str:
-    return f"{payload_text(record)} ({record.nbytes} bytes) at {place(record.site)}"
+    return f"{payload_text(record)} ({record.nbytes} bytes) at {site_text(record.site)}"
 
 
 @lru_cache(4096)

@@ -72,8 +72,8 @@ class Neighbour:
 
     def _find(self, name: str) -> int | None:
         row, wanted = self._sought.get(name) or (rings.MEETING_AT // 8, rings.name_hash(name))
-        while row < ROWS_END and (found := self.words[row]):
-            if found == wanted:
+        while row < ROWS_END and (word := self.words[row]):
+            if word == wanted:
                 self.rows[name] = row
                 return row
             row += rings.MEETING_WORDS
@@ -85,21 +85,21 @@ class Neighbour:
         if self.reader is None:
             self.reader = RingReader(self._path)
             self.reader.called(self.rank, {})
-        place = self.reader._records[index % rings.RECORDS]
+        row = self.reader._records[index % rings.RECORDS]
         until = time.monotonic() + WRITTEN_S
-        while (commit := int(place["commit"])) != index + 1:
+        while (commit := int(row["commit"])) != index + 1:
             # It shows a call before it writes the record: the others wait for the one, and nobody for the other.
             if commit > index + 1 or time.monotonic() > until or self.gone():
                 return None
             time.sleep(1e-3)
-        return self.reader.decode(place.copy(), 0)
+        return self.reader.decode(row.copy(), 0)
 
-    def refused(self, name: str, seq: int, said: tuple[int, int]) -> bool:
-        """Whether the backend refused what it *said* its call *seq* is, or it says another thing by now."""
-        index = said[1]
+    def refused(self, name: str, seq: int, shown: tuple[int, int]) -> bool:
+        """Whether the backend refused what it *shown* its call *seq* is, or it says another thing by now."""
+        index = shown[1]
         word = rings.RECORDS_AT // 8 + index % rings.RECORDS * rings.RECORD_WORDS
         rejected = self.words[word + rings.WORD_FLAGS] & rings.REJECTED
-        return bool(rejected and self.words[word] == index + 1) or self.said(name, seq) != said
+        return bool(rejected and self.words[word] == index + 1) or self.said(name, seq) != shown
 
     def gone(self) -> bool:
         """Return whether the rank will make no further call."""
@@ -124,16 +124,16 @@ class StorePeer:
         key = f"{name}/{seq}/{self.rank}"
         if not self._store.check([key]):
             return None
-        said = json.loads(self._store.get(key))
-        return int(said["print"]), int(said["index"])
+        content = json.loads(self._store.get(key))
+        return int(content["print"]), int(content["index"])
 
     def record(self, name: str, seq: int, index: int) -> CallRecord | None:
-        said = json.loads(self._store.get(f"{name}/{seq}/{self.rank}"))["call"]
-        return call_from(said, self.rank, self._group, seq)
+        content = json.loads(self._store.get(f"{name}/{seq}/{self.rank}"))["call"]
+        return call_from(content, self.rank, self._group, seq)
 
-    def refused(self, name: str, seq: int, said: tuple[int, int]) -> bool:
+    def refused(self, name: str, seq: int, shown: tuple[int, int]) -> bool:
         """See `Neighbour.refused`."""
-        return self.said(name, seq) != said or self._store.check([refused_key(name, seq, self.rank, said[1])])
+        return self.said(name, seq) != shown or self._store.check([refused_key(name, seq, self.rank, shown[1])])
 
     def gone(self) -> bool:
         return False
@@ -144,9 +144,9 @@ def refused_key(name: str, seq: int, rank: int, index: int) -> str:
     return f"{name}/{seq}/{rank}/refused/{index}"
 
 
-def call_from(said: dict[str, Any], rank: int, group: Group, seq: int) -> CallRecord:
+def call_from(content: dict[str, Any], rank: int, group: Group, seq: int) -> CallRecord:
     """A call from its signature, for comparing."""
-    return Signature.read(said).record(rank=rank, group=group, seq=seq, state=State.ISSUED)
+    return Signature.read(content).record(rank=rank, group=group, seq=seq, state=State.ISSUED)
 
 
 class Peers:

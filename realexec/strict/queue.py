@@ -113,7 +113,7 @@ class Queue:
         if ring.flags(index) & rings.ASYNC:
             return True
         name = self.group_log.key
-        self.again = seq, {peer.rank: said for peer in self.peers if (said := peer.said(name, seq)) is not None}
+        self.again = seq, {peer.rank: shown for peer in self.peers if (shown := peer.said(name, seq)) is not None}
         self.group_log.near = None  # the next call goes the long way, and asks `settle`
         return False
 
@@ -123,7 +123,7 @@ class Queue:
         name, old = self.group_log.key, self.again[1] if seq == self.again[0] else {}
         until = monotonic() + self.patience_s
         for peer in self.peers:
-            while (said := old.get(peer.rank)) is not None and not peer.refused(name, seq, said):
+            while (shown := old.get(peer.rank)) is not None and not peer.refused(name, seq, shown):
                 if (late := monotonic() > until) or peer.gone():
                     del old[peer.rank]
                     self.patience_s = max(self.patience_s / 4, LEAST_S) if late else self.patience_s

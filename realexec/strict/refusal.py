@@ -9,7 +9,7 @@ from distsim.debug.divergence.find import Divergence, find_divergences
 from distsim.debug.evidence.rank_state import call_records, sources
 from distsim.debug.matching.agreement import Mismatch
 from distsim.debug.matching.index import EvidenceIndex
-from distsim.debug.messages import call_text, place
+from distsim.debug.messages import call_text, site_text
 from distsim.debug.records import CallRecord, Evidence, State
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.reader import RingReader
@@ -58,7 +58,7 @@ def _raised(divergence: Divergence, met: Sequence[CallRecord], readers: Sequence
             error = reader.raised(rings.W_PENDING)[0].get("error", "an exception")
             texts.append(
                 f"Rank {record.rank} raised {error}, and on the way out it called {call_text(record)} at "
-                f"{place(record.site)} (a finally or except block)."
+                f"{site_text(record.site)} (a finally or except block)."
             )
     return " ".join(texts)
 

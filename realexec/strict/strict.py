@@ -92,7 +92,7 @@ class Strict:
     def hold(
         self,
         guard: Any,
-        said: Call,
+        call: Call,
         index: int,
         seq: int,
         print_: int,
@@ -100,11 +100,11 @@ class Strict:
         issue: Callable[[], Any],
     ) -> Handle | None:
         """Return None if the call may go out now, or a handle if it goes out later. Raises if members disagree."""
-        op = said.key[0]
+        op = call.key[0]
         log: GroupLog = guard.group_log
         if op in ("send", "recv"):
-            return self.messages.hold(guard, said, index, is_async, issue)
-        if len(log.ranks) == 1 or self._over or _is_refused(said, len(log.ranks), _on_gloo(guard)):
+            return self.messages.hold(guard, call, index, is_async, issue)
+        if len(log.ranks) == 1 or self._over or _is_refused(call, len(log.ranks), _on_gloo(guard)):
             return None
         queue = self._queue(log, guard)
         if queue is None:
@@ -117,23 +117,23 @@ class Strict:
             queue.settle(seq)
         if op == "monitored_barrier":
             self._drain(guard, queue)
-            self._show_and_look(guard, queue, seq, print_, index, said)
+            self._show_and_look(guard, queue, seq, print_, index, call)
             return None
         if is_async and profiler_enabled() and not queue.waiting:
             # torch's profiler sees what goes out from the thread that it was started in.
-            self._show_and_look(guard, queue, seq, print_, index, said)
+            self._show_and_look(guard, queue, seq, print_, index, call)
             return None
         if is_async or queue.waiting:
-            device = said.key[8]
+            device = call.key[8]
             on_host = device is None or device.type == "cpu"
-            if is_async and self._goes_at_once(queue, seq, print_, index, said):
+            if is_async and self._goes_at_once(queue, seq, print_, index, call):
                 return None
             deferred = Deferred(self._recorder, log, index, seq, print_, is_async, None if on_host else device, issue)
             if op.startswith("reduce_scatter") and on_host:
                 deferred.has_future = not _on_gloo(guard)
-            self._defer(guard, queue, deferred, said)
+            self._defer(guard, queue, deferred, call)
             return deferred
-        self._show(queue, seq, print_, index, said)
+        self._show(queue, seq, print_, index, call)
         self._agree(guard, queue, seq, print_, index)
         if queue.is_near():
             log.near = queue
@@ -149,7 +149,7 @@ class Strict:
         self._defer(guard, queue, deferred, None)
         return deferred
 
-    def _goes_at_once(self, queue: Queue, seq: int, print_: int, index: int, said: Call) -> bool:
+    def _goes_at_once(self, queue: Queue, seq: int, print_: int, index: int, call: Call) -> bool:
         """Show an asynchronous call where none waits before it; whether all members have made the same already, or do
         in a moment."""
         if queue.waiting or queue.row is None or queue.again[0] == seq or not queue.is_near():
@@ -158,10 +158,10 @@ class Strict:
         queue.group_log.near = queue
         return queue.meet(seq, rings.meeting_slot(seq), print_, AT_ONCE_S)
 
-    def _show_and_look(self, guard: Any, queue: Queue, seq: int, print_: int, index: int, said: Call) -> None:
+    def _show_and_look(self, guard: Any, queue: Queue, seq: int, print_: int, index: int, call: Call) -> None:
         """Compare a call that is not held (a monitored barrier) with members that are already there; later members
         compare themselves."""
-        self._show(queue, seq, print_, index, said)
+        self._show(queue, seq, print_, index, call)
         self._agree(guard, queue, seq, print_, index, wait=False)
 
     def _drain(self, guard: Any, queue: Queue) -> None:
@@ -211,12 +211,12 @@ class Strict:
             self._rows[log.key] = self._recorder.ring.meeting_row(log.key)
         return self._rows[log.key]
 
-    def _show(self, queue: Queue, seq: int, print_: int, index: int, said: Call) -> None:
+    def _show(self, queue: Queue, seq: int, print_: int, index: int, call: Call) -> None:
         if queue.row is not None:
             self._recorder.ring.publish(queue.row, seq, print_, index)
         if queue.remote:
             store = self.peers.store(queue.group_log.world)
-            value = json_call(print_, said, index)
+            value = json_call(print_, call, index)
             name = queue.group_log.key
             store.set(f"{name}/{seq}/{queue.group_log.world.rank}", value)
             if seq > rings.MEETING_WINDOW:
@@ -253,12 +253,12 @@ class Strict:
 
     # Asynchronous calls -----------------------------------------------------------------------------
 
-    def _defer(self, guard: Any, queue: Queue, deferred: Deferred, said: Call | None) -> None:
+    def _defer(self, guard: Any, queue: Queue, deferred: Deferred, call: Call | None) -> None:
         deferred.timeout_s = partial(timeout_s, guard)
         deferred.hasten = partial(self._hasten, queue, deferred)
         deferred.urge = self._urge
         with self._lock:
-            deferred.said = said
+            deferred.said = call
             queue.waiting.append(deferred)
             self._show_some(queue)
             if queue not in self._busy:
@@ -372,26 +372,26 @@ def _on_gloo(guard: Any) -> bool:
     return type(guard.backends.get("cpu")).__name__ == "ProcessGroupGloo"
 
 
-def _is_refused(said: Call, size: int, on_gloo: bool) -> bool:
+def _is_refused(call: Call, size: int, on_gloo: bool) -> bool:
     """The backend refuses such a call at this rank, so nobody else is to hear of it."""
-    op = said.key[0]
-    lists = [said.key[part] for part in FIELDS[op].lists if said.key[part]]
+    op = call.key[0]
+    lists = [call.key[part] for part in FIELDS[op].lists if call.key[part]]
     if any(len(shapes) != size for shapes in lists):
         return True
     if on_gloo and len(FIELDS[op].lists) == 1 and lists:  # gloo wants every item to be like the rank's one tensor
-        own = said.key[INPUTS + OUTPUTS - FIELDS[op].lists[0]]
+        own = call.key[INPUTS + OUTPUTS - FIELDS[op].lists[0]]
         if len(own) == 1 and any(shape != own[0] for shape in lists[0]):
             return True
     # torch's dispatcher knows no collective of sparse tensors but the sum of coordinates (c10d/Ops.cpp).
     return any(
         tensor.layout is not STRIDED
-        and not (op == "all_reduce" and tensor.layout is COORDINATES and said.key[4] == SUM)
-        for tensor in (*said.inputs, *said.outputs)
+        and not (op == "all_reduce" and tensor.layout is COORDINATES and call.key[4] == SUM)
+        for tensor in (*call.inputs, *call.outputs)
     )
 
 
-def json_call(print_: int, said: Call, index: int) -> str:
+def json_call(print_: int, call: Call, index: int) -> str:
     """A call for the store."""
     import json
 
-    return json.dumps({"print": print_, "index": index, "call": content(said.key)[0]})
+    return json.dumps({"print": print_, "index": index, "call": content(call.key)[0]})

@@ -1,4 +1,4 @@
-"""What the places of ranks say: pure rules on places that stand here as a table."""
+"""What the positions of ranks say: pure rules on positions that stand here as a table."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from typing import Any
 
 import pytest
 
-from distsim.debug.attach import Doing, HostPlaces, Judged, Place, judge, judge_hosts, place_of
+from distsim.debug.attach import Doing, HostPositions, Judged, Position, judge, judge_hosts, position_of
 from distsim.debug.attach.ranks import Frame, RankProcess, Sample, Thread
 from distsim.debug.records import Site
 from distsim.debug.records.kinds import Kind
 from distsim.debug.report.render import render_diagnoses
 
 
-def at(rank: int, op: str = "all_reduce", line: int = 9, doing: Doing = Doing.CALL, **more: Any) -> Place:
+def at(rank: int, op: str = "all_reduce", line: int = 9, doing: Doing = Doing.CALL, **more: Any) -> Position:
     site = Site("train.py", line, "main")
-    return Place(rank, 100 + rank, doing, op, site, (site,), **more)
+    return Position(rank, 100 + rank, doing, op, site, (site,), **more)
 
 
-def host(rank: int, line: int = 5, **more: Any) -> Place:
+def host(rank: int, line: int = 5, **more: Any) -> Position:
     return at(rank, "", line, Doing.HOST, **more)
 
 
-def meeting(rank: int, members: str) -> Place:
+def meeting(rank: int, members: str) -> Position:
     return at(rank, "new_group", 5, Doing.MEETING, members=members)
 
 
-def turn(rank: int, step: int, op: str = "all_reduce", line: int = 9) -> Place:
+def turn(rank: int, step: int, op: str = "all_reduce", line: int = 9) -> Position:
     return at(rank, op, line, counters={("main", "step"): step, ("main", "rank"): rank})
 
 
 @pytest.mark.parametrize(
-    ("places", "kind", "culprits"),
+    ("positions", "kind", "culprits"),
     [
         pytest.param([at(0), at(1), at(2, "barrier", 12)], Kind.MISSING_RANK, (2,), id="in another call"),
         pytest.param([at(0), at(1), at(2, line=12)], Kind.MISSING_RANK, (2,), id="in the same call at another line"),
@@ -101,24 +101,24 @@ def turn(rank: int, step: int, op: str = "all_reduce", line: int = 9) -> Place:
         ),
     ],
 )
-def test_who_is_elsewhere_is_named(places: list[Place], kind: Kind, culprits: tuple[int, ...]) -> None:
+def test_who_is_elsewhere_is_named(positions: list[Position], kind: Kind, culprits: tuple[int, ...]) -> None:
     """The minority by call, line, turn of a loop, root; the other end of a message; no minority: all of them."""
-    (found,) = judge(places, len(places)).diagnoses
+    (found,) = judge(positions, len(positions)).diagnoses
     assert (found.kind, found.culprits) == (kind, culprits)
     assert found.explanation.endswith("By stacks only: what the ranks called before is not known.")
     assert set(culprits).isdisjoint(found.victims)
 
 
 @pytest.mark.parametrize(
-    "places",
+    "positions",
     [
         pytest.param([at(0, moved=True), at(1, moved=True)], id="they move"),
         pytest.param([at(0, moved=True), host(1, moved=True)], id="one on the host, and they move"),
     ],
 )
-def test_ranks_that_move_are_no_hang(places: list[Place]) -> None:
+def test_ranks_that_move_are_no_hang(positions: list[Position]) -> None:
     """A healthy job may be met in a collective at both samples."""
-    judged = judge(places, 2)
+    judged = judge(positions, 2)
     assert (judged.diagnoses, judged.inconclusive) == ([], None)
     assert judged.running
 
@@ -127,7 +127,7 @@ def test_ranks_at_one_place_accuse_nobody() -> None:
     """Two groups, shapes, the network: stacks do not show them."""
     judged = judge([at(0), at(1)], 2)
     assert judged.diagnoses == []
-    assert "ranks 0,1 wait at the same place" in str(judged.inconclusive).lower()
+    assert "ranks 0,1 wait at the same position" in str(judged.inconclusive).lower()
 
 
 def test_a_send_and_its_receive_are_no_circle() -> None:
@@ -156,9 +156,11 @@ def test_who_waits_to_meet_names_who_is_not_there() -> None:
 
 
 def _two_hosts() -> Judged:
-    first = HostPlaces("a", 4, [at(0), at(1)], (), {"train.py": {9: "dist.all_reduce(t)"}})
-    second = HostPlaces("b", 4, [at(2), host(3)], (), {"train.py": {5: "batch = next(data)", 9: "dist.all_reduce(t)"}})
-    return judge_hosts([HostPlaces.from_json(one.to_json()) for one in (first, second)])
+    first = HostPositions("a", 4, [at(0), at(1)], (), {"train.py": {9: "dist.all_reduce(t)"}})
+    second = HostPositions(
+        "b", 4, [at(2), host(3)], (), {"train.py": {5: "batch = next(data)", 9: "dist.all_reduce(t)"}}
+    )
+    return judge_hosts([HostPositions.from_json(one.to_json()) for one in (first, second)])
 
 
 def test_hosts_are_judged_together() -> None:
@@ -171,13 +173,13 @@ def test_hosts_are_judged_together() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"schema": "other/1"}, {"places": [{}]}, {"world_size": "many"}, {"gone": [-(10**30)]}]
+    "change", [{"schema": "other/1"}, {"positions": [{}]}, {"world_size": "many"}, {"gone": [-(10**30)]}]
 )
 def test_another_hosts_answer_is_checked(change: dict[str, Any]) -> None:
     """It may come from another release, or from anything else that was found under the name."""
-    data = HostPlaces("a", 2, [at(0)]).to_json() | change
+    data = HostPositions("a", 2, [at(0)]).to_json() | change
     with pytest.raises((ValueError, KeyError, TypeError)):
-        HostPlaces.from_json(data)
+        HostPositions.from_json(data)
 
 
 def test_a_place_says_what_its_call_was_given(tmp_path: Path) -> None:
@@ -187,22 +189,24 @@ def test_a_place_says_what_its_call_was_given(tmp_path: Path) -> None:
     torch = "/x/torch/distributed/"
     given = (("args", "(<Tensor at 0x1>)"), ("kwargs", '{"group": <torch._C._distributed_c10d.ProcessGroup at 0x2>}'))
 
-    def place(line: int, function: str, variables: Any, *wrapped: Any) -> Place:
+    def position(line: int, function: str, variables: Any, *wrapped: Any) -> Position:
         frames = (
             Frame(f"{torch}distributed_c10d.py", 9, function, variables),
             Frame(f"{torch}c10d_logger.py", 8, "wrapper", wrapped),
             Frame(str(program), line, "<module>"),
         )
-        found = place_of(Sample(RankProcess(1, 0), (Thread("MainThread", frames),)))
+        found = position_of(Sample(RankProcess(1, 0), (Thread("MainThread", frames),)))
         assert found is not None
         return found
 
-    assert place(6, "all_reduce", (), *given).on_group
-    assert not place(6, "all_reduce", (("group", "<ProcessGroup at 0x2>"),), ("args", "()"), ("kwargs", "{}")).on_group
-    assert place(6, "new_group", (("ranks", "[0, 1]"),)).members == "[0, 1]"
-    assert [place(line, "barrier", ()).blocks for line in (3, 5, 6)] == [
+    assert position(6, "all_reduce", (), *given).on_group
+    assert not position(
+        6, "all_reduce", (("group", "<ProcessGroup at 0x2>"),), ("args", "()"), ("kwargs", "{}")
+    ).on_group
+    assert position(6, "new_group", (("ranks", "[0, 1]"),)).members == "[0, 1]"
+    assert [position(line, "barrier", ()).blocks for line in (3, 5, 6)] == [
         ("For 1 body", "If 2 body"),
         ("For 1 body", "If 2 orelse"),
         (),
     ]
-    assert place_of(Sample(RankProcess(1, 0), ended=True)) is None
+    assert position_of(Sample(RankProcess(1, 0), ended=True)) is None

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from distsim.debug.evidence.stack_capture import parse_faulthandler, user_part
-from distsim.debug.messages import place
+from distsim.debug.messages import site_text
 from distsim.debug.records import Site, frames
 from distsim.debug.records.frames import (
     Owner,
@@ -98,7 +98,7 @@ def test_the_users_line_comes_first_and_the_librarys_beside_it() -> None:
     assert first.through is not None
     assert first.through.line == 2345
     assert second.through is None
-    assert place(first) == "me/train.py:88 (through accelerate/accelerator.py:2345)"
+    assert site_text(first) == "me/train.py:88 (through accelerate/accelerator.py:2345)"
     assert Site.from_json(first.to_json()) == first
 
 

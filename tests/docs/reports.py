@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from distsim.debug.attach import Doing, Place, judge
+from distsim.debug.attach import Doing, Position, judge
 from distsim.debug.records import Site
 from distsim.debug.report.render import render_diagnoses
 from distsim.scenario import load_scenario
@@ -48,9 +48,9 @@ def attach_report() -> str:
     call = stack((3, "helper"), (8, "main"), (13, "<module>"))
     message = stack((11, "main"), (13, "<module>"))
     places = [
-        Place(0, 1, Doing.CALL, "all_reduce", call[0], call, counters={("main", "step"): 4}),
-        Place(1, 2, Doing.CALL, "wait() of an async call", message[0], message, counters={("main", "step"): 3}),
-        Place(2, 3, Doing.CALL, "all_reduce", call[0], call, counters={("main", "step"): 4}),
+        Position(0, 1, Doing.CALL, "all_reduce", call[0], call, counters={("main", "step"): 4}),
+        Position(1, 2, Doing.CALL, "wait() of an async call", message[0], message, counters={("main", "step"): 3}),
+        Position(2, 3, Doing.CALL, "all_reduce", call[0], call, counters={("main", "step"): 4}),
     ]
     lines = ["", "", "    dist.all_reduce(t)", *[""] * 7, "            w.wait()"]
     judged = judge(places, 3, sources={"train.py": "\n".join(lines)})

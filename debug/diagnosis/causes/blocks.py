@@ -17,7 +17,7 @@ from distsim.debug.diagnosis.causes.loops import by_itself
 from distsim.debug.diagnosis.causes.program_text import FUNCTIONS, Decision, ProgramText, shortened, words_of
 from distsim.debug.diagnosis.context import Case
 from distsim.debug.divergence.source_order import RANK
-from distsim.debug.messages import are, call_text, capital, one_line, place, ranks_text
+from distsim.debug.messages import are, call_text, capital, one_line, ranks_text, site_text
 from distsim.debug.records import P2P, Caught, Phase, Site
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.frames import Owner, owner
@@ -50,7 +50,7 @@ def guard_by_rank(text: ProgramText, sides: Sides, d: Diagnosis) -> Cause | None
         if RANK.search(guard.text) is None:
             continue
         call = _guarded(sides, d)[0][0]
-        at, shown = place(call), f"`if {shortened(guard.text)}` at {place(guard.site)}"
+        at, shown = site_text(call), f"`if {shortened(guard.text)}` at {site_text(guard.site)}"
         stands = f"{shown} returns before it" if guard.leaves else f"it stands under {shown}"
         cure = f"Make the call at {at} on every rank, or on none: {stands}."
         if not _spelled(text, call, d) and text.mentions(SHARDED):
@@ -69,17 +69,17 @@ def guarded_call(text: ProgramText, sides: Sides, d: Diagnosis) -> Cause | None:
     call = _guarded(sides, d)[0][0]
     if (cause := by_itself(decision)) is not None:
         return cause
-    shown = f"`{shortened(decision.text)}` at {place(decision.site)}"
+    shown = f"`{shortened(decision.text)}` at {site_text(decision.site)}"
     if decision.words >= {"grad"} and "None" in decision.text:
         return Cause(
             f"Reduce every parameter's gradient on every rank (zeros where it is None): {shown} may leave out the "
-            f"call at {place(call)} on some ranks.",
+            f"call at {site_text(call)} on some ranks.",
             lines=(decision.site,),
         )
     before = ", where some ranks return before it" if decision.leaves else ""
     return Cause(
         f"Agree on {shown} first (all_reduce it, or let rank 0 decide and broadcast), or make the call at "
-        f"{place(call)} whatever it says: each rank may decide it for itself{before}.",
+        f"{site_text(call)} whatever it says: each rank may decide it for itself{before}.",
         lines=(decision.site,),
     )
 
@@ -219,8 +219,8 @@ def join_block(case: Case, d: Diagnosis, text: ProgramText, sides: Sides) -> Cau
         return None
     call = own[-1]
     return Cause(
-        f"Move the call at {place(call, through=False)} out of join(): a rank that has joined makes only the model's "
-        "own calls (or make it through a Joinable of yours).",
+        f"Move the call at {site_text(call, through=False)} out of join(): a rank that has joined makes only the "
+        "model's own calls (or make it through a Joinable of yours).",
         lines=(call,),
     )
 
@@ -256,7 +256,7 @@ def no_sync_block(text: ProgramText, sides: Sides) -> Cause | None:
             lines += [Site(site.file, own, "")] if own is not None else []
             return Cause(
                 "Leave no_sync() in the same micro-batch on every rank: count micro-batches, or all_reduce the count "
-                f"first. `{name}` at {place(lines[-1])} depends on what this rank alone has seen.",
+                f"first. `{name}` at {site_text(lines[-1])} depends on what this rank alone has seen.",
                 lines=tuple(lines),
             )
     return None
@@ -307,7 +307,7 @@ def caught_exception(case: Case, d: Diagnosis, text: ProgramText) -> Cause | Non
         return None
     rank, caught = max(candidates, key=lambda c: c[1].calls)
     alike = [r for r, other in candidates if (other.site, other.kind) == (caught.site, caught.kind)]
-    who, at, error = ranks_text(alike), place(caught.site), one_line(caught.error)
+    who, at, error = ranks_text(alike), site_text(caught.site), one_line(caught.error)
     have = are(alike, "has", "have")
     last = next((c for c in reversed(case.index.records(rank)) if c.index < caught.calls), None)
     after = "" if last is None else f", after {call_text(last)}"
@@ -338,7 +338,7 @@ def repeated_calls(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
             own, others = _calls_at(case, d, caught.site.file, block, rank)
             if not any(own[line] > others[line] > 0 for line in own) or any(others[n] > own[n] for n in others):
                 continue
-            name, at = caught.kind.rpartition(".")[2], place(caught.site)
+            name, at = caught.kind.rpartition(".")[2], site_text(caught.site)
             return Cause(
                 f"Keep collectives out of the block that is tried again, or try again on all ranks: after the try, "
                 f"all_reduce (MAX) whether a rank failed. Rank {rank} caught {name} at {at} and has made the calls of "
@@ -355,12 +355,12 @@ def _calls_in_handler(case: Case, d: Diagnosis, rank: int, caught: Caught, claus
     own, others = _calls_at(case, d, caught.site.file, block, rank)
     if not own or others:
         return None
-    name, at = caught.kind.rpartition(".")[2], place(caught.site)
+    name, at = caught.kind.rpartition(".")[2], site_text(caught.site)
     line = min(own)
     return Cause(
         f"Make no collective calls in an except block, or try again on all ranks: after the try, all_reduce (MAX) "
         f"whether a rank failed. Rank {rank} caught {name} at {at} and has made calls at "
-        f"{place(Site(caught.site.file, line, ''))} that the others do not make.",
+        f"{site_text(Site(caught.site.file, line, ''))} that the others do not make.",
         f"Rank {rank} caught {one_line(caught.error)} at {at}, and made calls in the except block.",
         (caught.site, Site(caught.site.file, line, "")),
     )

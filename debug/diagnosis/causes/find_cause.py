@@ -32,7 +32,7 @@ from distsim.debug.diagnosis.causes.loops import (
 from distsim.debug.diagnosis.causes.program_text import ProgramText, shortened, words_of
 from distsim.debug.diagnosis.context import Case
 from distsim.debug.divergence.divergence import HORIZON, signature
-from distsim.debug.messages import are, group_text, place, ranks_text
+from distsim.debug.messages import are, group_text, ranks_text, site_text
 from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, Site, StoreWait
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
@@ -186,8 +186,9 @@ def held_lock(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
             if call is None or inside is None or inside.line <= site.line or _unlocked(text, site, inside):
                 continue
             return Cause(
-                f"Leave the lock before {call.op} at {place(call.site)}: rank {rank} has passed {place(site)} and "
-                f"waits there, and may hold the lock that {ranks_text(d.culprits)} {are(d.culprits, 'needs', 'need')}.",
+                f"Leave the lock before {call.op} at {site_text(call.site)}: rank {rank} has passed {site_text(site)} "
+                "and waits there, and may hold the lock that "
+                f"{ranks_text(d.culprits)} {are(d.culprits, 'needs', 'need')}.",
                 lines=(site, inside),
             )
     return None
@@ -221,10 +222,10 @@ def awaited_key(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
     if not setters:
         return None
     setter = max(setters, key=lambda site: site.line)
-    at = next((place(d.sites[r]) for r in d.victims if r in d.sites), d.call.op)
+    at = next((site_text(d.sites[r]) for r in d.victims if r in d.sites), d.call.op)
     return Cause(
-        f"Set the key '{key}' ({place(setter)} does) before {d.call.op} at {at}: {ranks_text(d.culprits)} cannot come "
-        "there without it, and whoever should set it may wait there already.",
+        f"Set the key '{key}' ({site_text(setter)} does) before {d.call.op} at {at}: {ranks_text(d.culprits)} cannot "
+        "come there without it, and whoever should set it may wait there already.",
         lines=(setter,),
     )
 
@@ -251,7 +252,7 @@ def other_group(case: Case, d: Diagnosis) -> Cause | None:
         return None
     shown = next(iter(groups))
     return Cause(
-        f"Pass the same group= on every rank at {place(mine.site)}, and make the call on its members alone: "
+        f"Pass the same group= on every rank at {site_text(mine.site)}, and make the call on its members alone: "
         f"{ranks_text(outside)} made it on {group_text(shown)}, {ranks_text(inside)} on {group_text(mine.group)}.",
     )
 
@@ -267,13 +268,13 @@ def skipped_init(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
         return None
     passed = (
         f"{ranks_text(d.culprits)} may have gone past init_process_group by `{shortened(decision.text)}` at "
-        f"{place(decision.site)}"
+        f"{site_text(decision.site)}"
     )
     if any(s.site is None and s.exit_code is None for s in states):
         return Cause(f"{d.suggestion} Or {passed}.", lines=(decision.site,))
     return Cause(
-        f"Call init_process_group at {place(sides.others[0])} on every rank: {passed}. Compare what that reads (the "
-        "environment, arguments) with the other ranks.",
+        f"Call init_process_group at {site_text(sides.others[0])} on every rank: {passed}. Compare what that reads "
+        "(the environment, arguments) with the other ranks.",
         lines=(decision.site,),
     )
 
@@ -283,7 +284,7 @@ def unlike_mesh(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
     sites = [d.sites[r] for r in (*d.culprits, *d.victims) if r in d.sites]
     if not sites or any(MESH.search(text.line(site)) is None for site in sites):
         return None
-    at = " and ".join(dict.fromkeys(place(site) for site in sites))
+    at = " and ".join(dict.fromkeys(site_text(site) for site in sites))
     return Cause(
         f"Make the mesh at {at} with one shape, one order of dimensions and one list of ranks on every rank: "
         f"{ranks_text(d.culprits)} may have read another size from arguments or the environment.",
@@ -332,8 +333,8 @@ def unordered_operands(case: Case, d: Diagnosis, text: ProgramText, sides: Sides
         )
         says = "The ranks make the same calls in different orders." if _permuted(case, d) else ""
         return Cause(
-            f"Sort what the loop runs over: `sorted({shown})` at {place(Site(site.file, loop.lineno, ''))}. It comes "
-            f"from {place(at)}, and {why}.",
+            f"Sort what the loop runs over: `sorted({shown})` at {site_text(Site(site.file, loop.lineno, ''))}. It "
+            f"comes from {site_text(at)}, and {why}.",
             says,
             (at, Site(site.file, loop.lineno, "")),
         )

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from distsim.debug.diagnosis.causes.cause import Cause, Sides
 from distsim.debug.diagnosis.causes.program_text import FUNCTIONS, Decision, Loop, ProgramText, shortened, words_of
-from distsim.debug.messages import place, ranks_text
+from distsim.debug.messages import ranks_text, site_text
 from distsim.debug.records import Site
 
 __all__ = ["by_itself", "generation", "header_cause", "left_loop", "loop_cause", "resumed_elsewhere", "skipped_round"]
@@ -52,7 +52,7 @@ def generation(text: ProgramText, sides: Sides) -> Cause | None:
                 "Keep all ranks in the generation loop until the last is done: synced_gpus=True in generate(), or "
                 "all_reduce every round whether any rank goes on; or gather the parameters once before it "
                 "(summon_full_params, GatheredParameters).",
-                f"The loop at {place(Site(site.file, loop.lineno, ''))} ends at another length on each rank.",
+                f"The loop at {site_text(Site(site.file, loop.lineno, ''))} ends at another length on each rank.",
                 tuple(d.site for d in (ends or leaving)[:1]),
             )
         below = next((f.through for f in inside if f.through is not None), None)
@@ -87,7 +87,7 @@ def loop_cause(text: ProgramText, sides: Sides, ranks: Sequence[int]) -> Cause |
         if flag is not None:
             return Cause(
                 f"Agree on `{flag}` every step: all_reduce (MAX) it, and leave when any rank has it. A signal handler "
-                f"sets it on each rank by itself, and {place(decision.site)} ends the loop by it.",
+                f"sets it on each rank by itself, and {site_text(decision.site)} ends the loop by it.",
                 lines=(decision.site, flags[flag]),
             )
     for decision in decisions:
@@ -104,16 +104,16 @@ def loop_cause(text: ProgramText, sides: Sides, ranks: Sequence[int]) -> Cause |
 def _by_decision(decisions: Sequence[Decision], header: Cause | None) -> Cause:
     """Conditions that no rule knows more of: the text does not show that they differ between ranks."""
     first, *more = decisions
-    shown, also = shortened(first.text), "".join(f", or `{shortened(d.text)}` at {place(d.site)}" for d in more[:1])
+    shown, also = shortened(first.text), "".join(f", or `{shortened(d.text)}` at {site_text(d.site)}" for d in more[:1])
     if first.leaves:
         cure = (
             f"Agree on `{shown}` before any rank leaves the loop: all_reduce it, or let rank 0 decide and "
-            f"broadcast. Each rank may decide it for itself at {place(first.site)}{also}."
+            f"broadcast. Each rank may decide it for itself at {site_text(first.site)}{also}."
         )
     else:
         cure = (
             f"Skip the round on all ranks or on none: all_reduce whether any rank does. `{shown}` at "
-            f"{place(first.site)}{also} may be decided by each rank for itself."
+            f"{site_text(first.site)}{also} may be decided by each rank for itself."
         )
     lines = tuple(d.site for d in decisions[:2])
     if header is None or set(header.lines) <= set(lines):
@@ -142,7 +142,7 @@ def left_loop(text: ProgramText, frames: Sequence[Site]) -> Cause | None:
 
 def by_itself(decision: Decision) -> Cause | None:
     """The cause where the condition reads a clock or looks for a file."""
-    at = place(decision.site)
+    at = site_text(decision.site)
     if decision.words & CLOCKS:
         return Cause(
             f"Let rank 0 decide on the time limit and broadcast it: each rank reads a clock of its own at {at}.",
@@ -160,7 +160,7 @@ def by_itself(decision: Decision) -> Cause | None:
 def header_cause(text: ProgramText, site: Site, loop: Loop) -> Cause | None:
     """Return the iterable of the loop as a cause, if nothing inside it decides the number of iterations."""
     header = Site(site.file, loop.lineno, "")
-    at = place(header)
+    at = site_text(header)
     if (start := first_step(text, site, loop)) is not None:
         return same_start(start, header)
     if isinstance(loop, ast.While):
@@ -244,7 +244,7 @@ def collection_loop(text: ProgramText, site: Site, loop: Loop, ranks: Sequence[i
     return Cause(
         f"Make the {noun} of `{ast.unparse(value)}` the same on every rank (gather them first, or fill the missing "
         f"with a neutral value): {ranks_text(ranks)} {goes} {'more' if longer else 'less'} often through the loop at "
-        f"{place(header)} than the others.",
+        f"{site_text(header)} than the others.",
         lines=(header,),
     )
 
@@ -321,7 +321,7 @@ def same_start(start: str, header: Site, lines: tuple[Site, ...] = ()) -> Cause:
     """The ranks may begin the loop at *header* at different values of *start*."""
     return Cause(
         f"Begin at the same step on every rank: load the same checkpoint everywhere, or broadcast `{start}` from rank "
-        f"0 before the loop at {place(header)}. Each rank may have a value of its own.",
+        f"0 before the loop at {site_text(header)}. Each rank may have a value of its own.",
         lines=(*lines, header),
     )
 

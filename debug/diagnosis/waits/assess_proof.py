@@ -15,7 +15,7 @@ from distsim.debug.diagnosis.waits.remote_waits import Need
 from distsim.debug.diagnosis.waits.wait_graph import Contradictions, WaitGraph
 from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.matching.remote_calls import Actor
-from distsim.debug.messages import advice, are, call_text, capital, group_text, place, ranks_text, some_ranks_text
+from distsim.debug.messages import advice, are, call_text, capital, group_text, ranks_text, site_text, some_ranks_text
 from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, RankState, StoreWait, Wait
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import PROOFS, Kind, Proof
@@ -197,7 +197,7 @@ def patience(
                     waiting,
                     call=call,
                     explanation=f"{late_text}. "
-                    f"{num} {'rank waits' if num == 1 else 'ranks wait'} at {place(call.site)} for "
+                    f"{num} {'rank waits' if num == 1 else 'ranks wait'} at {site_text(call.site)} for "
                     f"{evidence.now_s - call.issued_s:.1f} s so far.",
                     suggestion=advice(kind, who=some_ranks_text(ranks)),
                     since_s=call.issued_s,
@@ -217,5 +217,7 @@ def _where(index: EvidenceIndex, rank: int) -> str:
     """Return where the rank is or was last."""
     at, last = index.states[rank].site, index.last(rank)
     if at is not None:
-        return f", at {place(at)}"
-    return "" if last is None or last.site is None else f"; its last call was {call_text(last)} at {place(last.site)}"
+        return f", at {site_text(at)}"
+    return (
+        "" if last is None or last.site is None else f"; its last call was {call_text(last)} at {site_text(last.site)}"
+    )

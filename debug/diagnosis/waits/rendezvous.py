@@ -162,8 +162,8 @@ def _elsewhere(
         elsewhere,
         f"{capital(ranks_text(elsewhere))} can not meet the others in init_process_group, where each rank calls the "
         f"store at the MASTER_ADDR:MASTER_PORT of its environment, or of its init_method: {'; '.join(listed)}.",
-        f"Give every rank the same {setting}, or that in init_method): choose it once, on one host (torchrun does), and "
-        "pass it to all.",
+        f"Give every rank the same {setting}, or that in init_method): choose it once, on one host (torchrun does), "
+        "and pass it to all.",
     )
 
 

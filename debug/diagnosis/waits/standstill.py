@@ -16,9 +16,9 @@ from distsim.debug.messages import (
     call_text,
     capital,
     group_text,
-    place,
     ranks_text,
     several,
+    site_text,
     some_ranks_text,
     state_text,
 )
@@ -242,9 +242,11 @@ def _unending(case: Case, records: Sequence[CallRecord]) -> Diagnosis:
     waited_s = case.index.evidence.watched_s(first.issued_s)
     text = f"{capital(ranks_text(ranks))} {are(ranks, 'has', 'have')} waited in {call_text(first)} "
     if first.is_of_two:
-        text += f"at {place(first.site)} for {waited_s:.0f} s, though the other end has been called, too."
+        text += f"at {site_text(first.site)} for {waited_s:.0f} s, though the other end has been called, too."
     else:
-        text += f"on {group_text(first.group)}, at {place(first.site)}, for {waited_s:.0f} s, though every rank has "
+        text += (
+            f"on {group_text(first.group)}, at {site_text(first.site)}, for {waited_s:.0f} s, though every rank has "
+        )
         text += "come to it."
     is_init = first.op == INIT
     is_over = is_init and case.index.evidence.quiet_after_s is not None

@@ -107,8 +107,8 @@ def _print(summary: Any, predictions: list[Any], torch: dict[str, Any] | None, r
             text = f"{np.median(np.abs(some)):.1%} ({np.median(some):+.1%})"
             line += f"{text:>19s}"
         if torch:
-            found = torch["tables"].get(table.name)
-            line += f"{found:7.1%}" if found is not None else f"{'-':>7s}"
+            torch_error = torch["tables"].get(table.name)
+            line += f"{torch_error:7.1%}" if torch_error is not None else f"{'-':>7s}"
         print(line)
         if rows:
             for row, simulated in zip(table.rows, errors.simulated_us.tolist(), strict=True):
@@ -123,12 +123,12 @@ def _print(summary: Any, predictions: list[Any], torch: dict[str, Any] | None, r
     for cell in split(predictions):
         figures = "".join(f"{'-':>17s}" if one is None else f"{one:>17.1%}" for one in cell.median)
         print(f"{cell.kind:22s}{cell.fabric:11s}{cell.nodes:13s}{cell.machines:>9d}{cell.tables:>8d}{figures}")
-    found = covered(predictions)
-    if found:
+    held = covered(predictions)
+    if held:
         print(
-            f"intervals of machines left out hold {found.share:.0%} of the measured points ({found.alone:.0%} where "
-            f"they saw none of the machine's errors); their median half-width is {found.half_width:.0%}, the median "
-            f"error {found.error:.0%}"
+            f"intervals of machines left out hold {held.share:.0%} of the measured points ({held.alone:.0%} where "
+            f"they saw none of the machine's errors); their median half-width is {held.half_width:.0%}, the median "
+            f"error {held.error:.0%}"
         )
     if torch:
         ratio = torch["median"] / torch["ours"] if torch["ours"] else float("inf")

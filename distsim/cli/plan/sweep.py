@@ -286,7 +286,9 @@ def training_columns(points: list[Point], price: float | None) -> dict[str, list
     figures = [point.result.figures for point in points]
     best = points[0] if tokens_rate(points[0]) else None
     columns = {"": ["best" if point is best else "" for point in points]}
-    columns["fits"] = ["-" if "fits" not in found else "yes" if found["fits"] else "NO" for found in figures]
+    columns["fits"] = [
+        "-" if "fits" not in row_figures else "yes" if row_figures["fits"] else "NO" for row_figures in figures
+    ]
     columns["step"] = [
         "-"
         if not f.get("step_s")

@@ -181,7 +181,7 @@ class _Runner:
                 if not places:
                     break
                 self._round(places, FIRST_STEPS, add)
-        finalists = [place for place in search.finalists() if place not in search.finals]
+        finalists = [choice for choice in search.finalists() if choice not in search.finals]
         self._round(finalists, FINAL_STEPS, lambda place, result: search.finals.update({place: result}))
 
     def _round(self, places: Sequence[Place], last_step: int, add: Callable[[Place, Any], None]) -> None:
@@ -216,8 +216,8 @@ def _print(search: Search, price: float | None, args: argparse.Namespace) -> lis
     from distsim.debug.report.console import Console, piped_width
 
     ranking = search.ranking()
-    failed = [place for place in search.results if place not in ranking]
-    points = [_point(search, place) for place in [*ranking, *failed]]
+    failed = [choice for choice in search.results if choice not in ranking]
+    points = [_point(search, choice) for choice in [*ranking, *failed]]
     if not points:
         return points
     console = Console(width=None if sys.stdout.isatty() else piped_width(160))
@@ -297,8 +297,8 @@ def _document(search: Search, points: Sequence[Point], price: float | None) -> d
             for number, point in enumerate(points)
         ],
         "cannot_be_told_apart": as_good(list(points[:fitting])) if fitting else 0,
-        "ruled_out": [search.settings(place) for place in search.ruled_out],
-        "untried": [search.settings(place) for place in search.untried],
+        "ruled_out": [search.settings(choice) for choice in search.ruled_out],
+        "untried": [search.settings(choice) for choice in search.untried],
     }
 
 

@@ -466,9 +466,9 @@ def _list() -> str:
 
 
 def _unknown(stem: str) -> str:
-    said = stem.lower()[:80]
-    near = difflib.get_close_matches(said, preset_names(), 1) or [
-        name for name in preset_names() if name.startswith(said) or said in name.split("-")
+    wanted = stem.lower()[:80]
+    near = difflib.get_close_matches(wanted, preset_names(), 1) or [
+        name for name in preset_names() if name.startswith(wanted) or wanted in name.split("-")
     ]
     hint = f"; did you mean '{near[0]}'?" if near else ":"
     return f"unknown cluster '{brief(stem)}'{hint} expected a preset ({_list()}) or a TOML file"

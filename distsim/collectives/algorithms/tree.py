@@ -121,17 +121,17 @@ def _tree(group: Members, shape: _Shape, number: int, side: int) -> Tree:
 
     node = np.repeat(shape.order, widths[shape.order])
     ends = np.cumsum(widths[shape.order])
-    place = np.repeat(ends, widths[shape.order]) - 1 - np.arange(len(node))  # from the chain's end to its head
-    edge = (place > 0) | (shape.parents[node] >= 0)
-    node, place = node[edge], place[edge]
-    above = np.where(place > 0, node, shape.parents[node])
-    child, parent = in_chain(node, place), in_chain(above, np.maximum(place - 1, 0))
+    chain_position = np.repeat(ends, widths[shape.order]) - 1 - np.arange(len(node))  # from the chain's end to its head
+    edge = (chain_position > 0) | (shape.parents[node] >= 0)
+    node, chain_position = node[edge], chain_position[edge]
+    above = np.where(chain_position > 0, node, shape.parents[node])
+    child, parent = in_chain(node, chain_position), in_chain(above, np.maximum(chain_position - 1, 0))
     out = np.array([-1 if gate.rail is None else gate.rail for gate in gates])
-    rails = np.where(place > 0, -1, out[node])
+    rails = np.where(chain_position > 0, -1, out[node])
     both = group.ways(np.concatenate([child, parent]), np.concatenate([parent, child]), np.concatenate([rails, rails]))
     up, down = Routes(both.rows[: len(child)]), Routes(both.rows[len(child) :])
     root = int(in_chain(shape.order[-1:], np.zeros(1, dtype=np.int64))[0])
-    return Tree(child, parent, shape.depth[node] + place, up, down, group.leaves_domain(child, parent), root)
+    return Tree(child, parent, shape.depth[node] + chain_position, up, down, group.leaves_domain(child, parent), root)
 
 
 def tree_loads(group: Members, up: bool = True, down: bool = True) -> Loads:
@@ -201,8 +201,8 @@ def _level(group: Members) -> _Level:
             levels.append(level)
         return _Level(levels[0], levels[1])
 
-    found: _Level = group.cached("tree level", make)
-    return found
+    tree_levels: _Level = group.cached("tree level", make)
+    return tree_levels
 
 
 def _hops(group: Members, pieces: int) -> _Hops:

@@ -28,7 +28,7 @@ from distsim.debug.diagnosis.waits.assess_proof import lateness, patience
 from distsim.debug.diagnosis.waits.wait_graph import Need, WaitGraph
 from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.matching.remote_calls import rank_of
-from distsim.debug.messages import call_text, place, shape_of_call
+from distsim.debug.messages import call_text, shape_of_call, site_text
 from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, Site, State, StoreWait
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.report.render import render_diagnoses, stack_of
@@ -139,7 +139,7 @@ def stacks(material: Material) -> list[list[Any]]:
         rows.append(
             [
                 node.site.function,
-                place(node.site, through=False),
+                site_text(node.site, through=False),
                 parent,
                 format_ranks(node.ranks),
                 len(node.ranks),
@@ -391,8 +391,8 @@ def _call(record: CallRecord) -> dict[str, Any]:
         "issued_s": _s(record.issued_s),
         "started_s": None if record.started_s is None else _s(record.started_s),
         "completed_s": None if record.completed_s is None else _s(record.completed_s),
-        "line": None if record.site is None else place(record.site, function=True),
-        "stack": [place(site, function=True) for site in record.stack[:MOST_FRAMES_OF_CALL]],
+        "line": None if record.site is None else site_text(record.site, function=True),
+        "stack": [site_text(site, function=True) for site in record.stack[:MOST_FRAMES_OF_CALL]],
     }
     if record.thread != "MainThread":
         facts["thread"] = record.thread
@@ -451,7 +451,7 @@ def messages(material: Material, left_out: dict[str, str]) -> dict[str, Any]:
 
 
 def _message_text(record: CallRecord) -> str:
-    where = "" if record.site is None else f", {place(record.site)}"
+    where = "" if record.site is None else f", {site_text(record.site)}"
     return f"{call_text(record)}, {record.nbytes:,} bytes{where}"
 
 
@@ -497,8 +497,8 @@ def _said(need: Need, site: Site | None) -> tuple[str, str]:
     if isinstance(wait, CallWait):
         call = wait.record
         on = "" if call.is_of_two else f" on {call.group.label}"
-        return call_text(call) + on, "" if call.site is None else place(call.site, through=False)
-    where = "" if site is None else place(site, through=False)
+        return call_text(call) + on, "" if call.site is None else site_text(call.site, through=False)
+    where = "" if site is None else site_text(site, through=False)
     if isinstance(wait, StoreWait):
         return wait.purpose or "a key of the store", where
     return wait.what, where

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,6 +34,8 @@ def compare_layouts(sharded: Spec, whole: Spec, folder: Path, say: Callable[[str
     say("both layouts")
     with ThreadPoolExecutor(2) as threads:
         first, second = threads.map(_run, (sharded, whole), (folder, folder), ("first", "second"))
+    if not (first.ranks and second.ranks):  # no rank called a module
+        raise UsageError(f"nothing was compared: {_why_nothing(first, second, {})}")
     needed = starts(first, second, teams(first, second))
     if any(needed.values()):
         say("the second layout again, from the first one's parameters")
@@ -48,7 +50,7 @@ def compare_layouts(sharded: Spec, whole: Spec, folder: Path, say: Callable[[str
     for run in (first, second):
         comparison.left_out |= {name: f"its values cannot be read ({kind})" for name, kind in run.unreadable.items()}
     if not comparison.compared.get("gradient", 0) + comparison.compared.get("parameter", 0):
-        raise UsageError(f"nothing was compared: {_why_nothing(first, second, comparison)}")
+        raise UsageError(f"nothing was compared: {_why_nothing(first, second, comparison.left_out)}")
     return comparison
 
 
@@ -76,12 +78,12 @@ def _run(spec: Spec, folder: Path, name: str) -> Run:
     return read_run(out)
 
 
-def _why_nothing(first: Run, second: Run, comparison: Comparison) -> str:
+def _why_nothing(first: Run, second: Run, left_out: Mapping[str, str]) -> str:
     for run, layout in ((first, "first"), (second, "second")):
         keys = [key for entries in run.ranks.values() for key in entries]
         if not any(key.kind == "start" for key in keys):
             return f"no rank of the {layout} layout called a model that has parameters"
         if not any(key.kind == "gradient" for key in keys):
             return f"no optimizer of the {layout} layout made a step with a gradient of the model"
-    name, why = next(iter(comparison.left_out.items()), ("", "the two have no parameter in common"))
+    name, why = next(iter(left_out.items()), ("", "the two have no parameter in common"))
     return f"{name}: {why}" if name else why

@@ -25,7 +25,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from distsim.debug.diagnosis.silent.collect.sketch import local_part
-from distsim.debug.messages import place
+from distsim.debug.messages import site_text
 from distsim.debug.records.frames import program_frames, steps
 from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID
 
@@ -118,7 +118,7 @@ class Recorder:
         """A module's forward begins."""
         self._depth += 1
         site = next(iter(program_frames(steps(frame))), None)
-        self._sites.append("" if site is None else place(site))
+        self._sites.append("" if site is None else site_text(site))
         if self._depth > 1 or self.is_done:
             return
         if id(module) not in self._names:

@@ -45,8 +45,8 @@ def lines(comparison: Comparison) -> Iterator[Line]:
         yield Line(f"next: {_advice(first, comparison)} See docs/equal.md", style="bold")
     if comparison.replaced:
         yield Line(
-            f"The second layout began with the first one's values of {_few(comparison.replaced)}: it drew others. Seed the "
-            "whole tensor alike in both layouts if a weight is made of several."
+            f"The second layout began with the first one's values of {_few(comparison.replaced)}: it drew others. Seed "
+            "the whole tensor alike in both layouts if a weight is made of several."
         )
     by_reason: dict[str, list[str]] = {}
     for name, why in comparison.left_out.items():

@@ -110,9 +110,9 @@ def _rules() -> Iterator[tuple[str, type[Rule]]]:
                 yield value.what, value
 
 
-def table_of(what: str, rule: type[Rule]) -> type[FaultTable]:
-    """The table of the fault *what*, whose fields are those of *rule* and of its moment."""
-    keys: dict[str, Any] = {"what": (Literal[what], ...)}
+def table_of(fault: str, rule: type[Rule]) -> type[FaultTable]:
+    """The table of the fault *fault*, whose fields are those of *rule* and of its moment."""
+    keys: dict[str, Any] = {"what": (Literal[fault], ...)}
     for owner in (When, rule):
         hints = typing.get_type_hints(owner, include_extras=True)
         texts = _descriptions(owner)

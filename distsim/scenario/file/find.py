@@ -32,19 +32,19 @@ def is_scenario(path: Path) -> bool:
 
 def find_scenarios(paths: Sequence[str | Path]) -> list[Path]:
     """Scenario files: those named, and those in the folders named, in order of their paths."""
-    found: dict[Path, None] = {}
+    scenario_paths: dict[Path, None] = {}
     for given in paths:
         path = Path(given)
         if path.is_dir():
             inside = [p for p in sorted(path.rglob("*.toml")) if is_scenario(p)]
             if not inside:
                 raise UsageError(f"no scenario in {path}: expected .toml files with program and [expect]")
-            found.update(dict.fromkeys(inside))
+            scenario_paths.update(dict.fromkeys(inside))
         elif path.exists():
-            found[path] = None
+            scenario_paths[path] = None
         else:
             raise UsageError(f"no scenario {path}: no such file or folder")
-    return list(found)
+    return list(scenario_paths)
 
 
 def load_scenarios(paths: Sequence[str | Path], bad: list[BadFile] | None = None) -> list[Scenario]:

@@ -20,8 +20,8 @@ ID = "urn:distsim:schema:scenario:1"
 
 def json_schema() -> str:
     """The schema as JSON."""
-    made = ScenarioSpec.model_json_schema()
-    schema = _plain(made, made["$defs"])
+    model_schema = ScenarioSpec.model_json_schema()
+    schema = _plain(model_schema, model_schema["$defs"])
     schema |= {"$schema": "http://json-schema.org/draft-07/schema#", "$id": ID, "title": "A scenario of distsim"}
     return json.dumps(schema, indent=1, sort_keys=True)
 

@@ -50,14 +50,14 @@ def run_for_real(scenario: Scenario, *, picture: bool = False) -> Result:
         evidence = ended.seen or (seen(folder, len(ended.codes), scenario.world_size) if diagnoses else None)
         silent = [one for node in range(len(ended.codes)) for one in _silent_findings(folder / f"report{node}.json")]
         output = _output(folder, scenario.world_size, len(ended.codes))
-        said = _said(folder)
+        last_output = _said(folder)
         unstruck = [rule for n, rule in enumerate(scenario.rules) if not (folder / f"struck.{n}").exists()]
     if evidence is not None:
         evidence.notes = [f"injected: {scenario.rules[n]}, {scenario.rules[n].when}" for n in ended.struck]
         diagnoses = [_placed(diagnosis, evidence) for diagnosis in diagnoses]
         evidence.sources = _with_texts(evidence.sources, diagnoses)
     if 2 in ended.codes:
-        raise UsageError(f"the real run did not start:\n{said}")
+        raise UsageError(f"the real run did not start:\n{last_output}")
     outcome = Outcome(
         world_size=scenario.world_size,
         cluster="gloo",
@@ -80,7 +80,7 @@ def run_for_real(scenario: Scenario, *, picture: bool = False) -> Result:
         scenario,
         outcome,
         output,
-        report=render_diagnoses(diagnoses, evidence, rest=REST).plain(WIDTH) if diagnoses else said,
+        report=render_diagnoses(diagnoses, evidence, rest=REST).plain(WIDTH) if diagnoses else last_output,
         replay=replay_command(scenario) + " --backend gloo",
         figures={"wall_time_s": wall_s},
         unstruck=[_never(rule, wall_s) for rule in unstruck],

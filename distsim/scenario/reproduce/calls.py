@@ -112,15 +112,15 @@ def calls_of(evidence: Evidence, new_groups: bool = False) -> Calls:
         state = evidence.ranks.get(rank)
         waits = [w.record for w in state.waits if isinstance(w, CallWait)] if state is not None else []
         numbers: dict[tuple[object, ...], int] = {}
-        made = []
+        own_calls = []
         records = evidence.records.get(rank, ())
         for record, after in itertools.zip_longest(records, records[1:]):
             if record.remote is not None or record.op in LEFT_OUT or (record.op == "new_group" and not new_groups):
                 continue
             call = _call(record, numbers, any(w is record for w in waits), small)
             over = after is None or (record.completed_s is not None and record.completed_s <= after.issued_s)
-            made.append(replace(call, prompt=over))
-        calls[rank] = tuple(made)
+            own_calls.append(replace(call, prompt=over))
+        calls[rank] = tuple(own_calls)
     endings = {r: e for r in ranks if (e := _ending(evidence.ranks.get(r)))}
     absent = tuple(
         r

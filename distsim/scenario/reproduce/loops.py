@@ -77,30 +77,30 @@ def _guarded(text: str, guard: str) -> list[str]:
 
 def _guard(cells: Cells, test: Test) -> str:
     """The `if` before a line; empty where nobody leaves it out."""
-    made = [cell for cell, called in cells.items() if called]
+    called_cells = [cell for cell, called in cells.items() if called]
     left_out = [cell for cell, called in cells.items() if not called]
     if not left_out:
         return ""
-    callers, others = {rank for rank, _ in made}, {rank for rank, _ in left_out}
+    callers, others = {rank for rank, _ in called_cells}, {rank for rank, _ in left_out}
     if not callers & others:
         return test(sorted(callers))
-    at, not_at = {step for _, step in made}, {step for _, step in left_out}
+    at, not_at = {step for _, step in called_cells}, {step for _, step in left_out}
     if not at & not_at:
         return f"if step == {min(at)}:" if len(at) == 1 else f"if step in {tuple(sorted(at))}:"
-    if len(made) == 1:
-        return f"if rank == {made[0][0]} and step == {made[0][1]}:"
+    if len(called_cells) == 1:
+        return f"if rank == {called_cells[0][0]} and step == {called_cells[0][1]}:"
     if len(left_out) == 1:
         return f"if rank != {left_out[0][0]} or step != {left_out[0][1]}:"
-    few, word = (made, "in") if len(made) < len(left_out) else (left_out, "not in")
+    few, word = (called_cells, "in") if len(called_cells) < len(left_out) else (left_out, "not in")
     return f"if (rank, step) {word} {tuple(sorted(few))}:"
 
 
 def _by_first_use(sequences: Collection[Sequence[str]]) -> list[str]:
     """All lines, each behind the one that it first comes after."""
     order: list[str] = []
-    for made in sorted(sequences, key=lambda made: -len(set(made))):
+    for sequence in sorted(sequences, key=lambda made: -len(set(made))):
         behind = 0
-        for text in made:
+        for text in sequence:
             if text not in order:
                 order.insert(behind, text)
             behind = order.index(text) + 1
@@ -108,17 +108,17 @@ def _by_first_use(sequences: Collection[Sequence[str]]) -> list[str]:
 
 
 def _num_steps(inside: Mapping[int, Sequence[str]], order: Sequence[str]) -> int:
-    return sum(steps[-1] for made in inside.values() if (steps := _steps(made, order)))
+    return sum(steps[-1] for calls in inside.values() if (steps := _steps(calls, order)))
 
 
-def _steps(made: Sequence[str], order: Sequence[str]) -> list[int]:
+def _steps(calls: Sequence[str], order: Sequence[str]) -> list[int]:
     """The round in which each line is called: one that stands no further down than the last begins a new one."""
     result: list[int] = []
     step, last = 0, -1
-    for text in made:
-        place = order.index(text)
-        step += place <= last
-        last = place
+    for text in calls:
+        position = order.index(text)
+        step += position <= last
+        last = position
         result.append(step)
     return result
 

@@ -42,8 +42,8 @@ class Attempt:
     diagnosis: Diagnosis | None
 
     def same(self, kinds: Sequence[Kind], culprits: Sequence[int]) -> bool:
-        found = self.diagnosis
-        return found is not None and found.kind in kinds and tuple(found.culprits) == tuple(culprits)
+        diagnosis = self.diagnosis
+        return diagnosis is not None and diagnosis.kind in kinds and tuple(diagnosis.culprits) == tuple(culprits)
 
 
 def reproduce(directory: Path, output: Path, shrink: bool = True) -> Iterator[str]:
@@ -58,17 +58,17 @@ def reproduce(directory: Path, output: Path, shrink: bool = True) -> Iterator[st
         if path.exists():
             raise UsageError(f"{path} exists already; choose another name (-o FILE)")
         check_writable(str(path), "-o")
-    found = examine(directory)
-    yield from (f"note: {complaint}" for complaint in found.complaints)
-    first = next((d for d in found.diagnoses if not d.is_warning), None)
-    if first is None and found.inconclusive is not None:
-        raise UsageError(f"{directory}: inconclusive: {found.inconclusive} {found.inconclusive.suggestion}")
+    examined = examine(directory)
+    yield from (f"note: {complaint}" for complaint in examined.complaints)
+    first = next((d for d in examined.diagnoses if not d.is_warning), None)
+    if first is None and examined.inconclusive is not None:
+        raise UsageError(f"{directory}: inconclusive: {examined.inconclusive} {examined.inconclusive.suggestion}")
     if first is None:
         raise UsageError(f"{directory}: nothing is wrong in these records, so there is nothing to reproduce")
     yield f"{first.kind.label}: {first.explanation}"
     folder = Path(tempfile.mkdtemp(prefix="distsim-reproduce-"))
     try:
-        calls, style, number = _find(found, first, folder, shrink)
+        calls, style, number = _find(examined, first, folder, shrink)
         last = _attempt(calls, folder, style).diagnosis
         assert last is not None
     finally:
@@ -76,7 +76,7 @@ def reproduce(directory: Path, output: Path, shrink: bool = True) -> Iterator[st
     culprits = [calls.ranks.index(rank) for rank in first.culprits]
     attempt_folder = output.absolute().parent
     teaches = (
-        f"{first.kind.label.capitalize()}, reproduced from the flight records of {found.evidence.world_size} ranks."
+        f"{first.kind.label.capitalize()}, reproduced from the flight records of {examined.evidence.world_size} ranks."
     )
     script.write_text(write_program(calls, teaches, style), encoding="utf-8")
     output.write_text(_toml(calls, script.name, last, culprits, teaches), encoding="utf-8")
@@ -85,16 +85,16 @@ def reproduce(directory: Path, output: Path, shrink: bool = True) -> Iterator[st
             f"note: simulated it is called {last.kind.label}: which of the two it is depends on the program's loop, "
             "and records have calls only"
         )
-    made = sum(len(made) for made in calls.calls.values())
-    before = sum(len(made) for made in calls_of(found.evidence).calls.values())
+    num_calls = sum(len(num_calls) for num_calls in calls.calls.values())
+    before = sum(len(num_calls) for num_calls in calls_of(examined.evidence).calls.values())
     yield (
-        f"wrote {output} and {script.name}: {len(calls.ranks)} of {found.evidence.world_size} ranks, "
-        f"{made} of {before} calls ({number} runs)"
+        f"wrote {output} and {script.name}: {len(calls.ranks)} of {examined.evidence.world_size} ranks, "
+        f"{num_calls} of {before} calls ({number} runs)"
     )
     yield f"run it: distsim scenario run {output if output.is_absolute() else attempt_folder / output.name}"
 
 
-def _find(found: Found, first: Diagnosis, folder: Path, small: bool) -> tuple[Calls, str, int]:
+def _find(examined: Found, first: Diagnosis, folder: Path, small: bool) -> tuple[Calls, str, int]:
     tries = 0
     style = "merged"
     kinds: tuple[Kind, ...] = (first.kind,)
@@ -107,13 +107,13 @@ def _find(found: Found, first: Diagnosis, folder: Path, small: bool) -> tuple[Ca
         culprits = [calls.ranks.index(rank) for rank in first.culprits]
         return _attempt(calls, folder, style).same(kinds, culprits)
 
-    whole = calls_of(found.evidence, new_groups=first.kind is Kind.GROUP_CREATION_ORDER)
+    whole = calls_of(examined.evidence, new_groups=first.kind is Kind.GROUP_CREATION_ORDER)
     # Who was stuck was ended from outside, later: by the launcher, by a signal, by its peers' end.
     own = {rank: e for rank, e in whole.endings.items() if rank not in first.stuck and rank not in first.victims}
     whole = replace(whole, endings=own)
     # So, mostly, was who raised because another was gone.
     alone = replace(whole, endings={rank: e for rank, e in own.items() if rank in first.culprits})
-    starts = [*([alone] if alone.endings != own else ()), whole, *_other_endings(whole, found, first)]
+    starts = [*([alone] if alone.endings != own else ()), whole, *_other_endings(whole, examined, first)]
     starts += [blocking for calls in starts if (blocking := calls.blocking()) != calls]
     calls = None
     wider = (first.kind, SIBLINGS[first.kind]) if first.kind in SIBLINGS else (first.kind,)
@@ -123,10 +123,10 @@ def _find(found: Found, first: Diagnosis, folder: Path, small: bool) -> tuple[Ca
             break
     if calls is None:
         got = _attempt(whole, folder, STYLES[0]).diagnosis
-        told = "nothing wrong" if got is None else f"{got.kind.value} of {of_ranks(got.culprits)}: {got.explanation}"
+        outcome = "nothing wrong" if got is None else f"{got.kind.value} of {of_ranks(got.culprits)}: {got.explanation}"
         raise UsageError(
             f"the records say {first.kind.value} of {of_ranks(first.culprits)}; simulated, the same calls give "
-            f"{told} "
+            f"{outcome} "
             "(what made the run hang is not in its calls alone)"
         )
     return _shrunk(calls, first, fails_alike) if small else calls, style, tries
@@ -141,12 +141,12 @@ def _shrunk(calls: Calls, first: Diagnosis, fails_alike: Callable[[Calls], bool]
     return _fewest_endings(calls, fails_alike)
 
 
-def _other_endings(calls: Calls, found: Found, first: Diagnosis) -> Iterator[Calls]:
+def _other_endings(calls: Calls, examined: Found, first: Diagnosis) -> Iterator[Calls]:
     """Records do not tell a rank that computes from one that has ended: try both."""
     for ending in ("", "while True: pass  # it never came back from here", "threading.Event().wait()"):
         endings = dict(calls.endings)
         for rank in first.culprits:
-            state = found.evidence.ranks.get(rank)
+            state = examined.evidence.ranks.get(rank)
             if state is None or state.phase in (Phase.RUNNING, Phase.HOST_STUCK, Phase.KILLED, Phase.FROZEN):
                 endings[rank] = ending
         yield replace(calls, endings=endings)

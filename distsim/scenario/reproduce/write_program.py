@@ -23,10 +23,10 @@ def write_program(calls: Calls, teaches: str, style: str = "merged") -> str:
 class _Program:
     """One run on its way to become text."""
 
-    def __init__(self, made: Calls) -> None:
-        self.ranks, self.calls, self.endings, self.absent = made.ranks, made.calls, made.endings, made.absent
-        self.is_stuck = made.is_stuck
-        self._new = {rank: number for number, rank in enumerate(made.ranks)}
+    def __init__(self, calls: Calls) -> None:
+        self.ranks, self.calls, self.endings, self.absent = calls.ranks, calls.calls, calls.endings, calls.absent
+        self.is_stuck = calls.is_stuck
+        self._new = {rank: number for number, rank in enumerate(calls.ranks)}
         """Original rank -> its number in the program."""
 
     def text(self, teaches: str, style: str) -> str:
@@ -35,12 +35,12 @@ class _Program:
         called again and again; `looped, and after`, with what comes last behind it; `apart`, a body for each rank."""
         groups: dict[str, str] = {}
         prologue: list[str] = []
-        told = any(c.op == "new_group" for made in self.calls.values() for c in made)
+        makes_groups = any(c.op == "new_group" for own_calls in self.calls.values() for c in own_calls)
         for rank in self.ranks:
             for call in self.calls[rank]:
                 if call.group and call.group not in groups and call.op != "new_group":
                     name = groups[call.group] = f"group_{len(groups)}"
-                    if not told:
+                    if not makes_groups:
                         inside = [self._new[r] for r in call.members]
                         prologue.append(f"{name} = dist.new_group({inside}, group_desc={call.label or name!r})")
         texts = {rank: self._texts(rank, groups) for rank in self.ranks}
@@ -161,11 +161,11 @@ class _Program:
             )
             text = _line(here, name)
             if call.op == "new_group":
-                made = next(
+                variable = next(
                     (groups[c.group] for c in self.calls[rank] if c.group in groups and c.members == call.members),
                     None,
                 )
-                text = text if made is None else f"{made} = {text}"
+                text = text if variable is None else f"{variable} = {text}"
             if call.is_async and (call.waited or call.blocked):
                 text = f"works.append({text})"
             lines.append(f"{text}  # {call.place}" if call.place else text)
@@ -181,14 +181,14 @@ def _topological(steps: Mapping[Step, Mapping[int, int]]) -> list[Step] | None:
             sequences.setdefault(rank, []).append(step)
     for rank, sequence in sequences.items():
         sequence.sort(key=lambda step: steps[step][rank])
-    place = dict.fromkeys(sequences, 0)
+    positions = dict.fromkeys(sequences, 0)
     order: list[Step] = []
     while len(order) < len(steps):
         ready: dict[Step, None] = {}
         for rank, sequence in sequences.items():
-            if place[rank] < len(sequence):
-                step = sequence[place[rank]]
-                if all(sequences[r][place[r] : place[r] + 1] == [step] for r in steps[step]):
+            if positions[rank] < len(sequence):
+                step = sequence[positions[rank]]
+                if all(sequences[r][positions[r] : positions[r] + 1] == [step] for r in steps[step]):
                     ready[step] = None
         if not ready:
             return None
@@ -203,7 +203,7 @@ def _topological(steps: Mapping[Step, Mapping[int, int]]) -> list[Step] | None:
         )
         order.append(chosen)
         for rank in steps[chosen]:
-            place[rank] += 1
+            positions[rank] += 1
     return order
 
 

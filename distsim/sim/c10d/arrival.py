@@ -264,9 +264,9 @@ def compute(members: Sequence[Arrival], data: Callable[[list[Any]], None]) -> No
         needed = [members[0 if record.root is None else record.group.ranks.index(record.root)]]
     distinct = {id(m): m for m in members}
     sides = {who: member.host_side for who, member in distinct.items() if member.host_side is not None}
-    asked = [sides[who] for who in {id(m): None for m in needed}]
-    known = all(side.inputs is not None for side in asked)
-    guess = any(side.guess for side in asked)
+    sides_read = [sides[who] for who in {id(m): None for m in needed}]
+    known = all(side.inputs is not None for side in sides_read)
+    guess = any(side.guess for side in sides_read)
     twins = {}
     for who, side in sides.items():
         outputs = []
@@ -280,8 +280,8 @@ def compute(members: Sequence[Arrival], data: Callable[[list[Any]], None]) -> No
     if known and all(len(twin.outputs) == len(sides[who].outputs) for who, twin in twins.items()):
         data([twins[id(m)] for m in members])
     for who, side in sides.items():
-        for place, tensor in enumerate(side.outputs):
-            side.values.write(tensor, twins[who].outputs[place] if known else None, guess)
+        for i, tensor in enumerate(side.outputs):
+            side.values.write(tensor, twins[who].outputs[i] if known else None, guess)
         side.outputs = []
 
 

@@ -146,9 +146,9 @@ def _new_process_group_helper(
     process = task.process
     config = c10d.BackendConfig(backend)
     by_device = {device: _family(name) for device, name in config.get_device_backend_map().items()}
-    asked = dict.fromkeys(by_device.values())
+    names_asked = dict.fromkeys(by_device.values())
     alone = frozenset({"fake"}) if group_size == 1 else frozenset()  # where nobody else is, nothing is fake about it
-    third_party = [name for name in asked if name not in _SIMULATED | alone]
+    third_party = [name for name in names_asked if name not in _SIMULATED | alone]
     if third_party:
         # torch's own `fake` moves nothing between ranks: a mesh has it for axes over which nothing is ever sent
         if third_party[0] in ("ucc", "xccl"):
@@ -339,9 +339,9 @@ def _joined(world: Any, process: SimProcess, options: Any, is_default: bool) -> 
     notes, size, rank = process.notes, options.group_size, options.group_rank
     if not 0 <= rank < size:
         raise RuntimeError(f"[enforce fail at ../third_party/gloo/gloo/context.cc:23] rank < size. {rank} vs {size}")
-    place = *meeting_place(options.store), size
-    times = notes.groups_made[place] = notes.groups_made.get(place, 0) + 1
-    key = *place, times
+    meeting = *meeting_place(options.store), size
+    times = notes.groups_made[meeting] = notes.groups_made.get(meeting, 0) + 1
+    key = *meeting, times
     rendezvous: Rendezvous | None = world.rendezvous.get(key)
     if rendezvous is None or rendezvous.is_over(rank):
         rendezvous = world.rendezvous[key] = Rendezvous(size, is_default)

@@ -229,10 +229,10 @@ class Communicator:
         if len(arrivals) < len(self._awaited):
             return
         if self.stand_in is None:
-            members = came = [arrivals[place] for place in self._awaited]
-        elif all(place in arrivals for place in self._awaited):  # else somebody has come who is traced no more
-            members = [arrivals[place] for place in self.stand_in]
-            came = [arrival for place, arrival in arrivals.items() if place in self._awaited]
+            members = came = [arrivals[index] for index in self._awaited]
+        elif all(index in arrivals for index in self._awaited):  # else somebody has come who is traced no more
+            members = [arrivals[index] for index in self.stand_in]
+            came = [arrival for index, arrival in arrivals.items() if index in self._awaited]
         else:
             return
         del self._meetings[number]
@@ -323,10 +323,10 @@ class Communicator:
             return
         self._recvs.append(letter)
 
-    def sends_to(self, place: int) -> None:
-        """A member sends to that at *place*, or receives from it: it has to be traced itself."""
+    def sends_to(self, index: int) -> None:
+        """A member sends to that at *index*, or receives from it: it has to be traced itself."""
         self.has_messages = True
-        if self.stand_in is not None and self.stand_in[place] != place:
+        if self.stand_in is not None and self.stand_in[index] != index:
             self.world.traced.split_by(self.group)
 
     def message_channels(self, source: int, destination: int, nbytes: int) -> int:

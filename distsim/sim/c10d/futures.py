@@ -60,12 +60,12 @@ def _uses_gpus(task: RankTask) -> bool:
 
 def _to_come(task: RankTask, value: object) -> list[tuple[Device, list[Mark]]]:
     """Return when *value* is complete on each GPU that holds a part of it."""
-    found: dict[int, dict[int, Mark]] = {}
+    marks_by_device: dict[int, dict[int, Mark]] = {}
     for tensor in _on_gpus(value):
         mark = tensor.untyped_storage().__dict__.get(_AFTER)
         if mark is not None:
-            found.setdefault(tensor.device.index, {})[id(mark)] = mark
-    return [(accelerators_of(task.process)[index], list(marks.values())) for index, marks in found.items()]
+            marks_by_device.setdefault(tensor.device.index, {})[id(mark)] = mark
+    return [(accelerators_of(task.process)[index], list(marks.values())) for index, marks in marks_by_device.items()]
 
 
 def _on_gpus(value: object) -> Iterator[Tensor]:
@@ -144,9 +144,9 @@ def _is_a_ranks(callback: object) -> bool:
 def _then(self: Any, callback: Callable[[Any], Any]) -> Any:
     if not _is_a_ranks(callback):
         return _real_then(self, callback)
-    made = _real_then(self, _on_streams(callback, gives=True))
-    made_of(made, (self,))
-    return made
+    chained = _real_then(self, _on_streams(callback, gives=True))
+    made_of(chained, (self,))
+    return chained
 
 
 def _add_done_callback(self: Any, callback: Callable[[Any], Any]) -> None:

@@ -173,16 +173,16 @@ class Watchdog:
         world, rank = process.world, process.rank
         world.timed_out(CallWait(record))
         if process.stderr is not None:
-            said = str(timeout_error(record, limit_s))
+            error_text = str(timeout_error(record, limit_s))
             here = f"[rank{rank}]:[E ProcessGroupNCCL.cpp] [Rank {rank}]"
             process.stderr.write(
-                f"[rank{rank}]:[E ProcessGroupNCCL.cpp] {said}\n"
+                f"[rank{rank}]:[E ProcessGroupNCCL.cpp] {error_text}\n"
                 f"{here} Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA "
                 "kernels, subsequent GPU operations might run on corrupted/incomplete data.\n"
                 f"{here} To avoid data inconsistency, we are taking the entire process down.\n"
                 "terminate called after throwing an instance of 'c10::DistBackendError'\n"
                 f"  what():  [PG ID {record.group.name} PG GUID {record.group.name} Rank {rank}] Process group "
-                f"watchdog thread terminated with exception: {said}\n"
+                f"watchdog thread terminated with exception: {error_text}\n"
             )
         _end(process, signal.SIGABRT)
         if process.parent is None:

@@ -268,10 +268,12 @@ class SimGroup(Questions):
     def _wait_in_fork(self, task: RankTask, call: Call) -> None:
         """Wait for ever, as a call does in a forked child of the rank, and report it."""
         world, stack = task.world, call_stack(sys._getframe(2))
-        found = forked_call((self._process.rank,), call.key[0], stack[0] if stack else None)
-        same = [f for f in world.findings if (f.kind, f.text, f.site) == (found.kind, found.text, found.site)]
+        finding = forked_call((self._process.rank,), call.key[0], stack[0] if stack else None)
+        same = [f for f in world.findings if (f.kind, f.text, f.site) == (finding.kind, finding.text, finding.site)]
         world.findings = [f for f in world.findings if f not in same]
-        world.findings.append(replace(found, ranks=tuple(sorted({*found.ranks, *(r for f in same for r in f.ranks)}))))
+        world.findings.append(
+            replace(finding, ranks=tuple(sorted({*finding.ranks, *(r for f in same for r in f.ranks)})))
+        )
         task.flush()
         task.wait(world.env.event(), HostWait("a call of a forked child"))
 
@@ -279,13 +281,13 @@ class SimGroup(Questions):
         """The record of *call*, which has no number yet; of a handle that torch keeps for itself nobody says that it
         was not waited for."""
         stack = call_stack(caller)
-        said = signature_of(call.key)
-        return said.record(
+        signature = signature_of(call.key)
+        return signature.record(
             rank=task.process.rank,
             group=self._group,
             seq=0,
             peer=None if call.peer < 0 else call.peer,
-            tag=call.tag if said.op in P2P else None,
+            tag=call.tag if signature.op in P2P else None,
             is_async=is_async,
             site=stack[0] if stack else None,
             stack=stack,

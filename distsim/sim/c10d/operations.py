@@ -82,13 +82,13 @@ def _there(members: list[Arrival]) -> list[tuple[int, Arrival]]:
     """The members that have come themselves, and their places: at others' somebody else stands who does the same
     (world/equal_ranks.py), and nobody reads what they get."""
     ranks = members[0].record.group.ranks
-    return [(place, m) for place, m in enumerate(members) if m.record.rank == ranks[place]]
+    return [(index, m) for index, m in enumerate(members) if m.record.rank == ranks[index]]
 
 
 def _broadcast(members: list[Arrival]) -> None:
     root = _root(members)
-    for place, member in _there(members):
-        if place != root:
+    for index, member in _there(members):
+        if index != root:
             for target, source in zip(member.outputs, members[root].inputs, strict=True):
                 copy_into(target, source)
 
@@ -129,8 +129,8 @@ def _all_reduce_sparse(members: list[Arrival], position: int) -> None:
 
 def _reduce(members: list[Arrival]) -> None:
     root = _root(members)
-    for place, member in _there(members):
-        if place == root:
+    for index, member in _there(members):
+        if index == root:
             copy_into(member.outputs[0], _totals(members)[0])
 
 
@@ -159,9 +159,9 @@ def _all_gather_into(members: list[Arrival]) -> None:
 
 
 def _gather(members: list[Arrival]) -> None:
-    place = _root(members)
-    root = members[place]
-    if root.record.rank != root.record.group.ranks[place]:
+    index = _root(members)
+    root = members[index]
+    if root.record.rank != root.record.group.ranks[index]:
         return
     own = root.inputs[0].detach().clone()  # it may be among the outputs
     for target, source in zip(root.outputs, members, strict=True):
@@ -170,13 +170,13 @@ def _gather(members: list[Arrival]) -> None:
 
 def _scatter(members: list[Arrival]) -> None:
     root = members[_root(members)]
-    for place, member in _there(members):
-        copy_into(member.outputs[0], root.inputs[place])
+    for index, member in _there(members):
+        copy_into(member.outputs[0], root.inputs[index])
 
 
 def _reduce_scatter(members: list[Arrival]) -> None:
     there, op = _there(members), members[0].record.reduce_op or "SUM"
-    totals = [reduce_tensors([m.inputs[place] for m in members], op) for place, _ in there]
+    totals = [reduce_tensors([m.inputs[index] for m in members], op) for index, _ in there]
     for (_, member), total in zip(there, totals, strict=True):
         copy_into(member.outputs[0], total)
 
@@ -185,8 +185,8 @@ def _reduce_scatter_single(members: list[Arrival], totals: list[Tensor]) -> None
     there = _there(members)
     for position, total in enumerate(totals):
         parts = total.reshape(-1).chunk(len(members))
-        for place, member in there:
-            copy_into(member.outputs[position], parts[place])
+        for index, member in there:
+            copy_into(member.outputs[position], parts[index])
 
 
 def _all_to_all(members: list[Arrival]) -> None:
@@ -206,8 +206,8 @@ def _rows(tensor: Tensor, splits: tuple[int, ...]) -> list[Tensor]:
 def _all_to_all_single(members: list[Arrival]) -> None:
     distinct = {id(m): m for m in members}.items()
     sent = {who: [part.clone() for part in _rows(m.inputs[0], _sent(m, len(members)))] for who, m in distinct}
-    for place, member in _there(members):
-        pieces = [sent[id(m)][place] for m in members]
+    for index, member in _there(members):
+        pieces = [sent[id(m)][index] for m in members]
         if any(p.numel() for p in pieces):
             copy_into(member.outputs[0], torch.cat(pieces))
 

@@ -98,8 +98,8 @@ def refuse(call: Call, flavour: str) -> RuntimeError | None:
         return None
     dtype, name = tensors[0].dtype, None if number is None else REDUCE_OPS[number]
     if op == "all_reduce" and tensors[0].is_sparse and name != "SUM":
-        said = "unsupported reduction operation (allreduce of sparse tensors only works with ReduceOp.SUM)"
-        raise RuntimeError(f"ProcessGroupGloo::allreduce: {said}")
+        problem = "unsupported reduction operation (allreduce of sparse tensors only works with ReduceOp.SUM)"
+        raise RuntimeError(f"ProcessGroupGloo::allreduce: {problem}")
     if flavour == "mpi":
         _refuse_as_mpi(dtype, name)
         return None

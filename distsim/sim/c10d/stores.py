@@ -558,9 +558,9 @@ def _meet(meeting: Meeting, timeout: timedelta) -> tuple[Any, int]:
     values = world.stores.get(address)
     if values is None:
         values = world.stores[address] = KeyValues(world.env)
-    place, store = take_place(meeting, SimStore(values, timeout))
+    rank, store = take_place(meeting, SimStore(values, timeout))
     keys = [f"process {i}" for i in range(meeting.world_size)]
-    store.set(keys[place], str(meeting.rank))
+    store.set(keys[rank], str(meeting.rank))
     if world.traced.not_all and meeting.rank >= 0:
         return store, meeting.rank  # of ranks that do the same only some come
     try:
@@ -570,7 +570,7 @@ def _meet(meeting: Meeting, timeout: timedelta) -> tuple[Any, int]:
         raise dist.DistNetworkError(
             f"{came} of {meeting.world_size} processes came to {meeting.url} in {timeout.total_seconds():g} s"
         ) from None
-    return store, assigned(meeting, [int(store.get(key)) for key in keys])[place]
+    return store, assigned(meeting, [int(store.get(key)) for key in keys])[rank]
 
 
 def _note(text: str) -> None:

@@ -272,10 +272,10 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
 
     def _part(self, out: Any, args: Any, kwargs: Any, gpu: Device, stream: Any) -> Any:
         if type(out) is Made:
-            made = carrier(out.size, out.stride, out.dtype, gpu.torch_device)
+            part = carrier(out.size, out.stride, out.dtype, gpu.torch_device)
             gpu.memory.ledger.shape = out.size, out.dtype
-            gpu.hold(made.untyped_storage(), stream)
-            return made
+            gpu.hold(part.untyped_storage(), stream)
+            return part
         if type(out) is Given:
             return out.of(args, kwargs)
         if isinstance(out, list | tuple):
@@ -297,12 +297,12 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
             if isinstance(value, Tensor):
                 if value.is_meta:  # empty_like(x, device="cuda"): only its looks are asked for
                     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
-                found = values.host(value)
-                if found is None:
+                host_value = values.host(value)
+                if host_value is None:
                     known = False
                     return value
                 guess = guess or values.guessed(value)
-                return found
+                return host_value
             if isinstance(value, list | tuple):
                 return type(value)([host(item) for item in value])
             if isinstance(value, torch.device):
@@ -340,10 +340,10 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         if not known and values.everything:
             raise not_on_host(func, "on values that nobody knows")
         parts = [] if not known else list(answer) if isinstance(answer, tuple | list) else [answer]
-        made = []
+        parts_made = []
         for i, out in enumerate(plan.outs):
             part = self._part(out, args, kwargs, gpu, stream)
-            made.append(part)
+            parts_made.append(part)
             if type(out) is Made:
                 if known and values.keeps(out.numel, out.dtype):
                     found = parts[i] if i < len(parts) else None
@@ -359,7 +359,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         else:
             for path in plan.written:
                 self._forget(Given(path).of(args, kwargs))
-        return made[0] if plan.kind is None else plan.kind(made)
+        return parts_made[0] if plan.kind is None else plan.kind(parts_made)
 
     def launch_triton(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Launch the Triton kernel *name*; nobody knows what it writes."""
@@ -412,10 +412,10 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
 
     def carry(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         gpu = self.gpu(device)
-        made = carrier(size, stride, dtype, gpu.torch_device)
+        tensor = carrier(size, stride, dtype, gpu.torch_device)
         gpu.memory.ledger.shape = size, dtype
-        gpu.hold(made.untyped_storage(), current_stream(self._task, gpu))
-        return made
+        gpu.hold(tensor.untyped_storage(), current_stream(self._task, gpu))
+        return tensor
 
     def make(self, out: Made, device: torch.device) -> Tensor:
         return self.carry(out.size, out.stride, out.dtype, device)

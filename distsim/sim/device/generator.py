@@ -139,5 +139,5 @@ def _mixed(seed: int, offset: int) -> int:
 
 
 def _made_again(index: int, state: torch.Tensor) -> CudaGenerator:
-    made: CudaGenerator = CudaGenerator(index)
-    return made.set_state(state)
+    generator: CudaGenerator = CudaGenerator(index)
+    return generator.set_state(state)

@@ -261,9 +261,9 @@ def tested() -> None:
     where torch does not take its tensors for an accelerator's. Within `accepted()`, in any state of the thread."""
     engine = _execution_engine  # torch.autograd.backward has more to ask
     try:
-        found = _accelerator()
-        if found is None or found.type != "cuda":
-            raise LookupError(f"its accelerator is {found}, not cuda")
+        device = _accelerator()
+        if device is None or device.type != "cuda":
+            raise LookupError(f"its accelerator is {device}, not cuda")
         with (
             _modes_heard(),
             _disable_current_modes(),

@@ -50,15 +50,15 @@ class CallPoint:
     @classmethod
     def parse(cls, text: str | int) -> CallPoint:
         word = brief(text, 300)
-        found = _POINT.fullmatch(f"#{word}" if isinstance(text, int) else word.strip())
-        if found is None:
+        match = _POINT.fullmatch(f"#{word}" if isinstance(text, int) else word.strip())
+        if match is None:
             raise UsageError(
                 f"expected a call such as 'all_reduce #3', 'all_reduce #3 on dp' or '#7', got {brief(text)!r}"
             )
-        op, group = found["op"], found["group"]
+        op, group = match["op"], match["group"]
         if group is not None and op is None:
             raise UsageError(f"expected an operation before the group, as 'all_reduce #3 on dp', got {brief(text)!r}")
-        return cls(int(found["number"]), op, group)
+        return cls(int(match["number"]), op, group)
 
     def matches(self, record: CallRecord) -> bool:
         if self.op is None:

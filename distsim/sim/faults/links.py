@@ -26,15 +26,15 @@ CUTS = ("link_cut", "nic_down", "switch_down")
 
 def links_of(cluster: Cluster, patterns: Sequence[str]) -> list[int]:
     """Indices of the links whose names (`src->dst`) the shell patterns name; each must name one."""
-    found: dict[int, None] = {}
+    link_ids: dict[int, None] = {}
     for pattern in patterns:
         hits = [link.index for link in cluster.links if fnmatch.fnmatchcase(link.name, pattern)]
         if not hits:
             raise UsageError(
                 f"no link {pattern!r} in {cluster.name}; {_close(pattern, [n.name for n in cluster.links])}"
             )
-        found.update(dict.fromkeys(hits))
-    return list(found)
+        link_ids.update(dict.fromkeys(hits))
+    return list(link_ids)
 
 
 def links_of_part(cluster: Cluster, part: str, kind: str, kinds: Sequence[str]) -> list[int]:

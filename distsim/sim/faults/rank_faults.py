@@ -299,8 +299,8 @@ class Jitter(Rule):
     def check(self, cluster: Cluster, world_size: int) -> None:
         check_ranks(self.ranks or (), world_size)
         if self.pause_s >= self.period_s:
-            told = f"{format_time(self.pause_s)} and {format_time(self.period_s)}"
-            raise UsageError(f"expected pause_s below period_s, got {told}: no time would be left to compute")
+            durations = f"{format_time(self.pause_s)} and {format_time(self.period_s)}"
+            raise UsageError(f"expected pause_s below period_s, got {durations}: no time would be left to compute")
 
     def planted(self, world: World, number: int, links: LinkState) -> _Jitter:
         return _Jitter(self, world, number)

@@ -212,7 +212,7 @@ def flip(tensor: torch.Tensor, rule: Corrupt) -> None:
         return
     whole = tensor.detach().clone(memory_format=torch.contiguous_format)
     raw = whole.reshape(-1).view(torch.uint8)
-    place = (rule.element % tensor.numel()) * tensor.element_size() + rule.bit // 8 % tensor.element_size()
-    raw[place] ^= 1 << rule.bit % 8
+    byte = (rule.element % tensor.numel()) * tensor.element_size() + rule.bit // 8 % tensor.element_size()
+    raw[byte] ^= 1 << rule.bit % 8
     with torch.no_grad():
         tensor.data.copy_(whole)

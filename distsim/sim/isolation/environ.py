@@ -100,11 +100,11 @@ def environ_patches() -> list[tuple[Any, str, Any]]:
             process.notes.environ_defaults.setdefault(self.encodekey(key), self.encodevalue(value))
         return real_setdefault(self, key, value)
 
-    asked = dist.is_torchelastic_launched
+    is_launched = dist.is_torchelastic_launched
 
-    @functools.wraps(asked)
+    @functools.wraps(is_launched)
     def is_torchelastic_launched() -> bool:
-        process, answer = current_process(), bool(asked())
+        process, answer = current_process(), bool(is_launched())
         if process is not None and answer:
             process.notes.told_of_torchrun = True
         return answer
@@ -122,7 +122,7 @@ def torchruns_environ(
     slots: Sequence[Slot], per_node: int, nodes: int, address: str
 ) -> Callable[[Slot], dict[bytes, bytes]]:
     """Return the variables that torchrun sets for the worker on a slot."""
-    said = {
+    variables = {
         "WORLD_SIZE": str(len(slots)),
         "LOCAL_WORLD_SIZE": str(per_node),
         "GROUP_WORLD_SIZE": str(nodes),
@@ -137,7 +137,7 @@ def torchruns_environ(
     }
     # As Python keeps them: to decode all for each run, and encode them for each rank, is most of a small test's start.
     common = without_launchers(os.environ._data)  # type: ignore[attr-defined]
-    common.update((name.encode(), value.encode()) for name, value in said.items())
+    common.update((name.encode(), value.encode()) for name, value in variables.items())
 
     def of(slot: Slot) -> dict[bytes, bytes]:
         rank, local_rank, host = b"%d" % slot.rank, b"%d" % slot.local_rank, b"%d" % slot.host

@@ -98,10 +98,10 @@ class _Folding(traceback.StackSummary):
         self._texts: dict[tuple[object, ...], str] = {}
 
     def format_frame_summary(self, frame_summary: traceback.FrameSummary, **how: Any) -> str:
-        place = (frame_summary.filename, frame_summary.lineno, frame_summary.name, frame_summary.colno)
-        if place not in self._texts:
-            self._texts[place] = super().format_frame_summary(frame_summary, **how)  # colorize, from Python 3.14 on
-        return self._texts[place]
+        key = (frame_summary.filename, frame_summary.lineno, frame_summary.name, frame_summary.colno)
+        if key not in self._texts:
+            self._texts[key] = super().format_frame_summary(frame_summary, **how)  # colorize, from Python 3.14 on
+        return self._texts[key]
 
 
 def format_user_traceback(exc: BaseException) -> str:

@@ -162,11 +162,11 @@ def set_aside() -> Iterator[None]:
 def paced(ranks: int) -> Iterator[None]:
     """Return a context in which the collector runs less often for more *ranks*. If it is off, it stays off."""
     global _slowed, _before, _spared
-    found, paces = _get_threshold(), min(ranks // RANKS_AT_A_PACE, MOST_PACES)
-    if paces < 2 or not found[0] or _slowed is not None or not gc.isenabled():
+    threshold, paces = _get_threshold(), min(ranks // RANKS_AT_A_PACE, MOST_PACES)
+    if paces < 2 or not threshold[0] or _slowed is not None or not gc.isenabled():
         yield
         return
-    _before, _slowed = found, (found[0] * paces, *found[1:])
+    _before, _slowed = threshold, (threshold[0] * paces, *threshold[1:])
     _set_threshold(*_slowed)
     young = gc.get_stats()[0]["collections"]
     try:
@@ -180,8 +180,8 @@ def paced(ranks: int) -> Iterator[None]:
 
 def own_threshold() -> tuple[int, int, int]:
     """`gc.get_threshold`, as if no other rank were there."""
-    found = _get_threshold()
-    return _before if _before is not None and found == _slowed else found
+    threshold = _get_threshold()
+    return _before if _before is not None and threshold == _slowed else threshold
 
 
 def set_more_aside() -> None:

@@ -73,7 +73,7 @@ class Schedule:
         else:
             order = list(range(len(calls)))
             draw.shuffle(order)
-            delays.update({(rank, 1): long_s * place for place, rank in enumerate(order) if place})
+            delays.update({(rank, 1): long_s * position for position, rank in enumerate(order) if position})
             for _ in range(draw.randint(1, 3)):
                 rank = draw.randrange(len(calls))
                 delays[rank, draw.randrange(max(1, calls[rank]))] = long_s * (len(calls) + draw.randint(1, 3))
@@ -86,9 +86,9 @@ class Schedule:
         delays: list[Delay] = []
         buffered, any_source = False, None
         for part in filter(None, text.split(",")):
-            found = _DELAY.fullmatch(part.strip()) if len(part) < 200 else None
-            if found is not None:
-                delays.append(Delay(int(found[1]), int(found[2]), float(found[3])))
+            match = _DELAY.fullmatch(part.strip()) if len(part) < 200 else None
+            if match is not None:
+                delays.append(Delay(int(match[1]), int(match[2]), float(match[3])))
             elif part.strip() == "buffered":
                 buffered = True
             elif re.fullmatch(r"\s*any=\d{1,18}\s*", part):
@@ -149,9 +149,9 @@ class Limits:
     def end(self, name: str) -> None:
         """The run ends by this limit."""
         value = getattr(self, name)
-        what = {"virtual_time_s": " s of virtual time", "wall_time_s": " s of wall time", "events": " events"}[name]
+        unit = {"virtual_time_s": " s of virtual time", "wall_time_s": " s of wall time", "events": " events"}[name]
         self.name = name
-        self.reached = f"the program still ran after {value:{',' if name == 'events' else 'g'}}{what}"
+        self.reached = f"the program still ran after {value:{',' if name == 'events' else 'g'}}{unit}"
 
     def over(self, now_s: float, events: int) -> bool:
         """Whether the run has to end; cheap enough for every event."""

@@ -187,10 +187,10 @@ class Task:
         self._hand_over(Request(None, HostWait("sleep"), quiet=quiet > 0))
         self.quiet_polls = quiet  # to nap between two looks changes nothing
 
-    def looks_on(self, what: object) -> bool:
-        """Whether it has looked at *what* MANY_LOOKS times in a row: it waits for that, whatever it does meanwhile."""
-        self._looks = self._looks + 1 if self._looked_at is what else 1
-        self._looked_at = what
+    def looks_on(self, looked_at: object) -> bool:
+        """Return whether it has looked at *looked_at* MANY_LOOKS times in a row: it waits for that."""
+        self._looks = self._looks + 1 if self._looked_at is looked_at else 1
+        self._looked_at = looked_at
         return self._looks > MANY_LOOKS
 
     def poll(self, why: Wait, waits: bool = False) -> None:

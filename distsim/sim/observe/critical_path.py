@@ -108,16 +108,16 @@ class _Sorted:
 
     def before(self, at_s: float) -> Any:
         """Return what ran just before *at_s*, the item that began last, or None."""
-        place = bisect_left(self.begins, at_s - EPSILON_S)
-        for item in reversed(self.items[max(0, place - NEIGHBOURS) : place]):
+        position = bisect_left(self.begins, at_s - EPSILON_S)
+        for item in reversed(self.items[max(0, position - NEIGHBOURS) : position]):
             if item.ended_s >= at_s - EPSILON_S:
                 return item
         return None
 
     def last_end_s(self, at_s: float) -> float:
         """The last end before *at_s*."""
-        place = bisect_left(self.begins, at_s - EPSILON_S)
-        return self.ends[place - 1] if place else float("-inf")
+        position = bisect_left(self.begins, at_s - EPSILON_S)
+        return self.ends[position - 1] if position else float("-inf")
 
 
 def critical_path(ran: Mapping[int, Ran], rank: int, begin_s: float, end_s: float) -> tuple[list[PathPart], float]:
@@ -158,8 +158,8 @@ def critical_path(ran: Mapping[int, Ran], rank: int, begin_s: float, end_s: floa
         at_s = moved_from_s
         if moved_from_s > comm.begun_s + EPSILON_S:
             rank = _last_to_come(ran, rank, record)
-    found = [PathPart(kind, name, seconds) for (kind, name), seconds in parts.items()]
-    return sorted(found, key=lambda part: (-part.time_s, part.kind, part.name)), max(at_s, begin_s)
+    path_parts = [PathPart(kind, name, seconds) for (kind, name), seconds in parts.items()]
+    return sorted(path_parts, key=lambda part: (-part.time_s, part.kind, part.name)), max(at_s, begin_s)
 
 
 def _last_to_come(ran: Mapping[int, Ran], rank: int, record: Any) -> int:

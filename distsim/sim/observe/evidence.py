@@ -104,8 +104,8 @@ class _AmongThoseThatRan:
         known = self._records.get(id(call))
         if known is None:
             self._kept.append(call)
-            made = None if call.new_ranks is None else self._ranks(call.new_ranks)
-            known = self._records[id(call)] = replace(call, group=self.group(call.group), new_ranks=made)
+            new_ranks = None if call.new_ranks is None else self._ranks(call.new_ranks)
+            known = self._records[id(call)] = replace(call, group=self.group(call.group), new_ranks=new_ranks)
         return known
 
     def wait(self, wait: Wait) -> Wait:
@@ -231,10 +231,10 @@ def _stand(served: CallRecord, frame: FrameType | None) -> None:
 def _on_its_way(process: SimProcess) -> BaseException | None:
     """Return what a blocked rank raised before a `finally` or `except` block made its current call."""
     task = process.main_task
-    found: Any = None if task is None else sys._current_exceptions().get(task.ident or 0)
-    if isinstance(found, tuple):  # Python 3.11
-        found = found[1]
-    return found if isinstance(found, Exception) else None
+    exception: Any = None if task is None else sys._current_exceptions().get(task.ident or 0)
+    if isinstance(exception, tuple):  # Python 3.11
+        exception = exception[1]
+    return exception if isinstance(exception, Exception) else None
 
 
 def _mark_absent(states: dict[int, RankState], records: dict[int, list[CallRecord]]) -> None:
@@ -257,10 +257,10 @@ def _mark_absent(states: dict[int, RankState], records: dict[int, list[CallRecor
 
 def _ddp_findings(world: World) -> tuple[Finding, ...]:
     """DDP's error about parameters without gradient, with their names."""
-    found: dict[str, list[SimProcess]] = {}
+    by_text: dict[str, list[SimProcess]] = {}
     for process in world.rank_processes.values():
         if process.exception is not None and _DDP_UNFINISHED in process.error_text:
-            found.setdefault(_unused(process.exception, process.error_text), []).append(process)
+            by_text.setdefault(_unused(process.exception, process.error_text), []).append(process)
     return tuple(
         Finding(
             Kind.DDP_UNUSED_PARAMETER,
@@ -269,7 +269,7 @@ def _ddp_findings(world: World) -> tuple[Finding, ...]:
             site=processes[0].last_stack[0] if processes[0].last_stack else None,
             suggestion="Use the parameters in the loss, or pass find_unused_parameters=True to DDP.",
         )
-        for text, processes in found.items()
+        for text, processes in by_text.items()
     )
 
 
@@ -285,8 +285,8 @@ def _unused(error: BaseException, text: str) -> str:
         trace = trace.tb_next
     names = [] if model is None else [n for n, p in model.module.named_parameters() if p.requires_grad]
     shown = [names[i] if i < len(names) else f"number {i}" for i in indices]
-    what = f"parameter{'s' if len(shown) != 1 else ''} {', '.join(shown)}" if shown else "parameters of a model"
-    return f"DDP {what} got no gradient in the last backward pass"
+    subject = f"parameter{'s' if len(shown) != 1 else ''} {', '.join(shown)}" if shown else "parameters of a model"
+    return f"DDP {subject} got no gradient in the last backward pass"
 
 
 def _sources(states: dict[int, RankState], records: dict[int, list[CallRecord]]) -> Mapping[str, str]:

@@ -112,8 +112,8 @@ def _arguments(event: Event) -> dict[str, Any]:
     if event.device_type() == DeviceType.CUDA:
         where = {"device": event.device_index(), "stream": event.device_resource_id()}
         return {**where, "External id": event.linked_correlation_id(), "correlation": event.correlation_id()}
-    told: dict[str, Any] = {"External id": event.correlation_id()} if event.activity_type() == "cpu_op" else {}
-    return told | ({"Input Dims": event.shapes()} if event.shapes() else {})
+    fields: dict[str, Any] = {"External id": event.correlation_id()} if event.activity_type() == "cpu_op" else {}
+    return fields | ({"Input Dims": event.shapes()} if event.shapes() else {})
 
 
 class Result:
@@ -348,9 +348,9 @@ def _setting_patches() -> list[Patch]:
         process = current_process()
         if process is not None:  # the C++ object made here does not tell
             process.notes.profile_with_shapes = bool(self.record_shapes)
-            for asked, lacks in _NOT_RECORDED.items():
-                if getattr(self, asked, False):
-                    process.world.note(f"torch.profiler: {asked}=True is not simulated: {lacks}")
+            for setting, lacks in _NOT_RECORDED.items():
+                if getattr(self, setting, False):
+                    process.world.note(f"torch.profiler: {setting}=True is not simulated: {lacks}")
         return real_config(self, *args, **kwargs)
 
     @functools.wraps(real_observe)

@@ -178,14 +178,14 @@ def forget_readings() -> None:
 
 @functools.lru_cache(maxsize=1024)
 def _told(code: CodeType, file: str, instruction: int) -> tuple[str, str, int, bool]:
-    place = next(islice(code.co_positions(), instruction // 2, None), None)
-    if place is None:
+    position = next(islice(code.co_positions(), instruction // 2, None), None)
+    if position is None:
         return "", "", 0, False
-    if place in (tests := _tested(file)):  # a jump that asks a tensor itself has the place of the whole statement
-        place = tests[place]
+    if position in (tests := _tested(file)):  # a jump that asks a tensor itself has the place of the whole statement
+        position = tests[position]
     elif opname[code.co_code[instruction]].startswith(("POP_JUMP", "TO_BOOL")):
-        place = _negations(file).get(place, place)
-    first, last, begin, end = place
+        position = _negations(file).get(position, position)
+    first, last, begin, end = position
     if first is None or last is None:
         return "", "", 0, False
     lines = [linecache.getline(file, n).encode() for n in range(first, last + 1)]
@@ -199,11 +199,11 @@ def _told(code: CodeType, file: str, instruction: int) -> tuple[str, str, int, b
     return expression, *_condition(file, (first, begin or 0))
 
 
-def _condition(file: str, place: tuple[int, int]) -> tuple[str, int, bool]:
-    """(its word, most passes, whether it is fixed) of the innermost condition that *place* is in."""
+def _condition(file: str, position: tuple[int, int]) -> tuple[str, int, bool]:
+    """(its word, most passes, whether it is fixed) of the innermost condition that *position* is in."""
     result = "", 0, False
     for test, word, passes, fixed in _tests(file):
-        if (test.lineno, test.col_offset) <= place < (test.end_lineno or 0, test.end_col_offset or 0):
+        if (test.lineno, test.col_offset) <= position < (test.end_lineno or 0, test.end_col_offset or 0):
             result = word, passes, fixed
     return result
 

@@ -81,8 +81,8 @@ class Confidence:
             nodes = self._nodes[members] = len({slots[rank].host for rank in record.members})
         key = (nodes, size_class(record.nbytes), flavour, record.op)
         if key not in self._factors:
-            found = self._interval(record, nodes, flavour)
-            self._factors[key] = None if found is None else (found.low_s, found.high_s)
+            interval = self._interval(record, nodes, flavour)
+            self._factors[key] = None if interval is None else (interval.low_s, interval.high_s)
         return self._factors[key]
 
     def _interval(self, record: CallRecord, nodes: int, flavour: str) -> Interval | None:
@@ -106,8 +106,8 @@ def step_interval(training: Training, totals: Sequence[CollectiveTotal]) -> tupl
     for total in totals:
         summed = sums.setdefault((total.op, total.group), [0.0, 0.0, 0.0])
         low_s, high_s = (total.low_s, total.high_s) if total.low_s is not None else (total.time_s, total.time_s)
-        for place, seconds in enumerate((total.time_s, low_s, high_s or 0.0)):
-            summed[place] += seconds
+        for i, seconds in enumerate((total.time_s, low_s, high_s or 0.0)):
+            summed[i] += seconds
     low_s = high_s = training.step_time_s
     for wait in rank.waits:
         # A receive is timed as the send that it waits for.
@@ -215,13 +215,13 @@ def _software(world: World, version: str | None) -> str:
     return facts.software + (f" (variant {variant})" if variant else "")
 
 
-def _short_of_memory(told: Diagnosis, training: Training) -> Diagnosis:
-    """*told*, its suggestion the figures that the report has where memory was too small, and no guess beside them."""
-    short = {rank for found in training.out_of_memory for rank in found.ranks}
-    if told.kind is not Kind.RANK_RAISED or not short.issuperset(told.culprits):
-        return told
-    who = ranks_text(told.culprits)
-    return replace(told, suggestion=f"Let {who} need less: what would have fitted is below, at out of memory.")
+def _short_of_memory(diagnosis: Diagnosis, training: Training) -> Diagnosis:
+    """Return *diagnosis* with the figures of the report as its suggestion where memory was too small."""
+    short = {rank for shortage in training.out_of_memory for rank in shortage.ranks}
+    if diagnosis.kind is not Kind.RANK_RAISED or not short.issuperset(diagnosis.culprits):
+        return diagnosis
+    who = ranks_text(diagnosis.culprits)
+    return replace(diagnosis, suggestion=f"Let {who} need less: what would have fitted is below, at out of memory.")
 
 
 def _of_polls(world: World) -> list[str]:
@@ -317,7 +317,7 @@ def _summary(process: SimProcess, virtual_s: float) -> RankSummary:
 def _totals(ranks: Sequence[SimProcess], confidence: Confidence) -> list[CollectiveTotal]:
     """Calls by group and operation; a collective counts once, a send once."""
     groups = {group.group_name: group for process in ranks for group in process.group_objects}
-    found: dict[tuple[str, tuple[int, ...], str, str], list[CallSum]] = {}
+    sums_by_key: dict[tuple[str, tuple[int, ...], str, str], list[CallSum]] = {}
     traced = {process.rank for process in ranks}
     for process in ranks:
         for alike in process.calls.together():
@@ -332,9 +332,9 @@ def _totals(ranks: Sequence[SimProcess], confidence: Confidence) -> list[Collect
                 record.op,
                 record.dtypes[0] if record.dtypes else "",
             )
-            found.setdefault(key, []).append(alike)
+            sums_by_key.setdefault(key, []).append(alike)
     totals = []
-    for (label, members, op, dtype), sums in found.items():
+    for (label, members, op, dtype), sums in sums_by_key.items():
         num_bytes = sum(alike.nbytes for alike in sums)
         time_s = sum(alike.time_s for alike in sums)
         algbw = num_bytes / time_s if time_s > 0 else 0.0
@@ -365,8 +365,8 @@ def _first(record: CallRecord, traced: set[int]) -> int:
 
 def _link_samples(world: World) -> list[tuple[float, int, float]]:
     """The network's samples, with the place in `Outcome.links` instead of the cluster's index."""
-    place = {use.index: number for number, use in enumerate(world.network.links_busy())}
-    return [(time_s, place[index], used) for time_s, index, used in world.network.utilisation_samples()]
+    positions = {use.index: number for number, use in enumerate(world.network.links_busy())}
+    return [(time_s, positions[index], used) for time_s, index, used in world.network.utilisation_samples()]
 
 
 def _links(world: World, virtual_s: float) -> list[LinkUse]:

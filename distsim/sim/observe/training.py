@@ -201,18 +201,18 @@ class _LazyRan(dict[int, Ran]):
         return result
 
 
-def _find_path(found: Training, ends: Mapping[SimProcess, list[StepEnd]]) -> None:
+def _find_path(training: Training, ends: Mapping[SimProcess, list[StepEnd]]) -> None:
     """Find the critical path of the last step, from the end of the slowest rank back as far as kernels are kept."""
-    if found.steps < 2:
+    if training.steps < 2:
         return
     stepping = {process.rank: process for process, own in ends.items() if own}
-    last = max(stepping, key=lambda rank: (ends[stepping[rank]][found.steps - 1].mark.reached_s or 0.0, -rank))
-    before, after = ends[stepping[last]][found.steps - 2 : found.steps]
+    last = max(stepping, key=lambda rank: (ends[stepping[rank]][training.steps - 1].mark.reached_s or 0.0, -rank))
+    before, after = ends[stepping[last]][training.steps - 2 : training.steps]
     begin_s, end_s = before.mark.reached_s, after.mark.reached_s
     if begin_s is None or end_s is None or end_s <= begin_s:
         return
-    found.critical_path, from_s = critical_path(_LazyRan(stepping), last, begin_s, end_s)
-    found.critical_path_share = (end_s - from_s) / (end_s - begin_s)
+    training.critical_path, from_s = critical_path(_LazyRan(stepping), last, begin_s, end_s)
+    training.critical_path_share = (end_s - from_s) / (end_s - begin_s)
 
 
 def _like(world: World, used: Sequence[SimProcess]) -> dict[SimProcess, tuple[int, ...]]:
@@ -256,24 +256,24 @@ def _per_step(
     ends: dict[Any, list[StepEnd]],
     alike: dict[SimProcess, int],
     steps: Sequence[int],
-    what: Callable[[StepEnd], Mapping[Any, float]],
+    quantity: Callable[[StepEnd], Mapping[Any, float]],
 ) -> dict[Any, float]:
     """The mean sum over ranks in *steps*, by name."""
     total: dict[Any, float] = {}
     for process, num_ranks in alike.items():
-        for name, number in _in_steps(ends[process], steps, what).items():
+        for name, number in _in_steps(ends[process], steps, quantity).items():
             total[name] = total.get(name, 0.0) + number * num_ranks
     return total
 
 
 def _in_steps(
-    ends: Sequence[StepEnd], steps: Sequence[int], what: Callable[[StepEnd], Mapping[Any, float]]
+    ends: Sequence[StepEnd], steps: Sequence[int], quantity: Callable[[StepEnd], Mapping[Any, float]]
 ) -> dict[Any, float]:
     """One rank's mean of *steps*."""
     result: dict[Any, float] = {}
     for step in steps if ends else ():
-        before = _NOTHING if step == 1 else what(ends[step - 2])
-        for name, number in what(ends[step - 1]).items():
+        before = _NOTHING if step == 1 else quantity(ends[step - 2])
+        for name, number in quantity(ends[step - 1]).items():
             result[name] = result.get(name, 0.0) + (number - before.get(name, 0)) / len(steps)
     return result
 
@@ -333,11 +333,11 @@ def _memory_site(kind: str, site: Site, nbytes: int, count: int = 1) -> MemorySi
 
 def _families(modules: dict[str, int]) -> dict[str, int]:
     """Bytes by names of modules in which numbers are stars; nothing where the peak was in a step without names."""
-    found: dict[str, int] = {}
+    bytes_by_kind: dict[str, int] = {}
     for name, nbytes in modules.items():
         kind = family(name) if name else NO_MODULE
-        found[kind] = found.get(kind, 0) + nbytes
-    return found if set(found) - {NO_MODULE} else {}
+        bytes_by_kind[kind] = bytes_by_kind.get(kind, 0) + nbytes
+    return bytes_by_kind if set(bytes_by_kind) - {NO_MODULE} else {}
 
 
 def _operators(
@@ -354,12 +354,12 @@ def _operators(
             sums[0] += count * alike[process]
             sums[1] += seconds * alike[process]
     share = 1.0 / (counted * sum(alike[process] for process in begins))
-    found = [OperatorTime(name, count * share, seconds * share) for name, (count, seconds) in total.items()]
-    return sorted(found, key=lambda operator: (-operator.time_s, operator.name))[:MOST_OPERATORS]
+    operators = [OperatorTime(name, count * share, seconds * share) for name, (count, seconds) in total.items()]
+    return sorted(operators, key=lambda operator: (-operator.time_s, operator.name))[:MOST_OPERATORS]
 
 
 def _count_tokens(
-    found: Training, ends: dict[Any, list[StepEnd]], alike: dict[SimProcess, int], steps: Sequence[int]
+    training: Training, ends: dict[Any, list[StepEnd]], alike: dict[SimProcess, int], steps: Sequence[int]
 ) -> None:
     """Look-ups in the embedding that most tokens went through, once for ranks that see the same ones."""
     groups = {ranks: label for p in alike for ranks, label in p.accelerators.steps.same_tokens.items()}
@@ -372,14 +372,14 @@ def _count_tokens(
         tokens = max(_in_steps(ends[process], steps, lambda end: end.tokens).values(), default=0.0)
         total += tokens * num_ranks / max((len(ranks) for ranks in together if process.rank in ranks), default=1)
     if not total:
-        found.tokens_how = "unknown, because no embedding was used: set --tokens-per-step N"
+        training.tokens_how = "unknown, because no embedding was used: set --tokens-per-step N"
         return
-    found.tokens_per_step = total
-    found.tokens_how = "looked up in the largest embedding, over all ranks"
+    training.tokens_per_step = total
+    training.tokens_how = "looked up in the largest embedding, over all ranks"
     if groups:
         ranks = min(groups, key=lambda each: (-len(each), each))
         several = "" if len(groups) == 1 else f" and {len(groups) - 1} more like it"
-        found.tokens_how += (
+        training.tokens_how += (
             f"; ranks that reduce activations in forward see the same ones, which count once "
             f"({groups[ranks]}: {ranks_text(ranks)}{several})"
         )
@@ -390,16 +390,18 @@ def _reads(used: Sequence[SimProcess]) -> list[UnknownRead]:
     for process in used:
         for key, count in process.accelerators.values.reads.items():
             most[key] = max(most.get(key, 0), count)
-    found = []
-    for (what, at), count in most.items():
+    unknown_reads = []
+    for (reader, at), count in most.items():
         file, _, line = at.where.rpartition(":")
         code = linecache.getline(file, int(line)).strip() if line.isdigit() else ""
-        found.append(UnknownRead(what, at.where, code, count, at.expression, at.condition))
-    return sorted(found, key=lambda read: (not read.condition, -read.count, read.what, read.where, read.expression))
+        unknown_reads.append(UnknownRead(reader, at.where, code, count, at.expression, at.condition))
+    return sorted(
+        unknown_reads, key=lambda read: (not read.condition, -read.count, read.what, read.where, read.expression)
+    )
 
 
 def _out_of_memory(used: Sequence[SimProcess], like: dict[SimProcess, tuple[int, ...]]) -> list[OutOfMemory]:
-    found: dict[tuple[Any, ...], OutOfMemory] = {}
+    shortages: dict[tuple[Any, ...], OutOfMemory] = {}
     for process in used:
         if not isinstance(process.exception, torch.OutOfMemoryError) and not process.world.measures_memory:
             continue
@@ -409,10 +411,10 @@ def _out_of_memory(used: Sequence[SimProcess], like: dict[SimProcess, tuple[int,
                 continue
             facts = (short.asked, short.capacity, short.reserved, short.allocated, short.missing)
             key = (*facts, tuple(short.held.items()))
-            known = found.get(key)
+            known = shortages.get(key)
             if known is None:
                 claims = short.claims
-                found[key] = OutOfMemory(
+                shortages[key] = OutOfMemory(
                     (process.rank,),
                     *facts,
                     {**short.held},
@@ -427,4 +429,4 @@ def _out_of_memory(used: Sequence[SimProcess], like: dict[SimProcess, tuple[int,
                 )
             else:
                 known.ranks += (process.rank,)
-    return list(found.values())
+    return list(shortages.values())

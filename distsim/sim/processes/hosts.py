@@ -236,9 +236,9 @@ def was_told_of_torchrun(process: SimProcess) -> bool:
 def place_environ(parent: SimProcess, rank: int) -> dict[bytes, bytes]:
     """Return torchrun's variables for a child of launcher *parent* at *rank*, except those that the launcher set."""
     copies = parent.world.processes[: len(parent.world.slots)]
-    said = copies[rank % len(copies)].environ
+    environ = copies[rank % len(copies)].environ
     keys = [key for key in map(os.fsencode, TORCHRUN) if key not in parent.changed_environ]
-    return {key: said[key] for key in keys if key in said}
+    return {key: environ[key] for key in keys if key in environ}
 
 
 SLURM = (
@@ -255,8 +255,8 @@ def _give_slurm(environ: Any) -> bool:
         return False
     slots = process.world.slots
     nodes, per_node = len({slot.host for slot in slots}), max(slot.local_rank for slot in slots) + 1
-    said = sruns_environ(slots, per_node, nodes)(process.slot)
-    process.environ.update((name, value) for name, value in said.items() if name.startswith(b"SLURM"))
+    variables = sruns_environ(slots, per_node, nodes)(process.slot)
+    process.environ.update((name, value) for name, value in variables.items() if name.startswith(b"SLURM"))
     process.world.note(
         "the program reads variables of srun (SLURM_PROCID, ...): its ranks have them in addition to torchrun's; "
         "under distsim run -- srun ... they have only srun's"
@@ -267,7 +267,7 @@ def _give_slurm(environ: Any) -> bool:
 def sruns_environ(slots: Sequence[Slot], per_node: int, nodes: int) -> Callable[[Slot], dict[bytes, bytes]]:
     """Return the variables that srun sets for the task on a slot (slurm.schedmd.com/srun.html)."""
     hosts = sorted({slot.host for slot in slots})
-    said = {
+    variables = {
         "SLURM_JOB_ID": "1",
         "SLURM_JOBID": "1",
         "SLURM_STEP_ID": "0",
@@ -283,11 +283,15 @@ def sruns_environ(slots: Sequence[Slot], per_node: int, nodes: int) -> Callable[
         "SLURM_LAUNCH_NODE_IPADDR": master_address(hosts),
     }
     common = without_launchers(os.environ._data)  # type: ignore[attr-defined]
-    common.update((name.encode(), value.encode()) for name, value in said.items())
+    common.update((name.encode(), value.encode()) for name, value in variables.items())
 
     def of(slot: Slot) -> dict[bytes, bytes]:
         rank, local_rank = b"%d" % slot.rank, b"%d" % slot.local_rank
-        place = {b"SLURM_PROCID": rank, b"SLURM_LOCALID": local_rank, b"SLURM_NODEID": b"%d" % hosts.index(slot.host)}
-        return common | place | {b"SLURMD_NODENAME": node_name(slot.host).encode()}
+        rank_variables = {
+            b"SLURM_PROCID": rank,
+            b"SLURM_LOCALID": local_rank,
+            b"SLURM_NODEID": b"%d" % hosts.index(slot.host),
+        }
+        return common | rank_variables | {b"SLURMD_NODENAME": node_name(slot.host).encode()}
 
     return of

@@ -280,11 +280,11 @@ class Connection(Shared, Waitable):
     def _open(self) -> bool:
         return self._on_its_way > 0 or any(p.alive and p not in self._closed_by for p in self._holders)
 
-    def _check(self, may: bool, what: str) -> None:
+    def _check(self, may: bool, mode: str) -> None:
         if self.closed:
             raise OSError("handle is closed")
         if not may:
-            raise OSError(f"connection is {what}-only")
+            raise OSError(f"connection is {mode}-only")
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -395,8 +395,8 @@ def _connection_wait(real: Callable[..., Any]) -> Callable[..., Any]:
         if timeout is None or timeout > 0:
             ranks = tuple(i.child.rank for i in ours if isinstance(i, Sentinel) and i.child.is_rank)
             only_children = all(isinstance(item, Sentinel) for item in ours)
-            what = "its child processes to end" if only_children else "a message through a pipe, or a process's end"
-            wait_for_any(ours, timeout, HostWait(what, ranks))
+            awaited = "its child processes to end" if only_children else "a message through a pipe, or a process's end"
+            wait_for_any(ours, timeout, HostWait(awaited, ranks))
         return [item for item in held if item.ready()]
 
     return wait

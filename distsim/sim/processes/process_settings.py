@@ -38,11 +38,11 @@ def _without_effect(real: Callable[..., Any], answer: Any = None) -> Callable[..
 def _pair(get: Callable[..., Any], put: Callable[..., Any], name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """A getter and a setter: *put(what, value)* is remembered by its first argument, *get(what)* asked with it."""
 
-    def ask(what: Any, *rest: Any) -> Any:
+    def ask(key: Any, *rest: Any) -> Any:
         process = current_process()
-        if process is not None and (name, what) in process.unarmed:
-            return process.unarmed[name, what]
-        return get(what, *rest)
+        if process is not None and (name, key) in process.unarmed:
+            return process.unarmed[name, key]
+        return get(key, *rest)
 
     def remember(*args: Any) -> Any:
         process = current_process()

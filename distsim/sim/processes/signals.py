@@ -153,14 +153,14 @@ class _Open(_Led):
         process = current_process()
         if process is not None and args and not isinstance(args[0], int) and file.writable():
             note_opened(file.fileno())
-        told = _TELLS_PID.match(args[0]) if process is not None and args and isinstance(args[0], str) else None
-        if process is None or told is None or told[1] not in ("self", str(pid_of(process))):
+        match = _TELLS_PID.match(args[0]) if process is not None and args and isinstance(args[0], str) else None
+        if process is None or match is None or match[1] not in ("self", str(pid_of(process))):
             return file
         with file:
             shown = file.read()
         text = shown if isinstance(shown, str) else shown.decode()
         pid, parent = pid_of(process), parent_pid(process)
-        if told[2] == "stat":
+        if match[2] == "stat":
             text = re.sub(r"^\d+ (\(.*\) \S) \d+ \d+ \d+", rf"{pid} \1 {parent} {pid} {pid}", text, flags=re.DOTALL)
         else:
             text = re.sub(r"(?m)^(Tgid|Ngid|Pid):\t.*$", rf"\1:\t{pid}", text)

@@ -50,10 +50,10 @@ def _new_child() -> SimProcess:
         held = {child.rank for child in parent.children if child.alive or not child.is_noticed}
         rank = next(number for number in itertools.count() if number not in held)
         slot = world.slots[rank % len(world.slots)]
-    said = dict(parent.environ)
+    environ = dict(parent.environ)
     if rank is not None and was_told_of_torchrun(parent):
-        said |= place_environ(parent, rank)
-    child: SimProcess = world.new_process(slot, said, list(sys.argv), rank=rank)
+        environ |= place_environ(parent, rank)
+    child: SimProcess = world.new_process(slot, environ, list(sys.argv), rank=rank)
     child.changed_environ = dict(parent.changed_environ)
     child.sys_path = list(sys.path)
     child.program = parent.program

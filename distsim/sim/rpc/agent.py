@@ -103,8 +103,8 @@ class SimAgent:
 
     def _join_group(self) -> None:
         mode = b"static" if self.size else b"dynamic"
-        said = self.store.compare_set("rpc_group", "", mode)
-        if bytes(said) != mode:
+        answer = self.store.compare_set("rpc_group", "", mode)
+        if bytes(answer) != mode:
             raise RuntimeError(
                 "RPC group mixes statically and dynamically initialized members which is not supported. Static group "
                 "members have `world_size` set in init_rpc, dynamic group members do not."
@@ -205,8 +205,8 @@ class SimAgent:
         while self._num_calls():
             event = self.world.env.event()
             self._quiet.append(event)
-            asked = {self.rank_of(call.to) for call in self._calls.values()}
-            task.wait(event, HostWait(purpose, tuple(sorted(asked))))
+            asked_ranks = {self.rank_of(call.to) for call in self._calls.values()}
+            task.wait(event, HostWait(purpose, tuple(sorted(asked_ranks))))
 
     def shutdown(self) -> None:
         require_task().flush()
@@ -365,9 +365,9 @@ class SimAgent:
         agent = self.workers.agents.get(worker)
         return worker if agent is None else agent.process.rank
 
-    def waits_for(self, what: str, worker: int) -> HostWait:
+    def waits_for(self, purpose: str, worker: int) -> HostWait:
         """Return the text of a wait for an answer of *worker*."""
-        return HostWait(f"{what} to {self.name_of(worker)}", (self.rank_of(worker),))
+        return HostWait(f"{purpose} to {self.name_of(worker)}", (self.rank_of(worker),))
 
 
 def error_text(error: BaseException) -> str:

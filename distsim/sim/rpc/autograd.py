@@ -275,11 +275,11 @@ class Pass:
         """torch's engine runs those *inside*, up to the *boundary*; what comes to leaves is returned."""
         leaf_edges = [GradientEdge(node, 0) for node in leaves]
         wanted = [*leaf_edges, *(GradientEdge(*edge) for edge in boundary)]
-        found = torch.autograd.grad(outputs, wanted, given, retain_graph=self.retain_graph, allow_unused=True)
-        for (node, number), grad in zip(boundary, found[len(leaves) :], strict=True):
+        gradients = torch.autograd.grad(outputs, wanted, given, retain_graph=self.retain_graph, allow_unused=True)
+        for (node, number), grad in zip(boundary, gradients[len(leaves) :], strict=True):
             if grad is not None:
                 self._held.setdefault(node, {}).setdefault(number, []).append(grad)
-        pairs = [(edge, grad) for edge, grad in zip(leaf_edges, found, strict=False) if grad is not None]
+        pairs = [(edge, grad) for edge, grad in zip(leaf_edges, gradients, strict=False) if grad is not None]
         return [edge for edge, _ in pairs], [grad for _, grad in pairs]
 
     def _by_hand(
@@ -371,11 +371,11 @@ def _called(node: Any, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
                 torch.zeros(meta.shape, dtype=meta.dtype, device=meta.device) if grad is None else grad
                 for grad, meta in zip(grads, metas, strict=True)
             ]
-        found = node.apply(*grads)
-        found = list(found if isinstance(found, tuple) else (found,))
-        return [*found, *[None] * len(node.next_functions)][: len(node.next_functions)]
-    found = node(*grads)
-    return found if isinstance(found, tuple) else (found,)
+        gradients = node.apply(*grads)
+        gradients = list(gradients if isinstance(gradients, tuple) else (gradients,))
+        return [*gradients, *[None] * len(node.next_functions)][: len(node.next_functions)]
+    gradients = node(*grads)
+    return gradients if isinstance(gradients, tuple) else (gradients,)
 
 
 def _fitted(grad: Tensor, node: Any, number: int) -> Tensor:

@@ -86,7 +86,7 @@ class SimPyRRef(Generic[T]):
             raise RuntimeError(TIMED_OUT)
         if rref.deleted:
             raise RuntimeError(f"{rref} has been deleted. Cannot call to_here() on it after deletion.")
-        made = agent_here().rank_of(rref.rref_id[0]), rref.rref_id[1]
+        creation = agent_here().rank_of(rref.rref_id[0]), rref.rref_id[1]
         result: T = request(
             rref.owner,
             Message("SCRIPT_RREF_FETCH_CALL" if self._of_script else "PYTHON_RREF_FETCH_CALL", fields=rref.rref_id),
@@ -94,7 +94,7 @@ class SimPyRRef(Generic[T]):
             timeout,
             f"{self._shown()}.to_here()",
             content,
-            record=called(agent_here(), rref.owner, timeout, made, "to_here"),
+            record=called(agent_here(), rref.owner, timeout, creation, "to_here"),
         ).wait()
         return result
 
@@ -129,11 +129,11 @@ class SimPyRRef(Generic[T]):
             if self.is_owner():
                 self._type_future = _rref_typeof_on_owner(self, blocking=False)
             else:
-                asked = _rref_typeof_on_user(self, timeout, blocking=False)
+                type_future = _rref_typeof_on_user(self, timeout, blocking=False)
                 if not blocking:
-                    self._type_future = asked
+                    self._type_future = type_future
                 else:
-                    kind = asked.wait()
+                    kind = type_future.wait()
                     self._type_future = Future()
                     self._type_future.set_result(kind)
         assert self._type_future is not None
@@ -274,7 +274,7 @@ def _made(reply: Message | Failed) -> None:
 
 
 def _remote(
-    to: int, kind: str, pickled: bytes, tensors: Sequence[Tensor], what: Any, timeout_s: float, forced: bool = True
+    to: int, kind: str, pickled: bytes, tensors: Sequence[Tensor], payload: Any, timeout_s: float, forced: bool = True
 ) -> SimRRef[Any]:
     """Ask *to* to make a value, and give the reference to it at once."""
     agent, context = agent_here(), rrefs_here()
@@ -288,7 +288,7 @@ def _remote(
         rref = context.new_user(to)
         context.add_pending_user(rref)
         ids = rref.rref_id, rref.fork_id
-    message = with_tensors(Message(kind, pickled, fields=(what, *ids)), tensors, to, forced)
+    message = with_tensors(Message(kind, pickled, fields=(payload, *ids)), tensors, to, forced)
     record = called(agent, to, timeout_s, (agent.rank_of(ids[0][0]), ids[0][1]))
     if record is not None:
         message.request = record.rank, record.index
@@ -311,6 +311,6 @@ def _remote(
     except RuntimeError:
         context.pending_users.pop(ids[1], None)
         raise
-    found: SimRRef[Any] = SimRRef.of(rref, of_script="SCRIPT" in kind)
-    found._creation = created
-    return found
+    result: SimRRef[Any] = SimRRef.of(rref, of_script="SCRIPT" in kind)
+    result._creation = created
+    return result

@@ -218,8 +218,8 @@ def _exchange(name: str, device_count: int, device_maps: Any, devices: Any, grou
     gathered = group.gather((name, device_count, device_maps, devices))
     names = [name for name, _, _, _ in gathered]
     counts = {name: count for name, count, _, _ in gathered}
-    maps = {name: found for name, _, found, _ in gathered}
-    all_devices = {name: found for name, _, _, found in gathered}
+    maps = {name: device_total for name, _, device_total, _ in gathered}
+    all_devices = {name: device_total for name, _, _, device_total in gathered}
     _validate_device_maps(names, counts, maps, all_devices)
     back = _create_reverse_mapping(name, names, maps)
     return back, _create_device_list(devices, device_maps, back)
@@ -252,9 +252,9 @@ def rpc_patches() -> list[tuple[Any, str, Any]]:
     replaced[id(rpc.RRef)] = "RRef", SimRRef
     patches: list[tuple[Any, str, Any]] = []
     for _, holder, name, value in [*ALIASES.of(*_NAMES), *_in_c()]:
-        found = replaced.get(id(value))
-        if found is not None and found[0] == name and _may_have(holder):
-            patches.append((holder, name, found[1]))
+        replacement = replaced.get(id(value))
+        if replacement is not None and replacement[0] == name and _may_have(holder):
+            patches.append((holder, name, replacement[1]))
     real_rref = rpc.RRef
     return [
         *{(id(holder), name): (holder, name, value) for holder, name, value in patches}.values(),

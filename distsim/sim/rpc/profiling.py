@@ -65,10 +65,10 @@ class Event:
     def cpu_elapsed_us(self, other: Event) -> float:
         return (other.at_s - self.at_s) * 1e6
 
-    def __getattr__(self, asked: str) -> Any:
+    def __getattr__(self, name: str) -> Any:
         if self.of_cpp is not None:
-            return getattr(self.of_cpp, asked)
-        answer = _OF_A_CALL[asked]
+            return getattr(self.of_cpp, name)
+        answer = _OF_A_CALL[name]
         return lambda: answer
 
 

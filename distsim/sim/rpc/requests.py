@@ -228,7 +228,7 @@ def request(
     message: Message,
     tensors: Sequence[Tensor],
     timeout_s: float,
-    what: str,
+    purpose: str,
     read: Content | None = None,
     forced: bool = True,
     record: CallRecord | None = None,
@@ -247,7 +247,7 @@ def request(
             raise raw.error
         return (read or answer)(raw)
 
-    reply = Reply(process, agent.waits_for(what, to) if record is None else CallWait(record), value)
+    reply = Reply(process, agent.waits_for(purpose, to) if record is None else CallWait(record), value)
     reply.add_done_callback(lambda _: ended(record, reply.error))
     agent.send(to, message, reply.settle, timeout_s, reply)
     return reply

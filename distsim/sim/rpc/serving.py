@@ -220,11 +220,11 @@ def _when_done(value: Any, finish: Finish, is_script: bool) -> None:
 
     def done(future: Any) -> None:
         try:
-            found = future.value()
+            value = future.value()
         except Exception as error:
             finish(None, error)
         else:
-            finish(found, None)
+            finish(value, None)
 
     value.add_done_callback(done)
 

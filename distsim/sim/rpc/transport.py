@@ -174,9 +174,9 @@ _real_collect_all: Any = _collect_all
 def collect_all(futures: Sequence[Any]) -> Any:
     """torch's own; with a call that has failed it is over at once, as a failed future of C++'s would have it."""
     if current_task() is None or not any(hasattr(future, "why") for future in futures):
-        made = _real_collect_all(futures)
-        made_of(made, futures)
-        return made
+        collected = _real_collect_all(futures)
+        made_of(collected, futures)
+        return collected
     together: Future[Any] = Future()
     left = len(futures)
 
@@ -300,10 +300,10 @@ def workers_of(world: World, store: Any) -> Workers:
         prefix = f"{inner._prefix}/{prefix}"
         inner = inner.underlying_store
     key = f"{id(inner._values)}:{prefix}"
-    found = world.rpc_workers.get(key)
-    if found is None:
-        found = world.rpc_workers[key] = Workers(world, key)
-    return found
+    workers = world.rpc_workers.get(key)
+    if workers is None:
+        workers = world.rpc_workers[key] = Workers(world, key)
+    return workers
 
 
 # -- The threads in which a worker serves requests and takes replies: `num_worker_threads` of them, simulated threads of

@@ -109,14 +109,14 @@ def rank_uses(files: Sequence[str], places: Sequence[Place]) -> list[RankUse]:
 
 def own_files(main: ModuleType) -> list[str]:
     """The user's own files that *main* holds functions, classes or modules of, its own first."""
-    found: dict[str, None] = {}
+    files: dict[str, None] = {}
     todo: list[Any] = [main.__dict__]
     while todo:
         names = todo.pop()
         file = names.get("__file__")
-        if not isinstance(file, str) or file in found or owner(file) is not Owner.USER:
+        if not isinstance(file, str) or file in files or owner(file) is not Owner.USER:
             continue
-        found[file] = None
+        files[file] = None
         for value in list(names.values()):
             if isinstance(value, ModuleType):
                 todo.append(value.__dict__)
@@ -124,7 +124,7 @@ def own_files(main: ModuleType) -> list[str]:
                 todo.extend(f.__globals__ for f in list(vars(value).values()) if isinstance(f, FunctionType))
             elif isinstance(value, FunctionType):
                 todo.append(value.__globals__)
-    return list(found)
+    return list(files)
 
 
 class _Scan:
@@ -285,48 +285,48 @@ class _Scan:
 
     def _outcomes(self, test: ast.expr) -> tuple[bool, ...] | None:
         try:
-            return tuple(bool(self._value(test, place, 0)) for place in self._places)
+            return tuple(bool(self._value(test, position, 0)) for position in self._places)
         except Exception:  # whatever the program's own expression may raise
             return None
 
-    def _value(self, node: ast.expr, place: Place, depth: int) -> Any:
+    def _value(self, node: ast.expr, position: Place, depth: int) -> Any:
         source = _source(node)
         if source is not None:
-            return place[source]
+            return position[source]
         if depth > 40:
             raise Unknown
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Tuple | ast.List | ast.Set):
-            return [self._value(part, place, depth + 1) for part in node.elts]
+            return [self._value(part, position, depth + 1) for part in node.elts]
         if isinstance(node, ast.Name | ast.Attribute):
-            return self._only(_key(node) or "", place, depth)
+            return self._only(_key(node) or "", position, depth)
         if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-            left, right = (self._value(part, place, depth + 1) for part in (node.left, node.right))
+            left, right = (self._value(part, position, depth + 1) for part in (node.left, node.right))
             return _BINARY[type(node.op)](left, right)
         if isinstance(node, ast.UnaryOp):
-            value = self._value(node.operand, place, depth + 1)
+            value = self._value(node.operand, position, depth + 1)
             return not value if isinstance(node.op, ast.Not) else -value if isinstance(node.op, ast.USub) else value
         if isinstance(node, ast.Compare):
-            values = [self._value(part, place, depth + 1) for part in (node.left, *node.comparators)]
+            values = [self._value(part, position, depth + 1) for part in (node.left, *node.comparators)]
             return all(_BINARY[type(o)](a, b) for o, a, b in zip(node.ops, values, values[1:], strict=False))
         if isinstance(node, ast.Call) and not _in_group(node):
             name = _called(node)
             if name == "int" and len(node.args) == 1:
-                return int(self._value(node.args[0], place, depth + 1))
+                return int(self._value(node.args[0], position, depth + 1))
             if name in self._functions and not _arguments(node):
-                return self._only(f"{name}()", place, depth)
+                return self._only(f"{name}()", position, depth)
         raise Unknown
 
-    def _only(self, key: str, place: Place, depth: int) -> Any:
+    def _only(self, key: str, position: Place, depth: int) -> Any:
         """Return the value of the name *key* if all its assignments agree."""
         values = self._values.get(key, [])
         if not values or len(values) > 8 or any(value is None for value in values):
             raise Unknown
-        found = [self._value(value, place, depth + 1) for value in values if value is not None]
-        if any(value != found[0] for value in found):
+        values_found = [self._value(value, position, depth + 1) for value in values if value is not None]
+        if any(value != values_found[0] for value in values_found):
             raise Unknown
-        return found[0]
+        return values_found[0]
 
 
 def _name_scopes(node: ast.AST, scopes: list[tuple[str, set[str]]]) -> None:
@@ -488,16 +488,16 @@ class Sample:
     def standing_for(self, members: Sequence[int]) -> list[int]:
         """Return for each member of a group the index of the member that arrives for it: itself or a traced member of
         its kind. Raises Unlike with the first member without one."""
-        places = {rank: place for place, rank in enumerate(members)}
+        places = {rank: position for position, rank in enumerate(members)}
         by_kind: dict[int, int] = {}
         for kind, ranks in self.by_kind.items():
-            place = next((places[rank] for rank in ranks if rank in places), None)
-            if place is not None:
-                by_kind[kind] = place
+            position = next((places[rank] for rank in ranks if rank in places), None)
+            if position is not None:
+                by_kind[kind] = position
         stands = []
-        for place, rank in enumerate(members):
+        for position, rank in enumerate(members):
             if rank in self.traced:
-                stands.append(place)
+                stands.append(position)
             elif self.kinds[rank] in by_kind:
                 stands.append(by_kind[self.kinds[rank]])
             else:
@@ -534,7 +534,7 @@ def kinds_by_place(world_size: int, sending: Sequence[tuple[tuple[int, ...], str
     sample = Sample([0] * world_size)
     for family in families([ranks for ranks, _ in sending]):
         label = next(label for ranks, label in sending if ranks == family[0])
-        places = {rank: place for ranks in family for place, rank in enumerate(ranks)}
+        places = {rank: position for ranks in family for position, rank in enumerate(ranks)}
         sample = sample.split(places, f"its place in groups such as {label}")
     return sample
 

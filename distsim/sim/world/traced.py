@@ -203,8 +203,10 @@ class Traced:
         job = self._job
         communicators = list(job.communicators.values())
         sending = [(c.group.ranks, c.group.label) for c in communicators if c.has_messages]
-        made = [r.new_ranks for p in job.processes for r in p.calls.kept() if r.op == "new_group" and r.new_ranks]
-        whole = [f for f in families(list(dict.fromkeys(made))) if any(ranks in f for ranks, _ in sending)]
+        groups_made = [
+            r.new_ranks for p in job.processes for r in p.calls.kept() if r.op == "new_group" and r.new_ranks
+        ]
+        whole = [f for f in families(list(dict.fromkeys(groups_made))) if any(ranks in f for ranks, _ in sending)]
         labels = dict(sending)
         members = {ranks: labels.get(ranks, sending[0][1]) for family in whole for ranks in family} | labels
         sample = kinds_by_place(job.world_size, list(members.items()))
@@ -272,9 +274,11 @@ class Traced:
         """Members of *group* send to each other: their places make them kinds."""
         assert self.sample is not None
         job = self._job
-        made = [r.new_ranks for p in job.processes for r in p.calls.kept() if r.op == "new_group" and r.new_ranks]
-        family = next((f for f in families(list(dict.fromkeys(made))) if group.ranks in f), [group.ranks])
-        places = {rank: place for ranks in family for place, rank in enumerate(ranks)}
+        groups_made = [
+            r.new_ranks for p in job.processes for r in p.calls.kept() if r.op == "new_group" and r.new_ranks
+        ]
+        family = next((f for f in families(list(dict.fromkeys(groups_made))) if group.ranks in f), [group.ranks])
+        places = {rank: position for ranks in family for position, rank in enumerate(ranks)}
         split = self.sample.split(places, f"its place in groups such as {group.label}")
         self._begin_anew(split, f"ranks of group {group.label} send to each other")
 

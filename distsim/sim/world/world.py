@@ -18,7 +18,7 @@ from distsim.cluster import Cluster, CpuModel, Slot
 from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
 from distsim.debug.diagnosis.stragglers import SIMULATED, straggler_findings
 from distsim.debug.evidence.guard_findings import unwaited
-from distsim.debug.messages import place, ranks_text
+from distsim.debug.messages import ranks_text, site_text
 from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, Group, HostWait, Phase, Wait
 from distsim.debug.records.call_log import window
 from distsim.errors import UsageError
@@ -87,10 +87,10 @@ def limited_by(cluster: Cluster, slots: Sequence[Slot]) -> str:
     if len(slots) >= whole:
         return ": take a larger one"
     nodes, places = len({slot.host for slot in slots}), max(slot.local_rank for slot in slots) + 1
-    said = [f"--nnodes {nodes} (nnodes)"] if nodes < cluster.num_nodes else []
+    limits = [f"--nnodes {nodes} (nnodes)"] if nodes < cluster.num_nodes else []
     if places < whole // cluster.num_nodes:
-        said.append(f"--nproc-per-node {places} (nproc_per_node)")
-    return f" of its {whole}, because of {' and '.join(said)}: lift that, take a larger one"
+        limits.append(f"--nproc-per-node {places} (nproc_per_node)")
+    return f" of its {whole}, because of {' and '.join(limits)}: lift that, take a larger one"
 
 
 # -- The world of one simulation: its processes, groups and stores, and what is said when nothing moves.
@@ -430,7 +430,7 @@ class World(Scheduler):
         if raised is None or self._said_raised or _real_monotonic() - self._raised_wall_s < SAID_AFTER_S:
             return
         self._said_raised = True
-        at = f" at {place(raised.last_stack[0])}" if raised.last_stack else ""
+        at = f" at {site_text(raised.last_stack[0])}" if raised.last_stack else ""
         print(
             f"distsim: rank {raised.rank} raised {type(raised.exception).__name__}: {raised.error_text}{at}; others "
             f"have {GRACE_S:.0f} s (of wall time) to come to a call in which they wait for it",

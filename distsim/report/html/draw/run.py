@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from distsim.debug.messages import are, group_text, place, ranks_text
+from distsim.debug.messages import are, group_text, ranks_text, site_text
 from distsim.debug.records import Site
 from distsim.debug.records.diagnosis import Diagnosis, diagnoses_from_json
 from distsim.debug.report.render import verdict
@@ -271,7 +271,7 @@ def _told(d: Diagnosis, sources: Sequence[Mapping[str, Any]]) -> Told:
         verdict(d), d.kind.label, ranks_text(d.culprits), subject, after, d.explanation, d.suggestion, _waiters(d)
     )
     culprits = {rank: f"{ranks_text([rank])}" for rank in d.culprits}
-    at = {rank: place(site, function=True) for rank, site in d.sites.items()}
+    at = {rank: site_text(site, function=True) for rank, site in d.sites.items()}
     merged = sorted(merge_equal(at), key=lambda m: (culprits.keys().isdisjoint(m[0]), m[0]))
     one.sites = [f"{ranks_text(ranks)}: {where}" for ranks, where in merged[:MOST_WAITERS]]
     one.excerpts = excerpts(d, sources)
@@ -293,7 +293,7 @@ def excerpts(d: Diagnosis, sources: Sequence[Mapping[str, Any]]) -> list[Excerpt
             continue
         first = int(source["first"])
         rows = [(first + n, str(text), first + n == line) for n, text in enumerate(source["lines"])]
-        where = place(Site(file, line, str(source["function"])), function=True)
+        where = site_text(Site(file, line, str(source["function"])), function=True)
         result.append(Excerpt(where, ranks_text(ranks), rows))
         if len(result) == MOST_EXCERPTS:
             break
@@ -306,7 +306,7 @@ def _waiters(d: Diagnosis) -> list[str]:
     for rank, at in d.stuck.items():
         number = f" #{at.seq}" if at.seq is not None and at.op not in ("send", "recv") else ""
         on = f" on {at.group}" if number and at.group else ""
-        where = place(Site(at.file, at.line or 0, "")) if at.file else "an unknown line"
+        where = site_text(Site(at.file, at.line or 0, "")) if at.file else "an unknown line"
         texts[rank] = f"{at.op}{number}{on}, {where}"
     merged = sorted(merge_equal(texts), key=lambda m: (-len(m[0]), m[0]))
     lines = [f"{ranks_text(ranks)} {are(ranks, 'waits', 'wait')} in {text}" for ranks, text in merged[:MOST_WAITERS]]
@@ -320,7 +320,7 @@ def folded(diagnoses: Sequence[Diagnosis]) -> list[str]:
     alike: dict[tuple[str, str, str], list[Diagnosis]] = {}
     for d in diagnoses[MOST_TOLD:]:
         site = next((d.sites[r] for r in d.culprits if r in d.sites), None)
-        alike.setdefault((verdict(d), d.kind.label, "" if site is None else place(site)), []).append(d)
+        alike.setdefault((verdict(d), d.kind.label, "" if site is None else site_text(site)), []).append(d)
     lines = []
     for (word, kind, where), alike_ones in list(alike.items())[:MOST_FOLDED]:
         ranks = ranks_text({rank for d in alike_ones for rank in d.culprits})

@@ -9,7 +9,7 @@ from typing import Any
 
 import networkx
 
-from distsim.debug.messages import place
+from distsim.debug.messages import site_text
 from distsim.debug.records import Site
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.report.html.draw.drawing import LETTER_PX, Box, Drawing, arrow, scaled
@@ -83,7 +83,7 @@ def _of_diagnosis(d: Diagnosis) -> list[Wait]:
             continue
         group = f" on {at.group}" if at.group else ""
         number = f" #{at.seq}" if at.seq is not None and at.op not in ("send", "recv") else ""
-        where = place(Site(at.file, at.line or 0, "")) if at.file else ""
+        where = site_text(Site(at.file, at.line or 0, "")) if at.file else ""
         text = tuple(part for part in (f"{at.op}{number}{group}", where) if part)
         merged.setdefault((text, needs), Wait([], needs, False, text))
         ranks = merged[text, needs].ranks
@@ -126,7 +126,7 @@ def _drawn(
         who = ("rank " if len(ranks) == 1 else "ranks ") + (
             runs if len(runs) < 24 else f"{runs[:20]}... ({len(ranks):,})"
         )
-        at = {place(site, through=False) for rank in ranks if (site := sites.get(rank)) is not None}
+        at = {site_text(site, through=False) for rank in ranks if (site := sites.get(rank)) is not None}
         lines = [who, *(_cut(line) for line in sorted(at)[:1])]
         boxes[str(number)] = Box(0, 0, lines, not accused.isdisjoint(ranks), title=runs)
         graph.add_node(str(number))

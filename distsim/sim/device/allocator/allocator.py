@@ -112,12 +112,12 @@ class Ledger:
 
     def settle(self) -> None:
         """All tags are known: find the peak in what came and went."""
-        place = self._peak_at() if self.has_risen else -1
+        peak_event = self._peak_at() if self.has_risen else -1
         for number, tag in enumerate(self._events):
-            if number == place:
-                self._look(self._events[:place])
+            if number == peak_event:
+                self._look(self._events[:peak_event])
             tag.alive = not tag.alive
-        if place == len(self._events):
+        if peak_event == len(self._events):
             self._look(self._events)
         seen: dict[int, Tag] = {id(tag): tag for tag in (*self._alive, *self._events) if tag.alive}
         self._alive = list(seen.values())
@@ -126,7 +126,7 @@ class Ledger:
 
     def _peak_at(self) -> int:
         """Return the number of events at the peak; -1 if the previous peak was not exceeded."""
-        now, place, most = sum(tag.nbytes for tag in self._alive), -1, self._beaten
+        now, peak_event, most = sum(tag.nbytes for tag in self._alive), -1, self._beaten
         on = {id(tag) for tag in self._alive}
         for number, tag in enumerate(self._events, 1):
             if id(tag) in on:
@@ -135,8 +135,8 @@ class Ledger:
                 on.add(id(tag))
                 now += tag.nbytes
                 if now > most:
-                    place, most = number, now
-        return place
+                    peak_event, most = number, now
+        return peak_event
 
     def _look(self, events: list[Tag]) -> None:
         """The peak is now, after *events*."""
@@ -271,20 +271,20 @@ class Tallies:
         self.inactive_split, self.inactive_split_bytes = Tally(), Tally()
         """Free blocks that hold a part of a segment only."""
 
-    def taken(self, size: int, asked: int) -> None:
-        """A block of *size* for *asked* bytes."""
+    def taken(self, size: int, wanted: int) -> None:
+        """A block of *size* for *wanted* bytes."""
         _more(self.allocation, self.allocated_bytes, size)
         _more(self.active, self.active_bytes, size)
         requested = self.requested_bytes
-        requested.allocated += asked
-        requested.current += asked
+        requested.allocated += wanted
+        requested.current += wanted
         if requested.current > requested.peak:
             requested.peak = requested.current
 
-    def let_go(self, size: int, asked: int) -> None:
+    def let_go(self, size: int, requested: int) -> None:
         _less(self.allocation, self.allocated_bytes, size)
-        self.requested_bytes.freed += asked
-        self.requested_bytes.current -= asked
+        self.requested_bytes.freed += requested
+        self.requested_bytes.current -= requested
 
     def reclaimed(self, size: int) -> None:
         _less(self.active, self.active_bytes, size)
@@ -477,10 +477,10 @@ class Allocator:
 
     def _take(self, size: int, stream: int, small: bool) -> Block | None:
         free = self._pools[small].free
-        place = bisect_left(free, (stream, size, -1))
-        if place == len(free) or free[place][0] != stream:
+        position = bisect_left(free, (stream, size, -1))
+        if position == len(free) or free[position][0] != stream:
             return None
-        block = self._blocks.pop(free.pop(place)[2])
+        block = self._blocks.pop(free.pop(position)[2])
         self._split_less(block)
         return block
 

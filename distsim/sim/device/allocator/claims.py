@@ -94,21 +94,21 @@ def claim_all(memory: Allocator) -> Claims:
     a step. What is to come is that of *memory*."""
     claims = Claims()
     optimizers = []
-    for found in gc.get_objects():
-        kind = type(found)
+    for tensor in gc.get_objects():
+        kind = type(tensor)
         if issubclass(kind, Tensor):
-            if not isinstance(found, torch.nn.Parameter):  # a DTensor may be one, which its class does not say
+            if not isinstance(tensor, torch.nn.Parameter):  # a DTensor may be one, which its class does not say
                 continue
-            mine = _of(memory, found)
+            mine = _of(memory, tensor)
             if mine:
-                claims.sharded |= hasattr(found, "_local_tensor") or hasattr(found, "_is_flat_param")
-            _claim(found, PARAMETERS)
-            if found.grad is not None:
-                _claim(found.grad, GRADIENTS)
-            elif found.requires_grad:
+                claims.sharded |= hasattr(tensor, "_local_tensor") or hasattr(tensor, "_is_flat_param")
+            _claim(tensor, PARAMETERS)
+            if tensor.grad is not None:
+                _claim(tensor.grad, GRADIENTS)
+            elif tensor.requires_grad:
                 claims.gradients += mine
         elif issubclass(kind, torch.optim.Optimizer):
-            optimizers.append(found)
+            optimizers.append(tensor)
     for optimizer in optimizers:  # after the parameters, whose state is not one
         claim_of_optimizer(optimizer)
         coming = _to_come(memory, optimizer)
@@ -141,8 +141,8 @@ def _to_come(memory: Allocator, optimizer: Any) -> int | None:
             if kept is None:
                 return None
             state = optimizer.state.get(parameter) or {}
-            made = sum(_of(memory, value) for value in state.values())
-            total += max(0, kept * nbytes - made)
+            held = sum(_of(memory, value) for value in state.values())
+            total += max(0, kept * nbytes - held)
             seen = True
     return total if seen else None
 

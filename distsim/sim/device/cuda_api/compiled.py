@@ -277,14 +277,14 @@ def _attention(
         return out[..., :head] if spare else out
     bias = None if attn_mask is None else _bias(attn_mask, query, key)
     if taken is SDPBackend.CUDNN_ATTENTION:
-        made = aten._scaled_dot_product_cudnn_attention(
+        outputs = aten._scaled_dot_product_cudnn_attention(
             query, key, value, bias, keeps, dropout_p, is_causal, False, scale=scale
         )
     else:
-        made = aten._scaled_dot_product_efficient_attention(
+        outputs = aten._scaled_dot_product_efficient_attention(
             query, key, value, bias, keeps, dropout_p, is_causal, scale=scale
         )
-    first: Tensor = made[0]
+    first: Tensor = outputs[0]
     return first
 
 

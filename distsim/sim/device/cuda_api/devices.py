@@ -200,17 +200,17 @@ class _Generators:
 
 def _lazy_call(task: RankTask, call: Callable[[], None], **kwargs: Any) -> None:
     """Queue a call for the first use of a GPU; on a cluster without GPUs it never runs."""
-    found = task.process.accelerators
-    if found is None:
+    accelerators = task.process.accelerators
+    if accelerators is None:
         return
-    if found.used:
+    if accelerators.used:
         call()
     else:
         if kwargs.get("seed_all"):  # it undoes all seeds before it
-            found.queued = [one for one in found.queued if not getattr(one, "_distsim_seed", False)]
+            accelerators.queued = [one for one in accelerators.queued if not getattr(one, "_distsim_seed", False)]
         if kwargs:
             call._distsim_seed = True  # type: ignore[attr-defined]
-        found.queued.append(call)
+        accelerators.queued.append(call)
 
 
 def _available(task: RankTask) -> bool:
@@ -356,8 +356,8 @@ def _raw(task: RankTask, index: int) -> int:
 
 
 def _accelerator_stream(task: RankTask, index: int) -> Stream:
-    number, found, kind = _get_stream(task, index)
-    result: Stream = Stream(stream_id=number, device_index=found, device_type=kind)
+    number, device_index, kind = _get_stream(task, index)
+    result: Stream = Stream(stream_id=number, device_index=device_index, device_type=kind)
     return result
 
 

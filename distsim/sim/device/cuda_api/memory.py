@@ -53,11 +53,11 @@ def memory_stats(device: Device) -> dict[str, Any]:
     device.put_held_back()
     memory = device.memory
     memory_of = (memory.all, memory.of_pool[True], memory.of_pool[False])
-    found: dict[str, Any] = {
+    stats: dict[str, Any] = {
         name: {pool: getattr(one, name).as_dict() for pool, one in zip(_POOLS, memory_of, strict=True)}
         for name in Tallies.__slots__
     }
-    return found | {
+    return stats | {
         "oversize_allocations": dict(_NONE),
         "oversize_segments": dict(_NONE),
         "num_alloc_retries": memory.num_retries,
@@ -89,8 +89,8 @@ def _per_gpu(act: Any) -> Any:
 
 
 def _empty_cache(task: RankTask, *_: Any) -> None:
-    found = task.process.accelerators
-    for device in [] if found is None else found.devices:
+    accelerators = task.process.accelerators
+    for device in [] if accelerators is None else accelerators.devices:
         device.synchronize_all(task)  # segments go back by cudaFree, which waits
         device.give_back()
         device.memory.empty_cache()
@@ -319,9 +319,9 @@ def _zeros(data: Tensor) -> Tensor:
     """They take no memory before they are written to."""
     nbytes = data.numel() * data.element_size()
     there = torch.from_numpy(np.zeros(nbytes, dtype=np.uint8))
-    made = torch.empty(0, dtype=data.dtype, device="cpu")
+    tensor = torch.empty(0, dtype=data.dtype, device="cpu")
     there.untyped_storage()._distsim_holes = True
-    return made.set_(there.untyped_storage(), 0, data.shape, data.stride())
+    return tensor.set_(there.untyped_storage(), 0, data.shape, data.stride())
 
 
 class _Sparse:
@@ -429,14 +429,14 @@ def _plan_for_all(real: Callable[..., Any]) -> Callable[..., Any]:
 def _of_equal_ranks(plans: list[Any]) -> list[Any]:
     """*plans*, in which a part of a tensor is repeated for all whom a rank stands for: it is left to that one, and to
     as many others as have copies of it, for DCP divides the writing of copies."""
-    said = Counter(item.index for plan in plans for item in plan.items)
+    plans_with = Counter(item.index for plan in plans for item in plan.items)
     holders: Counter[Any] = Counter()
     left = []
     for plan in plans:
         items = []
         for item in plan.items:
             holders[item.index] += 1
-            if holders[item.index] <= max(1, round(said[item.index] * _share(item))):
+            if holders[item.index] <= max(1, round(plans_with[item.index] * _share(item))):
                 items.append(item)
         left.append(replace(plan, items=items))
     return left

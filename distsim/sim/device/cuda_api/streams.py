@@ -61,12 +61,14 @@ class Event(torch.Event):
             )
         if device is None:
             device = torch.accelerator.current_accelerator() or "cpu"
-        found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-        if interprocess and found.type == "cuda":
+        device_ = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        if interprocess and device_.type == "cuda":
             raise NotSimulated(
                 "torch.Event(interprocess=True)", "ranks share no GPU memory: synchronize by collectives"
             )
-        result = super().__new__(cls, found, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess)
+        result = super().__new__(
+            cls, device_, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess
+        )
         result._timed = enable_timing
         return result
 
@@ -164,10 +166,10 @@ class CudaEventBase(Event):
         return None if self._on is None else self._on.torch_device
 
 
-def reached(task: RankTask, on: Device, mark: timeline.Mark, what: object = None) -> bool:
+def reached(task: RankTask, on: Device, mark: timeline.Mark, looked_at: object = None) -> bool:
     """Whether it is reached by now. Who asks again and again is woken when it is; the time that the asking takes is not
-    counted then, which would pass in steps of a microsecond. *what* is looked at, where it is not the mark."""
-    waits = task.looks_on(mark if what is None else what)
+    counted then, which would pass in steps of a microsecond. *looked_at* is looked at, where it is not the mark."""
+    waits = task.looks_on(mark if looked_at is None else looked_at)
     if not waits and task.quiet_polls < _FEW_POLLS:
         polls = task.quiet_polls
         task.debt_s += CALL_S
@@ -215,12 +217,12 @@ class Stream(torch.Stream):
         device = args[0] if args else kwargs.get("device")
         if device is None:
             device = torch.accelerator.current_accelerator() or "cpu"
-        found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-        if found.type != "cuda":
+        device_ = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        if device_.type != "cuda":
             return super().__new__(cls, *args, **kwargs)
-        on = gpu(task, found.index)
-        made = new_stream(on, kwargs.get("priority", 0))
-        return super().__new__(cls, stream_id=made.number, device_index=on.index, device_type=CUDA_TYPE)
+        on = gpu(task, device_.index)
+        stream = new_stream(on, kwargs.get("priority", 0))
+        return super().__new__(cls, stream_id=stream.number, device_index=on.index, device_type=CUDA_TYPE)
 
     @property
     def _distsim_stream(self) -> timeline.Stream | None:
@@ -317,8 +319,8 @@ class CudaStreamBase(Stream):
 
     @property
     def priority(self) -> int:
-        found = self._distsim_stream
-        return 0 if found is None else found.priority
+        stream = self._distsim_stream
+        return 0 if stream is None else stream.priority
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
@@ -332,9 +334,9 @@ def new_stream(on: Device, priority: int) -> timeline.Stream:
     turn = on.pool_turns.get(priority, 0)
     on.pool_turns[priority] = turn + 1
     if len(pool) < _POOL:
-        made = on.new_stream(f"stream {len(on.streams)}")
-        made.priority = priority
-        pool.append(made)
+        stream = on.new_stream(f"stream {len(on.streams)}")
+        stream.priority = priority
+        pool.append(stream)
     return pool[turn % _POOL]
 
 

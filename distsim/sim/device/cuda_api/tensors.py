@@ -125,13 +125,13 @@ def refused_function(function: Name, call: str, remedy: str) -> Patch:
 
 def visible_devices(task: RankTask) -> int:
     """Return the number of GPUs that the process sees: those of its node, or those it left in CUDA_VISIBLE_DEVICES."""
-    found = task.process.accelerators
-    if found is None:
+    accelerators = task.process.accelerators
+    if accelerators is None:
         return 0
-    if not found.used and b"CUDA_VISIBLE_DEVICES" in task.process.changed_environ:
+    if not accelerators.used and b"CUDA_VISIBLE_DEVICES" in task.process.changed_environ:
         chosen = _parse_visible_devices()
-        found.count = len([one for one in chosen if isinstance(one, str) or one < found.physical])
-    return int(found.count)
+        accelerators.count = len([one for one in chosen if isinstance(one, str) or one < accelerators.physical])
+    return int(accelerators.count)
 
 
 def accelerators(task: RankTask) -> Accelerators:
@@ -237,15 +237,16 @@ def _resize(storage: UntypedStorage, size: int) -> UntypedStorage:
 # -- to the host and back
 
 
-def _to_host(storage: UntypedStorage, what: str) -> UntypedStorage:
+def _to_host(storage: UntypedStorage, purpose: str) -> UntypedStorage:
     """A copy on the host; zeros where nobody knows the values."""
     mode, there = _mode(), _bytes_of(storage)
     if mode.values.host(there) is not None:
         return there.cpu().untyped_storage()
     mode.copy_time(there, to_host=True, blocking=True)
-    mode.values.count(what, mode.where)
+    mode.values.count(purpose, mode.where)
     require_task().world.note(
-        f"{what}: unknown values are written as zeros; in a file of torch.save they are holes that take no disk space"
+        f"{purpose}: unknown values are written as zeros; in a file of torch.save they are holes that take no disk "
+        "space"
     )
     result = torch.zeros(_nbytes(storage), dtype=torch.uint8, device="cpu").untyped_storage()
     result._distsim_unknown = True
@@ -272,16 +273,16 @@ def _write(writer: Any, name: str, data: Any, size: int) -> None:
 def _to_device(storage: UntypedStorage, device: torch.device, non_blocking: bool) -> UntypedStorage:
     mode = _mode()
     nbytes = storage.nbytes()
-    made = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    tensor = torch.empty(nbytes, dtype=torch.uint8, device=device)
     if nbytes:
         if _simulated(storage):
-            made.copy_(_bytes_of(storage))
+            tensor.copy_(_bytes_of(storage))
         else:
-            mode.copy_time(made, to_host=False, blocking=not non_blocking)
+            mode.copy_time(tensor, to_host=False, blocking=not non_blocking)
             if nbytes <= _LOADED or mode.values.everything:
                 here = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
-                mode.values.know(made, here.clone())
-    return made.untyped_storage()
+                mode.values.know(tensor, here.clone())
+    return tensor.untyped_storage()
 
 
 def _copy(storage: UntypedStorage, source: UntypedStorage, non_blocking: bool) -> UntypedStorage:
@@ -436,10 +437,10 @@ class _KindOfGenerator(type):
 
     def __call__(cls, device: Any = "cpu") -> Any:
         task = current_task()
-        found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-        if task is None or found.type != "cuda":
+        device_ = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        if task is None or device_.type != "cuda":
             return _Plain(device)
-        on = gpu(task, found.index)
+        on = gpu(task, device_.index)
         return CudaGenerator(on.index, task.process.entropy)
 
 
@@ -471,11 +472,11 @@ class _TypeOfTensors(type):
         return torch.tensor(*args, dtype=cls.dtype, device=where)
 
 
-def _kind(said: Any) -> _TypeOfTensors | None:
+def _kind(kind: Any) -> _TypeOfTensors | None:
     """Return the CUDA tensor type of a type or its name."""
-    if isinstance(said, str) and said.startswith("torch.cuda."):
-        said = getattr(torch.cuda, said.removeprefix("torch.cuda."), None)
-    return said if isinstance(said, _TypeOfTensors) else None
+    if isinstance(kind, str) and kind.startswith("torch.cuda."):
+        kind = getattr(torch.cuda, kind.removeprefix("torch.cuda."), None)
+    return kind if isinstance(kind, _TypeOfTensors) else None
 
 
 def class_patches() -> list[Patch]:

@@ -54,7 +54,7 @@ def _like(mode: Mode, source: Tensor, shape: tuple[int, ...], dtype: torch.dtype
 
 def _share(mode: Mode, mask: tuple[Any, ...], queries: int, keys: int) -> float | None:
     """Return the share of query-key pairs in computed blocks; None if unknown."""
-    counts = [mask[place] for place in (_KV_BLOCKS, _FULL_KV_BLOCKS) if isinstance(mask[place], Tensor)]
+    counts = [mask[key] for key in (_KV_BLOCKS, _FULL_KV_BLOCKS) if isinstance(mask[key], Tensor)]
     known = [mode.values.host(count) for count in counts]
     if not known or any(count is None for count in known):
         return None

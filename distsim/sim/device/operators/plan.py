@@ -86,9 +86,9 @@ def refuse_mixed_dtypes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         mixed = len({t.dtype for t in tensors if t.dtype.is_floating_point or t.dtype.is_complex}) > 1
     else:
         return
-    said = _said_by_cpu(func, args, kwargs) if mixed else None
-    if said is not None:
-        raise said
+    error = _said_by_cpu(func, args, kwargs) if mixed else None
+    if error is not None:
+        raise error
 
 
 def in_torchs_words(error: Exception, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception:
@@ -115,15 +115,15 @@ def _said_by_cpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ex
     def twin(value: Any) -> Any:
         nonlocal left
         if isinstance(value, Tensor):
-            found = twins.get(id(value))
-            if found is None:
+            zero = twins.get(id(value))
+            if zero is None:
                 reach = sum((n - 1) * stride for n, stride in zip(value.shape, value.stride(), strict=True)) + 1
                 left -= reach * value.element_size()
                 if left < 0:
                     raise MemoryError
                 zeros = torch.zeros(reach if value.numel() else 0, dtype=value.dtype, device="cpu")
-                found = twins[id(value)] = zeros.as_strided(value.shape, value.stride())
-            return found
+                zero = twins[id(value)] = zeros.as_strided(value.shape, value.stride())
+            return zero
         if isinstance(value, torch.device):
             return torch.device("cpu")
         if isinstance(value, list | tuple):
@@ -147,8 +147,8 @@ def _of_cuda(error: Exception, args: tuple[Any, ...]) -> Exception:
     text = str(error)
     target = _TARGET.match(text)
     if target is not None:  # native/cuda/Loss.cu
-        what = f"nll_loss_forward_reduce_cuda_kernel_{args[0].dim()}d_index"
-        return NotImplementedError(f"\"{what}\" not implemented for '{target[1]}'")
+        kernel = f"nll_loss_forward_reduce_cuda_kernel_{args[0].dim()}d_index"
+        return NotImplementedError(f"\"{kernel}\" not implemented for '{target[1]}'")
     for pattern, instead in _ON_CUDA:
         text = pattern.sub(instead, text)
     return type(error)(text)
@@ -336,12 +336,12 @@ def learn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: tor
             ) from None
         result = None  # it only writes to its arguments, as _fused_sgd_ does
     except MISTAKES as error:
-        told = in_torchs_words(error, func, args, kwargs)
-        if told is error:
+        translated = in_torchs_words(error, func, args, kwargs)
+        if translated is error:
             raise
-        raise told from None
-    said = kwargs.get("device")
-    device = _indexed(said, current) if said is not None else twins.devices[0] if twins.devices else current
+        raise translated from None
+    device_arg = kwargs.get("device")
+    device = _indexed(device_arg, current) if device_arg is not None else twins.devices[0] if twins.devices else current
     whole = result if isinstance(result, list | tuple) else [result]
     outs = [_part(value, twins.paths) for value in whole]
     try:

@@ -88,11 +88,16 @@ def _unscale(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     """GradScaler: gradients that nobody knows are finite, so `found_inf` keeps its value; known ones are looked at."""
     gradients, found_inf, inverse_scale = args
     scale = mode.values.host(inverse_scale)
-    found = mode.values.host(found_inf)
+    found_inf_value = mode.values.host(found_inf)
     for gradient in gradients:
         known = mode.values.host(gradient)
-        if known is not None and scale is not None and found is not None and not mode.values.guessed(gradient):
-            func([known], found, scale)
+        if (
+            known is not None
+            and scale is not None
+            and found_inf_value is not None
+            and not mode.values.guessed(gradient)
+        ):
+            func([known], found_inf_value, scale)
     mode.launch_plain(found_inf.device, 2 * sum(t.numel() * t.element_size() for t in gradients))
 
 
@@ -112,9 +117,9 @@ def _batch_norm_gather(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dic
 
 def _batch_norm_elemt(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x: Tensor = args[0]
-    made = mode.carry(tuple(x.shape), x.stride(), x.dtype, x.device)
+    result = mode.carry(tuple(x.shape), x.stride(), x.dtype, x.device)
     mode.launch_plain(x.device, 2 * x.numel() * x.element_size())
-    return made
+    return result
 
 
 def _batch_norm_backward_reduce(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -127,9 +132,9 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _channels(mode: Mode, x: Tensor, count: int, dtype: torch.dtype) -> list[Tensor]:
-    made = [mode.carry((x.shape[1],), (1,), dtype, x.device) for _ in range(count)]
+    results = [mode.carry((x.shape[1],), (1,), dtype, x.device) for _ in range(count)]
     mode.launch_plain(x.device, x.numel() * x.element_size())
-    return made
+    return results
 
 
 def _record_stream(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -144,10 +149,10 @@ def _gru_cell(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     """aten._thnn_fused_gru_cell: (state, workspace of five gates)."""
     state: Tensor = args[2]
     rows, width = state.shape
-    made = mode.carry((rows, width), (width, 1), state.dtype, state.device)
+    result = mode.carry((rows, width), (width, 1), state.dtype, state.device)
     workspace = mode.carry((rows, 5 * width), (5 * width, 1), state.dtype, state.device)
     mode.launch_plain(state.device, 13 * state.numel() * state.element_size())
-    return made, workspace
+    return result, workspace
 
 
 def _gru_cell_backward(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -169,12 +174,12 @@ def _drawn(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     """Draw one value per element, for draws without a meta kernel in torch, and their derivatives."""
     x: Tensor = args[0]
     hosts = [mode.values.host(value) if isinstance(value, Tensor) else value for value in args]
-    made = mode.carry(tuple(x.shape), x.stride(), x.dtype, x.device)
+    result = mode.carry(tuple(x.shape), x.stride(), x.dtype, x.device)
     mode.launch_plain(x.device, 2 * x.numel() * x.element_size())
     if not any(host is None and value is not None for host, value in zip(hosts, args, strict=True)):
         if mode.values.keeps(x.numel(), x.dtype):
-            mode.values.know(made, func(*hosts))
-    return made
+            mode.values.know(result, func(*hosts))
+    return result
 
 
 def _with_values(handler: Handler, formula: Callable[..., list[Tensor | None]]) -> Handler:
@@ -184,12 +189,12 @@ def _with_values(handler: Handler, formula: Callable[..., list[Tensor | None]]) 
         if not mode.values.everything:  # few values that are known are not followed through these
             return handler(mode, func, args, kwargs)
         hosts = [mode.values.host(value) if isinstance(value, Tensor) else value for value in args]
-        made = handler(mode, func, args, kwargs)
-        parts = made if isinstance(made, tuple) else (made,)
+        results = handler(mode, func, args, kwargs)
+        parts = results if isinstance(results, tuple) else (results,)
         for part, value in zip(parts, formula(*hosts), strict=True):
             if isinstance(part, Tensor) and value is not None:
                 mode.values.know(part, value.to(part.dtype, copy=True))
-        return made
+        return results
 
     return call
 
@@ -323,16 +328,16 @@ def is_check(func: Any, args: tuple[Any, ...], outs: list[Any]) -> bool:
 
 def truth(tensor: Tensor) -> Truth:
     """Return a guess for each element of *tensor*, whose values are unknown."""
-    found: Truth = tensor.untyped_storage().__dict__.get("_distsim_truth")
-    return found
+    known_truth: Truth = tensor.untyped_storage().__dict__.get("_distsim_truth")
+    return known_truth
 
 
 def guess_truth(values: Values, func: Any, args: tuple[Any, ...]) -> Truth:
     """Return a guess for each element of the result of *func*, made before it writes to *args*; None without a
     guess."""
     if func in _ALL or func in _ANY:
-        found = _truths(values, args[0])
-        return func in _ALL if found == EITHER else found
+        known_truth = _truths(values, args[0])
+        return func in _ALL if known_truth == EITHER else known_truth
     return _guess(values, func, args)
 
 
@@ -346,12 +351,12 @@ def typical_draw(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fl
     return None
 
 
-def note_truth(result: Tensor, found: Truth) -> None:
-    """*result*, of no known value, is *found*."""
-    if found is None:
+def note_truth(result: Tensor, known_truth: Truth) -> None:
+    """*result*, of no known value, is *known_truth*."""
+    if known_truth is None:
         result.untyped_storage().__dict__.pop("_distsim_truth", None)
     else:
-        result.untyped_storage()._distsim_truth = found
+        result.untyped_storage()._distsim_truth = known_truth
 
 
 def _guess(values: Values, func: Any, args: tuple[Any, ...]) -> Truth:
@@ -368,14 +373,14 @@ def _guess(values: Values, func: Any, args: tuple[Any, ...]) -> Truth:
     if any(a is None for a in plain):
         return None
     with torch.device("cpu"):
-        made = _PLAIN.get(func, func)(*plain)
-    return _one(made)
+        guessed = _PLAIN.get(func, func)(*plain)
+    return _one(guessed)
 
 
-def _one(made: Tensor) -> bool | None:
-    if bool(made.all()):
+def _one(tensor: Tensor) -> bool | None:
+    if bool(tensor.all()):
         return True
-    return None if bool(made.any()) else False
+    return None if bool(tensor.any()) else False
 
 
 def _truths(values: Values, tensor: Tensor) -> Truth:
@@ -391,7 +396,7 @@ def _stand_in(values: Values, value: Any) -> Any:
     if host is not None:
         return host
     if value.dtype is torch.bool:
-        found = truth(value)
-        return torch.tensor(found, device="cpu") if isinstance(found, bool) else None
+        known_truth = truth(value)
+        return torch.tensor(known_truth, device="cpu") if isinstance(known_truth, bool) else None
     number = value.untyped_storage().__dict__.get("_distsim_typical", values.number(value.dtype))
     return torch.tensor(number, dtype=value.dtype, device="cpu")

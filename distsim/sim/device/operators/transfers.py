@@ -79,8 +79,8 @@ _forward = aten._scaled_dot_product_flash_attention_for_cpu.default
 _backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
-def not_on_host(what: Any, why: str) -> NotSimulated:
-    return NotSimulated(f"{what} under --data real ({why})", "run that part on CPU tensors, or leave --data out")
+def not_on_host(operation: Any, why: str) -> NotSimulated:
+    return NotSimulated(f"{operation} under --data real ({why})", "run that part on CPU tensors, or leave --data out")
 
 
 def decomposed(func: Any, args: Any, kwargs: Any) -> Any:
@@ -139,8 +139,8 @@ def _attend_backward(
     gradient, out = (F.pad(t, (0, width - t.shape[-1])) for t in (gradient, out))
     sums = sums.reshape(*sums.shape[:2], -1)[..., : query.shape[2]]
     by_head = sums.transpose(1, 2).contiguous().transpose(1, 2)
-    found = _backward(gradient, *qkv, out, by_head, 0.0, causal, attn_mask=bias, scale=scale)
-    return [g[..., : t.shape[-1]] for g, t in zip(found, (query, key, value), strict=True)]
+    gradients = _backward(gradient, *qkv, out, by_head, 0.0, causal, attn_mask=bias, scale=scale)
+    return [g[..., : t.shape[-1]] for g, t in zip(gradients, (query, key, value), strict=True)]
 
 
 def _flash(
@@ -272,10 +272,10 @@ def _is_all_true(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     """Return True for checks of torch.distributions on unknown parameters."""
     if mode.values.host(args[0]) is not None and not mode.values.guessed(args[0]):
         return NotImplemented
-    made = mode.carry((), (), torch.bool, args[0].device)
+    result = mode.carry((), (), torch.bool, args[0].device)
     mode.launch_plain(args[0].device, args[0].numel())
-    mode.values.know(made, torch.tensor(True, device="cpu"), guess=True)
-    return made
+    mode.values.know(result, torch.tensor(True, device="cpu"), guess=True)
+    return result
 
 
 def _allclose(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -301,11 +301,11 @@ def _to_copy(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
             result.untyped_storage()._distsim_placeholders = result._version  # checkpoints.py leaves holes for them
         return result
     plan = learn(func, args, {**kwargs, "device": target}, target, mode.cost_of(target))
-    made: Tensor = mode.make(plan.outs[0], target)
-    mode.copy_time(made, to_host=False, blocking=blocking and not is_pinned(source))
-    if mode.values.keeps(made.numel(), made.dtype) and not source.is_meta:
-        mode.values.know(made, source.detach().to(dtype, copy=True))
-    return made
+    copy: Tensor = mode.make(plan.outs[0], target)
+    mode.copy_time(copy, to_host=False, blocking=blocking and not is_pinned(source))
+    if mode.values.keeps(copy.numel(), copy.dtype) and not source.is_meta:
+        mode.values.know(copy, source.detach().to(dtype, copy=True))
+    return copy
 
 
 def _as_it_is(host: Tensor, how: dict[str, Any]) -> bool:
@@ -355,14 +355,14 @@ def _sized(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
     result = func(*hosts, **kwargs)
     parts = result if isinstance(result, tuple | list) else [result]
     device = args[0].device
-    made = []
+    results = []
     for part in parts:
         fresh = mode.carry(tuple(part.shape), part.stride(), part.dtype, device)
         if mode.values.keeps(part.numel(), part.dtype):
             mode.values.know(fresh, part)
-        made.append(fresh)
-    mode.launch_plain(device, sum(t.nbytes for t in made) + args[0].nbytes)
-    return type(result)(made) if isinstance(result, tuple | list) else made[0]
+        results.append(fresh)
+    mode.launch_plain(device, sum(t.nbytes for t in results) + args[0].nbytes)
+    return type(result)(results) if isinstance(result, tuple | list) else results[0]
 
 
 def _bincount(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -395,12 +395,12 @@ def _masked(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 def _refuse_mask(source: Tensor, first: int, mask: Tensor) -> None:
     """torch's error for a mask of another shape (invalid_mask in aten/src/ATen/native/IndexingUtils.h)."""
-    for place, length in enumerate(mask.shape):
-        dim = first + place
+    for dim_in_mask, length in enumerate(mask.shape):
+        dim = first + dim_in_mask
         if dim < source.dim() and source.shape[dim] != length:
             raise IndexError(
-                f"The shape of the mask {list(mask.shape)} at index {place} does not match the shape of the indexed "
-                f"tensor {list(source.shape)} at index {dim}"
+                f"The shape of the mask {list(mask.shape)} at index {dim_in_mask} does not match the shape of the "
+                f"indexed tensor {list(source.shape)} at index {dim}"
             )
 
 

@@ -233,13 +233,13 @@ class Values:
 
     def shadow(self, tensor: Tensor) -> Shadow | None:
         storage = tensor.untyped_storage()
-        found: Shadow | Pending | None = storage.__dict__.get("_distsim_shadow")
-        if isinstance(found, Pending):
-            found.force()
-            found = storage.__dict__.get("_distsim_shadow")
-            if isinstance(found, Pending):
+        held: Shadow | Pending | None = storage.__dict__.get("_distsim_shadow")
+        if isinstance(held, Pending):
+            held.force()
+            held = storage.__dict__.get("_distsim_shadow")
+            if isinstance(held, Pending):
                 return None
-        return found
+        return held
 
     def host(self, tensor: Tensor) -> Tensor | None:
         """*tensor* on the host, sharing its shadow; None: unknown. A single number that is unknown is guessed."""
@@ -313,10 +313,10 @@ class Values:
             number = tensor.untyped_storage().__dict__.get("_distsim_truth") is True
         return filled(tensor.shape, number, tensor.dtype)
 
-    def count(self, what: str, where: Callable[[], Reading]) -> None:
+    def count(self, reader: str, where: Callable[[], Reading]) -> None:
         """Values that nobody knows were asked for. Raises NotSimulated where a loop may wait for one for ever."""
         reading = where()
-        passes = self.reads[what, reading] = self.reads.get((what, reading), 0) + 1
+        passes = self.reads[reader, reading] = self.reads.get((reader, reading), 0) + 1
         self._in_row = self._in_row + 1 if self._counted == reading else 1
         self._counted = reading
         if (self._in_row if reading.in_library else passes) == reading.most_passes:
@@ -337,16 +337,16 @@ class Values:
         reading = where()
         return reading if reading.fixed else None
 
-    def read(self, tensor: Tensor, what: str, where: Callable[[], Reading]) -> Tensor:
+    def read(self, tensor: Tensor, reader: str, where: Callable[[], Reading]) -> Tensor:
         """A copy of *tensor* on the host; where nobody knows its values, placeholders, and that is noted."""
         host = self.host(tensor)
         if host is None or self.guessed(tensor):
-            self.count(what, where)
+            self.count(reader, where)
         if host is None:
             return self._placeholders(tensor)
         return host.clone()
 
-    def read_into(self, target: Tensor, tensor: Tensor, what: str, where: Callable[[], Reading]) -> bool:
+    def read_into(self, target: Tensor, tensor: Tensor, reader: str, where: Callable[[], Reading]) -> bool:
         """Read as `read` into *target* on the host. Return whether the values were known."""
         known = self.host(tensor) is not None
         if (
@@ -356,9 +356,9 @@ class Values:
             or not target.is_contiguous()
             or target.shape != tensor.shape
         ):
-            target.copy_(self.read(tensor, what, where))
+            target.copy_(self.read(tensor, reader, where))
         else:
-            self.count(what, where)
+            self.count(reader, where)
             erase(target)
         return known
 
@@ -370,7 +370,7 @@ def _is_lazy(tensor: Tensor) -> bool:
 
 
 def _over(shadow: Shadow, tensor: Tensor) -> Tensor:
-    made = _set_(
+    view = _set_(
         _empty(0, dtype=tensor.dtype, device=_HOST),
         shadow.data,
         tensor.storage_offset(),
@@ -378,5 +378,5 @@ def _over(shadow: Shadow, tensor: Tensor) -> Tensor:
         tensor.stride(),
     )
     if tensor.is_conj():
-        made = _conj(made)
-    return _neg_view(made) if tensor.is_neg() else made
+        view = _conj(view)
+    return _neg_view(view) if tensor.is_neg() else view

@@ -188,7 +188,7 @@ class Fusion:
         return cost.kind in FUSABLE and not func._schema.name.startswith("aten::_foreach")
 
     def launch(
-        self, device: Launcher, stream: Stream, cost: Cost, task: RankTask, func: Any, given: Any, made: Any
+        self, device: Launcher, stream: Stream, cost: Cost, task: RankTask, func: Any, given: Any, result: Any
     ) -> None:
         """Launch an operator of a compiled graph, as `Device.launch`."""
         self.spares(device.host.operator_s)
@@ -199,26 +199,28 @@ class Fusion:
             return
         if self._where is not None and self._where[:2] != (device, stream):
             self.flush()
-        outputs = [tensor for tensor in tensors_in(made) if tensor.is_cuda] or inputs[:1]
+        outputs = [tensor for tensor in tensors_in(result) if tensor.is_cuda] or inputs[:1]
         size = max((tensor.numel() for tensor in (*inputs, *outputs)), default=1)
-        reads = [(place, tensor) for tensor in inputs if (place := _place(tensor)) is not None]
-        writes = [(place, tensor) for tensor in outputs if (place := _place(tensor)) is not None]
-        kernel = self._fits(size, [place for place, _ in reads], [place for place, _ in writes])
+        reads = [(storage, tensor) for tensor in inputs if (storage := _place(tensor)) is not None]
+        writes = [(storage, tensor) for tensor in outputs if (storage := _place(tensor)) is not None]
+        kernel = self._fits(size, [storage for storage, _ in reads], [storage for storage, _ in writes])
         if kernel is None:
             kernel = _Kernel(size)
             self._held.append(kernel)
         kernel.size = max(kernel.size, size)
         kernel.parts.append(cost)
         kernel.names[str(func._schema.name).removeprefix("aten::")] = None
-        settled, late = self._settled({place: nbytes(tensor) for place, tensor in reads if place not in kernel.writes})
+        settled, late = self._settled(
+            {storage: nbytes(tensor) for storage, tensor in reads if storage not in kernel.writes}
+        )
         kernel.late += late
-        for place, size in settled.items():
-            kernel.reads[place] = max(kernel.reads.get(place, 0), size)
+        for storage, size in settled.items():
+            kernel.reads[storage] = max(kernel.reads.get(storage, 0), size)
         row = max((tensor.shape[-1] for tensor in inputs if tensor.dim()), default=1)
-        for place, tensor in writes:
-            kernel.writes[place] = max(kernel.writes.get(place, 0), nbytes(tensor))
+        for storage, tensor in writes:
+            kernel.writes[storage] = max(kernel.writes.get(storage, 0), nbytes(tensor))
             if cost.kind == "reduction" and tensor.numel() * row < size:
-                kernel.sums.add(place)
+                kernel.sums.add(storage)
         if self._where is None:
             self._where = (device, stream, task)
             device.timeline.before_put = self.flush
@@ -236,7 +238,7 @@ class Fusion:
         reads = self.read(inputs)
         self.flush(reads)
         settled, late = self._settled(reads)
-        late += sum(size for place, size in settled.items() if place not in reads)
+        late += sum(size for storage, size in settled.items() if storage not in reads)
         cost = _plus(cost, late, device)
         self._launches(task, cost)
         self.kernels_after += cost.kernels
@@ -245,21 +247,21 @@ class Fusion:
     def _settled(self, reads: dict[_Place, int]) -> tuple[dict[_Place, int], int]:
         """What is read for *reads*, and bytes that are written for it: of what was not written, backward reads what it
         is computed from; forward has it written after all."""
-        found: dict[_Place, int] = {}
+        sizes: dict[_Place, int] = {}
         late = 0
-        for place, size in reads.items():
-            held = place()
+        for storage, size in reads.items():
+            held = storage()
             origins = None if held is None else self._unwritten.get(held)
             if origins is None:
-                found[place] = size
+                sizes[storage] = size
             elif self._is_backward():
-                found |= origins
+                sizes |= origins
             else:
                 del self._unwritten[held]
                 held.take()
-                found[place] = size
+                sizes[storage] = size
                 late += size
-        return found, late
+        return sizes, late
 
     def _is_backward(self) -> bool:
         return bool(_in_backward() != self._around)
@@ -275,18 +277,18 @@ class Fusion:
                 places |= self.read(vars(each))
         all_lives = not autograd_keeps or tensors is None
         if all_lives:
-            places |= {place: held.nbytes for place in self._recent if (held := place()) is not None}
+            places |= {storage: held.nbytes for storage in self._recent if (held := storage()) is not None}
         self._recent.clear()
         if self._held:
             self._held[-1].late += self._settled(places)[1]
             self.flush(None if all_lives else places)
-        for place in places:
-            self._write_after_all(place())
+        for storage in places:
+            self._write_after_all(storage())
 
     def is_read(self, given: Any) -> None:
         """Write those tensors in *given* that have no memory yet, because code that is not compiled reads them."""
-        for place in self.read(given) if self._held or self._unwritten else ():
-            held = place()
+        for storage in self.read(given) if self._held or self._unwritten else ():
+            held = storage()
             if held is not None and held.due is not None:
                 self.write(held)
 
@@ -310,13 +312,13 @@ class Fusion:
         before one that it has to come after."""
         beside = None
         for kernel in reversed(self._held):
-            after = any(place in kernel.writes for place in reads)
-            if after or any(place in kernel.reads or place in kernel.writes for place in writes):
+            after = any(storage in kernel.writes for storage in reads)
+            if after or any(storage in kernel.reads or storage in kernel.writes for storage in writes):
                 small, large = sorted((max(1, size), max(1, kernel.size)))
                 fits = large % small == 0 and len(kernel.parts) < MOST_FUSED and not kernel.sums.intersection(reads)
                 return kernel if fits else beside
             if beside is None and kernel.size == size and len(kernel.parts) < MOST_FUSED:
-                beside = kernel if any(place in kernel.reads for place in reads) else None
+                beside = kernel if any(storage in kernel.reads for storage in reads) else None
         return beside
 
     def flush(self, needed: Collection[_Place] | None = None) -> None:
@@ -328,7 +330,7 @@ class Fusion:
         kernels, self._held = self._held, []
         if self._is_backward():
             needed = None
-        between = {place for kernel in kernels for place in kernel.reads}
+        between = {storage for kernel in kernels for storage in kernel.reads}
         for kernel in kernels:
             written = self._write(kernel, needed, between)
             if kernel.writes and not written:  # backward computes it
@@ -345,17 +347,17 @@ class Fusion:
     def _write(self, kernel: _Kernel, needed: Collection[_Place] | None, between: Collection[_Place]) -> int:
         """Bytes that *kernel* writes: *between* is what the kernels that are launched together read."""
         written = 0
-        for place, size in kernel.writes.items():
-            held = place()
+        for storage, size in kernel.writes.items():
+            held = storage()
             if held is None or not held.lives:
-                written += size if place in between else 0
-            elif needed is None or held.due is None or place in needed or place in between:
+                written += size if storage in between else 0
+            elif needed is None or held.due is None or storage in needed or storage in between:
                 held.take()
                 written += size
             else:
                 held.origins = _origins(kernel)
                 self._unwritten[held] = dict(kernel.reads)
-                self._recent.append(place)
+                self._recent.append(storage)
         return written
 
 
@@ -391,7 +393,7 @@ def _results(result: Any) -> list[Tensor] | None:
 
 def _origins(kernel: _Kernel) -> list[Any]:
     """The memory that *kernel* read, as far as it is there."""
-    return [held for place in kernel.reads if (held := place()) is not None]
+    return [held for storage in kernel.reads if (held := storage()) is not None]
 
 
 def _plus(cost: Cost, nbytes: int, device: Launcher) -> Cost:

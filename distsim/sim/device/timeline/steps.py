@@ -267,25 +267,25 @@ class Steps:
     _backward_begun: bool = False
     """Since tokens were looked up last: what is reduced now belongs to backward or to an optimizer."""
 
-    def count(self, what: Counted, args: tuple[Any, ...] = ()) -> None:
+    def count(self, counted: Counted, args: tuple[Any, ...] = ()) -> None:
         """An operator was launched with *args*."""
         if not self.tokens_or_flops:
             self.allocates(ACTIVATIONS)
         backward = _in_backward() != -1
-        if what.flops:
-            self.flops[what.dtype] = self.flops.get(what.dtype, 0) + what.flops
+        if counted.flops:
+            self.flops[counted.dtype] = self.flops.get(counted.dtype, 0) + counted.flops
             if backward:
                 self._backward_begun = True
                 self._looked_up.clear()
             if backward and torch.is_grad_enabled() and _is_forward_again():
                 self.recomputes = True
             else:
-                self.model_flops[what.dtype] = self.model_flops.get(what.dtype, 0) + what.model_flops
-        if what.tokens and not backward:
+                self.model_flops[counted.dtype] = self.model_flops.get(counted.dtype, 0) + counted.model_flops
+        if counted.tokens and not backward:
             self._backward_begun = False
-        if what.tokens and not backward and (not args or self._are_new(what.table, *args[:2])):
-            self.tokens[what.table] = self.tokens.get(what.table, 0) + what.tokens
-            self.sequences[what.table] = what.sequences
+        if counted.tokens and not backward and (not args or self._are_new(counted.table, *args[:2])):
+            self.tokens[counted.table] = self.tokens.get(counted.table, 0) + counted.tokens
+            self.sequences[counted.table] = counted.sequences
 
     def _are_new(self, shape: tuple[int, ...], table: torch.Tensor, ids: torch.Tensor) -> bool:
         """Whether *ids* were not looked up in another table of this shape before (value embeddings)."""
@@ -403,12 +403,12 @@ def _is_forward_again() -> bool:
 
 
 def _later(ends: list[StepEnd], others: list[StepEnd]) -> bool:
-    mine, theirs = ends[-1].mark, others[-1].mark
-    return (mine.reached_s or 0.0, mine.launched_s) >= (theirs.reached_s or 0.0, theirs.launched_s)
+    mine, other_mark = ends[-1].mark, others[-1].mark
+    return (mine.reached_s or 0.0, mine.launched_s) >= (other_mark.reached_s or 0.0, other_mark.launched_s)
 
 
 def works_on(optimizer: Any, current: int) -> int:
     """The GPU of its parameters, *current* where some lie there (and without torch.cuda.set_device maybe none)."""
     parameters = (p for group in optimizer.param_groups for p in group["params"])
-    found = dict.fromkeys(p.device.index for p in parameters if p.is_cuda)
-    return current if current in found else next(iter(found), current)
+    device_counts = dict.fromkeys(p.device.index for p in parameters if p.is_cuda)
+    return current if current in device_counts else next(iter(device_counts), current)

@@ -129,10 +129,10 @@ class _Aliases:
         stands = True
         for name in names:
             space = getattr(sys.modules.get(name), "__dict__", {})
-            found = [space.get(alias) for alias in self._holding.get(name, ())]
+            current = [space.get(alias) for alias in self._holding.get(name, ())]
             meant = self._meanings.get(name, ())
-            if len(found) != len(meant) or not all(map(operator.is_, map(operator.call, meant), found)):
-                self._meanings[name] = [*map(_reference, found)]
+            if len(current) != len(meant) or not all(map(operator.is_, map(operator.call, meant), current)):
+                self._meanings[name] = [*map(_reference, current)]
                 stands = False
         return stands
 

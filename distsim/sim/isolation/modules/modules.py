@@ -238,9 +238,9 @@ class ModuleTable:
             return
         # As in `_exchange`. What the host has, the other kept until now.
         here: Any = self._here
-        theirs: Any = other._there
+        other_there: Any = other._there
         there: Any = self._there
-        theirs.raw, here.raw, there.raw = here.raw, there.raw, theirs.raw
+        other_there.raw, here.raw, there.raw = here.raw, there.raw, other_there.raw
 
 
 def _body(table: dict[str, Any]) -> Any:
@@ -266,8 +266,8 @@ def _exchange(here: Any, there: Any) -> None:
 
 
 def _with_separator(paths: set[str]) -> tuple[str, ...]:
-    found = {os.path.realpath(p) for p in paths if p} | {p for p in paths if p}
-    return tuple(sorted(p.rstrip(os.sep) + os.sep for p in found))
+    folders = {os.path.realpath(p) for p in paths if p} | {p for p in paths if p}
+    return tuple(sorted(p.rstrip(os.sep) + os.sep for p in folders))
 
 
 def _other_roots() -> set[str]:
@@ -306,7 +306,7 @@ a compiled helper on the side (megatron-core: 1 in 366)."""
 @functools.cache
 def _needed() -> frozenset[str]:
     """Top-level names of torch, of distsim and of the distributions that these require."""
-    found: set[str] = set()
+    needed_names: set[str] = set()
     names: set[str] = set()
     todo = ["torch", "torch-distsim"]
     while todo:
@@ -323,12 +323,12 @@ def _needed() -> frozenset[str]:
         if not listed:
             tops = (str(file).partition("/")[0].removesuffix(".py") for file in distribution.files or ())
             listed = [top for top in tops if top.isidentifier()]
-        found.update(listed)
+        needed_names.update(listed)
         for requirement in distribution.requires or ():
-            asked, _, condition = requirement.partition(";")
-            if "extra" not in condition and (match := re.match(r"[\w.-]+", asked)):
+            package, _, condition = requirement.partition(";")
+            if "extra" not in condition and (match := re.match(r"[\w.-]+", package)):
                 todo.append(match.group())
-    return frozenset(found - _OWN_ALL_THE_SAME)
+    return frozenset(needed_names - _OWN_ALL_THE_SAME)
 
 
 @functools.cache

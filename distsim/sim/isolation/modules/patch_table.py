@@ -157,13 +157,15 @@ class PatchTable:
         self._writes = _Writes(list(spaces.values()), list(self._held))
 
     def _make(self) -> None:
-        made = {(id(holder), name): (holder, name, value) for maker in self._makers for holder, name, value in maker()}
-        self._names = [name for _, name, _ in made.values()]
-        self._readers = [_reader(holder) for holder, _, _ in made.values()]
+        entries = {
+            (id(holder), name): (holder, name, value) for maker in self._makers for holder, name, value in maker()
+        }
+        self._names = [name for _, name, _ in entries.values()]
+        self._readers = [_reader(holder) for holder, _, _ in entries.values()]
         self._real = [*map(call, self._readers, self._names, repeat(MISSING))]
         self.patches = [
             (holder, name, resembling(real, value))
-            for (holder, name, value), real in zip(made.values(), self._real, strict=True)
+            for (holder, name, value), real in zip(entries.values(), self._real, strict=True)
         ]
         self._in_modules, self._new_in_modules, self._others = ([], [], [], []), ([], [], [], []), []
         for (holder, name, value), real in zip(self.patches, self._real, strict=True):

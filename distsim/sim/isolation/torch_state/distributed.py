@@ -67,11 +67,11 @@ class SharedRules:
             mesh = meshes[0]
             key = schema.op, arguments, mesh.shape, mesh.device_type, mesh.mesh_dim_names
             try:
-                found = self._known.get(key)
+                known_result = self._known.get(key)
             except TypeError:  # an argument that cannot be looked up
                 return real(propagator, schema)
-            if found is not None:
-                return _on(mesh, found)
+            if known_result is not None:
+                return _on(mesh, known_result)
             result = real(propagator, schema)
             if not result.needs_redistribute and result.redistribute_schema is None and _is_list(result.output_spec):
                 self._known[key] = result
@@ -105,19 +105,19 @@ def _is_list(specs: Any) -> bool:
 
 def _on(mesh: Any, result: Any) -> Any:
     """*result*, for the same tensors on another rank's mesh."""
-    made = copy.copy(result)
-    made.__dict__.pop("mesh", None)  # cached
+    moved = copy.copy(result)
+    moved.__dict__.pop("mesh", None)  # cached
     if result.output_spec is not None:
-        made.output_spec = type(result.output_spec)([_moved(spec, mesh) for spec in result.output_spec])
-    return made
+        moved.output_spec = type(result.output_spec)([_moved(spec, mesh) for spec in result.output_spec])
+    return moved
 
 
 def _moved(spec: Any, mesh: Any) -> Any:
     if spec is None:
         return None
-    made = copy.copy(spec)
-    vars(made).update(mesh=mesh, _hash=None)
-    return made
+    moved = copy.copy(spec)
+    vars(moved).update(mesh=mesh, _hash=None)
+    return moved
 
 
 # -- FSDP2's shards: an empty one for all ranks that have none, and word of it where they are not all of one size.
@@ -206,10 +206,10 @@ def forget_meshes() -> None:
 
 
 def follow(module: ModuleType, path: str) -> Any:
-    found: Any = module
+    target: Any = module
     for name in path.split("."):
-        found = getattr(found, name, None)
-    return found
+        target = getattr(target, name, None)
+    return target
 
 
 class TorchFinder(importlib.abc.MetaPathFinder):

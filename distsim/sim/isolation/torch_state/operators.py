@@ -61,8 +61,8 @@ _real_define = torch.library.Library.define
 def _first(qualname: str) -> Any:
     """Another rank's definition of the operator, which torch has registered."""
     process = current_process()
-    found = (other.notes.operators.get(qualname) for other in _others(process)) if process else ()
-    return next((own for own in found if own is not None and hasattr(own, "_opoverload")), None)
+    candidates = (other.notes.operators.get(qualname) for other in _others(process)) if process else ()
+    return next((own for own in candidates if own is not None and hasattr(own, "_opoverload")), None)
 
 
 @functools.wraps(_real_library)

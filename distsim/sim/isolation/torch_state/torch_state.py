@@ -173,9 +173,9 @@ class TorchState:
         """A process begins to run: what it has changed is put in place."""
         if self._is_stale:
             self._line_up()
-        for place, value in own.values.items():
-            if value is not place.shared:
-                place.put(value)
+        for slot, value in own.values.items():
+            if value is not slot.shared:
+                slot.put(value)
         if own.has_classes:
             self._rest()
         self._at_enter = self._words()
@@ -189,11 +189,11 @@ class TorchState:
         before, after = leaving.values, coming.values
         if not before and not after:
             return
-        changes = [(place, place.shared) for place, value in before.items() if place not in after]
+        changes = [(slot, slot.shared) for slot, value in before.items() if slot not in after]
         changes += after.items()
-        changes = [(place, value) for place, value in changes if value is not before.get(place, place.shared)]
-        for place, value in changes:
-            place.put(value)
+        changes = [(slot, value) for slot, value in changes if value is not before.get(slot, slot.shared)]
+        for slot, value in changes:
+            slot.put(value)
         if changes:
             if leaving.has_classes or coming.has_classes:
                 self._rest()
@@ -208,7 +208,7 @@ class TorchState:
         marks = len(self._guards) * WORD_BYTES
         if not (isinstance(words, bytes) and isinstance(before, bytes) and words[marks:] == before[marks:]):
             return False
-        if any(isinstance(place.space, type) for place in running.values if isinstance(place, Name)):
+        if any(isinstance(slot.space, type) for slot in running.values if isinstance(slot, Name)):
             return False  # it may have assigned what is everyone's, where it had its own
         assigned = self._assigned_classes()
         if any(True for guard in assigned for _ in guard.changes()):
@@ -233,13 +233,13 @@ class TorchState:
             own.has_classes = True
             for cls, name, shared in guard.changes():
                 own.values.setdefault(self._attribute(cls, name, shared), None)
-        for place in own.values:
-            value = own.values[place] = place.get()
-            if value is not place.shared:
-                place.put(place.shared)
-        for place in self._changed():
-            own.values[place] = place.get()
-            place.put(place.shared)
+        for slot in own.values:
+            value = own.values[slot] = slot.get()
+            if value is not slot.shared:
+                slot.put(slot.shared)
+        for slot in self._changed():
+            own.values[slot] = slot.get()
+            slot.put(slot.shared)
         if own.has_classes:
             self._rest()
         if assigned:
@@ -267,7 +267,7 @@ class TorchState:
         self._line_up_values()
         sentinels = [sentinel for sentinel, _ in self._guards]
         self._marks, self._at_rest = marks_of(sentinels)
-        spaces = [place.space for place in (*self._names, *self._attributes.values())]
+        spaces = [slot.space for slot in (*self._names, *self._attributes.values())]
         spaces += [content.container for content in self._contents] + self._measured[0]
         marks = marks_at(sentinels)
         if TAGS_ARE_THERE and len(marks) == len(sentinels) and not self._is_unmarked:
@@ -316,11 +316,11 @@ class TorchState:
 
     def _attribute(self, space: Any, name: str, shared: Any) -> Name:
         key = (id(space), name)
-        place = self._attributes.get(key)
-        if place is None:
-            place = self._attributes[key] = Name(space, name, shared)
+        slot = self._attributes.get(key)
+        if slot is None:
+            slot = self._attributes[key] = Name(space, name, shared)
             self._is_stale = self._is_stale or isinstance(space, dict)
-        return place
+        return slot
 
     def assigned(self, module: ModuleType, name: str, value: Any) -> None:
         """An attribute of *module* is about to be assigned (or deleted)."""
@@ -332,8 +332,8 @@ class TorchState:
         if isinstance(value, ModuleType) and value.__name__ == f"{module.__name__}.{name}":
             return  # an import: everyone's
         space = vars(module)
-        place = self._attribute(space, name, space.get(name, MISSING))
-        process.torch_own.values.setdefault(place, None)
+        slot = self._attribute(space, name, space.get(name, MISSING))
+        process.torch_own.values.setdefault(slot, None)
 
     def take_over(self, holder: Any, name: Any) -> None:
         """*name* of *holder* (module, class, object or dict) is about to be bound anew: for the running process."""
@@ -403,8 +403,8 @@ class TorchState:
         for guard in assigned:
             if not guard.is_as_accepted(is_known):
                 guard.accept()
-        for place in changed:
-            place.shared = place.get()
+        for slot in changed:
+            slot.shared = slot.get()
         self._growing = [(container, len(container), c) for container, _, c in self._growing]
         self._line_up_values()
         self._halve(assigned)
@@ -446,8 +446,8 @@ class TorchState:
         self._growing += growing
         self._guards += guards
         self._is_stale = True
-        for found in known.values():
-            self._known.add(found)
+        for known_class in known.values():
+            self._known.add(known_class)
 
     def _is_new_class(self, cls: type) -> bool:
         return cls not in self._known and may_be_guarded(cls) and has_guarded_classes(str(cls.__module__))

@@ -1,5 +1,4 @@
-"""A rank's stack as a place: the call of torch.distributed that it waits in, or what else it does, and in which turn of
-which loop."""
+"""Reads a rank's stack as a position: its call of torch.distributed or other activity, and its turn of a loop."""
 
 from __future__ import annotations
 
@@ -15,11 +14,11 @@ from distsim.debug.attach.ranks import Frame, Sample, Thread
 from distsim.debug.records import COLLECTIVES, P2P, Site
 from distsim.debug.records.frames import Owner, absolute, owner, program_frames
 
-__all__ = ["Doing", "Place", "place_of"]
+__all__ = ["Doing", "Position", "position_of"]
 
 
 class Doing(enum.Enum):
-    """What a rank does at its place."""
+    """What a rank does at its position."""
 
     CALL = "waits in a call of torch.distributed"
     MEETING = "waits for others to join"
@@ -62,7 +61,7 @@ COUNTED_FRAMES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Position:
     """Where one rank is."""
 
     rank: int
@@ -99,12 +98,12 @@ class Place:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Key that is equal for ranks at one place."""
+        """Key that is equal for ranks at one position."""
         return self.op or self.doing.value, str(self.site)
 
 
-def place_of(sample: Sample) -> Place | None:
-    """The place of a rank; None for a process that is no rank (spawned, not by torch.multiprocessing), or has ended."""
+def position_of(sample: Sample) -> Position | None:
+    """Return the position of a rank; None for a process that is not a rank or has ended."""
     rank = sample.process.rank
     if rank is None:
         rank = _spawned(sample.threads)
@@ -112,25 +111,27 @@ def place_of(sample: Sample) -> Place | None:
         return None
     pid = sample.process.pid
     if not sample.threads:
-        return Place(rank, pid, Doing.UNKNOWN, why=sample.why)
+        return Position(rank, pid, Doing.UNKNOWN, why=sample.why)
     main, *others = sample.threads
-    place = _place(rank, pid, main)
-    if place.doing in (Doing.HOST, Doing.UNKNOWN):  # the main thread waits for another one, which may be in a call
+    position = _place(rank, pid, main)
+    if position.doing in (Doing.HOST, Doing.UNKNOWN):  # the main thread waits for another one, which may be in a call
         for thread in others:
             there = _place(rank, pid, thread, thread.name)
             if there.doing in (Doing.CALL, Doing.MEETING):
                 return there
     if sample.stopped:
-        return Place(rank, pid, Doing.HOST, "stopped (SIGSTOP)", place.site, place.stack, counters=place.counters)
-    return place
+        return Position(
+            rank, pid, Doing.HOST, "stopped (SIGSTOP)", position.site, position.stack, counters=position.counters
+        )
+    return position
 
 
-def _place(rank: int, pid: int, thread: Thread, name: str = "") -> Place:
+def _place(rank: int, pid: int, thread: Thread, name: str = "") -> Position:
     stack = program_frames(((frame.file, frame.line, frame.function) for frame in thread.frames), abroad=True)
     site = stack[0] if stack else None
     doing, op, call = _doing(thread)
     peer, root = (None, None) if call is None else (_number(call, PEERS), _number(call, ROOTS))
-    return Place(
+    return Position(
         rank, pid, doing, op, site, stack, peer, root, _has_group(thread), _members(thread), _blocks(site),
         _counters(thread.frames), name, thread.busy, thread.moved,
     )  # fmt: skip
