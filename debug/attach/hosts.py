@@ -17,7 +17,7 @@ from distsim.text.untrusted_input import MOST, text, whole
 
 __all__ = ["HostPositions", "judge_hosts", "look_at_host"]
 
-SCHEMA = "distsim.positions/2"
+SCHEMA = "distsim.places/2"
 MOST_LINES = 1_000_000
 """Of a file whose lines another host sends."""
 
@@ -42,7 +42,7 @@ class HostPositions:
             "world_size": self.world_size,
             "gone": list(self.gone),
             "lines": {file: {str(number): line for number, line in some.items()} for file, some in self.lines.items()},
-            "positions": [_to_json(position) for position in self.positions],
+            "places": [_to_json(position) for position in self.positions],
         }
 
     @classmethod
@@ -53,7 +53,7 @@ class HostPositions:
         return cls(
             text(data["host"], "host"),
             whole(data["world_size"], "world_size"),
-            [_from_json(one) for one in data["positions"]],
+            [_from_json(one) for one in data["places"]],
             [whole(rank, "gone") for rank in data["gone"]],
             {
                 text(file, "file"): {

@@ -153,7 +153,7 @@ def _elsewhere(seen: Mapping[int, Position], waiting: Mapping[int, Position]) ->
     turns_text = f" They are {turns[2]}." if turns is not None else ""
     return _diagnosis(
         Kind.MISSING_RANK if len(culprits) < len(seen) else Kind.WRONG_ORDER, culprits, seen, seen,
-        f"The ranks are at different positions: {_listed(seen)}.{turns_text}",
+        f"The ranks are at different places: {_listed(seen)}.{turns_text}",
         "Compare the paths to these lines: a call behind a condition, an exception that was handled, or a loop of "
         "another length.",
     )  # fmt: skip
@@ -343,7 +343,7 @@ def _nothing(
     if waiting and len(waiting) == len(seen):
         ranks = ranks_text(waiting)
         return Inconclusive(
-            f"{ranks} {are(waiting, 'waits', 'wait')} at the same position, so stacks do not tell them apart",
+            f"{ranks} {are(waiting, 'waits', 'wait')} at the same place, so stacks do not tell them apart",
             (f"{capital(_listed(waiting))}.",),
             "Run it again in a moment: if no rank has moved, the network, tensors of other shapes or another group may "
             "hold them, which stacks do not show. Start the next run under the guard (distsim run --on gloo | nccl).",
