@@ -73,6 +73,7 @@ VARIABLES = {
     LAUNCHED: "Folder of the flight records, set by `distsim run` for its job. Do not set it.",
     "DISTSIM_GPUS": "State of the simulated GPUs, set for an `nvidia-smi` that a rank starts. Do not set it.",
     "DISTSIM_PYTHON": "Python interpreter, set for an `nvidia-smi` that a rank starts. Do not set it.",
+    "DISTSIM_SHELL": "Folder of the tools of `distsim shell`, set for its command. Do not set it.",
     "DISTSIM_SECONDS": "For the tests of distsim: time limit of `.ci/versions` in seconds.",
     "DISTSIM_UPDATE_GOLDEN": "For the tests of distsim: rewrite the golden files.",
     "DISTSIM_ENVIRONMENTS": "For the tests of distsim: folder of environments with other releases of torch.",

@@ -29,6 +29,7 @@ __all__ = ["COMMANDS", "REAL_BACKENDS", "main", "many_imports", "module_of", "pa
 
 COMMANDS: dict[str, str] = {
     "run": "run a torch.distributed program, simulated or for real",
+    "shell": "run a shell script whose torchrun, srun, python, nvidia-smi are simulated",
     "bench": "time one collective on a cluster, in nccl-tests' table",
     "topo": "list the built-in clusters, or show one",
     "diagnose": "diagnose a job from its records: which rank hung it, and where",
@@ -49,6 +50,7 @@ ROOMS = {
     "calibrate": "inputs.calibrate",
     "validate": "inputs.validate",
     "fits": "plan.fits",
+    "shell": "inputs.shell",
     "sweep": "plan.sweep",
     "tune": "plan.tune",
 }

@@ -15,10 +15,11 @@ import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from distsim.cli.dispatch import REAL_BACKENDS, many_imports, parse
-from distsim.cli.inputs.launchers import Launched, program_of
+from distsim.cli.inputs.launchers import SHELL_VARIABLE, Launched, program_of
+from distsim.cluster import load_cluster
 from distsim.deprecated.launch import local_rank_flag
 from distsim.errors import UsageError
 from distsim.options import add_flags, default_of, options_of
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 if sys.platform == "win32":
     raise UsageError("expected Linux or macOS, got Windows: run distsim in WSL (wsl --install), which is Linux")
 
-__all__ = ["add_parser", "check_script", "explain", "price_of"]
+__all__ = ["add_own_flags", "add_parser", "check_script", "explain", "price_of"]
 
 DEFAULT_CLUSTER = default_of("on")
 BUDGET_S = 60.0
@@ -93,7 +94,7 @@ def add_parser(subparsers: Any) -> None:
         conflict_handler="resolve",
     )
     defaults = {action.dest: action.default for action in torchrun._actions}
-    _add_own_flags(parser)
+    add_own_flags(parser)
     importlib.import_module("distsim.realexec.flags").add_real_flags(parser)
     parser.set_defaults(func=run, torchrun_defaults=defaults)
     # The size of the world: torchrun's default is one rank, a simulation's the whole cluster.
@@ -102,7 +103,8 @@ def add_parser(subparsers: Any) -> None:
             parser.set_defaults(**{dest: None})
 
 
-def _add_own_flags(parser: argparse.ArgumentParser) -> None:
+def add_own_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a simulated run that torchrun does not have."""
     parser._optionals.title = "torchrun's own flags"
     where = parser.add_argument_group("where it runs")
     where.add_argument(
@@ -118,6 +120,12 @@ def _add_own_flags(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="the ranks learn LOCAL_RANK from the environment; with --no-use-env the script is also given "
         "--local_rank=N, as by torch.distributed.launch (python -m distsim.deprecated.launch says so)",
+    )
+    where.add_argument(
+        "--one-process",
+        action="store_true",
+        help="start the script once and without torchrun's variables, as python does; processes that it spawns are the "
+        "ranks. Its output has no rank in front, and the report goes to stderr",
     )
     add_flags(where, "seed")
     where.add_argument(
@@ -315,6 +323,8 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
     notes.extend(_ignored(args))
     notes.extend(misplaced(args.training_script, args.training_script_args))
     log_dir = _log_dir(args, notes)
+    if launched.ntasks and args.nnodes is None and args.nproc_per_node is None:
+        args.nnodes, args.nproc_per_node = _spread(launched.ntasks, on)
     options = options_of(args) | {
         "on": on,
         "nnodes": _nnodes(args.nnodes, notes),
@@ -327,8 +337,8 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
         module=args.module,
         args=list(args.training_script_args),
         local_rank_flag=local_rank_flag(args.training_script, args.module, args.use_env),
-        environ=launched.environ,
-        under_srun="srun" in launched.launchers and "torchrun" not in launched.launchers,
+        environ=launched.environ | _of_the_shell(),
+        launcher="python" if args.one_process else _environment_of(launched.launchers),
         budget_s={"auto": args.budget, "sample": 0.0, "all": None}[args.ranks],
         silent_allow=args.silent_allow,
         price=price_of(args.price),
@@ -337,6 +347,31 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
         **options,
     )
     return request, notes
+
+
+def _environment_of(launchers: Sequence[str]) -> Literal["torchrun", "srun", "mpirun"]:
+    """The innermost of *launchers* whose variables differ from torchrun's."""
+    for name in reversed(launchers):
+        if name in ("srun", "mpirun"):
+            return "srun" if name == "srun" else "mpirun"
+        if name != "python":
+            break
+    return "torchrun"
+
+
+def _spread(ranks: int, on: str) -> tuple[str, str]:
+    """Return the numbers of nodes and of ranks on each for *ranks* ranks that fill one node after the other."""
+    cluster = load_cluster(on)
+    nodes = -(-ranks * cluster.num_nodes // len(cluster.devices)) if cluster.node.num_gpus else 1
+    if ranks % nodes:
+        raise UsageError(f"{ranks} ranks do not fill {nodes} nodes of {on} evenly: expected a multiple of {nodes}")
+    return str(nodes), str(ranks // nodes)
+
+
+def _of_the_shell() -> dict[str, str]:
+    """Variables that describe simulated GPUs, and not this machine: a command of `distsim shell` has set them."""
+    value = os.environ.get("CUDA_VISIBLE_DEVICES") if SHELL_VARIABLE in os.environ else None
+    return {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
 
 
 def _unpacked(args: argparse.Namespace, notes: list[str]) -> Launched:
@@ -452,7 +487,7 @@ def _leave(outcome: Outcome, args: argparse.Namespace) -> int:
     from distsim.report import print_summary, write_report, write_trace
 
     if not args.quiet or outcome.exit_code != 0 or outcome.diagnoses or outcome.silent:
-        print_summary(outcome)
+        print_summary(outcome, sys.stderr if args.one_process else sys.stdout)
     if args.events or args.on_verdict:
         _send_events(outcome, args)
     failed = False

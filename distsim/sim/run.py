@@ -28,7 +28,7 @@ from distsim.sim.device.gpu import Accelerators
 from distsim.sim.device.operators.values import ValuePolicy
 from distsim.sim.faults.planted import Faults
 from distsim.sim.faults.tensors import Guards
-from distsim.sim.isolation.environ import torchruns_environ
+from distsim.sim.isolation.environ import torchruns_environ, without_launchers
 from distsim.sim.isolation.output import Held, RankStream, open_streams
 from distsim.sim.isolation.process import SimProcess
 from distsim.sim.isolation.randomness import undrawn
@@ -41,7 +41,7 @@ from distsim.sim.observe.totals import summing_up
 from distsim.sim.observe.training import finish
 from distsim.sim.outcome import Outcome, Progress
 from distsim.sim.patches import simulation
-from distsim.sim.processes.hosts import master_address, sruns_environ
+from distsim.sim.processes.hosts import environ_of_mpirun, master_address, sruns_environ
 from distsim.sim.processes.lifecycle import Program, live
 from distsim.sim.world import Setting, Surroundings, World
 from distsim.sim.world.conditions import Conditions, RunRequest
@@ -307,7 +307,8 @@ def _attempt(
     silent = request.silent != "off" and len(slots) <= MOST_RANKS
     sample = None if again is None else again.sample
     data = ValuePolicy(request.data == "real", request.placeholder, request.fuse, request.strict_kernels)
-    unbounded = data.real or len(slots) <= MANY_RANKS
+    is_alone = request.launcher == "python"
+    unbounded = data.real or len(slots) <= MANY_RANKS or is_alone
     budget_s = None if unbounded else request.budget_s
     undo = None if budget_s is None else UndoLog()
     held = [] if undo is None else [Held(sys.stdout), Held(sys.stderr)]
@@ -316,7 +317,8 @@ def _attempt(
     def streams_of(process: SimProcess) -> tuple[RankStream, RankStream]:
         others = () if request.log_dir is None else process.world.processes
         fresh = not any(other.label == process.label for other in others if other is not process)
-        return open_streams(lambda: process.label, fresh, width, request.log_dir, out, err)
+        plain = is_alone and request.log_dir is None and not process.world.processes[1:]
+        return open_streams(lambda: "" if plain else process.label, fresh, width, request.log_dir, out, err)
 
     def on_progress(world: World) -> None:
         assert request.progress is not None
@@ -345,6 +347,7 @@ def _attempt(
                 last_step=request.last_step,
                 measures_memory=request.measures_memory,
                 keeps_sites=request.keeps_sites,
+                is_alone=is_alone,
                 on_progress=None if request.progress is None else on_progress,
             )
             if request.conditions is not None:
@@ -386,8 +389,13 @@ def _begin_ranks(
     """Start the process of each traced rank and the faults of the scenario."""
     per_node = max(slot.local_rank for slot in slots) + 1
     nodes = len({slot.host for slot in slots})
-    if request.under_srun:
+    if request.launcher == "srun":
         environ_of = sruns_environ(slots, per_node, nodes)
+    elif request.launcher == "mpirun":
+        environ_of = environ_of_mpirun(slots, per_node)
+    elif request.launcher == "python":
+        slots, common = slots[:1], without_launchers(os.environb)
+        environ_of = lambda slot: dict(common)  # noqa: E731
     else:
         environ_of = torchruns_environ(slots, per_node, nodes, master_address([slot.host for slot in slots]))
     environ = {os.fsencode(name): os.fsencode(value) for name, value in request.environ.items()}
@@ -398,6 +406,7 @@ def _begin_ranks(
         if slot.rank not in world.traced:
             continue
         process = world.new_process(slot, environ_of(slot) | environ, sys.argv, rank=slot.rank)
+        process.changed_environ.update(dict.fromkeys(map(os.fsencode, request.environ)))
         process.begin()
         world.start_process(process, enter(process))
     if request.conditions is not None:

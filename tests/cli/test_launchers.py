@@ -39,6 +39,9 @@ def launched(command: str) -> tuple[object, ...]:
         ("srun -N 2 --ntasks-per-node=8 --gres=gpu:8 python -u t.py -x", ("t.py", ["-x"], "2", "8", True)),
         ("srun -n 16 --nodes 2 python t.py", ("t.py", [], "2", "8", True)),
         ("srun -N 2 torchrun --nnodes 2 --nproc-per-node 8 t.py", ("t.py", [], "2", "8", True)),
+        ("mpirun -np 16 -N 8 -x A=1 --mca btl tcp python t.py -x", ("t.py", ["-x"], "2", "8", True)),
+        ("mpiexec -n 2 -genv A 1 python t.py", ("t.py", [], None, None, True)),
+        ("python -Bm pkg.train", ("-m pkg.train", [], None, None, True)),
         ("python -X faulthandler -O t.py", ("t.py", [], None, None, True)),
     ],
 )
@@ -59,7 +62,9 @@ def test_the_program_of_a_command(command: str, expected: tuple[object, ...]) ->
         ("srun --frobnicate 3 t.py", "srun: unrecognized arguments: --frobnicate"),
         ("deepspeed --num_gpus 2", "deepspeed: expected a program"),
         ("python -c pass", "python -c: expected a script"),
-        ("mpirun -np 2 python t.py", "mpirun starts no simulated ranks"),
+        ("mpirun -np 2 python t.py : -np 2 python u.py", "several programs cannot be simulated as one job"),
+        ("mpirun --frobnicate -np 2 python t.py", "mpirun: its flag --frobnicate is not known|unrecognized arguments"),
+        ("mpirun -np two python t.py", "mpirun: expected numbers of processes, got -np two"),
         ("deepspeed --hostfile /nowhere t.py", "--hostfile /nowhere: cannot be read"),
     ],
 )
@@ -125,6 +130,33 @@ def test_ranks_of_a_launcher_are_simulated(
     assert capfd.readouterr().out.splitlines() == ["[0] 0 None None None", "[1] 1 None None None"]
     assert main(["run", "--on", "dgx-h100:2", "--quiet", "srun", "-N2", "--ntasks-per-node", "1", "python", path]) == 0
     assert capfd.readouterr().out.splitlines() == ["[0] None 0 0 2", "[1] None 1 1 2"]
+    names = "'OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_LOCAL_RANK', 'OMPI_COMM_WORLD_SIZE', 'RANK', 'A'"
+    Path(path).write_text(f"import os\nprint(*(os.environ.get(n) for n in ({names})))\n")
+    assert main(["run", "--on", "dgx-h100:2", "--quiet", "mpirun", "-np", "10", "-x", "A=3", "python", path]) == 0
+    assert sorted(capfd.readouterr().out.splitlines()) == [f"[{r}] {r} {r % 5} 10 None 3" for r in range(10)]
+    assert main(["run", "--on", "dgx-h100:2", "mpirun", "-np", "9", "python", path]) == 2
+    assert "9 ranks do not fill 2 nodes of dgx-h100:2 evenly" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_one_process_is_started_as_by_python(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It has no variables of torchrun and no rank before its lines; what it spawns are the ranks."""
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import os, torch, torch.distributed as dist, torch.multiprocessing as mp\n"
+        "def work(rank, size):\n"
+        "    dist.init_process_group('nccl', init_method='tcp://127.0.0.1:2999', rank=rank, world_size=size)\n"
+        "    dist.all_reduce(torch.ones(1, device=f'cuda:{rank}'))\n"
+        "    print(rank, dist.get_world_size())\n"
+        "if __name__ == '__main__':\n"
+        "    print('main', 'RANK' in os.environ)\n"
+        "    mp.spawn(work, args=(torch.cuda.device_count(),), nprocs=torch.cuda.device_count())\n"
+    )
+    assert main(["run", "--on", "dgx-h100:1", "--one-process", str(path)]) == 0
+    output, error = capfd.readouterr()
+    assert output.splitlines()[0] == "main False"
+    assert sorted(output.splitlines()[1:]) == [f"[{rank}] {rank} 8" for rank in range(8)]
+    assert "8 ranks, backend nccl" in error
 
 
 def test_a_rank_that_needs_sruns_variables_has_them(

@@ -1,9 +1,9 @@
 """What commands read beside their own flags: commands of other launchers, logs of nccl-tests, published steps.
 
-`launchers.py` is for `distsim run`, `calibrate.py` and `logs.py` are `distsim calibrate`, `validate.py` and
-`training.py` `distsim validate`.
+`launchers.py` is for `distsim run`, and `shell.py`, which starts it, is `distsim shell`. `calibrate.py` and `logs.py`
+are `distsim calibrate`, `validate.py` and `training.py` `distsim validate`.
 """
 
 from __future__ import annotations
 
-__all__ = ["calibrate", "launchers", "logs", "training", "validate"]
+__all__ = ["calibrate", "launchers", "logs", "shell", "training", "validate"]

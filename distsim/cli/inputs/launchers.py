@@ -16,7 +16,10 @@ from typing import Any, NoReturn
 
 from distsim.errors import UsageError
 
-__all__ = ["Launched", "program_of"]
+__all__ = ["SHELL_VARIABLE", "Launched", "program_of", "python_start"]
+
+SHELL_VARIABLE = "DISTSIM_SHELL"
+"""Set for all that runs under `distsim shell`."""
 
 
 @dataclass
@@ -29,6 +32,8 @@ class Launched:
     nnodes: str | None = None
     """As torchrun's `--nnodes`; None: the launcher does not say."""
     nproc_per_node: str | None = None
+    ntasks: int | None = None
+    """All ranks, where the launcher does not say how many a node has."""
     use_env: bool = True
     """Whether the program learns its local rank from the environment alone."""
     environ: dict[str, str] = field(default_factory=dict)
@@ -102,20 +107,28 @@ def _go_on(command: Launched, words: Sequence[str], module: bool = False) -> Non
     command.program, command.arguments, command.module = words[0], list(words[1:]), module
 
 
+def python_start(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return what starts under `python *words*`: the flag that names it, and the words from it on.
+
+    The flag is `-m` (a module), `-c` (code), `-` (standard input), empty (a script), or one that starts no program.
+    """
+    left = list(words)
+    while left and re.match("-.", left[0]):
+        flag = left.pop(0)
+        if left and re.fullmatch(r"-[bBdEiIOPqsSuvx]*[mc]", flag):
+            return f"-{flag[-1]}", left
+        if left and flag in ("-W", "-X"):
+            left.pop(0)
+        elif not re.fullmatch(r"-[bBdEiIOPqsSuvx]+|-[WX].+", flag):
+            return flag, left
+    return ("", left) if left and left[0] != "-" else ("-", left[1:])
+
+
 def _python(command: Launched) -> None:
-    words = command.arguments
-    while words and words[0].startswith("-"):
-        flag = words.pop(0)
-        if flag == "-m" and words:
-            _go_on(command, words, module=True)
-            return
-        if flag in ("-W", "-X") and words:
-            words.pop(0)
-        elif flag == "-c" or not re.fullmatch(r"-[bBdEiIOPqsSuvx]+|-[WX].+", flag):
-            raise UsageError(f"python {flag}: expected a script or -m MODULE")
-    if not words:
-        raise UsageError("python: expected a script or -m MODULE")
-    _go_on(command, words)
+    flag, words = python_start(command.arguments)
+    if flag not in ("", "-m"):
+        raise UsageError(f"python {flag}: expected a script or -m MODULE")
+    _go_on(command, words, module=flag == "-m")
 
 
 def _torchrun(command: Launched) -> None:
@@ -227,10 +240,41 @@ def _srun(command: Launched) -> None:
     per_node = namespace.ntasks_per_node
     try:
         if namespace.ntasks is not None and per_node is None:
-            per_node = str(max(1, int(namespace.ntasks) // int(nodes or 1)))
+            command.ntasks = None if nodes else int(namespace.ntasks)
+            per_node = nodes and str(max(1, int(namespace.ntasks) // int(nodes)))
         command.nnodes, command.nproc_per_node = nodes, per_node and str(int(per_node))
     except ValueError:
         raise UsageError(f"srun: expected numbers, got --nodes {namespace.nodes} --ntasks {namespace.ntasks}") from None
+    _go_on(command, namespace.rest)
+
+
+def _mpirun(command: Launched) -> None:
+    """Open MPI's mpirun, and the flags of MPICH's for the number of processes and for variables."""
+    flags = _Flags("mpirun").values(
+        "--np|-np|-n|-c|--n --npernode|-N|-npernode|-ppn|-perhost -H|-host|--host|-hosts --hostfile|-hostfile|"
+        "-machinefile|--machinefile|-f --bind-to|-bind-to --map-by|-map-by --rank-by --prefix|-prefix -wdir|--wdir "
+        "--output-filename --timeout"
+    )
+    flags.switches(
+        "--oversubscribe|-oversubscribe --allow-run-as-root|-allow-run-as-root --tag-output|-tag-output "
+        "--report-bindings --use-hwthread-cpus -q|--quiet -v|--verbose"
+    )
+    flags.add_argument("-x", action="append", default=[])
+    flags.add_argument("-genv", "-env", nargs=2, action="append", default=[])
+    flags.add_argument("-mca", "--mca", nargs=2, action="append")
+    namespace = flags.of(command.arguments)
+    if ":" in namespace.rest:
+        raise UsageError("mpirun A : B: several programs cannot be simulated as one job; start one")
+    command.environ |= dict(word.split("=", 1) for word in namespace.x if "=" in word) | dict(namespace.genv)
+    try:
+        command.ntasks = namespace.np and int(namespace.np)
+        command.nproc_per_node = namespace.npernode and str(int(namespace.npernode))
+    except ValueError:
+        raise UsageError(
+            f"mpirun: expected numbers of processes, got -np {namespace.np} -N {namespace.npernode}"
+        ) from None
+    if command.ntasks and command.nproc_per_node:
+        command.nnodes, command.ntasks = str(-(-command.ntasks // int(namespace.npernode))), None
     _go_on(command, namespace.rest)
 
 
@@ -243,6 +287,8 @@ _LAUNCHERS: dict[str, Callable[[Launched], None]] = {
     "deepspeed": _deepspeed,
     "ds": _deepspeed,
     "srun": _srun,
+    "mpirun": _mpirun,
+    "mpiexec": _mpirun,
 }
 _MODULES = {
     "torch.distributed.run": "torchrun",
@@ -254,4 +300,4 @@ _MODULES = {
     "deepspeed.launcher.runner": "deepspeed",
 }
 """Modules that start ranks, by the launcher that they are."""
-_REFUSED = ("mpirun", "mpiexec", "bash", "sh", "horovodrun", "composer", "ray", "env", "nohup")
+_REFUSED = ("bash", "sh", "horovodrun", "composer", "ray", "env", "nohup")

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _nbytes = UntypedStorage.nbytes
 
-__all__ = ["CUDA_VERSION", "KERNELS", "Accelerators", "Device", "Held", "open_call", "prepare", "uuid_of"]
+__all__ = ["CUDA_VERSION", "KERNELS", "Accelerators", "Device", "Held", "described", "open_call", "prepare", "uuid_of"]
 
 
 CUDA_VERSION = "12.8"
@@ -404,6 +404,31 @@ def uuid_of(host: int, index: int) -> str:
     return f"d15751a0-0000-0000-{host:04x}-{index:012x}"
 
 
+def described(model: Gpu, state: Sequence[tuple[int, int]], now_s: float = 0.0, host: int = 0) -> str:
+    """Describe the GPUs of a node for nvidia_smi.py.
+
+    Args:
+        model: The kind of the GPUs.
+        state: MiB in use and utilization in percent of each.
+        now_s: Virtual time in seconds.
+        host: Number of the node.
+    """
+    gpus = [
+        {
+            "index": index,
+            "name": model.title,
+            "uuid": f"GPU-{uuid_of(host, index)}",
+            "bus_id": f"00000000:{index:02X}:00.0",
+            "compute_cap": ".".join(map(str, divmod(model.compute_capability, 10))),
+            "total_mib": model.memory_bytes >> 20,
+            "used_mib": used_mib,
+            "utilization": utilization,
+        }
+        for index, (used_mib, utilization) in enumerate(state)
+    ]
+    return json.dumps({"now": time.asctime(time.gmtime(EPOCH_S + now_s)), "cuda": CUDA_VERSION, "gpus": gpus})
+
+
 class Accelerators:
     """The GPUs of one process, as many as its node has, made when first used."""
 
@@ -541,21 +566,11 @@ class Accelerators:
                 for device in process.accelerators.devices:
                     used[device.index] += (device.memory.reserved + device.model.context_bytes) // mib
         now_s = float(world.env.now)
-        gpus = [
-            {
-                "index": index,
-                "name": self.model.title,
-                "uuid": f"GPU-{uuid_of(host, index)}",
-                "bus_id": f"00000000:{index:02X}:00.0",
-                "compute_cap": ".".join(map(str, divmod(self.model.compute_capability, 10))),
-                "total_mib": self.model.memory_bytes // mib,
-                "used_mib": used[index],
-                "utilization": 0 if index not in self._devices else self._devices[index].utilization(now_s),
-            }
+        state = [
+            (used[index], 0 if index not in self._devices else self._devices[index].utilization(now_s))
             for index in range(self.physical)
         ]
-        described = json.dumps({"now": time.asctime(time.gmtime(EPOCH_S + now_s)), "cuda": CUDA_VERSION, "gpus": gpus})
-        return {"DISTSIM_GPUS": described, "DISTSIM_PYTHON": sys.executable}
+        return {"DISTSIM_GPUS": described(self.model, state, now_s, host), "DISTSIM_PYTHON": sys.executable}
 
     @property
     def devices(self) -> list[Device]:

@@ -226,7 +226,8 @@ def open_streams(
 ) -> tuple[RankStream, RankStream]:
     """The two streams of a process: lines behind `[label]`, or files `LOG_DIR/<label>/stdout.log` and
     `stderr.log`, as torchrun names them; *fresh* ones, or those that a process of that label has begun.
-    A process may be found to be the launcher later: its *label* is asked for with every line."""
+    A process may be found to be the launcher later: its *label* is asked for with every line; with an empty one a line
+    is shown as it is."""
     if log_dir is not None:
         folder = Path(log_dir) / label()
         try:
@@ -239,7 +240,7 @@ def open_streams(
         )
 
     def put(stream: Shown) -> Callable[[str], None]:
-        return lambda line: _put(stream, f"[{label():>{width}}] {line}")
+        return lambda line: _put(stream, f"[{name:>{width}}] {line}" if (name := label()) else line)
 
     return RankStream(put(stdout), raw=stdout), RankStream(put(stderr), raw=stderr)
 

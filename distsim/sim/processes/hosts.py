@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from distsim.sim.world import World
 
 __all__ = [
+    "environ_of_mpirun",
     "host_patches",
     "launcher_environ",
     "lost_clients",
@@ -293,5 +294,19 @@ def sruns_environ(slots: Sequence[Slot], per_node: int, nodes: int) -> Callable[
             b"SLURM_NODEID": b"%d" % hosts.index(slot.host),
         }
         return common | rank_variables | {b"SLURMD_NODENAME": node_name(slot.host).encode()}
+
+    return of
+
+
+def environ_of_mpirun(slots: Sequence[Slot], per_node: int) -> Callable[[Slot], dict[bytes, bytes]]:
+    """Return the variables that Open MPI's mpirun sets for the process on a slot."""
+    common = without_launchers(os.environ._data)  # type: ignore[attr-defined]
+    size, local_size = b"%d" % len(slots), b"%d" % per_node
+    common |= {b"OMPI_COMM_WORLD_SIZE": size, b"OMPI_UNIVERSE_SIZE": size, b"OMPI_COMM_WORLD_LOCAL_SIZE": local_size}
+
+    def of(slot: Slot) -> dict[bytes, bytes]:
+        rank, local_rank = b"%d" % slot.rank, b"%d" % slot.local_rank
+        place = {b"OMPI_COMM_WORLD_RANK": rank, b"OMPI_COMM_WORLD_LOCAL_RANK": local_rank}
+        return common | place | {b"OMPI_COMM_WORLD_NODE_RANK": local_rank, b"HOSTNAME": node_name(slot.host).encode()}
 
     return of

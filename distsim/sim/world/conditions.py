@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from distsim.debug.diagnosis.silent.finding import check_patterns
 from distsim.debug.records import Evidence
@@ -85,8 +85,8 @@ class RunRequest(RunOptions):
     """Of an argument before them that tells each rank its local rank; None: the environment does."""
     environ: dict[str, str] = field(default_factory=dict)
     """Variables that the launcher gives each rank beside those of its place."""
-    under_srun: bool = False
-    """Whether srun starts the ranks, so that they have its variables in the place of torchrun's."""
+    launcher: Literal["torchrun", "srun", "mpirun", "python"] = "torchrun"
+    """The program whose variables the ranks have. `python` starts one process, which may start the ranks itself."""
     silent_allow: Sequence[str] = ()
     """Patterns `kind:tensor` of silent findings that are known to be right."""
     progress: Callable[[Progress], None] | None = None

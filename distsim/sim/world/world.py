@@ -165,6 +165,8 @@ class Setting:
     """Whether the lines and operators that take GPU memory are kept."""
     measures_memory: bool = False
     """Whether a full GPU goes on as if it were larger, so that the run tells what is needed."""
+    is_alone: bool = False
+    """Whether one process is started, as by `python`; it may start the ranks itself."""
     late_ranks_are_planted: bool = False
     """Somebody wants to see who comes late, however little: a scenario. Else it is told at the end, where it costs."""
 
@@ -194,7 +196,7 @@ class World(Scheduler):
         self.keeps_slices = setting.keeps_slices
         self.processes: list[SimProcess] = []
         self.rank_processes: dict[int, SimProcess] = {}
-        self.world_size = len(slots)
+        self.world_size = 1 if setting.is_alone else len(slots)
         self.stores: dict[tuple[str, Any], Any] = {}
         self.communicators: dict[tuple[Any, ...], Any] = {}
         self.rendezvous: dict[tuple[Any, ...], Any] = {}
