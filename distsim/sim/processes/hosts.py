@@ -306,7 +306,7 @@ def environ_of_mpirun(slots: Sequence[Slot], per_node: int) -> Callable[[Slot], 
 
     def of(slot: Slot) -> dict[bytes, bytes]:
         rank, local_rank = b"%d" % slot.rank, b"%d" % slot.local_rank
-        place = {b"OMPI_COMM_WORLD_RANK": rank, b"OMPI_COMM_WORLD_LOCAL_RANK": local_rank}
-        return common | place | {b"OMPI_COMM_WORLD_NODE_RANK": local_rank, b"HOSTNAME": node_name(slot.host).encode()}
+        own = {b"OMPI_COMM_WORLD_RANK": rank, b"OMPI_COMM_WORLD_LOCAL_RANK": local_rank}
+        return common | own | {b"OMPI_COMM_WORLD_NODE_RANK": local_rank, b"HOSTNAME": node_name(slot.host).encode()}
 
     return of
