@@ -127,7 +127,7 @@ def test_ranks_at_one_place_accuse_nobody() -> None:
     """Two groups, shapes, the network: stacks do not show them."""
     judged = judge([at(0), at(1)], 2)
     assert judged.diagnoses == []
-    assert "ranks 0,1 wait at the same position" in str(judged.inconclusive).lower()
+    assert "ranks 0,1 wait at the same place" in str(judged.inconclusive).lower()
 
 
 def test_a_send_and_its_receive_are_no_circle() -> None:
@@ -173,7 +173,7 @@ def test_hosts_are_judged_together() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"schema": "other/1"}, {"positions": [{}]}, {"world_size": "many"}, {"gone": [-(10**30)]}]
+    "change", [{"schema": "other/1"}, {"places": [{}]}, {"world_size": "many"}, {"gone": [-(10**30)]}]
 )
 def test_another_hosts_answer_is_checked(change: dict[str, Any]) -> None:
     """It may come from another release, or from anything else that was found under the name."""
