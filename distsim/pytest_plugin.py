@@ -36,7 +36,7 @@ from distsim.plugin.body import MARK, MEANINGS, SHORT, is_first, launched, marke
 from distsim.plugin.terminal import keep_stderr
 
 if TYPE_CHECKING:
-    from distsim.plugin.options import World
+    from distsim.plugin.options import WorldFixture
 
 __all__ = ["mesh", "rank", "world", "world_size"]
 
@@ -254,7 +254,7 @@ def world_size(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture
-def world(request: pytest.FixtureRequest) -> World:
+def world(request: pytest.FixtureRequest) -> WorldFixture:
     """The rank on which the body runs: `world.rank`, `world.size`, `world.local_rank`, `world.on`.
 
     In another fixture, after its `yield`, `world.results` holds what the body returned on each rank.

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 
 from distsim.debug.evidence.watched_source import report_to, watch_imports
-from distsim.debug.rings.world import World
+from distsim.debug.rings.world import RecordedWorld
 from distsim.debug.settings import Attach, Level, Settings, Silent, say_once_a_job, warn_of_unknown_variables
 from distsim.deprecated import in_torch
-from distsim.deprecated.rendezvous import Meeting
+from distsim.deprecated.rendezvous import OldMeeting
 from distsim.realexec.process.session import EndHooks, Session
 from distsim.realexec.process.worlds import count_in, launched, started_by_mpirun
 from distsim.torch_compat.names import GUARD
@@ -244,7 +244,7 @@ def remove() -> None:
         session.close()
 
 
-def _open(given: World | None, where: str) -> Session | None:
+def _open(given: RecordedWorld | None, where: str) -> Session | None:
     """Return the session of this process, opened if needed; *given* is the program's rank and world size."""
     global _session, _refused
     if _settings is None or _refused:
@@ -330,7 +330,7 @@ class DroppedHook:
             else:
                 setattr(holder, name, before)
 
-    def _joins(self, meeting: Meeting, rank: int) -> None:
+    def _joins(self, meeting: OldMeeting, rank: int) -> None:
         if not dist.is_initialized():
             self._begins(rank, meeting.world_size, meeting.name)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from distsim.debug.attach.judge import Judged
 from distsim.debug.attach.ranks import RankProcess, environment_of, with_descendants
-from distsim.debug.attach.ras import Communicator, RasStatus
+from distsim.debug.attach.ras import RasCommunicator, RasStatus
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.messages import are, capital, ranks_text
 from distsim.debug.postmortem import Found, examine
@@ -254,7 +254,7 @@ def _with_ras(judged: Judged, statuses: Sequence[RasStatus]) -> Judged:
     return replace(judged, diagnoses=[diagnosis], inconclusive=None)
 
 
-def _is_stuck(comm: Communicator, statuses: Sequence[RasStatus]) -> bool:
+def _is_stuck(comm: RasCommunicator, statuses: Sequence[RasStatus]) -> bool:
     """Return whether its ranks differed in every answer."""
     alike = [one for status in statuses for one in status.communicators if one.name == comm.name]
     return bool(comm.behind()) and len(alike) == len(statuses) and all(one.counts == comm.counts for one in alike)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from distsim.debug.attach.ranks import Frame, Sample, Thread
+from distsim.debug.attach.ranks import Frame, StackSample, Thread
 from distsim.debug.records import COLLECTIVES, P2P, Site
 from distsim.debug.records.frames import Owner, absolute, owner, program_frames
 
@@ -102,7 +102,7 @@ class Position:
         return self.op or self.doing.value, str(self.site)
 
 
-def position_of(sample: Sample) -> Position | None:
+def position_of(sample: StackSample) -> Position | None:
     """Return the position of a rank; None for a process that is not a rank or has ended."""
     rank = sample.process.rank
     if rank is None:

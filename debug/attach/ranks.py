@@ -27,7 +27,7 @@ __all__ = [
     "APART_S",
     "Frame",
     "RankProcess",
-    "Sample",
+    "StackSample",
     "Thread",
     "environment_of",
     "find_ranks",
@@ -231,7 +231,7 @@ class Thread:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class StackSample:
     """Samples of one rank."""
 
     process: RankProcess
@@ -245,7 +245,7 @@ class Sample:
     """The process was there when the ranks were looked for, and is no more."""
 
 
-def sample_ranks(processes: Iterable[RankProcess], apart_s: float = APART_S) -> list[Sample]:
+def sample_ranks(processes: Iterable[RankProcess], apart_s: float = APART_S) -> list[StackSample]:
     """Sample each process twice, *apart_s* seconds apart; again where some have moved, which may have been on their way
     to where they hang. A UsageError where py-spy is missing, or may read none."""
     processes = list(processes)
@@ -284,15 +284,15 @@ def _sample(
     was: Mapping[int, _Spent],
     now: Mapping[int, _Spent],
     passed_s: float,
-) -> Sample:
+) -> StackSample:
     state = _state(process.pid)
     if state in ("", "Z", "X"):
-        return Sample(process, why="it has ended", ended=True)
+        return StackSample(process, why="it has ended", ended=True)
     dump, why = second if second[0] else first
     busy = {t for t in now if t in was and now[t].cpu_s - was[t].cpu_s > BUSY * passed_s}
     woke = {t for t in now if t in was and now[t].sleeps - was[t].sleeps > WOKE}
     threads = _threads(first[0], dump, busy, woke)
-    return Sample(process, threads, "" if threads else why or second[1], state in "Tt")
+    return StackSample(process, threads, "" if threads else why or second[1], state in "Tt")
 
 
 def _tool() -> str:
@@ -303,7 +303,7 @@ def _tool() -> str:
     return tool
 
 
-def _remedy(sample: Sample) -> str:
+def _remedy(sample: StackSample) -> str:
     pid, why = sample.process.pid, sample.why
     if "ermission" in why or "EPERM" in why or "ptrace" in why.lower():
         return (

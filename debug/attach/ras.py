@@ -17,7 +17,7 @@ from typing import Any
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import MOST_RANKS, text, whole
 
-__all__ = ["PORT", "Communicator", "Member", "RasStatus", "ask_ras", "read_status"]
+__all__ = ["PORT", "RasCommunicator", "RasMember", "RasStatus", "ask_ras", "read_status"]
 
 PORT = 28028
 PROTOCOL = 2
@@ -28,7 +28,7 @@ MOST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class RasMember:
     """A rank of a communicator, as RAS names it."""
 
     rank: int
@@ -40,7 +40,7 @@ class Member:
 
 
 @dataclass(slots=True)
-class Communicator:
+class RasCommunicator:
     """One of them, and its members that are not as the others."""
 
     name: str
@@ -48,8 +48,8 @@ class Communicator:
     size: int | None = None
     counts: dict[str, dict[int, int]] = field(default_factory=dict)
     """Operation -> number of a rank -> how many of them it has launched; in text only where ranks differ."""
-    members: dict[int, Member] = field(default_factory=dict)
-    missing: list[Member] = field(default_factory=list)
+    members: dict[int, RasMember] = field(default_factory=dict)
+    missing: list[RasMember] = field(default_factory=list)
     statuses: dict[int, str] = field(default_factory=dict)
     """Ranks whose state is not that of most: INIT, FINALIZE, ABORT, NOCOMM; or an error."""
 
@@ -78,8 +78,8 @@ class RasStatus:
     """RAS status of a job."""
 
     version: str = ""
-    communicators: list[Communicator] = field(default_factory=list)
-    processes: list[Member] = field(default_factory=list)
+    communicators: list[RasCommunicator] = field(default_factory=list)
+    processes: list[RasMember] = field(default_factory=list)
     """Processes, whatever communicator, that do not answer RAS or that it takes for dead."""
     timeouts: int = 0
 
@@ -136,9 +136,9 @@ def _exchange(link: socket.socket, lines: Any, request: str) -> str:
 
 def _from_json(data: Mapping[str, Any]) -> RasStatus:
     status = RasStatus(text(data["nccl_version"], "nccl_version"), timeouts=_int(data.get("ras", {}), "timeouts_count"))
-    gone: dict[tuple[str, int | None], Member] = {}
+    gone: dict[tuple[str, int | None], RasMember] = {}
     for one in data["communicators"]:
-        communicator = Communicator(text(one["hash"], "hash").removeprefix("0x"), whole(one["size"], "size"))
+        communicator = RasCommunicator(text(one["hash"], "hash").removeprefix("0x"), whole(one["size"], "size"))
         for entry in one["ranks"]:
             member = _member(entry)
             communicator.members[member.rank] = member
@@ -162,9 +162,9 @@ def _int(data: Mapping[str, Any], name: str) -> int:
     return whole(data.get(name, 0), name)
 
 
-def _member(entry: Mapping[str, Any], why: str = "") -> Member:
+def _member(entry: Mapping[str, Any], why: str = "") -> RasMember:
     pid = whole(entry["pid"], "pid", -1)
-    return Member(
+    return RasMember(
         whole(entry["rank"], "rank", 0, MOST_RANKS), pid if pid > 0 else None, text(entry["host"], "host"), why
     )
 
@@ -197,13 +197,13 @@ _OPERATIONS = re.compile(r"different (\w+) operation counts")
 def _from_text(answer: str) -> RasStatus:
     version = re.search(r"NCCL version ([\d.]+)", answer)
     status = RasStatus(version[1] if version else "")
-    communicators: dict[str, Communicator] = {}
-    section, current, op, value = "", Communicator(""), "", ""
+    communicators: dict[str, RasCommunicator] = {}
+    section, current, op, value = "", RasCommunicator(""), "", ""
     unlisted: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for line in map(str.strip, answer.splitlines()):
         if heading := _HEADING.match(line):
             current, section, op, value = (
-                communicators.setdefault(heading[1], Communicator(heading[1])),
+                communicators.setdefault(heading[1], RasCommunicator(heading[1])),
                 heading[2],
                 "",
                 "",
@@ -214,7 +214,7 @@ def _from_text(answer: str) -> RasStatus:
             status.timeouts += int(timeouts[1])
         elif process := _PROCESS.match(line):
             why = "dead" if section == "DEAD" else "unresponsive"
-            status.processes.append(Member(-1, int(process[1]), process[2], why))
+            status.processes.append(RasMember(-1, int(process[1]), process[2], why))
         elif operations := _OPERATIONS.search(line):
             op, value = operations[1], ""
         elif "ranks have different status" in line:
@@ -224,7 +224,7 @@ def _from_text(answer: str) -> RasStatus:
             if (counted := _COUNT.search(value)) and op != "status":
                 unlisted[current.name, op].append((int(several[1]), int(counted[1] or 0)))
         elif missing := re.match(r"The missing ranks?: ([\d, -]+)", line):
-            current.missing += [Member(rank, why="unresponsive") for rank in _numbers(missing[1])]
+            current.missing += [RasMember(rank, why="unresponsive") for rank in _numbers(missing[1])]
         elif rank := _RANK.match(line):
             _note_rank(current, section, op, rank["said"].strip() or value, _found_member(rank))
     _add_unlisted(communicators, unlisted)
@@ -232,15 +232,15 @@ def _from_text(answer: str) -> RasStatus:
     return status
 
 
-def _found_member(match: re.Match[str]) -> Member:
+def _found_member(match: re.Match[str]) -> RasMember:
     pid = match["pid"]
-    return Member(whole(int(match[1]), "rank", 0, MOST_RANKS), int(pid) if pid else None, match["host"] or "")
+    return RasMember(whole(int(match[1]), "rank", 0, MOST_RANKS), int(pid) if pid else None, match["host"] or "")
 
 
-def _note_rank(current: Communicator, section: str, op: str, value: str, member: Member) -> None:
+def _note_rank(current: RasCommunicator, section: str, op: str, value: str, member: RasMember) -> None:
     current.members.setdefault(member.rank, member)
     if section == "INCOMPLETE":
-        current.missing.append(Member(member.rank, member.pid, member.host, "unresponsive"))
+        current.missing.append(RasMember(member.rank, member.pid, member.host, "unresponsive"))
     elif op == "status" and (state := _STATUS.search(value)):
         current.statuses[member.rank] = state[1]
     elif op and (counted := _COUNT.search(value)):
@@ -250,7 +250,7 @@ def _note_rank(current: Communicator, section: str, op: str, value: str, member:
 
 
 def _add_unlisted(
-    communicators: Mapping[str, Communicator], unlisted: Mapping[tuple[str, str], list[tuple[int, int]]]
+    communicators: Mapping[str, RasCommunicator], unlisted: Mapping[tuple[str, str], list[tuple[int, int]]]
 ) -> None:
     """Add entries for ranks that the text only counts, with numbers that no rank has."""
     for (name, op), groups in unlisted.items():

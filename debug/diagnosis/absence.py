@@ -12,7 +12,7 @@ from distsim.debug.diagnosis.context import Case
 from distsim.debug.divergence.not_arrived import refusal_advice, refusal_text, refused_call
 from distsim.debug.divergence.source_order import Order, relate
 from distsim.debug.matching.agreement import same_call
-from distsim.debug.matching.index import GroupLog
+from distsim.debug.matching.index import GroupCalls
 from distsim.debug.matching.secondary_errors import aftermath, last_words, timed_out
 from distsim.debug.messages import (
     advice,
@@ -143,7 +143,7 @@ def _no_record(case: Case, call: CallRecord, ranks: Sequence[int], victims: Sequ
 
 
 def _never_waited(
-    case: Case, log: GroupLog, call: CallRecord, pending: Sequence[int], victims: Sequence[int]
+    case: Case, log: GroupCalls, call: CallRecord, pending: Sequence[int], victims: Sequence[int]
 ) -> Diagnosis:
     own = log.meetings[call.seq][pending[0]]
     return case.diagnosis(
@@ -159,7 +159,7 @@ def _never_waited(
 
 
 def loop_ended(
-    case: Case, log: GroupLog, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]
+    case: Case, log: GroupCalls, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]
 ) -> Diagnosis | None:
     """The call is one that both have made before: their loops ran differently often. Whose wait is looked at first is
     chance, so the line may be that of any rank that is in the call."""
@@ -241,16 +241,16 @@ def _is_over(case: Case, rank: int) -> bool:
     return state.phase is Phase.FINISHED or state.over or (state.phase is Phase.RUNNING and state.leaving)
 
 
-def _rounds(log: GroupLog, rank: int, call: CallRecord, since: int) -> int:
+def _rounds(log: GroupCalls, rank: int, call: CallRecord, since: int) -> int:
     """Return how often *rank* has made calls like *call* from number *since* on."""
     return sum(since <= seq <= call.seq for seq in _like(log, rank, call))
 
 
-def _last_round(log: GroupLog, rank: int, call: CallRecord) -> int:
+def _last_round(log: GroupCalls, rank: int, call: CallRecord) -> int:
     return max(seq for seq in _like(log, rank, call) if seq <= call.seq)
 
 
-def _like(log: GroupLog, rank: int, call: CallRecord) -> list[int]:
+def _like(log: GroupCalls, rank: int, call: CallRecord) -> list[int]:
     return [r.seq for r in log.calls.get(rank, ()) if r.way == call.way and r.op == call.op]
 
 
@@ -260,7 +260,7 @@ def _ordinal(n: int) -> str:
     return f"{n}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(n % 10, 'th') }"
 
 
-def _too_many(case: Case, log: GroupLog, call: CallRecord, met: Sequence[int]) -> Diagnosis:
+def _too_many(case: Case, log: GroupCalls, call: CallRecord, met: Sequence[int]) -> Diagnosis:
     return case.diagnosis(
         Kind.EXTRA_COLLECTIVE,
         met,
@@ -274,7 +274,7 @@ def _too_many(case: Case, log: GroupLog, call: CallRecord, met: Sequence[int]) -
 
 
 def _split_over_groups(
-    case: Case, log: GroupLog, call: CallRecord, met: Sequence[int], victims: Sequence[int]
+    case: Case, log: GroupCalls, call: CallRecord, met: Sequence[int], victims: Sequence[int]
 ) -> Diagnosis | None:
     """Diagnose a missing member that waits for the ranks that are there in the same call on another group."""
     for rank in log.group.ranks:
@@ -351,7 +351,7 @@ def _too_late(case: Case, call: CallRecord, late: Sequence[int], victims: Sequen
 
 
 def _other_group(
-    case: Case, log: GroupLog, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]
+    case: Case, log: GroupCalls, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]
 ) -> Diagnosis | None:
     """The absent made this very call, as often as those who wait, but on another group."""
     own: CallRecord | None = None

@@ -22,16 +22,16 @@ from distsim.debug.diagnosis.remote_calls import unanswered
 from distsim.debug.diagnosis.waits.assess_proof import Weigher, lateness, patience
 from distsim.debug.diagnosis.waits.rendezvous import apart, follows, stale_addresses
 from distsim.debug.diagnosis.waits.standstill import idle_job, unending
-from distsim.debug.diagnosis.waits.wait_graph import Contradictions, Need, WaitGraph
+from distsim.debug.diagnosis.waits.wait_graph import Contradictions, RemoteNeed, WaitGraph
 from distsim.debug.divergence.find import Divergence, find_divergences
 from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.messages import are, capital, exception_text, ranks_text
 from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phase, State
 from distsim.debug.records.call import was_refused
-from distsim.debug.records.diagnosis import Call, Diagnosis, Stuck
+from distsim.debug.records.diagnosis import DiagnosedCall, Diagnosis, Stuck
 from distsim.debug.records.kinds import INCONSISTENT, PROOFS, Kind, Proof
 
-__all__ = ["Call", "Diagnosis", "Kind", "Stuck", "diagnose"]
+__all__ = ["DiagnosedCall", "Diagnosis", "Kind", "Stuck", "diagnose"]
 
 INIT = "init_process_group"
 ENDED = "SIGTERM"
@@ -260,7 +260,7 @@ def _alone_on_host(case: Case, rank: int, victims: Sequence[int]) -> bool:
 
 
 def _blocked_alone(case: Case, rank: int, victims: list[int]) -> Diagnosis:
-    needs: Sequence[Need] = case.graph.needs.get(rank, ())
+    needs: Sequence[RemoteNeed] = case.graph.needs.get(rank, ())
     for need in needs:
         if isinstance(need.wait, CallWait) and need.wait.record.is_p2p:
             return unmatched(case, need.wait.record, [rank, *victims])

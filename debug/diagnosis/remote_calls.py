@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distsim.debug.diagnosis.context import Case
-from distsim.debug.diagnosis.waits.remote_waits import Need
+from distsim.debug.diagnosis.waits.remote_waits import RemoteNeed
 from distsim.debug.diagnosis.waits.wait_graph import Root
 from distsim.debug.matching.remote_calls import Actor, rank_of
 from distsim.debug.messages import call_text, capital, group_text, ranks_text, remote_text, site_text, worker_text
@@ -31,7 +31,7 @@ def unanswered(case: Case, root: Root, victims: Sequence[int]) -> Diagnosis:
     return _silent(case, actors[0], victims)
 
 
-def _link(case: Case, actor: Actor, after: Actor) -> Need | None:
+def _link(case: Case, actor: Actor, after: Actor) -> RemoteNeed | None:
     """The wait of one actor for another."""
     return next((need for need in case.graph.needs.get(actor, ()) if after in need.ranks), None)
 
@@ -94,7 +94,7 @@ def _call(call: CallRecord) -> str:
     return call_text(call) if call.is_of_two else f"{call_text(call)} on {group_text(call.group)}"
 
 
-def _why(case: Case, call: CallRecord, need: Need) -> str:
+def _why(case: Case, call: CallRecord, need: RemoteNeed) -> str:
     """Return why the call is not answered, if its function does not wait."""
     if not need.any_of:
         return ""

@@ -34,7 +34,7 @@ __all__ = [
     "SHORT",
     "SIMULATED",
     "Demand",
-    "Straggler",
+    "LateRank",
     "as_findings",
     "straggler_findings",
     "straggler_text",
@@ -109,7 +109,7 @@ SIMULATED = Demand(meetings=5, span_s=0.0, lost_s=0.01)
 
 
 @dataclass(frozen=True, slots=True)
-class Straggler:
+class LateRank:
     """One rank, and what it costs the others."""
 
     rank: int
@@ -150,7 +150,7 @@ class _Toll:
     worst: tuple[float, CallRecord | None] = (0.0, None)
 
 
-def stragglers(records: Mapping[int, Sequence[CallRecord]], demand: Demand) -> list[Straggler]:
+def stragglers(records: Mapping[int, Sequence[CallRecord]], demand: Demand) -> list[LateRank]:
     """The ranks that keep the members of a group waiting, the worst first; each once, for the group it hurts most.
 
     Pure. *records* are the last calls of each rank, in program order. Nobody is named in a group whose members also
@@ -166,7 +166,7 @@ def stragglers(records: Mapping[int, Sequence[CallRecord]], demand: Demand) -> l
             elif call.op in EVERYBODY and call.state is State.COMPLETED and call.completed_s is not None:
                 meetings[call.group][call.seq][rank] = call
     away: dict[int, _Away] = {}
-    worst: dict[int, Straggler] = {}
+    worst: dict[int, LateRank] = {}
     for group, numbered in meetings.items():
         if len(group.ranks) < 2 or any(friends[rank].intersection(group.ranks) for rank in group.ranks):
             continue
@@ -221,7 +221,7 @@ class _Away:
 
 def _in_group(
     group: Group, full: Sequence[dict[int, CallRecord]], away: Mapping[int, _Away], demand: Demand
-) -> list[Straggler]:
+) -> list[LateRank]:
     turns = _turns(full, away)
     any_rank = group.ranks[0]
     span_s = (full[-1][any_rank].completed_s or 0.0) - full[0][any_rank].issued_s
@@ -242,7 +242,7 @@ def _in_group(
         if relative >= demand.score or (demand.apart and not _apart(turns, rank)):
             continue
         stragglers.append(
-            Straggler(rank, group, toll.lost_s, share, toll.late, len(turns), relative, individual, toll.worst[1])
+            LateRank(rank, group, toll.lost_s, share, toll.late, len(turns), relative, individual, toll.worst[1])
         )
     return (
         stragglers if 2 * len(stragglers) <= len(group.ranks) else []
@@ -333,7 +333,7 @@ def _scores(turns: Sequence[_Turn], rank: int) -> tuple[float, float]:
     return (relative / weight, individual / weight) if weight > 0.0 else (1.0, 1.0)
 
 
-def straggler_text(straggler: Straggler) -> str:
+def straggler_text(straggler: LateRank) -> str:
     """One clause: `rank 3 came late to 40 of 41 collectives and kept ... waiting for 20 s, 48% of the time`."""
     return (
         f"rank {straggler.rank} came late to {straggler.late} of {straggler.meetings} collectives and kept "
@@ -347,7 +347,7 @@ def straggler_findings(records: Mapping[int, Sequence[CallRecord]], demand: Dema
     return as_findings(stragglers(records, demand))
 
 
-def as_findings(found_stragglers: Sequence[Straggler]) -> list[Finding]:
+def as_findings(found_stragglers: Sequence[LateRank]) -> list[Finding]:
     """Stragglers as what `diagnose` takes: one finding for all."""
     if not found_stragglers:
         return []

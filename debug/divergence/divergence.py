@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from distsim.debug.divergence.source_order import Relation
 from distsim.debug.matching.agreement import Mismatch
-from distsim.debug.matching.index import GroupLog
+from distsim.debug.matching.index import GroupCalls
 from distsim.debug.records import CallRecord, State
 from distsim.debug.records.call import was_refused
 from distsim.debug.records.kinds import Kind
@@ -39,7 +39,7 @@ class Divergence:
     """The first number at which the members of a group are not in the same call."""
 
     kind: Kind
-    group_log: GroupLog
+    group_log: GroupCalls
     seq: int
     culprits: tuple[int, ...]
     reference: tuple[int, ...]
@@ -127,7 +127,7 @@ def hypotheses(mine: Sequence[CallRecord], others: Sequence[CallRecord], least: 
     return [(score, kind) for score, _, kind in scored]
 
 
-def earlier_shift(log: GroupLog, rank: int, witness: int, seq: int) -> tuple[int, int, Kind] | None:
+def earlier_shift(log: GroupCalls, rank: int, witness: int, seq: int) -> tuple[int, int, Kind] | None:
     """A call before number *seq* that *rank* left out or added: since then calls from different lines met that happen
     to fit, until those of *seq* did not. How many calls from *seq* on bear it out, its number, and its kind."""
     first = seq
@@ -152,12 +152,12 @@ def earlier_shift(log: GroupLog, rank: int, witness: int, seq: int) -> tuple[int
     return score, start, kind
 
 
-def _lines_differ(log: GroupLog, rank: int, witness: int, seq: int) -> bool:
+def _lines_differ(log: GroupCalls, rank: int, witness: int, seq: int) -> bool:
     met = log.meetings.get(seq, {})
     return rank in met and witness in met and met[rank].way != met[witness].way
 
 
-def calls_from(log: GroupLog, rank: int, seq: int) -> list[CallRecord]:
+def calls_from(log: GroupCalls, rank: int, seq: int) -> list[CallRecord]:
     """The rank's calls on this group from *seq* on, as far as they are worth a look. What it calls after strict has
     refused one of them is no part of the program's plan."""
     calls = log.calls.get(rank, [])
@@ -166,7 +166,7 @@ def calls_from(log: GroupLog, rank: int, seq: int) -> list[CallRecord]:
     return ahead[: next((i for i, call in enumerate(ahead) if was_refused(call)), len(ahead)) + 1]
 
 
-def ahead_of(log: GroupLog, rank: int, seq: int) -> list[CallRecord]:
+def ahead_of(log: GroupCalls, rank: int, seq: int) -> list[CallRecord]:
     """The rank's calls from *seq* on, continued with what followed this call in its past."""
     ahead = calls_from(log, rank, seq)
     past = [r for r in log.calls.get(rank, ()) if r.seq < seq]

@@ -31,7 +31,7 @@ from distsim.debug.divergence.history import is_usual, left_out, usual_in_sister
 from distsim.debug.divergence.not_arrived import refused_before
 from distsim.debug.divergence.source_order import Order, Relation, relate
 from distsim.debug.matching.agreement import Mismatch, Vote, check_meeting, majority, same_call
-from distsim.debug.matching.index import EvidenceIndex, GroupLog
+from distsim.debug.matching.index import EvidenceIndex, GroupCalls
 from distsim.debug.records import CallRecord, Phase, State
 from distsim.debug.records.kinds import Kind
 
@@ -40,7 +40,7 @@ __all__ = ["Divergence", "find_divergences"]
 NUMBER = re.compile(r"\d+")
 
 
-def find_divergences(index: EvidenceIndex, log: GroupLog) -> list[Divergence]:
+def find_divergences(index: EvidenceIndex, log: GroupCalls) -> list[Divergence]:
     """The contradictions among the calls of one group, up to the first that nobody gets past.
 
     One that did no visible harm (a reduce op that differs) is told once, however often it comes.
@@ -87,7 +87,7 @@ def _uneven(records: Sequence[CallRecord]) -> bool:
 # --- a contradiction that everybody sees ------------------------------------------------------------
 
 
-def _classify(index: EvidenceIndex, log: GroupLog, mismatch: Mismatch) -> Divergence:
+def _classify(index: EvidenceIndex, log: GroupCalls, mismatch: Mismatch) -> Divergence:
     """A mismatch is what is seen; a skipped or added call is why."""
     culprit, witness = mismatch.culprits[0], (mismatch.reference or mismatch.culprits)[0]
     mine, reference_call = mismatch.records[culprit], mismatch.records[witness]
@@ -181,7 +181,7 @@ def _by_sisters(index: EvidenceIndex, divergence: Divergence) -> Divergence | No
     return replace(_other_way_round(divergence), kind=kind, relation=relation)
 
 
-def _earlier(log: GroupLog, divergence: Divergence, score: int) -> Divergence | None:
+def _earlier(log: GroupCalls, divergence: Divergence, score: int) -> Divergence | None:
     """The call before *divergence* that one side left out or added, where that explains more than *score* calls."""
     culprit, witness = divergence.got.rank, divergence.expected.rank
     shift = earlier_shift(log, culprit, witness, divergence.seq)
@@ -267,7 +267,7 @@ def _creators(mismatch: Mismatch) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(sorted(set(records) - set(creating))), creating
 
 
-def _called_before(log: GroupLog, record: CallRecord, by: int) -> bool:
+def _called_before(log: GroupCalls, record: CallRecord, by: int) -> bool:
     return record.site is not None and any(
         r.seq < record.seq and r.way == record.way and r.op == record.op for r in log.calls.get(by, ())
     )
@@ -285,7 +285,7 @@ def _by_round(relation: Relation) -> Kind | None:
     return None
 
 
-def _by_text(log: GroupLog, mine: CallRecord, other: CallRecord, relation: Relation) -> Kind | None:
+def _by_text(log: GroupCalls, mine: CallRecord, other: CallRecord, relation: Relation) -> Kind | None:
     """Decide without later calls: by completed loops, then by the program's source."""
     if relation.mine_for_some and not relation.theirs_for_some:
         return Kind.EXTRA_COLLECTIVE
@@ -313,7 +313,7 @@ def _by_text(log: GroupLog, mine: CallRecord, other: CallRecord, relation: Relat
     return None
 
 
-def by_site(index: EvidenceIndex, log: GroupLog, seq: int) -> Divergence | None:
+def by_site(index: EvidenceIndex, log: GroupCalls, seq: int) -> Divergence | None:
     """The calls look alike, but a rank makes them at lines that the others use for other calls.
 
     Ranks may legally call from different lines (`if rank == 0: ... else: ...`). So a rank is
@@ -368,7 +368,7 @@ def by_site(index: EvidenceIndex, log: GroupLog, seq: int) -> Divergence | None:
     )
 
 
-def _common(log: GroupLog, ranks: Sequence[int], seq: int) -> list[CallRecord]:
+def _common(log: GroupCalls, ranks: Sequence[int], seq: int) -> list[CallRecord]:
     """Return what all of *ranks* do from *seq* on, while most of the group makes it at one line."""
     common: list[CallRecord] = []
     for at in range(seq, seq + HORIZON):
@@ -385,7 +385,7 @@ def _common(log: GroupLog, ranks: Sequence[int], seq: int) -> list[CallRecord]:
 
 
 def _silent_kind(
-    index: EvidenceIndex, log: GroupLog, mine: Sequence[CallRecord], others: Sequence[CallRecord]
+    index: EvidenceIndex, log: GroupCalls, mine: Sequence[CallRecord], others: Sequence[CallRecord]
 ) -> Kind | None:
     if not mine or not others:
         return None
@@ -428,7 +428,7 @@ def _lines(source: str) -> list[str]:
     return source.splitlines()
 
 
-def _ends_short(index: EvidenceIndex, log: GroupLog, one: int, other: int) -> bool:
+def _ends_short(index: EvidenceIndex, log: GroupCalls, one: int, other: int) -> bool:
     """A shift must leave one of them short in the end; a rank that still runs is only behind."""
     mine, other_last = log.calls[one][-1], log.calls[other][-1]
     if mine.seq == other_last.seq:
@@ -440,7 +440,7 @@ def _ends_short(index: EvidenceIndex, log: GroupLog, one: int, other: int) -> bo
     return index.states[behind].phase in (Phase.FINISHED, Phase.BLOCKED)
 
 
-def _settle_by_past(log: GroupLog, vote: Vote, seq: int) -> Vote | None:
+def _settle_by_past(log: GroupCalls, vote: Vote, seq: int) -> Vote | None:
     """Decide an even split: only a rank that breaks its own habit can be named."""
     strayed = []
     for rank in (*vote.reference, *vote.culprits):

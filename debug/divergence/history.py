@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from distsim.debug.divergence.source_order import Order, relate
-from distsim.debug.matching.index import EvidenceIndex, GroupLog
+from distsim.debug.matching.index import EvidenceIndex, GroupCalls
 from distsim.debug.records import CallRecord
 
 __all__ = ["is_usual", "left_out", "usual_in_sisters"]
@@ -49,7 +49,9 @@ def is_usual(index: EvidenceIndex, call: CallRecord, but: Collection[int] = ()) 
     )
 
 
-def usual_in_sisters(index: EvidenceIndex, log: GroupLog, seq: int, one: CallRecord, other: CallRecord) -> bool | None:
+def usual_in_sisters(
+    index: EvidenceIndex, log: GroupCalls, seq: int, one: CallRecord, other: CallRecord
+) -> bool | None:
     """Whether the other groups of a mesh's dimension made *one* at this number (True), or *other* (False).
 
     A sister has the name and the size of *log* and other members, and has made the same calls up to *seq*: at least
@@ -73,13 +75,13 @@ def usual_in_sisters(index: EvidenceIndex, log: GroupLog, seq: int, one: CallRec
     return votes.pop() if len(votes) == 1 else None
 
 
-def _sisters(a: GroupLog, b: GroupLog) -> bool:
+def _sisters(a: GroupCalls, b: GroupCalls) -> bool:
     first, second = a.group, b.group
     named = first.description not in ("", "undefined") and first.description == second.description
     return named and len(first.ranks) == len(second.ranks) and not set(first.ranks) & set(second.ranks)
 
 
-def _ways(log: GroupLog, seq: int) -> set[tuple[object, str]]:
+def _ways(log: GroupCalls, seq: int) -> set[tuple[object, str]]:
     return {(record.way, record.op) for record in log.meetings[seq].values()}
 
 
@@ -121,7 +123,7 @@ def _marks(
     return "".join(marks)
 
 
-def _met_at(log: GroupLog | None, record: CallRecord, awaited: CallRecord) -> bool:
+def _met_at(log: GroupCalls | None, record: CallRecord, awaited: CallRecord) -> bool:
     if log is None or record.group != awaited.group:
         return False
     other = log.meetings.get(record.seq, {}).get(awaited.rank)

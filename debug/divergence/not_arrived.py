@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from distsim.debug.divergence.divergence import Divergence, calls_from, support
-from distsim.debug.matching.index import EvidenceIndex, GroupLog
+from distsim.debug.matching.index import EvidenceIndex, GroupCalls
 from distsim.debug.messages import ranks_text, site_text
 from distsim.debug.records import CallRecord
 from distsim.debug.records.kinds import Kind
@@ -18,7 +18,7 @@ NEAR = 8
 MOST_WORDS = 120
 
 
-def refused_before(index: EvidenceIndex, log: GroupLog, divergence: Divergence) -> Divergence | None:
+def refused_before(index: EvidenceIndex, log: GroupCalls, divergence: Divergence) -> Divergence | None:
     """A refused call before *divergence* that explains it: one place on, the rank's calls are those of the others."""
     for first in index.refused:
         met = log.meetings.get(first.seq, {})
@@ -44,7 +44,7 @@ def refused_before(index: EvidenceIndex, log: GroupLog, divergence: Divergence) 
     return None
 
 
-def _left_out(log: GroupLog, refused: CallRecord) -> bool:
+def _left_out(log: GroupCalls, refused: CallRecord) -> bool:
     """Return whether it was refused between two calls of the log."""
     if refused.is_p2p or refused.group != log.group:
         return False
@@ -59,7 +59,7 @@ def _left_out(log: GroupLog, refused: CallRecord) -> bool:
     )
 
 
-def _explains(log: GroupLog, rank: int, witness: int, seq: int, divergence: Divergence) -> bool:
+def _explains(log: GroupCalls, rank: int, witness: int, seq: int, divergence: Divergence) -> bool:
     """The rank's calls fit the witness's next ones, and better than they do number by number (after a retry they fit
     number by number)."""
     start = max(seq, divergence.seq - NEAR)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distsim.debug.rings.reader import RingReader
-from distsim.debug.rings.world import Process, World, WorldKind
+from distsim.debug.rings.world import Process, RecordedWorld, WorldKind
 from distsim.text.untrusted_input import MOST_RANKS, text, whole, wholes
 
 __all__ = ["Key", "Numbering", "number_processes", "number_readers"]
@@ -102,7 +102,7 @@ def number_processes(processes: Iterable[Process]) -> Numbering:
     """Number the processes of a job."""
     known = _current(sorted(processes, key=lambda process: (process.opened_ns, process.key)))
     members: dict[str, dict[int, Process]] = defaultdict(dict)
-    doubles: list[tuple[World, Process, Process]] = []
+    doubles: list[tuple[RecordedWorld, Process, Process]] = []
     for process in known:
         for world in process.worlds:
             first = members[world.id].setdefault(world.rank, process)
@@ -200,7 +200,7 @@ def _current(processes: Sequence[Process]) -> list[Process]:
     return known
 
 
-def _main_world(processes: Sequence[Process]) -> World | None:
+def _main_world(processes: Sequence[Process]) -> RecordedWorld | None:
     """The world whose ranks are the numbers of the job; None: the launcher's."""
     now = _joined_last(processes, WorldKind.DEFAULT) + _joined_last(processes, WorldKind.RPC)
     now = now or _joined_last(processes, WorldKind.FURTHER)
@@ -217,11 +217,11 @@ def _main_world(processes: Sequence[Process]) -> World | None:
     return max(of_size, key=lambda world: (count[world.id], of_size.index(world)))
 
 
-def _joined_last(processes: Sequence[Process], kind: WorldKind) -> list[World]:
+def _joined_last(processes: Sequence[Process], kind: WorldKind) -> list[RecordedWorld]:
     return [world for process in processes if (world := _last(process, kind)) is not None]
 
 
-def _last(process: Process, kind: WorldKind) -> World | None:
+def _last(process: Process, kind: WorldKind) -> RecordedWorld | None:
     return next((world for world in reversed(process.worlds) if world.kind is kind), None)
 
 
@@ -247,7 +247,7 @@ def _of_launcher(
     return tuple(there.get(rank, next(free, rank)) if rank < size else there.get(rank, rank) for rank in range(most))
 
 
-def _names(processes: Sequence[Process], numbers: Mapping[Key, int], main: World | None) -> dict[int, str]:
+def _names(processes: Sequence[Process], numbers: Mapping[Key, int], main: RecordedWorld | None) -> dict[int, str]:
     names = {}
     for process in processes:
         number = numbers.get(process.key)
@@ -264,7 +264,7 @@ def _names(processes: Sequence[Process], numbers: Mapping[Key, int], main: World
     return names
 
 
-def _double(world: World, first: Process, second: Process) -> str:
+def _double(world: RecordedWorld, first: Process, second: Process) -> str:
     both = ", ".join(
         f"pid {process.pid} on {process.host}"
         + (f", the launcher's rank {process.rank}" if process.has_launcher else "")

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Process", "Work", "look", "own_process", "signal_name", "work_of"]
+__all__ = ["SystemProcess", "Work", "look", "own_process", "signal_name", "work_of"]
 
 
 @dataclass(frozen=True)
-class Process:
+class SystemProcess:
     """One process at one moment."""
 
     state: str
@@ -31,7 +31,7 @@ class Process:
         return os.waitstatus_to_exitcode(self.wait_status)
 
 
-def look(pid: int, start_ticks: int = 0) -> Process | None:
+def look(pid: int, start_ticks: int = 0) -> SystemProcess | None:
     """The process, or None when it is gone (or its number belongs to another one by now)."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
@@ -43,7 +43,7 @@ def look(pid: int, start_ticks: int = 0) -> Process | None:
         return None
     # Field 52, exit_code, is 0 for readers without ptrace rights as well; as a zombie's it is taken at its word.
     status = int(words[49]) if len(words) > 49 else None
-    return Process(words[0], start, status)
+    return SystemProcess(words[0], start, status)
 
 
 def own_process() -> dict[str, Any]:

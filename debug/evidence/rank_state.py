@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from distsim.debug.evidence.processes import Numbering
-from distsim.debug.evidence.procfs import Process, look, signal_name
+from distsim.debug.evidence.procfs import SystemProcess, look, signal_name
 from distsim.debug.evidence.stack_capture import crash_stack, is_library, user_part
 from distsim.debug.matching.secondary_errors import lost_in, timed_out
 from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, RankState, Site, StoreWait
@@ -67,7 +67,7 @@ class Snapshot:
     """Result of one look at a rank."""
 
     reader: RingReader
-    process: Process | None
+    process: SystemProcess | None
     unfinished: Records
     exit_code: int | None = None
 
@@ -346,7 +346,7 @@ def _implicit(
     records: Sequence[CallRecord],
     unfinished: Mapping[int, int],
     inner: Site | None,
-    process: Process | None,
+    process: SystemProcess | None,
     now_ns: int,
 ) -> list[CallRecord]:
     """Calls that C++ waits for without telling: DDP's futures, a stream that the host synchronizes with."""

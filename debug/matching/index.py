@@ -12,7 +12,7 @@ from distsim.debug.matching.secondary_errors import aftermath, lost_in, unrelate
 from distsim.debug.records import P2P, CallRecord, CallWait, Evidence, Group, Phase, RankState, State, Wait
 from distsim.debug.records.call import REMOTE_CALLS, SERVE
 
-__all__ = ["DEAD", "EvidenceIndex", "GroupLog", "Pairing"]
+__all__ = ["DEAD", "EvidenceIndex", "GroupCalls", "Pairing"]
 
 APART = frozenset({"init_process_group", "new_group"})
 """Numbered by themselves, and kept of a rank whose other calls of that time are forgotten."""
@@ -23,7 +23,7 @@ DEAD = frozenset(
 
 
 @dataclass(slots=True)
-class GroupLog:
+class GroupCalls:
     """The collectives of one group, by number. A world that is initialized again has a new log."""
 
     id: int
@@ -73,10 +73,10 @@ class EvidenceIndex:
         }
         """Without calls that their own rank has refused: nobody else has heard of them."""
         self.refused = [call for rank in sorted(evidence.records) for call in evidence.records[rank] if call.rejected]
-        self.group_logs: list[GroupLog] = []
-        self._logs_of: dict[tuple[str, tuple[int, ...], str], list[GroupLog]] = {}
+        self.group_logs: list[GroupCalls] = []
+        self._logs_of: dict[tuple[str, tuple[int, ...], str], list[GroupCalls]] = {}
         """By group's name and ranks, and the operation where that has logs of its own."""
-        self._logs_of_members: dict[tuple[str, int, str], list[GroupLog]] = {}
+        self._logs_of_members: dict[tuple[str, int, str], list[GroupCalls]] = {}
         """The same by the identity of the ranks: to hash thousands of them for each rank takes longer than the rest."""
         self._unsorted: list[list[CallRecord]] = []
         self._p2p: list[CallRecord] = []
@@ -90,7 +90,7 @@ class EvidenceIndex:
     def _index(self) -> None:
         known: dict[int, frozenset[int]] = {}  # id(group) -> its members
         for rank in sorted(self.evidence.records):
-            current: dict[tuple[int, str], tuple[GroupLog, list[CallRecord]]] = {}  # the log, and the rank's calls
+            current: dict[tuple[int, str], tuple[GroupCalls, list[CallRecord]]] = {}  # the log, and the rank's calls
             groups: dict[int, bool] = {}  # id(group) -> whether the rank is a member
             since = self._in_a_row(rank)
             for record in self.records(rank):
@@ -162,7 +162,7 @@ class EvidenceIndex:
                 self.states[rank] = RankState(rank)
                 self.strangers.add(rank)
 
-    def _open(self, record: CallRecord) -> GroupLog:
+    def _open(self, record: CallRecord) -> GroupCalls:
         """The log that takes the record: a number 1 that the rank has made already begins a new one."""
         group, rank = record.group, record.rank
         logs = self._logs(group, self._apart(record))
@@ -171,12 +171,12 @@ class EvidenceIndex:
             return own[-1]
         if len(own) < len(logs):
             return logs[len(own)]
-        log = GroupLog(len(self.group_logs), group)
+        log = GroupCalls(len(self.group_logs), group)
         self.group_logs.append(log)
         logs.append(log)
         return log
 
-    def _logs(self, group: Group, apart: str) -> list[GroupLog]:
+    def _logs(self, group: Group, apart: str) -> list[GroupCalls]:
         """Return the logs of the groups with the same name and ranks."""
         where = group.name, id(group.ranks), apart
         logs = self._logs_of_members.get(where)
@@ -185,7 +185,7 @@ class EvidenceIndex:
             self._logs_of_members[where] = logs
         return logs
 
-    def group_log(self, record: CallRecord) -> GroupLog | None:
+    def group_log(self, record: CallRecord) -> GroupCalls | None:
         """The log of the group of a collective that is among the evidence's records (an equal copy will do)."""
         logs = self._logs_of.get((record.group.name, record.group.ranks, self._apart(record)), ())
         holding = [log for log in logs if record.rank in log.meetings.get(record.seq, ())]

@@ -106,7 +106,7 @@ def among_moving(diagnoses: Sequence[Diagnosis], settings: Settings) -> list[Dia
     return [replace(d, explanation=f"{d.explanation} {BY_THE_LIMIT}") for d in long]
 
 
-class Watcher(Protocol):
+class WatchingMonitor(Protocol):
     """The monitor that looks after them."""
 
     host: Host
@@ -126,7 +126,7 @@ class Orphans:
         self._since: float | None = None
         """When it was seen, and said."""
 
-    def step(self, monitor: Watcher) -> None:
+    def step(self, monitor: WatchingMonitor) -> None:
         """Say it once; end ranks that can not meet any more, where a hang is to end the job."""
         host = monitor.host
         if monitor.aborted or not self.launcher_died() or all(host.ended().values()):

@@ -52,7 +52,7 @@ _STATE = [f.name for f in fields(RankState) if f.name not in ("rank", "phase", "
 _FINDING = [f.name for f in fields(Finding) if f.name not in ("kind", "ranks", "group", "call", "site")]
 
 
-class Watcher(Protocol):
+class LeadingMonitor(Protocol):
     """The monitor whose part this is."""
 
     host: Host
@@ -81,7 +81,7 @@ class PeerSession:
 
     # Every turn of the loop -----------------------------------------------------------------------
 
-    def step(self, monitor: Watcher) -> None:
+    def step(self, monitor: LeadingMonitor) -> None:
         """Find the part to play, then play it."""
         if not monitor.host.joined():
             self._began = time.monotonic()
@@ -94,7 +94,7 @@ class PeerSession:
         elif len(self.outbox) > MOST_ROWS:
             del self.outbox[: len(self.outbox) - MOST_ROWS]
 
-    def _choose(self, monitor: Watcher) -> None:
+    def _choose(self, monitor: LeadingMonitor) -> None:
         if (self._directory / "lead.json").exists():
             lead = self._said("lead.json")
             if lead is None or self._cannot_lead:
@@ -128,7 +128,7 @@ class PeerSession:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def _lead(self, monitor: Watcher, leader: Leader) -> None:
+    def _lead(self, monitor: LeadingMonitor, leader: Leader) -> None:
         leader.step(monitor.host.comparer.feed_rows)
         monitor.host.notes += leader.notes
         leader.notes.clear()
@@ -136,7 +136,7 @@ class PeerSession:
             self._beat = time.monotonic()
             leader.tell({"beat": 1})
 
-    def _follow(self, monitor: Watcher, follower: Follower) -> None:
+    def _follow(self, monitor: LeadingMonitor, follower: Follower) -> None:
         def answer(request: dict[str, Any]) -> Any:
             focus = {(n, tuple(r), int(g)): int(seq) for (n, r, g), seq in request["focus"]}
             monitor.host.use(Numbering.from_json(request["numbering"]))
@@ -160,7 +160,7 @@ class PeerSession:
         monitor.host.notes += follower.notes
         follower.notes.clear()
 
-    def _status(self, monitor: Watcher) -> dict[str, Any]:
+    def _status(self, monitor: LeadingMonitor) -> dict[str, Any]:
         host = monitor.host
         ended = host.ended()
         return {

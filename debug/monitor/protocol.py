@@ -33,7 +33,7 @@ from distsim.debug.rings.files import write_private
 from distsim.debug.rings.world import Process
 from distsim.text.untrusted_input import MOST_RANKS, load_json, number, text, whole, wholes
 
-__all__ = ["Follower", "Leader", "Link", "sign"]
+__all__ = ["Follower", "Leader", "PeerLink", "sign"]
 
 LOST_S = 2.0
 """Silence after which a host counts as cut off; its monitor speaks every `SPEAK_S`."""
@@ -63,7 +63,7 @@ class Leader:
         self.secret = secret
         self._server = _listen(addresses)
         self._server.setblocking(False)
-        self.links: list[Link] = []
+        self.links: list[PeerLink] = []
         self.notes: list[str] = []
         """Links that were dropped for what they sent, one line each."""
         self._answers: dict[int, dict[int, dict[str, Any]]] = {}
@@ -97,14 +97,14 @@ class Leader:
                 connection, _ = self._server.accept()
             except OSError:  # nobody more; or no descriptor left: the next step tries again
                 break
-            self.links.append(Link(connection, self.secret, leads=True))
+            self.links.append(PeerLink(connection, self.secret, leads=True))
         unknown = [link for link in self.links if not link.known and link.open]
         now = time.monotonic()
         for index, link in enumerate(unknown):
             if now - link.made > MEET_S or index < len(unknown) - MOST_UNKNOWN:
                 link.close()
 
-    def _hear(self, link: Link, message: dict[str, Any], feed: Callable[[int, GroupKey, Rows], None]) -> None:
+    def _hear(self, link: PeerLink, message: dict[str, Any], feed: Callable[[int, GroupKey, Rows], None]) -> None:
         if "rows" in message:
             for rank, key, data in message["rows"]:
                 rows = np.frombuffer(base64.b64decode(data), dtype="<u8").reshape(-1, 3)
@@ -160,7 +160,7 @@ class Leader:
         self._server.close()
 
     @property
-    def lost(self) -> list[Link]:
+    def lost(self) -> list[PeerLink]:
         """Hosts that were there and are silent, though their ranks had not all ended."""
         return [
             link
@@ -174,7 +174,7 @@ class Follower:
 
     def __init__(self, address: str, port: int, secret: str, host: str) -> None:
         self._address, self._port, self._secret, self._host = address, port, secret, host
-        self.link: Link | None = None
+        self.link: PeerLink | None = None
         self._spoke = 0.0
         self._tried = 0.0
         self._introduced = False
@@ -201,7 +201,7 @@ class Follower:
             self._tried = now
             try:
                 connection = socket.create_connection((self._address, self._port), timeout=1.0)
-                self.link = Link(connection, self._secret, leads=False)
+                self.link = PeerLink(connection, self._secret, leads=False)
                 self._introduced = False
             except OSError:
                 self.lost_since = self.lost_since or now
@@ -282,7 +282,7 @@ def _status(content: Any) -> dict[str, Any]:
     return status
 
 
-def _keys(link: Link) -> set[object]:
+def _keys(link: PeerLink) -> set[object]:
     return {process.key for process in link.processes}
 
 
@@ -303,7 +303,7 @@ def sign(secret: str, *parts: str) -> str:
 
 
 @dataclass
-class Link:
+class PeerLink:
     """Never blocking: whole messages come out, bytes go in as the network takes them."""
 
     socket: socket.socket

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from distsim.debug.diagnosis.stragglers import LIVE, MIN_SHARE, SHORT, Straggler, as_findings, stragglers
+from distsim.debug.diagnosis.stragglers import LIVE, MIN_SHARE, SHORT, LateRank, as_findings, stragglers
 from distsim.debug.evidence.rank_state import origin_of, wall_offsets
 from distsim.debug.records import CallRecord, Finding
 from distsim.debug.records.diagnosis import Diagnosis
@@ -32,7 +32,7 @@ class Pace:
     """Remembers the last looks."""
 
     def __init__(self) -> None:
-        self.told: dict[int, Straggler] = {}
+        self.told: dict[int, LateRank] = {}
         self._next_s: float | None = None
         self._slow: dict[int, int] = {}
         self._fine: dict[int, int] = {}
@@ -45,7 +45,7 @@ class Pace:
             return not first
         return False
 
-    def judge(self, stragglers: Sequence[Straggler]) -> tuple[list[Straggler], list[Straggler]]:
+    def judge(self, stragglers: Sequence[LateRank]) -> tuple[list[LateRank], list[LateRank]]:
         """Update with one look, and return whom to report now and whose warning to withdraw."""
         slow = {one.rank: one for one in stragglers}
         self._slow = {rank: self._slow.get(rank, 0) + 1 for rank in slow}
@@ -55,7 +55,7 @@ class Pace:
         self.told.update({one.rank: one for one in new})
         return new, over
 
-    def look_back(self, host: Host, everywhere: Callable[[], Mapping[int, Sequence[CallRecord]]]) -> list[Straggler]:
+    def look_back(self, host: Host, everywhere: Callable[[], Mapping[int, Sequence[CallRecord]]]) -> list[LateRank]:
         """Look at a live job: who is to be told now. *everywhere* gives the last calls where a job has several hosts,
         as many of them as their monitors send."""
         readers = list(host.readers.values())
@@ -71,7 +71,7 @@ class Pace:
         return [finding for one in self.told.values() for finding in as_findings([one])]
 
 
-def recent_stragglers(readers: Sequence[RingReader], number: int = WHOLE) -> list[Straggler]:
+def recent_stragglers(readers: Sequence[RingReader], number: int = WHOLE) -> list[LateRank]:
     """The stragglers of one host's job over the last *number* calls of each rank."""
     records = recent_calls(readers, number)
     return stragglers(records, LIVE) or stragglers(records, SHORT)

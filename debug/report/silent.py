@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distsim.debug.diagnosis.silent.finding import Level, SilentFinding
+from distsim.debug.diagnosis.silent.finding import Severity, SilentFinding
 from distsim.debug.messages import ranks_text, site_text
 from distsim.debug.report.console import Line
 from distsim.debug.report.news import show
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SilentReport", "search_silent"]
 
-STYLES = {Level.ERROR: "bold red", Level.WARNING: "bold yellow", Level.NOTICE: "bold"}
+STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTICE: "bold"}
 SHOWN = 8
 """Findings that are shown in full, and tensors that a heading names."""
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from distsim.debug.records import CallRecord, Caught, Group, Site, State
 from distsim.debug.records.signature import Signature
 from distsim.debug.rings import layout as rings
-from distsim.debug.rings.world import Process, World
+from distsim.debug.rings.world import Process, RecordedWorld
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import MOST_RANKS, load_json, open_regular, printable, text, whole, wholes
 
@@ -161,7 +161,7 @@ class RingReader:
         self.damage = ""
         """What was found that no rank writes; a live job's monitor goes on with the rest."""
         self._groups: dict[int, GroupEntry] = {}
-        self._worlds: tuple[int, tuple[World, ...]] = 0, ()
+        self._worlds: tuple[int, tuple[RecordedWorld, ...]] = 0, ()
         self.number = self.header.rank
         """The rank that diagnoses call this process by, and in `numbers` those of every world's ranks, where they
         differ (`evidence.processes`)."""
@@ -214,23 +214,23 @@ class RingReader:
     # Who the process is ---------------------------------------------------------------------
 
     @property
-    def worlds(self) -> tuple[World, ...]:
+    def worlds(self) -> tuple[RecordedWorld, ...]:
         """The worlds that it has joined, in their order."""
         offset = self.word(rings.W_WORLD)
         if self._worlds[0] != offset:
-            worlds: list[World] = []
+            worlds: list[RecordedWorld] = []
             at = offset
             try:
                 while at and len(worlds) < MOST_WORLDS:
                     *content, before = self._read_table(at)
-                    worlds.append(World.from_json(content))
+                    worlds.append(RecordedWorld.from_json(content))
                     at = whole(before, "world", 0, at - 1)
             except (TypeError, ValueError) as error:
                 self.damage = f"a world: {error}"
             self._worlds = offset, tuple(reversed(worlds))
         return self._worlds[1]
 
-    def world(self, id_: str) -> World | None:
+    def world(self, id_: str) -> RecordedWorld | None:
         """The one of this identifier that it has joined."""
         return next((world for world in reversed(self.worlds) if world.id == id_), None)
 
@@ -517,7 +517,7 @@ class RingReader:
         return None, (), ()
 
 
-def ranks_here(directory: Path, job: str, world: World) -> dict[int, Path]:
+def ranks_here(directory: Path, job: str, world: RecordedWorld) -> dict[int, Path]:
     """The ranks of *world* whose rings are in this folder, and where: those on this host."""
     readers = []
     for path in directory.glob(f"rank*.{job}.ring"):

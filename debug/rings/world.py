@@ -13,7 +13,7 @@ from typing import Any
 
 from distsim.text.untrusted_input import MOST_RANKS, text, whole
 
-__all__ = ["Process", "World", "WorldKind"]
+__all__ = ["Process", "RecordedWorld", "WorldKind"]
 
 
 class WorldKind(enum.StrEnum):
@@ -25,7 +25,7 @@ class WorldKind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class RecordedWorld:
     """One process's membership in a world."""
 
     id: str
@@ -46,7 +46,7 @@ class World:
         return [self.id, self.rank, self.size, self.kind.value, self.where, self.reuses_store, self.met]
 
     @classmethod
-    def from_json(cls, content: Any) -> World:
+    def from_json(cls, content: Any) -> RecordedWorld:
         """The inverse of `to_json`; ValueError where that is none."""
         id_, rank, size, kind, where, *rest = content
         reuses_store, met = any(rest[:1]), text(rest[1] if len(rest) > 1 else "", "met", 64)
@@ -69,7 +69,7 @@ class Process:
     opened_ns: int
     seen_ns: int
     """When it made its ring, and its last heartbeat (wall clock)."""
-    worlds: tuple[World, ...] = ()
+    worlds: tuple[RecordedWorld, ...] = ()
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -96,5 +96,5 @@ class Process:
             bool(has_launcher),
             whole(opened_ns, "opened"),
             whole(seen_ns, "seen"),
-            tuple(World.from_json(world) for world in worlds),
+            tuple(RecordedWorld.from_json(world) for world in worlds),
         )

@@ -74,7 +74,7 @@ from distsim.debug.rings.layout import (
     process_start_ticks,
     wall_offset_ns,
 )
-from distsim.debug.rings.world import World
+from distsim.debug.rings.world import RecordedWorld
 
 __all__ = ["RingWriter", "stays"]
 
@@ -196,7 +196,7 @@ class RingWriter:
         key = (name, str(runs), generation, world)
         return self.entry(TABLE_GROUP, key, [name, description, runs, generation, world])
 
-    def join_world(self, world: World) -> None:
+    def join_world(self, world: RecordedWorld) -> None:
         """Note that this process is a member of *world* from now on."""
         before = int(self.words[WORDS_AT // 8 + W_WORLD])
         if offset := self._append(TABLE_WORLD, json.dumps([*world.to_json(), before]).encode()):

@@ -19,7 +19,7 @@ from distsim.collectives.uncertainty import SIZES
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import brief, printable, read_bytes
 
-__all__ = ["REGIMES", "Bench", "Measured", "Table", "read_tables", "regime"]
+__all__ = ["REGIMES", "Bench", "Measured", "MeasuredTable", "read_tables", "regime"]
 
 # -- Measured nccl-tests tables, and the machine each was measured on.
 
@@ -43,7 +43,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class MeasuredTable:
     """One run of nccl-tests."""
 
     name: str
@@ -67,7 +67,7 @@ class Table:
         return self.on if self.on.rpartition(":")[2].isdigit() else f"{self.on}:{self.nnodes}"
 
 
-def read_tables(folder: Path | None = None) -> list[Table]:
+def read_tables(folder: Path | None = None) -> list[MeasuredTable]:
     """The tables of *folder* (those that come with distsim by default), in the order of its index."""
     folder = folder or data_folder() / "tables"
     index = folder / "_index.csv"
@@ -126,7 +126,7 @@ def _cluster(on: str, folder: Path) -> str:
     return str(beside.resolve()) if on.endswith(".toml") and beside.is_file() else on
 
 
-def _read(path: Path, entry: dict[str, str], index: Path) -> Table:
+def _read(path: Path, entry: dict[str, str], index: Path) -> MeasuredTable:
     if not path.is_file():
         raise UsageError(f"{index} names {path.name}: no such file")
     rows: list[Measured] = []
@@ -143,7 +143,7 @@ def _read(path: Path, entry: dict[str, str], index: Path) -> Table:
     if not rows:
         raise UsageError(f"{path}: expected rows with size_bytes and time_us, got none")
     source = next((line[10:].strip() for line in _lines(path) if line.startswith("# source:")), "")
-    return Table(
+    return MeasuredTable(
         path.stem,
         entry["op"],
         _cluster(entry["on"], index.parent),
@@ -163,12 +163,12 @@ def _read(path: Path, entry: dict[str, str], index: Path) -> Table:
 class Bench:
     """One table with its cluster, ready to be simulated with any constants."""
 
-    table: Table
+    table: MeasuredTable
     compiler: Compiler
     devices: tuple[str, ...]
 
     @staticmethod
-    def of(table: Table) -> Bench:
+    def of(table: MeasuredTable) -> Bench:
         """Load the cluster of *table*."""
         cluster = load_cluster(table.cluster)
         compiler = Compiler(cluster, algo=table.algo, launcher=table.launcher, nccl_version=table.nccl)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.calibration.compare import Bench, Table
+from distsim.calibration.compare import Bench, MeasuredTable
 from distsim.calibration.constants import Constants
 
 __all__ = ["HUBER", "FitEnd", "Fitted", "data_file", "fit", "fitted_names"]
@@ -56,7 +56,7 @@ class FitEnd:
     """Result of a fit: errors of all rows, their derivatives by constant, and the prior of each constant."""
 
     names: Sequence[str]
-    tables: Sequence[Table]
+    tables: Sequence[MeasuredTable]
     values: Vector
     """Logarithms of the constants."""
     error: Vector

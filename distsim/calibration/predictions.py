@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.calibration.compare import REGIMES, Bench, Table, regime
+from distsim.calibration.compare import REGIMES, Bench, MeasuredTable, regime
 from distsim.calibration.constants import Constants, data_folder, nccl_constants
 from distsim.collectives.uncertainty import NODE_CLASSES, OTHERS, node_class
 
@@ -27,7 +27,7 @@ __all__ = [
     "Error",
     "Errors",
     "Prediction",
-    "Summary",
+    "PredictionSummary",
     "Widths",
     "covered",
     "left_out_errors",
@@ -82,7 +82,7 @@ def _cases() -> Mapping[str, Mapping[str, float]]:
     return cases
 
 
-def predicted(tables: Sequence[Table], constants: Constants | None = None) -> list[Prediction]:
+def predicted(tables: Sequence[MeasuredTable], constants: Constants | None = None) -> list[Prediction]:
     """Predict each table without its machine, and tables of more than two nodes also without such tables."""
     constants = constants or nccl_constants()
     result: list[Prediction] = []
@@ -209,7 +209,7 @@ class Errors:
 
 
 @dataclass(frozen=True)
-class Summary:
+class PredictionSummary:
     """All tables together."""
 
     tables: list[Errors]
@@ -220,7 +220,7 @@ class Summary:
     """Every bound that does not hold, in words."""
 
 
-def summarise(predictions: Sequence[Prediction]) -> Summary:
+def summarise(predictions: Sequence[Prediction]) -> PredictionSummary:
     """The errors with each table's machine left out (as fitted, where it is not among the fitted machines), and what
     of the bounds does not hold."""
     tables = [
@@ -237,7 +237,7 @@ def summarise(predictions: Sequence[Prediction]) -> Summary:
         rows.append(len(every))
         median.append(weighted_median(machines) if machines else 0.0)
         p90.append(float(np.percentile(every, 90)) if every else 0.0)
-    return Summary(tables, tuple(median), tuple(p90), tuple(rows), list(_broken(predictions)))
+    return PredictionSummary(tables, tuple(median), tuple(p90), tuple(rows), list(_broken(predictions)))
 
 
 def _broken(predictions: Sequence[Prediction]) -> Iterator[str]:

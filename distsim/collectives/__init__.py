@@ -6,19 +6,29 @@ A `Transfer` goes into `compiler.py`, which asks a library which algorithm it ta
 from __future__ import annotations
 
 from distsim.collectives.compiler import Compiler, Explained, compiler_of
-from distsim.collectives.plan import OPS, Cost, Loads, Message, Overlap, Phase, Plan, Transfer, canonical_op
+from distsim.collectives.plan import (
+    OPS,
+    Loads,
+    Overlap,
+    Plan,
+    PlannedMessage,
+    PlanPhase,
+    Transfer,
+    TransferCost,
+    canonical_op,
+)
 
 __all__ = [
     "OPS",
     "Compiler",
-    "Cost",
     "Explained",
     "Loads",
-    "Message",
     "Overlap",
-    "Phase",
     "Plan",
+    "PlanPhase",
+    "PlannedMessage",
     "Transfer",
+    "TransferCost",
     "canonical_op",
     "compiler_of",
 ]

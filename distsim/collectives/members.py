@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from distsim.cluster import Cluster, Reroute
 from distsim.cluster.graph.cluster import padded
-from distsim.collectives.plan import Cost, Loads
+from distsim.collectives.plan import Loads, TransferCost
 
 __all__ = ["Gate", "LinkArrays", "Members", "Routes", "joined"]
 
@@ -223,7 +223,7 @@ class Members:
         node, where NCCL's channels are at least as many as GPUs, one a member."""
         return max(self.num_gates if len(self.domains) > 1 else 1, self.per_domain)
 
-    def streams_at(self, cost: Cost) -> float:
+    def streams_at(self, cost: TransferCost) -> float:
         """*streams* of a flow whose progress is reckoned in payload: shares of a link are of what is on the wire."""
         return self.streams / (cost.net_wire if len(self.domains) > 1 else cost.wire)
 
@@ -289,7 +289,7 @@ class Members:
         used = sorted(times)
         return Loads(np.array(used, dtype=np.int64), np.array([float(times[link]) for link in used]))
 
-    def with_cost(self, loads: Loads, cost: Cost) -> Loads:
+    def with_cost(self, loads: Loads, cost: TransferCost) -> Loads:
         """*loads* with the bytes that *cost*'s protocol puts on the wire."""
         if cost.wire == 1.0 and cost.net_wire == 1.0:
             return loads

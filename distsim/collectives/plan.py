@@ -12,7 +12,18 @@ from numpy.typing import NDArray
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import brief
 
-__all__ = ["NOTHING", "OPS", "Cost", "Loads", "Message", "Overlap", "Phase", "Plan", "Transfer", "canonical_op"]
+__all__ = [
+    "NOTHING",
+    "OPS",
+    "Loads",
+    "Overlap",
+    "Plan",
+    "PlanPhase",
+    "PlannedMessage",
+    "Transfer",
+    "TransferCost",
+    "canonical_op",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +97,7 @@ NOTHING = Loads(np.zeros(0, dtype=np.int64), np.zeros(0))
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class TransferCost:
     """Costs that a protocol adds to the bare links."""
 
     wire: float = 1.0
@@ -145,7 +156,7 @@ class Overlap:
 
 
 @dataclass(frozen=True)
-class Phase:
+class PlanPhase:
     """One fluid object: *progress_bytes* over *loads*, and a latency after its last byte."""
 
     loads: Loads
@@ -154,7 +165,7 @@ class Phase:
     latency_s: float = 0.0
     streams: float = 1.0
     """How many transfers side by side it is made of: where a link is too narrow, each has a share of its own."""
-    then: tuple[Phase, ...] = ()
+    then: tuple[PlanPhase, ...] = ()
     """Begin side by side when this one's last byte is there; it is over when they are."""
     overlap: Overlap | None = None
     """Begins with it; it is not over before that is."""
@@ -169,7 +180,7 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class PlannedMessage:
     """One explicit transfer. It starts when the messages *after* have arrived and the one before it in its
     *queue* has left; it arrives *latency_s* after its last byte has left."""
 
@@ -181,7 +192,7 @@ class Message:
     """Positions in the list of messages, all smaller than this one's."""
     queue: tuple[int, int, int] | None = None
     streams: float = 1.0
-    """Shares that it has of a link that is too narrow; see `Phase`."""
+    """Shares that it has of a link that is too narrow; see `PlanPhase`."""
 
 
 @dataclass(frozen=True)
@@ -192,8 +203,8 @@ class Plan:
     proto: str
     channels: int
     floor_s: float
-    phases: tuple[Phase, ...] = ()
-    messages: Callable[[], list[Message]] | None = field(default=None, repr=False)
+    phases: tuple[PlanPhase, ...] = ()
+    messages: Callable[[], list[PlannedMessage]] | None = field(default=None, repr=False)
     """The same as explicit messages, where the algorithm has them."""
 
     def alone_s(self, capacity: NDArray[np.float64]) -> float:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from distsim.deprecated import multigpu, rendezvous
-from distsim.deprecated.rendezvous import Meeting, meeting_at, take_place
+from distsim.deprecated.rendezvous import OldMeeting, meeting_at, take_place
 from distsim.torch_compat.groups import PLUGINS
 
 __all__ = ["asked", "begins", "known_backend", "note", "torch_patches", "with_ranks"]
@@ -35,7 +35,7 @@ def note(text: str) -> None:
     warnings.warn(text, stacklevel=level)
 
 
-def begins(meeting: Meeting, rank: int) -> None:
+def begins(meeting: OldMeeting, rank: int) -> None:
     """A process knows its rank, and is about to join. The guard makes its ring."""
 
 

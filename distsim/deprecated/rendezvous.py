@@ -28,14 +28,14 @@ from urllib.parse import parse_qsl, urlsplit
 
 import torch.distributed as dist
 
-__all__ = ["Meeting", "assigned", "meet", "meeting_at", "take_place"]
+__all__ = ["OldMeeting", "assigned", "meet", "meeting_at", "take_place"]
 
 EVERY_S = 0.05
 _LARGEST = 65_507
 
 
 @dataclass(frozen=True)
-class Meeting:
+class OldMeeting:
     """One process's side of a meeting."""
 
     url: str
@@ -60,7 +60,7 @@ class Meeting:
         return ValueError(f"Error initializing torch.distributed using {kind}:// rendezvous: {text}")
 
 
-def meeting_at(init_method: object, rank: int, world_size: int, group_name: str) -> Meeting | None:
+def meeting_at(init_method: object, rank: int, world_size: int, group_name: str) -> OldMeeting | None:
     """Return the meeting of processes of which some have no rank; None for an address that torch handles itself.
 
     A launcher that has started as many processes as there are ranks has given each its rank, in RANK.
@@ -77,9 +77,9 @@ def meeting_at(init_method: object, rank: int, world_size: int, group_name: str)
         return None
     url = init_method.partition("?")[0]
     if not multicast:
-        meeting = Meeting(url, world_size, rank, group_name, path=parts.path)
+        meeting = OldMeeting(url, world_size, rank, group_name, path=parts.path)
     else:
-        meeting = Meeting(url, world_size, rank, group_name, str(parts.hostname), parts.port or 0)
+        meeting = OldMeeting(url, world_size, rank, group_name, str(parts.hostname), parts.port or 0)
         if not parts.port:
             raise meeting.error("port number missing")
     if world_size <= 0:
@@ -88,7 +88,7 @@ def meeting_at(init_method: object, rank: int, world_size: int, group_name: str)
         rank = int(os.environ["RANK"])
     if rank >= world_size:
         raise meeting.error(f"rank {rank} of {world_size} processes: expected 0 to {world_size - 1}")
-    return Meeting(url, world_size, rank, group_name, meeting.address, meeting.port, meeting.path)
+    return OldMeeting(url, world_size, rank, group_name, meeting.address, meeting.port, meeting.path)
 
 
 def _is_multicast(host: str) -> bool:
@@ -98,7 +98,7 @@ def _is_multicast(host: str) -> bool:
         return False  # a name: the machine of rank 0
 
 
-def assigned(meeting: Meeting, wishes: Sequence[int]) -> list[int]:
+def assigned(meeting: OldMeeting, wishes: Sequence[int]) -> list[int]:
     """The rank of each process: its own where it named one (*wishes*, -1: it did not), the free ones in order to the
     others. Raises ValueError for a rank that two have named, or that does not fit."""
     named = [rank for rank in wishes if rank >= 0]
@@ -112,7 +112,7 @@ def assigned(meeting: Meeting, wishes: Sequence[int]) -> list[int]:
     return [rank if rank >= 0 else next(free) for rank in wishes]
 
 
-def take_place(meeting: Meeting, store: Any) -> tuple[int, Any]:
+def take_place(meeting: OldMeeting, store: Any) -> tuple[int, Any]:
     """Return this process's number of arrival in *store*, and its job's part of the store; other jobs at the same
     address, or with another `group_name`, have other parts."""
     count = int(dist.PrefixStore(f"distsim/{meeting.group_name}", store).add("came", 1)) - 1
@@ -121,7 +121,7 @@ def take_place(meeting: Meeting, store: Any) -> tuple[int, Any]:
 
 
 @dataclass(frozen=True, order=True)
-class Member:
+class RendezvousMember:
     """A process that has said who it is. Sorted, the ranks of a host follow each other."""
 
     host: str
@@ -132,7 +132,7 @@ class Member:
     port: int = field(compare=False)
 
 
-def meet(meeting: Meeting, timeout: timedelta) -> tuple[Any, int]:
+def meet(meeting: OldMeeting, timeout: timedelta) -> tuple[Any, int]:
     """The store of the job, and this process's rank. Raises DistNetworkError where not all come within *timeout*, or
     nothing can be sent to the address."""
     give_up_s = time.monotonic() + timeout.total_seconds()
@@ -150,7 +150,7 @@ def meet(meeting: Meeting, timeout: timedelta) -> tuple[Any, int]:
     return store, assigned(meeting, [one.rank for one in members])[own]  # all are here: what is wrong, all raise
 
 
-def _store_of(first: Member, voice: _Voice, timeout: timedelta) -> Any:
+def _store_of(first: RendezvousMember, voice: _Voice, timeout: timedelta) -> Any:
     if first.identifier != voice.identifier:
         return dist.TCPStore(first.address, first.port, is_master=False, timeout=timeout)
     listener = voice.give_listener()
@@ -167,12 +167,12 @@ def _store_of(first: Member, voice: _Voice, timeout: timedelta) -> Any:
 class _Voice:
     """Says who this process is, and hears the others."""
 
-    def __init__(self, meeting: Meeting) -> None:
+    def __init__(self, meeting: OldMeeting) -> None:
         self.meeting = meeting
         self.identifier = secrets.token_hex(8)
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, RendezvousMember] = {}
         """By identifier: who still looks for others."""
-        self._complete: dict[str, dict[str, Member]] = {}
+        self._complete: dict[str, dict[str, RendezvousMember]] = {}
         """By what they call their job: who has found all others. They may be of a job that is over."""
         self._found: set[tuple[str, str]] = set()
         """Identifiers of those, with what they call their job."""
@@ -195,7 +195,7 @@ class _Voice:
         listener, self._listener = self._listener, None
         return listener.detach()
 
-    def all_members(self, give_up_s: float, timeout: timedelta) -> list[Member]:
+    def all_members(self, give_up_s: float, timeout: timedelta) -> list[RendezvousMember]:
         """All, sorted, once they are as many as there are ranks."""
         while True:
             self.speak(())
@@ -207,7 +207,9 @@ class _Voice:
             if time.monotonic() > give_up_s:
                 raise self.nobody_came(timeout)
 
-    def wait_for(self, members: list[Member], first: Member, give_up_s: float, timeout: timedelta) -> None:
+    def wait_for(
+        self, members: list[RendezvousMember], first: RendezvousMember, give_up_s: float, timeout: timedelta
+    ) -> None:
         """Wait until *first*, which has the store, has met all members; announce this process meanwhile."""
         while first.identifier != self.identifier and (first.identifier, _named(members)) not in self._found:
             self.speak(members)
@@ -267,7 +269,7 @@ class _Voice:
             if message["distsim"] != 1 or message["group"] != self.meeting.group_name:
                 return
             size, job = int(message["size"]), str(message["job"])
-            member = Member(
+            member = RendezvousMember(
                 str(message["host"]),
                 int(message["pid"]),
                 str(message["id"]),

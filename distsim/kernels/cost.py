@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["NOTHING", "Call", "Cost", "nbytes", "tensors_in"]
+__all__ = ["NOTHING", "Cost", "OperatorCall", "nbytes", "tensors_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def nbytes(value: Any) -> int:
     return total
 
 
-class Call:
+class OperatorCall:
     """An operator and what it was called with; only shapes, strides, dtypes and devices of tensors are looked at."""
 
     def __init__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:

@@ -10,7 +10,7 @@ from statistics import NormalDist
 from typing import Any
 
 from distsim.errors import NotSimulated, UsageError
-from distsim.kernels.cost import Call, Cost, tensors_in
+from distsim.kernels.cost import Cost, OperatorCall, tensors_in
 from distsim.kernels.gpu_file import ChipSpec, GpuFile, gpu_names, read_gpu
 from distsim.kernels.pricing import Attention, Pricing, math_dtype
 from distsim.kernels.rules import price
@@ -23,7 +23,7 @@ __all__ = [
     "KERNEL_S",
     "MOST_FUSED",
     "Gpu",
-    "Host",
+    "HostCpu",
     "core_speed",
     "custom_cost",
     "fused_cost",
@@ -88,7 +88,7 @@ def _name(fn: Any) -> str:
     )
 
 
-def custom_cost(pricing: Pricing, call: Call) -> Cost | None:
+def custom_cost(pricing: Pricing, call: OperatorCall) -> Cost | None:
     """Return the cost that `kernel_cost` set for this operator, or None."""
     overload = call.schema.overload_name
     amounts = _COSTS.get(f"{call.name}.{overload}") if overload else None
@@ -245,7 +245,7 @@ class Gpu:
         Raises:
             NotSimulated: The operator is not from aten, and `kernel_cost` does not know it.
         """
-        call = Call(func, args, kwargs, result)
+        call = OperatorCall(func, args, kwargs, result)
         cost = custom_cost(self._pricing, call) or price(self._pricing, call)
         if cost is None:
             raise NotSimulated(
@@ -399,7 +399,7 @@ _MEASURED_SPEED = 3.6
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class HostCpu:
     """Seconds of each class of work on one host."""
 
     operator_s: float
@@ -420,7 +420,7 @@ def core_speed(model: str) -> tuple[str, float] | None:
     return None
 
 
-def host_of(cpu_model: str, operator_s: float) -> Host:
+def host_of(cpu_model: str, operator_s: float) -> HostCpu:
     """The host with CPUs of this name.
 
     Args:
@@ -434,7 +434,7 @@ def host_of(cpu_model: str, operator_s: float) -> Host:
         slower = _MEASURED_SPEED / speed
     else:
         core, slower = "", operator_s / _OPERATOR_S * _MEASURED_SPEED / _OPERATOR_SPEED
-    return Host(
+    return HostCpu(
         operator_s=operator_s,
         view_s=VIEW_SHARE * operator_s,
         function_s=AUTOGRAD_FUNCTION_S * slower,

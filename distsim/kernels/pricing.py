@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from distsim.kernels.cost import Call, Cost
+from distsim.kernels.cost import Cost, OperatorCall
 from distsim.kernels.gpu_file import AttentionKernel, ChipSpec, GemmSpec, GpuFile
 
 __all__ = ["RULES", "Attention", "Gemm", "Pricing", "Rule", "attention_seconds", "gemm_seconds", "math_dtype", "rule"]
@@ -240,7 +240,7 @@ class Pricing:
         return Cost(host.transfer_floor + nbytes / rate, 1, 0, nbytes, "transfer", True)
 
 
-Rule = Callable[[Pricing, Call], Cost]
+Rule = Callable[[Pricing, OperatorCall], Cost]
 
 RULES: dict[str, Rule] = {}
 """By the operator's name as in its schema (`aten::mm`), for all its overloads."""

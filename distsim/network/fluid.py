@@ -11,15 +11,15 @@ import simpy
 from numpy.typing import NDArray
 
 from distsim.cluster import Cluster
-from distsim.collectives import Compiler, Loads, Overlap, Phase, Plan, compiler_of
+from distsim.collectives import Compiler, Loads, Overlap, Plan, PlanPhase, compiler_of
 from distsim.errors import UsageError
 from distsim.network.engine import Flow, FluidEngine, detour
 from distsim.network.usage import LinkBusy, Statistics, Timing, Transfer
 
-__all__ = ["FluidNetwork", "Run", "after"]
+__all__ = ["ActiveTransfer", "FluidNetwork", "after"]
 
 
-class Run(Protocol):
+class ActiveTransfer(Protocol):
     """A transfer under way."""
 
     def lead_anew(self) -> None:
@@ -59,7 +59,7 @@ class FluidNetwork:
         self._slowed = False
         self._instead: dict[int, int] = {}
         self.engine = FluidEngine(env, capacity)
-        self.runs: dict[Run, None] = {}
+        self.runs: dict[ActiveTransfer, None] = {}
         """Under way, in order."""
         self._num_collectives = 0
         self._num_sends = 0
@@ -238,7 +238,7 @@ class _FluidRun:
             links, weights = detour(loads.links, loads.weights, self.network._instead)
             self.network.engine.move(flow, links, weights)
 
-    def _phase(self, where: tuple[int, ...]) -> Phase:
+    def _phase(self, where: tuple[int, ...]) -> PlanPhase:
         phase = self.plan.phases[where[0]]
         for i in where[1:]:
             phase = phase.then[i]
@@ -330,12 +330,12 @@ class _FluidRun:
             self._begin((*where, i), one_over)
 
 
-def _shape(phases: tuple[Phase, ...]) -> list[tuple[object, ...]]:
+def _shape(phases: tuple[PlanPhase, ...]) -> list[tuple[object, ...]]:
     """Return the parts of a plan."""
     return [(phase.overlap is None, *_shape(phase.then)) for phase in phases]
 
 
-def _led(phase: Phase, new: Phase) -> Phase:
+def _led(phase: PlanPhase, new: PlanPhase) -> PlanPhase:
     """*phase*, over the links that *new* goes over in its place."""
     then = tuple(_led(part, new.then[i] if i < len(new.then) else new) for i, part in enumerate(phase.then))
     overlap = phase.overlap

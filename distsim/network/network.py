@@ -10,7 +10,7 @@ import numpy as np
 import simpy
 
 from distsim.cluster import Cluster
-from distsim.collectives import Message, Plan
+from distsim.collectives import Plan, PlannedMessage
 from distsim.errors import UsageError
 from distsim.network.engine import Flow, FluidEngine
 from distsim.network.fluid import FluidNetwork, after
@@ -64,7 +64,7 @@ class _MessageRun:
         self,
         env: simpy.Environment,
         engine: FluidEngine,
-        messages: list[Message],
+        messages: list[PlannedMessage],
         finish: Callable[[], None],
         lead: Callable[[tuple[int, ...]], tuple[int, ...]],
     ) -> None:
@@ -120,7 +120,7 @@ class _MessageRun:
         self._flows[index] = flow
         self._engine.start(flow)
 
-    def _way(self, message: Message) -> tuple[np.ndarray, np.ndarray]:
+    def _way(self, message: PlannedMessage) -> tuple[np.ndarray, np.ndarray]:
         way = self._lead(message.links)
         arrays = self._arrays.get(way)
         if arrays is None:

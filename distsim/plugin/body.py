@@ -17,7 +17,7 @@ import pytest
 
 from distsim.plugin.fixtures import refuse_shared, sub_tests_of
 from distsim.plugin.hypothesis import refuse_draws
-from distsim.plugin.options import Options, WorldOfAll
+from distsim.plugin.options import PluginOptions, WorldOfAll
 from distsim.plugin.verdict import Verdict, fail_at, judge
 
 __all__ = [
@@ -95,13 +95,13 @@ def _hand_over(item: pytest.Function, results: list[Any]) -> None:
         vars(world)["returned"] = results
 
 
-def _options(item: pytest.Function, marker: pytest.Mark) -> list[Options]:
+def _options(item: pytest.Function, marker: pytest.Mark) -> list[PluginOptions]:
     params: Mapping[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
     sizes = params.get("distsim_world_size", sizes_of(marker))
     arms = params.get("distsim_on", marker.kwargs.get("on", "sim"))
     # A method of a unittest.TestCase cannot be parametrized: there all combinations run one after the other.
     return [
-        Options.read(marker, n, on, item.config)
+        PluginOptions.read(marker, n, on, item.config)
         for on in (arms if isinstance(arms, list | tuple) and arms else [arms])
         for n in (sizes if isinstance(sizes, list | tuple) and sizes else [sizes])
     ]

@@ -17,7 +17,7 @@ import pytest
 
 from distsim.debug.records.frames import is_ours
 from distsim.plugin.fixtures import on_this_rank
-from distsim.plugin.options import Options
+from distsim.plugin.options import PluginOptions
 
 __all__ = ["RankReport", "describe", "full_names", "pruned", "rank_body"]
 
@@ -28,7 +28,7 @@ _CALLS = (os.path.join("torch", "distributed", "c10d_logger.py"), os.path.join("
 def rank_body(
     body: functools.partial[Any],
     kwargs: Mapping[str, Any],
-    options: Options,
+    options: PluginOptions,
     instance: object = None,
     joined: Callable[[], object] = lambda: None,
 ) -> Callable[[], Any]:

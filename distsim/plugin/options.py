@@ -12,7 +12,17 @@ import pytest
 
 from distsim.options import Silent
 
-__all__ = ["HOST_TIMEOUT_S", "LIMITS", "TIMEOUT_S", "NotSent", "Options", "PerRank", "World", "WorldOfAll", "positive"]
+__all__ = [
+    "HOST_TIMEOUT_S",
+    "LIMITS",
+    "TIMEOUT_S",
+    "NotSent",
+    "PerRank",
+    "PluginOptions",
+    "WorldFixture",
+    "WorldOfAll",
+    "positive",
+]
 
 TIMEOUT_S = 60.0
 HOST_TIMEOUT_S = 10.0
@@ -25,7 +35,7 @@ LIMITS = {
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class WorldFixture:
     """Value of the fixture `world`: the rank on which the body runs."""
 
     rank: int
@@ -82,7 +92,7 @@ class NotSent:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class PluginOptions:
     """The arguments of the marker."""
 
     n: int
@@ -100,7 +110,7 @@ class Options:
     silent: Silent | None = None
 
     @classmethod
-    def read(cls, marker: pytest.Mark, n: Any, on: Any, config: pytest.Config) -> Options:
+    def read(cls, marker: pytest.Mark, n: Any, on: Any, config: pytest.Config) -> PluginOptions:
         """Return the checked arguments of the marker, or raise pytest.UsageError."""
         name, known = marker.name, set(cls.__slots__)
         given = dict(marker.kwargs)
@@ -158,7 +168,7 @@ class Options:
         if name == "rank":
             return int(os.environ["RANK"])
         if name == "world":
-            return World(int(os.environ["RANK"]), self.n, int(os.environ["LOCAL_RANK"]), self.on)
+            return WorldFixture(int(os.environ["RANK"]), self.n, int(os.environ["LOCAL_RANK"]), self.on)
         from torch.distributed.device_mesh import init_device_mesh
 
         return init_device_mesh("cpu", self.mesh or (self.n,), mesh_dim_names=self.mesh_dim_names)

@@ -32,7 +32,7 @@ import pytest
 from distsim.debug.monitor.process import Series
 from distsim.plugin.annotations import in_library
 from distsim.plugin.on_rank import RankReport, describe, rank_body
-from distsim.plugin.options import NotSent, Options
+from distsim.plugin.options import NotSent, PluginOptions
 from distsim.plugin.verdict import Verdict, from_here, report_silent, whole
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ _OPTIONS = (
 
 
 def run_real(
-    item: pytest.Function, body: functools.partial[Any], kwargs: Mapping[str, Any], options: Options
+    item: pytest.Function, body: functools.partial[Any], kwargs: Mapping[str, Any], options: PluginOptions
 ) -> Verdict:
     """Run *body* on `options.n` processes."""
     if options.cluster is not None or options.faults or options.guards:
@@ -171,7 +171,7 @@ def _child(
     item: pytest.Function,
     body: functools.partial[Any],
     kwargs: Mapping[str, Any],
-    options: Options,
+    options: PluginOptions,
     connected: Callable[[], object],
 ) -> NoReturn:
     """One rank, from its first line to its last."""
@@ -219,7 +219,7 @@ def _run_rank(
     item: pytest.Function,
     body: functools.partial[Any],
     kwargs: Mapping[str, Any],
-    options: Options,
+    options: PluginOptions,
     connected: Callable[[], object],
 ) -> int:
     import torch

@@ -23,7 +23,7 @@ from distsim.plugin import terminal
 from distsim.plugin.fixtures import NoCopy, holds_tensors
 from distsim.plugin.hypothesis import in_the_example
 from distsim.plugin.on_rank import describe, rank_body
-from distsim.plugin.options import Options, PerRank
+from distsim.plugin.options import PerRank, PluginOptions
 from distsim.plugin.timeouts import TimedConditions
 from distsim.plugin.verdict import REST, Verdict, columns, from_here, report_silent, traces_of, wants_frames, whole
 from distsim.sim.kernel.interrupts import set_more_aside
@@ -42,7 +42,7 @@ GPUS_PER_NODE = 8
 
 
 def run_simulated(
-    item: pytest.Function, body: functools.partial[Any], kwargs: Mapping[str, Any], options: Options
+    item: pytest.Function, body: functools.partial[Any], kwargs: Mapping[str, Any], options: PluginOptions
 ) -> Verdict:
     """Run *body* on `options.n` simulated ranks."""
     __tracebackhide__ = True
@@ -116,7 +116,7 @@ def run_simulated(
 def _explain(
     verdict: Verdict,
     item: pytest.Function,
-    options: Options,
+    options: PluginOptions,
     outcome: Outcome,
     diagnoses: list[Diagnosis],
     conditions: TimedConditions,
@@ -173,7 +173,7 @@ def _usual(nodes: int) -> Cluster:
     return load_cluster(f"dgx-h100:{nodes}")
 
 
-def _room(options: Options) -> tuple[str | Cluster, int | None, int | None]:
+def _room(options: PluginOptions) -> tuple[str | Cluster, int | None, int | None]:
     """A cluster with exactly so many ranks, as full nodes as the number allows."""
     if options.cluster is None:
         per_node = max(k for k in range(1, GPUS_PER_NODE + 1) if options.n % k == 0)
@@ -196,7 +196,7 @@ def _room(options: Options) -> tuple[str | Cluster, int | None, int | None]:
     )
 
 
-def _conditions(options: Options) -> TimedConditions:
+def _conditions(options: PluginOptions) -> TimedConditions:
     from distsim.sim.faults.tensors import GUARDS
     from distsim.sim.kernel.schedule import Limits
 

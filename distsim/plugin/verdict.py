@@ -23,7 +23,7 @@ from _pytest.skipping import evaluate_xfail_marks
 from distsim.plugin.annotations import in_library
 from distsim.plugin.hypothesis import rejected
 from distsim.plugin.on_rank import RankReport, full_names, pruned
-from distsim.plugin.options import Options
+from distsim.plugin.options import PluginOptions
 from distsim.text.ranks import of_ranks
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def whole(item: pytest.Item) -> bool:
     return item.config.get_verbosity() >= 2
 
 
-def judge(verdict: Verdict, item: pytest.Function, options: Options) -> None:
+def judge(verdict: Verdict, item: pytest.Function, options: PluginOptions) -> None:
     """Pass, skip or fail as the ranks say."""
     __tracebackhide__ = True
     if any(rejected(report.bases) for report in verdict.ranks.values()):
@@ -167,7 +167,7 @@ def _text(
     verdict: Verdict,
     failed: Mapping[int, RankReport],
     stopped: Mapping[int, RankReport],
-    options: Options,
+    options: PluginOptions,
     test: str,
     *,
     every: bool,

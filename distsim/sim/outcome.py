@@ -7,13 +7,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distsim.debug.diagnosis.diagnose import Diagnosis
-from distsim.debug.diagnosis.silent.finding import Level, SilentFinding
+from distsim.debug.diagnosis.silent.finding import Severity, SilentFinding
 from distsim.debug.records import CallRecord, Evidence, Phase
 from distsim.errors import Failure
 from distsim.sim.observe.metrics import GpuTrack, Training
 from distsim.text.units import format_time
 
-__all__ = ["NOT_PROVEN", "SILENT_FAULT", "CollectiveTotal", "Failure", "LinkUse", "Outcome", "Progress", "RankSummary"]
+__all__ = [
+    "NOT_PROVEN",
+    "SILENT_FAULT",
+    "CollectiveTotal",
+    "Failure",
+    "LinkUse",
+    "Outcome",
+    "RankSummary",
+    "RunProgress",
+]
 
 
 NOT_PROVEN = 5
@@ -73,7 +82,7 @@ class LinkUse:
 
 
 @dataclass(slots=True)
-class Progress:
+class RunProgress:
     """Progress of a running simulation."""
 
     virtual_time_s: float
@@ -189,7 +198,7 @@ class Outcome:
     @property
     def has_silent_error(self) -> bool:
         """Whether one of the silent findings is an error, not a warning."""
-        return any(one.level is Level.ERROR for one in self.silent)
+        return any(one.level is Severity.ERROR for one in self.silent)
 
     @property
     def diagnosis(self) -> Diagnosis | None:

@@ -28,7 +28,7 @@ from distsim.sim.device.gpu import prepare
 from distsim.sim.device.hooks import accepted, tested
 from distsim.sim.isolation.clock import clock_patches, datetime_clock
 from distsim.sim.isolation.environ import child_patches, environ_patches
-from distsim.sim.isolation.global_flags import Host, switch_patches
+from distsim.sim.isolation.global_flags import HostState, switch_patches
 from distsim.sim.isolation.io_barrier import socket_patches
 from distsim.sim.isolation.modules.modules import RankModules, decide, import_patches
 from distsim.sim.isolation.modules.own_code import caught_by_ranks
@@ -60,7 +60,7 @@ _set_thread_isolation_mode = SET_THREAD_ISOLATION_MODE.get()
 
 
 @contextlib.contextmanager
-def simulation(gpus: bool, silent: bool = False) -> Iterator[Host]:
+def simulation(gpus: bool, silent: bool = False) -> Iterator[HostState]:
     """Python and torch as simulated ranks see them, for the time of one simulation in this process. *gpus*: torch
     accepts CUDA tensors. *silent*: torch tells the ranks' collectors of their steps."""
     if _active[0]:
@@ -88,7 +88,7 @@ def simulation(gpus: bool, silent: bool = False) -> Iterator[Host]:
             prepare(tested)
             prepare(register_kernels)
             prepare(time_dcp)
-        host = Host(environ, modules.shared)
+        host = HostState(environ, modules.shared)
         with (
             noticed(),
             global_hooks(current_collector) if silent else contextlib.nullcontext(),

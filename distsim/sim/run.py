@@ -29,7 +29,7 @@ from distsim.sim.device.operators.values import ValuePolicy
 from distsim.sim.faults.planted import Faults
 from distsim.sim.faults.tensors import Guards
 from distsim.sim.isolation.environ import torchruns_environ, without_launchers
-from distsim.sim.isolation.output import Held, RankStream, open_streams
+from distsim.sim.isolation.output import HeldOutput, RankStream, open_streams
 from distsim.sim.isolation.process import SimProcess
 from distsim.sim.isolation.randomness import undrawn
 from distsim.sim.kernel.interrupts import CtrlC, paced, set_aside, set_more_aside
@@ -39,7 +39,7 @@ from distsim.sim.observe.reading import forget_readings, forget_stacks
 from distsim.sim.observe.silent import MOST_RANKS, collector_of
 from distsim.sim.observe.totals import summing_up
 from distsim.sim.observe.training import finish
-from distsim.sim.outcome import Outcome, Progress
+from distsim.sim.outcome import Outcome, RunProgress
 from distsim.sim.patches import simulation
 from distsim.sim.processes.hosts import environ_of_mpirun, master_address, sruns_environ
 from distsim.sim.processes.lifecycle import Program, live
@@ -311,7 +311,7 @@ def _attempt(
     unbounded = data.real or len(slots) <= MANY_RANKS or is_alone
     budget_s = None if unbounded else request.budget_s
     undo = None if budget_s is None else UndoLog()
-    held = [] if undo is None else [Held(sys.stdout), Held(sys.stderr)]
+    held = [] if undo is None else [HeldOutput(sys.stdout), HeldOutput(sys.stderr)]
     out, err = (held[0], held[1]) if held else (sys.stdout, sys.stderr)
 
     def streams_of(process: SimProcess) -> tuple[RankStream, RankStream]:
@@ -445,13 +445,13 @@ def _fresh_rng() -> torch.Tensor:
     return torch.Generator().get_state()
 
 
-def _progress(world: World, wall_s: float) -> Progress:
+def _progress(world: World, wall_s: float) -> RunProgress:
     alive = sum(p.alive for p in world.rank_processes.values())
     waiting = ""
     task = world.running
     if task is not None:
         waiting = f"rank {task.process.rank} computes"
-    return Progress(
+    return RunProgress(
         float(world.env.now),
         alive,
         world.world_size,

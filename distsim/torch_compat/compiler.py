@@ -7,24 +7,26 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-from distsim.torch_compat.names import FEATURE, OPTIONAL, Name
+from distsim.torch_compat.names import FEATURE, OPTIONAL, TorchName
 
 __all__ = ["DISABLED", "has_hooks_of_the_program", "leaves_code"]
 
 DISABLED = "_torchdynamo_disable"
 """The mark of a function that torch.compile is to call and not to trace (torch.compiler.disable loads all of it)."""
 
-EVAL_FRAME = Name("torch._C._dynamo.eval_frame", "torch.compile does not trace the guard", FEATURE)
-TENSOR_GUARDS = Name("torch._C._dynamo.guards.TensorGuards", "the quick comparison of tensors", OPTIONAL)
+EVAL_FRAME = TorchName("torch._C._dynamo.eval_frame", "torch.compile does not trace the guard", FEATURE)
+TENSOR_GUARDS = TorchName("torch._C._dynamo.guards.TensorGuards", "the quick comparison of tensors", OPTIONAL)
 
-HAS_TRITON_PACKAGE = Name("torch.utils._triton.has_triton_package", "a stand-in for Triton", OPTIONAL)
-OPTIMIZED_MODULE = Name("torch._dynamo.eval_frame.OptimizedModule", "torch.compile of a module", FEATURE)
-HAS_ANY_GLOBAL_HOOK = Name(
+HAS_TRITON_PACKAGE = TorchName("torch.utils._triton.has_triton_package", "a stand-in for Triton", OPTIONAL)
+OPTIMIZED_MODULE = TorchName("torch._dynamo.eval_frame.OptimizedModule", "torch.compile of a module", FEATURE)
+HAS_ANY_GLOBAL_HOOK = TorchName(
     "torch.nn.modules.module._has_any_global_hook", "the compiler's warning of hooks", OPTIONAL, since="2.8"
 )
-WARN_ONCE = Name("torch.nn.attention.flex_attention._warn_once", "flex_attention's warning", OPTIONAL, since="2.8")
-GET_BUILTIN_TABLE = Name("torch.jit._builtins._get_builtin_table", "TorchScript's names of patched functions", OPTIONAL)
-SET_IS_IN_MODE_WITHOUT_IGNORE_COMPILE_INTERNALS = Name(
+WARN_ONCE = TorchName("torch.nn.attention.flex_attention._warn_once", "flex_attention's warning", OPTIONAL, since="2.8")
+GET_BUILTIN_TABLE = TorchName(
+    "torch.jit._builtins._get_builtin_table", "TorchScript's names of patched functions", OPTIONAL
+)
+SET_IS_IN_MODE_WITHOUT_IGNORE_COMPILE_INTERNALS = TorchName(
     "torch.utils._python_dispatch.set_is_in_mode_without_ignore_compile_internals",
     "Dynamo's guard on dispatch modes",
     OPTIONAL,

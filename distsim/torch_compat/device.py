@@ -6,80 +6,92 @@ from typing import Any
 
 import torch
 
-from distsim.torch_compat.names import FEATURE, OPTIONAL, SIM, Name
+from distsim.torch_compat.names import FEATURE, OPTIONAL, SIM, TorchName
 
 __all__ = ["OpOverload", "aten"]
 
-FOREACH_COPY = Name("torch._foreach_copy_", "copies of many tensors at once", SIM)
-GET_USER_FN = Name(
+FOREACH_COPY = TorchName("torch._foreach_copy_", "copies of many tensors at once", SIM)
+GET_USER_FN = TorchName(
     "torch.autograd.function.BackwardCFunction._get_user_fn",
     "what an autograd.Function costs the host",
     OPTIONAL,
     since="2.13",
 )
-MAKE_WRAPPER_SUBCLASS = Name("torch.Tensor._make_wrapper_subclass", "CUDA tensors without a GPU", SIM)
-HAS_COMPATIBLE_SHALLOW_COPY_TYPE = Name(
+MAKE_WRAPPER_SUBCLASS = TorchName("torch.Tensor._make_wrapper_subclass", "CUDA tensors without a GPU", SIM)
+HAS_COMPATIBLE_SHALLOW_COPY_TYPE = TorchName(
     "torch.ops.aten._has_compatible_shallow_copy_type.default", "assignments to .data of CUDA tensors", FEATURE
 )
-DISABLE_TORCH_DISPATCH = Name("torch._C._DisableTorchDispatch", "operators below a rank's dispatch mode", SIM)
-PRESERVE_DISPATCH_KEY_GUARD = Name("torch._C._PreserveDispatchKeyGuard", "CUDA tensors without a GPU", SIM)
-SET_META_IN_TLS_DISPATCH_INCLUDE = Name("torch._C._set_meta_in_tls_dispatch_include", "CUDA tensors without a GPU", SIM)
-SET_ONLY_LIFT_CPU_TENSORS = Name("torch._C._set_only_lift_cpu_tensors", "torch.tensor(..., device='cuda')", FEATURE)
-DISPATCH_KEY = Name("torch._C.DispatchKey", "operators below a rank's dispatch mode", SIM)
-TORCH_DISPATCH_MODE = Name(
+DISABLE_TORCH_DISPATCH = TorchName("torch._C._DisableTorchDispatch", "operators below a rank's dispatch mode", SIM)
+PRESERVE_DISPATCH_KEY_GUARD = TorchName("torch._C._PreserveDispatchKeyGuard", "CUDA tensors without a GPU", SIM)
+SET_META_IN_TLS_DISPATCH_INCLUDE = TorchName(
+    "torch._C._set_meta_in_tls_dispatch_include", "CUDA tensors without a GPU", SIM
+)
+SET_ONLY_LIFT_CPU_TENSORS = TorchName(
+    "torch._C._set_only_lift_cpu_tensors", "torch.tensor(..., device='cuda')", FEATURE
+)
+DISPATCH_KEY = TorchName("torch._C.DispatchKey", "operators below a rank's dispatch mode", SIM)
+TORCH_DISPATCH_MODE = TorchName(
     "torch.utils._python_dispatch.TorchDispatchMode", "the mode that meets every operator of a rank", SIM
 )
-DISABLE_CURRENT_MODES = Name(
+DISABLE_CURRENT_MODES = TorchName(
     "torch.utils._python_dispatch._disable_current_modes", "operators below a rank's dispatch mode", SIM
 )
-GET_CURRENT_DISPATCH_MODE_STACK = Name(
+GET_CURRENT_DISPATCH_MODE_STACK = TorchName(
     "torch.utils._python_dispatch._get_current_dispatch_mode_stack", "the mode that meets every operator of a rank", SIM
 )
-POP_MODE_TEMPORARILY = Name(
+POP_MODE_TEMPORARILY = TorchName(
     "torch.utils._python_dispatch._pop_mode_temporarily", "calls that a program's own modes see", SIM
 )
-GET_DISPATCH_MODE = Name("torch._C._get_dispatch_mode", "fake tensors inside a rank", SIM)
-TORCH_DISPATCH_MODE_KEY = Name("torch._C._TorchDispatchModeKey", "fake tensors inside a rank", SIM)
-DISABLED_TORCH_DISPATCH_IMPL = Name("torch._C._disabled_torch_dispatch_impl", "tensors of subclasses", SIM)
-IS_FUNCTORCH_WRAPPED_TENSOR = Name(
+GET_DISPATCH_MODE = TorchName("torch._C._get_dispatch_mode", "fake tensors inside a rank", SIM)
+TORCH_DISPATCH_MODE_KEY = TorchName("torch._C._TorchDispatchModeKey", "fake tensors inside a rank", SIM)
+DISABLED_TORCH_DISPATCH_IMPL = TorchName("torch._C._disabled_torch_dispatch_impl", "tensors of subclasses", SIM)
+IS_FUNCTORCH_WRAPPED_TENSOR = TorchName(
     "torch._C._functorch.is_functorch_wrapped_tensor", "tensors inside a transform of torch.func", SIM
 )
-FAKE_TENSOR = Name("torch._subclasses.fake_tensor.FakeTensor", "fake tensors inside a rank", SIM)
-FAKE_TENSOR_MODE = Name("torch._subclasses.fake_tensor.FakeTensorMode", "fake tensors inside a rank", SIM)
-DISPATCH_CACHE_KEY = Name(
+FAKE_TENSOR = TorchName("torch._subclasses.fake_tensor.FakeTensor", "fake tensors inside a rank", SIM)
+FAKE_TENSOR_MODE = TorchName("torch._subclasses.fake_tensor.FakeTensorMode", "fake tensors inside a rank", SIM)
+DISPATCH_CACHE_KEY = TorchName(
     "torch._subclasses.fake_tensor._DispatchCacheKey", "what fake tensors remember of each rank's GPU", SIM
 )
-DISPATCH_GET_ALL_OP_NAMES = Name("torch._C._dispatch_get_all_op_names", "operators below a rank's dispatch mode", SIM)
-DISPATCH_HAS_KERNEL_FOR_DISPATCH_KEY = Name(
+DISPATCH_GET_ALL_OP_NAMES = TorchName(
+    "torch._C._dispatch_get_all_op_names", "operators below a rank's dispatch mode", SIM
+)
+DISPATCH_HAS_KERNEL_FOR_DISPATCH_KEY = TorchName(
     "torch._C._dispatch_has_kernel_for_dispatch_key", "operators below a rank's dispatch mode", SIM
 )
-DISPATCH_TLS_LOCAL_EXCLUDE_SET = Name("torch._C._dispatch_tls_local_exclude_set", "the first use of a GPU", FEATURE)
-DISPATCH_TLS_LOCAL_INCLUDE_SET = Name("torch._C._dispatch_tls_local_include_set", "the first use of a GPU", FEATURE)
-FORCE_DISPATCH_KEY_GUARD = Name("torch._C._ForceDispatchKeyGuard", "the first use of a GPU", FEATURE)
-ENSURE_CUDA_DEVICE_GUARD_SET = Name("torch._C._ensureCUDADeviceGuardSet", "simulated GPUs", FEATURE)
-TENSOR_STR = Name("torch._tensor_str._tensor_str", "printed CUDA tensors", SIM)
-STR = Name("torch._tensor_str._str", "printed CUDA tensors", SIM)
-PY_TORCH_FILE_WRITER = Name("torch._C.PyTorchFileWriter", "files of torch.save", SIM)
-SET_DEFAULT_TENSOR_TYPE = Name("torch._C._set_default_tensor_type", "torch.set_default_tensor_type", FEATURE)
-FLEX_ATTENTION = Name("torch._higher_order_ops.flex_attention.flex_attention", "flex_attention", SIM)
-FLEX_ATTENTION_BACKWARD = Name("torch._higher_order_ops.flex_attention.flex_attention_backward", "flex_attention", SIM)
-CONSTRUCT_STRIDES = Name("torch._higher_order_ops.flex_attention._construct_strides", "flex_attention", SIM)
-RUN_DTENSOR_RNG_OP = Name("torch._prims.rng_prims.run_dtensor_rng_op", "random DTensors", OPTIONAL, since="2.12")
-DECOMPOSITION_TABLE = Name("torch._decomp.decomposition_table", "values of operators that only a GPU has", SIM)
-CONJ = Name("torch._conj", "conjugate views of known values", SIM)
-NEG_VIEW = Name("torch._neg_view", "negative views of known values", SIM)
-CURRENT_AUTOGRAD_NODE = Name("torch._C._current_autograd_node", "kernels of a compiled backward pass", SIM)
-GET_SEQUENCE_NR = Name("torch._C._autograd._get_sequence_nr", "kernels of a compiled backward pass", SIM)
+DISPATCH_TLS_LOCAL_EXCLUDE_SET = TorchName(
+    "torch._C._dispatch_tls_local_exclude_set", "the first use of a GPU", FEATURE
+)
+DISPATCH_TLS_LOCAL_INCLUDE_SET = TorchName(
+    "torch._C._dispatch_tls_local_include_set", "the first use of a GPU", FEATURE
+)
+FORCE_DISPATCH_KEY_GUARD = TorchName("torch._C._ForceDispatchKeyGuard", "the first use of a GPU", FEATURE)
+ENSURE_CUDA_DEVICE_GUARD_SET = TorchName("torch._C._ensureCUDADeviceGuardSet", "simulated GPUs", FEATURE)
+TENSOR_STR = TorchName("torch._tensor_str._tensor_str", "printed CUDA tensors", SIM)
+STR = TorchName("torch._tensor_str._str", "printed CUDA tensors", SIM)
+PY_TORCH_FILE_WRITER = TorchName("torch._C.PyTorchFileWriter", "files of torch.save", SIM)
+SET_DEFAULT_TENSOR_TYPE = TorchName("torch._C._set_default_tensor_type", "torch.set_default_tensor_type", FEATURE)
+FLEX_ATTENTION = TorchName("torch._higher_order_ops.flex_attention.flex_attention", "flex_attention", SIM)
+FLEX_ATTENTION_BACKWARD = TorchName(
+    "torch._higher_order_ops.flex_attention.flex_attention_backward", "flex_attention", SIM
+)
+CONSTRUCT_STRIDES = TorchName("torch._higher_order_ops.flex_attention._construct_strides", "flex_attention", SIM)
+RUN_DTENSOR_RNG_OP = TorchName("torch._prims.rng_prims.run_dtensor_rng_op", "random DTensors", OPTIONAL, since="2.12")
+DECOMPOSITION_TABLE = TorchName("torch._decomp.decomposition_table", "values of operators that only a GPU has", SIM)
+CONJ = TorchName("torch._conj", "conjugate views of known values", SIM)
+NEG_VIEW = TorchName("torch._neg_view", "negative views of known values", SIM)
+CURRENT_AUTOGRAD_NODE = TorchName("torch._C._current_autograd_node", "kernels of a compiled backward pass", SIM)
+GET_SEQUENCE_NR = TorchName("torch._C._autograd._get_sequence_nr", "kernels of a compiled backward pass", SIM)
 
 MODE_FLAGS = {
-    flag: Name(f"torch.utils._python_dispatch.{flag}", "torch's count of dispatch modes", OPTIONAL, since=since)
+    flag: TorchName(f"torch.utils._python_dispatch.{flag}", "torch's count of dispatch modes", OPTIONAL, since=since)
     for flag, since in (
         ("_is_in_torch_dispatch_mode", "2.6"),
         ("_is_in_non_infra_torch_dispatch_mode", "2.6"),
         ("_is_in_any_mode_without_ignore_compile_internals", "2.12"),
     )
 }
-CACHE_KEY = Name(
+CACHE_KEY = TorchName(
     "torch._subclasses.fake_tensor.FakeTensorMode._cache_key", "what fake tensors remember of each rank's GPU", SIM
 )
 
@@ -87,7 +99,7 @@ OpOverload: Any = type(torch.ops.aten.add.Tensor)
 _WITH_ATTENTION = "attention on simulated GPUs"
 _KERNELS = "operators on simulated GPUs"
 PRIVATE = {
-    name: Name(f"torch.ops.aten.{name}", feature, OPTIONAL)
+    name: TorchName(f"torch.ops.aten.{name}", feature, OPTIONAL)
     for feature, names in (
         (
             _WITH_ATTENTION,

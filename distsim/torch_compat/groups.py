@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from distsim.torch_compat.names import FEATURE, GUARD, OPTIONAL, SIM, Name
+from distsim.torch_compat.names import FEATURE, GUARD, OPTIONAL, SIM, TorchName
 
 __all__ = ["backends_of", "share_backends", "tables", "timeout_of", "without_hooks"]
 
@@ -38,65 +38,65 @@ def _tells_of_calls() -> bool:
     return False
 
 
-WORLD = Name(
+WORLD = TorchName(
     C10D + "_world",
     "the groups that exist, and the calls of a coalescing block",
     GUARD | SIM,
     public="get_process_group_ranks and get_pg_count for parts of it",
 )
-DEFAULT_GROUP = Name(C10D + "_world._default_pg", "the short path of calls on the default group", OPTIONAL)
-COALESCING = Name(C10D + "_world._pg_coalesce_state", "the short path of calls in a coalescing block", OPTIONAL)
-RENDEZVOUS = Name(C10D + "rendezvous", "the beginning of init_process_group", GUARD | SIM)
-SPLIT_GROUP = Name(C10D + "split_group", "groups that split_group makes", FEATURE)
-NEW_GROUP_HELPER = Name(
+DEFAULT_GROUP = TorchName(C10D + "_world._default_pg", "the short path of calls on the default group", OPTIONAL)
+COALESCING = TorchName(C10D + "_world._pg_coalesce_state", "the short path of calls in a coalescing block", OPTIONAL)
+RENDEZVOUS = TorchName(C10D + "rendezvous", "the beginning of init_process_group", GUARD | SIM)
+SPLIT_GROUP = TorchName(C10D + "split_group", "groups that split_group makes", FEATURE)
+NEW_GROUP_HELPER = TorchName(
     C10D + "_new_process_group_helper",
     "every group that init_process_group and new_group make",
     GUARD | SIM,
     public="2.14: hooks on groups (ProcessGroup.register_pre_hook)",
 )
-UPDATE_DEFAULT_GROUP = Name(
+UPDATE_DEFAULT_GROUP = TorchName(
     C10D + "_update_default_pg", "the end of init_process_group", GUARD, public="wrap init_process_group"
 )
-NEW_GROUP_WITH_TAG = Name(C10D + "_new_group_with_tag", "calls of new_group", GUARD, public="wrap new_group")
-WRAPPER = Name(
+NEW_GROUP_WITH_TAG = TorchName(C10D + "_new_group_with_tag", "calls of new_group", GUARD, public="wrap new_group")
+WRAPPER = TorchName(
     C10D + "_create_process_group_wrapper",
     "TORCH_DISTRIBUTED_DEBUG=DETAIL without torch's own checks",
     OPTIONAL,
     public="the variable itself",
 )
-REGISTER = Name(C10D + "_register_process_group", "a guarded group under the name of its own", GUARD)
-UNREGISTER = Name(C10D + "_unregister_process_group", "a guarded group under the name of its own", GUARD)
-COLLECTIVE_OP = Name(C10D + "_CollOp", "the short path of calls in a coalescing block", OPTIONAL)
-LOG_MESSAGE = Name(
+REGISTER = TorchName(C10D + "_register_process_group", "a guarded group under the name of its own", GUARD)
+UNREGISTER = TorchName(C10D + "_unregister_process_group", "a guarded group under the name of its own", GUARD)
+COLLECTIVE_OP = TorchName(C10D + "_CollOp", "the short path of calls in a coalescing block", OPTIONAL)
+LOG_MESSAGE = TorchName(
     "torch.distributed.c10d_logger._get_msg_dict", "calls that torch refuses", FEATURE, public="wrap public functions"
 )
-LOGGER = Name("torch.distributed.c10d_logger._c10d_logger", "the short path's error log", OPTIONAL)
-MPI_AVAILABLE = Name(C10D + "_MPI_AVAILABLE", "backend mpi without a torch that was built with it", FEATURE)
+LOGGER = TorchName("torch.distributed.c10d_logger._c10d_logger", "the short path's error log", OPTIONAL)
+MPI_AVAILABLE = TorchName(C10D + "_MPI_AVAILABLE", "backend mpi without a torch that was built with it", FEATURE)
 
-BACKEND = Name(
+BACKEND = TorchName(
     "torch._C._distributed_c10d.Backend",
     "calls that go to a backend at once",
     GUARD | SIM,
     public="none: torch.distributed.Backend is the class of backend names",
 )
-GET_BACKEND = Name(GROUP + "_get_backend", "a group's backend for a device", GUARD | SIM)
-DEVICE_TYPES = Name(GROUP + "_device_types", "the devices of a group", GUARD)
-REGISTER_BACKEND = Name(GROUP + "_register_backend", "a guarded group's backends", GUARD | SIM)
-SET_DEFAULT_BACKEND = Name(GROUP + "_set_default_backend", "a guarded group's default backend", GUARD | SIM)
-SET_NAME = Name(GROUP + "_set_group_name", "a guarded group's name", GUARD | SIM)
-SET_DESCRIPTION = Name(GROUP + "_set_group_desc", "a guarded group's description", GUARD | SIM)
-NAN_CHECK = Name(C10D + "NanCheckHook.attach", "torch's NaN check on a guarded group", FEATURE, since="2.14")
-FLIGHT_RECORDER = Name(
+GET_BACKEND = TorchName(GROUP + "_get_backend", "a group's backend for a device", GUARD | SIM)
+DEVICE_TYPES = TorchName(GROUP + "_device_types", "the devices of a group", GUARD)
+REGISTER_BACKEND = TorchName(GROUP + "_register_backend", "a guarded group's backends", GUARD | SIM)
+SET_DEFAULT_BACKEND = TorchName(GROUP + "_set_default_backend", "a guarded group's default backend", GUARD | SIM)
+SET_NAME = TorchName(GROUP + "_set_group_name", "a guarded group's name", GUARD | SIM)
+SET_DESCRIPTION = TorchName(GROUP + "_set_group_desc", "a guarded group's description", GUARD | SIM)
+NAN_CHECK = TorchName(C10D + "NanCheckHook.attach", "torch's NaN check on a guarded group", FEATURE, since="2.14")
+FLIGHT_RECORDER = TorchName(
     "torch._C._distributed_c10d.FlightRecorderHook.attach",
     "torch's Flight Recorder on a guarded group",
     OPTIONAL,
     since="2.14",
 )
-PRE_HOOK = Name(
+PRE_HOOK = TorchName(
     GROUP + "register_pre_hook", "the guard by hooks on groups", OPTIONAL, since="2.14", test=_tells_of_calls
 )
-HAS_HOOKS = Name(GROUP + "_has_hooks", "NCCL's completion hooks", OPTIONAL)
-EXACT_TYPE = Name(
+HAS_HOOKS = TorchName(GROUP + "_has_hooks", "NCCL's completion hooks", OPTIONAL)
+EXACT_TYPE = TorchName(
     C10D + "batch_isend_irecv",
     "batched messages of NCCL, which torch before 2.14 coalesces only if type(group) is ProcessGroup",
     OPTIONAL,
@@ -120,27 +120,29 @@ FOR_PATCHES = frozenset(
 )
 """Names that a guard by hooks goes without."""
 
-DISTRIBUTED_C10D_WORLD = Name("torch.distributed.distributed_c10d._World", "the groups of each simulated process", SIM)
-PLUGINS = Name("torch.distributed.distributed_c10d.Backend._plugins", "backends that are registered", SIM)
-SET_PG_TIMEOUT = Name(
+DISTRIBUTED_C10D_WORLD = TorchName(
+    "torch.distributed.distributed_c10d._World", "the groups of each simulated process", SIM
+)
+PLUGINS = TorchName("torch.distributed.distributed_c10d.Backend._plugins", "backends that are registered", SIM)
+SET_PG_TIMEOUT = TorchName(
     "torch.distributed.distributed_c10d._set_pg_timeout",
     "a group's timeout",
     OPTIONAL,
     public="torch.distributed.set_timeout (2.14)",
 )
-GET_DEFAULT_GROUP = Name("torch.distributed.distributed_c10d._get_default_group", "the default group", SIM)
-CHECK_P2P_OP_LIST = Name("torch.distributed.distributed_c10d._check_p2p_op_list", "batched messages of NCCL", SIM)
-UNREGISTER_ALL_PROCESS_GROUPS = Name(
+GET_DEFAULT_GROUP = TorchName("torch.distributed.distributed_c10d._get_default_group", "the default group", SIM)
+CHECK_P2P_OP_LIST = TorchName("torch.distributed.distributed_c10d._check_p2p_op_list", "batched messages of NCCL", SIM)
+UNREGISTER_ALL_PROCESS_GROUPS = TorchName(
     "torch._C._distributed_c10d._unregister_all_process_groups", "groups in a thread of a simulated process", SIM
 )
-SET_THREAD_ISOLATION_MODE = Name(
+SET_THREAD_ISOLATION_MODE = TorchName(
     "torch._C._distributed_c10d._set_thread_isolation_mode", "groups in a thread of a simulated process", SIM
 )
-HOOK_OP_NAME = Name("torch._C._distributed_c10d.HookOpName", "hooks on groups", OPTIONAL, since="2.14")
-NAN_CHECK_HOOK = Name(
+HOOK_OP_NAME = TorchName("torch._C._distributed_c10d.HookOpName", "hooks on groups", OPTIONAL, since="2.14")
+NAN_CHECK_HOOK = TorchName(
     "torch._C._distributed_c10d.NanCheckHook", "torch's check for NaN, which a note replaces", OPTIONAL, since="2.14"
 )
-FLIGHT_RECORDER_HOOK = Name(
+FLIGHT_RECORDER_HOOK = TorchName(
     "torch._C._distributed_c10d.FlightRecorderHook",
     "torch's Flight Recorder, which a note replaces",
     OPTIONAL,

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["FEATURE", "GUARD", "MISSING", "OPTIONAL", "SIM", "Name", "Need", "all_names", "left_out", "unmet"]
+__all__ = ["FEATURE", "GUARD", "MISSING", "OPTIONAL", "SIM", "Need", "TorchName", "all_names", "left_out", "unmet"]
 
 MISSING: Any = type("_Missing", (), {"__repr__": lambda self: "MISSING", "__bool__": lambda self: False})()
 """The value of a name that this torch does not have."""
@@ -41,7 +41,7 @@ left_out: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
-class Name:
+class TorchName:
     """A private name of torch.
 
     Args:
@@ -116,20 +116,20 @@ class Name:
         return torch is not None and bool(torch.__version__ < self.since)  # a TorchVersion compares by release
 
 
-def all_names() -> dict[str, Name]:
+def all_names() -> dict[str, TorchName]:
     """Every entry of the package by path."""
     package = importlib.import_module(__package__)
     names = {}
     for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         for value in vars(importlib.import_module(info.name)).values():
-            if isinstance(value, Name):
+            if isinstance(value, TorchName):
                 names[value.path] = value
             elif isinstance(value, dict):  # names of one kind
-                names |= {name.path: name for name in value.values() if isinstance(name, Name)}
+                names |= {name.path: name for name in value.values() if isinstance(name, TorchName)}
     return names
 
 
-def unmet(part: Need) -> list[Name]:
+def unmet(part: Need) -> list[TorchName]:
     """The entries without which *part* (GUARD or SIM) refuses to start, and which this torch does not meet."""
     return [name for name in all_names().values() if part in name.need and not name.works()]
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from distsim.torch_compat.names import MISSING, Name
+from distsim.torch_compat.names import MISSING, TorchName
 
 __all__ = ["Patches"]
 
@@ -29,7 +29,7 @@ class Patches:
         self._apply = apply
         self._undo: list[tuple[Any, str, Any, Any]] = []
 
-    def wrap(self, name: Name, around: Callable[..., Any], also: tuple[Any, ...] = ()) -> bool:
+    def wrap(self, name: TorchName, around: Callable[..., Any], also: tuple[Any, ...] = ()) -> bool:
         """Replace the function *name* by one that calls `around(original, *args, **kwargs)`.
 
         Args:
@@ -57,7 +57,7 @@ class Patches:
                 self.put(holder, name.attribute, patched)
         return True
 
-    def wrap_static(self, name: Name, around: Callable[..., Any]) -> bool:
+    def wrap_static(self, name: TorchName, around: Callable[..., Any]) -> bool:
         """`wrap` for a static method of a class."""
 
         def replacement(original: Any) -> Any:
@@ -68,7 +68,7 @@ class Patches:
 
         return self.exchange(name, replacement)
 
-    def exchange(self, name: Name, replacement: Callable[[Any], Any]) -> bool:
+    def exchange(self, name: TorchName, replacement: Callable[[Any], Any]) -> bool:
         """Replace the function *name* by `replacement(original)`, for paths that cannot afford one more call."""
         original = name.get()
         if original is not MISSING:
@@ -93,7 +93,7 @@ class Patches:
         self._undo.append((holder, attribute, before, value))
         setattr(holder, attribute, value)
 
-    def lead_global(self, name: Name, word: str, value: Any) -> None:
+    def lead_global(self, name: TorchName, word: str, value: Any) -> None:
         """Bind *word* to *value* in the function *name* only; the rest of its module keeps its value.
 
         This is how a built-in name is led elsewhere: a module of torch uses it in other functions, too. What a program

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distsim.torch_compat.names import FEATURE, OPTIONAL, SIM, Name
+from distsim.torch_compat.names import FEATURE, OPTIONAL, SIM, TorchName
 
 __all__ = ["ASYNC_EXECUTION", "LOCAL_INVOKE"]
 
@@ -13,44 +13,48 @@ LOCAL_INVOKE = "_local_invoke"
 API = "torch.distributed.rpc.api."
 
 
-INIT = Name("torch.distributed.rpc.init_rpc", "remote calls", FEATURE)
-SEND_FUNCTION = Name(API + "_invoke_rpc_python_udf", "the short path of a remote call", OPTIONAL)
-PICKLER = Name(API + "_default_pickler", "the short path of a remote call", OPTIONAL)
-RREF_FUTURE = Name("torch.distributed.rpc.PyRRef._get_future", "the end of a call of rpc.remote")
-INIT_BACKEND = Name("torch.distributed.rpc._init_rpc_backend", "remote calls", FEATURE)
-INIT_STATES = Name(API + "_init_rpc_states", "remote calls", FEATURE | SIM)
-CURRENT_AGENT = Name(API + "_get_current_rpc_agent", "remote calls", FEATURE | SIM)
-RUN_FUNCTION = Name("torch.distributed.rpc.internal._run_function", "the calls that a worker serves", FEATURE | SIM)
-FIND_BUILTIN = Name("torch.jit._builtins._find_builtin", "the short path of a remote call", OPTIONAL)
+INIT = TorchName("torch.distributed.rpc.init_rpc", "remote calls", FEATURE)
+SEND_FUNCTION = TorchName(API + "_invoke_rpc_python_udf", "the short path of a remote call", OPTIONAL)
+PICKLER = TorchName(API + "_default_pickler", "the short path of a remote call", OPTIONAL)
+RREF_FUTURE = TorchName("torch.distributed.rpc.PyRRef._get_future", "the end of a call of rpc.remote")
+INIT_BACKEND = TorchName("torch.distributed.rpc._init_rpc_backend", "remote calls", FEATURE)
+INIT_STATES = TorchName(API + "_init_rpc_states", "remote calls", FEATURE | SIM)
+CURRENT_AGENT = TorchName(API + "_get_current_rpc_agent", "remote calls", FEATURE | SIM)
+RUN_FUNCTION = TorchName(
+    "torch.distributed.rpc.internal._run_function", "the calls that a worker serves", FEATURE | SIM
+)
+FIND_BUILTIN = TorchName("torch.jit._builtins._find_builtin", "the short path of a remote call", OPTIONAL)
 
-DISTRIBUTED_RPC = Name("torch._C._distributed_rpc", "remote calls", SIM)
-DISTRIBUTED_AUTOGRAD = Name("torch._C._distributed_autograd", "distributed autograd", SIM)
-DISTRIBUTED_RPC_TESTING = Name(
+DISTRIBUTED_RPC = TorchName("torch._C._distributed_rpc", "remote calls", SIM)
+DISTRIBUTED_AUTOGRAD = TorchName("torch._C._distributed_autograd", "distributed autograd", SIM)
+DISTRIBUTED_RPC_TESTING = TorchName(
     "torch._C._distributed_rpc_testing",
     "torch's faulty agent for tests",
     OPTIONAL,
     only="after torch._C._faulty_agent_init, in a build with RPC",
 )
-FAULTY_AGENT_INIT = Name("torch._C._faulty_agent_init", "torch's faulty agent for tests", OPTIONAL)
-JIT_RESOLVE_PACKET = Name("torch._C._jit_resolve_packet", "remote calls of operators", SIM)
-JIT_GET_OPERATION = Name("torch._C._jit_get_operation", "remote calls of operators", SIM)
-INIT_PROCESS_GROUP = Name("torch.distributed.rpc.backend_registry._init_process_group", "remote calls", SIM)
-TENSORPIPE_EXCHANGE_AND_CHECK_ALL_DEVICE_MAPS = Name(
+FAULTY_AGENT_INIT = TorchName("torch._C._faulty_agent_init", "torch's faulty agent for tests", OPTIONAL)
+JIT_RESOLVE_PACKET = TorchName("torch._C._jit_resolve_packet", "remote calls of operators", SIM)
+JIT_GET_OPERATION = TorchName("torch._C._jit_get_operation", "remote calls of operators", SIM)
+INIT_PROCESS_GROUP = TorchName("torch.distributed.rpc.backend_registry._init_process_group", "remote calls", SIM)
+TENSORPIPE_EXCHANGE_AND_CHECK_ALL_DEVICE_MAPS = TorchName(
     "torch.distributed.rpc.backend_registry._tensorpipe_exchange_and_check_all_device_maps", "remote calls", SIM
 )
-VALIDATE_DEVICE_MAPS = Name("torch.distributed.rpc.backend_registry._validate_device_maps", "remote calls", SIM)
-CREATE_REVERSE_MAPPING = Name("torch.distributed.rpc.backend_registry._create_reverse_mapping", "remote calls", SIM)
-CREATE_DEVICE_LIST = Name("torch.distributed.rpc.backend_registry._create_device_list", "remote calls", SIM)
-ENABLE_RPC_PROFILER = Name("torch.distributed.rpc.api._enable_rpc_profiler", "profiles of remote calls", SIM)
-WAIT_ALL_WORKERS = Name("torch.distributed.rpc.api._wait_all_workers", "remote calls", SIM)
-FINALIZE_SHUTDOWN = Name("torch.distributed.rpc.api._finalize_shutdown", "remote calls", SIM)
-RREF_TYPEOF_ON_OWNER = Name("torch.distributed.rpc.api._rref_typeof_on_owner", "remote references", SIM)
-RREF_TYPEOF_ON_USER = Name("torch.distributed.rpc.api._rref_typeof_on_user", "remote references", SIM)
-HANDLE_EXCEPTION = Name("torch.distributed.rpc.internal._handle_exception", "exceptions of remote calls", SIM)
-SCRIPT = Name("torch.jit._script", "remote calls of TorchScript", SIM)
-SCRIPT_IMPL = Name("torch.jit._script._script_impl", "remote calls of TorchScript", SIM)
-PYTHON_CU = Name("torch.jit._state._python_cu", "remote calls of TorchScript", SIM)
-JIT_INTERNAL = Name("torch._jit_internal", "remote calls of TorchScript", SIM)
-QUALIFIED_NAME = Name("torch._jit_internal._qualified_name", "remote calls of TorchScript", SIM)
-ALL_GATHER_DICT_LOCK = Name("torch.distributed.rpc.api._all_gather_dict_lock", "meetings of remote workers", SIM)
-INIT_COUNTER_LOCK = Name("torch.distributed.rpc._init_counter_lock", "several init_rpc in a row", SIM)
+VALIDATE_DEVICE_MAPS = TorchName("torch.distributed.rpc.backend_registry._validate_device_maps", "remote calls", SIM)
+CREATE_REVERSE_MAPPING = TorchName(
+    "torch.distributed.rpc.backend_registry._create_reverse_mapping", "remote calls", SIM
+)
+CREATE_DEVICE_LIST = TorchName("torch.distributed.rpc.backend_registry._create_device_list", "remote calls", SIM)
+ENABLE_RPC_PROFILER = TorchName("torch.distributed.rpc.api._enable_rpc_profiler", "profiles of remote calls", SIM)
+WAIT_ALL_WORKERS = TorchName("torch.distributed.rpc.api._wait_all_workers", "remote calls", SIM)
+FINALIZE_SHUTDOWN = TorchName("torch.distributed.rpc.api._finalize_shutdown", "remote calls", SIM)
+RREF_TYPEOF_ON_OWNER = TorchName("torch.distributed.rpc.api._rref_typeof_on_owner", "remote references", SIM)
+RREF_TYPEOF_ON_USER = TorchName("torch.distributed.rpc.api._rref_typeof_on_user", "remote references", SIM)
+HANDLE_EXCEPTION = TorchName("torch.distributed.rpc.internal._handle_exception", "exceptions of remote calls", SIM)
+SCRIPT = TorchName("torch.jit._script", "remote calls of TorchScript", SIM)
+SCRIPT_IMPL = TorchName("torch.jit._script._script_impl", "remote calls of TorchScript", SIM)
+PYTHON_CU = TorchName("torch.jit._state._python_cu", "remote calls of TorchScript", SIM)
+JIT_INTERNAL = TorchName("torch._jit_internal", "remote calls of TorchScript", SIM)
+QUALIFIED_NAME = TorchName("torch._jit_internal._qualified_name", "remote calls of TorchScript", SIM)
+ALL_GATHER_DICT_LOCK = TorchName("torch.distributed.rpc.api._all_gather_dict_lock", "meetings of remote workers", SIM)
+INIT_COUNTER_LOCK = TorchName("torch.distributed.rpc._init_counter_lock", "several init_rpc in a row", SIM)

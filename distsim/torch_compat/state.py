@@ -7,32 +7,34 @@ to be harmless.
 
 from __future__ import annotations
 
-from distsim.torch_compat.names import FEATURE, OPTIONAL, SIM, Name
+from distsim.torch_compat.names import FEATURE, OPTIONAL, SIM, TorchName
 
 __all__ = ["CONTENTS", "FLAGS_IN_C", "FLAG_PAIRS", "GROWING", "MODULES_OF_CLASSES", "NAMES", "RANK_KEYED", "REBOUND"]
 
-SET_DETERMINISTIC_ALGORITHMS = Name("torch._C._set_deterministic_algorithms", "torch.use_deterministic_algorithms", SIM)
-SET_DEFAULT_DTYPE = Name(
+SET_DETERMINISTIC_ALGORITHMS = TorchName(
+    "torch._C._set_deterministic_algorithms", "torch.use_deterministic_algorithms", SIM
+)
+SET_DEFAULT_DTYPE = TorchName(
     "torch._C._set_default_dtype", "torch.set_default_dtype", SIM, public="torch.set_default_dtype"
 )
-SET_FP32_PRECISION_SETTER = Name("torch._C._set_fp32_precision_setter", "precision of products", OPTIONAL)
-GET_FP32_PRECISION_GETTER = Name("torch._C._get_fp32_precision_getter", "precision of products", OPTIONAL)
-GET_CUDNN_ALLOW_TF32 = Name("torch._C._get_cudnn_allow_tf32", "precision of products", SIM)
-SET_FLOAT32_MATMUL_PRECISION = Name("torch._C._set_float32_matmul_precision", "precision of products", SIM)
-SET_CUDNN_ALLOW_TF32 = Name("torch._C._set_cudnn_allow_tf32", "precision of products", SIM)
-CUSTOM_OPS = Name("torch._library.custom_ops", "operators that each rank defines", SIM)
-CUSTOM_OP_DEF = Name("torch._library.custom_ops.CustomOpDef", "operators that each rank defines", SIM)
-REGISTER_TO_DISPATCHER = Name(
+SET_FP32_PRECISION_SETTER = TorchName("torch._C._set_fp32_precision_setter", "precision of products", OPTIONAL)
+GET_FP32_PRECISION_GETTER = TorchName("torch._C._get_fp32_precision_getter", "precision of products", OPTIONAL)
+GET_CUDNN_ALLOW_TF32 = TorchName("torch._C._get_cudnn_allow_tf32", "precision of products", SIM)
+SET_FLOAT32_MATMUL_PRECISION = TorchName("torch._C._set_float32_matmul_precision", "precision of products", SIM)
+SET_CUDNN_ALLOW_TF32 = TorchName("torch._C._set_cudnn_allow_tf32", "precision of products", SIM)
+CUSTOM_OPS = TorchName("torch._library.custom_ops", "operators that each rank defines", SIM)
+CUSTOM_OP_DEF = TorchName("torch._library.custom_ops.CustomOpDef", "operators that each rank defines", SIM)
+REGISTER_TO_DISPATCHER = TorchName(
     "torch._library.custom_ops.CustomOpDef._register_to_dispatcher", "operators that each rank defines", SIM
 )
-PATCH_STEP_FUNCTION = Name("torch.optim.Optimizer._patch_step_function", "hooks of an optimizer's steps", FEATURE)
-LOCAL_TENSOR = Name(
+PATCH_STEP_FUNCTION = TorchName("torch.optim.Optimizer._patch_step_function", "hooks of an optimizer's steps", FEATURE)
+LOCAL_TENSOR = TorchName(
     "torch.distributed.tensor.DTensor._local_tensor",
     "the part of a DTensor that a rank holds, for silent checks",
     FEATURE,
     public="torch.distributed.tensor.DTensor.to_local, which is an operator",
 )
-VALIDATE_GLOBAL_PLAN = Name(
+VALIDATE_GLOBAL_PLAN = TorchName(
     "torch.distributed.checkpoint.default_planner._validate_global_plan", "checkpoints of equal ranks", FEATURE
 )
 
@@ -66,19 +68,19 @@ FLAG_PAIRS = (
 """Getter and setter of what is a bool, a number or a list, in torch._C. Not here: what torch keeps for
 each thread (autocast, gradient modes), and what only a GPU or the old JIT reads."""
 FLAGS_IN_C = {
-    name: Name(f"torch._C.{name}", "flags of torch that each rank has for itself", OPTIONAL)
+    name: TorchName(f"torch._C.{name}", "flags of torch that each rank has for itself", OPTIONAL)
     for pair in FLAG_PAIRS
     for name in pair
 }
-SET_CUBLAS_ALLOW_TF32 = Name("torch._C._set_cublas_allow_tf32", "precision of products", OPTIONAL)
+SET_CUBLAS_ALLOW_TF32 = TorchName("torch._C._set_cublas_allow_tf32", "precision of products", OPTIONAL)
 
 _CHECKPOINTS = "torch.distributed.checkpoint."
-WRITE_ITEM = Name(_CHECKPOINTS + "filesystem._write_item", "the time that a checkpoint takes")
-CREATE_GLOBAL_PLAN = Name(
+WRITE_ITEM = TorchName(_CHECKPOINTS + "filesystem._write_item", "the time that a checkpoint takes")
+CREATE_GLOBAL_PLAN = TorchName(
     _CHECKPOINTS + "default_planner.DefaultSavePlanner._create_global_plan", "checkpoints of equal ranks"
 )
-SAVE_STATE_DICT = Name(_CHECKPOINTS + "state_dict_saver._save_state_dict", "the time that a checkpoint takes")
-LOAD_STATE_DICT = Name(_CHECKPOINTS + "state_dict_loader._load_state_dict", "the time that a checkpoint takes")
+SAVE_STATE_DICT = TorchName(_CHECKPOINTS + "state_dict_saver._save_state_dict", "the time that a checkpoint takes")
+LOAD_STATE_DICT = TorchName(_CHECKPOINTS + "state_dict_loader._load_state_dict", "the time that a checkpoint takes")
 
 REBOUND: dict[str, tuple[str, ...]] = {
     "torch.__future__": ("_overwrite_module_params_on_conversion", "_swap_module_params_on_conversion"),
@@ -248,7 +250,7 @@ _SINCE_2_12 = frozenset(
 )
 _UNTIL = {"torch.distributed._dist2._BACKENDS": "2.13"}
 NAMES = {
-    path: Name(
+    path: TorchName(
         path, "state of each rank", OPTIONAL, since="2.12" if path in _SINCE_2_12 else "2.6", until=_UNTIL.get(path)
     )
     for places in (REBOUND, CONTENTS, GROWING)
@@ -256,4 +258,4 @@ NAMES = {
     for path in (f"{module}.{name}" for name in names)
 }
 """The entries of all these places; one that a release lacks holds nothing there."""
-LOADER_ITERATOR = Name("torch.utils.data.dataloader._SingleProcessDataLoaderIter", "a data loader's workers", SIM)
+LOADER_ITERATOR = TorchName("torch.utils.data.dataloader._SingleProcessDataLoaderIter", "a data loader's workers", SIM)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from distsim.torch_compat.names import FEATURE, Name
+from distsim.torch_compat.names import FEATURE, TorchName
 
 __all__ = ["of_default_group"]
 
-DEFAULT_STORE = Name(
+DEFAULT_STORE = TorchName(
     "torch.distributed.distributed_c10d._get_default_store", "the monitors of several hosts, and strict ranks, meet"
 )
-CREATE_STORE = Name(
+CREATE_STORE = TorchName(
     "torch.distributed.rendezvous._create_c10d_store", "a rendezvous beside that of the launcher", FEATURE
 )
 

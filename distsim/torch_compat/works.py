@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from distsim.torch_compat.names import FEATURE, GUARD, OPTIONAL, SIM, Name
+from distsim.torch_compat.names import FEATURE, GUARD, OPTIONAL, SIM, TorchName
 
 __all__ = ["unknown"]
 
@@ -34,48 +34,52 @@ def _outlive_python() -> bool:
     return held is not None and handles[0]() is not None
 
 
-WORK = Name(
+WORK = TorchName(
     "torch.distributed.Work",
     "handles that C++ keeps: below torch 2.7 the guard has to keep them alive",
     OPTIONAL,
     test=_outlive_python,
 )
-FUTURE = Name(
+FUTURE = TorchName(
     "torch._C.Future", "futures of calls that are held back, and of remote calls", GUARD | SIM, public="torch.futures"
 )
-UNWRAP = Name(
+UNWRAP = TorchName(
     "torch._C.Future._set_unwrap_func", "the exception of a refused call, for C++ that waits for its future", GUARD
 )
-COLLECT_ALL = Name("torch._C._collect_all", "futures that collect others", FEATURE, public="torch.futures.collect_all")
-PROFILES = Name("torch._C._autograd._profiler_enabled", "calls under the profiler", GUARD)
-DISPATCH_MODES = Name("torch._C._len_torch_dispatch_stack", "calls under a TorchDispatchMode", GUARD | SIM)
-FUNCTION_MODES = Name("torch._C._len_torch_function_stack", "calls under a TorchFunctionMode", GUARD)
-TRANSFORMS = Name("torch._C._functorch.peek_interpreter_stack", "calls inside a transform of torch.func", GUARD)
-RUN_BACKWARD = Name("torch.autograd.graph._engine_run_backward", "DDP's calls on the short path", GUARD | SIM)
-SOURCE_RANK = Name(
+COLLECT_ALL = TorchName(
+    "torch._C._collect_all", "futures that collect others", FEATURE, public="torch.futures.collect_all"
+)
+PROFILES = TorchName("torch._C._autograd._profiler_enabled", "calls under the profiler", GUARD)
+DISPATCH_MODES = TorchName("torch._C._len_torch_dispatch_stack", "calls under a TorchDispatchMode", GUARD | SIM)
+FUNCTION_MODES = TorchName("torch._C._len_torch_function_stack", "calls under a TorchFunctionMode", GUARD)
+TRANSFORMS = TorchName("torch._C._functorch.peek_interpreter_stack", "calls inside a transform of torch.func", GUARD)
+RUN_BACKWARD = TorchName("torch.autograd.graph._engine_run_backward", "DDP's calls on the short path", GUARD | SIM)
+SOURCE_RANK = TorchName(
     "torch._C._distributed_c10d.Work._source_rank", "the sender that recv without a source met", OPTIONAL
 )
 
-CURRENT_GRAPH_TASK_ID = Name("torch._C._current_graph_task_id", "whether a backward pass runs", SIM | FEATURE)
-EXECUTION_ENGINE = Name("torch.autograd.Variable._execution_engine", "callbacks at the end of a backward pass", SIM)
-SET_MULTITHREADING_ENABLED = Name(
+CURRENT_GRAPH_TASK_ID = TorchName("torch._C._current_graph_task_id", "whether a backward pass runs", SIM | FEATURE)
+EXECUTION_ENGINE = TorchName(
+    "torch.autograd.Variable._execution_engine", "callbacks at the end of a backward pass", SIM
+)
+SET_MULTITHREADING_ENABLED = TorchName(
     "torch._C._set_multithreading_enabled",
     "backward in a rank's own thread",
     SIM,
     public="torch.autograd.set_multithreading_enabled",
 )
 
-KINETO_EVENT = Name("torch._C._autograd._KinetoEvent", "what a profiler asks of an event", OPTIONAL)
-ENABLE_PROFILER = Name("torch.autograd.profiler._enable_profiler", "torch.profiler", FEATURE)
-PREPARE_PROFILER = Name("torch.autograd.profiler._prepare_profiler", "torch.profiler", FEATURE)
-DISABLE_PROFILER = Name("torch.autograd.profiler._disable_profiler", "torch.profiler", FEATURE)
-ADD_METADATA_JSON = Name("torch.autograd._add_metadata_json", "torch.profiler", FEATURE)
-SUPPORTED_ACTIVITIES = Name("torch.autograd._supported_activities", "torch.profiler", FEATURE)
-ENABLE_RECORD_FUNCTION = Name("torch.autograd._enable_record_function", "profiles of remote calls", FEATURE)
-ENABLE_PROFILER_LEGACY = Name(
+KINETO_EVENT = TorchName("torch._C._autograd._KinetoEvent", "what a profiler asks of an event", OPTIONAL)
+ENABLE_PROFILER = TorchName("torch.autograd.profiler._enable_profiler", "torch.profiler", FEATURE)
+PREPARE_PROFILER = TorchName("torch.autograd.profiler._prepare_profiler", "torch.profiler", FEATURE)
+DISABLE_PROFILER = TorchName("torch.autograd.profiler._disable_profiler", "torch.profiler", FEATURE)
+ADD_METADATA_JSON = TorchName("torch.autograd._add_metadata_json", "torch.profiler", FEATURE)
+SUPPORTED_ACTIVITIES = TorchName("torch.autograd._supported_activities", "torch.profiler", FEATURE)
+ENABLE_RECORD_FUNCTION = TorchName("torch.autograd._enable_record_function", "profiles of remote calls", FEATURE)
+ENABLE_PROFILER_LEGACY = TorchName(
     "torch.autograd.profiler_legacy._enable_profiler_legacy", "profiles of remote calls", FEATURE
 )
-DISABLE_PROFILER_LEGACY = Name(
+DISABLE_PROFILER_LEGACY = TorchName(
     "torch.autograd.profiler_legacy._disable_profiler_legacy", "profiles of remote calls", FEATURE
 )
-SUPPORTED_ACTIVITIES_HERE = Name("torch.autograd.profiler._supported_activities", "torch.profiler", FEATURE)
+SUPPORTED_ACTIVITIES_HERE = TorchName("torch.autograd.profiler._supported_activities", "torch.profiler", FEATURE)

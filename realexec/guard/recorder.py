@@ -17,7 +17,7 @@ from distsim.debug.records.frames import raised_at
 from distsim.debug.records.signature import content
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.callsite import CallSites, Place
-from distsim.debug.rings.world import World, WorldKind
+from distsim.debug.rings.world import RecordedWorld, WorldKind
 from distsim.debug.rings.writer import RingWriter
 from distsim.text.tracebacks import error_line, error_traceback, last_line, origins
 
@@ -102,10 +102,10 @@ class GroupLog:
         group: int,
         generation: int = 0,
         recorder: Recorder | None = None,
-        world: World | None = None,
+        world: RecordedWorld | None = None,
     ) -> None:
         self.name = name
-        self.world = World("", 0, len(ranks), WorldKind.DEFAULT, "") if world is None else world
+        self.world = RecordedWorld("", 0, len(ranks), WorldKind.DEFAULT, "") if world is None else world
         """Whose numbers the ranks are."""
         self.recorder: Any = recorder
         """Of this process; None in tests of a log alone."""
@@ -173,21 +173,23 @@ class Recorder:
         """Asynchronous calls whose end nobody has seen yet, by index, in their order."""
         self._creations: GroupLog | None = None
         self._generations: dict[tuple[str, str, tuple[int, ...]], int] = {}
-        self.launcher = World("", ring.rank, ring.world_size, WorldKind.DEFAULT, "its launcher")
+        self.launcher = RecordedWorld("", ring.rank, ring.world_size, WorldKind.DEFAULT, "its launcher")
         """As `layout.HEADER` has it."""
         self.world = self.launcher
         """The world of the default group; before there is one, the launcher's."""
         main = threading.main_thread().ident
         ring.header(rings.W_MAIN_THREAD, main or 0)
 
-    def join(self, world: World) -> None:
+    def join(self, world: RecordedWorld) -> None:
         """Note that this process is a member of *world* from now on."""
         self.ring.join_world(world)
         if world.kind is WorldKind.DEFAULT:
             self.world = world
             self._creations = None
 
-    def group_log(self, name: str, description: str, ranks: Sequence[int], world: World | None = None) -> GroupLog:
+    def group_log(
+        self, name: str, description: str, ranks: Sequence[int], world: RecordedWorld | None = None
+    ) -> GroupLog:
         """Counters for a group, which is written into the ring's table. A group that is made again under
         the same name (after destroy_process_group) is another one. *ranks* are those of *world*, by default that of
         the default group."""

@@ -4,7 +4,7 @@ MPI ends with a meeting of all ranks. A rank that raised must not come to it: th
 for this very rank, and all would wait for ever. It leaves without, whereupon mpirun ends the job.
 
 MPI moves bytes only while somebody is inside it. That is whoever waits for a call; and for those that nobody waits
-for, a thread that looks in every millisecond. All of them ask `Progress`, one at a time: MPI is given to a single
+for, a thread that looks in every millisecond. All of them ask `ProgressThread`, one at a time: MPI is given to a single
 thread at once, which every MPI that knows threads allows.
 
 A job of mpirun has no store, so rank 0 introduces the hosts' monitors to each other over MPI, too.
@@ -94,7 +94,7 @@ class Begun(Protocol):
         """Note that its requests are over."""
 
 
-class Progress:
+class ProgressThread:
     """All calls of a process that are under way."""
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ class Progress:
             self._thread.join()
 
 
-PROGRESS = Progress()
+PROGRESS = ProgressThread()
 BEFORE_THE_END.append(PROGRESS.stop)
 
 

@@ -20,7 +20,7 @@ from distsim.debug.evidence.guard_findings import write_note
 from distsim.debug.records.arguments import FIELDS
 from distsim.debug.records.frames import program_frames, steps
 
-__all__ = ["Guarded", "InheritedGroup", "PopenHook", "SpawnHook", "guarded_command"]
+__all__ = ["GuardedChild", "InheritedGroup", "PopenHook", "SpawnHook", "guarded_command"]
 
 Run = Callable[[Mapping[str, Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Runs a target in a process of its own, under guard with the settings given: a function of a module, to be pickled."""
@@ -28,7 +28,7 @@ OPERATIONS = {method: op for op, fields in FIELDS.items() for method in fields.m
 """Methods of a process group, and what torch.distributed calls them."""
 
 
-class Guarded:
+class GuardedChild:
     """Target of a new process: its own target under guard, with the settings of its parent."""
 
     def __init__(self, run: Run, given: Mapping[str, Any], target: Callable[..., Any]) -> None:
@@ -73,9 +73,9 @@ class SpawnHook:
             return
         # mp.spawn's own target turns an exception into an exit code: the user's function is the one to guard.
         if getattr(target, "__module__", "") == "torch.multiprocessing.spawn" and args and callable(args[0]):
-            process._args = (Guarded(self._run, self._given, args[0]), *args[1:])
+            process._args = (GuardedChild(self._run, self._given, args[0]), *args[1:])
         else:
-            process._target = Guarded(self._run, self._given, target)
+            process._target = GuardedChild(self._run, self._given, target)
 
 
 def guarded_command(command: Any, environ: Any) -> list[Any] | None:

@@ -24,7 +24,7 @@ from torch.distributed import PrefixStore, ProcessGroup
 
 from distsim.debug.matching.refused import FIRST_CALLS, came_out
 from distsim.debug.rings import layout as rings
-from distsim.debug.rings.world import World, WorldKind
+from distsim.debug.rings.world import RecordedWorld, WorldKind
 from distsim.realexec.guard import fast_path as shortcut
 from distsim.realexec.guard import group as guard
 from distsim.realexec.guard import handle
@@ -48,7 +48,7 @@ class Hooks:
 
     def __init__(
         self,
-        open_session: Callable[[World | None, str], Session | None],
+        open_session: Callable[[RecordedWorld | None, str], Session | None],
         session: Callable[[], Session | None],
         before_store: Callable[[int], None],
         by_hooks: bool = False,
@@ -195,10 +195,10 @@ class Hooks:
 
     def _join(
         self, rank: int, size: int, meeting: str, where: str, job: str = "", kind: WorldKind = WorldKind.DEFAULT
-    ) -> World | None:
+    ) -> RecordedWorld | None:
         if not 0 <= rank < size <= MOST_RANKS:
             return None  # torch says what it thinks of these
-        session = self._session() or self._open(World("", rank, size, kind, where), job)
+        session = self._session() or self._open(RecordedWorld("", rank, size, kind, where), job)
         met = self._met.get((meeting.partition("|")[0], size), "") if kind is WorldKind.FURTHER else ""
         return None if session is None else session.worlds.begin(meeting, where, rank, size, kind, met)
 
@@ -253,7 +253,7 @@ class Hooks:
             session.worlds.begun(by_hand[0] if by_hand else "", size)
         return self._guard(pg, () if default else tuple(ranks), world), store
 
-    def _guard(self, pg: Any, ranks: tuple[int, ...], world: World | None = None) -> Any:
+    def _guard(self, pg: Any, ranks: tuple[int, ...], world: RecordedWorld | None = None) -> Any:
         """*world*: whose numbers *ranks* are, by default the default group's."""
         session = self._session()
         if session is None and isinstance(pg, ProcessGroup):  # backend mpi: ranks are known only now

@@ -38,7 +38,7 @@ from distsim.debug.rings.files import (
     stack_path,
 )
 from distsim.debug.rings.reader import ranks_here
-from distsim.debug.rings.world import World
+from distsim.debug.rings.world import RecordedWorld
 from distsim.debug.rings.writer import RingWriter
 from distsim.debug.settings import LAUNCHED, Level, Settings, say_once_a_job
 from distsim.realexec.guard.callbacks import drain
@@ -79,7 +79,9 @@ class Session:
     guards: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
 
     @classmethod
-    def open(cls, settings: Settings, given: World | None, where: str = "", *, local: bool = True) -> Session | None:
+    def open(
+        cls, settings: Settings, given: RecordedWorld | None, where: str = "", *, local: bool = True
+    ) -> Session | None:
         """Make the ring of this process; None, with one line on stderr, where there is no place for it. *given*: the
         rank and world size that the program gives to init_process_group, at *where*. Without *local*, the launcher's
         variables are those of another process."""
@@ -147,7 +149,7 @@ class Session:
         self._stack_file = file
         self.ring.header(rings.W_STACK_SIGNAL, int(STACK_SIGNAL))
 
-    def guard(self, pg: Any, ranks: tuple[int, ...], held: bool = False, world: World | None = None) -> Any:
+    def guard(self, pg: Any, ranks: tuple[int, ...], held: bool = False, world: RecordedWorld | None = None) -> Any:
         """What records the calls of *pg*: a guarded group in its place, itself if it was guarded before, or, where the
         guard comes by hooks, what they tell. *held*: the program may have the group. *world*: whose numbers *ranks*
         are, by default the default group's."""
@@ -174,7 +176,7 @@ class Session:
             guard.attach()
         return guard
 
-    def _guard(self, guard: Any, inner: Any, group: Group, kind: Any, world: World | None) -> Any:
+    def _guard(self, guard: Any, inner: Any, group: Group, kind: Any, world: RecordedWorld | None) -> Any:
         from distsim.realexec.guard.tensor_checks import Checksums
 
         log = self.recorder.group_log(group.name, group.description, group.ranks, world)

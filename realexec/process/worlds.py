@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import torch.distributed as dist
 
-from distsim.debug.rings.world import World, WorldKind
+from distsim.debug.rings.world import RecordedWorld, WorldKind
 from distsim.realexec.guard.recorder import Recorder
 from distsim.text.untrusted_input import MOST_RANKS
 
@@ -51,7 +51,9 @@ class Worlds:
         self._recorder = recorder
         self._times: Counter[tuple[str, int]] = Counter()
 
-    def begin(self, meeting: str, where: str, rank: int, size: int, kind: WorldKind, met: str = "") -> World | None:
+    def begin(
+        self, meeting: str, where: str, rank: int, size: int, kind: WorldKind, met: str = ""
+    ) -> RecordedWorld | None:
         """Join the world that meets at *meeting* (*where*, for people), in a store that the ranks have *met* in as a
         world before; None where these can be no rank and world size.
         All members count alike how many worlds of this size they have had there."""
@@ -62,7 +64,7 @@ class Worlds:
         # Only the store of torchrun's agent surely outlives a world of this process: others may be new ones.
         reuses_store = times > 0 and meeting == place_of_url("env://")[0] and _has_agent_store()
         reuses_store |= times == 0 and meeting.startswith("file:") and _is_older_than_this_process(meeting)
-        world = World(number, rank, size, kind, where, reuses_store, met)
+        world = RecordedWorld(number, rank, size, kind, where, reuses_store, met)
         self._recorder.join(world)
         return world
 
@@ -138,15 +140,15 @@ def noting_prefix(original: Any) -> Any:
     return initialize
 
 
-def launched(environ: Mapping[str, str]) -> World | None:
+def launched(environ: Mapping[str, str]) -> RecordedWorld | None:
     """The numbers that a launcher gave to this process."""
     rank, size = count_in(environ, "RANK"), count_in(environ, "WORLD_SIZE")
     if rank is None or size is None or not rank < size <= MOST_RANKS:
         return None
-    return World("", rank, size, WorldKind.DEFAULT, "its launcher")
+    return RecordedWorld("", rank, size, WorldKind.DEFAULT, "its launcher")
 
 
-def launcher_world(environ: Mapping[str, str], given: World | None) -> tuple[World, bool]:
+def launcher_world(environ: Mapping[str, str], given: RecordedWorld | None) -> tuple[RecordedWorld, bool]:
     """Return the launcher's world for the header of a ring, or the one *given* by the program, and which of the two it
     is. A launcher of one process does not know the job's ranks."""
     own = launched(environ)

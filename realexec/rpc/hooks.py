@@ -28,7 +28,7 @@ from torch.distributed.rpc import WorkerInfo, api, internal
 
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.callsite import calling, codes_of, way_to
-from distsim.debug.rings.world import World, WorldKind
+from distsim.debug.rings.world import RecordedWorld, WorldKind
 from distsim.debug.rings.writer import stays
 from distsim.realexec.guard.recorder import GroupLog
 from distsim.realexec.process.session import Session
@@ -74,7 +74,7 @@ class RpcHooks:
     """Patches of torch.distributed.rpc, undone by `remove`. *open_session(world, where)* makes the ring."""
 
     def __init__(
-        self, open_session: Callable[[World | None, str], Session | None], session: Callable[[], Session | None]
+        self, open_session: Callable[[RecordedWorld | None, str], Session | None], session: Callable[[], Session | None]
     ) -> None:
         self._open = open_session
         self._session = session
@@ -290,7 +290,7 @@ class RpcHooks:
     ) -> Any:
         session = self._session()
         if session is None and world_size and rank >= 0:
-            session = self._open(World("", rank, world_size, WorldKind.RPC, ""), "")
+            session = self._open(RecordedWorld("", rank, world_size, WorldKind.RPC, ""), "")
         if session is None or not world_size or session.rank != rank or session.world_size < world_size:
             return original(name, backend, rank, world_size, *more, **kw)  # which ranks are to come is not known
         world = session.worlds.begin("rpc", "init_rpc", rank, world_size, WorldKind.RPC)
@@ -391,14 +391,14 @@ def _ring_rank(store: Any, worker: int, job: str) -> int | None:
     return None
 
 
-class Hooks(Protocol):
+class GuardedRpc(Protocol):
     """State of RPC in this process (hooks.RpcHooks)."""
 
     log: RemoteLog | None
     quiet: int
 
 
-def calls(hooks: Hooks, long: Long) -> Callable[..., Any]:
+def calls(hooks: GuardedRpc, long: Long) -> Callable[..., Any]:
     """`rpc_sync` by the short way, or by *long*, which is to `keep` the call under the key that it gets."""
 
     def rpc_sync(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: Any = NO_LIMIT) -> Any:
@@ -454,7 +454,7 @@ def keep(log: RemoteLog, key: Key, index: int, peer: Peer) -> None:
     log.calls[key] = stays(body), expires, API["get_worker_info"](peer.name), codes
 
 
-def serves(hooks: Hooks, original: Callable[[Any], Any], long: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def serves(hooks: GuardedRpc, original: Callable[[Any], Any], long: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """`_run_function` by the short way, or by *long*."""
 
     def run(udf: Any) -> Any:

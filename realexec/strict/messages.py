@@ -29,7 +29,7 @@ from distsim.realexec.strict.peers import Neighbour, Peers, timeout_s
 from distsim.text.ranks import of_ranks
 from distsim.text.tracebacks import error_line
 
-__all__ = ["LooksOut", "Messages", "payload_print"]
+__all__ = ["HeldMessages", "LooksOut", "payload_print"]
 
 AT_ONCE = timedelta(milliseconds=1)
 
@@ -88,7 +88,7 @@ class LooksOut(MessageHandle):
     """The handle of a message whose other end was not there yet: wait() looks out for it."""
 
     __slots__ = ("_messages", "_shown")
-    _messages: Messages
+    _messages: HeldMessages
     _shown: tuple[_Line, int, int]
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -104,7 +104,7 @@ class LooksOut(MessageHandle):
         return answer
 
 
-class Messages:
+class HeldMessages:
     """Compares both ends of each message between ranks of this host."""
 
     def __init__(self, recorder: Recorder, peers: Peers) -> None:

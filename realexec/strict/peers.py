@@ -16,7 +16,7 @@ from distsim.debug.records import CallRecord, Group, State
 from distsim.debug.records.signature import Signature
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.reader import RingReader, ranks_here
-from distsim.debug.rings.world import World
+from distsim.debug.rings.world import RecordedWorld
 from distsim.debug.rings.writer import RingWriter
 from distsim.torch_compat import groups, stores
 
@@ -164,13 +164,13 @@ class Peers:
         self._sought = 0.0
         self._guarded: set[tuple[str, int]] = set()
 
-    def meet(self, world: World, store: Any) -> None:
+    def meet(self, world: RecordedWorld, store: Any) -> None:
         """Remember the store of a world that is about to meet, and say there that this rank is under guard."""
         base = self._bases[world.id] = _base(store)
         with suppress(Exception):  # a placeholder of MPI's, or the meeting fails in the program's own words
             self._prefixed(base).set(_guarded_key(world, world.rank), "1")
 
-    def here(self, world: World, rank: int) -> bool:
+    def here(self, world: RecordedWorld, rank: int) -> bool:
         """Whether a rank runs on this host, under guard."""
         if rank in self._paths.get(world.id, ()):
             return True
@@ -180,21 +180,21 @@ class Peers:
             self._paths[world.id] = ranks_here(self._directory, self._ring.job, world)
         return rank in self._paths[world.id]
 
-    def guarded(self, world: World, rank: int) -> bool:
+    def guarded(self, world: RecordedWorld, rank: int) -> bool:
         """Whether a rank of another host is known to be under guard."""
         key = world.id, rank
         if key not in self._guarded and self.store(world).check([_guarded_key(world, rank)]):
             self._guarded.add(key)
         return key in self._guarded
 
-    def neighbour(self, world: World, rank: int) -> Neighbour | None:
+    def neighbour(self, world: RecordedWorld, rank: int) -> Neighbour | None:
         """A rank of this host; None while it has not joined."""
         result = self._found.get((world.id, rank))
         if result is None and self.here(world, rank):
             result = self._found[world.id, rank] = Neighbour(self._paths[world.id][rank], rank)
         return result
 
-    def store(self, world: World) -> Any:
+    def store(self, world: RecordedWorld) -> Any:
         """A connection of our own to a world's store: the program's may be held by a thread that waits on it."""
         store = self._stores.get(world.id)
         if store is None:
@@ -214,7 +214,7 @@ def _base(store: Any) -> Any:
     return store
 
 
-def _guarded_key(world: World, rank: int) -> str:
+def _guarded_key(world: RecordedWorld, rank: int) -> str:
     return f"{world.id}/guarded/{rank}"
 
 

@@ -24,7 +24,7 @@ from distsim.realexec.guard.fast_path import AT_ONCE_S, SPIN_S
 from distsim.realexec.guard.handle import Handle
 from distsim.realexec.guard.recorder import GroupLog, Recorder
 from distsim.realexec.strict.deferred import FIRST_SLEEP_S, LAST_SLEEP_S, LIFE_CHECK_S, CallbackHooks, Deferred, WentOut
-from distsim.realexec.strict.messages import Messages
+from distsim.realexec.strict.messages import HeldMessages
 from distsim.realexec.strict.peers import Peers, StorePeer, refused_key, timeout_s
 from distsim.realexec.strict.queue import Queue
 from distsim.text.tracebacks import error_line
@@ -58,7 +58,7 @@ class Strict:
         self._rows: dict[str, int | None] = {}
         """Group -> its row in the ring. A call is shown there also where members are not known to be under guard: those
         that are may hold their own until they see it."""
-        self.messages = Messages(recorder, peers)
+        self.messages = HeldMessages(recorder, peers)
         self._hooks = CallbackHooks()
         self._lock = threading.Condition()
         self._busy: list[Queue] = []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from distsim.debug.attach import Doing, HostPositions, Judged, Position, judge, judge_hosts, position_of
-from distsim.debug.attach.ranks import Frame, RankProcess, Sample, Thread
+from distsim.debug.attach.ranks import Frame, RankProcess, StackSample, Thread
 from distsim.debug.records import Site
 from distsim.debug.records.kinds import Kind
 from distsim.debug.report.render import render_diagnoses
@@ -195,7 +195,7 @@ def test_a_place_says_what_its_call_was_given(tmp_path: Path) -> None:
             Frame(f"{torch}c10d_logger.py", 8, "wrapper", wrapped),
             Frame(str(program), line, "<module>"),
         )
-        found = position_of(Sample(RankProcess(1, 0), (Thread("MainThread", frames),)))
+        found = position_of(StackSample(RankProcess(1, 0), (Thread("MainThread", frames),)))
         assert found is not None
         return found
 
@@ -209,4 +209,4 @@ def test_a_place_says_what_its_call_was_given(tmp_path: Path) -> None:
         ("For 1 body", "If 2 orelse"),
         (),
     ]
-    assert position_of(Sample(RankProcess(1, 0), ended=True)) is None
+    assert position_of(StackSample(RankProcess(1, 0), ended=True)) is None

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.calibration.compare import REGIMES, Bench, Table, read_tables, regime
+from distsim.calibration.compare import REGIMES, Bench, MeasuredTable, read_tables, regime
 from distsim.calibration.constants import data_folder, read_constants
 from distsim.calibration.fit import HUBER, FitEnd, Fitted, data_file, fit, fitted_names
 from distsim.calibration.predictions import (
@@ -60,11 +60,11 @@ def _entries(path: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def _is_of(machine: str, table: Table) -> bool:
+def _is_of(machine: str, table: MeasuredTable) -> bool:
     return table.machine == machine
 
 
-def without(end: FitEnd, left_out: Callable[[Table], bool]) -> dict[str, float]:
+def without(end: FitEnd, left_out: Callable[[MeasuredTable], bool]) -> dict[str, float]:
     """What the constants would be had the tables that *left_out* names not been there: the same fit, with the errors
     as linear in the logarithms of the constants as they are where it ended."""
     kept = np.concatenate([np.full(len(table.rows), not left_out(table)) for table in end.tables])
@@ -79,7 +79,7 @@ def without(end: FitEnd, left_out: Callable[[Table], bool]) -> dict[str, float]:
     return dict(zip(end.names, np.exp(end.values + moved).tolist(), strict=True))
 
 
-def _left_out(fitted: Fitted, tables: list[Table]) -> str:
+def _left_out(fitted: Fitted, tables: list[MeasuredTable]) -> str:
     """The text of left_out.toml."""
     lines = [
         "# Constants fitted without one machine's tables, and without the tables of more than two nodes: only those",

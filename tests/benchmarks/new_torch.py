@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from distsim.torch_compat.cuda_api import STAND_INS
-from distsim.torch_compat.names import GUARD, MISSING, SIM, Name, all_names
+from distsim.torch_compat.names import GUARD, MISSING, SIM, TorchName, all_names
 from distsim.torch_compat.releases import compared
 from tests.benchmarks.arguments import Arguments
 
@@ -38,7 +38,7 @@ LONGEST = 200
 Look = list[str] | None
 
 
-def look(name: Name) -> Look:
+def look(name: TorchName) -> Look:
     """Signature and hash of the source of an entry's value; of a value without source, of its kind."""
     value = name.get()
     if value is MISSING:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from distsim.calibration.compare import Bench, Table, read_tables
+from distsim.calibration.compare import Bench, MeasuredTable, read_tables
 from distsim.calibration.constants import nccl_constants
 from distsim.calibration.fit import fit
 from distsim.calibration.predictions import Error, Prediction, Widths, covered, predicted, ratios, split
@@ -16,7 +16,7 @@ from distsim.collectives.uncertainty import SIZES, around, interval, node_class,
 from tests.benchmarks.fit import narrowest, without
 
 
-def tables(*parts: str) -> list[Table]:
+def tables(*parts: str) -> list[MeasuredTable]:
     """Tables of the package by parts of their names."""
     return [table for table in read_tables() if any(part in table.name for part in parts)]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from distsim.calibration.training import steps as runs_module
-from distsim.calibration.training.steps import Row, Run, command, programs_folder, read_rows, run_of, summarise
+from distsim.calibration.training.steps import Row, SimulatedRow, command, programs_folder, read_rows, run_of, summarise
 from distsim.cli import main
 from distsim.cluster import load_cluster
 from distsim.errors import UsageError
@@ -24,7 +24,7 @@ def row(name: str = "a row", on: str = "dgx-h100:1", step_s: float = 2.0, memory
     return Row("steps", name, on, None, "fsdp2.py", ("--mbs", "2"), step_s, memory_gib, "a paper")
 
 
-def came(what: Row, step_s: float, memory_gib: float = 10.0) -> Run:
+def came(what: Row, step_s: float, memory_gib: float = 10.0) -> SimulatedRow:
     """A run whose report says so."""
     training = {"step_time_s": step_s, "peak_memory_bytes": int(memory_gib * 2**30)}
     training |= {"tokens_per_s_per_gpu": 5605.0, "mfu": 0.4}
@@ -95,7 +95,7 @@ def test_errors_and_bounds() -> None:
             came(row("slow"), 2.7),
             came(row("large"), 2.0, memory_gib=11.5),
             came(row("far", on="dgx-h100:4", memory_gib=None), 2.3),
-            Run(row("dead"), 1.0, failure="RuntimeError: no"),
+            SimulatedRow(row("dead"), 1.0, failure="RuntimeError: no"),
         ]
     )
     assert bad.broken == [

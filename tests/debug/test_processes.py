@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from distsim.debug.evidence.processes import number_processes
-from distsim.debug.rings.world import Process, World, WorldKind
+from distsim.debug.rings.world import Process, RecordedWorld, WorldKind
 
 
-def world(name: str, rank: int, size: int, kind: WorldKind = WorldKind.DEFAULT) -> World:
-    return World(name, rank, size, kind, f"host:{name}")
+def world(name: str, rank: int, size: int, kind: WorldKind = WorldKind.DEFAULT) -> RecordedWorld:
+    return RecordedWorld(name, rank, size, kind, f"host:{name}")
 
 
-def process(rank: int, size: int, *worlds: World, pid: int = 0, opened: int = 0, launched: bool = True) -> Process:
+def process(
+    rank: int, size: int, *worlds: RecordedWorld, pid: int = 0, opened: int = 0, launched: bool = True
+) -> Process:
     """The launcher's rank *rank* of *size*."""
     return Process("host", pid or 100 + rank, rank, size, launched, opened, opened + 10, worlds)
 
@@ -50,8 +52,8 @@ def test_a_further_world_is_translated() -> None:
     assert numbering.unseen == {4}
 
 
-def further(name: str, rank: int, size: int, met: str = "") -> World:
-    return World(name, rank, size, WorldKind.FURTHER, "host:5", met=met)
+def further(name: str, rank: int, size: int, met: str = "") -> RecordedWorld:
+    return RecordedWorld(name, rank, size, WorldKind.FURTHER, "host:5", met=met)
 
 
 def test_a_rank_that_still_waits_in_a_rendezvous_by_hand_is_one_of_the_world_made_there() -> None:
@@ -114,8 +116,8 @@ def test_the_world_that_most_have_moved_on_from_is_history() -> None:
 
 def test_ranks_that_went_on_in_a_smaller_world_are_told_so() -> None:
     """Two of four said world_size=2: the others wait for them, and their own world is shown, whatever its numbers."""
-    big = [World("big", rank, 4, WorldKind.DEFAULT, "here:1") for rank in (2, 3)]
-    small = [World("small", rank, 2, WorldKind.DEFAULT, "here:1") for rank in (0, 1)]
+    big = [RecordedWorld("big", rank, 4, WorldKind.DEFAULT, "here:1") for rank in (2, 3)]
+    small = [RecordedWorld("small", rank, 2, WorldKind.DEFAULT, "here:1") for rank in (0, 1)]
     processes = [Process("h", 10 + world.rank, world.rank, 4, True, 1, 2, (world,)) for world in (*small, *big)]
     names = number_processes(processes).names
     assert names == {rank: f"rank {rank} of 2 at here:1 (pid {10 + rank} on h)" for rank in (0, 1)}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
-from distsim.debug.diagnosis.stragglers import LIVE, SHORT, Straggler, straggler_findings, stragglers
+from distsim.debug.diagnosis.stragglers import LIVE, SHORT, LateRank, straggler_findings, stragglers
 from distsim.debug.monitor.straggler_watch import STREAK, Pace
 from distsim.debug.records import CallRecord, Group, Site, State
 from distsim.debug.records.kinds import Kind
@@ -161,7 +161,7 @@ def test_a_finding_names_the_worst_rank_and_its_line() -> None:
     assert straggler_findings(HEALTHY["all alike"], LIVE) == []
 
 
-def slow(rank: int) -> Straggler:
+def slow(rank: int) -> LateRank:
     (found,) = stragglers(job(late(rank)), LIVE)
     return found
 

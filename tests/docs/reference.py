@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from distsim.cli.dispatch import COMMANDS, EXIT_CODES, Parser, module_of
 from distsim.cluster.files.spec import ClusterSpec
-from distsim.cluster.files.table import Key, Table
+from distsim.cluster.files.table import Table, TableKey
 from distsim.debug.settings import VARIABLES, Settings
 from distsim.scenario.file.json_schema import json_schema
 from distsim.torch_compat.releases import VERSIONS
@@ -149,7 +149,7 @@ def _keys(table: type[Table]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _value(known: Key) -> str:
+def _value(known: TableKey) -> str:
     if list(_inside(known.annotation)):
         return "table"
     if known.unit:
@@ -170,7 +170,7 @@ def _plain(annotation: Any) -> str:
     return {str: "text", int: "whole number", float: "number", bool: "true or false"}[annotation]
 
 
-def _default(known: Key) -> str:
+def _default(known: TableKey) -> str:
     value = known.default
     if isinstance(value, Table) or value is None or value in ("", {}):
         return ""

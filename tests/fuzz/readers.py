@@ -449,11 +449,11 @@ def _handshake() -> dict[str, bytes]:
 
 
 def _use_link(folder: Path) -> None:
-    from distsim.debug.monitor.protocol import Link
+    from distsim.debug.monitor.protocol import PeerLink
 
     for leads in (True, False):
         ours, theirs = socket.socketpair()
-        link = Link(ours, "s", leads=leads, nonce="1" * 64)
+        link = PeerLink(ours, "s", leads=leads, nonce="1" * 64)
         theirs.setblocking(False)
         with contextlib.suppress(OSError):
             theirs.send((folder / "sent").read_bytes()[:100_000])

@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 from distsim.torch_compat import groups
-from distsim.torch_compat.names import Name, all_names
+from distsim.torch_compat.names import TorchName, all_names
 from tests.house.tree import CODE, ROOT, nodes_of, python_files
 
 pytestmark = pytest.mark.xdist_group("syntax trees")  # which every process would parse for itself
@@ -180,12 +180,12 @@ def test_a_guard_by_hooks_touches_few_private_names() -> None:
     for path in python_files("realexec", "debug"):
         for module, attribute in _of_the_table(nodes_of(path)):
             value = getattr(module, attribute, None)
-            if isinstance(value, Name):
+            if isinstance(value, TorchName):
                 touched |= _private_path(value)
             elif inspect.isfunction(value) and attribute not in OF_PATCHES:
                 for node in ast.walk(ast.parse(inspect.getsource(value))):
                     name = getattr(module, node.id, None) if isinstance(node, ast.Name) else None
-                    if isinstance(name, Name):
+                    if isinstance(name, TorchName):
                         touched |= _private_path(name)
                     word = getattr(node, "attr", getattr(node, "value", None))
                     if isinstance(word, str) and PRIVATE.match(word):
@@ -193,7 +193,7 @@ def test_a_guard_by_hooks_touches_few_private_names() -> None:
     assert 20 < len(touched) <= MOST_GUARD_NAMES, sorted(touched)
 
 
-def _private_path(name: Name) -> set[str]:
+def _private_path(name: TorchName) -> set[str]:
     return {name.path} if name.private and name not in groups.FOR_PATCHES else set()
 
 

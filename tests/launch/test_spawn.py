@@ -203,7 +203,7 @@ def test_a_program_without_ranks_is_told_of(tmp_path: Path) -> None:
 
 def test_a_process_keeps_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What install() was told is what a started process is told; a rank's own processes are left alone."""
-    from distsim.realexec.process.children import Guarded, SpawnHook
+    from distsim.realexec.process.children import GuardedChild, SpawnHook
 
     class Process:
         _target, _args = print, ("x",)
@@ -219,7 +219,7 @@ def test_a_process_keeps_its_settings(tmp_path: Path, monkeypatch: pytest.Monkey
         BaseProcess.start(Process())  # type: ignore[arg-type]
         hook.remove()
         assert BaseProcess.start is plain
-    assert isinstance(started[0]._target, Guarded)
+    assert isinstance(started[0]._target, GuardedChild)
     assert started[0]._target.given == {"level": "strict", "dir": "/x"}
     assert started[1]._target is print
 

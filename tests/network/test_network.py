@@ -9,7 +9,7 @@ import pytest
 import simpy
 
 from distsim.cluster import load_cluster
-from distsim.collectives import Compiler, Loads, Overlap, Phase, Plan
+from distsim.collectives import Compiler, Loads, Overlap, Plan, PlanPhase
 from distsim.errors import UsageError
 from distsim.network import FluidNetwork, Network, Transfer, make_network
 from distsim.network.fluid import _FluidRun
@@ -255,13 +255,13 @@ def test_a_plan_of_other_parts_goes_on_in_its_own() -> None:
     old, new = (np.array([link]) for link in range(2))
     one, rate = np.ones(1), float(cluster.links.bandwidth_bytes_per_s[0])
 
-    def phase(links: np.ndarray, parts: int, beside: bool) -> Phase:
+    def phase(links: np.ndarray, parts: int, beside: bool) -> PlanPhase:
         loads = Loads(links, one)
         then = (phase(links, parts - 1, False),) if parts > 1 else ()
         quick = Overlap(loads, 1.0, 1.0, 1, 0.0, 0.0, 0.0, 0.0) if beside else None
-        return Phase(loads, rate * 1e-3, then=then, overlap=quick)
+        return PlanPhase(loads, rate * 1e-3, then=then, overlap=quick)
 
-    def run(first: Phase, second: Phase) -> float:
+    def run(first: PlanPhase, second: PlanPhase) -> float:
         env = simpy.Environment()
         network = FluidNetwork(env, cluster)
         plans = [Plan("ring", "Simple", 1, 0.0, (one_of_two,)) for one_of_two in (second, first)]

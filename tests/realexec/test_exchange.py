@@ -17,7 +17,7 @@ import pytest
 
 from distsim.debug.monitor import protocol as exchange
 from distsim.debug.monitor.peers import PeerSession, evidence_from_json, evidence_to_json
-from distsim.debug.monitor.protocol import Follower, Leader, Link
+from distsim.debug.monitor.protocol import Follower, Leader, PeerLink
 from distsim.debug.records import (
     CallRecord,
     CallWait,
@@ -33,7 +33,7 @@ from distsim.debug.records import (
     StoreWait,
 )
 from distsim.debug.records.call import Remote
-from distsim.debug.records.diagnosis import Call, Diagnosis, Stuck, diagnoses_from_json, diagnoses_to_json
+from distsim.debug.records.diagnosis import DiagnosedCall, Diagnosis, Stuck, diagnoses_from_json, diagnoses_to_json
 from distsim.debug.records.kinds import Kind, Proof
 from distsim.debug.rings.world import Process
 from distsim.realexec.process import introduce_monitors as real_hosts
@@ -200,10 +200,10 @@ def test_a_leader_that_does_not_know_the_secret_is_told_nothing(tmp_path: Path) 
     server.close()
 
 
-def _met() -> tuple[Link, Link]:
+def _met() -> tuple[PeerLink, PeerLink]:
     """Two ends that know each other."""
     one, other = socket.socketpair()
-    leader, follower = Link(one, SECRET, leads=True), Link(other, SECRET, leads=False)
+    leader, follower = PeerLink(one, SECRET, leads=True), PeerLink(other, SECRET, leads=False)
     assert until(lambda: leader.known and follower.known, lambda: (leader.receive(), follower.receive()))
     return leader, follower
 
@@ -420,7 +420,7 @@ def _each_field(plain: Any, groups: list[Group], sites: list[Site], but: tuple[s
     others: dict[str, Any] = {
         "rank": plain.rank if hasattr(plain, "rank") else None,
         "group": groups[1],
-        "call": plain.call if isinstance(plain, Finding) else Call("all_reduce", 3),
+        "call": plain.call if isinstance(plain, Finding) else DiagnosedCall("all_reduce", 3),
         "waits": (StoreWait(("key",)),),
         "site": sites[1],
         "stack": tuple(sites),

@@ -17,7 +17,7 @@ from distsim.debug.settings import Attach, Level, Settings
 from distsim.realexec import install
 from distsim.realexec.guard.hooked import call_of
 from distsim.torch_compat import groups
-from distsim.torch_compat.names import Name
+from distsim.torch_compat.names import TorchName
 from tests.kin import one_in
 
 BY_HOOKS = {"DISTSIM_GUARD_ATTACH": "hooks"}
@@ -171,7 +171,7 @@ def test_what_hooks_cannot_do_is_refused_by_name(
     has: bool, given: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line says why, and patches do it."""
-    monkeypatch.setattr(groups, "PRE_HOOK", Name("torch.Tensor" if has else "torch.distributed.no_hook", "hooks"))
+    monkeypatch.setattr(groups, "PRE_HOOK", TorchName("torch.Tensor" if has else "torch.distributed.no_hook", "hooks"))
     monkeypatch.delenv("DISTSIM_LAUNCHED", raising=False)
     assert not install.comes_by_hooks(Settings(guard_attach=Attach.HOOKS, **given))
     assert why in capsys.readouterr().err
@@ -179,7 +179,7 @@ def test_what_hooks_cannot_do_is_refused_by_name(
 
 def test_hooks_say_what_they_do_not_see(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """In one line, where a program asks for them."""
-    monkeypatch.setattr(groups, "PRE_HOOK", Name("torch.Tensor", "hooks"))
+    monkeypatch.setattr(groups, "PRE_HOOK", TorchName("torch.Tensor", "hooks"))
     monkeypatch.delenv("DISTSIM_LAUNCHED", raising=False)
     assert install.comes_by_hooks(Settings(guard_attach=Attach.HOOKS))
     assert "does not see who waits" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from distsim.debug.rings import files
-from distsim.debug.rings.world import World, WorldKind
+from distsim.debug.rings.world import RecordedWorld, WorldKind
 from distsim.debug.settings import Settings
 from distsim.realexec import launch
 from distsim.realexec.process import session
@@ -27,7 +27,7 @@ def test_a_rank_writes_nothing_into_a_folder_that_others_may_have_filled(
     (folder / f"rank00000.{session.job_name({}, 'here:1')}.stacks").symlink_to(precious)
     monkeypatch.setattr(session, "default_directory", lambda job, ranks: folder)
     monkeypatch.setattr("os.environ", {})
-    assert session.Session.open(Settings(), World("", 0, 2, WorldKind.DEFAULT, ""), "here:1") is None
+    assert session.Session.open(Settings(), RecordedWorld("", 0, 2, WorldKind.DEFAULT, ""), "here:1") is None
     assert precious.read_text() == "years of work"
     assert [path.suffix for path in folder.iterdir()] == [".stacks"]
     said = capsys.readouterr().err.splitlines()

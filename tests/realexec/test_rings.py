@@ -20,7 +20,7 @@ from distsim.debug.records.kinds import Kind
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.files import ring_path
 from distsim.debug.rings.reader import RingReader
-from distsim.debug.rings.world import World, WorldKind
+from distsim.debug.rings.world import RecordedWorld, WorldKind
 from distsim.debug.rings.writer import RingWriter, stays
 from distsim.errors import UsageError
 
@@ -179,7 +179,7 @@ def test_a_session_without_room_runs_unguarded(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.posix_fallocate", no_space)
-    assert Session.open(Settings(directory=str(tmp_path / "x")), World("", 0, 2, WorldKind.DEFAULT, "")) is None
+    assert Session.open(Settings(directory=str(tmp_path / "x")), RecordedWorld("", 0, 2, WorldKind.DEFAULT, "")) is None
     said = capsys.readouterr().err
     assert said.startswith("distsim: rank 0 runs unguarded")
     assert len(said.splitlines()) == 1
@@ -286,7 +286,7 @@ def test_the_members_of_a_world_joined_since_are_not_guessed(tmp_path: Path) -> 
     ring = writer(tmp_path)
     reader = RingReader(ring.path)
     reader.called(0, {}, number_processes([reader.process]).known)
-    ring.join_world(World("w4", 0, 2, WorldKind.FURTHER, "host:1"))
+    ring.join_world(RecordedWorld("w4", 0, 2, WorldKind.FURTHER, "host:1"))
     offset = ring.group("w4", "undefined", [0, 1], world="w4")
     assert (reader.job_group(offset).ranks, reader.in_job(reader.group(offset))) == ((), ())
     reader.called(0, {"w4": (0, 2)}, number_processes([reader.process]).known)

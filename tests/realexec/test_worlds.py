@@ -11,7 +11,7 @@ import pytest
 
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.reader import RingReader
-from distsim.debug.rings.world import World, WorldKind
+from distsim.debug.rings.world import RecordedWorld, WorldKind
 from distsim.debug.rings.writer import RingWriter
 from distsim.realexec.process import hooks
 from distsim.realexec.process.worlds import Worlds, place_of_url
@@ -25,7 +25,7 @@ def test_a_second_world_in_the_agents_store_reuses_it(
     monkeypatch.setenv("MASTER_ADDR", "here")
     monkeypatch.setenv("MASTER_PORT", "2900")
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", uses_agent_store)
-    joined: list[World] = []
+    joined: list[RecordedWorld] = []
     recorder: Any = SimpleNamespace(join=joined.append)
     worlds = Worlds(recorder)
     place, where = place_of_url("env://")
@@ -33,14 +33,14 @@ def test_a_second_world_in_the_agents_store_reuses_it(
         worlds.begin(place, where, 0, 2, WorldKind.DEFAULT)
         worlds.begun(place, 2)
     assert [world.reuses_store for world in joined] == reuses
-    assert [World.from_json(world.to_json()) for world in joined] == joined
+    assert [RecordedWorld.from_json(world.to_json()) for world in joined] == joined
 
 
 def test_a_rendezvous_by_hand_is_joined_before_it_ends_and_known_to_the_world_made_in_its_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A rank that waits there is a member by then; ranks that came to the store in another way have the same world."""
-    joined: list[World] = []
+    joined: list[RecordedWorld] = []
     recorder: Any = SimpleNamespace(join=joined.append)
     session = SimpleNamespace(worlds=Worlds(recorder))
     guard = hooks.Hooks(lambda world, where: None, lambda: session, lambda port: None)  # type: ignore[arg-type, return-value]
@@ -56,7 +56,7 @@ def test_a_rendezvous_by_hand_is_joined_before_it_ends_and_known_to_the_world_ma
     assert with_store is not None
     assert other is not None
     assert (with_store.id, with_store.met) == (other.id, joined[0].id)
-    assert World.from_json(with_store.to_json()) == with_store
+    assert RecordedWorld.from_json(with_store.to_json()) == with_store
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from distsim.debug.diagnosis.silent.finding import Level, SilentFinding, SilentKind
+from distsim.debug.diagnosis.silent.finding import Severity, SilentFinding, SilentKind
 from distsim.errors import UsageError
 from tests.scenario.made import STEPS, made, ran
 
@@ -194,7 +194,7 @@ def test_what_a_launcher_reports_of_silent_faults_is_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toml: str, search: str, wrong: list[str]
 ) -> None:
     """On gloo the launcher is asked for the search, and its report's findings are held against what is expected."""
-    finding = SilentFinding(SilentKind("changed_outside_step"), Level.ERROR, (0,), ("weight",), 1, None, "", "", "")
+    finding = SilentFinding(SilentKind("changed_outside_step"), Severity.ERROR, (0,), ("weight",), 1, None, "", "", "")
 
     def launched(words: list[str], **_: object) -> Any:
         assert f"--silent {search} " in " ".join(words)

@@ -10,7 +10,7 @@ from distsim.errors import UsageError
 from distsim.scenario import run_scenario
 from distsim.scenario.explore.explore import Explored, explore
 from distsim.scenario.file.load import Scenario
-from distsim.sim.kernel.schedule import Delay, Schedule
+from distsim.sim.kernel.schedule import CallDelay, Schedule
 from tests.scenario.made import RACE, STEPS, made
 
 BUFFERED = """\
@@ -95,6 +95,6 @@ def test_sends_may_be_buffered(tmp_path: Path) -> None:
 def test_a_delay_holds_one_rank_back(tmp_path: Path) -> None:
     """The rank's call number and all after it come later by that much."""
     scenario = made(tmp_path, "[expect]")
-    held = run_scenario(scenario.changed(schedule=str(Schedule((Delay(1, 2, 5.0),)))))
+    held = run_scenario(scenario.changed(schedule=str(Schedule((CallDelay(1, 2, 5.0),)))))
     assert held.passed
     assert 5.0 < held.virtual_time_s < 5.1

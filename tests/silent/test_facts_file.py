@@ -11,16 +11,16 @@ import pytest
 from distsim.debug.diagnosis.silent import facts_file
 from distsim.debug.diagnosis.silent.facts import (
     BufferFact,
-    CallSum,
+    CallCount,
     ClipFact,
     DropoutFact,
     EpochFact,
     InputFact,
     LossFact,
     ParameterFact,
-    Pass,
     PlacementFact,
     StepFact,
+    TrainingPhase,
     Window,
 )
 from distsim.debug.diagnosis.silent.facts_file import HEAD, FactsFull, FactsWriter, read_facts
@@ -34,7 +34,7 @@ SITE = Site("train.py", 3, "main", Site("lib.py", 4, "call"))
 def full_window() -> Window:
     """Every kind of fact once."""
     return Window(
-        [CallSum("all_reduce", (0, 1), "SUM", Pass.REDUCTION, False, SITE, 2, 16, {0}, {1})],
+        [CallCount("all_reduce", (0, 1), "SUM", TrainingPhase.REDUCTION, False, SITE, 2, 16, {0}, {1})],
         [InputFact("Net", True, ((2, 3), ()), (vector(1.0), vector(2.0)), False, SITE)],
         [LossFact("mean", 8, math.nan, True, SITE), LossFact("none", 0)],
         [PlacementFact("Linear", (0, 1), vector(3.0), (4,), None)],

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from distsim.debug.diagnosis.silent.facts import CallSum, ParameterFact, Pass, RankFacts, StepFact
+from distsim.debug.diagnosis.silent.facts import CallCount, ParameterFact, RankFacts, StepFact, TrainingPhase
 from distsim.debug.diagnosis.silent.judge import judge
-from distsim.debug.diagnosis.silent.view import Evidence, View, clusters, replica_sets
+from distsim.debug.diagnosis.silent.view import SilentEvidence, View, clusters, replica_sets
 from tests.silent.facts import run_of, vector
 
 
@@ -22,7 +22,7 @@ def reduced(op: str = "SUM") -> Callable[[int, ParameterFact, list[StepFact]], N
 
     def change(rank: int, parameter: ParameterFact, steps: list[StepFact]) -> None:
         for step in steps:
-            call = CallSum("all_reduce", (0, 1), op, Pass.BETWEEN, by_torch=False, gradients={0})
+            call = CallCount("all_reduce", (0, 1), op, TrainingPhase.BETWEEN, by_torch=False, gradients={0})
             step.window.calls.append(call)
 
     return change
@@ -112,9 +112,9 @@ def test_zero_divides_the_state_and_is_not_accused() -> None:
     assert kinds(facts) == []
 
 
-@pytest.mark.parametrize(("local", "evidence"), [((3.0, 5.0), [Evidence.EQUALIZED]), ((4.0, 4.0), [])])
+@pytest.mark.parametrize(("local", "evidence"), [((3.0, 5.0), [SilentEvidence.EQUALIZED]), ((4.0, 4.0), [])])
 def test_gradients_that_something_made_equal_show_replicas(
-    local: tuple[float, float], evidence: list[Evidence]
+    local: tuple[float, float], evidence: list[SilentEvidence]
 ) -> None:
     """Local gradients that differ and final ones that agree were reduced, by any route; equal ones prove nothing."""
 
@@ -146,7 +146,7 @@ def test_gradients_are_compared_in_the_first_three_steps_that_have_them(step: in
         of_rank[step - 1] = 1.5
     facts = run_of({0: [1.0] * 10, 1: [1.0] * 10}, gradients, change)
     sets = [one for of_key in replica_sets(View(facts)).values() for one in of_key]
-    assert [one.evidence for one in sets] == [Evidence.EQUALIZED] * is_evidence
+    assert [one.evidence for one in sets] == [SilentEvidence.EQUALIZED] * is_evidence
 
 
 def test_ranks_that_agree_are_grouped_by_the_first_of_them() -> None:

@@ -7,16 +7,16 @@ from collections.abc import Callable
 import pytest
 
 from distsim.debug.diagnosis.silent.facts import (
-    CallSum,
+    CallCount,
     ClipFact,
     DropoutFact,
     EpochFact,
     InputFact,
     LossFact,
     ParameterFact,
-    Pass,
     RankFacts,
     StepFact,
+    TrainingPhase,
 )
 from distsim.debug.diagnosis.silent.judge import judge
 from tests.silent.facts import run_of, vector
@@ -123,8 +123,8 @@ def test_equal_batches_in_every_step_are_a_finding() -> None:
     assert kinds(_inputs((1, 1), (1, 1), (1, 1), (1, 1))) == []
 
 
-def _in_forward(op: str = "all_gather") -> CallSum:
-    return CallSum(op, (0, 1), None, Pass.FORWARD, by_torch=False, count=1, largest=64)
+def _in_forward(op: str = "all_gather") -> CallCount:
+    return CallCount(op, (0, 1), None, TrainingPhase.FORWARD, by_torch=False, count=1, largest=64)
 
 
 def test_ranks_that_exchange_activations_may_read_one_batch() -> None:
@@ -134,7 +134,7 @@ def test_ranks_that_exchange_activations_may_read_one_batch() -> None:
         _inputs((1, 1), (2, 2), (3, 3), (4, 4))(rank, parameter, steps)
         parameter.ddp = ()
         for step in steps:
-            reduction = CallSum("all_reduce", (0, 1), "SUM", Pass.REDUCTION, by_torch=False, gradients={0})
+            reduction = CallCount("all_reduce", (0, 1), "SUM", TrainingPhase.REDUCTION, by_torch=False, gradients={0})
             step.window.calls = [_in_forward(), reduction]
 
     assert kinds(change) == []
@@ -168,7 +168,7 @@ def test_the_maximum_of_gradients_is_no_reduction() -> None:
 
     def change(gradients: set[int]) -> Callable[[int, ParameterFact, list[StepFact]], None]:
         def edit(rank: int, parameter: ParameterFact, steps: list[StepFact]) -> None:
-            call = CallSum("all_reduce", (0, 1), "MAX", Pass.REDUCTION, by_torch=False, gradients=gradients)
+            call = CallCount("all_reduce", (0, 1), "MAX", TrainingPhase.REDUCTION, by_torch=False, gradients=gradients)
             steps[0].window.calls = [call]
 
         return edit
@@ -265,7 +265,7 @@ def test_a_weight_of_two_stages_is_tied_and_a_stage_from_the_same_seed_is_not(na
     facts = run_of({0: [1, 2], 1: [1, 3]})
     for rank, record in facts.items():
         step = record.steps[0]
-        step.window.calls = [CallSum("send", (0, 1), None, Pass.BETWEEN, by_torch=False, count=1)]
+        step.window.calls = [CallCount("send", (0, 1), None, TrainingPhase.BETWEEN, by_torch=False, count=1)]
         for number in (1, 2):
             record.parameters.append(ParameterFact(f"{name}{number}", (16,)))
             step.parameters += (number,)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import distsim
-from distsim.sim.observe.profiler import Event
+from distsim.sim.observe.profiler import ProfilerEvent
 
 pytestmark = pytest.mark.skipif(not hasattr(dist.ProcessGroup, "register_pre_hook"), reason="torch has no such hooks")
 
@@ -187,7 +187,7 @@ def test_torchs_nan_check_is_named_in_a_note() -> None:
 
 def test_a_profilers_event_answers_what_a_newer_torch_asks() -> None:
     """A question of torch's own event class that the simulator does not know has an empty answer, any other none."""
-    event = Event(1, "aten::add", 0.0, 1.0)
+    event = ProfilerEvent(1, "aten::add", 0.0, 1.0)
     assert all(not callable(getattr(event, name)()) for name in dir(torch._C._autograd._KinetoEvent) if name[0] != "_")
     with pytest.raises(AttributeError):
         _ = event.no_such_question

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sim.torch_walk import found
 
-from distsim.torch_compat.names import Name
+from distsim.torch_compat.names import TorchName
 from distsim.torch_compat.state import CONTENTS, GROWING, MODULES_OF_CLASSES, NAMES, RANK_KEYED, REBOUND
 
 HARMLESS = {
@@ -100,7 +100,7 @@ def test_every_place_is_known() -> None:
             assert any(p.startswith(known[:-1]) if known.endswith("*") else p == known for p in places), known
 
 
-def _is_expected(name: Name) -> bool:
+def _is_expected(name: TorchName) -> bool:
     """Whether the entry says that this release has it."""
     since, until, here = (
         tuple(int(part) for part in release.split(".")[:2])

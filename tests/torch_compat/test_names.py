@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from distsim.torch_compat import names
-from distsim.torch_compat.names import FEATURE, GUARD, MISSING, OPTIONAL, Name
+from distsim.torch_compat.names import FEATURE, GUARD, MISSING, OPTIONAL, TorchName
 
 
 def test_an_attribute_of_a_module_that_a_function_hides_is_found() -> None:
     """torch.distributed.rendezvous is a function and a module: the entry means the module."""
-    name = Name("torch.distributed.rendezvous._create_c10d_store", "stores")
+    name = TorchName("torch.distributed.rendezvous._create_c10d_store", "stores")
     assert callable(name.get())
     assert name.holder().__name__ == "torch.distributed.rendezvous"
 
 
 def test_a_missing_name_is_left_out_with_its_feature() -> None:
     """A release without the name costs a feature, which is on record, and no exception."""
-    assert Name("torch.distributed._no_such_name", "groups that sing").get() is MISSING
-    assert Name("torch._no_module.inner.Kind", "windows").get(3) == 3
+    assert TorchName("torch.distributed._no_such_name", "groups that sing").get() is MISSING
+    assert TorchName("torch._no_module.inner.Kind", "windows").get(3) == 3
     assert names.left_out == {
         "torch.distributed._no_such_name": "groups that sing",
         "torch._no_module.inner.Kind": "windows",
@@ -25,7 +25,7 @@ def test_a_missing_name_is_left_out_with_its_feature() -> None:
 
 def test_a_missing_optional_name_is_not_on_record() -> None:
     """Nothing is lost without it."""
-    assert Name("torch._no_such_name", "haste", OPTIONAL).get() is MISSING
+    assert TorchName("torch._no_such_name", "haste", OPTIONAL).get() is MISSING
     assert names.left_out == {}
 
 
@@ -37,7 +37,7 @@ def test_a_name_that_behaves_otherwise_does_not_work() -> None:
         runs.append(1)
         raise RuntimeError("another torch")
 
-    name = Name("torch.Tensor", "tensors", FEATURE, test=other)
+    name = TorchName("torch.Tensor", "tensors", FEATURE, test=other)
     assert name.exists()
     assert not name.works()
     assert not name.works()
@@ -60,5 +60,5 @@ def test_every_entry_says_what_it_is_for() -> None:
 
 def test_a_name_of_a_later_release_is_not_left_out() -> None:
     """This torch never had what it is about: no feature is missing."""
-    Name("torch.distributed.Hook._attach", "hooks of 99.0", FEATURE, since="99.0").get()
+    TorchName("torch.distributed.Hook._attach", "hooks of 99.0", FEATURE, since="99.0").get()
     assert names.left_out == {}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from distsim.torch_compat import cuda_api
-from distsim.torch_compat.names import GUARD, OPTIONAL, SIM, Name
+from distsim.torch_compat.names import GUARD, OPTIONAL, SIM, TorchName
 from tests.benchmarks import new_torch
 
 RELEASE = "99.2.1"
@@ -20,7 +20,7 @@ RELEASE = "99.2.1"
 def entries(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Put entries in the place of the package's."""
 
-    def put(*names: Name) -> None:
+    def put(*names: TorchName) -> None:
         monkeypatch.setattr(new_torch, "all_names", lambda: {name.path: name for name in names})
 
     return put
@@ -37,11 +37,11 @@ def test_this_torch_is_as_its_entries_say() -> None:
 def test_what_is_as_said_exits_with_0(entries: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Names that came later or went earlier, that only some builds have, or whose test was for earlier releases."""
     entries(
-        Name("torch.Tensor", "tensors"),
-        Name("torch._later", "a novelty", since="99.3"),
-        Name("torch._earlier", "a relic", until="99.1"),
-        Name("torch._of_some_builds", "a build flag", only="a build with it"),
-        Name("torch.Size", "sizes", test=lambda: False, passes_until="99.1"),
+        TorchName("torch.Tensor", "tensors"),
+        TorchName("torch._later", "a novelty", since="99.3"),
+        TorchName("torch._earlier", "a relic", until="99.1"),
+        TorchName("torch._of_some_builds", "a build flag", only="a build with it"),
+        TorchName("torch.Size", "sizes", test=lambda: False, passes_until="99.1"),
     )
     assert new_torch.report(RELEASE, RELEASE, new_torch.looks()) == 0
     assert "5 names, 0 not as said, 0 other changes" in capsys.readouterr().out
@@ -50,21 +50,21 @@ def test_what_is_as_said_exits_with_0(entries: Any, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        (Name("torch._gone", "the end"), "missing, but said to be 2.6 to the newest: torch._gone"),
-        (Name("torch.Tensor", "t", until="99.1"), "there, but said to be 2.6 to 99.1: torch.Tensor"),
-        (Name("torch.Tensor", "t", since="99.3"), "there, but said to be 99.3 to the newest: torch.Tensor"),
+        (TorchName("torch._gone", "the end"), "missing, but said to be 2.6 to the newest: torch._gone"),
+        (TorchName("torch.Tensor", "t", until="99.1"), "there, but said to be 2.6 to 99.1: torch.Tensor"),
+        (TorchName("torch.Tensor", "t", since="99.3"), "there, but said to be 99.3 to the newest: torch.Tensor"),
         (
-            Name("torch.Tensor", "tensors", SIM, test=lambda: False),
+            TorchName("torch.Tensor", "tensors", SIM, test=lambda: False),
             "fails its test, but said to pass it: torch.Tensor: tensors (SIM)",
         ),
         (
-            Name("torch.Tensor", "tensors", OPTIONAL, test=lambda: True, passes_until="99.1"),
+            TorchName("torch.Tensor", "tensors", OPTIONAL, test=lambda: True, passes_until="99.1"),
             "passes its test, but said to pass it until 99.1: torch.Tensor: tensors (OPTIONAL)",
         ),
     ],
 )
 def test_what_is_not_as_said_is_named_and_exits_with_1(
-    entries: Any, capsys: pytest.CaptureFixture[str], name: Name, line: str
+    entries: Any, capsys: pytest.CaptureFixture[str], name: TorchName, line: str
 ) -> None:
     """Each kind of difference from what an entry says."""
     entries(name)
@@ -74,7 +74,11 @@ def test_what_is_not_as_said_is_named_and_exits_with_1(
 
 def test_another_signature_counts_and_another_body_does_not(entries: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """What calls a function breaks by its signature; a body is for reading."""
-    entries(Name("torch.broadcast_tensors", "shapes"), Name("torch.einsum", "sums"), Name("torch.Size", "sizes"))
+    entries(
+        TorchName("torch.broadcast_tensors", "shapes"),
+        TorchName("torch.einsum", "sums"),
+        TorchName("torch.Size", "sizes"),
+    )
     record = new_torch.looks()
     assert record["torch.broadcast_tensors"] is not None
     signature, _ = record["torch.broadcast_tensors"]
@@ -89,7 +93,9 @@ def test_another_signature_counts_and_another_body_does_not(entries: Any, capsys
 
 def test_below_the_simulator_s_releases_the_guard_s_names_are_judged(entries: Any) -> None:
     """Nobody simulates there."""
-    entries(Name("torch._a", "a", SIM), Name("torch._b", "b", GUARD | SIM), Name("torch._c", "c", OPTIONAL))
+    entries(
+        TorchName("torch._a", "a", SIM), TorchName("torch._b", "b", GUARD | SIM), TorchName("torch._c", "c", OPTIONAL)
+    )
     assert new_torch.judged("2.6.0") == {"torch._b"}
     assert new_torch.judged(RELEASE) == {"torch._a", "torch._b", "torch._c"}
 
@@ -102,8 +108,8 @@ def test_the_record_of_the_same_minor_is_compared_with() -> None:
 
 def test_a_signature_is_the_same_for_every_python_and_build(entries: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Of an Enum and of a C function without text none is compared; what a build without CUDA replaces is listed."""
-    registry = Name("torch.distributed.rpc.backend_registry.BackendType", "agents")
-    qengine = Name("torch._C._get_qengine", "quantized operators")
+    registry = TorchName("torch.distributed.rpc.backend_registry.BackendType", "agents")
+    qengine = TorchName("torch._C._get_qengine", "quantized operators")
     entries(registry, qengine, cuda_api.NVTX)
     looks = new_torch.looks()
     assert (looks[registry.path] or [])[0] == "enum"

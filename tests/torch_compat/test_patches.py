@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from distsim.torch_compat.names import Name
+from distsim.torch_compat.names import TorchName
 from distsim.torch_compat.patches import Patches
 
 
@@ -27,7 +27,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
-ADD = Name("torch.distsim_probe.add", "sums")
+ADD = TorchName("torch.distsim_probe.add", "sums")
 
 
 def test_a_wrapped_function_keeps_its_original(module: Any) -> None:
@@ -43,7 +43,7 @@ def test_a_wrapped_function_keeps_its_original(module: Any) -> None:
 def test_a_missing_function_is_not_patched(module: Any) -> None:
     """The others still are."""
     patches = Patches()
-    assert not patches.wrap(Name("torch.distsim_probe.subtract", "differences"), print)
+    assert not patches.wrap(TorchName("torch.distsim_probe.subtract", "differences"), print)
     assert not hasattr(module, "subtract")
 
 

@@ -15,7 +15,7 @@ import torch
 
 from distsim.errors import UsageError
 from distsim.torch_compat import releases
-from distsim.torch_compat.names import GUARD, SIM, Name
+from distsim.torch_compat.names import GUARD, SIM, TorchName
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +98,7 @@ def test_an_error_beside_a_torch_that_works_is_another_s() -> None:
 def test_what_the_guard_needs_and_misses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The name and what it is for, in one line."""
     assert releases.guard_refusal() == ""
-    monkeypatch.setattr(releases, "unmet", lambda part: [Name("torch._gone", "the end of calls", GUARD)])
+    monkeypatch.setattr(releases, "unmet", lambda part: [TorchName("torch._gone", "the end of calls", GUARD)])
     assert (
         "lacks what the guard of real jobs needs: torch._gone (the end of calls); expected" in releases.guard_refusal()
     )
@@ -132,7 +132,7 @@ def test_a_torch_that_cannot_be_imported_is_refused(monkeypatch: pytest.MonkeyPa
 
 def test_a_torch_without_what_simulations_need_is_refused(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
     """By the features that rest on it; the answer is kept for the next run."""
-    lacking = [Name("torch._not_there", "groups of ranks", SIM), Name("torch._nor_this", "a mode", SIM)]
+    lacking = [TorchName("torch._not_there", "groups of ranks", SIM), TorchName("torch._nor_this", "a mode", SIM)]
     monkeypatch.setattr(releases, "unmet", lambda part: lacking)
     assert "which lacks what simulations need: a mode, groups of ranks; install one of those" in refusal()
     monkeypatch.setattr(releases, "unmet", lambda part: [])

@@ -17,17 +17,17 @@ from distsim.debug.records import Site
 
 __all__ = [
     "BufferFact",
-    "CallSum",
+    "CallCount",
     "ClipFact",
     "DropoutFact",
     "EpochFact",
     "InputFact",
     "LossFact",
     "ParameterFact",
-    "Pass",
     "PlacementFact",
     "RankFacts",
     "StepFact",
+    "TrainingPhase",
     "Vector",
     "Window",
 ]
@@ -36,7 +36,7 @@ Vector = NDArray[np.float32]
 """Sketch of a tensor: shape (16,)."""
 
 
-class Pass(enum.StrEnum):
+class TrainingPhase(enum.StrEnum):
     """Position in a training step."""
 
     FORWARD = "forward"
@@ -76,14 +76,14 @@ class ParameterFact:
 
 
 @dataclass(slots=True)
-class CallSum:
+class CallCount:
     """Equal calls of a window, counted."""
 
     op: str
     ranks: tuple[int, ...]
     """Of the group; of a message its two ends."""
     reduce_op: str | None
-    pass_: Pass
+    pass_: TrainingPhase
     by_torch: bool
     """The reducer of DDP or FSDP's own code made it."""
     site: Site | None = None
@@ -179,7 +179,7 @@ class BufferFact:
 class Window:
     """What a rank did between two steps of its optimizers."""
 
-    calls: list[CallSum] = field(default_factory=list)
+    calls: list[CallCount] = field(default_factory=list)
     inputs: list[InputFact] = field(default_factory=list)
     losses: list[LossFact] = field(default_factory=list)
     placements: list[PlacementFact] = field(default_factory=list)

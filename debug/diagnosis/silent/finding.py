@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 from distsim.debug.records import Site
 from distsim.errors import UsageError
 
-__all__ = ["Level", "Sighting", "SilentFinding", "SilentKind", "check_patterns", "is_allowed", "may_vary", "varies"]
+__all__ = ["Severity", "Sighting", "SilentFinding", "SilentKind", "check_patterns", "is_allowed", "may_vary", "varies"]
 
 _MARK = "_distsim_varies"
 
 Marked = TypeVar("Marked")
 
 
-class Level(enum.StrEnum):
+class Severity(enum.StrEnum):
     """Severity of a finding."""
 
     ERROR = "error"
@@ -64,7 +64,7 @@ class Sighting:
     """One tensor of one set of ranks in which a check saw a fault."""
 
     kind: SilentKind
-    level: Level
+    level: Severity
     ranks: tuple[int, ...]
     tensor: str
     """Its name; empty where the fault is not of a tensor."""
@@ -86,7 +86,7 @@ class SilentFinding:
     """One cause, with all tensors that show it."""
 
     kind: SilentKind
-    level: Level
+    level: Severity
     ranks: tuple[int, ...]
     tensors: tuple[str, ...]
     step: int
@@ -123,7 +123,7 @@ class SilentFinding:
         site = document["site"]
         return cls(
             SilentKind(document["kind"]),
-            Level(document["level"]),
+            Severity(document["level"]),
             tuple(document["ranks"]),
             tuple(document["tensors"]),
             document["step"],

@@ -13,7 +13,7 @@ from pathlib import Path
 from distsim.debug.diagnosis.silent.checks import CHECKS
 from distsim.debug.diagnosis.silent.facts import RankFacts
 from distsim.debug.diagnosis.silent.facts_file import SavedFacts, read_facts
-from distsim.debug.diagnosis.silent.finding import Level, Sighting, SilentFinding, SilentKind, is_allowed
+from distsim.debug.diagnosis.silent.finding import Severity, Sighting, SilentFinding, SilentKind, is_allowed
 from distsim.debug.diagnosis.silent.view import View, replica_sets
 from distsim.debug.messages import ranks_text
 from distsim.debug.rings.files import facts_path
@@ -40,7 +40,7 @@ CONSEQUENCES = {
     SilentKind.CHANGED_OUTSIDE_STEP: frozenset({SilentKind.REPLICAS_DIFFER_AT_START}),
 }
 """What follows from what: not reported of ranks of which its cause is."""
-LEVELS = list(Level)
+LEVELS = list(Severity)
 SHOWN = 3
 """Tensors that a sentence names."""
 MOST_JUDGED = 1_500_000
@@ -87,7 +87,7 @@ def _share(one: Sighting, other: Sighting) -> bool:
 
 def _findings(sightings: Sequence[Sighting]) -> list[SilentFinding]:
     """Sightings with one reason are one finding, at its first step."""
-    alike: dict[tuple[SilentKind, Level, str], list[Sighting]] = defaultdict(list)
+    alike: dict[tuple[SilentKind, Severity, str], list[Sighting]] = defaultdict(list)
     for one in sightings:
         alike[one.kind, one.level, one.reason].append(one)
     findings = [_finding(group) for group in alike.values()]
@@ -122,7 +122,7 @@ def _finding(sightings: Sequence[Sighting]) -> SilentFinding:
 
 
 @dataclass
-class Search:
+class SilentSearch:
     """Result of the search."""
 
     findings: list[SilentFinding] = field(default_factory=list)
@@ -132,10 +132,10 @@ class Search:
     @property
     def has_error(self) -> bool:
         """Whether a finding is an error, and not a warning."""
-        return any(one.level is Level.ERROR for one in self.findings)
+        return any(one.level is Severity.ERROR for one in self.findings)
 
 
-def search(rings: Mapping[int, Path], world_size: int, allowed: Sequence[str] = ()) -> Search:
+def search(rings: Mapping[int, Path], world_size: int, allowed: Sequence[str] = ()) -> SilentSearch:
     """Judge the facts of all ranks of a job.
 
     Args:
@@ -143,7 +143,7 @@ def search(rings: Mapping[int, Path], world_size: int, allowed: Sequence[str] = 
         world_size: ranks of the job.
         allowed: patterns `kind:tensor` of what the user knows to be right.
     """
-    result = Search()
+    result = SilentSearch()
     if len(rings) < world_size:
         here = ranks_text(tuple(sorted(rings)))
         result.notes.append(f"silent faults: not searched, only {here} of {world_size} ran on this host")

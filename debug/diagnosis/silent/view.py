@@ -14,13 +14,21 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.debug.diagnosis.silent.facts import CallSum, ParameterFact, Pass, RankFacts, StepFact, Vector, Window
+from distsim.debug.diagnosis.silent.facts import (
+    CallCount,
+    ParameterFact,
+    RankFacts,
+    StepFact,
+    TrainingPhase,
+    Vector,
+    Window,
+)
 
 __all__ = [
     "EQUAL",
-    "Evidence",
-    "Key",
+    "ParameterKey",
     "ReplicaSet",
+    "SilentEvidence",
     "View",
     "activation_groups",
     "clusters",
@@ -34,7 +42,7 @@ EQUAL = 1e-6
 """Part of the norm by which equal tensors may differ: additions in another order."""
 
 
-class Key(NamedTuple):
+class ParameterKey(NamedTuple):
     """Name of a parameter on all ranks that have it."""
 
     optimizer: int
@@ -90,10 +98,10 @@ class View:
 
     def __init__(self, facts: Mapping[int, RankFacts]) -> None:
         self.facts = dict(sorted(facts.items()))
-        self.parameters: dict[Key, dict[int, ParameterFact]] = defaultdict(dict)
-        self.numbers: dict[int, dict[Key, int]] = {}
+        self.parameters: dict[ParameterKey, dict[int, ParameterFact]] = defaultdict(dict)
+        self.numbers: dict[int, dict[ParameterKey, int]] = {}
         """Of each rank: the place of a parameter in its own list."""
-        self.keys: dict[int, dict[int, Key]] = {}
+        self.keys: dict[int, dict[int, ParameterKey]] = {}
         """The inverse."""
         self.steps: dict[tuple[int, int], dict[int, StepFact]] = defaultdict(dict)
         """By optimizer and number of the step, then by rank."""
@@ -103,18 +111,18 @@ class View:
         """The steps, the first of each optimizer first."""
 
     def _add(self, rank: int, record: RankFacts) -> None:
-        numbers: dict[Key, int] = {}
-        keys: dict[int, Key] = {}
+        numbers: dict[ParameterKey, int] = {}
+        keys: dict[int, ParameterKey] = {}
         for step in record.steps:
             self.steps[step.optimizer, step.number][rank] = step
             for number in step.parameters:
                 if number in keys:
                     continue
                 fact = record.parameters[number]
-                key, times = Key(step.optimizer, fact.name, fact.shape), 1
+                key, times = ParameterKey(step.optimizer, fact.name, fact.shape), 1
                 while key in numbers:
                     times += 1
-                    key = Key(step.optimizer, f"{fact.name} (number {times})", fact.shape)
+                    key = ParameterKey(step.optimizer, f"{fact.name} (number {times})", fact.shape)
                 numbers[key], keys[number] = number, key
                 self.parameters[key][rank] = fact
         self.numbers[rank], self.keys[rank] = numbers, keys
@@ -126,7 +134,7 @@ class View:
                 yield step[1], self.steps[step]
 
     def vectors(
-        self, role: str, steps: Mapping[int, StepFact], key: Key, ranks: Sequence[int]
+        self, role: str, steps: Mapping[int, StepFact], key: ParameterKey, ranks: Sequence[int]
     ) -> dict[int, Vector] | None:
         """The sketches of a parameter in one step (*role*: before, gradients, after) on *ranks*; None where one of
         them has none."""
@@ -139,7 +147,7 @@ class View:
             vectors[rank] = vector
         return vectors
 
-    def local(self, steps: Mapping[int, StepFact], key: Key, ranks: Sequence[int]) -> dict[int, Vector] | None:
+    def local(self, steps: Mapping[int, StepFact], key: ParameterKey, ranks: Sequence[int]) -> dict[int, Vector] | None:
         """The sums of the local gradients of all micro-batches on *ranks*; None where one of them has none."""
         sums: dict[int, Vector] = {}
         for rank in ranks:
@@ -157,7 +165,7 @@ class View:
         yield record.rest
 
 
-class Evidence(enum.IntEnum):
+class SilentEvidence(enum.IntEnum):
     """Why ranks should hold one value; a smaller number is stronger."""
 
     DDP = 1
@@ -170,12 +178,12 @@ class Evidence(enum.IntEnum):
     @property
     def is_proof(self) -> bool:
         """Whether a divergence is an error, and not a warning."""
-        return self <= Evidence.REDUCED
+        return self <= SilentEvidence.REDUCED
 
     @property
     def is_guess(self) -> bool:
         """Whether it is only likely: no finding but a warning rests on it."""
-        return self > Evidence.EQUALIZED
+        return self > SilentEvidence.EQUALIZED
 
     @property
     def sentence(self) -> str:
@@ -184,14 +192,14 @@ class Evidence(enum.IntEnum):
 
 
 _SENTENCES = {
-    Evidence.DDP: "DistributedDataParallel keeps {tensor} equal on {ranks}.",
-    Evidence.MESH: "The placements of {tensor} say that {ranks} hold the same values.",
-    Evidence.REDUCED: "The gradient of {tensor} is all-reduced over {ranks}.",
-    Evidence.ACTIVATIONS: "{ranks} exchange activations in forward or backward, and {tensor} was equal on them at the "
-    "start.",
-    Evidence.BULK: "Most gradients of this optimizer are reduced over {ranks}, and {tensor} was equal on them at the "
-    "start.",
-    Evidence.EQUALIZED: "The gradients of {tensor} on {ranks} are made equal before the step.",
+    SilentEvidence.DDP: "DistributedDataParallel keeps {tensor} equal on {ranks}.",
+    SilentEvidence.MESH: "The placements of {tensor} say that {ranks} hold the same values.",
+    SilentEvidence.REDUCED: "The gradient of {tensor} is all-reduced over {ranks}.",
+    SilentEvidence.ACTIVATIONS: "{ranks} exchange activations in forward or backward, and {tensor} was equal on them "
+    "at the start.",
+    SilentEvidence.BULK: "Most gradients of this optimizer are reduced over {ranks}, and {tensor} was equal on them at "
+    "the start.",
+    SilentEvidence.EQUALIZED: "The gradients of {tensor} on {ranks} are made equal before the step.",
 }
 
 
@@ -199,29 +207,29 @@ _SENTENCES = {
 class ReplicaSet:
     """Ranks that hold one value of a parameter."""
 
-    key: Key
+    key: ParameterKey
     ranks: tuple[int, ...]
-    evidence: Evidence
+    evidence: SilentEvidence
 
 
 Source = Callable[[View], Iterator[ReplicaSet]]
 
 
-def replica_sets(view: View) -> dict[Key, list[ReplicaSet]]:
+def replica_sets(view: View) -> dict[ParameterKey, list[ReplicaSet]]:
     """All replica sets by parameter; of equal ranks that of the strongest evidence alone."""
-    strongest: dict[tuple[Key, tuple[int, ...]], ReplicaSet] = {}
+    strongest: dict[tuple[ParameterKey, tuple[int, ...]], ReplicaSet] = {}
     for source in SOURCES:
         for one in source(view):
             if len(one.ranks) > 1 and not any(fact.varies for fact in view.parameters[one.key].values()):
                 strongest.setdefault((one.key, one.ranks), one)
-    sets: dict[Key, list[ReplicaSet]] = defaultdict(list)
+    sets: dict[ParameterKey, list[ReplicaSet]] = defaultdict(list)
     for one in sorted(strongest.values(), key=lambda one: one.evidence):
         if not any(set(one.ranks) <= set(other.ranks) for other in sets[one.key]):
             sets[one.key].append(one)
     return sets
 
 
-def _declared(view: View, attribute: str, evidence: Evidence) -> Iterator[ReplicaSet]:
+def _declared(view: View, attribute: str, evidence: SilentEvidence) -> Iterator[ReplicaSet]:
     for key, facts in view.parameters.items():
         for ranks in sorted({getattr(fact, attribute) for fact in facts.values()} - {()}):
             here = tuple(rank for rank in ranks if rank in facts and getattr(facts[rank], attribute) == ranks)
@@ -230,12 +238,12 @@ def _declared(view: View, attribute: str, evidence: Evidence) -> Iterator[Replic
 
 def of_ddp(view: View) -> Iterator[ReplicaSet]:
     """DistributedDataParallel was given the parameter."""
-    return _declared(view, "ddp", Evidence.DDP)
+    return _declared(view, "ddp", SilentEvidence.DDP)
 
 
 def of_mesh(view: View) -> Iterator[ReplicaSet]:
     """A DTensor is replicated over a dimension of its mesh."""
-    return _declared(view, "mesh", Evidence.MESH)
+    return _declared(view, "mesh", SilentEvidence.MESH)
 
 
 def of_reduced_gradients(view: View) -> Iterator[ReplicaSet]:
@@ -249,7 +257,7 @@ def of_reduced_gradients(view: View) -> Iterator[ReplicaSet]:
                     key = view.keys[rank].get(number)
                     if key is not None:
                         here = tuple(r for r in sorted(call.ranks) if r in view.parameters[key])
-                        yield ReplicaSet(key, here, Evidence.REDUCED)
+                        yield ReplicaSet(key, here, SilentEvidence.REDUCED)
 
 
 UNLIKE = 1e-3
@@ -275,7 +283,7 @@ def of_equalized_gradients(view: View) -> Iterator[ReplicaSet]:
                 break
 
 
-def _final_gradients(view: View, key: Key, ranks: list[int], steps: dict[int, StepFact]) -> dict[int, Vector]:
+def _final_gradients(view: View, key: ParameterKey, ranks: list[int], steps: dict[int, StepFact]) -> dict[int, Vector]:
     vectors: dict[int, Vector] = {}
     for rank in ranks:
         vector = steps[rank].gradients.get(view.numbers[rank].get(key, -1)) if rank in steps else None
@@ -284,12 +292,14 @@ def _final_gradients(view: View, key: Key, ranks: list[int], steps: dict[int, St
     return vectors
 
 
-def _equalized(view: View, key: Key, steps: dict[int, StepFact], vectors: dict[int, Vector]) -> Iterator[ReplicaSet]:
+def _equalized(
+    view: View, key: ParameterKey, steps: dict[int, StepFact], vectors: dict[int, Vector]
+) -> Iterator[ReplicaSet]:
     for group in clusters(vectors, MADE_EQUAL):
         local = view.local(steps, key, group) if len(group) > 1 else None
         is_zero = not norm([vectors[rank] for rank in group])
         if local is not None and not is_zero and differ(local, UNLIKE * norm(local.values())):
-            yield ReplicaSet(key, group, Evidence.EQUALIZED)
+            yield ReplicaSet(key, group, SilentEvidence.EQUALIZED)
 
 
 def of_activations(view: View) -> Iterator[ReplicaSet]:
@@ -300,7 +310,7 @@ def of_activations(view: View) -> Iterator[ReplicaSet]:
         for group in groups:
             ranks = tuple(rank for rank in group if rank in facts)
             if len(ranks) > 1 and experts.isdisjoint(ranks) and _began_equal(view, key, ranks):
-                yield ReplicaSet(key, ranks, Evidence.ACTIVATIONS)
+                yield ReplicaSet(key, ranks, SilentEvidence.ACTIVATIONS)
 
 
 SYMMETRIC = frozenset(
@@ -319,12 +329,12 @@ def activation_groups(view: View) -> list[tuple[int, ...]]:
     groups = {
         tuple(sorted(call.ranks))
         for call in _calls(view)
-        if call.pass_ in (Pass.FORWARD, Pass.BACKWARD) and call.op in SYMMETRIC and not call.by_torch
+        if call.pass_ in (TrainingPhase.FORWARD, TrainingPhase.BACKWARD) and call.op in SYMMETRIC and not call.by_torch
     }
     return sorted(group for group in groups if len(group) > 1 and group not in data_parallel)
 
 
-def _calls(view: View) -> Iterator[CallSum]:
+def _calls(view: View) -> Iterator[CallCount]:
     for rank in view.facts:
         for window in view.windows(rank):
             yield from window.calls
@@ -334,12 +344,12 @@ def _ranks_of_experts(view: View) -> set[int]:
     """Return ranks that exchange tokens by all_to_all in forward, whose unreduced parameters may be experts."""
     ranks: set[int] = set()
     for call in _calls(view):
-        if call.op.startswith("all_to_all") and call.pass_ in (Pass.FORWARD, Pass.BACKWARD):
+        if call.op.startswith("all_to_all") and call.pass_ in (TrainingPhase.FORWARD, TrainingPhase.BACKWARD):
             ranks.update(call.ranks)
     return ranks
 
 
-def _began_equal(view: View, key: Key, ranks: tuple[int, ...]) -> bool:
+def _began_equal(view: View, key: ParameterKey, ranks: tuple[int, ...]) -> bool:
     """Whether a parameter was equal before the first step, and not by chance: zeros and ones count only where all
     parameters of their module are equal, or they may be the bias of a sharded weight."""
     facts, steps = view.parameters[key], view.steps.get((key.optimizer, 1), {})
@@ -357,7 +367,7 @@ def _began_equal(view: View, key: Key, ranks: tuple[int, ...]) -> bool:
     return all(_is_equal(view, other, ranks, steps) for other in siblings)
 
 
-def _is_equal(view: View, key: Key, ranks: tuple[int, ...], steps: dict[int, StepFact]) -> bool:
+def _is_equal(view: View, key: ParameterKey, ranks: tuple[int, ...], steps: dict[int, StepFact]) -> bool:
     before = view.vectors("before", steps, key, ranks)
     return before is not None and not differ(before)
 
@@ -371,7 +381,7 @@ def of_bulk_reductions(view: View) -> Iterator[ReplicaSet]:
             for key in keys:
                 ranks = tuple(rank for rank in group if rank in view.parameters[key])
                 if len(ranks) > 1 and experts.isdisjoint(ranks) and _began_equal(view, key, ranks):
-                    yield ReplicaSet(key, ranks, Evidence.BULK)
+                    yield ReplicaSet(key, ranks, SilentEvidence.BULK)
 
 
 def _bulk_groups(view: View, optimizer: int) -> list[tuple[int, ...]]:
@@ -383,7 +393,7 @@ def _bulk_groups(view: View, optimizer: int) -> list[tuple[int, ...]]:
             size = sum(parameters[number].numel for number in step.parameters)
             reduced: dict[tuple[int, ...], int] = defaultdict(int)
             for call in step.window.calls:
-                if call.pass_ is Pass.REDUCTION and call.op in SYMMETRIC and not call.values:
+                if call.pass_ is TrainingPhase.REDUCTION and call.op in SYMMETRIC and not call.values:
                     own = sum(parameters[number].numel for number in call.gradients)
                     reduced[tuple(sorted(call.ranks))] += own or call.largest
             groups.update(group for group, elements in reduced.items() if 2 * elements >= size)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from distsim.debug.diagnosis.context import Case
-from distsim.debug.diagnosis.waits.remote_waits import Need
+from distsim.debug.diagnosis.waits.remote_waits import RemoteNeed
 from distsim.debug.diagnosis.waits.wait_graph import Contradictions, WaitGraph
 from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.matching.remote_calls import Actor
@@ -50,7 +50,7 @@ def longest_waits(index: EvidenceIndex, ranks: Collection[int]) -> dict[int, Cal
     return late
 
 
-def _call_of(need: Need) -> tuple[CallRecord, ...]:
+def _call_of(need: RemoteNeed) -> tuple[CallRecord, ...]:
     return (need.wait.record,) if isinstance(need.wait, CallWait) else ()
 
 

@@ -10,11 +10,11 @@ from distsim.debug.matching.remote_calls import Actor, anyone, serving
 from distsim.debug.matching.secondary_errors import aftermath
 from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, Wait
 
-__all__ = ["Need", "RemoteWaits"]
+__all__ = ["RemoteNeed", "RemoteWaits"]
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class RemoteNeed:
     """One wait: the ranks (or threads that serve) it needs, all of them or any one."""
 
     wait: Wait
@@ -45,10 +45,10 @@ class RemoteWaits:
         for calls in self._index.remote.open.values():
             yield from calls
 
-    def to_serve(self, served: CallRecord, need_of: Callable[[CallRecord], Need | None]) -> list[Need]:
+    def to_serve(self, served: CallRecord, need_of: Callable[[CallRecord], RemoteNeed | None]) -> list[RemoteNeed]:
         """Return the calls in which a serving thread waits; empty if unknown."""
         if self._is_gone(served.rank):
-            return [Need(CallWait(served), (served.rank,))]
+            return [RemoteNeed(CallWait(served), (served.rank,))]
         calls = self._index.remote.waits_of(served, self._index.records(served.rank))
         return [need for call in calls if (need := need_of(call)) is not None]
 
@@ -64,10 +64,10 @@ class RemoteWaits:
         comers = self._comers[ranks]
         return ranks if comers == ranks else comers
 
-    def comers(self) -> dict[Actor, list[Need]]:
+    def comers(self) -> dict[Actor, list[RemoteNeed]]:
         """Return the threads of a serving rank; any one that continues may reach the call."""
         return {
-            anyone(rank): [Need(HostWait("a thread"), (rank, *(serving(one) for one in calls)), any_of=True)]
+            anyone(rank): [RemoteNeed(HostWait("a thread"), (rank, *(serving(one) for one in calls)), any_of=True)]
             for rank, calls in self._index.remote.open.items()
         }
 
@@ -78,7 +78,7 @@ class RemoteWaits:
         gone = state.phase in DEAD and state.phase is not Phase.HOST_STUCK
         return rank not in self._moving and (gone or state.silent_s is not None)
 
-    def trusted(self, needs: Mapping[Actor, Sequence[Need]]) -> list[Actor]:
+    def trusted(self, needs: Mapping[Actor, Sequence[RemoteNeed]]) -> list[Actor]:
         """Threads and workers of which nothing is known but that they live, and that others have not lost patience
         with."""
         patience_s, watched_s = self._patience_s, self._index.evidence.watched_s
@@ -88,25 +88,25 @@ class RemoteWaits:
             if not needs.get(actor) and (patience_s is None or watched_s(since_s) < patience_s)
         ]
 
-    def need(self, call: CallRecord) -> Need | None:
+    def need(self, call: CallRecord) -> RemoteNeed | None:
         """Return what a remote call lacks."""
         assert call.remote is not None
         to, limit_s, patience_s = call.peer, call.remote.gives_up_s, self._index.evidence.hang_after_s
         if to is None:
             return None
         if call.done:  # it failed, and its rank with it
-            return Need(CallWait(call), (to,)) if self._is_gone(to) and aftermath(call.error) else None
+            return RemoteNeed(CallWait(call), (to,)) if self._is_gone(to) and aftermath(call.error) else None
         if limit_s is not None and not self._nothing_moves and (patience_s is None or limit_s <= patience_s):
             return None  # it ends by itself: the program has said when
         if self._is_gone(to):
-            return Need(CallWait(call), (to,))
+            return RemoteNeed(CallWait(call), (to,))
         if self._may_be_overwritten(call, to):
             return None
         answer = self._index.remote.answer(call)
         for actor in answer.actors:
             if actor not in self.since_s:
                 self.since_s[actor] = call.issued_s
-        return Need(CallWait(call), answer.actors, any_of=answer.busy is not None)
+        return RemoteNeed(CallWait(call), answer.actors, any_of=answer.busy is not None)
 
     def _may_be_overwritten(self, call: CallRecord, to: int) -> bool:
         """Whether a call's other end may have been on record, and thousands of later ones have taken its place: a
@@ -120,7 +120,7 @@ class RemoteWaits:
         records = index.records(to)
         return not records or records[0].issued_s > request.issued_s
 
-    def to_shut_down(self, call: CallRecord) -> Need | None:
+    def to_shut_down(self, call: CallRecord) -> RemoteNeed | None:
         """All workers have come to their shutdown: each waits until no call of any is under way."""
         left = [one for one in self.served() if one.rank in call.group.ranks]
-        return Need(CallWait(call), tuple(serving(one) for one in left)) if left else None
+        return RemoteNeed(CallWait(call), tuple(serving(one) for one in left)) if left else None

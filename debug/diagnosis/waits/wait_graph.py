@@ -17,13 +17,13 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from distsim.debug.diagnosis.waits.remote_waits import Need, RemoteWaits
-from distsim.debug.matching.index import DEAD, EvidenceIndex, GroupLog
+from distsim.debug.diagnosis.waits.remote_waits import RemoteNeed, RemoteWaits
+from distsim.debug.matching.index import DEAD, EvidenceIndex, GroupCalls
 from distsim.debug.matching.remote_calls import Actor, anyone, rank_of, serving
 from distsim.debug.matching.secondary_errors import last_words, own_fault
 from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, State, StoreWait
 
-__all__ = ["Contradictions", "Digraph", "Need", "Root", "WaitGraph"]
+__all__ = ["Contradictions", "Digraph", "RemoteNeed", "Root", "WaitGraph"]
 
 Node = Actor
 """An actor, a meeting ("meeting", log, seq), or a contradiction ("mismatch", its number, 0)."""
@@ -80,7 +80,7 @@ class WaitGraph:
         self._missing: dict[tuple[Meeting, int], tuple[int, ...]] = {}
         """Meeting and degree of absence -> the members that are further from it."""
         self._degrees: dict[Meeting, dict[int, int]] = {}
-        self.needs: dict[Actor, list[Need]] = {}
+        self.needs: dict[Actor, list[RemoteNeed]] = {}
         self.remote = RemoteWaits(index, self.moving, nothing_moves)
         for rank in index.states:
             if needs := self._needs_of(rank):
@@ -94,7 +94,7 @@ class WaitGraph:
 
     # --- edges
 
-    def _needs_of(self, rank: int) -> list[Need]:
+    def _needs_of(self, rank: int) -> list[RemoteNeed]:
         calls = self.index.call_waits(rank)
         needs = [need for call in calls if (need := self._call(call)) is not None]
         if self.index.states[rank].phase is Phase.BLOCKED:
@@ -103,10 +103,10 @@ class WaitGraph:
                     needs.append(self._store(rank, wait))
                 elif isinstance(wait, HostWait):
                     others = tuple(r for r in wait.on_ranks if r != rank)
-                    needs.append(Need(wait, others, any_of=True))
+                    needs.append(RemoteNeed(wait, others, any_of=True))
         return needs
 
-    def _call(self, call: CallRecord) -> Need | None:
+    def _call(self, call: CallRecord) -> RemoteNeed | None:
         if call.remote is not None:
             return self.remote.need(call)
         need = self._met(call)
@@ -115,28 +115,28 @@ class WaitGraph:
         ranks = self.remote.who_comes(need.ranks)
         return need if ranks is need.ranks else replace(need, ranks=ranks)
 
-    def _met(self, call: CallRecord) -> Need | None:
+    def _met(self, call: CallRecord) -> RemoteNeed | None:
         if call.is_p2p:
             if id(call) in self.contradictions.pairs:
-                return Need(CallWait(call), (), mismatch=self.contradictions.pairs[id(call)])
+                return RemoteNeed(CallWait(call), (), mismatch=self.contradictions.pairs[id(call)])
             if self.index.pairs.of(call) is not None:
                 return None  # bytes move
             if call.peer is None:
-                return Need(CallWait(call), tuple(r for r in call.group.ranks if r != call.rank), any_of=True)
-            return Need(CallWait(call), (call.peer,))
+                return RemoteNeed(CallWait(call), tuple(r for r in call.group.ranks if r != call.rank), any_of=True)
+            return RemoteNeed(CallWait(call), (call.peer,))
         log = self.index.group_log(call)
         if log is None:
-            return Need(CallWait(call), tuple(r for r in call.members if r != call.rank))
+            return RemoteNeed(CallWait(call), tuple(r for r in call.members if r != call.rank))
         missing = self._missing_ranks(log, call)
         number, first, culprits = self.contradictions.group_logs.get(log.id, (0, None, frozenset()))
         if first is not None and call.seq >= first:
             others = tuple(r for r in missing if r not in culprits)
-            return Need(CallWait(call), others, mismatch=number)
+            return RemoteNeed(CallWait(call), others, mismatch=number)
         if not missing and call.op == "rpc_shutdown":
             return self.remote.to_shut_down(call)
-        return Need(CallWait(call), missing) if missing else None
+        return RemoteNeed(CallWait(call), missing) if missing else None
 
-    def _missing_ranks(self, log: GroupLog, call: CallRecord) -> tuple[int, ...]:
+    def _missing_ranks(self, log: GroupCalls, call: CallRecord) -> tuple[int, ...]:
         """Members whom this one waits for in its call: of all that keep others waiting, those who are further from
         it. So members of one call never wait for each other in a circle, whatever became of them."""
         key = (log.id, call.seq, call.new_ranks)
@@ -148,7 +148,7 @@ class WaitGraph:
             self._missing[key, mine] = tuple(rank for rank, degree in degrees.items() if degree < mine)
         return self._missing[key, mine]
 
-    def _absence(self, log: GroupLog, call: CallRecord) -> dict[int, int]:
+    def _absence(self, log: GroupCalls, call: CallRecord) -> dict[int, int]:
         """Members who are not there, or came but can not play their part any more, by how far they are from it."""
         met = log.meetings.get(call.seq, {})
         members = log.group.ranks if call.new_ranks is None else call.new_ranks
@@ -184,7 +184,7 @@ class WaitGraph:
             return False
         return own_fault(last_words(record, state)) and self.index.died_inside(record.rank) is record
 
-    def _overwritten(self, log: GroupLog, seq: int, rank: int) -> bool:
+    def _overwritten(self, log: GroupCalls, seq: int, rank: int) -> bool:
         """Return whether the call existed but its record was overwritten."""
         calls = log.calls.get(rank)
         return calls is not None and calls[0].seq > seq and self.index.truncated(rank)
@@ -197,14 +197,14 @@ class WaitGraph:
             return phase is Phase.RAISED and self.index.died_inside(rank) is None
         return phase in DEAD
 
-    def _store(self, rank: int, wait: StoreWait) -> Need:
+    def _store(self, rank: int, wait: StoreWait) -> RemoteNeed:
         """Anybody could set the key, but first of all those who are not there themselves."""
         states = self.index.states
         absent = tuple(r for r, s in states.items() if s.phase is Phase.ABSENT)
         if absent:
-            return Need(wait, absent)
+            return RemoteNeed(wait, absent)
         elsewhere = tuple(r for r in states if r != rank and not self._waits_for_keys(r, wait.keys))
-        return Need(wait, elsewhere, any_of=True)
+        return RemoteNeed(wait, elsewhere, any_of=True)
 
     def _waits_for_keys(self, rank: int, keys: Sequence[str]) -> bool:
         return any(isinstance(w, StoreWait) and set(w.keys) & set(keys) for w in self.index.states[rank].waits)
@@ -321,10 +321,10 @@ class WaitGraph:
         own = frozenset(root.ranks)
         return tuple(sorted(n for n in reached if isinstance(n, int) and n not in own))
 
-    def waiters_on(self, ranks: Collection[Actor]) -> list[tuple[int, Need]]:
+    def waiters_on(self, ranks: Collection[Actor]) -> list[tuple[int, RemoteNeed]]:
         """Stuck ranks with a wait that needs one of *ranks* directly, of its program or of a thread that serves."""
         wanted = frozenset([*ranks, *(anyone(rank) for rank in ranks if isinstance(rank, int))])
-        result: list[tuple[int, Need]] = []
+        result: list[tuple[int, RemoteNeed]] = []
         hit: dict[int, bool] = {}
         for rank in self.stuck:
             for need in self.needs.get(rank, ()):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.calibration.compare import Bench, Measured, Table, regime
+from distsim.calibration.compare import Bench, Measured, MeasuredTable, regime
 from distsim.calibration.constants import Constants
 from distsim.calibration.logs.parse import LogRun
 from distsim.cluster import Cluster, load_cluster
@@ -163,7 +163,7 @@ def benches_of(runs: Sequence[LogRun], like: str, version: str | None) -> list[B
     for run in runs:
         cluster = clusters.get(run.nnodes) or load_cluster(f"{stem}:{-(-run.nnodes // unit)}")
         clusters[run.nnodes] = cluster
-        table = Table(
+        table = MeasuredTable(
             name=run.file,
             op=run.op,
             on=like,
@@ -251,7 +251,7 @@ def _weights(bench: Bench, places: NDArray[np.int64], benches: Sequence[Bench]) 
     return weights / _NOISE**2
 
 
-def _alike(table: Table) -> tuple[object, ...]:
+def _alike(table: MeasuredTable) -> tuple[object, ...]:
     return (table.op, table.nnodes, table.nproc_per_node, table.launcher, table.algo)
 
 

@@ -66,7 +66,7 @@ class _Open:
     """A rank was announced twice."""
     groups: set[str] = field(default_factory=set)
     columns: Columns | None = None
-    lines: list[tuple[int, Line]] = field(default_factory=list)
+    lines: list[tuple[int, LogLine]] = field(default_factory=list)
     cuts: list[str] = field(default_factory=list)
     """What of a line that lacks something is there."""
     shared: bool = False
@@ -438,7 +438,7 @@ def _last_digit(figure: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     """A line of the table: by block (out-of-place, in-place) the time, both bandwidths, and wrong values if any."""
 
     size_bytes: int
@@ -515,7 +515,7 @@ class Columns:
         needed = ("time", "algbw", "busbw")
         return next((name for name in needed for block in self.blocks if name not in block), None)
 
-    def read(self, text: str) -> Line | None:
+    def read(self, text: str) -> LogLine | None:
         """The figures of a line of the table; None for any other line; CutLine where some are missing."""
         words = text.split()
         if self.lacking or len(words) < 2 or not (words[0].isdigit() and words[1].isdigit()):
@@ -536,7 +536,7 @@ class Columns:
         for names in self.blocks:
             blocks.append(dict(zip(names, figures, strict=False)))
             figures = figures[len(names) :]
-        line = Line(int(words[0]), redop if "redop" in lead else "none", tuple(blocks))
+        line = LogLine(int(words[0]), redop if "redop" in lead else "none", tuple(blocks))
         try:
             known = [*(figure for block in line.bandwidths() for figure in block), line.num_wrong]
         except ValueError as error:

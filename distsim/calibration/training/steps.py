@@ -31,8 +31,8 @@ __all__ = [
     "TABLES",
     "Residual",
     "Row",
-    "Run",
-    "Summary",
+    "SimulatedRow",
+    "StepSummary",
     "command",
     "held",
     "interval",
@@ -177,7 +177,7 @@ step, of more the median of steps 3 on, is here the second."""
 
 
 @dataclass(frozen=True)
-class Run:
+class SimulatedRow:
     """Result of one row."""
 
     row: Row
@@ -243,7 +243,7 @@ def command(row: Row, report: Path, programs: Path) -> list[str]:
     ]
 
 
-def simulate(row: Row, programs: Path) -> Run:
+def simulate(row: Row, programs: Path) -> SimulatedRow:
     """Run *row* in a process of its own. UsageError where its report has no figures of training at all."""
     micro_batches_given = _flag(row.flags, "--accum")
     few = stages = _flag(row.flags, "--pp")
@@ -256,23 +256,23 @@ def simulate(row: Row, programs: Path) -> Run:
     return _continued(row, shorter, (few, more), micro_batches_given)
 
 
-def _once(row: Row, programs: Path) -> Run:
+def _once(row: Row, programs: Path) -> SimulatedRow:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         began = time.perf_counter()
         done = subprocess.run(command(row, report, programs), capture_output=True, text=True, check=False)
         wall_s = time.perf_counter() - began
         if done.returncode or not report.is_file():
-            return Run(row, wall_s, failure=_why(done.returncode, done.stderr, done.stdout))
+            return SimulatedRow(row, wall_s, failure=_why(done.returncode, done.stderr, done.stdout))
         return run_of(row, wall_s, json.loads(report.read_text(encoding="utf-8")))
 
 
-def _continued(row: Row, shorter: Sequence[Run], micro_batches: tuple[int, int], wanted: int) -> Run:
+def _continued(row: Row, shorter: Sequence[SimulatedRow], micro_batches: tuple[int, int], wanted: int) -> SimulatedRow:
     """The step of *wanted* micro-batches, from two that have fewer."""
     wall_s = sum(run.wall_s for run in shorter)
     few, more = shorter
     if few.step_s is None or more.step_s is None:
-        return Run(row, wall_s, failure=few.failure or more.failure)
+        return SimulatedRow(row, wall_s, failure=few.failure or more.failure)
     each_s = (more.step_s - few.step_s) / (micro_batches[1] - micro_batches[0])
     step_s = more.step_s + each_s * (wanted - micro_batches[1])
     rate = wanted / micro_batches[1] * more.step_s / step_s
@@ -297,7 +297,7 @@ def _with(flags: Sequence[str], name: str, value: int) -> tuple[str, ...]:
     return (*flags[:position], str(value), *flags[position + 1 :])
 
 
-def run_of(row: Row, wall_s: float, report: dict[str, Any]) -> Run:
+def run_of(row: Row, wall_s: float, report: dict[str, Any]) -> SimulatedRow:
     """The figures of a report document."""
     training = report.get("training")
     if not training:
@@ -306,7 +306,7 @@ def run_of(row: Row, wall_s: float, report: dict[str, Any]) -> Run:
             "so there is no step to compare"
         )
     launching_s = training.get("launching_s")
-    return Run(
+    return SimulatedRow(
         row,
         wall_s,
         step_s=training["step_time_s"],
@@ -336,7 +336,7 @@ class Residual:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Coverage:
     """Coverage of intervals on the rows of sources that were left out."""
 
     share: float
@@ -352,7 +352,7 @@ def source_of(text: str) -> str:
     return match.group(match.lastindex or 0) if match else text
 
 
-def residuals_of(runs: Sequence[Run]) -> list[Residual]:
+def residuals_of(runs: Sequence[SimulatedRow]) -> list[Residual]:
     """Return the residuals of the rows that ran."""
     return [
         Residual(source_of(run.row.source), run.regime, math.log(run.row.step_s / run.step_s))
@@ -387,7 +387,7 @@ def _quantile(weighted: Sequence[tuple[float, float]], share: float) -> float:
     return weighted[-1][0]
 
 
-def held(residuals: Sequence[Residual], share: float) -> Held:
+def held(residuals: Sequence[Residual], share: float) -> Coverage:
     """Return how many rows lie in the interval at *share* that was made without their source."""
     inside, widths = 0, []
     sources = {one.source for one in residuals}
@@ -399,7 +399,7 @@ def held(residuals: Sequence[Residual], share: float) -> Held:
                 inside += low <= math.exp(one.value) <= high
                 widths.append((high - low) / 2)
     rows = max(1, len(widths))
-    return Held(inside / rows, len(widths), len(sources), median(widths) if widths else math.inf)
+    return Coverage(inside / rows, len(widths), len(sources), median(widths) if widths else math.inf)
 
 
 def level(residuals: Sequence[Residual]) -> float:
@@ -418,27 +418,27 @@ MEMORY = 0.10
 
 
 @dataclass(frozen=True)
-class Summary:
+class StepSummary:
     """All rows together."""
 
-    runs: Sequence[Run]
+    runs: Sequence[SimulatedRow]
     medians: dict[str, float | None]
     """By "one node" and "many nodes"; None without a row."""
     memory: float | None
     """Median absolute error of the peaks that were published."""
     unseen: float | None
     """Median absolute error of the step of those that nobody looked at before; None without one."""
-    held: Held | None
+    held: Coverage | None
     """How well the intervals of left out sources hold their rows; None where all rows have one source."""
     broken: list[str]
     """Every bound that does not hold, in words."""
 
-    def of(self, regime: str) -> list[Run]:
+    def of(self, regime: str) -> list[SimulatedRow]:
         """The runs on one node, or on many."""
         return [run for run in self.runs if _place(run) == regime]
 
 
-def summarise(runs: Sequence[Run]) -> Summary:
+def summarise(runs: Sequence[SimulatedRow]) -> StepSummary:
     """Medians, and the bounds that are broken: a row that did not run breaks one."""
     broken = [f"{run.row.name}: it did not run: {run.failure}" for run in runs if run.failure]
     medians: dict[str, float | None] = {}
@@ -456,7 +456,7 @@ def summarise(runs: Sequence[Run]) -> Summary:
     unseen = [abs(run.step_error) for run in runs if run.row.unseen and run.step_error is not None]
     residuals = residuals_of(runs)
     several = len({one.source for one in residuals}) > 1
-    return Summary(
+    return StepSummary(
         runs,
         medians,
         median(memory) if memory else None,
@@ -466,5 +466,5 @@ def summarise(runs: Sequence[Run]) -> Summary:
     )
 
 
-def _place(run: Run) -> str:
+def _place(run: SimulatedRow) -> str:
     return "one node" if run.row.num_nodes == 1 else "many nodes"

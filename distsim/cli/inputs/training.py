@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from distsim.errors import UsageError
 
 if TYPE_CHECKING:
-    from distsim.calibration.training.steps import Run, Summary
+    from distsim.calibration.training.steps import SimulatedRow, StepSummary
 
 __all__ = ["run_training"]
 
@@ -37,7 +37,7 @@ def run_training(args: argparse.Namespace) -> int:
     live = is_shown(sys.stderr)
     width = max(80, min(120, shutil.get_terminal_size((100, 24)).columns)) - len(_FIGURES)
     rows.sort(key=lambda row: list(TABLES).index(row.table))
-    runs: list[Run] = []
+    runs: list[SimulatedRow] = []
     began = time.perf_counter()
     with ThreadPoolExecutor(os.cpu_count()) as beside:
         coming = beside.map(lambda row: simulate(row, programs), rows)
@@ -60,7 +60,7 @@ def run_training(args: argparse.Namespace) -> int:
     return _EXPECTATION_FAILED if summary.broken else 0
 
 
-def line_of(run: Run, width: int) -> str:
+def line_of(run: SimulatedRow, width: int) -> str:
     """A row of the table, *width* columns for its name and the rest for its figures."""
     from distsim.text.untrusted_input import printable
 
@@ -75,7 +75,7 @@ def line_of(run: Run, width: int) -> str:
     return f"{name:{width}}{step}{published:>7s}{simulated:>7s}{error:>8s}{run.wall_s:>5.0f}s"
 
 
-def print_summary(summary: Summary, seconds: float) -> None:
+def print_summary(summary: StepSummary, seconds: float) -> None:
     """The medians beside their bounds, what is broken, and how long it all took."""
     from distsim.calibration.training.steps import LARGEST, MEDIANS, MEMORY
 
@@ -108,7 +108,7 @@ def print_summary(summary: Summary, seconds: float) -> None:
     print("all bounds hold" if not summary.broken else f"{len(summary.broken)} bounds broken")
 
 
-def _document(summary: Summary) -> dict[str, Any]:
+def _document(summary: StepSummary) -> dict[str, Any]:
     from dataclasses import asdict
 
     rows = []

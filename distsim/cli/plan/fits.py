@@ -20,7 +20,7 @@ from distsim.text.output_files import check_writable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from distsim.scenario.explore.fits import Change, Fit
+    from distsim.scenario.explore.fits import Fit, LayoutChange
     from distsim.sim import RunRequest
 
 __all__ = ["add_parser"]
@@ -125,7 +125,7 @@ def _request(args: argparse.Namespace) -> RunRequest:
     )
 
 
-def _document(request: RunRequest, fit: Fit, changes: list[Change]) -> dict[str, Any]:
+def _document(request: RunRequest, fit: Fit, changes: list[LayoutChange]) -> dict[str, Any]:
     """Schema distsim.fits/1: `fits`, `is_close` (the error of such predictions could turn the answer around),
     `capacity` and `needed` (bytes of one GPU), `median_error` and `worst_error` of predicted peaks against published
     ones, `steps` that were simulated, `not_traced` ranks, `ranks[]` by equal peaks, `kinds` and `held[]` of the fullest
@@ -165,7 +165,7 @@ def _document(request: RunRequest, fit: Fit, changes: list[Change]) -> dict[str,
     }
 
 
-def _parts(request: RunRequest, fit: Fit, changes: list[Change], width: int) -> list[RenderableType]:
+def _parts(request: RunRequest, fit: Fit, changes: list[LayoutChange], width: int) -> list[RenderableType]:
     """The answer, then what it rests on."""
     from rich.text import Text
 
@@ -240,7 +240,7 @@ def _trust(fit: Fit) -> RenderableType:
     return Group(*(_indented(line, "dim") for line in lines))
 
 
-def _changes(fit: Fit, changes: list[Change]) -> list[RenderableType]:
+def _changes(fit: Fit, changes: list[LayoutChange]) -> list[RenderableType]:
     from rich.text import Text
 
     from distsim.report.training.section import remedies

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from xml.parsers import expat
 
-from distsim.cluster.graph.host_template import HostTemplate, Part, Wire
+from distsim.cluster.graph.host_template import HostTemplate, TemplatePart, Wire
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import brief, folded
 
@@ -131,7 +131,7 @@ class _Reader:
     def __init__(self) -> None:
         self.faults: list[str] = []
         self.hosts: dict[str, None] = {}
-        self.parts: list[Part] = []
+        self.parts: list[TemplatePart] = []
         self.wires: list[Wire] = []
         self.cpus: list[str] = []
         self.gpus: list[tuple[int, str, _Element, str]] = []
@@ -148,7 +148,7 @@ class _Reader:
     def read_cpu(self, cpu: _Element) -> None:
         name = f"cpu{len(self.cpus)}"
         self.cpus.append(name)
-        self.parts.append(Part(name, "cpu", len(self.cpus) - 1))
+        self.parts.append(TemplatePart(name, "cpu", len(self.cpus) - 1))
         self.hosts[cpu.attributes.get("host_hash", "")] = None
         arch = cpu.attributes.get("arch", "")
         self.vendor = "arm" if "arm" in arch else _VENDORS.get(cpu.attributes.get("vendor", ""), "intel")
@@ -168,7 +168,7 @@ class _Reader:
                     self._read_below(child, above, busid, speed)
             elif element.children:
                 name = f"pcie{self.switches}"
-                self.parts.append(Part(name, "pcie", self.switches))
+                self.parts.append(TemplatePart(name, "pcie", self.switches))
                 self.switches += 1
                 self._wire(above, name, speed, "pcie")
                 for child in element.children:
@@ -213,7 +213,7 @@ class _Reader:
     def join(self) -> None:
         """NVLinks and sockets, when all parts are known, and of the NICs the fastest kind."""
         self.gpus.sort(key=lambda gpu: gpu[0])
-        self.parts.extend(Part(name, "gpu", index) for index, (_, name, _, _) in enumerate(self.gpus))
+        self.parts.extend(TemplatePart(name, "gpu", index) for index, (_, name, _, _) in enumerate(self.gpus))
         by_bus = {busid: name for _, name, _, busid in self.gpus if busid}
         switched: dict[str, int] = {}
         for _, name, element, _ in self.gpus:
@@ -233,14 +233,14 @@ class _Reader:
                         f"line {link.line}: <nvlink target>: expected a GPU or NVSwitch, got {brief(target)!r}"
                     )
         if switched:
-            self.parts.append(Part("nvswitch0", "nvswitch", 0))
+            self.parts.append(TemplatePart("nvswitch0", "nvswitch", 0))
             for name, count in switched.items():
                 self._wire(name, "nvswitch0", count * self.nvlink_gbps, "nvlink")
         fastest = max((net[1] for net in self.nets), default=0.0)
         self.nets = [net for net in self.nets if net[1] == fastest]
         self.gpu_direct = all(net[0] not in self._without for net in self.nets)
         for index, (_, _, above, _, gbps) in enumerate(self.nets):
-            self.parts.append(Part(f"nic{index}", "nic", index))
+            self.parts.append(TemplatePart(f"nic{index}", "nic", index))
             self._wire(above, f"nic{index}", gbps, "pcie")
         for i, one in enumerate(self.cpus):
             for other in self.cpus[i + 1 :]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from distsim.cluster.files.table import Bounds, Key, Length, Quantity, Table, near
+from distsim.cluster.files.table import Bounds, Length, Quantity, Table, TableKey, near
 from distsim.cluster.files.table import key as _note
 from distsim.cluster.graph.link import STORAGE_READ_BYTES_PER_S, STORAGE_WRITE_BYTES_PER_S
 from distsim.errors import UsageError
@@ -384,7 +384,7 @@ def _write(table: Table, path: str, lines: list[str]) -> None:
             lines.extend(f"{_key(name)} = {_entry(entry, unit)}" for name, entry in entries.items())
 
 
-def _value(value: Any, info: Key) -> str:
+def _value(value: Any, info: TableKey) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):

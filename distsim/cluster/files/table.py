@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origi
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import brief, printable
 
-__all__ = ["Bounds", "Key", "Length", "Quantity", "Table", "key", "near", "shown"]
+__all__ = ["Bounds", "Length", "Quantity", "Table", "TableKey", "key", "near", "shown"]
 
 Path = tuple[str, ...]
 Reader = Callable[[Any, Path, list[str]], Any]
@@ -60,7 +60,7 @@ class Quantity:
         self.parse, self.unit = parse, unit
 
 
-class Key:
+class TableKey:
     """One key of a table."""
 
     def __init__(self, text: str, default: Any = _NEEDED) -> None:
@@ -77,13 +77,13 @@ class Key:
 
 def key(text: str, default: Any = _NEEDED) -> Any:
     """Describe a key: its explanation, and its default."""
-    return Key(text, default)
+    return TableKey(text, default)
 
 
 class Table:
     """A table of the file: unknown keys are faults, nothing changes afterwards."""
 
-    _keys: ClassVar[dict[str, Key]]
+    _keys: ClassVar[dict[str, TableKey]]
 
     def __init__(self, **values: Any) -> None:
         for name, known in self.keys().items():
@@ -102,7 +102,7 @@ class Table:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
     @classmethod
-    def keys(cls) -> dict[str, Key]:
+    def keys(cls) -> dict[str, TableKey]:
         """Return the keys by name, inherited ones first."""
         if "_keys" not in vars(cls):
             cls._keys = {}
@@ -111,7 +111,7 @@ class Table:
                 if get_origin(annotation) is ClassVar:
                     continue
                 given = getattr(cls, name, _NEEDED)
-                known = Key(given.text, given.default) if isinstance(given, Key) else Key("", given)
+                known = TableKey(given.text, given.default) if isinstance(given, TableKey) else TableKey("", given)
                 known.annotation = annotation
                 cls._keys[name] = known
         return cls._keys

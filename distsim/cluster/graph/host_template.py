@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from distsim.cluster.files.spec import NodeSpec
 
-__all__ = ["HostTemplate", "Part", "Wire", "build_host"]
+__all__ = ["HostTemplate", "TemplatePart", "Wire", "build_host"]
 
 # A path is chosen for a transfer of this size: latency decides between links of equal speed, speed otherwise.
 _TYPICAL_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TemplatePart:
     """A vertex of the host: its local name (`gpu3`), kind, and index among its kind."""
 
     name: str
@@ -43,7 +43,7 @@ class HostTemplate:
     an NVSwitch that several hosts share (None where NVLink ends at the host).
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[TemplatePart, ...]
     wires: tuple[Wire, ...]
     devices: tuple[str, ...]
     nics: tuple[str, ...]
@@ -186,12 +186,12 @@ def build_host(node: NodeSpec) -> HostTemplate:
     """The host that *node* describes: parts spread evenly, GPU i under switch i * switches // gpus, and so on
     up.
     """
-    parts: list[Part] = []
+    parts: list[TemplatePart] = []
     wires: list[Wire] = []
 
     def add(kind: str, count: int) -> list[str]:
         names = [f"{kind}{index}" for index in range(count)]
-        parts.extend(Part(name, kind, index) for index, name in enumerate(names))
+        parts.extend(TemplatePart(name, kind, index) for index, name in enumerate(names))
         return names
 
     def join(a: str, b: str, bandwidth: float, latency: float, kind: str) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.collectives.members import Members, Routes
-from distsim.collectives.plan import Cost, Loads, Message, Phase
+from distsim.collectives.plan import Loads, PlannedMessage, PlanPhase, TransferCost
 
 __all__ = [
     "all_to_all_loads",
@@ -121,31 +121,31 @@ def longest_latency_s(group: Members) -> float:
     return result
 
 
-def direct_phase(group: Members, loads: Loads, pair_bytes: float, cost: Cost, hops: float = 1.0) -> Phase:
+def direct_phase(group: Members, loads: Loads, pair_bytes: float, cost: TransferCost, hops: float = 1.0) -> PlanPhase:
     """All pairs at once; *hops* is how many times the start-up of a message is paid one after the other."""
     many = len(group.domains) > 1
     latency_s = cost.hop_s(longest_latency_s(group), many)
     latency_s += (hops - 1.0) * (cost.inter_hop_s if many else cost.intra_hop_s)
     streams = 1.0 / (cost.net_wire if many else cost.wire)
-    return Phase(group.with_cost(loads, cost), pair_bytes, cost.edge_bytes_per_s, latency_s, streams)
+    return PlanPhase(group.with_cost(loads, cost), pair_bytes, cost.edge_bytes_per_s, latency_s, streams)
 
 
-def direct_messages(group: Members, pairs: Pairs, cost: Cost) -> list[Message]:
+def direct_messages(group: Members, pairs: Pairs, cost: TransferCost) -> list[PlannedMessage]:
     """Every pair as one message, all at once."""
-    messages: list[Message] = []
+    messages: list[PlannedMessage] = []
     for (src, dst), nbytes in pairs.items():
         links = group.route(src, dst)
         same = group.same_domain(src, dst)
         wire = cost.wire if same else cost.net_wire
         latency_s = cost.hop_s(group.latency_s(links), not same)
-        messages.append(Message(links, nbytes * wire, latency_s, cost.edge_bytes_per_s * wire))
+        messages.append(PlannedMessage(links, nbytes * wire, latency_s, cost.edge_bytes_per_s * wire))
     return messages
 
 
-def binomial_phases(group: Members, nbytes: float, root: int, cost: Cost) -> tuple[Phase, ...]:
+def binomial_phases(group: Members, nbytes: float, root: int, cost: TransferCost) -> tuple[PlanPhase, ...]:
     """A broadcast of *nbytes* from *root*, round by round (a reduce is the same backwards)."""
     size = group.size
-    phases: list[Phase] = []
+    phases: list[PlanPhase] = []
     span = 1
     while span < size:
         loads: Loads = group.cached(("binomial", root, span), lambda span=span: _round(group, root, span))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.collectives.members import Members, Routes, joined
-from distsim.collectives.plan import Cost, Loads, Message, Overlap, Phase
+from distsim.collectives.plan import Loads, Overlap, PlannedMessage, PlanPhase, TransferCost
 
 __all__ = ["Ring", "Shape", "hierarchical_phases", "ring_messages", "ring_phase", "rings_of"]
 
@@ -230,7 +230,7 @@ def _apart(group: Members, slow: NDArray[np.bool_]) -> _Apart:
     return result
 
 
-def ring_phase(group: Members, shape: Shape, cost: Cost) -> Phase:
+def ring_phase(group: Members, shape: Shape, cost: TransferCost) -> PlanPhase:
     """The ring as one fluid object.
 
     A piece (one n-th of the payload) goes through *steps* hops, each at its own edge's latency and rate;
@@ -261,8 +261,8 @@ def ring_phase(group: Members, shape: Shape, cost: Cost) -> Phase:
     if spare_s > 0.0:
         lead = shape.edge_bytes * float(slow.mean())
         cap = min(cap, (shape.edge_bytes - lead) / (spare_s + flow_s * (1.0 - float(slow.mean()))))
-    rest = Phase(bound, shape.edge_bytes - lead, cap, last_s, streams)
-    slowly = Phase(bound, lead, cost.edge_bytes_per_s, 0.0, streams, (rest,)) if lead else rest
+    rest = PlanPhase(bound, shape.edge_bytes - lead, cap, last_s, streams)
+    slowly = PlanPhase(bound, lead, cost.edge_bytes_per_s, 0.0, streams, (rest,)) if lead else rest
     # The quick edges carry what their own ranks have at once, and then what comes over the slow ones, as it comes. A
     # piece that others hold up there is still in time for the next slow edge, which is busy with those before it.
     every_s = slowly.alone_s(group.capacity) / shape.steps
@@ -301,15 +301,15 @@ _MUCH = 0.03
 
 
 def _even(
-    group: Members, shape: Shape, cost: Cost, loads: Loads, flow_s: float, last_s: float, spare_s: float
-) -> Phase:
+    group: Members, shape: Shape, cost: TransferCost, loads: Loads, flow_s: float, last_s: float, spare_s: float
+) -> PlanPhase:
     """A ring whose edges are all alike: they are idle while pieces are on their way, all at the same time."""
     spare_s = max(spare_s, 0.0)
     parts = min(_PARTS, shape.steps) if spare_s > _MUCH * flow_s > 0.0 else 1
-    then: tuple[Phase, ...] = ()
+    then: tuple[PlanPhase, ...] = ()
     for number in range(parts):
         idle_s = spare_s / parts + (0.0 if number else last_s)
-        rest = Phase(loads, shape.edge_bytes / parts, cost.edge_bytes_per_s, idle_s, group.streams_at(cost), then)
+        rest = PlanPhase(loads, shape.edge_bytes / parts, cost.edge_bytes_per_s, idle_s, group.streams_at(cost), then)
         then = (rest,)
     return then[0]
 
@@ -333,13 +333,13 @@ def ring_hops(group: Members, shape: Shape) -> tuple[float, float]:
     return shape.steps - inter, inter
 
 
-def ring_messages(group: Members, shape: Shape, cost: Cost) -> list[Message]:
+def ring_messages(group: Members, shape: Shape, cost: TransferCost) -> list[PlannedMessage]:
     """The ring message by message: at each step, every rank sends the next rank what it has just received.
 
     Rings side by side are channels, each with its fair share of a link; what they do not use, others can
     have.
     """
-    messages: list[Message] = []
+    messages: list[PlannedMessage] = []
     rings, hops = rings_of(group), _hops(group)
     step_bytes = shape.edge_bytes / max(1, shape.steps) / len(rings)
     streams = group.streams / len(rings)
@@ -360,7 +360,7 @@ def ring_messages(group: Members, shape: Shape, cost: Cost) -> list[Message]:
                 after = () if step == 0 else (base + (step - 1) * size + (i - 1) % size,)
                 queue = (number, ring.src[i], ring.dst[i])
                 nbytes = step_bytes * wires[i]
-                messages.append(Message(ways[i], nbytes, latency[i], caps[i], after, queue, streams))
+                messages.append(PlannedMessage(ways[i], nbytes, latency[i], caps[i], after, queue, streams))
     return messages
 
 
@@ -369,12 +369,12 @@ def ring_messages(group: Members, shape: Shape, cost: Cost) -> list[Message]:
 # plain alpha-beta.
 
 
-def hierarchical_phases(group: Members, nbytes: float, cost: Cost) -> tuple[Phase, ...]:
+def hierarchical_phases(group: Members, nbytes: float, cost: TransferCost) -> tuple[PlanPhase, ...]:
     """The three phases, each with all its rings side by side in lockstep."""
     inner = [domain for domain in group.domains if len(domain) > 1]
     width = min(len(domain) for domain in group.domains)
     outer = [[domain[i] for domain in group.domains] for i in range(width)]
-    phases: list[Phase] = []
+    phases: list[PlanPhase] = []
     if inner:
         phases.append(_phase_on_rings(group, inner, "reduce_scatter", nbytes, cost))
     if len(group.domains) > 1:
@@ -384,7 +384,7 @@ def hierarchical_phases(group: Members, nbytes: float, cost: Cost) -> tuple[Phas
     return tuple(phases)
 
 
-def _phase_on_rings(group: Members, rings: list[list[int]], op: str, nbytes: float, cost: Cost) -> Phase:
+def _phase_on_rings(group: Members, rings: list[list[int]], op: str, nbytes: float, cost: TransferCost) -> PlanPhase:
     size = max(len(ring) for ring in rings)
     shape = Shape.of(op, size, nbytes)
     hops = [
@@ -397,4 +397,4 @@ def _phase_on_rings(group: Members, rings: list[list[int]], op: str, nbytes: flo
     loads = group.with_cost(group.cached(("hierarchical", op, size), make), cost)
     inter = not group.same_domain(rings[0][0], rings[0][1])
     latency_s = shape.steps * cost.hop_s(max(group.latency_s(links) for links in hops), inter)
-    return Phase(loads, shape.edge_bytes, cost.edge_bytes_per_s, latency_s)
+    return PlanPhase(loads, shape.edge_bytes, cost.edge_bytes_per_s, latency_s)

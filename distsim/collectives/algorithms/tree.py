@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.collectives.members import Members, Routes, joined
-from distsim.collectives.plan import NOTHING, Cost, Loads, Message, Phase
+from distsim.collectives.plan import NOTHING, Loads, PlannedMessage, PlanPhase, TransferCost
 
 __all__ = ["double_tree", "nvls_phase", "nvls_tree_phase", "one_way_phase", "tree_loads", "tree_messages", "tree_phase"]
 
@@ -157,14 +157,14 @@ def tree_hops(group: Members) -> tuple[int, int]:
 IDEAL_PIECES, MAX_PIECES = 16, 256
 
 
-def pieces_of(nbytes: float, cost: Cost) -> int:
+def pieces_of(nbytes: float, cost: TransferCost) -> int:
     """Return the number of pieces of a payload; the latency of the first piece is not hidden."""
     if math.isinf(cost.piece_bytes):
         return IDEAL_PIECES
     return round(min(max(nbytes / cost.piece_bytes, 1.0), MAX_PIECES))
 
 
-def _parts_of(pieces: int, cost: Cost) -> int:
+def _parts_of(pieces: int, cost: TransferCost) -> int:
     """Into how many parts each of *pieces* is divided inside a node, where it is passed on while it comes."""
     return max(1, IDEAL_PIECES // pieces, min(cost.parts, MAX_PIECES // pieces)) if cost.cut_through else 1
 
@@ -235,7 +235,7 @@ def _steps(tree: Tree, ways: Routes, group: Members, level: NDArray[np.float64])
     return np.where(np.repeat([[False, True]], 3, axis=1) == tree.inter[:, None], np.hstack([step, step]), 0.0)
 
 
-def tree_phase(group: Members, nbytes: float, cost: Cost) -> Phase:
+def tree_phase(group: Members, nbytes: float, cost: TransferCost) -> PlanPhase:
     """The pipelined double tree as one fluid object: the first piece goes up and down, the others follow
     close behind.
 
@@ -260,7 +260,7 @@ def tree_phase(group: Members, nbytes: float, cost: Cost) -> Phase:
     longest = int(every_s.argmax())
     spare_s = max(float(every_s[longest]) - flow_s / pieces, 0.0)
     if flow_s <= 0.0:
-        return Phase(loads, nbytes, cost.edge_bytes_per_s, spare_s, group.streams_at(cost))
+        return PlanPhase(loads, nbytes, cost.edge_bytes_per_s, spare_s, group.streams_at(cost))
     # The links between nodes are busy one way only while the first piece has not been up and the last is coming down:
     # half of that time others can have.
     stage_s = between[1] + between[0] * cost.inter_hop_s + nbytes / pieces * far
@@ -272,37 +272,37 @@ def tree_phase(group: Members, nbytes: float, cost: Cost) -> Phase:
     streams = group.streams_at(cost)
     end_s = spare_s - spread_s - early_s
     if spread_s <= _MUCH * flow_s:
-        flow = Phase(loads, nbytes, nbytes / (flow_s + spread_s), end_s, streams)
-        return Phase(NOTHING, 0.0, latency_s=early_s, then=(flow,))
+        flow = PlanPhase(loads, nbytes, nbytes / (flow_s + spread_s), end_s, streams)
+        return PlanPhase(NOTHING, 0.0, latency_s=early_s, then=(flow,))
     # On the way up only, then both ways, then down only.
     cap = nbytes / flow_s
     one_way = min(nbytes, nbytes * spread_s / flow_s)
     between_s = spread_s - one_way / cap  # every piece is on its way: neither up nor down is busy
-    down = Phase(group.with_cost(tree_loads(group, up=False), cost), one_way, cap, end_s, streams)
-    both = Phase(loads, nbytes - one_way, cap, between_s, streams, (down,))
-    up = Phase(group.with_cost(tree_loads(group, down=False), cost), one_way, cap, 0.0, streams, (both,))
-    return Phase(NOTHING, 0.0, latency_s=early_s, then=(up,))
+    down = PlanPhase(group.with_cost(tree_loads(group, up=False), cost), one_way, cap, end_s, streams)
+    both = PlanPhase(loads, nbytes - one_way, cap, between_s, streams, (down,))
+    up = PlanPhase(group.with_cost(tree_loads(group, down=False), cost), one_way, cap, 0.0, streams, (both,))
+    return PlanPhase(NOTHING, 0.0, latency_s=early_s, then=(up,))
 
 
 _MUCH = 0.03
 """Of a tree's time: what is less than that for going one way only is not worth flows of its own."""
 
 
-def one_way_phase(group: Members, nbytes: float, cost: Cost) -> Phase:
+def one_way_phase(group: Members, nbytes: float, cost: TransferCost) -> PlanPhase:
     """A broadcast or a reduction over both trees: half of an all_reduce's journey."""
     loads = group.with_cost(tree_loads(group), cost)
     both = tree_phase(group, nbytes, cost)
     flow_s = nbytes * max(group.slowest_s_per_byte(loads), 1.0 / cost.edge_bytes_per_s)
     latency_s = max(both.alone_s(group.capacity) - flow_s, 0.0) / 2
-    return Phase(loads, nbytes, cost.edge_bytes_per_s, latency_s, group.streams_at(cost))
+    return PlanPhase(loads, nbytes, cost.edge_bytes_per_s, latency_s, group.streams_at(cost))
 
 
 _Way = tuple[tuple[int, ...], float, float, float]
 
 
-def tree_messages(group: Members, nbytes: float, cost: Cost) -> list[Message]:
+def tree_messages(group: Members, nbytes: float, cost: TransferCost) -> list[PlannedMessage]:
     """The double tree piece by piece: up when all children's pieces are in, down when the parent's is."""
-    messages: list[Message] = []
+    messages: list[PlannedMessage] = []
     every, level = trees(group), _level(group)
     pieces = pieces_of(nbytes, cost)
     size = nbytes / len(every) / pieces
@@ -333,18 +333,18 @@ def tree_messages(group: Members, nbytes: float, cost: Cost) -> list[Message]:
             links, nbytes, latency_s, cap = way
             if whole:
                 waits = tuple(dict.fromkeys(itertools.chain(*after)))
-                messages.append(Message(links, nbytes, latency_s, cap, waits, queue, streams))
+                messages.append(PlannedMessage(links, nbytes, latency_s, cap, waits, queue, streams))
                 return [[len(messages) - 1]] * parts
             result = []
             for one in after:
                 result.append([len(messages)])
-                messages.append(Message(links, nbytes / parts, latency_s, cap, tuple(one), queue, streams))
+                messages.append(PlannedMessage(links, nbytes / parts, latency_s, cap, tuple(one), queue, streams))
             return result
 
         for piece in range(pieces):
             before = (len(messages),) if piece else ()
             if piece:  # a member has as many buffers as keep its links busy both ways, and no more
-                messages.append(Message((), size, 0.0, size * pieces / flow_s, queue=(number, -1, -1)))
+                messages.append(PlannedMessage((), size, 0.0, size * pieces / flow_s, queue=(number, -1, -1)))
             arrived: dict[int, list[list[int]]] = {}
 
             def there(member: int, arrived: dict[int, list[list[int]]] = arrived) -> list[list[int]]:
@@ -394,7 +394,7 @@ def _switch_loads(group: Members, op: str) -> Loads:
     return loads
 
 
-def nvls_phase(group: Members, op: str, nbytes: float, cost: Cost) -> Phase:
+def nvls_phase(group: Members, op: str, nbytes: float, cost: TransferCost) -> PlanPhase:
     """Reduction (and multicast) inside one NVSwitch; between nodes the fabric's switches reduce (SHARP)."""
     many = len(group.domains) > 1
     inside = _switch_loads(group, op)
@@ -403,7 +403,7 @@ def nvls_phase(group: Members, op: str, nbytes: float, cost: Cost) -> Phase:
     if many:
         latency_s += 2 * cost.hop_s(group.cluster.node.nic_latency_s, True)
         latency_s += 2 * math.log(len(group.domains), _RADIX) * _SWITCH_S
-    return Phase(group.with_cost(loads, cost), nbytes, cost.edge_bytes_per_s, latency_s, group.streams_at(cost))
+    return PlanPhase(group.with_cost(loads, cost), nbytes, cost.edge_bytes_per_s, latency_s, group.streams_at(cost))
 
 
 def _fabric_loads(group: Members, inside: Loads) -> Loads:
@@ -422,7 +422,7 @@ def _fabric_loads(group: Members, inside: Loads) -> Loads:
     return Loads(used, total[used])
 
 
-def nvls_tree_phase(group: Members, nbytes: float, cost: Cost) -> Phase:
+def nvls_tree_phase(group: Members, nbytes: float, cost: TransferCost) -> PlanPhase:
     """NVLS inside nodes and the double tree between them, in one pipeline."""
 
     def make() -> Loads:
@@ -438,4 +438,4 @@ def nvls_tree_phase(group: Members, nbytes: float, cost: Cost) -> Phase:
     _, between = tree_hops(group)
     hop_s = cost.hop_s(group.cluster.node.nic_latency_s, True)
     latency_s = 2 * cost.hop_s(group.cluster.node.nvlink_latency_s, False) + 2 * between * hop_s
-    return Phase(group.with_cost(loads, cost), nbytes, cost.edge_bytes_per_s, latency_s, group.streams_at(cost))
+    return PlanPhase(group.with_cost(loads, cost), nbytes, cost.edge_bytes_per_s, latency_s, group.streams_at(cost))

@@ -19,7 +19,7 @@ from distsim.collectives.algorithms.direct import (
 )
 from distsim.collectives.algorithms.ring import Shape, ring_messages, ring_phase
 from distsim.collectives.members import Members
-from distsim.collectives.plan import Cost, Phase, Plan
+from distsim.collectives.plan import Plan, PlanPhase, TransferCost
 
 __all__ = ["compile_gloo", "compile_mpi", "each_of", "progress_bytes", "shares"]
 
@@ -73,19 +73,19 @@ _MEASURED_AS = {
 """Operations that `distsim calibrate --on gloo` does not measure, and the one they are taken to cost like."""
 
 
-def _cost(group: Members, op: str, nbytes: float) -> tuple[float, Cost]:
+def _cost(group: Members, op: str, nbytes: float) -> tuple[float, TransferCost]:
     """Start-up and cost: the calibration's where the cluster file has one, general figures otherwise."""
     given = group.cluster.calibration
     key = f"gloo_{_MEASURED_AS.get(op, op)}"
     if group.size == 1 or f"{key}_launch_s" not in given:
         peers = group.size - 1 if op in ("gather", "scatter", "all_to_all") else 1
-        return _GLOO_LAUNCH_S, Cost(
+        return _GLOO_LAUNCH_S, TransferCost(
             edge_bytes_per_s=each_of(group, peers), intra_hop_s=_GLOO_HOP_S, inter_hop_s=_GLOO_HOP_S
         )
     moved = progress_bytes(op, group.size, nbytes)
     beyond = max(moved - given[f"{key}_knee_bytes"], 0.0)
     busy_s = moved * given[f"{key}_s_per_byte"] + beyond * given[f"{key}_more_s_per_byte"]
-    return given[f"{key}_launch_s"], Cost(edge_bytes_per_s=moved / busy_s if busy_s > 0.0 else math.inf)
+    return given[f"{key}_launch_s"], TransferCost(edge_bytes_per_s=moved / busy_s if busy_s > 0.0 else math.inf)
 
 
 def compile_gloo(group: Members, op: str, nbytes: float, root: int, splits: tuple[tuple[int, ...], ...] | None) -> Plan:
@@ -121,7 +121,7 @@ def compile_gloo(group: Members, op: str, nbytes: float, root: int, splits: tupl
 
 
 def _all_to_all(
-    group: Members, nbytes: float, splits: tuple[tuple[int, ...], ...] | None, cost: Cost, launch_s: float
+    group: Members, nbytes: float, splits: tuple[tuple[int, ...], ...] | None, cost: TransferCost, launch_s: float
 ) -> Plan:
     size = group.size
     if splits is None:
@@ -165,7 +165,7 @@ def compile_mpi(group: Members, op: str, nbytes: float, root: int, splits: tuple
     if pairs:
         together = shares(pairs)
     rate = each_of(group, together) if group.cluster.nccl.net == "tcp" else math.inf
-    cost = Cost(edge_bytes_per_s=rate, intra_hop_s=_MPI_HOP_S, inter_hop_s=_MPI_HOP_S)
+    cost = TransferCost(edge_bytes_per_s=rate, intra_hop_s=_MPI_HOP_S, inter_hop_s=_MPI_HOP_S)
     if size == 1:
         return Plan("none", "mpi", 1, _MPI_LAUNCH_S)
     rounds = math.ceil(math.log2(size))
@@ -200,15 +200,15 @@ def compile_mpi(group: Members, op: str, nbytes: float, root: int, splits: tuple
     return Plan("pairwise", "mpi", 1, _MPI_LAUNCH_S, (phase,))
 
 
-def _doubling(group: Members, nbytes: float, far_s: float) -> tuple[Phase, ...]:
+def _doubling(group: Members, nbytes: float, far_s: float) -> tuple[PlanPhase, ...]:
     size = group.size
-    phases: list[Phase] = []
+    phases: list[PlanPhase] = []
     span = 1
     while span < size:
 
         def make(span: int = span):  # type: ignore[no-untyped-def]
             return group.loads((group.route(m, m ^ span), 1.0) for m in range(size) if m ^ span < size)
 
-        phases.append(Phase(group.cached(("doubling", span), make), nbytes, math.inf, far_s))
+        phases.append(PlanPhase(group.cached(("doubling", span), make), nbytes, math.inf, far_s))
         span *= 2
     return tuple(phases)

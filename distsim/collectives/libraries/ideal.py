@@ -16,7 +16,7 @@ from distsim.collectives.algorithms.direct import (
 from distsim.collectives.algorithms.ring import Shape, hierarchical_phases, ring_messages, ring_phase
 from distsim.collectives.algorithms.tree import one_way_phase, tree_messages, tree_phase
 from distsim.collectives.members import Members
-from distsim.collectives.plan import Cost, Plan
+from distsim.collectives.plan import Plan, TransferCost
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import brief
 
@@ -38,7 +38,7 @@ def compile_ideal(
     if algo is not None and algo not in ("ring", "tree", "hierarchical", "direct"):
         raise UsageError(f"expected an algorithm (ring, tree, hierarchical, direct), got {brief(algo)!r}")
     if op == "all_reduce" and algo == "hierarchical":
-        return Plan("hierarchical", "ideal", 1, 0.0, hierarchical_phases(group, nbytes, Cost()))
+        return Plan("hierarchical", "ideal", 1, 0.0, hierarchical_phases(group, nbytes, TransferCost()))
     if op in _RING and algo != "tree":
         shape = Shape.of(op, size, nbytes)
         return Plan(
@@ -46,11 +46,11 @@ def compile_ideal(
             "ideal",
             1,
             0.0,
-            (ring_phase(group, shape, Cost()),),
-            lambda: ring_messages(group, shape, Cost()),
+            (ring_phase(group, shape, TransferCost()),),
+            lambda: ring_messages(group, shape, TransferCost()),
         )
     if op in ("all_reduce", "broadcast", "reduce", "barrier"):
-        cost = Cost()
+        cost = TransferCost()
         phase = tree_phase(group, nbytes, cost) if op == "all_reduce" else one_way_phase(group, nbytes, cost)
         messages = (lambda: tree_messages(group, nbytes, cost)) if op == "all_reduce" else None
         return Plan("tree", "ideal", 1, 0.0, (phase,), messages)
@@ -59,14 +59,14 @@ def compile_ideal(
         to_root = op == "gather"
         share = nbytes / size
         pairs = {((m, root) if to_root else (root, m)): share for m in range(size) if m != root}
-        phase = direct_phase(group, rooted_loads(group, root, to_root), share, Cost())
+        phase = direct_phase(group, rooted_loads(group, root, to_root), share, TransferCost())
     elif splits is not None:
         pairs = {(s, d): float(b) for s, row in enumerate(splits) for d, b in enumerate(row) if b and s != d}
         largest = max(pairs.values(), default=0.0)
-        phase = direct_phase(group, split_loads(group, pairs, largest), largest, Cost())
+        phase = direct_phase(group, split_loads(group, pairs, largest), largest, TransferCost())
     else:
         share = nbytes / size
-        phase = direct_phase(group, all_to_all_loads(group), share, Cost())
+        phase = direct_phase(group, all_to_all_loads(group), share, TransferCost())
         everyone = range(size)
         return Plan(
             "direct",
@@ -74,6 +74,8 @@ def compile_ideal(
             1,
             0.0,
             (phase,),
-            lambda: direct_messages(group, {(s, d): share for s in everyone for d in everyone if s != d}, Cost()),
+            lambda: direct_messages(
+                group, {(s, d): share for s in everyone for d in everyone if s != d}, TransferCost()
+            ),
         )
-    return Plan("direct", "ideal", 1, 0.0, (phase,), lambda: direct_messages(group, pairs, Cost()))
+    return Plan("direct", "ideal", 1, 0.0, (phase,), lambda: direct_messages(group, pairs, TransferCost()))

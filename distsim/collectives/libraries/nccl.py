@@ -22,19 +22,19 @@ from distsim.collectives.algorithms.direct import (
 )
 from distsim.collectives.algorithms.ring import Shape, ring_messages
 from distsim.collectives.algorithms.tree import tree_messages
-from distsim.collectives.libraries.nccl_channels import Channels, Settings, searched, sent_channels
+from distsim.collectives.libraries.nccl_channels import Channels, ChannelSettings, searched, sent_channels
 from distsim.collectives.libraries.nccl_timing import NcclTiming, Timed
 from distsim.collectives.libraries.nccl_tuning import ALGORITHMS, PROTOCOLS, Candidate, Machine, candidates
 from distsim.collectives.libraries.rccl_tuning import LINK_GBPS, model_of, ranged_protocol, rccl_candidates
 from distsim.collectives.members import Members
-from distsim.collectives.plan import Message, Plan
+from distsim.collectives.plan import Plan, PlannedMessage
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import brief
 
 __all__ = ["NcclSelector"]
 
 Splits = tuple[tuple[int, ...], ...] | None
-Messages = Callable[[], list[Message]] | None
+Messages = Callable[[], list[PlannedMessage]] | None
 
 TUNED_NETS = ("efa",)
 """Fabrics whose makers ship a tuner plugin with NCCL (AWS: aws-ofi-nccl): it takes what is quickest there, not what
@@ -75,7 +75,7 @@ class NcclSelector:
         self.version = version
         self.numbers = _numbers(version)
         self.timing = NcclTiming(cluster, constants or nccl_constants(), launcher, self.numbers)
-        self.settings = Settings.of(cluster.nccl.settings, ALGORITHMS, PROTOCOLS)
+        self.settings = ChannelSettings.of(cluster.nccl.settings, ALGORITHMS, PROTOCOLS)
         self.algo = _named("an algorithm", algo, ALGORITHMS) if version != "ideal" else None
         self.proto = _named("a protocol", proto, PROTOCOLS) if version != "ideal" else None
 

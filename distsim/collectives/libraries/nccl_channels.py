@@ -11,8 +11,8 @@ from distsim.errors import UsageError
 from distsim.text.untrusted_input import brief
 
 __all__ = [
+    "ChannelSettings",
     "Channels",
-    "Settings",
     "host_copy_bytes",
     "nvls_tree_loop_bytes",
     "searched",
@@ -28,7 +28,7 @@ _STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ChannelSettings:
     """NCCL_ALGO, NCCL_PROTO, NCCL_NVLS_ENABLE and NCCL_BUFFSIZE; NCCL's defaults where they are not set."""
 
     algos: frozenset[str] | None
@@ -39,12 +39,12 @@ class Settings:
     """Of a channel's eight slots in Simple."""
 
     @staticmethod
-    def of(environment: Mapping[str, str], algos: tuple[str, ...], protos: tuple[str, ...]) -> Settings:
+    def of(environment: Mapping[str, str], algos: tuple[str, ...], protos: tuple[str, ...]) -> ChannelSettings:
         """Read *environment*; *algos* and *protos* are those that NCCL has."""
         buffer = environment.get("NCCL_BUFFSIZE", str(_BUFFER))
         if not buffer.isdigit() or int(buffer) < _STEPS:
             raise UsageError(f"nccl.settings.NCCL_BUFFSIZE: expected bytes of a buffer, got {brief(buffer)!r}")
-        return Settings(
+        return ChannelSettings(
             _listed("NCCL_ALGO", environment, algos),
             _listed("NCCL_PROTO", environment, protos),
             environment.get("NCCL_NVLS_ENABLE", "1") != "0",

@@ -25,7 +25,7 @@ from distsim.collectives.libraries.nccl_channels import (
 )
 from distsim.collectives.libraries.nccl_tuning import Machine
 from distsim.collectives.members import Members
-from distsim.collectives.plan import Cost, Loads, Phase
+from distsim.collectives.plan import Loads, PlanPhase, TransferCost
 
 __all__ = ["NcclTiming", "Timed", "fabric_table"]
 
@@ -68,8 +68,8 @@ class Timed:
     """Software time before the first byte, the bytes' phase, and the cost its messages pay."""
 
     software_s: float
-    phase: Phase
-    cost: Cost
+    phase: PlanPhase
+    cost: TransferCost
 
 
 class NcclTiming:
@@ -195,7 +195,7 @@ class NcclTiming:
             return 0.0
         return self._of(self.net, "rendezvous") * 1e-6
 
-    def cost(self, machine: Machine, proto: str, ll_channels: float, local: float, ring: bool = False) -> Cost:
+    def cost(self, machine: Machine, proto: str, ll_channels: float, local: float, ring: bool = False) -> TransferCost:
         """What *proto* does to the bytes. LL uses *ll_channels* of its channels; *local* is how many bytes
         are read and reduced, or copied, beside each one that moves, which the transfer hides only in part."""
         name = self.generation(machine)
@@ -205,7 +205,7 @@ class NcclTiming:
             used = min(max(ll_channels, 1.0), channels)
             # LL's buffers are in the host's memory, which a GPU that has a NIC writes and reads over its own slot.
             limit = self._of(self.net, "rate_LL") * machine.nics * 1e9 if machine.num_nodes > 1 else math.inf
-            return Cost(2.0, 2.0 * net, min(rate * used, limit), intra_links=0.0)
+            return TransferCost(2.0, 2.0 * net, min(rate * used, limit), intra_links=0.0)
         efficiency = self._of(name, f"efficiency_{proto}")
         wire = 1.0 / efficiency
         if machine.intra == "nvlink":
@@ -214,7 +214,7 @@ class NcclTiming:
             wire = 1.0 / self._of("pcie", "efficiency")
         if proto == "LL128":
             net *= 128 / 120
-        return Cost(wire, net, intra_links=0.0)
+        return TransferCost(wire, net, intra_links=0.0)
 
     def ring(self, group: Members, machine: Machine, op: str, nbytes: float, proto: str) -> Timed:
         """A ring."""
@@ -251,7 +251,7 @@ class NcclTiming:
         software_s = self._of("launch", proto) * 1e-6 + 2 * (inside * intra_s + between * inter_s)
         return Timed(software_s, tree_phase(group, nbytes, cost), cost)
 
-    def stored(self, machine: Machine, nbytes: float, cost: Cost) -> Cost:
+    def stored(self, machine: Machine, nbytes: float, cost: TransferCost) -> TransferCost:
         """*cost* of a tree in LL between nodes, where a piece is whole in the host's memory before the NIC sends it: at
         a channel's rate, whatever is inside the node (what comes over NVLink comes meanwhile). A node inside a tree
         sends what comes down twice, beside what goes up (NCCL v2.21.5: src/device/all_reduce.h, runTreeSplit)."""
@@ -282,12 +282,14 @@ class NcclTiming:
         loads = Loads(ring.phase.loads.links, ring.phase.loads.weights / 0.75)
         far_s = math.log2(machine.num_nodes) * self.cluster.node.nic_latency_s
         moved = Shape.of(op, group.size, nbytes).edge_bytes
-        return Timed(software_s, Phase(loads, moved, latency_s=far_s, streams=group.streams_at(ring.cost)), ring.cost)
+        return Timed(
+            software_s, PlanPhase(loads, moved, latency_s=far_s, streams=group.streams_at(ring.cost)), ring.cost
+        )
 
     def nvls(self, group: Members, machine: Machine, op: str, nbytes: float, tree: bool) -> Timed:
         """NVLS on one NVSwitch, or NVLSTree."""
         name = self.generation(machine)
-        cost = Cost(1.0 / self._of(name, "nvls"), self.net_wire(machine), intra_links=0.0)
+        cost = TransferCost(1.0 / self._of(name, "nvls"), self.net_wire(machine), intra_links=0.0)
         software_s = self._of(name, "nvls_base") * 1e-6
         hop_s = self.hops_s(machine, "tree", "Simple")[1]
         if tree:
@@ -316,7 +318,9 @@ class NcclTiming:
         software_s += fill * min(nbytes, 2**28) * slowest
         return Timed(software_s, phase, cost)
 
-    def direct(self, group: Members, machine: Machine, peers: int, share: float, loads: Loads) -> tuple[float, Cost]:
+    def direct(
+        self, group: Members, machine: Machine, peers: int, share: float, loads: Loads
+    ) -> tuple[float, TransferCost]:
         """Software and cost of grouped sends and receives of *share* bytes with *peers* peers a rank: what one costs
         inside a node and a hop in Simple, a chunk to everyone through one more copy, and what the messages through the
         NIC cost, but for the first one only where that takes longer than the NIC takes for the bytes. A thread that
@@ -335,7 +339,7 @@ class NcclTiming:
                 first_s *= self._of(table, "remote_tiny")
             later_s = first_s * (peers - near - 1 if peers > 1 else 0)
             software_s += (self.hop_us(table) * self._of(table, "p2p") + self._of(table, "ring_more")) * 1e-6
-        cost = Cost(1.0 / self._of(name, "p2p"), net, intra_links=0.0)
+        cost = TransferCost(1.0 / self._of(name, "p2p"), net, intra_links=0.0)
         if many:
             copied = group.slowest_s_per_byte(group.with_cost(loads, replace(cost, net_wire=1.0)))
             software_s += self._of("p2p", "fill") * min(share, 131072.0) * copied

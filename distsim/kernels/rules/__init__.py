@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from distsim.kernels.cost import NOTHING, Call, Cost
+from distsim.kernels.cost import NOTHING, Cost, OperatorCall
 from distsim.kernels.pricing import RULES, Pricing
 from distsim.kernels.rules import compute_bound, memory_bound
 from distsim.kernels.rules.memory_bound import default
@@ -17,7 +17,7 @@ _DEFAULT = ("aten", "prims", "rngprims", "fsdp")
 """Namespaces of which an operator without a rule is priced by its bytes."""
 
 
-def price(pricing: Pricing, call: Call) -> Cost | None:
+def price(pricing: Pricing, call: OperatorCall) -> Cost | None:
     """Return the cost of the call; None for an unknown operator."""
     rule = RULES.get(call.name)
     if rule is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from distsim.kernels.cost import Call, Cost, nbytes
+from distsim.kernels.cost import Cost, OperatorCall, nbytes
 from distsim.kernels.pricing import Attention, Gemm, Pricing, math_dtype, rule
 
 __all__: list[str] = []
@@ -15,7 +15,7 @@ __all__: list[str] = []
 # -- Matrix products: mm, addmm, bmm and their kin, fp8 products, grouped products, convolutions.
 
 
-def _product(pricing: Pricing, call: Call, left: Any, right: Any) -> Cost:
+def _product(pricing: Pricing, call: OperatorCall, left: Any, right: Any) -> Cost:
     """Price a product of two- or three-dimensional operands, including other reads and writes of the operator."""
     batch = left.shape[0] if left.dim() == 3 else 1
     rows, inner = left.shape[-2], left.shape[-1]
@@ -40,24 +40,24 @@ def _alignment(pricing: Pricing, gemm: Gemm, left: Any, right: Any, columns: int
 
 
 @rule("mm", "bmm", "_int_mm", "_scaled_mm")
-def _two(pricing: Pricing, call: Call) -> Cost:
+def _two(pricing: Pricing, call: OperatorCall) -> Cost:
     return _product(pricing, call, call["self"], call["mat2"])
 
 
 @rule("addmm", "addmm_", "_addmm_activation", "addbmm")
-def _added(pricing: Pricing, call: Call) -> Cost:
+def _added(pricing: Pricing, call: OperatorCall) -> Cost:
     left = call["mat1"] if call["mat1"] is not None else call["batch1"]
     right = call["mat2"] if call["mat2"] is not None else call["batch2"]
     return _product(pricing, call, left, right)
 
 
 @rule("baddbmm", "baddbmm_")
-def _added_batch(pricing: Pricing, call: Call) -> Cost:
+def _added_batch(pricing: Pricing, call: OperatorCall) -> Cost:
     return _product(pricing, call, call["batch1"], call["batch2"])
 
 
 @rule("linear")
-def _linear(pricing: Pricing, call: Call) -> Cost:
+def _linear(pricing: Pricing, call: OperatorCall) -> Cost:
     given, weight = call["input"], call["weight"]
     rows = given.numel() // given.shape[-1]
     gemm = Gemm(rows, weight.shape[0], weight.shape[-1], 1, math_dtype(given.dtype), call.read + call.write)
@@ -65,14 +65,14 @@ def _linear(pricing: Pricing, call: Call) -> Cost:
 
 
 @rule("mv", "addmv", "addmv_", "dot", "vdot")
-def _vector(pricing: Pricing, call: Call) -> Cost:
+def _vector(pricing: Pricing, call: OperatorCall) -> Cost:
     moved = call.read + call.write
     flops = 2 * max(each.numel() for each in call.inputs)
     return pricing.bytes(moved, pricing.spec.memory.elementwise, "gemm", flops=flops)
 
 
 @rule("_grouped_mm", "_scaled_grouped_mm")
-def _grouped(pricing: Pricing, call: Call) -> Cost:
+def _grouped(pricing: Pricing, call: OperatorCall) -> Cost:
     """Groups are taken to be of one size: their sizes are values on the device."""
     left, right, offsets = call["self"], call["mat2"], call["offs"]
     groups = offsets.numel() if offsets is not None else left.shape[0]
@@ -89,13 +89,13 @@ def _grouped(pricing: Pricing, call: Call) -> Cost:
 
 @rule("convolution", "_convolution", "convolution_overrideable", "cudnn_convolution", "miopen_convolution")
 @rule("_slow_conv2d_forward", "slow_conv3d_forward", "_conv_depthwise2d", "conv_depthwise3d")
-def _convolution(pricing: Pricing, call: Call) -> Cost:
+def _convolution(pricing: Pricing, call: OperatorCall) -> Cost:
     """Price a convolution as its implicit product: output pixels x filters x filter size."""
     given = call["input"] if call["input"] is not None else call["self"]
     return _convolve(pricing, call, given, call["weight"], call.outputs[0], bool(call["transposed"]))
 
 
-def _convolve(pricing: Pricing, call: Call, given: Any, weight: Any, output: Any, transposed: bool) -> Cost:
+def _convolve(pricing: Pricing, call: OperatorCall, given: Any, weight: Any, output: Any, transposed: bool) -> Cost:
     groups = call["groups"] or max(1, given.shape[1] // weight.shape[1])  # depthwise ones do not say
     pixels = (given if transposed else output).numel() // (given if transposed else output).shape[1]
     gemm = Gemm(
@@ -119,7 +119,7 @@ def _conv_dtype(dtype: Any) -> str:
 
 
 @rule("convolution_backward", "convolution_backward_overrideable")
-def _convolution_backward(pricing: Pricing, call: Call) -> Cost:
+def _convolution_backward(pricing: Pricing, call: OperatorCall) -> Cost:
     """A product of the same size for each gradient that is asked for; the bias's is a sum."""
     output = call["grad_output"]
     given, weight = call["input"], call["weight"]
@@ -145,7 +145,7 @@ def _kernel(name: str) -> str:
     return "flash"
 
 
-def _shape(call: Call) -> Attention:
+def _shape(call: OperatorCall) -> Attention:
     """Return the shape as batch, heads, length and dimension; attention_forward swaps heads and length, and packed
     sequences have no batch."""
     query, key, value = call["query"], call["key"], call["value"]
@@ -171,7 +171,7 @@ def _shape(call: Call) -> Attention:
     return Attention(batch, heads, queries, keys, dim, value.shape[-1], causal, backward, fp32)
 
 
-def _packed(call: Call) -> Any:
+def _packed(call: OperatorCall) -> Any:
     """Return the starts of packed sequences, which are assumed to have equal length."""
     for name in ("cum_seq_q", "cu_seqlens_q", "cu_seqlens_q_", "seqstart_q"):
         result = call[name]
@@ -202,7 +202,7 @@ def _tokens(tensor: Any) -> int:
     "_cudnn_attention_forward",
     "_cudnn_attention_backward",
 )
-def _fused(pricing: Pricing, call: Call) -> Cost:
+def _fused(pricing: Pricing, call: OperatorCall) -> Cost:
     shape = _shape(call)
     kernel = _kernel(call.name)
     if "overrideable" in call.name:
@@ -212,7 +212,7 @@ def _fused(pricing: Pricing, call: Call) -> Cost:
 
 
 @rule("scaled_dot_product_attention")
-def _unresolved(pricing: Pricing, call: Call) -> Cost:
+def _unresolved(pricing: Pricing, call: OperatorCall) -> Cost:
     """The operator above its implementations: by the one that PyTorch would take."""
     query = call["query"]
     plain = query.dtype in (torch.float16, torch.bfloat16) and call["attn_mask"] is None
@@ -231,7 +231,7 @@ _WARP = 1024
 
 
 @rule("native_layer_norm", "_fused_rms_norm", "rms_norm", "layer_norm")
-def _norm(pricing: Pricing, call: Call) -> Cost:
+def _norm(pricing: Pricing, call: OperatorCall) -> Cost:
     """A row is read once and kept."""
     return pricing.bytes(call.read + call.write, pricing.spec.memory.norm, "norm")
 
@@ -246,7 +246,7 @@ def _norm(pricing: Pricing, call: Call) -> Cost:
     "batch_norm_stats",
     "batch_norm_elemt",
 )
-def _two_passes(pricing: Pricing, call: Call) -> Cost:
+def _two_passes(pricing: Pricing, call: OperatorCall) -> Cost:
     """Statistics of a channel first, then the values."""
     given = call["input"] if call["input"] is not None else call["self"]
     training = call["training"] if call["training"] is not None else call["train"]
@@ -263,7 +263,7 @@ def _two_passes(pricing: Pricing, call: Call) -> Cost:
     "cudnn_batch_norm_backward",
     "native_group_norm_backward",
 )
-def _backward(pricing: Pricing, call: Call) -> Cost:
+def _backward(pricing: Pricing, call: OperatorCall) -> Cost:
     """The input's gradient by rows, and the weight's, if it has one, by columns, each through both operands."""
     given = call["input"] if call["input"] is not None else call["self"]
     operands = nbytes(given)
@@ -276,7 +276,7 @@ def _backward(pricing: Pricing, call: Call) -> Cost:
 
 
 @rule("_softmax", "_log_softmax", "softmax", "log_softmax", "_safe_softmax")
-def _softmax(pricing: Pricing, call: Call) -> Cost:
+def _softmax(pricing: Pricing, call: OperatorCall) -> Cost:
     memory = pricing.spec.memory
     return pricing.bytes(
         call.read + call.write, _rows(pricing, call["self"], call["dim"], memory.softmax_long), "softmax"
@@ -293,7 +293,7 @@ def _rows(pricing: Pricing, given: Any, dim: int, long: float) -> float:
 
 
 @rule("_softmax_backward_data", "_log_softmax_backward_data")
-def _softmax_backward(pricing: Pricing, call: Call) -> Cost:
+def _softmax_backward(pricing: Pricing, call: OperatorCall) -> Cost:
     """Price the backward of softmax like its forward (SoftMax.cu has a kernel per warp, one with rows in shared memory,
     and one without)."""
     efficiency = _rows(pricing, call["output"], call["dim"], pricing.spec.memory.softmax_backward)
@@ -301,14 +301,14 @@ def _softmax_backward(pricing: Pricing, call: Call) -> Cost:
 
 
 @rule("nll_loss_forward", "nll_loss2d_forward", "nll_loss")
-def _loss(pricing: Pricing, call: Call) -> Cost:
+def _loss(pricing: Pricing, call: OperatorCall) -> Cost:
     """One value a row, each in a sector of 32 bytes of its own."""
     moved = nbytes(call["target"]) * 5 + call.write
     return pricing.bytes(moved, pricing.spec.memory.gather, "reduction")
 
 
 @rule("nll_loss_backward", "nll_loss2d_backward")
-def _loss_backward(pricing: Pricing, call: Call) -> Cost:
+def _loss_backward(pricing: Pricing, call: OperatorCall) -> Cost:
     """Zeros everywhere, then one value a row."""
     zeros = pricing.bytes(call.write, pricing.spec.memory.elementwise, "elementwise")
     return zeros.plus(pricing.bytes(nbytes(call["target"]) * 5, pricing.spec.memory.gather, "index"))
@@ -318,7 +318,7 @@ def _loss_backward(pricing: Pricing, call: Call) -> Cost:
 
 
 @rule("megatron::scaled_upper_triang_masked_softmax")
-def _causal_softmax(pricing: Pricing, call: Call) -> Cost:
+def _causal_softmax(pricing: Pricing, call: OperatorCall) -> Cost:
     """Megatron-LM's: a warp a row, which reads no further than the diagonal and writes all
     (megatron/fused_kernels/scaled_upper_triang_masked_softmax.h)."""
     moved = nbytes(call["scores"]) // 2 + call.write
@@ -326,19 +326,19 @@ def _causal_softmax(pricing: Pricing, call: Call) -> Cost:
 
 
 @rule("megatron::scaled_upper_triang_masked_softmax_backward")
-def _causal_softmax_backward(pricing: Pricing, call: Call) -> Cost:
+def _causal_softmax_backward(pricing: Pricing, call: OperatorCall) -> Cost:
     """The same, of gradient and output."""
     return pricing.bytes(call.read // 2 + call.write, pricing.spec.memory.softmax_short, "softmax")
 
 
 @rule("xentropy::forward")
-def _cross_entropy(pricing: Pricing, call: Call) -> Cost:
+def _cross_entropy(pricing: Pricing, call: OperatorCall) -> Cost:
     """apex's and flash-attn's: a block a row, once for the largest logit and once for the sum."""
     moved = nbytes(call["logits"]) + call.read + call.write
     return pricing.bytes(moved, pricing.spec.memory.elementwise, "softmax")
 
 
 @rule("xentropy::backward")
-def _cross_entropy_backward(pricing: Pricing, call: Call) -> Cost:
+def _cross_entropy_backward(pricing: Pricing, call: OperatorCall) -> Cost:
     """Logits in, their gradient out."""
     return pricing.bytes(call.read + call.write, pricing.spec.memory.elementwise, "softmax")

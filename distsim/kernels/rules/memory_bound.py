@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.flop_counter import flop_registry
 
-from distsim.kernels.cost import NOTHING, Call, Cost, nbytes, tensors_in
+from distsim.kernels.cost import NOTHING, Cost, OperatorCall, nbytes, tensors_in
 from distsim.kernels.pricing import Pricing, rule
 
 __all__ = ["default", "foreach", "is_transposed"]
@@ -17,7 +17,7 @@ _LEAST_STRIDED = 1 << 20
 """Bytes: below this a cache holds what a transpose touches twice."""
 
 
-def is_transposed(call: Call) -> bool:
+def is_transposed(call: OperatorCall) -> bool:
     """Whether an input that counts is fastest in another dimension than the output is."""
     outputs = call.outputs
     if not outputs or outputs[0].dim() < 2:
@@ -45,7 +45,7 @@ def _pinned(tensor: Any) -> bool:
 
 
 @rule("copy_", "_to_copy", "copy", "clone", "_foreach_copy_", "contiguous", "_pin_memory", "_copy_from")
-def _copy(pricing: Pricing, call: Call) -> Cost:
+def _copy(pricing: Pricing, call: OperatorCall) -> Cost:
     """Over PCIe where one side is the host; asynchronous copies are taken to be of pinned memory."""
     sources, targets = [], list(call.outputs)
     for name in ("src", "self"):
@@ -69,7 +69,7 @@ def _copy(pricing: Pricing, call: Call) -> Cost:
 
 
 @rule("_local_scalar_dense", "item", "is_nonzero", "equal")
-def _to_host(pricing: Pricing, call: Call) -> Cost:
+def _to_host(pricing: Pricing, call: OperatorCall) -> Cost:
     """A value read by the host."""
     given = call["self"]
     if _on_host(given):
@@ -91,7 +91,7 @@ def _to_host(pricing: Pricing, call: Call) -> Cost:
     "_foreach_zero_",
     "logspace",
 )
-def _fill(pricing: Pricing, call: Call) -> Cost:
+def _fill(pricing: Pricing, call: OperatorCall) -> Cost:
     """Written only."""
     written = call.outputs
     kernels = max(1, -(-len(written) // 770))
@@ -102,14 +102,14 @@ def _fill(pricing: Pricing, call: Call) -> Cost:
 @rule("split_with_sizes_copy", "split_copy", "unbind_copy", "slice_scatter", "select_scatter", "tile")
 @rule("repeat_interleave", "fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy", "fsdp::chunk_cat")
 @rule("fsdp::copy_", "c10d::allocate", "pixel_shuffle", "channel_shuffle", "im2col", "col2im")
-def _rearrange(pricing: Pricing, call: Call) -> Cost:
+def _rearrange(pricing: Pricing, call: OperatorCall) -> Cost:
     """Price an operator that writes as many bytes as it reads."""
     written = call.write
     return pricing.bytes(2 * written, pricing.spec.memory.elementwise, "copy", kernels=1 if written else 0)
 
 
 @rule("select_backward", "slice_backward", "diagonal_backward", "unfold_backward")
-def _into_zeros(pricing: Pricing, call: Call) -> Cost:
+def _into_zeros(pricing: Pricing, call: OperatorCall) -> Cost:
     """Zeros of the whole, then the piece."""
     zeros = pricing.bytes(call.write, pricing.spec.memory.elementwise, "elementwise")
     piece = next(iter(call.inputs), None)
@@ -165,7 +165,7 @@ def _into_zeros(pricing: Pricing, call: Call) -> Cost:
     "sym_constrain_range_for_size",
     "_functional_sym_constrain_range",
 )
-def _nothing(pricing: Pricing, call: Call) -> Cost:
+def _nothing(pricing: Pricing, call: OperatorCall) -> Cost:
     return NOTHING
 
 
@@ -173,7 +173,7 @@ def _nothing(pricing: Pricing, call: Call) -> Cost:
 
 
 @rule("embedding", "index_select", "gather", "index", "take", "take_along_dim", "_unsafe_index", "_embedding_bag")
-def _gather(pricing: Pricing, call: Call) -> Cost:
+def _gather(pricing: Pricing, call: OperatorCall) -> Cost:
     """Price a gather: it reads as many bytes as it writes, whatever the size of the source."""
     table = call["weight"] if call["weight"] is not None else call["self"]
     indices = max(0, call.read - nbytes(table))
@@ -182,7 +182,7 @@ def _gather(pricing: Pricing, call: Call) -> Cost:
 
 
 @rule("embedding_dense_backward", "embedding_backward")
-def _embedding_backward(pricing: Pricing, call: Call) -> Cost:
+def _embedding_backward(pricing: Pricing, call: OperatorCall) -> Cost:
     """Zeros for the whole table; indices sorted; rows of the gradient added up."""
     gradient, indices = call["grad_output"], call["indices"]
     zeros = pricing.bytes(call.write, pricing.spec.memory.elementwise, "elementwise")
@@ -213,7 +213,7 @@ def _embedding_backward(pricing: Pricing, call: Call) -> Cost:
     "masked_scatter_",
     "put_",
 )
-def _scatter(pricing: Pricing, call: Call) -> Cost:
+def _scatter(pricing: Pricing, call: OperatorCall) -> Cost:
     """Price a scatter: the values are read, their targets read and written; an operator that is not in place copies
     first."""
     given = nbytes(call["self"])
@@ -226,7 +226,7 @@ def _scatter(pricing: Pricing, call: Call) -> Cost:
 
 
 @rule("sort", "argsort", "msort", "unique_consecutive", "_unique", "_unique2", "unique_dim")
-def _sort(pricing: Pricing, call: Call) -> Cost:
+def _sort(pricing: Pricing, call: OperatorCall) -> Cost:
     """Radix sort: values and their places go through memory once for each byte of a value."""
     given = call["self"]
     if isinstance(given, list) or given is None:  # of a list, in TorchScript
@@ -237,7 +237,7 @@ def _sort(pricing: Pricing, call: Call) -> Cost:
 
 
 @rule("topk", "kthvalue", "median", "nanmedian", "mode")
-def _topk(pricing: Pricing, call: Call) -> Cost:
+def _topk(pricing: Pricing, call: OperatorCall) -> Cost:
     """Radix select: the input is read once for each byte of a value."""
     given = call["self"]
     moved = given.element_size() * nbytes(given) + call.write
@@ -247,14 +247,14 @@ def _topk(pricing: Pricing, call: Call) -> Cost:
 @rule(
     "cumsum", "cumsum_", "cumprod", "cummax", "cummin", "logcumsumexp", "nonzero", "masked_select", "bincount", "histc"
 )
-def _scan(pricing: Pricing, call: Call) -> Cost:
+def _scan(pricing: Pricing, call: OperatorCall) -> Cost:
     """Read twice: for the sums of blocks, and for the values."""
     moved = 2 * call.read + call.write
     return pricing.bytes(moved, pricing.spec.memory.reduction, "reduction", kernels=2)
 
 
 @rule("native_dropout", "bernoulli", "bernoulli_", "dropout", "multinomial", "rand_like", "randn_like", "randint_like")
-def _dropout(pricing: Pricing, call: Call) -> Cost:
+def _dropout(pricing: Pricing, call: OperatorCall) -> Cost:
     return pricing.bytes(call.read + call.write, pricing.spec.memory.random, "random")
 
 
@@ -262,7 +262,7 @@ def _dropout(pricing: Pricing, call: Call) -> Cost:
     "normal_", "uniform_", "random_", "exponential_", "log_normal_", "cauchy_", "geometric_", "rand", "randn", "randint"
 )
 @rule("normal", "randperm", "normal_functional")
-def _random(pricing: Pricing, call: Call) -> Cost:
+def _random(pricing: Pricing, call: OperatorCall) -> Cost:
     """Written only."""
     return pricing.bytes(call.write, pricing.spec.memory.random, "random") if call.write else NOTHING
 
@@ -278,7 +278,7 @@ _MOST_TENSORS = {1: 770, 2: 448, 3: 336, 4: 252, 5: 210}
 
 
 @rule("_fused_adam", "_fused_adam_", "_fused_adamw", "_fused_adamw_", "_fused_sgd", "_fused_sgd_", "_fused_adagrad_")
-def foreach(pricing: Pricing, call: Call) -> Cost:
+def foreach(pricing: Pricing, call: OperatorCall) -> Cost:
     """Every list is read, what is changed is written. A block does 65,536 elements, so a few small tensors do not
     fill the device."""
     written = call.written or call.outputs
@@ -308,21 +308,21 @@ def _is_list(value: object, length: int) -> bool:
 
 
 @rule("_foreach_norm")
-def _norms(pricing: Pricing, call: Call) -> Cost:
+def _norms(pricing: Pricing, call: OperatorCall) -> Cost:
     """Price norms: each block writes a partial sum, which a second kernel adds up."""
     first = foreach(pricing, call)
     return first.plus(pricing.bytes(call.write, pricing.spec.memory.elementwise, "optimizer"))
 
 
 @rule("_amp_foreach_non_finite_check_and_unscale_")
-def _unscale(pricing: Pricing, call: Call) -> Cost:
+def _unscale(pricing: Pricing, call: OperatorCall) -> Cost:
     return foreach(pricing, call)
 
 
 # -- What every operator costs that has no rule of its own: each tensor through memory once; and reductions.
 
 
-def default(pricing: Pricing, call: Call) -> Cost:
+def default(pricing: Pricing, call: OperatorCall) -> Cost:
     """An elementwise kernel over all tensors of the call; a view is nothing, a list of tensors is a foreach."""
     if call.is_view:
         return NOTHING
@@ -336,7 +336,7 @@ def default(pricing: Pricing, call: Call) -> Cost:
     return pricing.bytes(moved, efficiency, "elementwise", flops=_flops(call))
 
 
-def _flops(call: Call) -> int:
+def _flops(call: OperatorCall) -> int:
     """Return torch's flop count, if it has a formula."""
     formula = flop_registry.get(call.func.overloadpacket)
     if formula is None:
@@ -349,7 +349,7 @@ def _flops(call: Call) -> int:
 )
 @rule("argmax", "argmin", "any", "all", "count_nonzero", "nansum", "logsumexp", "nanmean", "dist", "trace", "mse_loss")
 @rule("binary_cross_entropy_with_logits", "binary_cross_entropy", "smooth_l1_loss", "huber_loss", "l1_loss", "kl_div")
-def _reduction(pricing: Pricing, call: Call) -> Cost:
+def _reduction(pricing: Pricing, call: OperatorCall) -> Cost:
     """A whole tensor to one value takes a second, small kernel."""
     small = call.write * 64 < call.read and any(each.numel() == 1 for each in call.outputs)
     kernels = 2 if small and call.read > 1 << 22 else 1
@@ -360,6 +360,6 @@ def _reduction(pricing: Pricing, call: Call) -> Cost:
 
 
 @rule("max", "min")
-def _extreme(pricing: Pricing, call: Call) -> Cost:
+def _extreme(pricing: Pricing, call: OperatorCall) -> Cost:
     """Price a minimum or maximum: a reduction of one tensor, elementwise for two."""
     return default(pricing, call) if call["other"] is not None else _reduction(pricing, call)

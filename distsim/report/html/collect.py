@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distsim.debug.diagnosis.waits.assess_proof import lateness, patience
-from distsim.debug.diagnosis.waits.wait_graph import Need, WaitGraph
+from distsim.debug.diagnosis.waits.wait_graph import RemoteNeed, WaitGraph
 from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.matching.remote_calls import rank_of
 from distsim.debug.messages import call_text, shape_of_call, site_text
@@ -492,7 +492,7 @@ def wait_edges(evidence: Evidence) -> list[WaitEdge]:
     return list(merged.values())
 
 
-def _said(need: Need, site: Site | None) -> tuple[str, str]:
+def _said(need: RemoteNeed, site: Site | None) -> tuple[str, str]:
     wait = need.wait
     if isinstance(wait, CallWait):
         call = wait.record

@@ -22,12 +22,12 @@ from distsim import __version__
 from distsim.errors import UsageError
 from distsim.report.html.draw.plots import bench_plot, efficiency_plot, pareto_plot, sweep_plot
 from distsim.report.html.draw.run import Part, RunParts, run_parts
-from distsim.report.html.draw.tables import Cell, Table, table
+from distsim.report.html.draw.tables import PageTable, TableCell, table
 from distsim.report.quantities import figure_name, figure_text
 from distsim.text.units import format_bytes, format_time
 from distsim.text.untrusted_input import printable
 
-__all__ = ["Entry", "Page", "bench_page", "html", "run_page", "suite_page", "sweep_page", "tune_page", "write_page"]
+__all__ = ["Page", "PageEntry", "bench_page", "html", "run_page", "suite_page", "sweep_page", "tune_page", "write_page"]
 
 MOST_RUNS = 60
 """Runs that a page of many has whole; those that failed first."""
@@ -45,7 +45,7 @@ class Page:
     overview: bool = False
     lines: list[str] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
+    tables: list[PageTable] = field(default_factory=list)
     document: Mapping[str, Any] | None = None
     """The overview's own JSON."""
 
@@ -118,7 +118,7 @@ def _plotly() -> tuple[str, str]:
 
 
 @dataclass(slots=True)
-class Entry:
+class PageEntry:
     """One of several runs: its report, and what is said of it in the overview."""
 
     name: str
@@ -139,20 +139,20 @@ def run_page(document: Mapping[str, Any]) -> Page:
     return Page(f"{run.word}: {subject}", run.title, [run])
 
 
-def suite_page(entries: Sequence[Entry], line: str) -> Page:
+def suite_page(entries: Sequence[PageEntry], line: str) -> Page:
     """The index of a suite of scenarios; *line* counts them."""
     runs = _runs(entries)
     columns = ["scenario", "result", "outcome", "virtual time", "wall time"]
-    index = Table("Scenarios", columns)
+    index = PageTable("Scenarios", columns)
     for number, entry in enumerate(entries):
         time_s = entry.figures.get("virtual_time_s")
         index.rows.append(
             [
-                Cell(entry.name, link=_link(number, runs)),
-                Cell("passed" if entry.passed else "FAILED", bad=not entry.passed),
-                Cell(entry.verdict),
-                Cell("-" if time_s is None else format_time(time_s), time_s),
-                Cell(f"{entry.wall_s:.2f} s", entry.wall_s),
+                TableCell(entry.name, link=_link(number, runs)),
+                TableCell("passed" if entry.passed else "FAILED", bad=not entry.passed),
+                TableCell(entry.verdict),
+                TableCell("-" if time_s is None else format_time(time_s), time_s),
+                TableCell(f"{entry.wall_s:.2f} s", entry.wall_s),
             ]
         )
     document = {"schema": "distsim.suite/1", "scenarios": [_of_entry(entry) for entry in entries]}
@@ -160,7 +160,7 @@ def suite_page(entries: Sequence[Entry], line: str) -> Page:
     return Page("Scenarios", "scenarios", list(runs.values()), True, lines, tables=[index], document=document)
 
 
-def sweep_page(name: str, entries: Sequence[Entry], figure: str) -> Page:
+def sweep_page(name: str, entries: Sequence[PageEntry], figure: str) -> Page:
     """Return the page of all points of a sweep."""
     runs = _runs(entries)
     links = [_link(number, runs) for number in range(len(entries))]
@@ -182,7 +182,7 @@ def sweep_page(name: str, entries: Sequence[Entry], figure: str) -> Page:
     return Page(f"Sweep of {name}", "sweep", list(runs.values()), True, lines, parts, [index], document)
 
 
-def tune_page(name: str, entries: Sequence[Entry], lines: Sequence[str]) -> Page:
+def tune_page(name: str, entries: Sequence[PageEntry], lines: Sequence[str]) -> Page:
     """Return the page of a search: *entries*, the best first, and *lines* about the best ones."""
     front = Part("front", "Time and memory", "No other point is better in both than one on the line.")
     front.figure = pareto_plot(entries)
@@ -194,15 +194,15 @@ def tune_page(name: str, entries: Sequence[Entry], lines: Sequence[str]) -> Page
     return Page(f"Best layout of {name}", "tune", [], True, list(lines), parts, tables, document)
 
 
-def _points_table(entries: Sequence[Entry], links: Sequence[str]) -> Table:
+def _points_table(entries: Sequence[PageEntry], links: Sequence[str]) -> PageTable:
     settings = list(entries[0].settings) if entries else []
     names = list(dict.fromkeys(name for entry in entries for name in entry.figures))
-    index = Table("Points", ["point", *settings, "outcome", *map(figure_name, names)])
+    index = PageTable("Points", ["point", *settings, "outcome", *map(figure_name, names)])
     for number, entry in enumerate(entries):
-        row = [Cell(f"#{number + 1}", float(number), links[number])]
+        row = [TableCell(f"#{number + 1}", float(number), links[number])]
         row += [_setting(entry.settings[name]) for name in settings]
-        row.append(Cell(entry.verdict, bad=not entry.passed))
-        row += [Cell(figure_text(name, entry.figures.get(name)), entry.figures.get(name)) for name in names]
+        row.append(TableCell(entry.verdict, bad=not entry.passed))
+        row += [TableCell(figure_text(name, entry.figures.get(name)), entry.figures.get(name)) for name in names]
         index.rows.append(row)
     return index
 
@@ -228,12 +228,12 @@ def bench_page(document: Mapping[str, Any]) -> Page:
     return Page(title, "bench", [], True, [line], parts, [sizes], document)
 
 
-def _setting(value: Any) -> Cell:
+def _setting(value: Any) -> TableCell:
     number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-    return Cell(str(value), number)
+    return TableCell(str(value), number)
 
 
-def _runs(entries: Sequence[Entry]) -> dict[int, RunParts]:
+def _runs(entries: Sequence[PageEntry]) -> dict[int, RunParts]:
     """Number of an entry -> its parts, of as many as a page holds."""
     whole = [number for number, entry in enumerate(entries) if entry.document]
     whole.sort(key=lambda number: (entries[number].passed, number))
@@ -254,14 +254,14 @@ def _link(number: int, runs: Mapping[int, RunParts]) -> str:
     return runs[number].key if number in runs else ""
 
 
-def _left_out(entries: Sequence[Entry], runs: Mapping[int, RunParts]) -> list[str]:
+def _left_out(entries: Sequence[PageEntry], runs: Mapping[int, RunParts]) -> list[str]:
     lacking = sum(1 for number, entry in enumerate(entries) if entry.document and number not in runs)
     return [f"{lacking:,} more runs are in the table only: a page holds {MOST_RUNS}, those that failed first."] * (
         lacking > 0
     )
 
 
-def _of_entry(entry: Entry) -> dict[str, Any]:
+def _of_entry(entry: PageEntry) -> dict[str, Any]:
     return {
         "name": entry.name,
         "passed": entry.passed,

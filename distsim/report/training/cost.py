@@ -10,7 +10,7 @@ from distsim.text.units import format_count
 if TYPE_CHECKING:
     from distsim.sim.observe.metrics import Training
 
-__all__ = ["Cost", "cost_of", "cost_text", "saving_share"]
+__all__ = ["TrainingCost", "cost_of", "cost_text", "saving_share"]
 
 DEFAULT_TOKENS = 1e9
 """Where a price is known and no number of tokens."""
@@ -18,7 +18,7 @@ HOUR_S, DAY_S = 3600.0, 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class TrainingCost:
     """Of so many tokens, with checkpoints as often as the program writes them."""
 
     tokens: float
@@ -42,7 +42,7 @@ def saving_share(training: Training) -> float | None:
     return saved.mean_s / (saved.mean_s + saved.every * step_s)
 
 
-def cost_of(training: Training) -> Cost | None:
+def cost_of(training: Training) -> TrainingCost | None:
     """Return the cost of the tokens that were asked for; None where neither these nor a price are known, or no rate."""
     tokens = training.planned_tokens
     if training.tokens_per_s is None or (tokens is None and training.price is None):
@@ -50,7 +50,7 @@ def cost_of(training: Training) -> Cost | None:
     tokens = DEFAULT_TOKENS if tokens is None else tokens
     seconds = tokens / training.tokens_per_s / (1.0 - (saving_share(training) or 0.0))
     hours = seconds / HOUR_S * training.num_gpus
-    return Cost(
+    return TrainingCost(
         tokens,
         seconds,
         hours,
@@ -61,7 +61,7 @@ def cost_of(training: Training) -> Cost | None:
     )
 
 
-def cost_text(cost: Cost, training: Training) -> str:
+def cost_text(cost: TrainingCost, training: Training) -> str:
     """Return `1T tokens: 29.2 days, 5.6M GPU hours, 14M at 2.5 a GPU hour, at most 3.92 GWh at
     700 W a GPU`."""
     parts = [_duration(cost.seconds), f"{format_count(cost.gpu_hours)} GPU hours"]

@@ -43,7 +43,7 @@ def main(path: str) -> int:
     import numpy as np
 
     from distsim.report import print_summary
-    from distsim.scenario.equal.record import Recorder, recording, without_dropout, write_run
+    from distsim.scenario.equal.record import TensorRecorder, recording, without_dropout, write_run
     from distsim.sim import RunRequest, run_program
     from distsim.sim.isolation.process import current_task
     from distsim.sim.observe.silent import reader_of
@@ -55,15 +55,15 @@ def main(path: str) -> int:
         for entry in archive.files:
             rank, _, name = entry.partition("/")
             given.setdefault(int(rank), {})[name] = archive[entry]
-    recorders: dict[int, Recorder] = {}
+    recorders: dict[int, TensorRecorder] = {}
 
-    def current() -> Recorder | None:
+    def current() -> TensorRecorder | None:
         task = current_task()
         if task is None or not task.process.is_rank:
             return None
         process = task.process
         if process.rank not in recorders:
-            recorders[process.rank] = Recorder(
+            recorders[process.rank] = TensorRecorder(
                 process.rank,
                 spec.steps,
                 reader_of(process),

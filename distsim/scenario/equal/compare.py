@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.errors import UsageError
-from distsim.scenario.equal.record import Entry, Key, Run
-from distsim.scenario.equal.relation import How, Relation, distance, joined, relation
+from distsim.scenario.equal.record import RecordedRun, RecordedTensor, TensorKey
+from distsim.scenario.equal.relation import How, TensorRelation, distance, joined, relation
 
 __all__ = ["Comparison", "Deviation", "compare", "starts", "teams"]
 
@@ -37,9 +37,9 @@ Array = NDArray[Any]
 class Deviation:
     """One tensor of the sharded run that does not make the whole run's."""
 
-    key: Key
+    key: TensorKey
     ranks: tuple[int, ...]
-    relation: Relation
+    relation: TensorRelation
     threshold: float
     site: str
     module: str = ""
@@ -74,7 +74,7 @@ class Comparison:
         return bool(self.deciding)
 
 
-def teams(sharded: Run, whole: Run) -> dict[int, list[int]]:
+def teams(sharded: RecordedRun, whole: RecordedRun) -> dict[int, list[int]]:
     """The ranks of *sharded* that share the work of each rank of *whole*: they read the same input."""
     if len(whole.ranks) == 1:
         return {next(iter(whole.ranks)): sorted(sharded.ranks)}
@@ -97,7 +97,9 @@ def teams(sharded: Run, whole: Run) -> dict[int, list[int]]:
     return result
 
 
-def starts(sharded: Run, whole: Run, ranks_of: Mapping[int, Sequence[int]]) -> dict[int, dict[str, Array]]:
+def starts(
+    sharded: RecordedRun, whole: RecordedRun, ranks_of: Mapping[int, Sequence[int]]
+) -> dict[int, dict[str, Array]]:
     """Return the parameters of each rank of *whole* that must begin with the values of *sharded*."""
     needed: dict[int, dict[str, Array]] = {}
     for rank, entries in whole.ranks.items():
@@ -119,7 +121,7 @@ def starts(sharded: Run, whole: Run, ranks_of: Mapping[int, Sequence[int]]) -> d
     return needed
 
 
-def compare(sharded: Run, whole: Run, perturbed: Run) -> Comparison:
+def compare(sharded: RecordedRun, whole: RecordedRun, perturbed: RecordedRun) -> Comparison:
     """Compare *sharded* with *whole*; *perturbed* is *whole* run again from parameters changed by one rounding."""
     result = Comparison()
     deviations: list[Deviation] = []
@@ -152,7 +154,11 @@ class _Team:
     """Ranks of the sharded run, and the rank of the whole run whose work they share."""
 
     def __init__(
-        self, sharded: Run, whole: Mapping[Key, Entry], perturbed: Mapping[Key, Entry], ranks: Sequence[int]
+        self,
+        sharded: RecordedRun,
+        whole: Mapping[TensorKey, RecordedTensor],
+        perturbed: Mapping[TensorKey, RecordedTensor],
+        ranks: Sequence[int],
     ) -> None:
         self.sharded, self.whole, self.perturbed = sharded, whole, perturbed
         self.left_out: dict[str, str] = {}
@@ -188,13 +194,13 @@ class _Team:
                 key, tuple(ranks), how, threshold, site, self.sharded.classes.get(key.name, ""), on_residual
             )
 
-    def _threshold(self, key: Key, target: Array) -> float:
+    def _threshold(self, key: TensorKey, target: Array) -> float:
         moved = self.perturbed.get(key)
         return LEAST if moved is None else max(LEAST, TIMES * min(1.0, distance(target, moved.load())))
 
-    def _order(self) -> Iterator[Key]:
+    def _order(self) -> Iterator[TensorKey]:
         """Return what both runs recorded, in the order of the sharded run's ranks."""
-        seen: dict[Key, None] = {}
+        seen: dict[TensorKey, None] = {}
         for rank in self.ranks:
             seen |= dict.fromkeys(self.sharded.ranks[rank])
         known = [key for key in seen if key in self.whole and (key.kind not in DECIDE or key.name in self.parameters)]
@@ -278,7 +284,7 @@ def _neighbours_fit(name: str, known: Mapping[str, bool], constant: Mapping[str,
         module = module.rpartition(".")[0]
 
 
-def _inputs(entries: Mapping[Key, Entry]) -> list[Array]:
+def _inputs(entries: Mapping[TensorKey, RecordedTensor]) -> list[Array]:
     """The tensors that the model was first called with."""
     return [entry.load() for key, entry in entries.items() if key.kind == "input" and (key.step, key.root) == (0, 0)]
 

@@ -18,7 +18,7 @@ import numpy as np
 from distsim.errors import UsageError
 from distsim.scenario.equal.child import Spec
 from distsim.scenario.equal.compare import Comparison, compare, starts, teams
-from distsim.scenario.equal.record import Run, read_run
+from distsim.scenario.equal.record import RecordedRun, read_run
 
 __all__ = ["compare_layouts"]
 
@@ -54,7 +54,7 @@ def compare_layouts(sharded: Spec, whole: Spec, folder: Path, say: Callable[[str
     return comparison
 
 
-def _run(spec: Spec, folder: Path, name: str) -> Run:
+def _run(spec: Spec, folder: Path, name: str) -> RecordedRun:
     out, file = folder / f"{name}.npz", folder / f"{name}.json"
     spec = dataclasses.replace(spec, out=str(out))
     spec.write(file)
@@ -78,7 +78,7 @@ def _run(spec: Spec, folder: Path, name: str) -> Run:
     return read_run(out)
 
 
-def _why_nothing(first: Run, second: Run, left_out: Mapping[str, str]) -> str:
+def _why_nothing(first: RecordedRun, second: RecordedRun, left_out: Mapping[str, str]) -> str:
     for run, layout in ((first, "first"), (second, "second")):
         keys = [key for entries in run.ranks.values() for key in entries]
         if not any(key.kind == "start" for key in keys):

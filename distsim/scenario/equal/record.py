@@ -29,7 +29,17 @@ from distsim.debug.messages import site_text
 from distsim.debug.records.frames import program_frames, steps
 from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID
 
-__all__ = ["Entry", "Key", "Recorder", "Run", "is_partial", "read_run", "recording", "without_dropout", "write_run"]
+__all__ = [
+    "RecordedRun",
+    "RecordedTensor",
+    "TensorKey",
+    "TensorRecorder",
+    "is_partial",
+    "read_run",
+    "recording",
+    "without_dropout",
+    "write_run",
+]
 
 Reader = Callable[[Any], "NDArray[Any] | None"]
 MOST_BYTES = 4 << 30
@@ -42,7 +52,7 @@ FLOAT32_ROUNDING = 1.2e-7
 _backward: Callable[[], int] = CURRENT_GRAPH_TASK_ID.get(lambda: -1)
 
 
-class Key(NamedTuple):
+class TensorKey(NamedTuple):
     """One tensor of one rank's run. *kind*: start, input, output, output_gradient, gradient, parameter."""
 
     step: int
@@ -58,7 +68,7 @@ class Key(NamedTuple):
 
 
 @dataclass
-class Entry:
+class RecordedTensor:
     """A recorded tensor: where it was created, and its values."""
 
     site: str
@@ -66,17 +76,17 @@ class Entry:
 
 
 @dataclass
-class Run:
+class RecordedRun:
     """One layout's run: per rank its tensors in their order."""
 
-    ranks: dict[int, dict[Key, Entry]]
+    ranks: dict[int, dict[TensorKey, RecordedTensor]]
     unreadable: dict[str, str] = field(default_factory=dict)
     """Names of parameters whose values nobody could read, and of what kind they are."""
     classes: dict[str, str] = field(default_factory=dict)
     """Of modules, by name."""
 
 
-class Recorder:
+class TensorRecorder:
     """Records one rank."""
 
     def __init__(
@@ -92,7 +102,7 @@ class Recorder:
         self.rank, self.steps, self.read, self.world_size = rank, steps, read, world_size
         self.refusal = ""
         """Why it is not recorded any more."""
-        self.kept: dict[Key, tuple[str, NDArray[Any]]] = {}
+        self.kept: dict[TensorKey, tuple[str, NDArray[Any]]] = {}
         self.unreadable: dict[str, str] = {}
         self.classes: dict[str, str] = {}
         self.step = 0
@@ -146,7 +156,7 @@ class Recorder:
         for part, tensor in enumerate(_tensors([output])):
             self._keep("output", name, tensor, part, site, call)
             if tensor.requires_grad and not tensor.is_leaf:
-                key = Key(step, "output_gradient", root, name, call, part)
+                key = TensorKey(step, "output_gradient", root, name, call, part)
                 tensor.register_hook(lambda gradient, key=key: self._add(key, gradient, site))
 
     def before_step(self, optimizer: Any) -> None:
@@ -211,9 +221,9 @@ class Recorder:
 
     def _keep(self, kind: str, name: str, tensor: Any, part: int, site: str, call: int = 0) -> None:
         root = self._root if kind in ("input", "output") else 0
-        self._add(Key(0 if kind == "start" else self.step, kind, root, name, call, part), tensor, site)
+        self._add(TensorKey(0 if kind == "start" else self.step, kind, root, name, call, part), tensor, site)
 
-    def _add(self, key: Key, tensor: Any, site: str) -> None:
+    def _add(self, key: TensorKey, tensor: Any, site: str) -> None:
         if is_partial(
             tensor
         ):  # a DTensor whose parts are added up where it is used: nothing is missing, nothing to read
@@ -256,7 +266,7 @@ def _tensors(values: Any, depth: int = 0) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def recording(current: Callable[[], Recorder | None], done: Callable[[], None]) -> Iterator[None]:
+def recording(current: Callable[[], TensorRecorder | None], done: Callable[[], None]) -> Iterator[None]:
     """Return a context in which torch notifies the recorder of the running rank (*current*); *done* is called after
     each step."""
 
@@ -317,7 +327,7 @@ def without_dropout() -> Iterator[None]:
             setattr(functional, name, function)
 
 
-def write_run(recorders: Mapping[int, Recorder], path: Path) -> None:
+def write_run(recorders: Mapping[int, TensorRecorder], path: Path) -> None:
     """The run as a file for `read_run`: numpy's arrays, and JSON that says what they are."""
     arrays: dict[str, NDArray[Any]] = {}
     ranks: dict[str, list[Any]] = {}
@@ -336,14 +346,14 @@ def write_run(recorders: Mapping[int, Recorder], path: Path) -> None:
     os.replace(path.with_suffix(".part"), path)
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> RecordedRun:
     """Read what `write_run` wrote; arrays are loaded on access."""
     archive = np.load(path, allow_pickle=False)
     about = json.loads(archive["about"].tobytes())
     ranks = {}
     for rank, table in about["ranks"].items():
         ranks[int(rank)] = {
-            Key(*row[:-1]): Entry(row[-1], lambda name=f"{rank}_{number}": archive[name])  # type: ignore[misc]
+            TensorKey(*row[:-1]): RecordedTensor(row[-1], lambda name=f"{rank}_{number}": archive[name])  # type: ignore[misc]
             for number, row in enumerate(table)
         }
-    return Run(ranks, about["unreadable"], about["classes"])
+    return RecordedRun(ranks, about["unreadable"], about["classes"])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["How", "Relation", "distance", "joined", "relation"]
+__all__ = ["How", "TensorRelation", "distance", "joined", "relation"]
 
 Array = NDArray[Any]
 PARTS = (2, 3)
@@ -29,7 +29,7 @@ class How(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Relation:
+class TensorRelation:
     """*distance*: what lies between the whole tensor and what the ranks' make, relative to its norm."""
 
     how: How
@@ -51,7 +51,7 @@ def distance(whole: Array, other: Array) -> float:
     return apart / norm if norm else (0.0 if not apart else float("inf"))
 
 
-def relation(whole: Array, shards: Sequence[Array], threshold: float) -> Relation:
+def relation(whole: Array, shards: Sequence[Array], threshold: float) -> TensorRelation:
     """Return the relation of *shards*, one per rank in order, to *whole*.
 
     MULTIPLE is said of ranks that are equal and a whole number of times too large or too small. A relation whose
@@ -65,15 +65,15 @@ def relation(whole: Array, shards: Sequence[Array], threshold: float) -> Relatio
                 continue  # equal tensors that are too small are a multiple
             apart = distance(whole, combined)
             if apart <= threshold:
-                return Relation(how, apart, detail)
+                return TensorRelation(how, apart, detail)
             nearest = min(nearest, apart)
         if len(shards) == len(distinct):
             break
     if len(distinct) == 1 or all(distance(distinct[0], shard) <= threshold for shard in distinct):
         factor = _factor(whole, distinct[0], threshold)
         if factor is not None:
-            return Relation(How.MULTIPLE, nearest, f"{factor:g} times", factor)
-    return Relation(How.NONE, nearest)
+            return TensorRelation(How.MULTIPLE, nearest, f"{factor:g} times", factor)
+    return TensorRelation(How.NONE, nearest)
 
 
 def joined(shapes: Sequence[tuple[int, ...]], whole: tuple[int, ...]) -> int | None:

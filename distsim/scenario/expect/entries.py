@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from distsim.report.html.page import Entry
+from distsim.report.html.page import PageEntry
 from distsim.scenario.expect.result import Result
 
 __all__ = ["entry"]
 
 
-def entry(result: Result, settings: Mapping[str, Any] | None = None) -> Entry:
+def entry(result: Result, settings: Mapping[str, Any] | None = None) -> PageEntry:
     """*settings* are those of a point of a sweep; there what the file expects is not asked, but how the run ended."""
     passed = result.passed if settings is None else result.ran and not result.exit_code and not result.limit
-    return Entry(
+    return PageEntry(
         result.name,
         passed,
         result.verdict,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distsim.debug.diagnosis.silent.finding import Level
+from distsim.debug.diagnosis.silent.finding import Severity
 from distsim.debug.records.kinds import Kind
 from distsim.scenario.expect.baseline import read_baseline, write_baseline
 from distsim.scenario.expect.figures import step_time_s
@@ -77,7 +77,7 @@ def _silent(scenario: Scenario, outcome: Outcome) -> Iterator[str]:
     if wanted is None:
         return
     kinds = {kind for kind in ([wanted] if isinstance(wanted, str) else wanted) if kind != "none"}
-    got = {one.kind.value for one in outcome.silent if one.level is not Level.NOTICE}
+    got = {one.kind.value for one in outcome.silent if one.level is not Severity.NOTICE}
     if kinds != got:
         expected, came = (", ".join(sorted(names)) or "none" for names in (kinds, got))
         yield f"expect_silent: expected {expected}, got {came}"

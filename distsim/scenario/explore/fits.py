@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from distsim.sim import Outcome
     from distsim.sim.observe.metrics import MemorySite, RankTraining, Training
 
-__all__ = ["STEPS", "Change", "Fit", "Held", "RankPeak", "measure", "search_change"]
+__all__ = ["STEPS", "Fit", "LayoutChange", "PeakMemory", "RankPeak", "measure", "search_change"]
 
 STEPS = 2
 """The optimizer makes its state at the end of the first step: the second is the first with all that training keeps."""
@@ -48,7 +48,7 @@ class RankPeak:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PeakMemory:
     """One line of what is in use at the peak."""
 
     kind: str
@@ -66,7 +66,7 @@ class Fit:
     capacity: int
     """Of one GPU, without what lies outside torch's allocator."""
     peaks: list[RankPeak] = field(default_factory=list)
-    held: list[Held] = field(default_factory=list)
+    held: list[PeakMemory] = field(default_factory=list)
     """Of the rank with the highest peak, most bytes first."""
 
     @property
@@ -95,7 +95,7 @@ class Fit:
 
 
 @dataclass(slots=True)
-class Change:
+class LayoutChange:
     """A change of the command that might make it fit."""
 
     text: str
@@ -172,7 +172,7 @@ def _stage(outcome: Outcome, rank: int) -> str:
     return ""
 
 
-def _held(rank: RankTraining) -> list[Held]:
+def _held(rank: RankTraining) -> list[PeakMemory]:
     """The peak by line and operator; what has the shape of the logits is named."""
     logits = next((_numbers(site.tensor) for site in rank.sites if site.operator == "_log_softmax"), None)
     held = []
@@ -180,7 +180,7 @@ def _held(rank: RankTraining) -> list[Held]:
         name = VOCABULARY.get(site.operator, "")
         if not name and logits is not None and _numbers(site.tensor) == logits:
             name = "logits"
-        held.append(Held(site.kind, name, site))
+        held.append(PeakMemory(site.kind, name, site))
     return held
 
 
@@ -193,15 +193,15 @@ def _numbers(tensor: str) -> int:
     return total
 
 
-def search_change(request: RunRequest, fit: Fit, say: Callable[[str], None]) -> list[Change]:
+def search_change(request: RunRequest, fit: Fit, say: Callable[[str], None]) -> list[LayoutChange]:
     """Try changes until one fits: each alone, the smallest first, then one more on top of the one that spares most.
 
     Returns:
         Those that were tried, the last one last.
     """
-    tried: list[Change] = []
+    tried: list[LayoutChange] = []
     refused: set[str] = set()
-    start = Change("", request, fit)
+    start = LayoutChange("", request, fit)
     while True:
         for change in _changes(start.request, start.fit or fit):
             if len(tried) == MOST_TRIES:
@@ -228,7 +228,7 @@ def _needed(fit: Fit | None) -> int:
     return 0 if fit is None else fit.needed
 
 
-def _measure_change(change: Change, fit: Fit) -> None:
+def _measure_change(change: LayoutChange, fit: Fit) -> None:
     """Run *change*, of a program that needs *fit* without it."""
     try:
         changed = measure(change.request, with_lines=False)
@@ -247,7 +247,7 @@ def _measure_change(change: Change, fit: Fit) -> None:
         change.fit = changed
 
 
-def _changes(request: RunRequest, fit: Fit) -> Iterator[Change]:
+def _changes(request: RunRequest, fit: Fit) -> Iterator[LayoutChange]:
     """Changes that the script has a flag for and that may spare what is missing, the smallest first."""
     held = fit.fullest.memory
     missing = max(fit.fullest.peak_allocated_bytes - fit.capacity, 0)
@@ -268,10 +268,10 @@ def _changes(request: RunRequest, fit: Fit) -> Iterator[Change]:
         preset, colon, nodes = str(request.on).partition(":")
         if colon and nodes.isdigit():
             on = f"{preset}:{2 * int(nodes)}"
-            yield Change(f"--on {on}", replace(request, on=on))
+            yield LayoutChange(f"--on {on}", replace(request, on=on))
 
 
-def _smaller_batches(request: RunRequest, fit: Fit, flags: dict[str, Flag], share: float) -> Iterator[Change]:
+def _smaller_batches(request: RunRequest, fit: Fit, flags: dict[str, Flag], share: float) -> Iterator[LayoutChange]:
     """Half the micro-batch, as often as it takes for *share* of it to be left; twice the accumulation with it."""
     flag, accumulation = flags.get("micro_batch"), flags.get("accumulation")
     if flag is None:
@@ -291,7 +291,7 @@ def _sequences(fit: Fit) -> int:
     return max((short.sequences for short in fit.training.out_of_memory), default=0) or 1
 
 
-def _recomputations(request: RunRequest, flag: Flag | None) -> Iterator[Change]:
+def _recomputations(request: RunRequest, flag: Flag | None) -> Iterator[LayoutChange]:
     if flag is None:
         return
     if flag.is_switch:
@@ -304,9 +304,9 @@ def _recomputations(request: RunRequest, flag: Flag | None) -> Iterator[Change]:
             yield _change(request, (flag.name, choice))
 
 
-def _change(request: RunRequest, *pairs: tuple[str, str | None]) -> Change:
+def _change(request: RunRequest, *pairs: tuple[str, str | None]) -> LayoutChange:
     arguments = list(request.args)
     for name, value in pairs:
         arguments = with_flag(arguments, name, value)
     text = " ".join(name if value is None else f"{name}={value}" for name, value in pairs)
-    return Change(text, replace(request, args=arguments))
+    return LayoutChange(text, replace(request, args=arguments))

@@ -37,7 +37,7 @@ from distsim.sim import faults
 from distsim.sim.faults.fault import CallPoint, Rule, When
 from distsim.text.units import parse_time
 
-__all__ = ["FAULT_TABLES", "FaultSpec", "FaultTable", "Rank", "Seconds", "Table", "quantity", "table_of"]
+__all__ = ["FAULT_TABLES", "FaultSpec", "FaultTable", "FileTable", "Rank", "Seconds", "quantity", "table_of"]
 
 
 def _seconds(value: Any) -> float:
@@ -71,13 +71,13 @@ MoreSeconds = Annotated[float, BeforeValidator(_seconds), Gt(0), quantity("5ms",
 Rank = Annotated[int, Ge(0), Strict()]
 
 
-class Table(BaseModel):
+class FileTable(BaseModel):
     """A table of the file. It refuses unknown keys and does not change once it is checked."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class FaultTable(Table):
+class FaultTable(FileTable):
     """Base class of the tables of all faults."""
 
     rule_class: ClassVar[type[Rule]]

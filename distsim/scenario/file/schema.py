@@ -14,7 +14,7 @@ from distsim.debug.diagnosis.silent.finding import SilentKind
 from distsim.debug.records.kinds import Kind
 from distsim.errors import UsageError
 from distsim.options import Data, Fidelity, Silent, default_of, meaning
-from distsim.scenario.file.fault_schema import FaultSpec, Rank, Seconds, Table, quantity
+from distsim.scenario.file.fault_schema import FaultSpec, FileTable, Rank, Seconds, quantity
 from distsim.text.units import parse_bandwidth, parse_memory
 
 __all__ = ["CallSpec", "ExpectSpec", "LimitsSpec", "ScenarioSpec", "StepTimeSpec"]
@@ -47,14 +47,14 @@ def _option(name: str) -> Any:
     return Field(default_of(name), description=meaning(name))
 
 
-class CallSpec(Table):
+class CallSpec(FileTable):
     """A call as reports name it: `all_reduce #3`."""
 
     op: str | None = Field(None, description="the operation: all_reduce, send, ...")
     seq: Count | None = Field(None, description="its number in its group, from 1: the 3 of all_reduce #3")
 
 
-class StepTimeSpec(Table):
+class StepTimeSpec(FileTable):
     """The time of one step against what it was when the baseline was written."""
 
     band: Annotated[float, Field(gt=0, lt=1)] = Field(0.05, description="how much it may differ, as a fraction")
@@ -63,7 +63,7 @@ class StepTimeSpec(Table):
     )
 
 
-class LimitsSpec(Table):
+class LimitsSpec(FileTable):
     """Limits that end a program which does not end by itself."""
 
     virtual_time_s: Seconds | None = Field(86_400.0, description="virtual time (default: a day)")
@@ -74,7 +74,7 @@ class LimitsSpec(Table):
     )
 
 
-class ExpectSpec(Table):
+class ExpectSpec(FileTable):
     """Expected outcome. Every given key is checked."""
 
     kind: Literal[KINDS] = Field(  # type: ignore[valid-type]
@@ -126,7 +126,7 @@ class ExpectSpec(Table):
         return data
 
 
-class ScenarioSpec(Table):
+class ScenarioSpec(FileTable):
     """One scenario."""
 
     schema_: Literal["distsim.scenario/1"] = Field(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phase, RankState
 from distsim.debug.records.arguments import FIELDS
 
-__all__ = ["Call", "Calls", "calls_of"]
+__all__ = ["Calls", "ReproducedCall", "calls_of"]
 
 MAX_ELEMENTS = 1 << 16
 """Larger tensors are exchanged for small ones: a reproduction has to run in a moment."""
@@ -21,7 +21,7 @@ LEFT_OUT = ("init_process_group", "destroy_process_group", "monitored_barrier", 
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ReproducedCall:
     """One call of one rank. *key* is the same for the calls that belong together."""
 
     key: tuple[object, ...]
@@ -54,7 +54,7 @@ class Calls:
     """All ranks' calls and endings. *ranks* are those of the original run; the program numbers them anew."""
 
     ranks: tuple[int, ...]
-    calls: Mapping[int, tuple[Call, ...]]
+    calls: Mapping[int, tuple[ReproducedCall, ...]]
     endings: Mapping[int, str]
     """How a rank ends after its calls: a line of code, or empty."""
     absent: tuple[int, ...] = ()
@@ -80,7 +80,7 @@ class Calls:
     def blocking(self) -> Calls:
         """With `send` for `isend` where no record contradicts: not every record tells them apart."""
 
-        def sync(call: Call) -> Call:
+        def sync(call: ReproducedCall) -> ReproducedCall:
             return replace(call, is_async=False) if call.op in ("send", "recv") and call.prompt else call
 
         return replace(self, calls={rank: tuple(map(sync, own_calls)) for rank, own_calls in self.calls.items()})
@@ -131,7 +131,7 @@ def calls_of(evidence: Evidence, new_groups: bool = False) -> Calls:
     return Calls(ranks, calls, endings, absent)
 
 
-def _call(record: CallRecord, numbers: dict[tuple[object, ...], int], blocked: bool, small: bool) -> Call:
+def _call(record: CallRecord, numbers: dict[tuple[object, ...], int], blocked: bool, small: bool) -> ReproducedCall:
     members = record.group.ranks
     if record.is_p2p:
         ends = (record.rank, record.peer) if record.op == "send" else (record.peer, record.rank)
@@ -151,7 +151,7 @@ def _call(record: CallRecord, numbers: dict[tuple[object, ...], int], blocked: b
     if record.input_splits is not None and record.output_splits is not None:
         splits = (record.input_splits, record.output_splits)
     site = record.site
-    return Call(
+    return ReproducedCall(
         key,
         record.op,
         members,
@@ -191,7 +191,7 @@ def _small(record: CallRecord, shapes: tuple[tuple[int, ...], ...]) -> tuple[tup
     return tuple((size,) for _ in shapes)
 
 
-def _leave_out(call: Call, rank: int) -> Call:
+def _leave_out(call: ReproducedCall, rank: int) -> ReproducedCall:
     if rank not in call.members:
         return call
     n = len(call.members)

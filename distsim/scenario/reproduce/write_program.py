@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from distsim.scenario.reproduce.calls import Call, Calls
+from distsim.scenario.reproduce.calls import Calls, ReproducedCall
 from distsim.scenario.reproduce.loops import line_number, looped
 
 __all__ = ["write_program"]
@@ -207,7 +207,7 @@ def _topological(steps: Mapping[Step, Mapping[int, int]]) -> list[Step] | None:
     return order
 
 
-def _line(call: Call, name: str) -> str:
+def _line(call: ReproducedCall, name: str) -> str:
     """The call as a line of a program; *name* is its group's variable."""
     n, group = len(call.members), f", group={name}" if name else ""
     op = f", op=dist.ReduceOp.{call.reduce_op}" if call.reduce_op not in (None, "SUM") else ""
@@ -253,7 +253,7 @@ def _line(call: Call, name: str) -> str:
             return f"dist.{base}({group.removeprefix(', ')}{later if group else later.removeprefix(', ')})"
 
 
-def _tensors(call: Call, shapes: Iterable[tuple[int, ...]]) -> list[str]:
+def _tensors(call: ReproducedCall, shapes: Iterable[tuple[int, ...]]) -> list[str]:
     dtype = "" if call.dtype == "float32" else f", dtype=torch.{call.dtype}"
     result = []
     for shape in shapes:

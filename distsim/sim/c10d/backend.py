@@ -24,7 +24,7 @@ from torch.distributed import distributed_c10d as c10d
 from distsim.debug.matching.refused import FIRST_CALLS, came_out
 from distsim.debug.records import CallRecord, Group, State, StoreWait
 from distsim.deprecated import in_torch
-from distsim.deprecated.rendezvous import Meeting
+from distsim.deprecated.rendezvous import OldMeeting
 from distsim.errors import NotSimulated, UsageError
 from distsim.sim.c10d import communicator, stores, work
 from distsim.sim.c10d.communicator import Communicator
@@ -207,7 +207,7 @@ def _joining(size: int) -> None:
         task.process.notes.joining = record
 
 
-def _begins(meeting: Meeting, rank: int) -> None:
+def _begins(meeting: OldMeeting, rank: int) -> None:
     """The same where the rank was given without torch's rendezvous."""
     _joining(meeting.world_size)
     require_task().process.notes.job = meeting.name

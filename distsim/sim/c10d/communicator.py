@@ -114,7 +114,7 @@ DataFunction = Callable[[list[Arrival]], None]
 
 
 @dataclass(slots=True)
-class Meeting:
+class CallMeeting:
     transfer: Callable[[list[Arrival]], Transfer | None]
     data: DataFunction
     arrivals: dict[int, Arrival] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class Communicator:
         self.places: dict[int, int] | None = None
         """Global rank -> place, as torch has it: one for all members."""
         self._devices: tuple[str, ...] | None = None
-        self._meetings: dict[int, Meeting] = {}
+        self._meetings: dict[int, CallMeeting] = {}
         self._sends: list[PendingMessage] = []
         self._recvs: deque[PendingMessage] = deque()
         self.monitored: dict[int, MonitoredBarrier] = {}
@@ -217,7 +217,7 @@ class Communicator:
             return  # of a rank that is traced no more
         meeting = self._meetings.get(number)
         if meeting is None:
-            meeting = self._meetings[number] = Meeting(transfer, data)
+            meeting = self._meetings[number] = CallMeeting(transfer, data)
         meeting.arrivals[group_rank] = arrival
         if len(meeting.arrivals) >= len(self._awaited):
             self._meet(number)

@@ -11,7 +11,7 @@ from torch.futures import Future
 
 from distsim.sim.device.gpu import Device
 from distsim.sim.device.memory import accelerators_of, current_stream, set_current_stream
-from distsim.sim.device.timeline import Mark, Stream
+from distsim.sim.device.timeline import Mark, StreamTimeline
 from distsim.sim.isolation.process import RankTask, current_task
 from distsim.sim.kernel.task import is_done, made_of
 from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID, FUTURE
@@ -89,7 +89,7 @@ def _value_of(future: Any) -> object:
         return None
 
 
-def _free_stream(device: Device) -> Stream:
+def _free_stream(device: Device) -> StreamTimeline:
     """One of the pool on which nothing runs. (torch goes round its 32; each that is made costs all kernels of the
     simulation a little, and only those that are busy at once are different streams to anybody.)"""
     pool = device.pools.setdefault(_CALLBACKS, [])

@@ -22,7 +22,7 @@ from distsim.sim.c10d.work import NO_TIMEOUT, SimWork, drain_backward
 from distsim.sim.device.allocator.allocator import COMMUNICATION
 from distsim.sim.device.gpu import Device, Held
 from distsim.sim.device.memory import accelerators_of, current_stream
-from distsim.sim.device.timeline import Comm, Load, Mark, Stream
+from distsim.sim.device.timeline import Comm, Load, Mark, StreamTimeline
 from distsim.sim.device.timeline.timeline import NEVER
 from distsim.sim.isolation.process import RankTask, require_task
 from distsim.sim.observe.reading import user_stack
@@ -61,7 +61,7 @@ _LISTS = {"all_gather": True, "reduce_scatter": False}
 class Flat:
     """Flat buffer of one call: its memory while in use, and the copies."""
 
-    def __init__(self, device: Device, stream: Stream, count: int, nbytes: int, copies_out: bool) -> None:
+    def __init__(self, device: Device, stream: StreamTimeline, count: int, nbytes: int, copies_out: bool) -> None:
         self.copies_out = copies_out
         self._device, self._count = device, count
         self._each = device.plain_cost(2 * nbytes // count)  # read and written
@@ -70,7 +70,7 @@ class Flat:
         if block is not None and block.tag is not None:
             block.tag.kind = COMMUNICATION
 
-    def copy(self, task: RankTask, stream: Stream) -> None:
+    def copy(self, task: RankTask, stream: StreamTimeline) -> None:
         """Put the copies at the end of *stream* as one kernel."""
         each = self._each
         task.process.accelerators.works_on_host(task, self._count * self._device.host.operator_s)
@@ -79,7 +79,7 @@ class Flat:
         self._device.launch(stream, cost, task, "copy_")
 
 
-def flat_of(device: Device, stream: Stream, call: Call) -> Flat | None:
+def flat_of(device: Device, stream: StreamTimeline, call: Call) -> Flat | None:
     """Return the flat buffer that *call* needs in *stream*, or None."""
     copies_out = _LISTS.get(call.key[0])
     if copies_out is None:
@@ -367,9 +367,9 @@ class GroupStreams:
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
         self._tolerant = tolerant()
-        self._streams: dict[tuple[int, int], Stream] = {}
+        self._streams: dict[tuple[int, int], StreamTimeline] = {}
         self._batch: list[Part] | None = None
-        self._last: dict[tuple[int, int], tuple[Stream, Mark]] = {}
+        self._last: dict[tuple[int, int], tuple[StreamTimeline, Mark]] = {}
         """By GPU and peer: where the last kernel is."""
         self._brought: set[int] = set()
         """GPUs of earlier calls: NCCL has a communicator for each."""
@@ -425,7 +425,9 @@ class GroupStreams:
             work.flat = flat
         self._put(task, device, stream, [part], peer, flat)
 
-    def _watch_buffers(self, task: RankTask, device: Device, stream: Stream, comm: Comm, parts: Sequence[Part]) -> None:
+    def _watch_buffers(
+        self, task: RankTask, device: Device, stream: StreamTimeline, comm: Comm, parts: Sequence[Part]
+    ) -> None:
         """Report what is written to, or read, before *comm* has ended."""
         for arrival, work, _ in parts:
             used = partial(task.world.guards.used_in_flight, arrival.record)
@@ -450,7 +452,7 @@ class GroupStreams:
             rounds[distance] = max(rounds.get(distance, 0), channels)
         return min(sum(rounds.values()), MOST_CHANNELS)
 
-    def _stream(self, device: Device, peer: int) -> Stream:
+    def _stream(self, device: Device, peer: int) -> StreamTimeline:
         """NCCL's stream of this group; of a pair of ranks for a message outside a batch, *peer* -1 where it is none."""
         stream = self._streams.get((device.index, peer))
         if stream is None:
@@ -463,7 +465,7 @@ class GroupStreams:
         self,
         task: RankTask,
         device: Device,
-        stream: Stream,
+        stream: StreamTimeline,
         parts: Sequence[Part],
         peer: int = -1,
         flat: Flat | None = None,

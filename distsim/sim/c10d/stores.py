@@ -16,7 +16,7 @@ from torch.distributed import Store
 
 from distsim.debug.records import CallWait, StoreWait, Wait
 from distsim.deprecated import in_torch, rendezvous
-from distsim.deprecated.rendezvous import Meeting, assigned, take_place
+from distsim.deprecated.rendezvous import OldMeeting, assigned, take_place
 from distsim.sim.isolation.process import RankTask, current_task, require_task
 from distsim.sim.processes.hosts import machine_of, meant
 
@@ -550,7 +550,7 @@ _real_meet = rendezvous.meet
 _real_note = in_torch.note
 
 
-def _meet(meeting: Meeting, timeout: timedelta) -> tuple[Any, int]:
+def _meet(meeting: OldMeeting, timeout: timedelta) -> tuple[Any, int]:
     if current_task() is None:
         return _real_meet(meeting, timeout)
     world = require_task().world

@@ -30,7 +30,16 @@ from distsim.sim.device.operators.kinds import (
     kinds,
     look,
 )
-from distsim.sim.device.operators.plan import LOOKS_LIKE, Given, Made, Plan, key_of, learn, takes_any_float, tensors_in
+from distsim.sim.device.operators.plan import (
+    LOOKS_LIKE,
+    Given,
+    NewTensor,
+    OperatorPlan,
+    key_of,
+    learn,
+    takes_any_float,
+    tensors_in,
+)
 from distsim.sim.device.operators.special import SPECIAL, Handler, guess_truth, is_check, note_truth, typical_draw
 from distsim.sim.device.operators.transfers import (
     ON_HOST,
@@ -178,11 +187,11 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         if traced.counts and self._task not in traced.apart:
             traced.saw_operator(self._process.rank, number)
 
-    def _plan(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], base: int) -> Plan:
+    def _plan(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], base: int) -> OperatorPlan:
         """Return the plan of *func* for arguments with these properties, from the cache or worked out now."""
         accelerators = self._process.accelerators
-        plans: dict[Any, Plan] = accelerators.plans
-        plan: Plan | None
+        plans: dict[Any, OperatorPlan] = accelerators.plans
+        plan: OperatorPlan | None
         try:
             loose = takes_any_float(func)
             named = key_of(tuple(kwargs.items()), base, loose) if kwargs else ()
@@ -202,7 +211,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
             plans[key] = plan
         return plan
 
-    def _compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], base: int, plan: Plan) -> Any:
+    def _compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], base: int, plan: OperatorPlan) -> Any:
         """Launch the kernels of *plan*; their result with its memory, and its values where they are known."""
         task, accelerators = self._task, self._process.accelerators
         for path, size in plan.grown:
@@ -249,7 +258,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
             accelerators.steps.count(plan.counted, args)
         return result
 
-    def _unvalued(self, args: Any, kwargs: Any, plan: Plan, gpu: Device, stream: Any) -> Any:
+    def _unvalued(self, args: Any, kwargs: Any, plan: OperatorPlan, gpu: Device, stream: Any) -> Any:
         """The result without values; what was known of tensors that are written is known no more."""
         for path in plan.written:
             self._forget(Given(path).of(args, kwargs))
@@ -271,7 +280,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         self._process.accelerators.works_on_host(task, seconds)
 
     def _part(self, out: Any, args: Any, kwargs: Any, gpu: Device, stream: Any) -> Any:
-        if type(out) is Made:
+        if type(out) is NewTensor:
             part = carrier(out.size, out.stride, out.dtype, gpu.torch_device)
             gpu.memory.ledger.shape = out.size, out.dtype
             gpu.hold(part.untyped_storage(), stream)
@@ -287,7 +296,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
             if not tensor.is_cpu and not tensor.untyped_storage().__dict__.keys().isdisjoint(KNOWLEDGE):
                 self.values.forget(tensor)
 
-    def _valued(self, func: Any, args: Any, kwargs: Any, plan: Plan, gpu: Device, stream: Any) -> Any:
+    def _valued(self, func: Any, args: Any, kwargs: Any, plan: OperatorPlan, gpu: Device, stream: Any) -> Any:
         """The result with its values, where those of the arguments are known."""
         values = self.values
         known, guess = True, False
@@ -344,7 +353,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         for i, out in enumerate(plan.outs):
             part = self._part(out, args, kwargs, gpu, stream)
             parts_made.append(part)
-            if type(out) is Made:
+            if type(out) is NewTensor:
                 if known and values.keeps(out.numel, out.dtype):
                     found = parts[i] if i < len(parts) else None
                     value = torch.zeros(out.size, dtype=out.dtype, device="cpu") if found is None else found
@@ -417,7 +426,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         gpu.hold(tensor.untyped_storage(), current_stream(self._task, gpu))
         return tensor
 
-    def make(self, out: Made, device: torch.device) -> Tensor:
+    def make(self, out: NewTensor, device: torch.device) -> Tensor:
         return self.carry(out.size, out.stride, out.dtype, device)
 
     def launch_plain(self, device: torch.device, nbytes: int) -> None:

@@ -20,14 +20,14 @@ from distsim.cluster.graph.link import SETTINGS_WITH_EFFECT
 from distsim.debug.records import CallRecord, CallWait, HostWait, State, Wait
 from distsim.errors import NotSimulated
 from distsim.kernels import Cost
-from distsim.kernels.gpu import Host, host_of
+from distsim.kernels.gpu import HostCpu, host_of
 from distsim.sim.device.allocator import Allocator, Block, Full
 from distsim.sim.device.allocator.claims import Shortage, shortage
 from distsim.sim.device.allocator.sites import site_reader
 from distsim.sim.device.generator import CudaGenerator
 from distsim.sim.device.operators.values import Values
-from distsim.sim.device.timeline import Comm, Kernel, Mark, Stream, Timeline
-from distsim.sim.device.timeline import Wait as StreamWait
+from distsim.sim.device.timeline import Comm, Kernel, Mark, StreamTimeline, Timeline
+from distsim.sim.device.timeline import StreamWait as StreamWait
 from distsim.sim.device.timeline.fusion import Fusion
 from distsim.sim.device.timeline.steps import InFlight, Steps
 from distsim.sim.isolation.clock import EPOCH_S
@@ -68,12 +68,12 @@ class Held:
         self.device = device
         self._block = block
         self.nbytes = nbytes
-        self.due: tuple[Stream, str, str] | None = None
+        self.due: tuple[StreamTimeline, str, str] | None = None
         """Stream, and what the ledger said, for memory that is taken later: of a tensor in a kernel that is being put
         together (timeline/fusion.py), where it is read after that kernel."""
         self.origins: Sequence[Held] = ()
         """What stays in memory for as long as this may be computed from it again."""
-        self.streams: list[Stream] | None = None
+        self.streams: list[StreamTimeline] | None = None
         """Others that use it as well (Tensor.record_stream): it is not free before they have come to its end."""
 
     @property
@@ -128,8 +128,8 @@ class Device:
             self.memory.ledger.site_of = site_reader(self.memory.ledger, self._accelerators)
         self.is_late = False
         """What is made now takes its memory later, as a part of a fused kernel."""
-        self.streams: list[Stream] = []
-        self.pools: dict[int, list[Stream]] = {}
+        self.streams: list[StreamTimeline] = []
+        self.pools: dict[int, list[StreamTimeline]] = {}
         """By priority: those that torch.cuda.Stream() gives out in turn."""
         self.pool_turns: dict[int, int] = {}
         self.default_stream = self.new_stream("default")
@@ -143,11 +143,11 @@ class Device:
         self._waiting: list[RankTask] = []
 
     @property
-    def host(self) -> Host:
+    def host(self) -> HostCpu:
         """CPU costs of launching work on it."""
         return self._accelerators.host
 
-    def new_stream(self, name: str) -> Stream:
+    def new_stream(self, name: str) -> StreamTimeline:
         stream = self.timeline.stream(name)
         stream.number = len(self.streams)
         self.streams.append(stream)
@@ -155,7 +155,7 @@ class Device:
 
     # -- work
 
-    def launch(self, stream: Stream, cost: Cost, task: RankTask, name: Any) -> None:
+    def launch(self, stream: StreamTimeline, cost: Cost, task: RankTask, name: Any) -> None:
         """Put a kernel at the end of *stream*; the host continues."""
         if self._accelerators.capture is not None:
             self.put_held_back()
@@ -184,7 +184,7 @@ class Device:
         rate = (model.d2h_bytes_per_s if to_host else model.h2d_bytes_per_s) if pinned else model.pageable_bytes_per_s
         return Cost(max(model.spec.memory.floor, nbytes / rate), 1, 0, nbytes, "transfer", False)
 
-    def communicate(self, stream: Stream, comm: Comm) -> Mark:
+    def communicate(self, stream: StreamTimeline, comm: Comm) -> Mark:
         """Put a communication kernel at the end of *stream*, and return the mark behind it."""
         if self._accelerators.capture is not None:
             raise NotSimulated("a collective in a CUDA graph", "leave it out of the capture")
@@ -261,7 +261,7 @@ class Device:
         for mark in self.marks(task.now_s()):
             self.synchronize(task, mark)
 
-    def wait_for(self, stream: Stream, mark: Mark, now_s: float) -> None:
+    def wait_for(self, stream: StreamTimeline, mark: Mark, now_s: float) -> None:
         """Let later work in *stream* begin after *mark*."""
         if self.in_flight.open:
             self.in_flight.stream_waits(stream)
@@ -270,7 +270,7 @@ class Device:
 
     # -- memory
 
-    def hold(self, storage: UntypedStorage, stream: Stream) -> None:
+    def hold(self, storage: UntypedStorage, stream: StreamTimeline) -> None:
         """Allocate what *storage* takes, until it dies."""
         nbytes = _nbytes(storage)
         if not nbytes:
@@ -294,7 +294,7 @@ class Device:
         else:
             fusion.write(held)
 
-    def allocate(self, nbytes: int, stream: Stream) -> Block:
+    def allocate(self, nbytes: int, stream: StreamTimeline) -> Block:
         if not self._accelerators.works:
             self._accelerators.begin_work()
         if self._deferred:
@@ -314,7 +314,7 @@ class Device:
             self.memory.is_unlimited = True
             return self.memory.allocate(nbytes, stream.number)
 
-    def free(self, block: Block, streams: list[Stream] | None) -> None:
+    def free(self, block: Block, streams: list[StreamTimeline] | None) -> None:
         marks = []
         for stream in streams or ():
             if stream.items:
@@ -471,7 +471,7 @@ class Accelerators:
         return model
 
     @functools.cached_property
-    def host(self) -> Host:
+    def host(self) -> HostCpu:
         """CPU costs of launching work on this cluster."""
         return host_of(self.process.world.cluster.cpu.model, self.model.host_op_s)
 

@@ -17,7 +17,7 @@ from distsim.torch_compat.cuda_api import ACCELERATOR
 
 if TYPE_CHECKING:
     from distsim.sim.device.gpu import Accelerators, Device
-    from distsim.sim.device.timeline import Stream
+    from distsim.sim.device.timeline import StreamTimeline
     from distsim.sim.isolation.process import RankTask, SimProcess
 
 __all__ = ["Memory", "accelerators_of", "current_device", "current_stream", "set_current_device", "set_current_stream"]
@@ -139,15 +139,15 @@ def set_current_device(task: RankTask, index: int) -> None:
     _set_device(index)
 
 
-def current_stream(task: RankTask, device: Device) -> Stream:
+def current_stream(task: RankTask, device: Device) -> StreamTimeline:
     """torch's C++ keeps it, by thread: autograd runs backward on the streams of forward."""
     if not task.cuda_streams:
         return device.default_stream
-    stream: Stream = device.streams[_get_stream(device.index).stream_id]
+    stream: StreamTimeline = device.streams[_get_stream(device.index).stream_id]
     return stream
 
 
-def set_current_stream(task: RankTask, device: Device, stream: Stream) -> None:
+def set_current_stream(task: RankTask, device: Device, stream: StreamTimeline) -> None:
     if stream is not device.default_stream:
         task.cuda_streams = True
     if task.cuda_streams:

@@ -45,7 +45,7 @@ __all__ = [
     "PLACES",
     "SWITCHES",
     "Flag",
-    "Host",
+    "HostState",
     "Switch",
     "enter_places",
     "exchange_places",
@@ -179,7 +179,7 @@ def exchange_places(leaving: list[Any], coming: list[Any]) -> None:
 
 
 @dataclass(slots=True)
-class Host:
+class HostState:
     """State that simulated processes find at their start, and that is restored after their end."""
 
     environ: dict[bytes, bytes]

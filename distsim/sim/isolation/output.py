@@ -19,7 +19,7 @@ from distsim.errors import UsageError
 from distsim.sim.kernel.task import current_process
 
 __all__ = [
-    "Held",
+    "HeldOutput",
     "LogState",
     "RankStream",
     "StreamProxy",
@@ -114,7 +114,7 @@ class RankStream(io.TextIOBase):
         self.muted = True
 
 
-class Held:
+class HeldOutput:
     """Replacement for *stream* in a run that may restart: output appears once `release` is called."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -148,7 +148,7 @@ class Held:
         self._kept = None
 
 
-Shown = TextIO | Held
+Shown = TextIO | HeldOutput
 """Where the lines of ranks go."""
 
 

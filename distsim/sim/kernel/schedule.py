@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import brief
 
-__all__ = ["Delay", "Limits", "Schedule"]
+__all__ = ["CallDelay", "Limits", "Schedule"]
 
 # -- Schedules: in which order things happen that no rule of torch.distributed orders.
 #
@@ -25,7 +25,7 @@ _DELAY = re.compile(r"rank(\d+)@(\d+)\+(\d*\.?\d+(?:e[+-]?\d+)?)s")
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Delay:
+class CallDelay:
     """*rank* is held back for *seconds* (virtual) before its call number *call* (from 0)."""
 
     rank: int
@@ -40,7 +40,7 @@ class Delay:
 class Schedule:
     """One interleaving. Without any choice it is the ordinary run."""
 
-    delays: tuple[Delay, ...] = ()
+    delays: tuple[CallDelay, ...] = ()
     buffered: bool = False
     """Sends end at once, as small ones do on NCCL and MPI; else when their receiver has come, as on gloo."""
     any_source: int | None = None
@@ -77,18 +77,18 @@ class Schedule:
             for _ in range(draw.randint(1, 3)):
                 rank = draw.randrange(len(calls))
                 delays[rank, draw.randrange(max(1, calls[rank]))] = long_s * (len(calls) + draw.randint(1, 3))
-        chosen = tuple(Delay(rank, call, float(f"{s:.3g}")) for (rank, call), s in sorted(delays.items()))
+        chosen = tuple(CallDelay(rank, call, float(f"{s:.3g}")) for (rank, call), s in sorted(delays.items()))
         return cls(chosen, buffered=draw.random() < 0.5, any_source=seed if draw.random() < 0.5 else None)
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
         """The inverse of `str`."""
-        delays: list[Delay] = []
+        delays: list[CallDelay] = []
         buffered, any_source = False, None
         for part in filter(None, text.split(",")):
             match = _DELAY.fullmatch(part.strip()) if len(part) < 200 else None
             if match is not None:
-                delays.append(Delay(int(match[1]), int(match[2]), float(match[3])))
+                delays.append(CallDelay(int(match[1]), int(match[2]), float(match[3])))
             elif part.strip() == "buffered":
                 buffered = True
             elif re.fullmatch(r"\s*any=\d{1,18}\s*", part):

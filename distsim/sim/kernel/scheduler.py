@@ -19,7 +19,7 @@ from distsim.watchdog import shared_state
 if TYPE_CHECKING:
     from distsim.sim.kernel.schedule import Limits
 
-__all__ = ["Deadline", "Deadlines", "Due", "Expired", "Owner", "Request", "Scheduler", "Unwind"]
+__all__ = ["Deadline", "Deadlines", "Due", "Expired", "Request", "Scheduler", "TaskOwner", "Unwind"]
 
 
 class Due(Protocol):
@@ -108,7 +108,7 @@ class Request:
     """Its time passes between two looks at the same thing: nobody has to look up when it is over."""
 
 
-class Owner(Protocol):
+class TaskOwner(Protocol):
     """Owner of tasks: a simulated process."""
 
     rank: int
@@ -183,7 +183,7 @@ class Scheduler:
         self.host_timeout_s = host_timeout_s
         self.patience = patience
         """How much longer than *host_timeout_s* a rank that computes may stay away from its next call."""
-        self.current: Owner | None = None
+        self.current: TaskOwner | None = None
         self.running: Any = None
         """The task that has the baton."""
         self.shared_state = shared_state.here()
@@ -247,7 +247,7 @@ class Scheduler:
         self._tasks_made += 1
         return self._tasks_made
 
-    def enter(self, process: Owner) -> None:
+    def enter(self, process: TaskOwner) -> None:
         current = self.current
         if current is not process:
             if current is None:

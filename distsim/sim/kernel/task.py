@@ -15,7 +15,7 @@ import simpy
 
 from distsim.debug.records import CallWait, HostWait, Wait
 from distsim.sim.kernel.baton import Baton, Nap, begin_thread
-from distsim.sim.kernel.scheduler import Expired, Owner, Request, Scheduler, Unwind
+from distsim.sim.kernel.scheduler import Expired, Request, Scheduler, TaskOwner, Unwind
 from distsim.torch_compat.works import FUTURE
 from distsim.watchdog.shared_state import crash_stack_for_this_thread
 
@@ -103,7 +103,7 @@ class Task:
         thread."""
         return 0
 
-    def __init__(self, world: Scheduler, process: Owner, body: Callable[[], Any], name: str, daemon: bool = False):
+    def __init__(self, world: Scheduler, process: TaskOwner, body: Callable[[], Any], name: str, daemon: bool = False):
         self.world = world
         self.process = process
         self.name = name

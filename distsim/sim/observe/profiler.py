@@ -33,11 +33,11 @@ from distsim.torch_compat.works import (
 if TYPE_CHECKING:
     from distsim.debug.records import CallRecord
     from distsim.sim.device.gpu import Device
-    from distsim.sim.device.timeline import Stream
+    from distsim.sim.device.timeline import StreamTimeline
     from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import SimProcess
 
-__all__ = ["BACKEND_THREAD", "MAIN_THREAD", "Event", "Recorder", "Result", "profiler_patches"]
+__all__ = ["BACKEND_THREAD", "MAIN_THREAD", "ProfileRecorder", "ProfileResult", "ProfilerEvent", "profiler_patches"]
 
 # -- What torch's own profiler asks for of C++: events, and the trace that they are written to.
 
@@ -88,7 +88,7 @@ _ANSWERS: dict[str, Any] = {
 """What a Kineto event of a plain operator on the CPU answers."""
 
 
-class Event:
+class ProfilerEvent:
     """One slice, with the questions torch asks of a Kineto event."""
 
     def __init__(
@@ -107,7 +107,7 @@ class Event:
         return lambda: answer
 
 
-def _arguments(event: Event) -> dict[str, Any]:
+def _arguments(event: ProfilerEvent) -> dict[str, Any]:
     """Return the arguments of an event in a trace."""
     if event.device_type() == DeviceType.CUDA:
         where = {"device": event.device_index(), "stream": event.device_resource_id()}
@@ -116,15 +116,15 @@ def _arguments(event: Event) -> dict[str, Any]:
     return fields | ({"Input Dims": event.shapes()} if event.shapes() else {})
 
 
-class Result:
+class ProfileResult:
     """Replacement for C++'s _ProfilerResult."""
 
-    def __init__(self, events: list[Event], start_s: float, rank: int) -> None:
+    def __init__(self, events: list[ProfilerEvent], start_s: float, rank: int) -> None:
         self._events = events
         self._start_s = start_s
         self._rank = rank
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[ProfilerEvent]:
         return self._events
 
     def trace_start_ns(self) -> int:
@@ -203,7 +203,7 @@ _TITLES = {
 """What a backend calls the work that it does (ProcessGroupGloo.cpp, ProcessGroupNCCL.cpp), where not as torch does."""
 
 
-class Recorder:
+class ProfileRecorder:
     """Records one process between the start and the end of a profile."""
 
     def __init__(self, process: SimProcess, start_s: float, with_shapes: bool, activities: Any) -> None:
@@ -214,7 +214,7 @@ class Recorder:
         self._sees_gpus = ProfilerActivity.CUDA in activities
         self._slices: list[tuple[str, float, float, dict[str, Any], Any]] = []
         """Name, begin, end, what it answers, and what it has launched, or called others by."""
-        self._launched: list[tuple[Device, Stream, Kernel | Comm]] = []
+        self._launched: list[tuple[Device, StreamTimeline, Kernel | Comm]] = []
         self.arguments: Any = ()
         """Of the operator that launches next."""
         self._works: list[tuple[str, CallRecord, list[Any]]] = []
@@ -224,7 +224,7 @@ class Recorder:
     def operator(self, name: str, start_s: float, seconds: float, inputs: Any) -> None:
         self._slice(name, start_s, start_s + seconds, [_shape(value) for value in inputs])
 
-    def launched(self, device: Device, stream: Stream, item: Kernel | Comm) -> None:
+    def launched(self, device: Device, stream: StreamTimeline, item: Kernel | Comm) -> None:
         """An operator, or a call of others, has put *item* into *stream*."""
         if self._sees_gpus:
             self._launched.append((device, stream, item))
@@ -233,9 +233,9 @@ class Recorder:
             shapes, self.arguments = [_shape(value) for value in self.arguments], ()
             self._slice(f"aten::{operator_name(item.name)}", end_s - device.host.operator_s, end_s, shapes, item)
 
-    def _kernels(self, numbers: dict[int, int]) -> list[Event]:
+    def _kernels(self, numbers: dict[int, int]) -> list[ProfilerEvent]:
         """Return the kernels of the GPUs. *numbers* maps slices to the launching operators."""
-        events: list[Event] = []
+        events: list[ProfilerEvent] = []
         for device, stream, item in self._launched:
             device.timeline.catch_up()
             if item.begun_s is None or item.ended_s is None:
@@ -251,7 +251,7 @@ class Recorder:
             facts = {"device_type": DeviceType.CUDA, "device_index": device.index, "activity_type": kind}
             facts |= {"device_resource_id": stream.number, "linked_correlation_id": numbers.get(id(by), 0)}
             number = len(numbers) + len(events) + 1_000_000
-            events.append(Event(number, name, item.begun_s, item.ended_s, thread=stream.number, **facts))
+            events.append(ProfilerEvent(number, name, item.begun_s, item.ended_s, thread=stream.number, **facts))
         return events
 
     def label(self, name: str, start_s: float, end_s: float) -> None:
@@ -292,7 +292,7 @@ class Recorder:
         if self._sees_host:
             self._slices.append((name, start_s, end_s, answers, launched))
 
-    def result(self, end_s: float) -> Result:
+    def result(self, end_s: float) -> ProfileResult:
         for name, record, shapes in self._works:
             if record.started_s is not None or record.completed_s is not None:
                 done_s = end_s if record.completed_s is None else record.completed_s
@@ -301,11 +301,11 @@ class Recorder:
                 self._slice(name, record.issued_s, done_s, shapes, thread=thread, **facts)
         in_order = sorted(self._slices, key=lambda s: (s[1], -s[2], not s[3].get("is_user_annotation")))
         events = [
-            Event(number, name, begin, end, **answers)
+            ProfilerEvent(number, name, begin, end, **answers)
             for number, (name, begin, end, answers, _) in enumerate(in_order, 1)
         ]
         numbers = {id(piece[4]): number for number, piece in enumerate(in_order, 1) if piece[4] is not None}
-        return Result(events + self._kernels(numbers), self._start_s, self._process.rank)
+        return ProfileResult(events + self._kernels(numbers), self._start_s, self._process.rank)
 
 
 def _shape(value: Any) -> list[int]:
@@ -391,7 +391,7 @@ def _recording_patches() -> list[Patch]:
             real_enable(config, activities, *args, **kwargs)
         else:
             with_shapes = task.process.notes.profile_with_shapes
-            task.process.recorder = Recorder(task.process, task.now_s(), with_shapes, activities)
+            task.process.recorder = ProfileRecorder(task.process, task.now_s(), with_shapes, activities)
             if ProfilerActivity.CUDA in activities:
                 task.process.world.note(
                     "torch.profiler: a kernel has its operator's name; operators that launch none (views) are left out"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torch.multiprocessing import ProcessRaisedException
 
 from distsim.collectives.uncertainty import LAUNCH_BOUND, Interval, interval, size_class, step_error
-from distsim.debug.diagnosis.silent.finding import Level
+from distsim.debug.diagnosis.silent.finding import Severity
 from distsim.debug.messages import ranks_text
 from distsim.debug.records import P2P, CallRecord, Evidence
 from distsim.debug.records.call_log import CallSum
@@ -161,7 +161,7 @@ def summing_up(
         _price(training, world, request)
         diagnoses = [_short_of_memory(diagnosis, training) for diagnosis in diagnoses]
     exit_code = _exit_code(diagnoses, failures, started, interrupted)
-    if not exit_code and request.silent == "strict" and any(one.level is Level.ERROR for one in silent):
+    if not exit_code and request.silent == "strict" and any(one.level is Severity.ERROR for one in silent):
         exit_code = SILENT_FAULT
     return Outcome(
         world_size=world.world_size,

@@ -22,7 +22,7 @@ from distsim.debug.messages import ranks_text
 from distsim.debug.records.frames import shown
 from distsim.sim.device.allocator.allocator import OPTIMIZER, Ledger
 from distsim.sim.device.allocator.claims import Modules, family
-from distsim.sim.device.allocator.sites import Site
+from distsim.sim.device.allocator.sites import AllocationSite
 from distsim.sim.device.memory import current_stream
 from distsim.sim.device.timeline.steps import StepEnd, works_on
 from distsim.sim.device.timeline.timeline import Account
@@ -314,7 +314,7 @@ def _rank(process: SimProcess, account: Account, counted: int, like: tuple[int, 
 
 def _sites(ledger: Ledger) -> list[MemorySite]:
     """Return the memory in use at the peak by kind, line and operator, the largest first."""
-    sums: dict[tuple[str, str, int, str], tuple[int, int, Site, int]] = {}
+    sums: dict[tuple[str, str, int, str], tuple[int, int, AllocationSite, int]] = {}
     for (kind, site), (nbytes, count) in ledger.peak_sites.items():
         key = (kind, site.file, site.line, site.operator)
         total, many, largest, most = sums.get(key, (0, 0, site, 0))
@@ -325,7 +325,7 @@ def _sites(ledger: Ledger) -> list[MemorySite]:
     return sorted(sites, key=lambda site: (-site.nbytes, site.where, site.operator))
 
 
-def _memory_site(kind: str, site: Site, nbytes: int, count: int = 1) -> MemorySite:
+def _memory_site(kind: str, site: AllocationSite, nbytes: int, count: int = 1) -> MemorySite:
     where = f"{shown(site.file)}:{site.line}" if site.file else ""
     code = linecache.getline(site.file, site.line).strip() if site.file else ""
     return MemorySite(kind, where, code, site.operator, site.tensor, nbytes, count)

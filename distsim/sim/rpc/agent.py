@@ -14,13 +14,13 @@ from torch.distributed.rpc import WorkerInfo
 
 from distsim.debug.records import HostWait
 from distsim.sim.isolation.process import current_task, require_task
-from distsim.sim.rpc.transport import Failed, Message, Pool, Reply, Workers, workers_of
+from distsim.sim.rpc.transport import Failed, Reply, RpcMessage, ThreadPool, Workers, workers_of
 from distsim.torch_compat.rpc import DISTRIBUTED_RPC_TESTING, FAULTY_AGENT_INIT
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
 
-__all__ = ["CALL_S", "SERVE_S", "Call", "SimAgent", "faulty_init"]
+__all__ = ["CALL_S", "SERVE_S", "PendingCall", "SimAgent", "faulty_init"]
 
 # -- A worker's agent: it sends requests, has a thread serve those that come, and gives up on replies that do not.
 #
@@ -37,11 +37,11 @@ INFINITE = 0.0
 MOST_RETRIES = 20
 RETRY_S = 1.0
 
-Answered = Callable[["Message | Failed"], None]
+Answered = Callable[["RpcMessage | Failed"], None]
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class PendingCall:
     """A request that has no reply yet. It is a deadline, too."""
 
     agent: SimAgent
@@ -62,7 +62,7 @@ class Call:
 class SimAgent:
     """`TensorPipeAgent(store, name, rank, world_size, options, reverse_device_maps, devices)` of a process."""
 
-    serve: Callable[[SimAgent, Message, Answered], None]
+    serve: Callable[[SimAgent, RpcMessage, Answered], None]
     """What a thread does with a request (serving.serve)."""
 
     def __init__(
@@ -86,14 +86,14 @@ class SimAgent:
         self.reverse_device_maps = dict(reverse_device_maps)
         self.devices = list(devices)
         self.timeout_s = float(opts.rpc_timeout)
-        self.pool = Pool(self.process, opts.num_worker_threads)
+        self.pool = ThreadPool(self.process, opts.num_worker_threads)
         self.running = False
         self.profiles_gil = False
         self.active_calls = 0
         """Requests of ours that are not over."""
         self.served_calls = 0
         """Requests of others that are not answered."""
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, PendingCall] = {}
         self._next_call = 0
         self._quiet: list[simpy.Event] = []
         self.infos: dict[int, WorkerInfo] = {}
@@ -226,11 +226,11 @@ class SimAgent:
     def send(
         self,
         to: int,
-        message: Message,
+        message: RpcMessage,
         answered: Answered,
         timeout_s: float = -1.0,
         future: Reply | None = None,
-    ) -> Call:
+    ) -> PendingCall:
         """Send a request to worker *to*; *answered* gets its reply in a thread of the pool, or *future* does where a
         thread already sleeps until it comes. *timeout_s*: below 0 the agent's, 0 none."""
         if not self.running:
@@ -246,7 +246,7 @@ class SimAgent:
             task.compute(CALL_S)
             ahead_s = task.debt_s
         self._next_call += 1
-        call = Call(self, self._next_call, to, timeout_s, explicit, answered, future)
+        call = PendingCall(self, self._next_call, to, timeout_s, explicit, answered, future)
         self._calls[call.number] = call
         self.active_calls += 1
         message.sender = self.id
@@ -258,23 +258,23 @@ class SimAgent:
         leaves.callbacks.append(lambda _: self._leave(call, message, nbytes))
         return call
 
-    def _leave(self, call: Call, message: Message, nbytes: int) -> None:
+    def _leave(self, call: PendingCall, message: RpcMessage, nbytes: int) -> None:
         other = self.workers.agents.get(call.to)
         if other is None:
             self.end_call(call, Failed("ECONNREFUSED: connection refused (simulated: the worker is gone)"))
         elif self.running:
             self.workers.carry(self, other, nbytes, False, lambda: other.came(self, call, message))
 
-    def came(self, sender: SimAgent, call: Call, message: Message) -> None:
+    def came(self, sender: SimAgent, call: PendingCall, message: RpcMessage) -> None:
         """A request is here (scheduler side)."""
         if self.workers.agents.get(self.id) is not self or not self.process.alive:
             return
         self.served_calls += 1
 
-        def respond(reply: Message | Failed) -> None:
+        def respond(reply: RpcMessage | Failed) -> None:
             task = current_task()
             ahead_s = task.debt_s if task is not None and task.process is self.process else 0.0
-            late_s = self.delay_s(reply.wire_kind) if isinstance(reply, Message) else 0.0
+            late_s = self.delay_s(reply.wire_kind) if isinstance(reply, RpcMessage) else 0.0
             leaves = self.world.env.timeout(ahead_s + late_s)
             assert leaves.callbacks is not None
             leaves.callbacks.append(lambda _: self._reply(sender, call, reply))
@@ -288,17 +288,17 @@ class SimAgent:
 
         self.pool.submit(job)
 
-    def _reply(self, sender: SimAgent, call: Call, reply: Message | Failed) -> None:
+    def _reply(self, sender: SimAgent, call: PendingCall, reply: RpcMessage | Failed) -> None:
         self.served_calls -= 1
         self._ask_quiet()
         if self.workers.agents.get(sender.id) is not sender or self.workers.agents.get(self.id) is not self:
             return
         nbytes = len(reply.text) if isinstance(reply, Failed) else reply.sized()
-        if isinstance(reply, Message):
+        if isinstance(reply, RpcMessage):
             reply.sender = self.id
         self.workers.carry(self, sender, nbytes, True, lambda: sender.end_call(call, reply))
 
-    def end_call(self, call: Call, reply: Message | Failed) -> None:
+    def end_call(self, call: PendingCall, reply: RpcMessage | Failed) -> None:
         """Complete a request, on the scheduler's side."""
         if call.over:
             return
@@ -311,7 +311,7 @@ class SimAgent:
         else:
             self.pool.submit(lambda: self._answer(call, reply))
 
-    def _answer(self, call: Call, reply: Message | Failed) -> None:
+    def _answer(self, call: PendingCall, reply: RpcMessage | Failed) -> None:
         try:
             call.answered(reply)
         finally:
@@ -336,10 +336,10 @@ class SimAgent:
         """Return the delay of a message of this kind, which only the faulty agent sets."""
         return 0.0
 
-    def tell(self, to: int, message: Message, answered: Answered | None = None, attempt: int = 0) -> None:
+    def tell(self, to: int, message: RpcMessage, answered: Answered | None = None, attempt: int = 0) -> None:
         """Send what torch sends by itself, and again where it was lost; nobody waits for the reply."""
 
-        def came(reply: Message | Failed) -> None:
+        def came(reply: RpcMessage | Failed) -> None:
             if isinstance(reply, Failed) and reply.kind == 2 and attempt < MOST_RETRIES:
                 again = self.world.env.timeout(RETRY_S * 1.5**attempt)
                 assert again.callbacks is not None
@@ -389,17 +389,17 @@ class FaultyAgent(SimAgent):
     def send(
         self,
         to: int,
-        message: Message,
+        message: RpcMessage,
         answered: Answered,
         timeout_s: float = -1.0,
         future: Reply | None = None,
-    ) -> Call:
+    ) -> PendingCall:
         kind = message.wire_kind
         options = self.options
         key = kind, message.payload, str(message.fields)
         if kind in options.messages_to_fail and self._failed.get(key, 0) < options.num_fail_sends:
             attempt = self._failed[key] = self._failed.get(key, 0) + 1
-            call = Call(self, -1, to, 0.0, True, answered, future)
+            call = PendingCall(self, -1, to, 0.0, True, answered, future)
             self.active_calls += 1
             self.end_call(call, Failed(f"Send attempt {attempt} failed intentionally for {kind}", 2))
             return call

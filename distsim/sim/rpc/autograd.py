@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from distsim.debug.records import HostWait
 from distsim.sim.isolation.process import require_task
-from distsim.sim.rpc.transport import Failed, Message, copied
+from distsim.sim.rpc.transport import Failed, RpcMessage, copied
 from distsim.torch_compat.device import DISABLE_TORCH_DISPATCH
 
 __all__ = [
@@ -313,16 +313,16 @@ class Pass:
 
     # -- the other workers' parts
 
-    def propagate(self, message: Message, grads: Sequence[Tensor]) -> None:
+    def propagate(self, message: RpcMessage, grads: Sequence[Tensor]) -> None:
         """Send the gradients of what came with *message* to where it came from."""
         self._outstanding += 1
-        back = Message(
+        back = RpcMessage(
             "BACKWARD_AUTOGRAD_REQ",
             tensors=copied(grads),
             fields=(self.context.id, message.autograd_id, self.retain_graph),
         )
 
-        def answered(reply: Message | Failed) -> None:
+        def answered(reply: RpcMessage | Failed) -> None:
             self._outstanding -= 1
             if isinstance(reply, Failed):
                 self.end(reply.error)
@@ -397,7 +397,7 @@ def label(name: str) -> Iterator[None]:
         recorder.operator(name, begun_s, task.now_s() - begun_s, ())
 
 
-def came_back(context: Context, message: Message, grads: Sequence[Tensor]) -> None:
+def came_back(context: Context, message: RpcMessage, grads: Sequence[Tensor]) -> None:
     """torch's engine has come to a node where tensors came in."""
     if context.backward is None:
         raise RuntimeError("RecvRpcBackward: the autograd context is no longer valid. Use dist_autograd.backward")
@@ -460,7 +460,7 @@ def _name(root: Tensor) -> str:
     return str(getattr(root, "name", None) or "")
 
 
-def gradients_came(container: Container, agent: Any, message: Message, done: Done) -> None:
+def gradients_came(container: Container, agent: Any, message: RpcMessage, done: Done) -> None:
     """Gradients of what this worker once sent; *done* when all that follows from them is done."""
     context_id, autograd_id, retain_graph = message.fields
     context = container.retrieve(context_id)
@@ -495,7 +495,7 @@ class _Recv(torch.autograd.Function):
     """Makes the tensors that came, and sends their gradients where they came from."""
 
     @staticmethod
-    def forward(ctx: Any, dummy: Tensor, origin: tuple[Context, Message], tensors: list[Tensor]) -> Any:
+    def forward(ctx: Any, dummy: Tensor, origin: tuple[Context, RpcMessage], tensors: list[Tensor]) -> Any:
         ctx.origin = origin
         ctx.set_materialize_grads(False)
         return tuple(tensors)
@@ -526,7 +526,7 @@ def _edge(tensor: Tensor) -> Any:
         return GradientEdge(*token.next_functions[0], token)
 
 
-def attach(container: Container, message: Message, tensors: Sequence[Tensor], to: int, forced: bool) -> None:
+def attach(container: Container, message: RpcMessage, tensors: Sequence[Tensor], to: int, forced: bool) -> None:
     """Attach the autograd context to *message*, and keep where the gradients of its *tensors* go."""
     asks = [tensor for tensor in tensors if tensor.requires_grad]
     if container.current_id == NONE or (not forced and not asks):
@@ -538,7 +538,7 @@ def attach(container: Container, message: Message, tensors: Sequence[Tensor], to
     context.workers[to] = None
 
 
-def received(container: Container, message: Message) -> list[Tensor]:
+def received(container: Container, message: RpcMessage) -> list[Tensor]:
     """The tensors of *message*, with a node behind those that require a gradient."""
     tensors = list(message.tensors)
     asks = [i for i, wanted in enumerate(message.wants_grad) if wanted]
@@ -572,4 +572,4 @@ def release_if_there(container: Container, agent: Any, context_id: int) -> None:
     container.erase(context_id)
     if agent is not None:
         for worker in workers:
-            agent.tell(worker, Message("CLEANUP_AUTOGRAD_CONTEXT_REQ", fields=context_id))
+            agent.tell(worker, RpcMessage("CLEANUP_AUTOGRAD_CONTEXT_REQ", fields=context_id))

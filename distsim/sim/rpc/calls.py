@@ -13,8 +13,8 @@ from torch.futures import Future
 from distsim.sim.isolation.process import require_task
 from distsim.sim.rpc.profiling import begin_call, reply_came
 from distsim.sim.rpc.requests import called, content, ended, request, with_tensors
-from distsim.sim.rpc.state import TIMED_OUT, ForkData, Owner, User, agent_here, rrefs_here, shown
-from distsim.sim.rpc.transport import Failed, Message, Reply
+from distsim.sim.rpc.state import TIMED_OUT, ForkData, OwnedValue, User, agent_here, rrefs_here, shown
+from distsim.sim.rpc.transport import Failed, Reply, RpcMessage
 from distsim.torch_compat.rpc import HANDLE_EXCEPTION, JIT_RESOLVE_PACKET, RREF_TYPEOF_ON_OWNER, RREF_TYPEOF_ON_USER
 
 __all__ = [
@@ -46,7 +46,7 @@ class SimPyRRef(Generic[T]):
 
     def __init__(self, value: T, type_hint: Any = None) -> None:
         context = rrefs_here()
-        self._rref: Owner | User = Owner(context, context.new_id())
+        self._rref: OwnedValue | User = OwnedValue(context, context.new_id())
         self._rref.set(value)
         self._type_future: Future[Any] | None = None
         self._creation: Future[Any] | None = None
@@ -54,7 +54,7 @@ class SimPyRRef(Generic[T]):
         self._of_script = False
 
     @classmethod
-    def of(cls, rref: Owner | User, of_script: bool = False) -> Self:
+    def of(cls, rref: OwnedValue | User, of_script: bool = False) -> Self:
         """*of_script*: an operator or a TorchScript function makes its value."""
         self = cls.__new__(cls)
         self._rref = rref
@@ -80,7 +80,7 @@ class SimPyRRef(Generic[T]):
 
     def to_here(self, timeout: float = -1.0) -> T:
         rref = self._rref
-        if isinstance(rref, Owner):
+        if isinstance(rref, OwnedValue):
             return self.local_value()
         if rref.timed_out:
             raise RuntimeError(TIMED_OUT)
@@ -89,7 +89,7 @@ class SimPyRRef(Generic[T]):
         creation = agent_here().rank_of(rref.rref_id[0]), rref.rref_id[1]
         result: T = request(
             rref.owner,
-            Message("SCRIPT_RREF_FETCH_CALL" if self._of_script else "PYTHON_RREF_FETCH_CALL", fields=rref.rref_id),
+            RpcMessage("SCRIPT_RREF_FETCH_CALL" if self._of_script else "PYTHON_RREF_FETCH_CALL", fields=rref.rref_id),
             [],
             timeout,
             f"{self._shown()}.to_here()",
@@ -100,7 +100,7 @@ class SimPyRRef(Generic[T]):
 
     def local_value(self) -> T:
         rref = self._rref
-        if not isinstance(rref, Owner):
+        if not isinstance(rref, OwnedValue):
             raise RuntimeError(
                 f"For {rref}, can't call localValue() on user {_text(agent_here().info)}. "
                 f"Call it on owner {_text(self.owner())}"
@@ -154,12 +154,12 @@ class SimPyRRef(Generic[T]):
 
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
         """Run backward from the value, on its owner."""
-        if isinstance(self._rref, Owner):
+        if isinstance(self._rref, OwnedValue):
             backward_from(self._rref, dist_autograd_ctx_id, retain_graph)
             return
         if dist_autograd_ctx_id == -1:
             raise RuntimeError("User RRefs require 'dist_autograd_ctx_id' to be specified")
-        message = Message("RREF_BACKWARD_REQ", fields=(self._rref.rref_id, dist_autograd_ctx_id, retain_graph))
+        message = RpcMessage("RREF_BACKWARD_REQ", fields=(self._rref.rref_id, dist_autograd_ctx_id, retain_graph))
         request(self._rref.owner, message, [], -1.0, "RRef.backward()").wait()
 
     # -- crossing
@@ -182,7 +182,7 @@ class SimPyRRef(Generic[T]):
 
     def __str__(self) -> str:
         rref = self._rref
-        if isinstance(rref, Owner):
+        if isinstance(rref, OwnedValue):
             return f"OwnerRRef({shown(rref.rref_id)})"
         return f"UserRRef(RRefId = {shown(rref.rref_id)}, ForkId = {shown(rref.fork_id)})"
 
@@ -197,7 +197,7 @@ def _text(info: WorkerInfo) -> str:
     return f"WorkerInfo(id={info.id}, name={info.name})"
 
 
-def backward_from(rref: Owner, context_id: int, retain_graph: bool) -> None:
+def backward_from(rref: OwnedValue, context_id: int, retain_graph: bool) -> None:
     """Backward with the value of *rref* as root: in a context, or by the local engine."""
     value = rref.get()
     _handle_exception(value)
@@ -218,14 +218,14 @@ def invoke_rpc_python_udf(
     dst: WorkerInfo, pickled: bytes, tensors: Sequence[Tensor], timeout_s: float, is_async: bool
 ) -> Reply:
     """`rpc_async` of a Python function."""
-    message = Message("PYTHON_CALL", pickled, fields=is_async)
+    message = RpcMessage("PYTHON_CALL", pickled, fields=is_async)
     return request(dst.id, message, tensors, timeout_s, "a call", record=called(agent_here(), dst.id, timeout_s))
 
 
 def invoke_rpc_builtin(dst: WorkerInfo, op: str, timeout_s: float, *args: Any, **kwargs: Any) -> Reply:
     """`rpc_async` of an operator."""
     pickled, tensors = _operator(op, args, kwargs)
-    message = Message("SCRIPT_CALL", pickled, fields=op)
+    message = RpcMessage("SCRIPT_CALL", pickled, fields=op)
     record = called(agent_here(), dst.id, timeout_s)
     return request(dst.id, message, tensors, timeout_s, f"{op}", forced=False, record=record)
 
@@ -235,7 +235,7 @@ def invoke_rpc_torchscript(
 ) -> Reply:
     """`rpc_async` of a TorchScript function."""
     pickled, tensors = internal.serialize((args, kwargs))
-    message = Message("TORCHSCRIPT_CALL", pickled, fields=(name, is_async))
+    message = RpcMessage("TORCHSCRIPT_CALL", pickled, fields=(name, is_async))
     to = agent_here().get_worker_info(dst).id
     return request(to, message, tensors, timeout_s, name, record=called(agent_here(), to, timeout_s))
 
@@ -268,7 +268,7 @@ def _operator(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[b
     return pickled, tensors
 
 
-def _made(reply: Message | Failed) -> None:
+def _made(reply: RpcMessage | Failed) -> None:
     if isinstance(reply, Failed):
         raise reply.error
 
@@ -278,9 +278,9 @@ def _remote(
 ) -> SimRRef[Any]:
     """Ask *to* to make a value, and give the reference to it at once."""
     agent, context = agent_here(), rrefs_here()
-    rref: Owner | User
+    rref: OwnedValue | User
     if to == agent.id:
-        rref = Owner(context, context.new_id())
+        rref = OwnedValue(context, context.new_id())
         context.owners[rref.rref_id] = rref
         context.add_fork(rref.rref_id, rref.rref_id)
         ids = rref.rref_id, rref.rref_id
@@ -288,14 +288,14 @@ def _remote(
         rref = context.new_user(to)
         context.add_pending_user(rref)
         ids = rref.rref_id, rref.fork_id
-    message = with_tensors(Message(kind, pickled, fields=(payload, *ids)), tensors, to, forced)
+    message = with_tensors(RpcMessage(kind, pickled, fields=(payload, *ids)), tensors, to, forced)
     record = called(agent, to, timeout_s, (agent.rank_of(ids[0][0]), ids[0][1]))
     if record is not None:
         message.request = record.rank, record.index
     call = begin_call(message)
     created = Reply(require_task().process, agent.waits_for("remote", to), _made)
 
-    def answered(reply: Message | Failed) -> None:
+    def answered(reply: RpcMessage | Failed) -> None:
         reply_came(call, reply)
         if isinstance(reply, Failed) and reply.kind:
             rref.timed_out = True

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distsim.sim.isolation.process import RankTask, current_task, require_task
-from distsim.sim.rpc.transport import Failed, Message
+from distsim.sim.rpc.transport import Failed, RpcMessage
 from distsim.torch_compat.works import DISABLE_PROFILER_LEGACY, ENABLE_PROFILER_LEGACY
 
 __all__ = ["ProfilerKeys", "begin_call", "profiled", "profiling_patches", "reply_came", "with_events"]
@@ -88,7 +88,7 @@ _OF_A_CALL: dict[str, Any] = {
 
 
 @dataclass(slots=True)
-class Call:
+class ProfiledCall:
     """A call that a profiled thread has made."""
 
     key: str
@@ -114,7 +114,7 @@ class Profile:
         """Both clocks are known now."""
         self.marks.append((_clock_s() - self.begun_s, self.task.now_s()))
 
-    def ended(self, call: Call, ran: Sequence[Sequence[Event]]) -> None:
+    def ended(self, call: ProfiledCall, ran: Sequence[Sequence[Event]]) -> None:
         """A call is over, with what its callee *ran*."""
         number = next(_handles)
         begun = Event(call.key, call.begun_s, self.worker, what="push", number=number)
@@ -216,7 +216,7 @@ class ProfilerKeys:
         _here.key = key
 
 
-def begin_call(message: Message) -> Call | None:
+def begin_call(message: RpcMessage) -> ProfiledCall | None:
     """*message* is about to be sent: the callee is to be profiled, if this thread is."""
     key: str | None = getattr(_here, "key", None)
     profile: Profile | None = getattr(_here, "profile", None)
@@ -226,10 +226,10 @@ def begin_call(message: Message) -> Call | None:
     profile.keys.add(key)
     profile.mark()
     message.profile = profile.config
-    return Call(key, profile, profile.task.now_s())
+    return ProfiledCall(key, profile, profile.task.now_s())
 
 
-def reply_came(call: Call | None, reply: Message | Failed) -> None:
+def reply_came(call: ProfiledCall | None, reply: RpcMessage | Failed) -> None:
     """Note that the reply was read."""
     if call is not None and not call.profile.over:
         call.profile.ended(call, () if isinstance(reply, Failed) else reply.events)
@@ -239,7 +239,7 @@ def reply_came(call: Call | None, reply: Message | Failed) -> None:
 
 
 @contextmanager
-def profiled(message: Message) -> Iterator[None]:
+def profiled(message: RpcMessage) -> Iterator[None]:
     """While what *message* asks for runs in this thread."""
     if message.profile is None:
         yield
@@ -251,9 +251,9 @@ def profiled(message: Message) -> Iterator[None]:
         _end()
 
 
-def with_events(message: Message, reply: Message | Failed) -> None:
+def with_events(message: RpcMessage, reply: RpcMessage | Failed) -> None:
     """*reply* takes along what was seen."""
-    if isinstance(message.profile, Profile) and isinstance(reply, Message):
+    if isinstance(message.profile, Profile) and isinstance(reply, RpcMessage):
         message.profile.over = True
         reply.events = message.profile.events
 

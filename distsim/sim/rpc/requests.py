@@ -21,7 +21,7 @@ from distsim.sim.observe.reading import call_stack
 from distsim.sim.rpc.autograd import attach, received
 from distsim.sim.rpc.profiling import begin_call, reply_came
 from distsim.sim.rpc.state import RpcState, agent_here, rpc_here
-from distsim.sim.rpc.transport import Failed, Message, Reply, copied
+from distsim.sim.rpc.transport import Failed, Reply, RpcMessage, copied
 from distsim.text.tracebacks import error_line
 from distsim.torch_compat.rpc import ENABLE_RPC_PROFILER, FINALIZE_SHUTDOWN, HANDLE_EXCEPTION, WAIT_ALL_WORKERS
 
@@ -57,7 +57,7 @@ def called(
     return _record(agent.process, op, agent.rank_of(to), remote, is_async=op in ("rpc_async", "remote"))
 
 
-def serving(agent: SimAgent, message: Message, udf: Any) -> CallRecord | None:
+def serving(agent: SimAgent, message: RpcMessage, udf: Any) -> CallRecord | None:
     """The record of a request for a Python function that the running thread begins to serve; None of torch's own."""
     if udf is None or message.request is None or getattr(udf.func, "__module__", None) in TORCHS_OWN:
         return None
@@ -196,10 +196,10 @@ def record_patches() -> list[tuple[Any, str, Any]]:
 
 _handle_exception = HANDLE_EXCEPTION.get()
 
-Content = Callable[[Message], Any]
+Content = Callable[[RpcMessage], Any]
 
 
-def with_tensors(message: Message, tensors: Sequence[Tensor], to: int, forced: bool) -> Message:
+def with_tensors(message: RpcMessage, tensors: Sequence[Tensor], to: int, forced: bool) -> RpcMessage:
     """*message* with copies of *tensors*, and their history kept if an autograd context is open. *forced*: even where
     no tensor requires a gradient, for the reply may."""
     _refuse_gpus(tensors, to)
@@ -225,7 +225,7 @@ def _refuse_gpus(tensors: Sequence[Tensor], to: int) -> None:
 
 def request(
     to: int,
-    message: Message,
+    message: RpcMessage,
     tensors: Sequence[Tensor],
     timeout_s: float,
     purpose: str,
@@ -241,7 +241,7 @@ def request(
         message.request = record.rank, record.index
     call = begin_call(message)
 
-    def value(raw: Message | Failed) -> Any:
+    def value(raw: RpcMessage | Failed) -> Any:
         reply_came(call, raw)
         if isinstance(raw, Failed):
             raise raw.error
@@ -253,7 +253,7 @@ def request(
     return reply
 
 
-def answer(message: Message) -> Any:
+def answer(message: RpcMessage) -> Any:
     """Return the result or raise the exception of a reply. As in torch's C++ future, ValueError and TypeError keep
     their type, and all others become RuntimeErrors with the type in the text."""
     try:
@@ -266,7 +266,7 @@ def answer(message: Message) -> Any:
         ) from None
 
 
-def content(message: Message) -> Any:
+def content(message: RpcMessage) -> Any:
     """Return the content of a reply."""
     from torch.distributed.rpc import internal
 

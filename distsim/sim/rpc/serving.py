@@ -15,8 +15,8 @@ from distsim.sim.rpc.autograd import gradients_came, received, release_if_there
 from distsim.sim.rpc.calls import SimRRef, arriving, backward_from
 from distsim.sim.rpc.profiling import profiled, with_events
 from distsim.sim.rpc.requests import answers_later, ended, serving, with_tensors
-from distsim.sim.rpc.state import Owner, User, autograd_here, rpc_here, rrefs_here
-from distsim.sim.rpc.transport import Failed, Message
+from distsim.sim.rpc.state import OwnedValue, User, autograd_here, rpc_here, rrefs_here
+from distsim.sim.rpc.transport import Failed, RpcMessage
 from distsim.torch_compat.rpc import (
     JIT_GET_OPERATION,
     JIT_INTERNAL,
@@ -100,14 +100,14 @@ _jit_get_operation = JIT_GET_OPERATION.get()
 _run_function = RUN_FUNCTION.get()
 _Future = FUTURE.get()
 
-Respond = Callable[[Message | Failed], None]
+Respond = Callable[[RpcMessage | Failed], None]
 Finish = Callable[[Any, BaseException | None], None]
 
 
-def serve(agent: SimAgent, message: Message, respond: Respond) -> None:
+def serve(agent: SimAgent, message: RpcMessage, respond: Respond) -> None:
     """Do what *message* asks, in the running thread; *respond* at once or later, from another."""
 
-    def tell(reply: Message | Failed) -> None:
+    def tell(reply: RpcMessage | Failed) -> None:
         with_events(message, reply)
         respond(reply)
 
@@ -117,7 +117,7 @@ def serve(agent: SimAgent, message: Message, respond: Respond) -> None:
 # -- calls
 
 
-def _call(agent: SimAgent, message: Message, respond: Respond) -> None:
+def _call(agent: SimAgent, message: RpcMessage, respond: Respond) -> None:
     def finish(value: Any, error: BaseException | None) -> None:
         if error is not None:
             respond(Failed(error_text(error)))
@@ -128,7 +128,7 @@ def _call(agent: SimAgent, message: Message, respond: Respond) -> None:
     _run(agent, message, finish)
 
 
-def _remote_call(agent: SimAgent, message: Message, respond: Respond) -> None:
+def _remote_call(agent: SimAgent, message: RpcMessage, respond: Respond) -> None:
     """A call whose value stays here, as that of a reference."""
     rref_id, fork_id = message.fields[-2:]
     context = rrefs_here()
@@ -138,13 +138,13 @@ def _remote_call(agent: SimAgent, message: Message, respond: Respond) -> None:
 
     def finish(value: Any, error: BaseException | None) -> None:
         owner.set(value, None if error is None else RuntimeError(error_text(error)))
-        respond(Message("REMOTE_RET", fields=(rref_id, fork_id)))
+        respond(RpcMessage("REMOTE_RET", fields=(rref_id, fork_id)))
 
     message.fields = message.fields[0]
     _run(agent, message, finish)
 
 
-def _run(agent: SimAgent, message: Message, finish: Finish) -> None:
+def _run(agent: SimAgent, message: RpcMessage, finish: Finish) -> None:
     """Call what *message* names once all references among its arguments are known to their owners."""
     pending: list[User] = []
     try:
@@ -188,7 +188,7 @@ def _run(agent: SimAgent, message: Message, finish: Finish) -> None:
         user.when_confirmed.append(one_more)
 
 
-def _loaded(message: Message, pending: list[User]) -> tuple[Callable[[], Any], bool, Any]:
+def _loaded(message: RpcMessage, pending: list[User]) -> tuple[Callable[[], Any], bool, Any]:
     """Return the job of a request, whether it returns a future, and the Python function it calls."""
     tensors = received(autograd_here(), message)
     arriving.append(pending.append)
@@ -229,10 +229,10 @@ def _when_done(value: Any, finish: Finish, is_script: bool) -> None:
     value.add_done_callback(done)
 
 
-def _reply(request: Message, value: Any, respond: Respond) -> None:
+def _reply(request: RpcMessage, value: Any, respond: Respond) -> None:
     try:
         payload, tensors = internal.serialize(value)
-        reply = with_tensors(Message("PYTHON_RET", payload), tensors, request.sender, forced=False)
+        reply = with_tensors(RpcMessage("PYTHON_RET", payload), tensors, request.sender, forced=False)
     except Exception as error:
         respond(Failed(error_text(error)))
         return
@@ -242,7 +242,7 @@ def _reply(request: Message, value: Any, respond: Respond) -> None:
 # -- references
 
 
-def _fetch(agent: SimAgent, message: Message, respond: Respond) -> None:
+def _fetch(agent: SimAgent, message: RpcMessage, respond: Respond) -> None:
     received(autograd_here(), message)
     owner = rrefs_here().owner_of(message.fields)
 
@@ -256,30 +256,30 @@ def _fetch(agent: SimAgent, message: Message, respond: Respond) -> None:
     owner.when_set(ready)
 
 
-def _delete(agent: SimAgent, message: Message, respond: Respond) -> None:
+def _delete(agent: SimAgent, message: RpcMessage, respond: Respond) -> None:
     rref_id, fork_id = message.fields
     rrefs_here().delete_fork(rref_id, fork_id)
-    respond(Message("RREF_ACK"))
+    respond(RpcMessage("RREF_ACK"))
 
 
-def _fork(agent: SimAgent, message: Message, respond: Respond) -> None:
+def _fork(agent: SimAgent, message: RpcMessage, respond: Respond) -> None:
     rref_id, fork_id = message.fields
     rrefs_here().add_fork(rref_id, fork_id)
-    respond(Message("RREF_ACK"))
+    respond(RpcMessage("RREF_ACK"))
 
 
-def _child(agent: SimAgent, message: Message, respond: Respond) -> None:
+def _child(agent: SimAgent, message: RpcMessage, respond: Respond) -> None:
     rrefs_here().child_accepted(message.fields)
-    respond(Message("RREF_ACK"))
+    respond(RpcMessage("RREF_ACK"))
 
 
-def _rref_backward(agent: SimAgent, message: Message, respond: Respond) -> None:
+def _rref_backward(agent: SimAgent, message: RpcMessage, respond: Respond) -> None:
     rref_id, context_id, retain_graph = message.fields
-    owner: Owner = rrefs_here().owner_of(rref_id)
+    owner: OwnedValue = rrefs_here().owner_of(rref_id)
 
     def ready() -> None:
         backward_from(owner, context_id, retain_graph)
-        respond(Message("RREF_BACKWARD_RESP"))
+        respond(RpcMessage("RREF_BACKWARD_RESP"))
 
     owner.when_set(ready)
 
@@ -287,19 +287,19 @@ def _rref_backward(agent: SimAgent, message: Message, respond: Respond) -> None:
 # -- autograd
 
 
-def _gradients(agent: SimAgent, message: Message, respond: Respond) -> None:
+def _gradients(agent: SimAgent, message: RpcMessage, respond: Respond) -> None:
     def done(error: Exception | None) -> None:
-        respond(Message("BACKWARD_AUTOGRAD_RESP") if error is None else Failed(str(error)))
+        respond(RpcMessage("BACKWARD_AUTOGRAD_RESP") if error is None else Failed(str(error)))
 
     gradients_came(autograd_here(), agent, message, done)
 
 
-def _cleanup(agent: SimAgent, message: Message, respond: Respond) -> None:
+def _cleanup(agent: SimAgent, message: RpcMessage, respond: Respond) -> None:
     release_if_there(autograd_here(), agent, message.fields)
-    respond(Message("CLEANUP_AUTOGRAD_CONTEXT_RESP"))
+    respond(RpcMessage("CLEANUP_AUTOGRAD_CONTEXT_RESP"))
 
 
-_HANDLERS: dict[str, Callable[[SimAgent, Message, Respond], None]] = {
+_HANDLERS: dict[str, Callable[[SimAgent, RpcMessage, Respond], None]] = {
     "PYTHON_CALL": _call,
     "SCRIPT_CALL": _call,
     "TORCHSCRIPT_CALL": _call,

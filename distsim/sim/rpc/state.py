@@ -11,7 +11,7 @@ import simpy
 from distsim.debug.records import HostWait
 from distsim.sim.isolation.process import require_task
 from distsim.sim.rpc.autograd import Container
-from distsim.sim.rpc.transport import Failed, Message
+from distsim.sim.rpc.transport import Failed, RpcMessage
 
 if TYPE_CHECKING:
     from distsim.debug.records import CallRecord
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ForkData",
     "Id",
-    "Owner",
+    "OwnedValue",
     "RRefContext",
     "RpcState",
     "User",
@@ -54,7 +54,7 @@ def shown(id_: Id) -> str:
     return f"GloballyUniqueId(created_on={id_[0]}, local_id={id_[1]})"
 
 
-class Owner:
+class OwnedValue:
     """The value, on the worker that has it."""
 
     is_owner = True
@@ -141,7 +141,7 @@ class RRefContext:
     def __init__(self, agent: SimAgent) -> None:
         self.agent = agent
         self.destroyed = False
-        self.owners: dict[Id, Owner] = {}
+        self.owners: dict[Id, OwnedValue] = {}
         self.forks: dict[Id, dict[Id, None]] = {}
         self.pending_users: dict[Id, User] = {}
         self.pending_children: dict[Id, User] = {}
@@ -169,11 +169,11 @@ class RRefContext:
 
     # -- the owner's side
 
-    def owner_of(self, rref_id: Id) -> Owner:
+    def owner_of(self, rref_id: Id) -> OwnedValue:
         """The owner's side of *rref_id*, made where it is heard of for the first time."""
         result = self.owners.get(rref_id)
         if result is None:
-            result = self.owners[rref_id] = Owner(self, rref_id)
+            result = self.owners[rref_id] = OwnedValue(self, rref_id)
             self.change()
         return result
 
@@ -212,27 +212,27 @@ class RRefContext:
         if self.destroyed or not self.agent.running:
             return
         self.pending_futures += 1
-        self.agent.tell(user.owner, Message("RREF_USER_DELETE", fields=(user.rref_id, user.fork_id)), self._acked)
+        self.agent.tell(user.owner, RpcMessage("RREF_USER_DELETE", fields=(user.rref_id, user.fork_id)), self._acked)
 
-    def _acked(self, _: Message | Failed) -> None:
+    def _acked(self, _: RpcMessage | Failed) -> None:
         self.pending_futures -= 1
         self.change()
 
     # -- crossing
 
-    def fork(self, rref: Owner | User) -> ForkData:
+    def fork(self, rref: OwnedValue | User) -> ForkData:
         """*rref* is on its way to another worker."""
         if isinstance(rref, User) and rref.deleted:
             raise RuntimeError(f"{rref} has been deleted. Cannot call fork an UserRRef after deletion.")
         fork_id = self.new_id()
-        if isinstance(rref, Owner):
+        if isinstance(rref, OwnedValue):
             self.add_fork(rref.rref_id, fork_id)
             self.owners[rref.rref_id] = rref
         else:
             self.pending_children[fork_id] = rref
         return rref.owner, rref.rref_id, fork_id, self.agent.id
 
-    def arrived(self, data: ForkData) -> Owner | User:
+    def arrived(self, data: ForkData) -> OwnedValue | User:
         """A reference that has come from its parent."""
         owner, rref_id, fork_id, parent = data
         me = self.agent.id
@@ -242,7 +242,7 @@ class RRefContext:
                 self.delete_fork(rref_id, fork_id)
             else:
                 self.pending_futures += 1
-                self.agent.tell(parent, Message("RREF_CHILD_ACCEPT", fields=fork_id), self._acked)
+                self.agent.tell(parent, RpcMessage("RREF_CHILD_ACCEPT", fields=fork_id), self._acked)
             return mine
         user = User(self, owner, rref_id, fork_id)
         if parent == owner:
@@ -252,14 +252,14 @@ class RRefContext:
         self.add_pending_user(user)
         self.pending_futures += 1
 
-        def known(reply: Message | Failed) -> None:
+        def known(reply: RpcMessage | Failed) -> None:
             self._acked(reply)
             self.user_confirmed(fork_id)
-            if isinstance(reply, Message):
+            if isinstance(reply, RpcMessage):
                 self.pending_futures += 1
-                self.agent.tell(parent, Message("RREF_CHILD_ACCEPT", fields=fork_id), self._acked)
+                self.agent.tell(parent, RpcMessage("RREF_CHILD_ACCEPT", fields=fork_id), self._acked)
 
-        self.agent.tell(owner, Message("RREF_FORK_REQUEST", fields=(rref_id, fork_id)), known)
+        self.agent.tell(owner, RpcMessage("RREF_FORK_REQUEST", fields=(rref_id, fork_id)), known)
         return user
 
     def child_accepted(self, fork_id: Id) -> None:

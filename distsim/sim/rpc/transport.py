@@ -25,7 +25,17 @@ if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
     from distsim.sim.world import World
 
-__all__ = ["ENVELOPE_BYTES", "Failed", "Message", "Pool", "Reply", "Workers", "collect_all", "copied", "workers_of"]
+__all__ = [
+    "ENVELOPE_BYTES",
+    "Failed",
+    "Reply",
+    "RpcMessage",
+    "ThreadPool",
+    "Workers",
+    "collect_all",
+    "copied",
+    "workers_of",
+]
 
 # -- What goes over a pipe between two workers: pickled bytes, tensors beside them, and whose backward pass it is.
 
@@ -40,7 +50,7 @@ LEAST_RECOPIED_BYTES = 8 * 1024
 
 
 @dataclass(slots=True)
-class Message:
+class RpcMessage:
     """One request or reply. *kind* is torch's `MessageType`."""
 
     kind: str
@@ -312,7 +322,7 @@ def workers_of(world: World, store: Any) -> Workers:
 Job = Callable[[], None]
 
 
-class Pool:
+class ThreadPool:
     """At most *size* threads of *process*. As Python's interpreter lock has it, one of them runs at a time: another
     takes a job only where those that are awake wait for something."""
 

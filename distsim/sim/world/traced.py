@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from distsim.cluster.graph.link import Slot
-    from distsim.sim.isolation.output import Held
+    from distsim.sim.isolation.output import HeldOutput
     from distsim.sim.isolation.process import SimProcess
     from distsim.sim.world.undo import UndoLog
 
@@ -52,7 +52,7 @@ MOST_CLASSES = 32
 """Classes of ranks, by the tests of the program, of which one rank each is in a sample."""
 
 
-class Job(Protocol):
+class TracedJob(Protocol):
     """Facts of the world whose ranks these are."""
 
     env: simpy.Environment
@@ -86,7 +86,12 @@ class Traced:
     """
 
     def __init__(
-        self, job: Job, sample: Sample | None, budget_s: float | None, held: Sequence[Held], undo: UndoLog | None
+        self,
+        job: TracedJob,
+        sample: Sample | None,
+        budget_s: float | None,
+        held: Sequence[HeldOutput],
+        undo: UndoLog | None,
     ) -> None:
         self._job = job
         self.sample = sample

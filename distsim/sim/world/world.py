@@ -39,8 +39,8 @@ from distsim.sim.world.traced import Traced
 if TYPE_CHECKING:
     import torch
 
-    from distsim.sim.isolation.global_flags import Host
-    from distsim.sim.isolation.output import Held, RankStream
+    from distsim.sim.isolation.global_flags import HostState
+    from distsim.sim.isolation.output import HeldOutput, RankStream
     from distsim.sim.kernel.schedule import Schedule
     from distsim.sim.world.undo import UndoLog
 
@@ -130,7 +130,7 @@ class Setting:
     host_timeout_s: float
     patience: float
     """How much longer than *host_timeout_s* a rank that computes may stay away from its next call."""
-    host: Host
+    host: HostState
     torch_rng: torch.Tensor
     """torch's generator as every new process has it."""
     open_streams: Callable[[SimProcess], tuple[RankStream, RankStream]]
@@ -149,7 +149,7 @@ class Setting:
     """Which ranks are traced; None: every one, as long as the budget lasts."""
     budget_s: float | None = None
     """CPU seconds for tracing all ranks of a program that works on GPUs; None: no limit."""
-    held: Sequence[Held] = ()
+    held: Sequence[HeldOutput] = ()
     """The streams that show what ranks print only once the run will not begin anew."""
     undo: UndoLog | None = None
     """What is taken back of a run that begins anew; None: it does not."""

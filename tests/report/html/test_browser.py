@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distsim.report.html.page import Entry, run_page, suite_page, sweep_page, write_page
+from distsim.report.html.page import PageEntry, run_page, suite_page, sweep_page, write_page
 from distsim.report.html.reports import outcome_document
 from tests.report.html.browser import CHROMIUM, Browser
 from tests.report.html.pages import circle, document, many_ranks
@@ -124,8 +124,8 @@ def test_a_thousand_ranks_are_drawn(browser: Browser, tmp_path: Path) -> None:
 def test_a_suite_leads_to_each_run_and_back(browser: Browser, tmp_path: Path) -> None:
     """The index alone is in sight; a link shows one run, drawn then; a bar of a sweep does the same."""
     entries = [
-        Entry("fine", True, "healthy", document=outcome_document(finished()), figures={"virtual_time_s": 0.01}),
-        Entry("stuck", False, "deadlock_cycle", ["expect.kind"], document=document(circle())),
+        PageEntry("fine", True, "healthy", document=outcome_document(finished()), figures={"virtual_time_s": 0.01}),
+        PageEntry("stuck", False, "deadlock_cycle", ["expect.kind"], document=document(circle())),
     ]
     write_page(suite_page(entries, "1 passed, 1 failed"), str(tmp_path / "suite.html"))
     browser.open(tmp_path / "suite.html")

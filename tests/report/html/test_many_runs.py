@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distsim.report.html.page import Entry, html, suite_page, sweep_page
+from distsim.report.html.page import PageEntry, html, suite_page, sweep_page
 from distsim.report.html.reports import outcome_document
 from distsim.scenario.expect.entries import entry
 from distsim.scenario.expect.result import NOT_RUN, Result
@@ -10,14 +10,16 @@ from tests.report.html.pages import Seen, circle, document, unpacked
 from tests.report.made import finished
 
 
-def entries() -> list[Entry]:
+def entries() -> list[PageEntry]:
     """Two points that ran and one that hung."""
     found = [
-        Entry(f"s{nodes}", True, "healthy", document=outcome_document(finished()), settings={"cluster.nodes": nodes})
+        PageEntry(
+            f"s{nodes}", True, "healthy", document=outcome_document(finished()), settings={"cluster.nodes": nodes}
+        )
         for nodes in (1, 2)
     ]
     found.append(
-        Entry("s4", False, "deadlock_cycle", ["kind: wrong"], {"cluster.nodes": 4}, document=document(circle()))
+        PageEntry("s4", False, "deadlock_cycle", ["kind: wrong"], {"cluster.nodes": 4}, document=document(circle()))
     )
     for point, time_s in zip(found, (0.010, 0.0125, 0.001), strict=True):
         point.figures = {"virtual_time_s": time_s}
@@ -71,14 +73,14 @@ def test_efficiency_is_against_the_first_point() -> None:
 
 def test_no_efficiency_where_ranks_do_not_vary() -> None:
     """A sweep over seeds has bars only."""
-    points = [Entry("s", True, "healthy", settings={"seed": n}, figures={"virtual_time_s": 1.0}) for n in (1, 2)]
+    points = [PageEntry("s", True, "healthy", settings={"seed": n}, figures={"virtual_time_s": 1.0}) for n in (1, 2)]
     page = sweep_page("step.toml", points, "virtual_time_s")
     assert [part.name for part in page.parts] == ["bars"]
 
 
 def test_of_very_many_runs_those_that_failed_are_whole() -> None:
     """A page holds sixty; the others are in the table, and a line counts them."""
-    many = [Entry(f"s{n}", n != 99, "healthy", document=outcome_document(finished())) for n in range(100)]
+    many = [PageEntry(f"s{n}", n != 99, "healthy", document=outcome_document(finished())) for n in range(100)]
     page = suite_page(many, "99 passed, 1 failed")
     assert len(page.runs) == 60
     assert page.runs[-1].key == "run-100"

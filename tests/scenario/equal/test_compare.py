@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from distsim.errors import UsageError
 from distsim.scenario.equal.compare import compare, starts, teams
-from distsim.scenario.equal.record import Entry, Key, Run
+from distsim.scenario.equal.record import RecordedRun, RecordedTensor, TensorKey
 from distsim.scenario.equal.relation import How
 from distsim.scenario.equal.report import lines, to_json
 
@@ -19,15 +19,17 @@ INPUT, WEIGHT, GRADIENT = (DRAW.standard_normal((4, 6)) for _ in range(3))
 Tensors = list[tuple[str, str, NDArray[Any]]]
 
 
-def _entries(tensors: Tensors, step: int = 0) -> dict[Key, Entry]:
+def _entries(tensors: Tensors, step: int = 0) -> dict[TensorKey, RecordedTensor]:
     return {
-        Key(0 if kind == "start" else step, kind, 0, name, 0, 0): Entry("train.py:7", lambda values=values: values)  # type: ignore[misc]
+        TensorKey(0 if kind == "start" else step, kind, 0, name, 0, 0): RecordedTensor(
+            "train.py:7", lambda values=values: values
+        )  # type: ignore[misc]
         for kind, name, values in tensors
     }
 
 
-def _run(*ranks: Tensors) -> Run:
-    return Run({rank: _entries(tensors) for rank, tensors in enumerate(ranks)})
+def _run(*ranks: Tensors) -> RecordedRun:
+    return RecordedRun({rank: _entries(tensors) for rank, tensors in enumerate(ranks)})
 
 
 def _model(

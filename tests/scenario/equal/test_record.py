@@ -13,15 +13,17 @@ import torch.nn.functional as F
 
 from distsim.debug.diagnosis.silent.collect.sketch import array_of
 from distsim.scenario.equal import record
-from distsim.scenario.equal.record import Recorder, read_run, recording, without_dropout, write_run
+from distsim.scenario.equal.record import TensorRecorder, read_run, recording, without_dropout, write_run
 
 
-def _recorder(**given: Any) -> Recorder:
+def _recorder(**given: Any) -> TensorRecorder:
     settings: dict[str, Any] = {"start": {}, "perturbed": False, "renamed": {}, "world_size": 1} | given
-    return Recorder(0, 2, array_of, **settings)
+    return TensorRecorder(0, 2, array_of, **settings)
 
 
-def _train(recorder: Recorder, model: torch.nn.Module, steps: int = 3, done: Callable[[], None] = lambda: None) -> None:
+def _train(
+    recorder: TensorRecorder, model: torch.nn.Module, steps: int = 3, done: Callable[[], None] = lambda: None
+) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with recording(lambda: recorder, done):
         for step in range(steps):
@@ -63,7 +65,7 @@ def test_a_step_in_its_order(tmp_path: Path) -> None:
     write_run({0: recorder}, tmp_path / "run.npz")
     run = read_run(tmp_path / "run.npz")
     assert list(run.ranks[0]) == list(recorder.kept)
-    gradient = run.ranks[0][record.Key(1, "gradient", 0, "0.weight", 0, 0)]
+    gradient = run.ranks[0][record.TensorKey(1, "gradient", 0, "0.weight", 0, 0)]
     assert gradient.load().tolist() == [[4.0] * 3] * 2
     assert gradient.site.startswith("equal/test_record.py:") or "test_record.py:" in gradient.site
     assert run.classes == {"": "Sequential", "0": "Linear"}
@@ -75,7 +77,7 @@ def test_values_to_start_with_and_names_of_the_other_layout() -> None:
     given = np.arange(6.0, dtype=np.float32).reshape(2, 3)
     recorder = _recorder(start={"layers.4.weight": given}, renamed={"0:0": "layers.4", "1:0": "layers.8"})
     _train(recorder, torch.nn.Sequential(linear), steps=1)
-    assert np.array_equal(recorder.kept[record.Key(0, "start", 0, "layers.4.weight", 0, 0)][1], given)
+    assert np.array_equal(recorder.kept[record.TensorKey(0, "start", 0, "layers.4.weight", 0, 0)][1], given)
 
 
 def test_a_rounding_moves_every_parameter_a_little() -> None:
@@ -131,4 +133,4 @@ def test_a_second_backward_pass_adds_up() -> None:
         output.sum().backward(retain_graph=True)
         (2 * output).sum().backward()
         optimizer.step()
-    assert recorder.kept[record.Key(0, "output_gradient", 0, "", 0, 0)][1].tolist() == [[3.0, 3.0]]
+    assert recorder.kept[record.TensorKey(0, "output_gradient", 0, "", 0, 0)][1].tolist() == [[3.0, 3.0]]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distsim.scenario.equal.relation import How, Relation, distance, joined, relation
+from distsim.scenario.equal.relation import How, TensorRelation, distance, joined, relation
 
 DRAW = np.random.default_rng(7)
 WHOLE = DRAW.standard_normal((8, 12)).astype(np.float32)
@@ -58,7 +58,7 @@ def test_values_that_are_no_numbers_are_equal_to_themselves_alone() -> None:
     assert distance(broken, np.array([1.0, 2.0])) == float("inf")
     assert distance(np.zeros(2), np.zeros(2)) == 0.0
     assert distance(np.zeros(2), np.ones(2)) == float("inf")
-    assert relation(np.zeros(2), [np.zeros(2)] * 2, 1e-5) == Relation(How.EQUAL, 0.0)
+    assert relation(np.zeros(2), [np.zeros(2)] * 2, 1e-5) == TensorRelation(How.EQUAL, 0.0)
 
 
 def test_parts_that_happen_to_be_equal_are_joined() -> None:

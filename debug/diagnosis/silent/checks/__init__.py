@@ -30,11 +30,11 @@ from distsim.debug.diagnosis.silent.checks.replicas import (
     replicas_diverge,
 )
 from distsim.debug.diagnosis.silent.finding import Sighting, SilentKind
-from distsim.debug.diagnosis.silent.view import Key, ReplicaSet, View
+from distsim.debug.diagnosis.silent.view import ParameterKey, ReplicaSet, View
 
 __all__ = ["CHECKS", "Check"]
 
-Check = Callable[[View, dict[Key, list[ReplicaSet]]], Iterable[Sighting]]
+Check = Callable[[View, dict[ParameterKey, list[ReplicaSet]]], Iterable[Sighting]]
 
 CHECKS: dict[SilentKind, Check] = {
     SilentKind.REPLICAS_DIFFER_AT_START: replicas_differ_at_start,

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from distsim.debug.diagnosis.silent.facts import LossFact, StepFact
-from distsim.debug.diagnosis.silent.finding import Level, Sighting, SilentKind
-from distsim.debug.diagnosis.silent.view import Evidence, Key, ReplicaSet, View
+from distsim.debug.diagnosis.silent.finding import Severity, Sighting, SilentKind
+from distsim.debug.diagnosis.silent.view import ParameterKey, ReplicaSet, SilentEvidence, View
 
 __all__ = [
     "aliased_outputs",
@@ -24,7 +24,7 @@ __all__ = [
     "tokens_weigh_differently",
 ]
 
-Sets = dict[Key, list[ReplicaSet]]
+Sets = dict[ParameterKey, list[ReplicaSet]]
 LINEAR = 1e-2
 """Part of the gradient by which it may differ from a multiple of the sum of the local ones."""
 EXACT = 0.02
@@ -35,13 +35,13 @@ HEAVIER = 1.05
 """Ratio of weights from which targets weigh differently."""
 STEPS = 2
 """In which the same has to be seen."""
-REDUCED = (Evidence.DDP, Evidence.REDUCED, Evidence.EQUALIZED)
+REDUCED = (SilentEvidence.DDP, SilentEvidence.REDUCED, SilentEvidence.EQUALIZED)
 NO_SUMS = ("MAX", "MIN", "PRODUCT")
 
 
-def _groups(sets: Sets) -> list[tuple[int, tuple[int, ...], list[Key]]]:
+def _groups(sets: Sets) -> list[tuple[int, tuple[int, ...], list[ParameterKey]]]:
     """Optimizer and ranks of gradients that are reduced together, with the parameters."""
-    keys: dict[tuple[int, tuple[int, ...]], list[Key]] = defaultdict(list)
+    keys: dict[tuple[int, tuple[int, ...]], list[ParameterKey]] = defaultdict(list)
     for key, of_key in sets.items():
         for one in of_key:
             if one.evidence in REDUCED:
@@ -50,8 +50,8 @@ def _groups(sets: Sets) -> list[tuple[int, tuple[int, ...], list[Key]]]:
 
 
 def _coefficients(
-    view: View, steps: Mapping[int, StepFact], ranks: Sequence[int], keys: Sequence[Key]
-) -> dict[Key, float]:
+    view: View, steps: Mapping[int, StepFact], ranks: Sequence[int], keys: Sequence[ParameterKey]
+) -> dict[ParameterKey, float]:
     """Return the factor of the summed local gradients for each parameter whose gradient is such a multiple."""
     coefficients = {}
     for key in keys:
@@ -82,7 +82,7 @@ def _losses(steps: Mapping[int, StepFact], ranks: Sequence[int], micro: int) -> 
     return losses
 
 
-def _micro(view: View, steps: Mapping[int, StepFact], ranks: Sequence[int], key: Key) -> int:
+def _micro(view: View, steps: Mapping[int, StepFact], ranks: Sequence[int], key: ParameterKey) -> int:
     """Micro-batches of a step, the same on all ranks; 0: they differ."""
     counts = {len(steps[rank].local.get(view.numbers[rank][key], ())) for rank in ranks}
     return counts.pop() if len(counts) == 1 else 0
@@ -108,7 +108,7 @@ def gradient_scale(view: View, sets: Sets) -> Iterator[Sighting]:
             first = explanations[0]
             yield Sighting(
                 SilentKind.GRADIENT_SCALE,
-                Level.WARNING,
+                Severity.WARNING,
                 ranks,
                 "",
                 first[2],
@@ -149,7 +149,7 @@ def mixed_scale(view: View, sets: Sets) -> Iterator[Sighting]:
                 for key in odd:
                     yield Sighting(
                         SilentKind.MIXED_SCALE,
-                        Level.WARNING,
+                        Severity.WARNING,
                         ranks,
                         key.name,
                         number,
@@ -183,7 +183,7 @@ def tokens_weigh_differently(view: View, sets: Sets) -> Iterator[Sighting]:
             if times == STEPS:
                 yield Sighting(
                     SilentKind.TOKENS_WEIGH_DIFFERENTLY,
-                    Level.NOTICE,
+                    Severity.NOTICE,
                     ranks,
                     "",
                     number,
@@ -205,7 +205,7 @@ def aliased_outputs(view: View, sets: Sets) -> Iterator[Sighting]:
             for op, _, site in window.aliased:
                 yield Sighting(
                     SilentKind.ALIASED_OUTPUTS,
-                    Level.ERROR,
+                    Severity.ERROR,
                     (rank,),
                     "",
                     number + 1,
@@ -226,7 +226,7 @@ def gradient_reduce_op(view: View, sets: Sets) -> Iterator[Sighting]:
                 for parameter in sorted(call.gradients):
                     yield Sighting(
                         SilentKind.GRADIENT_REDUCE_OP,
-                        Level.ERROR,
+                        Severity.ERROR,
                         tuple(sorted(call.ranks)),
                         view.facts[rank].parameters[parameter].name,
                         number + 1,
@@ -251,7 +251,7 @@ def step_without_gradients(view: View, sets: Sets) -> Iterator[Sighting]:
                 first = min(steps)
                 yield Sighting(
                     SilentKind.STEP_WITHOUT_GRADIENTS,
-                    Level.WARNING,
+                    Severity.WARNING,
                     tuple(sorted(steps)),
                     "",
                     number,

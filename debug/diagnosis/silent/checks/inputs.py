@@ -6,17 +6,24 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from distsim.debug.diagnosis.silent.facts import InputFact, StepFact
-from distsim.debug.diagnosis.silent.finding import Level, Sighting, SilentKind
-from distsim.debug.diagnosis.silent.view import Evidence, Key, ReplicaSet, View, activation_groups, differ
+from distsim.debug.diagnosis.silent.finding import Severity, Sighting, SilentKind
+from distsim.debug.diagnosis.silent.view import (
+    ParameterKey,
+    ReplicaSet,
+    SilentEvidence,
+    View,
+    activation_groups,
+    differ,
+)
 
 __all__ = ["epochs_alike", "mode_differs", "replicate_is_not", "same_batch"]
 
-Sets = dict[Key, list[ReplicaSet]]
+Sets = dict[ParameterKey, list[ReplicaSet]]
 STEPS = 4
 """With equal inputs, from which on it is no chance: a warm-up batch is often the same everywhere."""
 PASSES = 3
 """Over the data in one order, from which on it is no look at one batch or at the length of an epoch."""
-DATA_PARALLEL = (Evidence.DDP, Evidence.REDUCED, Evidence.EQUALIZED)
+DATA_PARALLEL = (SilentEvidence.DDP, SilentEvidence.REDUCED, SilentEvidence.EQUALIZED)
 
 
 def _data_parallel(view: View, sets: Sets) -> list[tuple[int, tuple[int, ...]]]:
@@ -48,7 +55,7 @@ def same_batch(view: View, sets: Sets) -> Iterator[Sighting]:
             if equal >= STEPS and len(seen) > 1:
                 yield Sighting(
                     SilentKind.SAME_BATCH,
-                    Level.WARNING,
+                    Severity.WARNING,
                     ranks,
                     "",
                     STEPS,
@@ -97,7 +104,7 @@ def mode_differs(view: View, sets: Sets) -> Iterator[Sighting]:
                 in_training = [rank for rank, fact in zip(ranks, facts, strict=True) if fact.training]
                 yield Sighting(
                     SilentKind.MODE_DIFFERS,
-                    Level.WARNING,
+                    Severity.WARNING,
                     ranks,
                     first.model,
                     number,
@@ -121,7 +128,7 @@ def epochs_alike(view: View, sets: Sets) -> Iterator[Sighting]:
                 if passes[fact.sampler, fact.epoch] == PASSES:
                     yield Sighting(
                         SilentKind.EPOCHS_ALIKE,
-                        Level.WARNING,
+                        Severity.WARNING,
                         (rank,),
                         "",
                         number + 1,
@@ -153,7 +160,7 @@ def replicate_is_not(view: View, sets: Sets) -> Iterator[Sighting]:
                 if any(facts[i].shape != fact.shape for facts in placements.values()) or differ(vectors, 0.0):
                     yield Sighting(
                         SilentKind.REPLICATE_IS_NOT,
-                        Level.ERROR,
+                        Severity.ERROR,
                         fact.ranks,
                         "",
                         step[1],

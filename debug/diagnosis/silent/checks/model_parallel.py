@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from distsim.debug.diagnosis.silent.facts import StepFact, Vector
-from distsim.debug.diagnosis.silent.finding import Level, Sighting, SilentKind
-from distsim.debug.diagnosis.silent.view import EQUAL, Key, ReplicaSet, View, activation_groups, differ, distance, norm
+from distsim.debug.diagnosis.silent.finding import Severity, Sighting, SilentKind
+from distsim.debug.diagnosis.silent.view import (
+    EQUAL,
+    ParameterKey,
+    ReplicaSet,
+    View,
+    activation_groups,
+    differ,
+    distance,
+    norm,
+)
 
 __all__ = ["clipped_by_local_norm", "dropout_differs", "equal_dropout", "tied_not_synchronized"]
 
-Sets = dict[Key, list[ReplicaSet]]
+Sets = dict[ParameterKey, list[ReplicaSet]]
 NORMS = 1e-3
 """Part by which the norms of ranks that share a forward may differ."""
 OF_UPDATE = 1e-2
@@ -43,7 +52,7 @@ def dropout_differs(view: View, sets: Sets) -> Iterator[Sighting]:
     for number, group, where, step in _dropouts(view, "dropout"):
         yield Sighting(
             SilentKind.DROPOUT_DIFFERS,
-            Level.WARNING,
+            Severity.WARNING,
             group,
             "",
             number,
@@ -61,7 +70,7 @@ def equal_dropout(view: View, sets: Sets) -> Iterator[Sighting]:
     for number, group, where, step in _dropouts(view, "equal"):
         yield Sighting(
             SilentKind.EQUAL_DROPOUT,
-            Level.WARNING,
+            Severity.WARNING,
             group,
             "",
             number,
@@ -86,7 +95,7 @@ def clipped_by_local_norm(view: View, sets: Sets) -> Iterator[Sighting]:
             if max(norms) - min(norms) > NORMS * max(norms):
                 yield Sighting(
                     SilentKind.CLIPPED_BY_LOCAL_NORM,
-                    Level.WARNING,
+                    Severity.WARNING,
                     group,
                     "",
                     step[1],
@@ -138,7 +147,7 @@ def _untied(view: View, one: int, other: int) -> Iterator[Sighting]:
             names = view.facts[one].parameters[a].name, view.facts[other].parameters[b].name
             yield Sighting(
                 SilentKind.TIED_NOT_SYNCHRONIZED,
-                Level.WARNING,
+                Severity.WARNING,
                 (one, other),
                 " and ".join(dict.fromkeys(names)),
                 1,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from distsim.debug.diagnosis.silent.facts import StepFact, Vector
-from distsim.debug.diagnosis.silent.finding import Level, Sighting, SilentKind
-from distsim.debug.diagnosis.silent.view import Key, ReplicaSet, View, clusters, differ, distance, norm
+from distsim.debug.diagnosis.silent.finding import Severity, Sighting, SilentKind
+from distsim.debug.diagnosis.silent.view import ParameterKey, ReplicaSet, View, clusters, differ, distance, norm
 from distsim.debug.messages import ranks_text
 
 __all__ = [
@@ -24,11 +24,11 @@ OF_STATE = 1e-4
 OWN = 1e-4
 """Part of its norm by which a gradient that nobody reduced may differ from the sum of the local ones."""
 
-Sets = dict[Key, list[ReplicaSet]]
+Sets = dict[ParameterKey, list[ReplicaSet]]
 Steps = Mapping[int, StepFact]
 
 
-def _each(sets: Sets, guesses: bool = False) -> Iterator[tuple[Key, ReplicaSet]]:
+def _each(sets: Sets, guesses: bool = False) -> Iterator[tuple[ParameterKey, ReplicaSet]]:
     for key, of_key in sets.items():
         for one in of_key:
             if guesses or not one.evidence.is_guess:
@@ -59,7 +59,7 @@ def replicas_differ_at_start(view: View, sets: Sets) -> Iterator[Sighting]:
         reason += f"; {agree} have equal values." if agree else "."
         yield Sighting(
             SilentKind.REPLICAS_DIFFER_AT_START,
-            Level.ERROR,
+            Severity.ERROR,
             one.ranks,
             key.name,
             0,
@@ -80,7 +80,7 @@ def replicas_diverge(view: View, sets: Sets) -> Iterator[Sighting]:
             yield sighting
 
 
-def _divergence(view: View, key: Key, one: ReplicaSet) -> Sighting | None:
+def _divergence(view: View, key: ParameterKey, one: ReplicaSet) -> Sighting | None:
     sighting: Sighting | None = None
     for number, steps in view.steps_of(key.optimizer):
         before = view.vectors("before", steps, key, one.ranks)
@@ -99,7 +99,7 @@ def _divergence(view: View, key: Key, one: ReplicaSet) -> Sighting | None:
 
 def _diverged(
     view: View,
-    key: Key,
+    key: ParameterKey,
     one: ReplicaSet,
     number: int,
     steps: Steps,
@@ -112,7 +112,7 @@ def _diverged(
     reason, suggestion = _why(view, key, one, steps)
     return Sighting(
         SilentKind.REPLICAS_DIVERGE,
-        Level.ERROR if one.evidence.is_proof else Level.WARNING,
+        Severity.ERROR if one.evidence.is_proof else Severity.WARNING,
         one.ranks,
         key.name,
         number,
@@ -125,7 +125,7 @@ def _diverged(
     )
 
 
-def _why(view: View, key: Key, one: ReplicaSet, steps: Steps) -> tuple[str, str]:
+def _why(view: View, key: ParameterKey, one: ReplicaSet, steps: Steps) -> tuple[str, str]:
     """Return why the replicas diverged, and the cure."""
     gradients, local = view.vectors("gradients", steps, key, one.ranks), view.local(steps, key, one.ranks)
     reduce = "All-reduce the gradient of {tensor} over {ranks} before the step (call the DistributedDataParallel model "
@@ -164,12 +164,17 @@ def changed_outside_step(view: View, sets: Sets) -> Iterator[Sighting]:
 
 
 def _change(
-    key: Key, one: ReplicaSet, number: int, steps: Steps, after: Mapping[int, Vector], before: Mapping[int, Vector]
+    key: ParameterKey,
+    one: ReplicaSet,
+    number: int,
+    steps: Steps,
+    after: Mapping[int, Vector],
+    before: Mapping[int, Vector],
 ) -> Sighting:
     moved = [rank for rank in one.ranks if differ({0: after[rank], 1: before[rank]})]
     return Sighting(
         SilentKind.CHANGED_OUTSIDE_STEP,
-        Level.ERROR,
+        Severity.ERROR,
         tuple(moved),
         key.name,
         number - 1,
@@ -198,7 +203,7 @@ def hyperparameter_differs(view: View, sets: Sets) -> Iterator[Sighting]:
                 values = ", ".join(f"{numbers[rank].get(unlike)} on rank {rank}" for rank in one.ranks[:4])
                 yield Sighting(
                     SilentKind.HYPERPARAMETER_DIFFERS,
-                    Level.ERROR,
+                    Severity.ERROR,
                     one.ranks,
                     key.name,
                     number,
@@ -232,7 +237,7 @@ def optimizer_state_differs(view: View, sets: Sets) -> Iterator[Sighting]:
             if name:
                 yield Sighting(
                     SilentKind.OPTIMIZER_STATE_DIFFERS,
-                    Level.ERROR,
+                    Severity.ERROR,
                     one.ranks,
                     key.name,
                     number,

@@ -18,14 +18,14 @@ from torch.distributed import get_process_group_ranks
 from distsim.debug.diagnosis.silent.collect.parameters import Addresses, Parameters, Tracked, mesh_ranks, parameters_of
 from distsim.debug.diagnosis.silent.collect.sketch import Reader, array_of, local_part, sketch
 from distsim.debug.diagnosis.silent.facts import (
-    CallSum,
+    CallCount,
     InputFact,
     LossFact,
     ParameterFact,
-    Pass,
     PlacementFact,
     RankFacts,
     StepFact,
+    TrainingPhase,
     Vector,
     Window,
 )
@@ -102,7 +102,7 @@ class Collector:
         self.window = Window()
         self.failure: Exception | None = None
         """Why the rank is not recorded any more."""
-        self._calls: dict[tuple[Any, ...], CallSum] = {}
+        self._calls: dict[tuple[Any, ...], CallCount] = {}
         self._sites: dict[Any, Site | None] = {}
         self._depth = 0
         self._has_gradients = False
@@ -119,13 +119,13 @@ class Collector:
     # -- where in a step
 
     @property
-    def pass_(self) -> Pass:
+    def pass_(self) -> TrainingPhase:
         """Current position of the rank in a training step."""
         if _current_graph_task_id() != -1:
-            return Pass.BACKWARD
+            return TrainingPhase.BACKWARD
         if self._depth:
-            return Pass.FORWARD
-        return Pass.REDUCTION if self._has_gradients else Pass.BETWEEN
+            return TrainingPhase.FORWARD
+        return TrainingPhase.REDUCTION if self._has_gradients else TrainingPhase.BETWEEN
 
     @contextlib.contextmanager
     def set_aside(self) -> Iterator[None]:
@@ -398,14 +398,14 @@ class Collector:
         key = (op, members, reduce_op, where, by_torch)
         total = self._calls.get(key)
         if total is None:
-            total = self._calls[key] = CallSum(op, members, reduce_op, where, by_torch, self.site(key, caller))
+            total = self._calls[key] = CallCount(op, members, reduce_op, where, by_torch, self.site(key, caller))
             self.window.calls.append(total)
         total.count += 1
         for tensor in (*call.inputs, *call.outputs):
             total.largest = max(total.largest, int(tensor.numel()))
         if len(call.outputs) > 1 and op in GATHERS and _share_memory(call.outputs):
             self.window.aliased.append((op, members, total.site))
-        if where in (Pass.REDUCTION, Pass.BETWEEN):
+        if where in (TrainingPhase.REDUCTION, TrainingPhase.BETWEEN):
             for tensor in call.inputs or call.outputs:
                 gradient = self._addresses.gradient_of(tensor)
                 value = None if gradient is not None else self._addresses.value_of(tensor)

@@ -15,7 +15,7 @@ __all__ = [
     "OPEN",
     "WAITING",
     "Figure",
-    "Point",
+    "PlotPoint",
     "bench_plot",
     "efficiency_plot",
     "figure",
@@ -59,7 +59,7 @@ def figure(data: list[dict[str, Any]], height: int, x_title: str, **layout: Any)
     return {"data": data, "layout": common}
 
 
-class Point(Protocol):
+class PlotPoint(Protocol):
     """One run of a sweep."""
 
     @property
@@ -72,7 +72,7 @@ class Point(Protocol):
     def figures(self) -> Mapping[str, float]: ...
 
 
-def sweep_plot(points: Sequence[Point], name: str, links: Sequence[str]) -> Figure | None:
+def sweep_plot(points: Sequence[PlotPoint], name: str, links: Sequence[str]) -> Figure | None:
     """One bar a point; those that failed in red, and said so."""
     there = [(point, link) for point, link in zip(points, links, strict=True) if name in point.figures]
     if not there:
@@ -95,7 +95,7 @@ def sweep_plot(points: Sequence[Point], name: str, links: Sequence[str]) -> Figu
     return _sideways(traces, [point for point, _ in there], f"{figure_name(name)} ({unit})")
 
 
-def efficiency_plot(points: Sequence[Point], links: Sequence[str]) -> Figure | None:
+def efficiency_plot(points: Sequence[PlotPoint], links: Sequence[str]) -> Figure | None:
     """Plot the efficiency; None if no number of ranks varies or the first point has no time."""
     varied = [name for name in RANKS if points and name in points[0].settings]
     times = [point.figures.get("virtual_time_s", 0.0) if point.passed else 0.0 for point in points]
@@ -121,7 +121,7 @@ def efficiency_plot(points: Sequence[Point], links: Sequence[str]) -> Figure | N
     return _sideways(traces, points, "efficiency (%)", barmode="group")
 
 
-def pareto_plot(points: Sequence[Point]) -> Figure | None:
+def pareto_plot(points: Sequence[PlotPoint]) -> Figure | None:
     """Time over peak memory of the points that fit; those that no other beats in both are joined by a line.
 
     The time is a step's where all points have as many tokens in it, else that of one GPU for a million tokens.
@@ -195,7 +195,7 @@ def bench_plot(rows: Sequence[Mapping[str, Any]], name: str) -> Figure:
     return figure([trace], 380, "size (bytes)", xaxis=axis, yaxis={"title": {"text": title}, "rangemode": "tozero"})
 
 
-def _bars(name: str, colour: str, points: Sequence[Point]) -> dict[str, Any]:
+def _bars(name: str, colour: str, points: Sequence[PlotPoint]) -> dict[str, Any]:
     names = [_name(point) for point in points]
     return {
         "type": "bar",
@@ -210,7 +210,7 @@ def _bars(name: str, colour: str, points: Sequence[Point]) -> dict[str, Any]:
     }
 
 
-def _sideways(traces: list[dict[str, Any]], points: Sequence[Point], title: str, **layout: Any) -> Figure:
+def _sideways(traces: list[dict[str, Any]], points: Sequence[PlotPoint], title: str, **layout: Any) -> Figure:
     names = list(dict.fromkeys(_name(point) for point in points))
     return figure(
         traces,
@@ -222,7 +222,7 @@ def _sideways(traces: list[dict[str, Any]], points: Sequence[Point], title: str,
     )
 
 
-def _name(point: Point) -> str:
+def _name(point: PlotPoint) -> str:
     return label(", ".join(f"{name}={value}" for name, value in point.settings.items()))
 
 

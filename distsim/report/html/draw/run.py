@@ -17,7 +17,7 @@ from distsim.debug.report.stack_tree import merge_equal
 from distsim.report.html.draw.cluster import cluster, heat_map
 from distsim.report.html.draw.drawing import Drawing
 from distsim.report.html.draw.plots import ACCUSED, COMPUTE, Figure, figure, label
-from distsim.report.html.draw.tables import Table, of_run
+from distsim.report.html.draw.tables import PageTable, of_run
 from distsim.report.html.draw.timeline import arrows, timeline
 from distsim.report.html.draw.training import Figures, training_figures
 from distsim.report.html.draw.wait_graph import wait_graph
@@ -72,7 +72,7 @@ class RunParts:
     failures: list[dict[str, str]]
     """`type`, `message`, `traceback`, and `who`."""
     parts: list[Part]
-    tables: list[Table]
+    tables: list[PageTable]
     document: Mapping[str, Any]
     calls: Sequence[Any] = ()
     wrong: list[str] = field(default_factory=list)

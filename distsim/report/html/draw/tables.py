@@ -8,13 +8,13 @@ from typing import Any
 
 from distsim.text.units import format_bandwidth, format_bytes, format_time
 
-__all__ = ["Cell", "Table", "of_run", "table"]
+__all__ = ["PageTable", "TableCell", "of_run", "table"]
 
 MOST_ROWS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class TableCell:
     """*value* is a number where the column is one."""
 
     text: str
@@ -24,12 +24,12 @@ class Cell:
 
 
 @dataclass(slots=True)
-class Table:
+class PageTable:
     """*rest* is said below it: how many rows it lacks."""
 
     title: str
     columns: Sequence[str]
-    rows: list[list[Cell]] = field(default_factory=list)
+    rows: list[list[TableCell]] = field(default_factory=list)
     rest: str = ""
 
     @property
@@ -139,7 +139,7 @@ CALLS: dict[str, tuple[str, Shown | None]] = {
 }
 
 
-def of_run(document: Mapping[str, Any]) -> list[Table]:
+def of_run(document: Mapping[str, Any]) -> list[PageTable]:
     """The tables that have rows."""
     links = sorted(document.get("links") or (), key=lambda link: -float(link["mean_utilisation"] or 0.0))
     picture = document.get("picture") or {}
@@ -159,18 +159,18 @@ def of_run(document: Mapping[str, Any]) -> list[Table]:
     return [one for one in tables if one.rows]
 
 
-def table(title: str, fields: Mapping[str, tuple[str, Shown | None]], items: Sequence[Mapping[str, Any]]) -> Table:
+def table(title: str, fields: Mapping[str, tuple[str, Shown | None]], items: Sequence[Mapping[str, Any]]) -> PageTable:
     """A row an item; columns that no item has are left out."""
     used = {name: how for name, how in fields.items() if any(item.get(name) is not None for item in items)}
-    result = Table(title, [head for head, _ in used.values()])
+    result = PageTable(title, [head for head, _ in used.values()])
     for item in items[:MOST_ROWS]:
         row = []
         for name, (_, show) in used.items():
             value = item.get(name)
             if show is None:
-                row.append(Cell("-" if value is None else str(value)))
+                row.append(TableCell("-" if value is None else str(value)))
             else:
-                row.append(Cell(show(value), None if value is None else float(value)))
+                row.append(TableCell(show(value), None if value is None else float(value)))
         result.rows.append(row)
     if len(items) > MOST_ROWS:
         result.rest = f"The first {MOST_ROWS:,} of {len(items):,}; the JSON has all."

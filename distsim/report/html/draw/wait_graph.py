@@ -25,7 +25,7 @@ LONGEST = 34
 
 
 @dataclass(slots=True)
-class Wait:
+class DrawnWait:
     """*ranks* wait in what the lines say, for *needs*."""
 
     ranks: Sequence[int]
@@ -46,7 +46,7 @@ def wait_graph(picture: dict[str, Any] | None, diagnoses: Sequence[Diagnosis]) -
     accused = {rank for d in shown for rank in d.culprits}
     members = _boxes(waits, circle, accused)
     box_of = {rank: number for number, ranks in enumerate(members) for rank in ranks}
-    edges: dict[tuple[int, int], Wait] = {}
+    edges: dict[tuple[int, int], DrawnWait] = {}
     for wait in waits:
         for source in {box_of[rank] for rank in wait.ranks if rank in box_of}:
             for target in {box_of[rank] for rank in wait.needs if rank in box_of}:
@@ -56,22 +56,22 @@ def wait_graph(picture: dict[str, Any] | None, diagnoses: Sequence[Diagnosis]) -
     return _drawn(members, edges, red, accused, shown)
 
 
-def _of_picture(picture: dict[str, Any] | None) -> list[Wait]:
+def _of_picture(picture: dict[str, Any] | None) -> list[DrawnWait]:
     if picture is None:
         return []
     return [
-        Wait(
+        DrawnWait(
             w["ranks"], w["needs"], bool(w["any_of"]), tuple(text for text in (str(w["what"]), str(w["where"])) if text)
         )
         for w in picture["waits"]
     ]
 
 
-def _of_diagnosis(d: Diagnosis) -> list[Wait]:
+def _of_diagnosis(d: Diagnosis) -> list[DrawnWait]:
     """Return the waits of one diagnosis: each rank of a cycle waits for the next, other blocked ranks for the accused
     of their group."""
     after = dict(pairwise((*d.cycle, d.cycle[0]))) if d.cycle else {}
-    merged: dict[tuple[object, ...], Wait] = {}
+    merged: dict[tuple[object, ...], DrawnWait] = {}
     for rank, at in d.stuck.items():
         inside = set(at.group_ranks)
         needs = (
@@ -85,14 +85,14 @@ def _of_diagnosis(d: Diagnosis) -> list[Wait]:
         number = f" #{at.seq}" if at.seq is not None and at.op not in ("send", "recv") else ""
         where = site_text(Site(at.file, at.line or 0, "")) if at.file else ""
         text = tuple(part for part in (f"{at.op}{number}{group}", where) if part)
-        merged.setdefault((text, needs), Wait([], needs, False, text))
+        merged.setdefault((text, needs), DrawnWait([], needs, False, text))
         ranks = merged[text, needs].ranks
         assert isinstance(ranks, list)
         ranks.append(rank)
     return list(merged.values())
 
 
-def _boxes(waits: Sequence[Wait], circle: Sequence[int], accused: set[int]) -> list[list[int]]:
+def _boxes(waits: Sequence[DrawnWait], circle: Sequence[int], accused: set[int]) -> list[list[int]]:
     """Return boxes of ranks with equal waits, those of a cycle first, then the accused."""
     waiting: dict[int, list[int]] = {}
     needed: dict[int, list[int]] = {}
@@ -113,7 +113,7 @@ def _boxes(waits: Sequence[Wait], circle: Sequence[int], accused: set[int]) -> l
 
 def _drawn(
     members: list[list[int]],
-    edges: dict[tuple[int, int], Wait],
+    edges: dict[tuple[int, int], DrawnWait],
     red: set[tuple[int, int]],
     accused: set[int],
     diagnoses: Sequence[Diagnosis],

@@ -12,10 +12,10 @@ from distsim.debug.records.frames import Owner, owner
 if TYPE_CHECKING:
     from distsim.sim.device.allocator.allocator import Ledger
 
-__all__ = ["Site", "site_reader"]
+__all__ = ["AllocationSite", "site_reader"]
 
 
-class Site(NamedTuple):
+class AllocationSite(NamedTuple):
     """Where an allocation was made."""
 
     file: str
@@ -41,11 +41,11 @@ class Site(NamedTuple):
         return f"{str(dtype).removeprefix('torch.')}[{','.join(map(str, size))}]"
 
 
-def site_reader(ledger: Ledger, accelerators: Any) -> Callable[[], Site]:
+def site_reader(ledger: Ledger, accelerators: Any) -> Callable[[], AllocationSite]:
     """Return a function that describes the allocation which is being made for *ledger*."""
     are_users: dict[CodeType, bool] = {}
 
-    def read() -> Site:
+    def read() -> AllocationSite:
         shape, ledger.shape = ledger.shape, None
         function = None if shape is None else accelerators.operator
         frame = sys._getframe(2)
@@ -55,8 +55,8 @@ def site_reader(ledger: Ledger, accelerators: Any) -> Callable[[], Site]:
             if is_users is None:
                 is_users = are_users[code] = owner(code.co_filename) is Owner.USER
             if is_users:
-                return Site(code.co_filename, frame.f_lineno, function, shape)
+                return AllocationSite(code.co_filename, frame.f_lineno, function, shape)
             frame = frame.f_back  # type: ignore[assignment]
-        return Site("", 0, function, shape)
+        return AllocationSite("", 0, function, shape)
 
     return read

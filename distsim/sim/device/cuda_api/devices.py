@@ -62,7 +62,7 @@ from distsim.torch_compat.cuda_api import (
     PROPERTIES_CLASS,
     STREAM,
 )
-from distsim.torch_compat.names import Name
+from distsim.torch_compat.names import TorchName
 
 __all__ = ["current_patches", "device_patches"]
 
@@ -317,7 +317,7 @@ def device_patches() -> list[Patch]:
     return patches
 
 
-def _added(name: Name, value: Any) -> Patch:
+def _added(name: TorchName, value: Any) -> Patch:
     """The patch of what a torch without CUDA lacks."""
     return name.holder(), name.attribute, value
 

@@ -225,7 +225,7 @@ class Stream(torch.Stream):
         return super().__new__(cls, stream_id=stream.number, device_index=on.index, device_type=CUDA_TYPE)
 
     @property
-    def _distsim_stream(self) -> timeline.Stream | None:
+    def _distsim_stream(self) -> timeline.StreamTimeline | None:
         """Stream of the rank; None for the host's."""
         if self.device_type != CUDA_TYPE:
             return None
@@ -327,7 +327,7 @@ class CudaStreamBase(Stream):
         return _LEAST_PRIORITY, _GREATEST_PRIORITY
 
 
-def new_stream(on: Device, priority: int) -> timeline.Stream:
+def new_stream(on: Device, priority: int) -> timeline.StreamTimeline:
     """The next one of the pool of *priority*."""
     priority = max(_GREATEST_PRIORITY, min(_LEAST_PRIORITY, priority))
     pool = on.pools.setdefault(priority, [])
@@ -346,7 +346,7 @@ def handle(stream: Any) -> int:
     return 0 if not number else 0x5_0000_0000 + (int(stream.device_index) << 24) + (number << 8)
 
 
-def make_current(task: RankTask, index: int, stream: timeline.Stream | None) -> None:
+def make_current(task: RankTask, index: int, stream: timeline.StreamTimeline | None) -> None:
     if index != current_device(task):
         set_current_device(task, index)
     on = gpu(task, index)

@@ -33,7 +33,7 @@ from distsim.torch_compat.device import (
     STR,
     TENSOR_STR,
 )
-from distsim.torch_compat.names import Name
+from distsim.torch_compat.names import TorchName
 
 __all__ = [
     "accelerator_function",
@@ -118,7 +118,7 @@ def accelerator_function(name: str, answer: Callable[..., Any]) -> list[Patch]:
     return function.replaced_by(with_gpus(function.get(None), answer))
 
 
-def refused_function(function: Name, call: str, remedy: str) -> Patch:
+def refused_function(function: TorchName, call: str, remedy: str) -> Patch:
     """The patch of a function of C++ that refuses *call* for a rank."""
     return function.holder(), function.attribute, refused(call, remedy, function.get(None))
 

@@ -17,8 +17,8 @@ from distsim.sim.device.timeline.steps import Counted, counted
 __all__ = [
     "LOOKS_LIKE",
     "MISTAKES",
-    "Made",
-    "Plan",
+    "NewTensor",
+    "OperatorPlan",
     "in_torchs_words",
     "key_of",
     "learn",
@@ -161,7 +161,7 @@ _numbers: dict[Any, int] = {}
 _SCALARS = (bool, int, float, complex)
 
 
-class Made:
+class NewTensor:
     """A new tensor."""
 
     __slots__ = ("dtype", "nbytes", "numel", "size", "stride")
@@ -193,8 +193,8 @@ class Given:
         return result
 
 
-class Plan:
-    """How to answer a call: *outs* holds `Made`, `Given` or values that are not tensors."""
+class OperatorPlan:
+    """How to answer a call: *outs* holds `NewTensor`, `Given` or values that are not tensors."""
 
     __slots__ = (
         "checks",
@@ -314,7 +314,9 @@ class _Twins:
         return twin
 
 
-def learn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: torch.device, cost_of: Any) -> Plan:
+def learn(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: torch.device, cost_of: Any
+) -> OperatorPlan:
     """Run the meta kernel of *func* on arguments that look like these.
 
     *cost_of(func, args, kwargs, result)*: what the kernels cost. Raises NotSimulated where torch has no meta kernel,
@@ -348,7 +350,7 @@ def learn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: tor
         cost = cost_of(func, args, kwargs, result)
     except IndexError as error:  # the meta kernels of softmax take any dimension
         raise in_torchs_words(error, func, args, kwargs) from None
-    plan = Plan(type(result) if isinstance(result, list | tuple) else None, outs, device, cost)
+    plan = OperatorPlan(type(result) if isinstance(result, list | tuple) else None, outs, device, cost)
     plan.written = _written(func, args, kwargs)
     looks = (func, _looks((meta_args, list(meta_kwargs.items()))), _looks(result))
     plan.number = _numbers.setdefault(looks, len(_numbers))
@@ -387,7 +389,7 @@ def _part(value: Any, paths: dict[int, tuple[Any, ...]]) -> Any:
             return type(value)(_part(item, paths) for item in value)
         return value
     path = paths.get(id(value))
-    return Made(value) if path is None else Given(path)
+    return NewTensor(value) if path is None else Given(path)
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -437,7 +439,7 @@ def _small(tensor: Tensor) -> bool:
 
 
 def _may_be_known(out: Any) -> bool:
-    if isinstance(out, Made):
+    if isinstance(out, NewTensor):
         return out.numel <= limit(out.dtype)
     return True
 

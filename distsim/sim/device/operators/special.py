@@ -11,7 +11,7 @@ from torch import Tensor
 
 from distsim.kernels import Cost
 from distsim.sim.device.operators import values
-from distsim.sim.device.operators.plan import Made
+from distsim.sim.device.operators.plan import NewTensor
 from distsim.sim.device.operators.values import Values
 from distsim.sim.isolation.process import current_task
 from distsim.torch_compat.device import aten
@@ -60,7 +60,7 @@ class Mode(Protocol):
 
     def carry(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Tensor: ...
 
-    def make(self, out: Made, device: torch.device) -> Tensor: ...
+    def make(self, out: NewTensor, device: torch.device) -> Tensor: ...
 
     def launch(self, device: torch.device, cost: Cost, name: Any) -> None: ...
 

@@ -5,6 +5,6 @@
 
 from __future__ import annotations
 
-from distsim.sim.device.timeline.timeline import Comm, Kernel, Load, Mark, Stream, Timeline, Wait
+from distsim.sim.device.timeline.timeline import Comm, Kernel, Load, Mark, StreamTimeline, StreamWait, Timeline
 
-__all__ = ["Comm", "Kernel", "Load", "Mark", "Stream", "Timeline", "Wait"]
+__all__ = ["Comm", "Kernel", "Load", "Mark", "StreamTimeline", "StreamWait", "Timeline"]

@@ -29,8 +29,8 @@ from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID
 
 if TYPE_CHECKING:
     from distsim.kernels import Gpu
-    from distsim.kernels.gpu import Host
-    from distsim.sim.device.timeline.timeline import Stream, Timeline
+    from distsim.kernels.gpu import HostCpu
+    from distsim.sim.device.timeline.timeline import StreamTimeline, Timeline
     from distsim.sim.isolation.process import RankTask
 
 __all__ = ["Fusion"]
@@ -57,12 +57,12 @@ class Launcher(Protocol):
     def model(self) -> Gpu: ...
 
     @property
-    def host(self) -> Host: ...
+    def host(self) -> HostCpu: ...
 
     @property
     def timeline(self) -> Timeline: ...
 
-    def launch(self, stream: Stream, cost: Cost, task: RankTask, name: Any) -> None: ...
+    def launch(self, stream: StreamTimeline, cost: Cost, task: RankTask, name: Any) -> None: ...
 
 
 class _Kernel:
@@ -105,7 +105,7 @@ class Fusion:
         """The thread that ran compiled code last."""
         self._around = NO_BACKWARD
         """The backward that the compiled function that runs was called in: a checkpoint that computes again."""
-        self._where: tuple[Launcher, Stream, RankTask] | None = None
+        self._where: tuple[Launcher, StreamTimeline, RankTask] | None = None
 
     def run(
         self,
@@ -188,7 +188,7 @@ class Fusion:
         return cost.kind in FUSABLE and not func._schema.name.startswith("aten::_foreach")
 
     def launch(
-        self, device: Launcher, stream: Stream, cost: Cost, task: RankTask, func: Any, given: Any, result: Any
+        self, device: Launcher, stream: StreamTimeline, cost: Cost, task: RankTask, func: Any, given: Any, result: Any
     ) -> None:
         """Launch an operator of a compiled graph, as `Device.launch`."""
         self.spares(device.host.operator_s)
@@ -233,7 +233,7 @@ class Fusion:
         }
 
     def _launch_alone(
-        self, device: Launcher, stream: Stream, cost: Cost, task: RankTask, func: Any, inputs: list[Tensor]
+        self, device: Launcher, stream: StreamTimeline, cost: Cost, task: RankTask, func: Any, inputs: list[Tensor]
     ) -> None:
         reads = self.read(inputs)
         self.flush(reads)

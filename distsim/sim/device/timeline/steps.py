@@ -16,7 +16,7 @@ from torch import Tensor
 
 from distsim.sim.device.allocator.allocator import ACTIVATIONS, Ledger
 from distsim.sim.device.allocator.claims import claim_of_optimizer
-from distsim.sim.device.timeline.timeline import Comm, Mark, Stream, Timeline
+from distsim.sim.device.timeline.timeline import Comm, Mark, StreamTimeline, Timeline
 from distsim.sim.isolation.process import current_task
 from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID
 
@@ -42,7 +42,7 @@ Bytes = tuple[Any, int, int]
 @dataclass(slots=True)
 class _Open:
     comm: Comm
-    stream: Stream
+    stream: StreamTimeline
     buffers: list[Bytes]
     outputs: list[Bytes]
     """Those of `buffers` that the collective writes to."""
@@ -58,14 +58,14 @@ class InFlight:
         self.open: list[_Open] = []
 
     def began(
-        self, comm: Comm, stream: Stream, tensors: Iterable[Tensor], outputs: Iterable[Tensor], tell: Tell
+        self, comm: Comm, stream: StreamTimeline, tensors: Iterable[Tensor], outputs: Iterable[Tensor], tell: Tell
     ) -> None:
         """*comm* was launched for *tensors*; *tell* is called once if one is written to, or one of *outputs* read."""
         buffers = _all_bytes(tensors)
         if buffers:
             self.open.append(_Open(comm, stream, buffers, _all_bytes(outputs), tell))
 
-    def stream_waits(self, stream: Stream) -> None:
+    def stream_waits(self, stream: StreamTimeline) -> None:
         for one in self.open:
             one.ordered.add(stream.number)
 
@@ -76,7 +76,7 @@ class InFlight:
         """Somebody has a future of that call, and may wait for it where nobody sees it."""
         self.open = [one for one in self.open if record not in one.comm.records]
 
-    def used(self, stream: Stream, written: Sequence[Tensor], read: Sequence[Tensor]) -> None:
+    def used(self, stream: StreamTimeline, written: Sequence[Tensor], read: Sequence[Tensor]) -> None:
         """A kernel that writes to *written* and reads *read* was launched in *stream*."""
         self.open = [one for one in self.open if one.comm.ended_s is None]
         for one in list(self.open):
@@ -350,7 +350,7 @@ class Steps:
     def _sums(self) -> tuple[dict[Any, int], ...]:
         return self.model_flops, self.flops, self.tokens
 
-    def end(self, optimizer: Any, timeline: Timeline, stream: Stream, now_s: float) -> None:
+    def end(self, optimizer: Any, timeline: Timeline, stream: StreamTimeline, now_s: float) -> None:
         """*optimizer* has launched the last kernel of its step."""
         if self._captured_ends is not None:
             self._captured_ends.append(optimizer)

@@ -13,7 +13,7 @@ import simpy
 
 from distsim.debug.records import CallRecord
 
-__all__ = ["NEVER", "Account", "Comm", "Item", "Kernel", "Load", "Mark", "Stream", "Timeline", "Wait"]
+__all__ = ["NEVER", "Account", "Comm", "Item", "Kernel", "Load", "Mark", "StreamTimeline", "StreamWait", "Timeline"]
 
 # -- What a stream holds: kernels, marks, waits for marks, and communication kernels.
 
@@ -55,7 +55,7 @@ class Mark:
 
 
 @dataclass(slots=True, eq=False)
-class Wait:
+class StreamWait:
     """Wait until *mark* of another stream has been reached."""
 
     mark: Mark
@@ -87,7 +87,7 @@ class Comm:
     ended_s: float | None = None
 
 
-Item = Kernel | Mark | Wait | Comm
+Item = Kernel | Mark | StreamWait | Comm
 
 
 # -- What one GPU did with its time: computed, waited for communication, for a peer's message, for its host.
@@ -248,7 +248,7 @@ def _over(_: Comm) -> None:
     raise AssertionError("a communication kernel begins once")
 
 
-class Stream:
+class StreamTimeline:
     """Items in their order; the first may be running."""
 
     __slots__ = ("items", "last_put_s", "left_s", "name", "number", "priority", "visible")
@@ -272,7 +272,7 @@ class Timeline:
 
     def __init__(self, env: simpy.Environment) -> None:
         self._env = env
-        self._streams: list[Stream] = []
+        self._streams: list[StreamTimeline] = []
         self._at_s = 0.0
         self._comms: list[Comm] = []
         self._compute_left = self._memory_left = 1.0
@@ -287,12 +287,12 @@ class Timeline:
 
     # -- the host's side
 
-    def stream(self, name: str) -> Stream:
-        result = Stream(name)
+    def stream(self, name: str) -> StreamTimeline:
+        result = StreamTimeline(name)
         self._streams.append(result)
         return result
 
-    def put(self, stream: Stream, item: Item) -> None:
+    def put(self, stream: StreamTimeline, item: Item) -> None:
         """*item* at the end of *stream*."""
         if self.before_put is not None:
             self.before_put()
@@ -305,7 +305,7 @@ class Timeline:
         elif begins and self._planned_s < NEVER:
             self._plan()  # it will share the device with what runs
 
-    def mark(self, stream: Stream, now_s: float) -> Mark:
+    def mark(self, stream: StreamTimeline, now_s: float) -> Mark:
         """The point up to which *stream* has been filled."""
         result = Mark(now_s)
         self.put(stream, result)
@@ -424,7 +424,7 @@ class Timeline:
         left = self._compute_left * (1.0 - (taken if kernel.memory_bound else FEELS * taken))
         return max(LEAST_SHARE, left) / computing
 
-    def _running(self) -> list[tuple[Stream, Kernel]]:
+    def _running(self) -> list[tuple[StreamTimeline, Kernel]]:
         return [(s, s.items[0]) for s in self._streams if s.left_s is not None]  # type: ignore[misc]
 
     def _advance(self, to_s: float) -> None:
@@ -447,7 +447,7 @@ class Timeline:
         finally:
             self._inside = False
 
-    def _next_s(self, running: list[tuple[Stream, Kernel]]) -> float:
+    def _next_s(self, running: list[tuple[StreamTimeline, Kernel]]) -> float:
         """Return when the next kernel begins or ends."""
         result, at_s = NEVER, self._at_s
         many = len(running)
@@ -463,7 +463,7 @@ class Timeline:
                     result = launched_s
         return result
 
-    def _run(self, running: list[tuple[Stream, Kernel]], to_s: float) -> None:
+    def _run(self, running: list[tuple[StreamTimeline, Kernel]], to_s: float) -> None:
         """Let the running items run up to *to_s*, before which none of them ends."""
         passed_s = to_s - self._at_s
         if passed_s > 0.0:
@@ -487,7 +487,7 @@ class Timeline:
                 stream.left_s = left_s if left_s > least_s + 1e-12 * kernel.seconds else 0.0
             self._at_s = to_s
 
-    def _finish(self, stream: Stream, kernel: Kernel) -> None:
+    def _finish(self, stream: StreamTimeline, kernel: Kernel) -> None:
         stream.items.popleft()
         stream.left_s = None
         kernel.ended_s = self._at_s
@@ -513,7 +513,7 @@ class Timeline:
                         stream.left_s = item.seconds
                         if item.seconds <= 0.0:
                             self._finish(stream, item)
-                    elif type(item) is Wait:
+                    elif type(item) is StreamWait:
                         if item.mark.reached_s is None:
                             break
                         items.popleft()
@@ -522,7 +522,7 @@ class Timeline:
                     else:
                         break
 
-    def _turn(self, stream: Stream, item: Any) -> bool:
+    def _turn(self, stream: StreamTimeline, item: Any) -> bool:
         """Whether *item*, a mark or a communication kernel, the first of *stream*, has gone or begun."""
         if type(item) is Mark:
             stream.items.popleft()
