@@ -12,7 +12,7 @@ from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.messages import are, call_text, capital, group_text, numbered, ranks_text, site_text, state_text
 from distsim.debug.records import CallRecord, CallWait, Group, HostWait, Phase, Site, StoreWait
 from distsim.debug.records.call import SERVE
-from distsim.debug.records.diagnosis import DiagnosedCall, Diagnosis, Stuck
+from distsim.debug.records.diagnosis import Call, Diagnosis, Stuck
 from distsim.debug.records.kinds import Kind
 
 __all__ = ["Case"]
@@ -119,7 +119,7 @@ class Case:
             culprits=guilty,
             victims=others,
             group=group or (call.group if call is not None else None),
-            call=None if call is None else DiagnosedCall(call.op, call.seq),
+            call=None if call is None else Call(call.op, call.seq),
             sites={**self.sites(everyone), **(sites or {})},
             stuck=self.stuck(everyone),
             cycle=cycle,

@@ -28,10 +28,10 @@ from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.messages import are, capital, exception_text, ranks_text
 from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phase, State
 from distsim.debug.records.call import was_refused
-from distsim.debug.records.diagnosis import DiagnosedCall, Diagnosis, Stuck
+from distsim.debug.records.diagnosis import Call, Diagnosis, Stuck
 from distsim.debug.records.kinds import INCONSISTENT, PROOFS, Kind, Proof
 
-__all__ = ["DiagnosedCall", "Diagnosis", "Kind", "Stuck", "diagnose"]
+__all__ = ["Call", "Diagnosis", "Kind", "Stuck", "diagnose"]
 
 INIT = "init_process_group"
 ENDED = "SIGTERM"

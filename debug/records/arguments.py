@@ -1,7 +1,7 @@
 """What a method of torch's process group was asked to do: one reader of its arguments, for simulated and real groups.
 
 `FIELDS` is the one table of operations: which methods are which, and what their arguments say. A *reader* answers a
-`Call`, whose `key` is cheap to build and to hash; it runs on every call. `signature.py` spells a key out for a record,
+`MethodCall`, whose `key` is cheap to build and to hash; it runs on every call. `signature.py` spells a key out for a record,
 once for each new one. torch is not imported here: a tensor is what has a shape, a dtype and a device.
 """
 
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any, NamedTuple
 
-__all__ = ["FIELDS", "INPUTS", "METHODS", "OUTPUTS", "SYNCHRONOUS_P2P", "Call", "Fields", "Key", "Reader"]
+__all__ = ["FIELDS", "INPUTS", "METHODS", "OUTPUTS", "SYNCHRONOUS_P2P", "Fields", "Key", "MethodCall", "Reader"]
 
 Key = tuple[Any, ...]
 """(operation, input shapes, output shapes, dtype, number of the reduce op, root, input splits, output splits, device).
 The dtype is a tuple where tensors differ in it; root is a global rank; what is not said is None or empty."""
 
 
-class Call(NamedTuple):
+class MethodCall(NamedTuple):
     """One call, as its arguments say it."""
 
     key: Key
@@ -48,7 +48,7 @@ class Call(NamedTuple):
 
 Ranks = Sequence[int]
 """Global ranks of the group, in its order."""
-Reader = Callable[[Ranks, tuple[Any, ...], Mapping[str, Any]], Call]
+Reader = Callable[[Ranks, tuple[Any, ...], Mapping[str, Any]], MethodCall]
 """Raises TypeError, AttributeError or the like where the arguments are none of the method's."""
 
 
@@ -138,7 +138,7 @@ def _in_place(op: str, fields: Fields, method: str) -> Reader:
     """Methods that take (tensors, opts): a list or one tensor; instead of options a root, a reduce op, or both."""
     reduces, rooted = fields.reduces, fields.rooted
 
-    def read(ranks: Ranks, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    def read(ranks: Ranks, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> MethodCall:
         if kwargs or len(args) < 2:
             tensors, opts, third = _in_order(
                 args, kwargs, ("tensors", "tensor"), ("opts", "root") if rooted else ("opts", "op"), ("op",)
@@ -161,7 +161,7 @@ def _in_place(op: str, fields: Fields, method: str) -> Reader:
             None if first is None else first.device,
         )
         later = getattr(opts, "asyncOp", None)
-        return _new(Call, (key, later is not False, first, later is not None, -1, 0, tensors, tensors, opts))
+        return _new(MethodCall, (key, later is not False, first, later is not None, -1, 0, tensors, tensors, opts))
 
     return read
 
@@ -170,7 +170,7 @@ def _out_in(op: str, fields: Fields, method: str) -> Reader:
     """Methods that take (outputs, inputs, opts): each a tensor, a list, or a list of lists."""
     reduces, rooted = fields.reduces, fields.rooted
 
-    def read(ranks: Ranks, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    def read(ranks: Ranks, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> MethodCall:
         if kwargs or len(args) != 3:
             args = tuple(_in_order(args, kwargs, _OUTPUT, _INPUT, ("opts", "root", "op")))
         outputs, inputs, opts = args[0], args[1], args[2]
@@ -190,7 +190,7 @@ def _out_in(op: str, fields: Fields, method: str) -> Reader:
             None if first is None else first.device,
         )
         later = getattr(opts, "asyncOp", None)
-        return _new(Call, (key, later is not False, first, later is not None, -1, 0, inputs, outputs, opts))
+        return _new(MethodCall, (key, later is not False, first, later is not None, -1, 0, inputs, outputs, opts))
 
     return read
 
@@ -203,7 +203,7 @@ def _splits(given: Any) -> tuple[int, ...]:
 def _by_splits(op: str, fields: Fields, method: str) -> Reader:
     """(output, input, output splits, input splits, opts)."""
 
-    def read(ranks: Ranks, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    def read(ranks: Ranks, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> MethodCall:
         output, source, output_splits, input_splits, opts = _in_order(
             args, kwargs, _OUTPUT, _INPUT, ("output_split_sizes",), ("input_split_sizes",), ("opts",)
         )[:5]
@@ -220,7 +220,7 @@ def _by_splits(op: str, fields: Fields, method: str) -> Reader:
         )
         later = getattr(opts, "asyncOp", None)
         direct = later is not None and type(output_splits) is list is type(input_splits)
-        return _new(Call, (key, later is not False, source, direct, -1, 0, (source,), (output,), opts))
+        return _new(MethodCall, (key, later is not False, source, direct, -1, 0, (source,), (output,), opts))
 
     return read
 
@@ -232,7 +232,7 @@ def _message(op: str, fields: Fields, method: str) -> Reader:
         names = (names[0], ("tag", "arg1"))
     num, sends = len(names), op == "send"
 
-    def read(ranks: Ranks, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    def read(ranks: Ranks, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> MethodCall:
         direct = not kwargs and len(args) == num
         if not direct:
             args = tuple(_in_order(args, kwargs, *names))
@@ -259,7 +259,7 @@ def _message(op: str, fields: Fields, method: str) -> Reader:
             first.device,
         )
         inputs, outputs = (tensors, ()) if sends else ((), tensors)
-        return _new(Call, (key, True, first, direct, peer, tag, inputs, outputs, end))
+        return _new(MethodCall, (key, True, first, direct, peer, tag, inputs, outputs, end))
 
     return read
 
@@ -268,17 +268,17 @@ def _nothing(op: str, fields: Fields, method: str) -> Reader:
     """(opts), or (timeout): no tensor."""
     key = (op, (), (), None, None, None, None, None, None)
 
-    def read(ranks: Ranks, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    def read(ranks: Ranks, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> MethodCall:
         opts = args[0] if args else kwargs.get("opts")
         later = getattr(opts, "asyncOp", None)
-        return _new(Call, (key, later is not False, None, later is not None, -1, 0, (), (), opts))
+        return _new(MethodCall, (key, later is not False, None, later is not None, -1, 0, (), (), opts))
 
     return read
 
 
 def _in_its_own_way(op: str, fields: Fields, method: str) -> Reader:
     """monitored_barrier: no backend has it but gloo, and it always waits."""
-    call = Call((op, (), (), None, None, None, None, None, None), is_async=False)
+    call = MethodCall((op, (), (), None, None, None, None, None, None), is_async=False)
     return lambda ranks, args, kwargs: call
 
 

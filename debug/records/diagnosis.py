@@ -10,14 +10,14 @@ from distsim.debug.records import Group, Site
 from distsim.debug.records.kinds import INCONSISTENT, WARNINGS, Kind, Proof, ends
 from distsim.text.untrusted_input import MOST_RANKS, number, text, whole, wholes
 
-__all__ = ["SCHEMA", "DiagnosedCall", "Diagnosis", "Stuck", "diagnoses_from_json", "diagnoses_to_json", "exit_code"]
+__all__ = ["SCHEMA", "Call", "Diagnosis", "Stuck", "diagnoses_from_json", "diagnoses_to_json", "exit_code"]
 
 SCHEMA = "distsim.report/1"
 """Grows by new keys only; a key that changes its meaning makes it `/2`."""
 
 
 @dataclass(frozen=True, slots=True)
-class DiagnosedCall:
+class Call:
     """The collective, send or receive that a diagnosis is about."""
 
     op: str
@@ -59,7 +59,7 @@ class Diagnosis:
     """Global ranks that are blocked by it."""
     group: Group | None = None
     """Process group of the call."""
-    call: DiagnosedCall | None = None
+    call: Call | None = None
     """The call at fault; if ranks are missing, the call in which the others wait."""
     sites: Mapping[int, Site] = field(default_factory=dict)
     """Current source line of each rank."""
@@ -193,7 +193,7 @@ class Diagnosis:
                 text(group["description"], "group.description"),
                 _ranks(group["ranks"], "group.ranks"),
             ),
-            call=None if call is None else DiagnosedCall(text(call["op"], "call.op"), whole(call["seq"], "call.seq")),
+            call=None if call is None else Call(text(call["op"], "call.op"), whole(call["seq"], "call.seq")),
             sites={_rank(r): _site(s) for r, s in data["sites"].items()},
             stuck={_rank(r): _stuck(s) for r, s in data["stuck"].items()},
             cycle=None if cycle is None else _ranks(cycle, "cycle"),

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, TextIO
 from distsim.text.units import format_time
 
 if TYPE_CHECKING:
-    from distsim.sim.outcome import RunProgress
+    from distsim.sim.outcome import Progress
 
 __all__ = ["live_progress", "progress_line"]
 
-Report = Callable[["RunProgress"], None]
+Report = Callable[["Progress"], None]
 FIRST_S, EVERY_S, SHARE = 5.0, 2.0, 0.1
 """Where no terminal shows the line: wall time until it is written first, and then until it is written again, or this
 share of the time so far, so that a log of hours does not fill up."""
 
 
-def progress_line(progress: RunProgress) -> str:
+def progress_line(progress: Progress) -> str:
     """`"12.3 ms of virtual time, 16/16 ranks, 81,000 events/s"`."""
     parts = [
         f"{format_time(progress.virtual_time_s)} of virtual time",
@@ -41,7 +41,7 @@ def is_shown(stream: TextIO) -> bool:
 
 @contextmanager
 def live_progress(stream: TextIO, quiet: bool = False) -> Iterator[Report | None]:
-    """Return the function that shows the simulator's `RunProgress`, or None for silence.
+    """Return the function that shows the simulator's `Progress`, or None for silence.
 
     On a terminal the line vanishes at the end. It is refreshed only by these calls: a thread of rich's own would
     run beside the ranks and read clocks that are virtual to them.
@@ -67,7 +67,7 @@ def live_progress(stream: TextIO, quiet: bool = False) -> Iterator[Report | None
         redirect_stderr=True,
     )
 
-    def report(progress: RunProgress) -> None:
+    def report(progress: Progress) -> None:
         text = Text(progress_line(progress), style="dim", no_wrap=True, overflow="ellipsis")
         live.update(text, refresh=True)
 
@@ -79,7 +79,7 @@ def _written_to(stream: TextIO) -> Report:
     """Writes the line to a pipe or a file, of a simulation that takes long."""
     next_s = FIRST_S
 
-    def report(progress: RunProgress) -> None:
+    def report(progress: Progress) -> None:
         nonlocal next_s
         if progress.wall_s >= next_s:
             next_s = progress.wall_s + max(EVERY_S, SHARE * progress.wall_s)

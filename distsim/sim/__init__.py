@@ -15,9 +15,9 @@ if sys.platform == "win32":
     raise UsageError("expected Linux or macOS, got Windows: run distsim in WSL (wsl --install), which is Linux")
 try:
     check_simulation()
-    from distsim.sim.outcome import Outcome, RunProgress
+    from distsim.sim.outcome import Outcome, Progress
     from distsim.sim.run import RunRequest, run_program, simulate
 except (ImportError, AttributeError) as error:
     raise unsupported(error) from error
 
-__all__ = ["Outcome", "RunProgress", "RunRequest", "run_program", "simulate"]
+__all__ = ["Outcome", "Progress", "RunRequest", "run_program", "simulate"]

@@ -20,8 +20,8 @@ __all__ = [
     "Failure",
     "LinkUse",
     "Outcome",
+    "Progress",
     "RankSummary",
-    "RunProgress",
 ]
 
 
@@ -82,7 +82,7 @@ class LinkUse:
 
 
 @dataclass(slots=True)
-class RunProgress:
+class Progress:
     """Progress of a running simulation."""
 
     virtual_time_s: float

@@ -39,7 +39,7 @@ from distsim.sim.observe.reading import forget_readings, forget_stacks
 from distsim.sim.observe.silent import MOST_RANKS, collector_of
 from distsim.sim.observe.totals import summing_up
 from distsim.sim.observe.training import finish
-from distsim.sim.outcome import Outcome, RunProgress
+from distsim.sim.outcome import Outcome, Progress
 from distsim.sim.patches import simulation
 from distsim.sim.processes.hosts import environ_of_mpirun, master_address, sruns_environ
 from distsim.sim.processes.lifecycle import Program, live
@@ -445,13 +445,13 @@ def _fresh_rng() -> torch.Tensor:
     return torch.Generator().get_state()
 
 
-def _progress(world: World, wall_s: float) -> RunProgress:
+def _progress(world: World, wall_s: float) -> Progress:
     alive = sum(p.alive for p in world.rank_processes.values())
     waiting = ""
     task = world.running
     if task is not None:
         waiting = f"rank {task.process.rank} computes"
-    return RunProgress(
+    return Progress(
         float(world.env.now),
         alive,
         world.world_size,

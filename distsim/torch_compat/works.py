@@ -21,16 +21,16 @@ def _outlive_python() -> bool:
 
     handles: list[weakref.ref[Any]] = []
 
-    class Handle(Work):
+    class KeptHandle(Work):
         pass
 
-    class Group(ProcessGroup):
+    class KeptGroup(ProcessGroup):
         def barrier(self, *args: Any, **kwargs: Any) -> Any:
-            handle = Handle()
+            handle = KeptHandle()
             handles.append(weakref.ref(handle))
             return handle
 
-    held = ProcessGroup.barrier(Group(0, 1))  # by way of C++
+    held = ProcessGroup.barrier(KeptGroup(0, 1))  # by way of C++
     return held is not None and handles[0]() is not None
 
 

@@ -26,7 +26,7 @@ from torch.distributed import ProcessGroup
 from torch.nn import Parameter
 
 from distsim.debug.records import P2P
-from distsim.debug.records.arguments import FIELDS, METHODS, Call, Reader
+from distsim.debug.records.arguments import FIELDS, METHODS, MethodCall, Reader
 from distsim.debug.rings import layout as rings
 from distsim.realexec.guard.fast_path import BACKWARD, MISSED, looks_of, may_be_kept, remember, through
 from distsim.realexec.guard.handle import (
@@ -64,7 +64,7 @@ PASSED_THROUGH = (
 
 
 def words_of(op: str, read: Reader) -> Words:
-    """What reads the arguments of a method of *op*; those that training calls are read without a `Call`."""
+    """What reads the arguments of a method of *op*; those that training calls are read without a `MethodCall`."""
     fields = FIELDS[op]
     reduces, rooted = fields.reduces, fields.rooted
 
@@ -276,7 +276,7 @@ BACKEND_NAMES = {
 def _torchs_own(name: str, of_backend: Any, issue: Callable[..., Any] | None) -> Callable[..., Any]:
     """What makes a recorded call: the method *name* of torch's group, or *of_backend* where that does the same."""
 
-    def raw(self: Guarded, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def raw(self: Guarded, call: MethodCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if issue is not None:
             return issue(self, *args, **kwargs)
         # The group goes through torch's dispatcher, which sparse, fake and quantized tensors, negated and conjugated
@@ -315,7 +315,9 @@ def _remember_call(guard: Guarded, made_call: Made, key: Any, caller: FrameType)
         keep(guard, key, made_call, caller)
 
 
-def _note_failure(recorder: Recorder, log: GroupLog, name: str, call: Call, index: int, error: BaseException) -> None:
+def _note_failure(
+    recorder: Recorder, log: GroupLog, name: str, call: MethodCall, index: int, error: BaseException
+) -> None:
     """Record that torch raised instead of making a call."""
     if name == "monitored_barrier":
         recorder.ring.fail(index, error_line(error))

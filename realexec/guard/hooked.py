@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
-from distsim.debug.records.arguments import FIELDS, METHODS, Call
+from distsim.debug.records.arguments import FIELDS, METHODS, MethodCall
 from distsim.debug.records.signature import REDUCE_OPS
 from distsim.debug.rings import layout as rings
 from distsim.debug.settings import Level, Settings
@@ -189,7 +189,7 @@ ONE_LIST = {"ALLREDUCE": "all_reduce", "BROADCAST": "broadcast", "REDUCE": "redu
 TWO_LISTS = {"GATHER": "gather", "SCATTER": "scatter", "ALLTOALL": "all_to_all"}
 
 
-def call_of(hook_call: Any, ranks: tuple[int, ...], caller: FrameType | None) -> Call | None:
+def call_of(hook_call: Any, ranks: tuple[int, ...], caller: FrameType | None) -> MethodCall | None:
     """The call that a pre-hook is told of; None for what moves no data, and for messages, whose tag it is not told."""
     name, inputs, outputs = hook_call.name.name, hook_call.input_tensors, hook_call.output_tensors
     num_in, num_out, size = len(inputs), len(outputs), len(ranks)
@@ -231,7 +231,7 @@ def call_of(hook_call: Any, ranks: tuple[int, ...], caller: FrameType | None) ->
         _splits(given.get("output_split_sizes")) if splits else None,
         None if first is None else first.device,
     )
-    return Call(key, True, first, False, -1, 0, inputs, inputs if fields.in_place else outputs)
+    return MethodCall(key, True, first, False, -1, 0, inputs, inputs if fields.in_place else outputs)
 
 
 def _of_functional(caller: FrameType | None) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from distsim.debug.evidence.watched_source import CaughtLog
 from distsim.debug.matching.secondary_errors import aftermath
 from distsim.debug.records import P2P
-from distsim.debug.records.arguments import SYNCHRONOUS_P2P, Call
+from distsim.debug.records.arguments import SYNCHRONOUS_P2P, MethodCall
 from distsim.debug.records.frames import raised_at
 from distsim.debug.records.signature import content
 from distsim.debug.rings import layout as rings
@@ -40,7 +40,7 @@ class Made(NamedTuple):
     """A call just made the long way, for `fast_path`."""
 
     thread: int
-    call: Call
+    call: MethodCall
     record: int
     """Its index in the ring."""
     body: bytes
@@ -199,7 +199,7 @@ class Recorder:
         group = self.ring.group(name, description, ranks, generation, world.id)
         return GroupLog(name, ranks, group, generation, self, world)
 
-    def begin(self, log: GroupLog, call: Call, site: Place) -> tuple[int, bool, int, int]:
+    def begin(self, log: GroupLog, call: MethodCall, site: Place) -> tuple[int, bool, int, int]:
         """Record that a call is being made: its index, whether the caller goes on, its number, its fingerprint."""
         key, is_async, peer, tag = call.key, call.is_async, call.peer, call.tag
         ring = self.ring

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distsim.debug.records.arguments import FIELDS, Call
+from distsim.debug.records.arguments import FIELDS, MethodCall
 from distsim.debug.rings import layout as rings
 from distsim.realexec.guard.recorder import Recorder
 
@@ -20,7 +20,7 @@ IN_PLACE = frozenset({"recv", *(op for op, fields in FIELDS.items() if fields.in
 COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
-def input_tensors(call: Call, rank: int) -> list[Tensor]:
+def input_tensors(call: MethodCall, rank: int) -> list[Tensor]:
     """The tensors that this rank contributes to a call."""
     if call.key[0] == "broadcast" and call.key[5] != rank:
         return []
@@ -48,7 +48,7 @@ def _has_bytes(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
 
 
-def find_nan(recorder: Recorder, call: Call, index: int, rank: int) -> None:
+def find_nan(recorder: Recorder, call: MethodCall, index: int, rank: int) -> None:
     """Flag a call that sends NaN."""
     for tensor in input_tensors(call, rank):
         values = _values(tensor) if tensor.is_floating_point() or tensor.is_complex() else None
@@ -68,7 +68,7 @@ class Checksums:
         self._recorder = recorder
 
     def begin(
-        self, call: Call, index: int, args: tuple[Any, ...], rank: int
+        self, call: MethodCall, index: int, args: tuple[Any, ...], rank: int
     ) -> tuple[tuple[Any, ...], Callable[[], None] | None]:
         """The arguments to call with, and what to do once the call has been waited for."""
         op = call.key[0]

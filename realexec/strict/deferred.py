@@ -22,7 +22,7 @@ from weakref import WeakSet
 import torch
 import torch.futures
 
-from distsim.debug.records.arguments import Call
+from distsim.debug.records.arguments import MethodCall
 from distsim.debug.rings import layout as rings
 from distsim.realexec.guard.callbacks import run_apart
 from distsim.realexec.guard.handle import Handle, HostHandle
@@ -77,7 +77,7 @@ class Deferred(Handle):
         self.seq = seq
         self.print_ = print_
         self.issue: Callable[[], Any] = issue
-        self.said: Call | None = None
+        self.said: MethodCall | None = None
         self.shown = False
         self.began = time.monotonic()
         """When its turn came, or it was made."""

@@ -18,7 +18,7 @@ import torch
 from distsim.debug.matching.agreement import check_pair, payload_text
 from distsim.debug.messages import site_text
 from distsim.debug.records import CallRecord
-from distsim.debug.records.arguments import Call
+from distsim.debug.records.arguments import MethodCall
 from distsim.debug.records.kinds import Kind
 from distsim.debug.rings import layout as rings
 from distsim.errors import CollectiveMismatch
@@ -113,7 +113,7 @@ class HeldMessages:
         self._rows: dict[str | None, int | None] = {}
         self._lines: dict[tuple[str, str, int, int], _Line] = {}
 
-    def hold(self, guard: Any, call: Call, index: int, is_async: bool, issue: Callable[[], Any]) -> Handle | None:
+    def hold(self, guard: Any, call: MethodCall, index: int, is_async: bool, issue: Callable[[], Any]) -> Handle | None:
         """Return None if the call may go out now, or the handle of a call that went out and watches for its other
         end."""
         peer, tag, op = call.peer, call.tag, call.key[0]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from distsim.debug.records import Group
-from distsim.debug.records.arguments import FIELDS, INPUTS, OUTPUTS, Call
+from distsim.debug.records.arguments import FIELDS, INPUTS, OUTPUTS, MethodCall
 from distsim.debug.records.signature import content
 from distsim.debug.rings import layout as rings
 from distsim.realexec.guard.fast_path import AT_ONCE_S, SPIN_S
@@ -92,7 +92,7 @@ class Strict:
     def hold(
         self,
         guard: Any,
-        call: Call,
+        call: MethodCall,
         index: int,
         seq: int,
         print_: int,
@@ -149,7 +149,7 @@ class Strict:
         self._defer(guard, queue, deferred, None)
         return deferred
 
-    def _goes_at_once(self, queue: Queue, seq: int, print_: int, index: int, call: Call) -> bool:
+    def _goes_at_once(self, queue: Queue, seq: int, print_: int, index: int, call: MethodCall) -> bool:
         """Show an asynchronous call where none waits before it; whether all members have made the same already, or do
         in a moment."""
         if queue.waiting or queue.row is None or queue.again[0] == seq or not queue.is_near():
@@ -158,7 +158,7 @@ class Strict:
         queue.group_log.near = queue
         return queue.meet(seq, rings.meeting_slot(seq), print_, AT_ONCE_S)
 
-    def _show_and_look(self, guard: Any, queue: Queue, seq: int, print_: int, index: int, call: Call) -> None:
+    def _show_and_look(self, guard: Any, queue: Queue, seq: int, print_: int, index: int, call: MethodCall) -> None:
         """Compare a call that is not held (a monitored barrier) with members that are already there; later members
         compare themselves."""
         self._show(queue, seq, print_, index, call)
@@ -211,7 +211,7 @@ class Strict:
             self._rows[log.key] = self._recorder.ring.meeting_row(log.key)
         return self._rows[log.key]
 
-    def _show(self, queue: Queue, seq: int, print_: int, index: int, call: Call) -> None:
+    def _show(self, queue: Queue, seq: int, print_: int, index: int, call: MethodCall) -> None:
         if queue.row is not None:
             self._recorder.ring.publish(queue.row, seq, print_, index)
         if queue.remote:
@@ -253,7 +253,7 @@ class Strict:
 
     # Asynchronous calls -----------------------------------------------------------------------------
 
-    def _defer(self, guard: Any, queue: Queue, deferred: Deferred, call: Call | None) -> None:
+    def _defer(self, guard: Any, queue: Queue, deferred: Deferred, call: MethodCall | None) -> None:
         deferred.timeout_s = partial(timeout_s, guard)
         deferred.hasten = partial(self._hasten, queue, deferred)
         deferred.urge = self._urge
@@ -372,7 +372,7 @@ def _on_gloo(guard: Any) -> bool:
     return type(guard.backends.get("cpu")).__name__ == "ProcessGroupGloo"
 
 
-def _is_refused(call: Call, size: int, on_gloo: bool) -> bool:
+def _is_refused(call: MethodCall, size: int, on_gloo: bool) -> bool:
     """The backend refuses such a call at this rank, so nobody else is to hear of it."""
     op = call.key[0]
     lists = [call.key[part] for part in FIELDS[op].lists if call.key[part]]
@@ -390,7 +390,7 @@ def _is_refused(call: Call, size: int, on_gloo: bool) -> bool:
     )
 
 
-def json_call(print_: int, call: Call, index: int) -> str:
+def json_call(print_: int, call: MethodCall, index: int) -> str:
     """A call for the store."""
     import json
 

@@ -33,7 +33,7 @@ from distsim.debug.records import (
     StoreWait,
 )
 from distsim.debug.records.call import Remote
-from distsim.debug.records.diagnosis import DiagnosedCall, Diagnosis, Stuck, diagnoses_from_json, diagnoses_to_json
+from distsim.debug.records.diagnosis import Call, Diagnosis, Stuck, diagnoses_from_json, diagnoses_to_json
 from distsim.debug.records.kinds import Kind, Proof
 from distsim.debug.rings.world import Process
 from distsim.realexec.process import introduce_monitors as real_hosts
@@ -420,7 +420,7 @@ def _each_field(plain: Any, groups: list[Group], sites: list[Site], but: tuple[s
     others: dict[str, Any] = {
         "rank": plain.rank if hasattr(plain, "rank") else None,
         "group": groups[1],
-        "call": plain.call if isinstance(plain, Finding) else DiagnosedCall("all_reduce", 3),
+        "call": plain.call if isinstance(plain, Finding) else Call("all_reduce", 3),
         "waits": (StoreWait(("key",)),),
         "site": sites[1],
         "stack": tuple(sites),

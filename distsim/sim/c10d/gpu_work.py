@@ -31,7 +31,7 @@ from distsim.text.tracebacks import message
 from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID, EXECUTION_ENGINE
 
 if TYPE_CHECKING:
-    from distsim.debug.records.arguments import Call
+    from distsim.debug.records.arguments import MethodCall
     from distsim.sim.c10d.arrival import Arrival
     from distsim.sim.c10d.communicator import Communicator
     from distsim.sim.isolation.process import SimProcess
@@ -79,7 +79,7 @@ class Flat:
         self._device.launch(stream, cost, task, "copy_")
 
 
-def flat_of(device: Device, stream: StreamTimeline, call: Call) -> Flat | None:
+def flat_of(device: Device, stream: StreamTimeline, call: MethodCall) -> Flat | None:
     """Return the flat buffer that *call* needs in *stream*, or None."""
     copies_out = _LISTS.get(call.key[0])
     if copies_out is None:
@@ -406,7 +406,7 @@ class GroupStreams:
         for (index, _), (_, mark) in list(self._last.items()):
             accelerators_of(task.process)[index].synchronize(task, mark)
 
-    def launch(self, task: RankTask, device: Device, call: Call, is_async: bool, part: Part) -> None:
+    def launch(self, task: RankTask, device: Device, call: MethodCall, is_async: bool, part: Part) -> None:
         """Launch *call* in a stream of *device*, or add it to the open batch."""
         _, work, _ = part
         fusion = task.process.accelerators.fusion

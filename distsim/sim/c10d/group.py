@@ -17,7 +17,7 @@ from torch.distributed import Work
 from distsim.debug.evidence import guard_findings as seen
 from distsim.debug.evidence.guard_findings import forked_call
 from distsim.debug.records import P2P, CallRecord, CallWait, Group, HostWait, State, Wait
-from distsim.debug.records.arguments import METHODS, Call, Reader
+from distsim.debug.records.arguments import METHODS, MethodCall, Reader
 from distsim.debug.records.signature import Signature
 from distsim.sim.c10d import refusals
 from distsim.sim.c10d.arrival import Arrival, Tensors, known_of, pend
@@ -74,7 +74,7 @@ def are_watched() -> bool:
     return _stack_size() > 1
 
 
-def through_modes(group: Any, call: Call, carry_out: Callable[[], Any]) -> Any:
+def through_modes(group: Any, call: MethodCall, carry_out: Callable[[], Any]) -> Any:
     """Return the result of *carry_out*, called below all dispatch modes of the program."""
     packet = getattr(torch.ops.c10d, OPERATORS[call.key[0]])
     in_place = call.outputs is call.inputs or not call.outputs or not call.inputs
@@ -202,7 +202,7 @@ class SimGroup(Questions):
 
     def _call(
         self,
-        call: Call,
+        call: MethodCall,
         is_async: bool,
         timeout: timedelta | None,
         meet: Callable[[Arrival], None] | None,
@@ -265,7 +265,7 @@ class SimGroup(Questions):
             task.arrive(lambda: self._arrive(arrival, meet))
         return arrival
 
-    def _wait_in_fork(self, task: RankTask, call: Call) -> None:
+    def _wait_in_fork(self, task: RankTask, call: MethodCall) -> None:
         """Wait for ever, as a call does in a forked child of the rank, and report it."""
         world, stack = task.world, call_stack(sys._getframe(2))
         finding = forked_call((self._process.rank,), call.key[0], stack[0] if stack else None)
@@ -277,7 +277,7 @@ class SimGroup(Questions):
         task.flush()
         task.wait(world.env.event(), HostWait("a call of a forked child"))
 
-    def _recorded(self, task: RankTask, call: Call, is_async: bool, caller: FrameType) -> CallRecord:
+    def _recorded(self, task: RankTask, call: MethodCall, is_async: bool, caller: FrameType) -> CallRecord:
         """The record of *call*, which has no number yet; of a handle that torch keeps for itself nobody says that it
         was not waited for."""
         stack = call_stack(caller)
@@ -296,7 +296,7 @@ class SimGroup(Questions):
             waited=is_async and not handle_is_the_users(caller),
         )
 
-    def _runs_on_gpu(self, call: Call) -> bool:
+    def _runs_on_gpu(self, call: MethodCall) -> bool:
         if call.first is None:
             return self.has_two_backends or self.name() == "nccl"
         return bool(call.first.is_cuda)
@@ -304,7 +304,7 @@ class SimGroup(Questions):
     def _launch(
         self,
         task: RankTask,
-        call: Call,
+        call: MethodCall,
         is_async: bool,
         timeout: timedelta | None,
         meet: Callable[[Arrival], None] | None,
@@ -390,7 +390,7 @@ class SimGroup(Questions):
         world.faults.on_call(task, record)
         world.guards.on_arrival(arrival)
 
-    def _collective(self, call: Call, timeout: timedelta | None) -> Work:
+    def _collective(self, call: MethodCall, timeout: timedelta | None) -> Work:
         op, rank, first = call.key[0], self._place, call.first
         flavour = self.name() if first is None else self._flavour_of(first)
         refusals.refuse_arguments(call, rank, self._members, flavour)
@@ -410,12 +410,14 @@ class SimGroup(Questions):
 
         return self._call(call, call.is_async, timeout, meet, memory).work
 
-    def _monitored_barrier(self, call: Call, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+    def _monitored_barrier(
+        self, call: MethodCall, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
         record = self._call(call, False, None, None).record
         limit = self._timeout if timeout is None else timeout
         monitored_barrier(record, self._communicator.monitored, self.rank(), self.size(), limit, wait_all_ranks)
 
-    def _message(self, call: Call, any_source: bool, is_async: bool) -> Work:
+    def _message(self, call: MethodCall, any_source: bool, is_async: bool) -> Work:
         op, me = call.key[0], self._place
         refusals.refuse(call, self._flavour_of(call.first))
         end: Any = None if any_source else call.opts
@@ -497,14 +499,14 @@ def _inside(task: RankTask, record: CallRecord) -> CallRecord | None:
 
 
 def _method(name: str, read: Reader) -> Callable[..., Any]:
-    def asked(self: SimGroup, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[SimGroup, Call]:
+    def asked(self: SimGroup, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[SimGroup, MethodCall]:
         try:
             call = read(self._group.ranks, args, kwargs)
         except (TypeError, ValueError, AttributeError, LookupError):
             raise refusals.argument_error(name) from None
         return (self._host_group() if self.has_two_backends and call.is_for_host() else self), call
 
-    def watched(self: SimGroup, call: Call, carry_out: Callable[[], Work]) -> Work:
+    def watched(self: SimGroup, call: MethodCall, carry_out: Callable[[], Work]) -> Work:
         """Carry *call* out below the program's dispatch modes, between the group's hooks, as torch does."""
 
         def between_hooks() -> Work:

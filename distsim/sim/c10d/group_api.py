@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from distsim.debug.records import P2P, Group
-from distsim.debug.records.arguments import Call
+from distsim.debug.records.arguments import MethodCall
 from distsim.errors import NotSimulated
 from distsim.sim.isolation.process import current_task
 from distsim.torch_compat.groups import FLIGHT_RECORDER_HOOK, HOOK_OP_NAME, NAN_CHECK_HOOK
@@ -66,7 +66,7 @@ class CallHooks:
         self.on_abort: dict[int, Callable[[], None]] = {}
         self._calls = 0
 
-    def begin(self, call: Call) -> Callable[[Any], None]:
+    def begin(self, call: MethodCall) -> Callable[[Any], None]:
         """Run the hooks before *call*; what is returned runs those after it, with the call's Work."""
         op, number = call.key[0], self._calls
         self._calls += 1
@@ -308,7 +308,7 @@ class Questions(dist.ProcessGroup):
         pass
 
 
-def own_timeout(call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> timedelta | None:
+def own_timeout(call: MethodCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> timedelta | None:
     """The timeout that *call* has of its own: of its options, or given by itself."""
     result = getattr(call.opts, "timeout", None)
     if result is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from distsim.debug.records.arguments import Call
+from distsim.debug.records.arguments import MethodCall
 from distsim.errors import NotSimulated
 from distsim.network import Transfer
 from distsim.sim.c10d.arrival import Reduction, copy_into, copy_into_all, reduce_tensors
@@ -250,7 +250,7 @@ _WRITES_IN_PLACE = _RAW_INPUTS | {"all_reduce_coalesced", "reduce_scatter"}
 _LOSES_CONJUGATES = frozenset({"reduce", "reduce_scatter"})
 
 
-def as_gloo_sees(call: Call, flavour: str, rank: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+def as_gloo_sees(call: MethodCall, flavour: str, rank: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Inputs and outputs of *call* on *rank* of the group as the memory behind them. Raises
     `NotSimulated` where gloo's answer is undefined. *flavour*: the backend, of which gloo alone adds up bools as bytes,
     and divides an all_to_all_single by elements where no splits are given."""

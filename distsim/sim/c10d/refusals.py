@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from distsim.debug.records import P2P
-from distsim.debug.records.arguments import FIELDS, Call
+from distsim.debug.records.arguments import FIELDS, MethodCall
 from distsim.debug.records.signature import REDUCE_OPS
 from distsim.errors import NotSimulated
 from distsim.torch_compat.groups import HOOK_OP_NAME
@@ -71,7 +71,7 @@ _LISTS = frozenset(
 _BITWISE = frozenset({"BAND", "BOR", "BXOR"})
 
 
-def refuse(call: Call, flavour: str) -> RuntimeError | None:
+def refuse(call: MethodCall, flavour: str) -> RuntimeError | None:
     """Raise what the backend raises for these dtypes, devices and this reduction; return it where gloo finds it in its
     own thread, so that an asynchronous call's handle is the first to say it."""
     op, number, tensors = call.key[0], call.key[4], (*call.inputs, *call.outputs)
@@ -166,7 +166,7 @@ def _refuse_as_mpi(dtype: torch.dtype, name: str | None) -> None:
         raise RuntimeError(f"MPI process group does not support ReduceOp.{name} on {dtype} tensors")
 
 
-def refuse_arguments(call: Call, rank: int, size: int, flavour: str) -> None:
+def refuse_arguments(call: MethodCall, rank: int, size: int, flavour: str) -> None:
     """Raise what gloo raises at *rank* of the group for lists and sizes that do not fit, or a root that is none.
     *flavour*: the backend."""
     op, inputs, outputs = call.key[0], call.inputs, call.outputs
@@ -179,11 +179,11 @@ def refuse_arguments(call: Call, rank: int, size: int, flavour: str) -> None:
         refuse(call, rank, size, flavour)
 
 
-def _one_tensor(call: Call, rank: int, size: int, flavour: str) -> None:
+def _one_tensor(call: MethodCall, rank: int, size: int, flavour: str) -> None:
     _single(call.key[0].replace("_", ""), call.inputs)
 
 
-def _all_gather(call: Call, rank: int, size: int, flavour: str) -> None:
+def _all_gather(call: MethodCall, rank: int, size: int, flavour: str) -> None:
     if flavour == "nccl" and len({tensor.shape for tensor in call.outputs}) > 1:
         raise NotSimulated(
             "all_gather of tensors that differ in size",
@@ -192,7 +192,7 @@ def _all_gather(call: Call, rank: int, size: int, flavour: str) -> None:
     _equal_lists("allgather", call.outputs, call.inputs, size)
 
 
-def _all_gather_into_tensors(call: Call, rank: int, size: int, flavour: str) -> None:
+def _all_gather_into_tensors(call: MethodCall, rank: int, size: int, flavour: str) -> None:
     for i, (output, given) in enumerate(zip(call.outputs, call.inputs, strict=False)):
         part = output.chunk(size)[0] if output.dim() else output
         if not output.is_cuda and part.shape != given.shape:
@@ -202,19 +202,19 @@ def _all_gather_into_tensors(call: Call, rank: int, size: int, flavour: str) -> 
             )
 
 
-def _all_gather_into_tensor(call: Call, rank: int, size: int, flavour: str) -> None:
+def _all_gather_into_tensor(call: MethodCall, rank: int, size: int, flavour: str) -> None:
     _scaled("all_gather", call.outputs[0], call.inputs[0], size)
 
 
-def _reduce_scatter(call: Call, rank: int, size: int, flavour: str) -> None:
+def _reduce_scatter(call: MethodCall, rank: int, size: int, flavour: str) -> None:
     _reduce_scatter_lists(call.inputs, call.outputs[0], size)
 
 
-def _reduce_scatter_tensor(call: Call, rank: int, size: int, flavour: str) -> None:
+def _reduce_scatter_tensor(call: MethodCall, rank: int, size: int, flavour: str) -> None:
     _scaled("reduce_scatter", call.inputs[0], call.outputs[0], size)
 
 
-def _gather(call: Call, rank: int, size: int, flavour: str) -> None:
+def _gather(call: MethodCall, rank: int, size: int, flavour: str) -> None:
     if not _is_root(call, rank):
         if call.outputs:
             raise RuntimeError("ProcessGroupGloo::gather: requires empty output on non-root")
@@ -227,14 +227,14 @@ def _gather(call: Call, rank: int, size: int, flavour: str) -> None:
     _equal_lists("gather", call.outputs, call.inputs, size)
 
 
-def _scatter(call: Call, rank: int, size: int, flavour: str) -> None:
+def _scatter(call: MethodCall, rank: int, size: int, flavour: str) -> None:
     if _is_root(call, rank):
         _scatter_lists(call.inputs, call.outputs[0], size)
     elif call.inputs:
         raise RuntimeError("ProcessGroupGloo::scatter: requires empty input on non-root")
 
 
-def _all_to_all(call: Call, rank: int, size: int, flavour: str) -> None:
+def _all_to_all(call: MethodCall, rank: int, size: int, flavour: str) -> None:
     for kind, tensors in (("input", call.inputs), ("output", call.outputs)):
         if len(tensors) != size:
             raise RuntimeError(
@@ -244,7 +244,7 @@ def _all_to_all(call: Call, rank: int, size: int, flavour: str) -> None:
             _equal_lists("alltoall", tensors, tensors[:1], size)
 
 
-def _all_to_all_single(call: Call, rank: int, size: int, flavour: str) -> None:
+def _all_to_all_single(call: MethodCall, rank: int, size: int, flavour: str) -> None:
     sent, received = call.inputs[0], call.outputs[0]
     if flavour != "nccl" and not sent.is_contiguous():
         raise ValueError("Tensors must be contiguous")
@@ -255,7 +255,7 @@ def _all_to_all_single(call: Call, rank: int, size: int, flavour: str) -> None:
     _splits(received, call.key[7], size)
 
 
-_ARGUMENTS: dict[str, Callable[[Call, int, int, str], None]] = {
+_ARGUMENTS: dict[str, Callable[[MethodCall, int, int, str], None]] = {
     "all_reduce": _one_tensor,
     "broadcast": _one_tensor,
     "reduce": _one_tensor,
@@ -301,7 +301,7 @@ def _dispatched(op: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
             raise NotImplementedError(f"Could not run 'c10d::{name}' with arguments from the 'SparseCPU' backend.")
 
 
-def _is_root(call: Call, rank: int) -> bool:
+def _is_root(call: MethodCall, rank: int) -> bool:
     return bool((getattr(call.opts, "rootRank", call.opts) or 0) == rank)
 
 

@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, Le, Len
 from distsim.debug.records import CallRecord, Phase, State
 from distsim.errors import UsageError
 from distsim.sim.faults.fault import Fault, Lasting, Rank, Rule, check_ranks
-from distsim.sim.kernel.scheduler import Request
+from distsim.sim.kernel.scheduler import BatonRequest
 from distsim.sim.kernel.task import Killed
 from distsim.sim.observe.reading import user_stack
 from distsim.text.exceptions import exception_named
@@ -234,7 +234,7 @@ class _Freeze(RankFault[Freeze]):
     def inside(self, task: RankTask, record: CallRecord) -> None:
         task.process.last_stack = record.stack
         self._stop(task.process)
-        task._hand_over(Request(None, None))
+        task._hand_over(BatonRequest(None, None))
 
     def outside(self, process: SimProcess, main: RankTask | None) -> None:
         self._stop(process)

@@ -19,7 +19,7 @@ from distsim.watchdog import shared_state
 if TYPE_CHECKING:
     from distsim.sim.kernel.schedule import Limits
 
-__all__ = ["Deadline", "Deadlines", "Due", "Expired", "Request", "Scheduler", "TaskOwner", "Unwind"]
+__all__ = ["BatonRequest", "Deadline", "Deadlines", "Due", "Expired", "Scheduler", "TaskOwner", "Unwind"]
 
 
 class Due(Protocol):
@@ -95,7 +95,7 @@ class Unwind(BaseException):
 
 
 @dataclass(slots=True)
-class Request:
+class BatonRequest:
     """Request of a thread to the scheduler when it returns the baton."""
 
     event: simpy.Event | None
@@ -135,7 +135,7 @@ class TaskOwner(Protocol):
 class Runs(Protocol):
     """A task, as its scheduler knows it (task.Task)."""
 
-    request: Request | None
+    request: BatonRequest | None
     doom: Unwind | None
     abandoned: bool
     native: int
@@ -155,7 +155,7 @@ class WaitLimit:
 
     __slots__ = ("_request", "_scheduler", "_task", "explicit", "over")
 
-    def __init__(self, scheduler: Scheduler, task: Runs, request: Request) -> None:
+    def __init__(self, scheduler: Scheduler, task: Runs, request: BatonRequest) -> None:
         self._scheduler = scheduler
         self._task = task
         self._request = request
@@ -315,7 +315,7 @@ class Scheduler:
 
     # -- time
 
-    def limit_wait(self, task: Runs, request: Request) -> WaitLimit:
+    def limit_wait(self, task: Runs, request: BatonRequest) -> WaitLimit:
         """End the wait that *request* asks for when its time is over."""
         assert request.timeout_s is not None
         limit = WaitLimit(self, task, request)

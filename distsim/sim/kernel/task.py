@@ -15,7 +15,7 @@ import simpy
 
 from distsim.debug.records import CallWait, HostWait, Wait
 from distsim.sim.kernel.baton import Baton, Nap, begin_thread
-from distsim.sim.kernel.scheduler import Expired, Request, Scheduler, TaskOwner, Unwind
+from distsim.sim.kernel.scheduler import BatonRequest, Expired, Scheduler, TaskOwner, Unwind
 from distsim.torch_compat.works import FUTURE
 from distsim.watchdog.shared_state import crash_stack_for_this_thread
 
@@ -49,7 +49,7 @@ def take_up_tracing() -> None:
 #
 # Every thread of a simulated rank is an OS thread (autograd and dispatch state are thread-local)
 # paired with a simpy process. The thread runs until it needs something from the world; it then
-# leaves a `Request` and gives the baton back to the scheduler, whose simpy process yields the
+# leaves a `BatonRequest` and gives the baton back to the scheduler, whose simpy process yields the
 # event the thread waits for. So the order of everything is the order of simpy's event heap.
 
 CLOCK_READ_S = 1e-7
@@ -121,7 +121,7 @@ class Task:
         """Compute time this thread has used up and the world has not yet seen."""
         self.coming: tuple[float, Callable[[], None]] | None = None
         """A call that the world has not seen yet, and the compute time before it."""
-        self.request: Request | None = None
+        self.request: BatonRequest | None = None
         self.blocked_since_s: float | None = None
         self.quiet_polls = 0
         self._looked_at: object = None
@@ -167,7 +167,7 @@ class Task:
         self.quiet_polls = 0
         self.time_queries = 0
         try:
-            self._hand_over(Request(event, why, timeout_s, explicit))
+            self._hand_over(BatonRequest(event, why, timeout_s, explicit))
         except Expired:
             return False
         return True
@@ -175,7 +175,7 @@ class Task:
     def flush(self, why: Wait | None = None) -> None:
         """Let the world catch up with the compute time of this thread."""
         if self.debt_s > 0.0 or self.coming is not None:
-            self._hand_over(Request(None, why))
+            self._hand_over(BatonRequest(None, why))
         elif self.doom is not None:
             raise self.doom
 
@@ -184,7 +184,7 @@ class Task:
         self.debt_s += max(0.0, seconds)
         if self is self.process.main_task:
             self.process.idle_s += max(0.0, seconds)
-        self._hand_over(Request(None, HostWait("sleep"), quiet=quiet > 0))
+        self._hand_over(BatonRequest(None, HostWait("sleep"), quiet=quiet > 0))
         self.quiet_polls = quiet  # to nap between two looks changes nothing
 
     def looks_on(self, looked_at: object) -> bool:
@@ -199,7 +199,7 @@ class Task:
         self.quiet_polls += 1
         self.time_queries = 0
         quiet = waits or self.quiet_polls > 1
-        self._hand_over(Request(self.world.poll_event(self.quiet_polls), why, poll=True, quiet=quiet))
+        self._hand_over(BatonRequest(self.world.poll_event(self.quiet_polls), why, poll=True, quiet=quiet))
 
     def time_query(self) -> float:
         """The clock was read; a loop that does nothing else must not stand still in virtual time. It
@@ -210,14 +210,14 @@ class Task:
         if self.time_queries > 1_000:
             spun_s = self.now_s() - self.spinning_since_s
             if spun_s > SPIN_LIMIT_S:
-                self._hand_over(Request(self.world.poll_event(1), HostWait("reading the clock"), poll=True))
+                self._hand_over(BatonRequest(self.world.poll_event(1), HostWait("reading the clock"), poll=True))
             else:
                 self.debt_s += 0.002 * spun_s
-                self._hand_over(Request(None, None))
+                self._hand_over(BatonRequest(None, None))
         self.debt_s += CLOCK_READ_S
         return self.now_s()
 
-    def _hand_over(self, request: Request) -> None:
+    def _hand_over(self, request: BatonRequest) -> None:
         if self.doom is not None or self.abandoned:
             self._refuse_to_go_on(self.doom or Unwind())
         if _here.task is not self:
@@ -343,7 +343,7 @@ class Task:
             self.world.process_ended(self.process)
 
     def _keep_the_rest(
-        self, request: Request, begun_s: float, debt: float, coming: tuple[float, Callable[[], None]] | None
+        self, request: BatonRequest, begun_s: float, debt: float, coming: tuple[float, Callable[[], None]] | None
     ) -> None:
         """Store the rest of a wait that a signal interrupted."""
         passed_s = float(self.world.env.now) - begun_s

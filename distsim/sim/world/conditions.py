@@ -11,7 +11,7 @@ from distsim.debug.records import Evidence
 from distsim.options import RunOptions
 from distsim.sim.faults.fault import Rule
 from distsim.sim.kernel.schedule import Limits, Schedule
-from distsim.sim.outcome import RunProgress
+from distsim.sim.outcome import Progress
 
 if TYPE_CHECKING:
     from distsim.sim.world import Setting, World
@@ -89,7 +89,7 @@ class RunRequest(RunOptions):
     """The program whose variables the ranks have. `python` starts one process, which may start the ranks itself."""
     silent_allow: Sequence[str] = ()
     """Patterns `kind:tensor` of silent findings that are known to be right."""
-    progress: Callable[[RunProgress], None] | None = None
+    progress: Callable[[Progress], None] | None = None
     budget_s: float | None = None
     """CPU seconds (estimated) for tracing every rank of a program on GPUs, beyond which a sample of its ranks is traced
     (world/traced.py); None: every rank is traced, whatever it takes."""

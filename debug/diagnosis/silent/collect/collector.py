@@ -31,7 +31,7 @@ from distsim.debug.diagnosis.silent.facts import (
 )
 from distsim.debug.diagnosis.silent.finding import may_vary
 from distsim.debug.records import P2P, Site
-from distsim.debug.records.arguments import Call
+from distsim.debug.records.arguments import MethodCall
 from distsim.debug.records.frames import Owner, is_ours, owner, program_frames, steps
 from distsim.debug.records.signature import REDUCE_OPS
 from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID
@@ -385,11 +385,11 @@ class Collector:
 
     # -- calls
 
-    def on_call(self, call: Call, ranks: tuple[int, ...], rank: int, frame: FrameType | None) -> None:
+    def on_call(self, call: MethodCall, ranks: tuple[int, ...], rank: int, frame: FrameType | None) -> None:
         """A process group is about to carry out *call*; *frame* is of whoever called the group."""
         self.hear(self._add_call, call, ranks, rank, frame)
 
-    def _add_call(self, call: Call, ranks: tuple[int, ...], rank: int, frame: FrameType | None) -> None:
+    def _add_call(self, call: MethodCall, ranks: tuple[int, ...], rank: int, frame: FrameType | None) -> None:
         op, where = call.key[0], self.pass_
         members = tuple(sorted({rank, call.peer} - {-1})) if op in P2P else ranks
         reduce_op = None if call.key[4] is None else REDUCE_OPS[call.key[4]] if call.key[4] < len(REDUCE_OPS) else "?"
