@@ -1,8 +1,8 @@
 """What a method of torch's process group was asked to do: one reader of its arguments, for simulated and real groups.
 
 `FIELDS` is the one table of operations: which methods are which, and what their arguments say. A *reader* answers a
-`MethodCall`, whose `key` is cheap to build and to hash; it runs on every call. `signature.py` spells a key out for a record,
-once for each new one. torch is not imported here: a tensor is what has a shape, a dtype and a device.
+`MethodCall`, whose `key` is cheap to build and to hash; it runs on every call. `signature.py` spells a key out for a
+record, once for each new one. torch is not imported here: a tensor is what has a shape, a dtype and a device.
 """
 
 from __future__ import annotations
