@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from distsim.errors import UsageError
+from distsim.text import original_print
 
 __all__ = [
     "DEFAULT_HANG_AFTER_S",
@@ -202,7 +203,7 @@ def say_once_a_job(line: str) -> None:
     """Print *line* in the launcher `distsim run`, or under another launcher in the first rank of each host."""
     number = next((os.environ[name] for name in LOCAL_RANKS if name in os.environ), "0")
     if LAUNCHED not in os.environ and number == "0":
-        print(f"distsim: {line}", file=sys.stderr, flush=True)
+        original_print(f"distsim: {line}", file=sys.stderr, flush=True)
 
 
 def _variable(name: str) -> str:

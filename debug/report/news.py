@@ -20,6 +20,7 @@ from distsim.debug.records import Evidence
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.debug.rings.files import write_private
+from distsim.text import original_print
 from distsim.text.untrusted_input import printable
 
 __all__ = ["left_alone", "news_key", "report_files", "save_report", "say", "show", "still", "went_on"]
@@ -94,7 +95,7 @@ def say(note: str) -> None:
         words = textwrap.TextWrapper(max(width, 20), "", "  ", break_long_words=False, break_on_hyphens=False)
         line = words.fill(line)
     with contextlib.suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+        original_print(line, file=sys.stderr, flush=True)
 
 
 def show(report: Any) -> None:
@@ -126,7 +127,7 @@ def save_report(
         except OSError as error:
             if wanted.name.startswith("verdict.") and not wanted.parent.is_dir():
                 continue  # whoever owns the folder took it away: its launcher says so
-            print(f"distsim: no report in {path} ({error.strerror})", file=sys.stderr)
+            original_print(f"distsim: no report in {path} ({error.strerror})", file=sys.stderr)
 
 
 def _as_text(report: Mapping[str, Any], diagnoses: Sequence[Diagnosis], evidence: Evidence | None) -> str:

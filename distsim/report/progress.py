@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
+from distsim.text import original_print
 from distsim.text.units import format_time
 
 if TYPE_CHECKING:
@@ -83,6 +84,6 @@ def _written_to(stream: TextIO) -> Report:
         nonlocal next_s
         if progress.wall_s >= next_s:
             next_s = progress.wall_s + max(EVERY_S, SHARE * progress.wall_s)
-            print(f"distsim: {progress.wall_s:.0f} s: {progress_line(progress)}", file=stream, flush=True)
+            original_print(f"distsim: {progress.wall_s:.0f} s: {progress_line(progress)}", file=stream, flush=True)
 
     return report

@@ -15,6 +15,7 @@ from distsim.debug.monitor.start import gone_text
 from distsim.debug.records.frames import program_frames, shown, steps
 from distsim.debug.rings import layout as rings
 from distsim.realexec.guard.recorder import Recorder
+from distsim.text import original_print
 
 __all__ = ["BEAT_S", "Heartbeat"]
 
@@ -91,7 +92,7 @@ class Heartbeat:
             return
         monitor, self.monitor = self.monitor, None
         if monitor.returncode < 0:
-            print(gone_text(monitor.pid, monitor.returncode), file=sys.stderr, flush=True)
+            original_print(gone_text(monitor.pid, monitor.returncode), file=sys.stderr, flush=True)
 
     def _position(self) -> None:
         """Write where the main thread is, once it has made no call for a beat."""

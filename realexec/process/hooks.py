@@ -34,6 +34,7 @@ from distsim.realexec.process.session import Session
 from distsim.realexec.process.worlds import launched, noting_prefix, place_of_store, place_of_url
 from distsim.realexec.strict import deferred as held
 from distsim.realexec.strict import strict
+from distsim.text import original_print
 from distsim.text.tracebacks import error_line
 from distsim.text.untrusted_input import MOST_RANKS
 from distsim.torch_compat import groups, stores
@@ -103,7 +104,7 @@ class Hooks:
                 session.heartbeat.makes_unwatched_calls = True
             if by_hand and not is_noted:
                 is_noted = True
-                print(
+                original_print(
                     f"distsim: the ProcessGroupGloo made at {caller.f_code.co_filename}:{caller.f_lineno} is not "
                     f"watched, so hangs in its calls are not reported; to watch it, create it with "
                     f"init_process_group or new_group",

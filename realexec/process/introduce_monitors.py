@@ -33,6 +33,7 @@ import torch.distributed as dist
 from distsim.debug.monitor.protocol import sign
 from distsim.debug.rings.files import write_private
 from distsim.realexec.mpi.library import introduction
+from distsim.text import original_print
 from distsim.text.untrusted_input import load_json, read_bytes, text, whole
 from distsim.torch_compat import stores
 
@@ -180,7 +181,7 @@ def _secret(salt: str) -> str | None:
         try:
             given = _of_file(Path(path))
         except OSError as error:
-            print(
+            original_print(
                 f"distsim: DISTSIM_SECRET_FILE {path}: {error.strerror}; the monitors of the hosts do not meet",
                 file=sys.stderr,
             )

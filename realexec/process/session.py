@@ -45,6 +45,7 @@ from distsim.realexec.guard.callbacks import drain
 from distsim.realexec.guard.recorder import Recorder
 from distsim.realexec.process.heartbeat import Heartbeat
 from distsim.realexec.process.worlds import Worlds, count_in, launcher_world
+from distsim.text import original_print
 from distsim.torch_compat import compiler
 
 __all__ = ["Session", "hide_own_frames", "leave_uncompiled"]
@@ -108,7 +109,7 @@ class Session:
                 attempt=attempt,
             )
         except OSError as error:
-            print(
+            original_print(
                 f"distsim: rank {rank} runs unguarded: no ring in {directory} ({error.strerror}); "
                 "choose another place with DISTSIM_DIR",
                 file=sys.stderr,
@@ -119,7 +120,9 @@ class Session:
         if settings.verbose:
             name = directory.name if LAUNCHED in environ else job
             places = report_files(settings.report, name) or [str(directory / "verdict.json")]
-            print(f"distsim: rank {rank}: flight records in {directory}, report in {places[-1]}", file=sys.stderr)
+            original_print(
+                f"distsim: rank {rank}: flight records in {directory}, report in {places[-1]}", file=sys.stderr
+            )
         recorder = Recorder(ring)
         worlds, beat = Worlds(recorder), Heartbeat(recorder)
         session = cls(settings, directory, rank, world_size, local_world, ring, recorder, worlds, beat)

@@ -81,3 +81,13 @@ def test_quiet_is_quiet() -> None:
         with live_progress(stream, quiet=True) as report:
             assert report is None
         assert stream.getvalue() == ""
+
+
+def test_a_program_that_replaces_print_leaves_the_lines_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`builtins.print = print_pass` of MoCo takes no `file`; the one of MAE puts the time before each line."""
+    stream = io.StringIO()
+    monkeypatch.setattr("builtins.print", lambda text: None)
+    with live_progress(stream) as report:
+        assert report is not None
+        report(at(60.0))  # type: ignore[arg-type]
+    assert stream.getvalue().startswith("distsim: 60 s: 12.3 ms of virtual time")

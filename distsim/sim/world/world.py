@@ -35,6 +35,7 @@ from distsim.sim.kernel.task import Killed
 from distsim.sim.observe.reading import user_stack
 from distsim.sim.world.equal_ranks import Sample
 from distsim.sim.world.traced import Traced
+from distsim.text import original_print
 
 if TYPE_CHECKING:
     import torch
@@ -433,7 +434,7 @@ class World(Scheduler):
             return
         self._said_raised = True
         at = f" at {site_text(raised.last_stack[0])}" if raised.last_stack else ""
-        print(
+        original_print(
             f"distsim: rank {raised.rank} raised {type(raised.exception).__name__}: {raised.error_text}{at}; others "
             f"have {GRACE_S:.0f} s (of wall time) to come to a call in which they wait for it",
             file=sys.__stderr__,  # its own stream is closed
