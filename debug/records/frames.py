@@ -64,7 +64,6 @@ class Owner(enum.IntEnum):
 TYPED = ("<string>", "<stdin>", "<console>", "<ipython-input-", "<python-input-", "<doctest ", "<torch_package_")
 """Names of code that a user gave without a file; other names in brackets belong to generated code."""
 INSTALLED = ("/site-packages/", "/dist-packages/")
-PIPS_TORCH = re.compile(r"torch-[^-]+\.dist-info")
 STDLIB = re.compile(r"/lib(64)?/python3\.\d+/")
 TORCH_ABROAD = re.compile(r"/torch/(distributed|nn|optim|autograd|utils|_\w+|(functional|serialization|storage)\.py)")
 """torch's own files in a dump of another machine, where it may lie anywhere."""
@@ -118,14 +117,16 @@ def _standard() -> tuple[str, ...]:
 @lru_cache(maxsize=1)
 def installed_here() -> tuple[str, ...]:
     """Folders of installed packages: this environment's, those of another one that a .pth file or PYTHONPATH has
-    brought onto the path, and the one in which torch lies beside what pip wrote of it (`pip install --target`)."""
+    brought onto the path, and those in which a package lies beside what pip wrote of it (`pip install --target`)."""
     paths = sysconfig.get_paths()
     folders = {paths["purelib"], paths["platlib"], site.getusersitepackages(), *site.getsitepackages()}
-    folders.update(os.path.abspath(entry) for entry in sys.path if f"{entry.rstrip('/')}/".endswith(INSTALLED))
+    candidates = {os.path.abspath(entry) for entry in sys.path} - {os.getcwd()}
     if (file := _torch_file()) is not None:
-        above = os.path.dirname(os.path.dirname(file))
+        candidates.add(os.path.dirname(os.path.dirname(file)))
+    for folder in candidates:
         with suppress(OSError):  # in an archive
-            folders.update(above for name in os.listdir(above) if PIPS_TORCH.fullmatch(name))
+            if f"{folder}/".endswith(INSTALLED) or any(name.endswith(".dist-info") for name in os.listdir(folder)):
+                folders.add(folder)
     return tuple(sorted(folder.rstrip("/") + "/" for folder in folders))
 
 

@@ -6,7 +6,7 @@ of distsim lies below these but its errors.
 
 from __future__ import annotations
 
-__all__ = ["exceptions", "github", "original_print", "output_files", "ranks", "tracebacks", "units", "untrusted_input"]
+__all__ = ["exceptions", "github", "output_files", "ranks", "tracebacks", "units", "untrusted_input"]
 
 original_print = print
 """Python's `print`, for lines of distsim that a rank's thread or process prints: programs replace `builtins.print`."""

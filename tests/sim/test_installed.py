@@ -376,6 +376,19 @@ def test_what_the_operating_system_says_is_no_word_of_a_registry(
     assert [(failure.ranks, failure.type) for failure in ran.outcome.failures] == [((1,), "FileExistsError")]
 
 
+def test_folders_of_pip_install_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder on PYTHONPATH in which pip has noted a package holds installed packages, one of sources does not."""
+    (tmp_path / "deps/pillow-9.5.0.dist-info").mkdir(parents=True)
+    (tmp_path / "src/mine.egg-info").mkdir(parents=True)
+    for folder in ("deps", "src"):
+        monkeypatch.syspath_prepend(str(tmp_path / folder))
+    folders = installed_here.__wrapped__()
+    assert f"{tmp_path}/deps/" in folders
+    assert f"{tmp_path}/src/" not in folders
+    monkeypatch.chdir(tmp_path / "deps")
+    assert f"{tmp_path}/deps/" not in installed_here.__wrapped__()
+
+
 @pytest.mark.soak
 @pytest.mark.slow
 def test_packages_that_another_folder_brings(tmp_path: Path) -> None:
