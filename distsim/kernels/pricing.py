@@ -190,12 +190,16 @@ _DTYPES = {
 }
 
 
-def math_dtype(dtype: Any) -> str:
-    """Return the type in which a product of *dtype* is computed; fp32 becomes tf32 if the program currently allows it.
+def math_dtype(dtype: Any, kind: str = "gemm") -> str:
+    """Return the type in which a product of *dtype* is computed; fp32 becomes tf32 if the program currently allows it,
+    as it does for cuDNN's convolutions (*kind* "conv") unless it says otherwise.
 
     `fp32_precision` follows all the ways to allow it; reading `allow_tf32` raises where a program sets the former.
     """
-    if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32":
+    if dtype == torch.float32 and "tf32" in (
+        torch.backends.cuda.matmul.fp32_precision,
+        torch.backends.cudnn.conv.fp32_precision if kind == "conv" else "",
+    ):
         return "tf32"
     if dtype.is_floating_point and dtype.itemsize == 1:
         return "fp8"

@@ -86,6 +86,23 @@ def test_flops_and_tokens_are_the_models(trained: dict[str, Any]) -> None:
     assert trained["peak_dtype"] == "bf16"
 
 
+@pytest.mark.parametrize(
+    ("layer", "allowed", "peak"), [("conv", False, "tf32"), ("linear", False, "fp32"), ("linear", True, "tf32")]
+)
+def test_the_peak_is_of_the_precision_that_the_program_allows(layer: str, allowed: bool, peak: str) -> None:
+    """Convolutions of fp32 are computed in tf32 by default, products where the rank allows it."""
+
+    def step() -> None:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        model = torch.nn.Conv2d(64, 64, 3) if layer == "conv" else torch.nn.Linear(64, 64)
+        model.cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model(torch.randn(8, 64, 64, 64, device="cuda")).sum().backward()
+        optimizer.step()
+
+    assert ran(step, nproc=1)[1]["peak_dtype"] == peak
+
+
 def test_a_step_is_the_sum_of_what_it_was(trained: dict[str, Any]) -> None:
     """compute + exposed + bubble + host is the rank's step, and the gradients' all_reduce is what was exposed."""
     for rank in trained["ranks"]:

@@ -103,19 +103,10 @@ def _convolve(pricing: Pricing, call: OperatorCall, given: Any, weight: Any, out
         weight.shape[0] // groups,
         math.prod(weight.shape[1:]),
         groups,
-        _conv_dtype(given.dtype),
+        math_dtype(given.dtype, "conv"),
         nbytes((given, weight, output)),
     )
     return pricing.gemm(gemm, kind="conv", rate=pricing.spec.gemm.conv)
-
-
-def _conv_dtype(dtype: Any) -> str:
-    """cuDNN's convolutions take tf32 unless they are told not to."""
-    import torch
-
-    if dtype == torch.float32 and torch.backends.cudnn.conv.fp32_precision == "tf32":
-        return "tf32"
-    return math_dtype(dtype)
 
 
 @rule("convolution_backward", "convolution_backward_overrideable")

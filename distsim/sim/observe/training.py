@@ -157,7 +157,7 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
     model = _per_step(ends, alike, middle, lambda end: end.model_flops)
     result.model_flops, result.hardware_flops = sum(model.values()), sum(every.values())
     if every:
-        result.peak_dtype = _dtype(max(every, key=lambda dtype: every[dtype]))
+        result.peak_dtype = max(every, key=lambda dtype: every[dtype])
         result.peak_flops_per_s = gpu.peak_flops.get(result.peak_dtype)
     result.operators = _operators(ends, begins, alike, result.steps, counted)
     host_s = _per_step(ends, alike, middle, lambda end: {"": end.host_s})
@@ -276,11 +276,6 @@ def _in_steps(
         for name, number in quantity(ends[step - 1]).items():
             result[name] = result.get(name, 0.0) + (number - before.get(name, 0)) / len(steps)
     return result
-
-
-def _dtype(dtype: str) -> str:
-    """Which of the GPU's peaks holds."""
-    return "tf32" if dtype == "fp32" and torch.backends.cuda.matmul.fp32_precision == "tf32" else dtype
 
 
 def _rank(process: SimProcess, account: Account, counted: int, like: tuple[int, ...]) -> RankTraining:

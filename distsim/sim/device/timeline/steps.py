@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from distsim.kernels.pricing import math_dtype
 from distsim.sim.device.allocator.allocator import ACTIVATIONS, Ledger
 from distsim.sim.device.allocator.claims import claim_of_optimizer
 from distsim.sim.device.timeline.timeline import Comm, Mark, StreamTimeline, Timeline
@@ -187,7 +188,7 @@ class Counted:
     """Counts that one call of an operator adds."""
 
     dtype: str = ""
-    """Of a product's operands: fp64, fp32, fp16, bf16, fp8."""
+    """In which a product is computed: fp64, fp32, tf32, fp16, bf16, fp8."""
     flops: int = 0
     model_flops: int = 0
     """Without what a kernel of attention computes again for its backward."""
@@ -196,10 +197,6 @@ class Counted:
     tokens: int = 0
     sequences: int = 0
     """That those tokens are; 0: nobody knows."""
-
-
-_DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
-           torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}  # fmt: skip
 
 
 def counted(func: Any, args: tuple[Any, ...], cost: Cost) -> Counted | None:
@@ -214,7 +211,7 @@ def counted(func: Any, args: tuple[Any, ...], cost: Cost) -> Counted | None:
     model = cost.flops
     if cost.kind == "attention" and "backward" in func._schema.name:
         model = model * TWICE // ATTENTION_BACKWARD
-    return Counted(_DTYPES.get(dtype, "fp32"), cost.flops, model)
+    return Counted(math_dtype(dtype, cost.kind), cost.flops, model)
 
 
 def _identity(tensor: torch.Tensor) -> tuple[Any, int, torch.Size]:
