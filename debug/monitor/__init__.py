@@ -1,9 +1,9 @@
 """The process beside the ranks of a host that reads their rings and reports what is wrong.
 
-`loop.py` is its life; `host.py` what it sees; `peers.py` how monitors of several hosts act as one, by `protocol.py`;
-`ends.py` how ranks are ended.
+`loop.py` watches and judges; `host.py` reads the rings; `job_report.py` keeps and prints the report; `peers.py` connects
+the monitors of several hosts by `protocol.py`; `ends.py` ends ranks.
 """
 
 from __future__ import annotations
 
-__all__ = ["ends", "host", "loop", "peers", "process", "protocol", "start", "straggler_watch"]
+__all__ = ["ends", "host", "job_report", "loop", "peers", "process", "protocol", "start", "straggler_watch"]

@@ -21,6 +21,7 @@ from typing import Protocol
 from distsim.debug.evidence.procfs import look
 from distsim.debug.evidence.rank_state import given_up
 from distsim.debug.monitor.host import Host
+from distsim.debug.monitor.job_report import JobReport
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Proof
 from distsim.debug.settings import OnHang, Settings
@@ -111,9 +112,8 @@ class WatchingMonitor(Protocol):
 
     host: Host
     settings: Settings
+    report: JobReport
     aborted: bool
-
-    def _say(self, note: str) -> None: ...
 
     def abort(self) -> None: ...
 
@@ -143,9 +143,9 @@ class Orphans:
                 pids = sorted({str(host.readers[rank].header.pid) for rank, over in host.ended().items() if not over})
                 text += "; its ranks run on, and are watched to their end "
                 text += f"(kill {' '.join(pids[:SHOWN])}{' ...' if len(pids) > SHOWN else ''} ends them)"
-            monitor._say(text)
+            monitor.report.say(text)
         elif meeting and now - self._since > ORPHANS_S and monitor.settings.on_hang is OnHang.ABORT:
-            monitor._say(f"its ranks have not met in {ORPHANS_S:.0f} s, and are ended")
+            monitor.report.say(f"its ranks have not met in {ORPHANS_S:.0f} s, and are ended")
             monitor.abort()
 
     def launcher_died(self) -> bool:

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,17 +29,16 @@ from distsim.debug.evidence.stack_capture import as_text, collect
 from distsim.debug.matching.comparer import PAIR, GroupKey, Suspicion, Suspicions, world_of
 from distsim.debug.monitor.ends import Orphans, among_moving, end_ranks, without_guesses
 from distsim.debug.monitor.host import Host
+from distsim.debug.monitor.job_report import JobReport
 from distsim.debug.monitor.peers import PeerSession
 from distsim.debug.monitor.straggler_watch import Pace, recent_stragglers
 from distsim.debug.records import Evidence, Phase
-from distsim.debug.records.diagnosis import Diagnosis, diagnoses_from_json, diagnoses_to_json
+from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind, Proof
-from distsim.debug.report.events import Events
-from distsim.debug.report.news import left_alone, news_key, report_files, save_report, say, show, still, went_on
-from distsim.debug.report.rank_states import MARKER, where_ranks_were
-from distsim.debug.rings.files import create_private, default_bases, verdict_path, write_private
+from distsim.debug.report.news import left_alone, news_key
+from distsim.debug.report.rank_states import MARKER
+from distsim.debug.rings.files import create_private, default_bases, write_private
 from distsim.debug.settings import Level, OnHang, Settings, Silent
-from distsim.text.untrusted_input import printable
 
 __all__ = ["RAISE_S", "Monitor"]
 
@@ -67,9 +65,6 @@ PATIENCE_S = 20.0
 class Monitor:
     """One host's watch over its ranks."""
 
-    inconclusive = ""
-    """Why nothing can be said about the job."""
-
     grace_s = 10.0
     """What an abort gives exit handlers of ranks that have raised."""
 
@@ -79,14 +74,7 @@ class Monitor:
         self.host = Host(directory, job)
         self.together = PeerSession(directory)
         self.pace = Pace()
-        self.events = Events(settings.events, settings.on_verdict)
-        self.told: set[tuple[Any, ...]] = set()
-        self.diagnoses: list[Diagnosis] = []
-        self.silent: list[dict[str, Any]] | None = None
-        """Silent findings as the report has them; None: nobody looked."""
-        self.places: list[str] = []
-        """Where the ranks were when the job was interrupted, as lines."""
-        self.evidence: Evidence | None = None
+        self.report = JobReport(directory, settings, self.host, self.together)
         self._started = time.monotonic()
         self._last_counts: tuple[int, ...] = ()
         self._still_since = time.monotonic()
@@ -100,13 +88,10 @@ class Monitor:
         self.aborted = False
         self._attempt = 0
         self._flagged = 0
-        self._noted = 0
         self._answered: set[str] = set()
         self._asked: float | None = None
-        self._last_withdrawn = self._last_back = 0.0
+        self._last_back = 0.0
         self._absences = 0
-        self._accepted = False
-        """The leader of several hosts has told what it has found."""
         self._closing = False
         """The launcher ends the ranks: their deaths are no news."""
         self._orphans = Orphans(directory)
@@ -122,12 +107,12 @@ class Monitor:
             while not self._turn():
                 pass
             self._farewell()
-        return self.exit_code
+        return self.report.exit_code
 
     def _turn(self) -> bool:
         """One look at everything; True when the job is over."""
         self.host.find(self.together.processes())
-        self._say_notes()
+        self.report.print_notes()
         moved = self.host.read(self.together.route)
         self.host.activity.step(self.host.readers)
         self.together.step(self)
@@ -162,14 +147,14 @@ class Monitor:
         """Rings that were taken away before they were mapped: of their ranks nothing will ever be known, so no call
         can be said to miss one."""
         readers = self.host.readers.values()
-        if self.inconclusive or not readers or len(readers) >= self.host.local_world:
+        if self.report.inconclusive or not readers or len(readers) >= self.host.local_world:
             return
         if not all(reader.path.exists() for reader in readers):
-            self.inconclusive = (
+            self.report.inconclusive = (
                 f"the flight records in {self.directory} were removed before the monitor had seen those of all ranks: "
                 "the job goes on without a guard, a hang is not told"
             )
-            self._say(self.inconclusive)
+            self.report.say(self.report.inconclusive)
 
     def _back(self, now: float) -> None:
         """The monitor was away itself: nothing may be judged on what it did not see, before the ranks had time to
@@ -179,19 +164,13 @@ class Monitor:
             self._next_judgement = max(self._next_judgement, now + BACK_S)
             self._first_death = self._first_found = None
 
-    @property
-    def exit_code(self) -> int:
-        return next((code for d in self.diagnoses if (code := d.exit_code)), 0)
-
     def _new_attempt(self) -> None:
         """After a restart everything begins anew; the verdict over the attempt before is history."""
         attempt = self.host.attempt
         if attempt == self._attempt:
             return
         self._attempt = attempt
-        self.told.clear()
-        self.events.new_attempt()
-        self.diagnoses = []
+        self.report.new_attempt()
         self._suspicions = Suspicions()
         self._first_death = self._first_found = self._first_met = None
         self._closing = self.aborted = False
@@ -205,11 +184,11 @@ class Monitor:
         self._asked = self._asked or now
         if self._interrupted():
             self._show_places()
-        elif not self.exit_code and now - self._asked < DEATH_SETTLE_S:
+        elif not self.report.exit_code and now - self._asked < DEATH_SETTLE_S:
             return
-        elif not self.exit_code and not self._judges() and now - self._asked < DEATH_SETTLE_S + 2.5:
+        elif not self.report.exit_code and not self._judges() and now - self._asked < DEATH_SETTLE_S + 2.5:
             return  # the leader's verdict is on its way
-        elif not self.exit_code and self._judges():
+        elif not self.report.exit_code and self._judges():
             evidence = self.look()
             self.tell(self._judgement(evidence), evidence)
         self._asked = None
@@ -293,7 +272,7 @@ class Monitor:
 
     def _keep_pace(self) -> None:
         """A rank that makes the others wait at every step is a warning, taken back when it is over."""
-        if self._closing or self.aborted or self.inconclusive or not self.pace.due(time.monotonic()):
+        if self._closing or self.aborted or self.report.inconclusive or not self.pace.due(time.monotonic()):
             return
         new = self.pace.look_back(self.host, lambda: self.look().records)
         if new:  # among the findings of every look from now on, until it keeps pace again
@@ -342,7 +321,7 @@ class Monitor:
             diagnoses = [d for d in diagnoses if news_key(d) in same]
             moving |= self._counts() != counts and not all(ended.values())
             if moving:
-                diagnoses = [d for d in among_moving(diagnoses, self.settings) if news_key(d) not in self.told]
+                diagnoses = self.report.unreported(among_moving(diagnoses, self.settings))
         if diagnoses and self._was_away() and self._next_judgement > time.monotonic():
             return  # it was stopped while it judged
         if diagnoses:
@@ -355,23 +334,11 @@ class Monitor:
 
     def _withdraw(self, at_the_end: bool = False) -> None:
         """Withdraw a warning that no longer holds, because the job continued by itself."""
-        warned = [d for d in self.diagnoses if d.provisional]
-        now = time.monotonic()
-        if not warned or self.aborted or self.together.has_leader or self._interrupted():
+        if self.aborted or self.together.has_leader or self._interrupted():
             return  # what a leader has said it withdraws itself
-        if now - self._last_withdrawn < WITHDRAW_S and not at_the_end:
-            return
-        self._last_withdrawn = now
-        evidence = self.look()
-        now_found = diagnose(evidence)
-        over = [d for d in warned if not any(still(d, other) for other in now_found)]
-        for diagnosis in over:
-            self.diagnoses.remove(diagnosis)
-            self.told.discard(news_key(diagnosis))
-            self._say(text := went_on(diagnosis, evidence))
-            self.events.withdrawn(diagnosis, text, self._report())
-        if over:
-            self._write()
+        if self.report.has_warnings_due(at_the_end):
+            evidence = self.look()
+            self.report.withdraw(diagnose(evidence), evidence)
 
     def _premature(self, diagnoses: Sequence[Diagnosis], evidence: Evidence) -> bool:
         """A rank is gone, or stopped, and nobody waits for it yet, but some are on their way to their next call. Or
@@ -389,12 +356,12 @@ class Monitor:
         return running and now - self._first_found <= ON_THEIR_WAY_S
 
     def _judgement(self, evidence: Evidence) -> list[Diagnosis]:
-        if self._interrupted() or self.inconclusive:
+        if self._interrupted() or self.report.inconclusive:
             return []
         diagnoses = self._diagnose(evidence)
         if not any(d.exit_code for d in diagnoses):
-            return [d for d in diagnoses if news_key(d) not in self.told and (d.victims or d.nobody_waits)]
-        return [d for d in diagnoses if news_key(d) not in self.told]
+            return [d for d in self.report.unreported(diagnoses) if d.victims or d.nobody_waits]
+        return self.report.unreported(diagnoses)
 
     def _with_stacks(self, diagnoses: Sequence[Diagnosis], moving: bool) -> None:
         """Look once more with stacks, which stop the ranks for a moment, and say it."""
@@ -405,7 +372,7 @@ class Monitor:
         better = self._diagnose(evidence)
         if moving:
             better = among_moving(better, self.settings)
-        better = [d for d in better if news_key(d) not in self.told]
+        better = self.report.unreported(better)
         self.tell(better or diagnoses, evidence)
 
     def _judges(self) -> bool:
@@ -443,99 +410,26 @@ class Monitor:
         evidence.findings = findings(readers, evidence, origin)
         return evidence
 
-    def accept(self, report: dict[str, Any]) -> None:
-        """The leader's verdict, so that this host's launcher knows it."""
-        accepted = diagnoses_from_json(report)
-        if not self._accepted and not any(d.exit_code for d in accepted):
-            for own in self.diagnoses:  # said while this monitor was alone
-                if own.provisional and not any(still(own, other) for other in accepted):
-                    self._say(went_on(own))
-        self._accepted = True
-        self.diagnoses = accepted
-        self.told.update(news_key(d) for d in self.diagnoses)
-        save_report(report, self._verdict_paths())
+    def accept(self, document: dict[str, Any]) -> None:
+        """Take over the leader's report."""
+        self.report.accept(document)
 
     # What follows -----------------------------------------------------------------------------------
 
     def tell(self, diagnoses: Sequence[Diagnosis], evidence: Evidence) -> None:
-        """Print what is new, write it down, and do what --on-hang asks for."""
-        new = [d for d in diagnoses if news_key(d) not in self.told]
-        if not new:
-            return
-        self.told.update(news_key(d) for d in new)
-        fatal = [d for d in new if d.exit_code]
-        if fatal:
-            self.diagnoses = [d for d in self.diagnoses if d.exit_code]
-        self.diagnoses = [d for d in self.diagnoses if not any(still(d, other) for other in new)]
-        self.diagnoses += new
-        self.evidence = evidence
-        self._print(new, evidence)
-        self._say_notes()
-        self._write()
-        self.events.diagnosed(new, self._report())
+        """Report what is new, and do what --on-hang asks for."""
+        new = self.report.add(diagnoses, evidence)
         if any(d.ends_job for d in new) and not self.aborted:
             if self.settings.on_hang is OnHang.ABORT:
                 self.abort()
             elif self.settings.on_hang is OnHang.REPORT and self._launcher is None:
                 if any(state.phase in LIVING for state in evidence.ranks.values()):
-                    self._say(left_alone(self.directory))  # under a launcher of somebody else nothing ends the job
-
-    def _print(self, new: Sequence[Diagnosis], evidence: Evidence) -> None:
-        from distsim.debug.report.render import render_diagnoses
-
-        show(render_diagnoses(new, evidence))
+                    self.report.say(left_alone(self.directory))  # under another launcher nothing ends the job
 
     def _show_places(self) -> None:
-        """Print the places and stacks of the ranks at an interrupt once, and keep them for `distsim diagnose`."""
-        if self.places or not self.host.readers:
-            return
-        from distsim.debug.report.console import Line
-        from distsim.debug.report.render import stack_lines, stack_of
-
-        evidence = self.look(stacks=True)
-        stacks = {rank: stack for rank in evidence.ranks if (stack := stack_of(rank, evidence))}
-        lines = [*map(Line, where_ranks_were(evidence)), *(stack_lines(stacks) if stacks else ())]
-        self.places = [" " * (line.indent - 2) + line.text for line in lines]
-        text = "\n".join(part.plain.rstrip() for line in lines for part in line.wrapped(120))
-        with contextlib.suppress(OSError):
-            print(printable(f"INTERRUPTED\n{text}"), file=sys.stderr, flush=True)
-
-    def _say_notes(self) -> None:
-        """Print each irregularity once, in one line."""
-        while self._noted < len(self.host.notes):
-            note = self.host.notes[self._noted]
-            self._noted += 1
-            if note not in self.host.notes[: self._noted - 1]:
-                self._say(note)
-
-    _say = staticmethod(say)
-
-    def _report(self) -> dict[str, Any]:
-        report: dict[str, Any] = {
-            "schema": "distsim.report/1",
-            **diagnoses_to_json(self.diagnoses),
-            "exit_code": self.exit_code,
-            "world_size": self.host.world_size,
-            "rings": str(self.directory),
-            "job": next((reader.header.job for reader in self.host.readers.values()), ""),
-        }
-        if self.silent is not None:
-            report["silent"] = self.silent
-        if self.places:
-            report["interrupted"] = self.places
-        if self.inconclusive:
-            report["inconclusive"] = self.inconclusive
-        return report
-
-    def _write(self) -> None:
-        report, wanted = self._report(), report_files(self.settings.report, self.host.job or self.directory.name)
-        save_report(report, [*self._verdict_paths(), *wanted], self.diagnoses, self.evidence)
-        self.together.tell(report)
-
-    def _verdict_paths(self) -> list[str]:
-        """Another job's monitor may write into the same folder."""
-        own = [] if self.host.job is None else [str(verdict_path(self.directory, self.host.job))]
-        return [*own, str(self.directory / "verdict.json")]
+        """Print once where the ranks were when the job was interrupted."""
+        if not self.report.places and self.host.readers:
+            self.report.print_places(self.look(stacks=True))
 
     def abort(self) -> None:
         """End the ranks of this host: politely, then not."""
@@ -557,34 +451,34 @@ class Monitor:
         self._look_at_suspicions(math.inf)
         self._withdraw(at_the_end=True)
         ended_by_others = self.aborted or self._closing or self._interrupted()
-        if self.host.readers and not ended_by_others and not self.inconclusive:
+        if self.host.readers and not ended_by_others and not self.report.inconclusive:
             evidence = self.look()
             seen = {(finding.kind, finding.site) for finding in evidence.findings}
             slow = [one for one in recent_stragglers([*self.host.readers.values()]) if one.rank not in self.pace.told]
             left = [*unwaited(evidence, written_out=True), *as_findings(slow)]
             evidence.findings = (*evidence.findings, *(f for f in left if (f.kind, f.site) not in seen))
-            diagnoses = [d for d in diagnose(evidence) if news_key(d) not in self.told and not self.pace.has_told(d)]
-            if self.exit_code:
+            diagnoses = [d for d in self.report.unreported(diagnose(evidence)) if not self.pace.has_told(d)]
+            if self.report.exit_code:
                 diagnoses = []  # what died after the verdict died of it
             self.tell(diagnoses, evidence)
-        if self._interrupted() and not self.exit_code:
+        if self._interrupted() and not self.report.exit_code:
             self._show_places()
-            self._write()
-        elif not self.diagnoses:
-            self._write()
+            self.report.save()
+        elif not self.report.diagnoses:
+            self.report.save()
         if self.settings.silent is not Silent.OFF and self.host.readers:
-            self.silent = self._search_silent()
-            self._write()
-        self.events.finished(self._report())
+            self.report.silent = self._search_silent()
+            self.report.save()
+        self.report.finish()
         self.together.goodbye()
-        if not self.diagnoses and self._ours():
+        if not self.report.diagnoses and self._ours():
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def _search_silent(self) -> list[dict[str, Any]] | None:
         from distsim.debug.report.silent import search_silent
 
         rings = {rank: reader.path for rank, reader in self.host.readers.items()}
-        return search_silent(rings, self.host.world_size, self.settings.silent_patterns, self._say)
+        return search_silent(rings, self.host.world_size, self.settings.silent_patterns, self.report.say)
 
     def _ours(self) -> bool:
         """A folder that we chose, in memory: nobody would look there for a healthy job's rings."""

@@ -48,7 +48,7 @@ class Steady(Monitor):
             if not isinstance(error, GaveUp):  # in the farewell
                 self._note_fault()
             self._give_up()
-            return self.exit_code
+            return self.report.exit_code
 
     def _turn(self) -> bool:
         try:
@@ -66,18 +66,18 @@ class Steady(Monitor):
     def _note_fault(self) -> None:
         if not self._said_fault:
             self._said_fault = True
-            self._say(f"a fault in the monitor, see {self.directory}/monitor.err")
+            self.report.say(f"a fault in the monitor, see {self.directory}/monitor.err")
         with contextlib.suppress(OSError):
             append_private(self.directory / "monitor.err", traceback.format_exc())
 
     def _give_up(self) -> None:
-        self.inconclusive = (
+        self.report.inconclusive = (
             f"the monitor gave up over faults of its own (see {self.directory}/monitor.err): nothing is known about "
             f"the job, which goes on without a guard; distsim diagnose {self.directory} reads its rings"
         )
-        self._say(self.inconclusive)
+        self.report.say(self.report.inconclusive)
         with contextlib.suppress(Exception):  # whatever is broken may break this, too
-            self._write()
+            self.report.save()
         with contextlib.suppress(Exception):
             self.together.goodbye()
 

@@ -50,8 +50,8 @@ def test_every_event_is_a_line_with_the_schema(tmp_path: Path) -> None:
 def test_a_monitor_writes_its_warning_and_its_withdrawal(tmp_path: Path) -> None:
     """As it prints them; the file grows."""
     monitor = Watching(tmp_path, waiting(all_reduce(11)))
-    monitor.events = Events(str(tmp_path / "e"), "")
-    monitor.diagnoses = [Diagnosis(Kind.MISSING_RANK, (0,), proof=Proof.NOT_YET)]
+    monitor.report._events = Events(str(tmp_path / "e"), "")
+    monitor.report.diagnoses = [Diagnosis(Kind.MISSING_RANK, (0,), proof=Proof.NOT_YET)]
     monitor._withdraw()
     monitor.tell([SLOW], monitor.look())
     assert [line["event"] for line in lines_of(tmp_path / "e")] == ["withdrawn", "straggler"]

@@ -18,6 +18,7 @@ from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.evidence.procfs import own_process
 from distsim.debug.monitor.ends import ORPHANS_S
 from distsim.debug.monitor.host import Host, SuspensionDetector
+from distsim.debug.monitor.job_report import JobReport
 from distsim.debug.monitor.loop import RAISE_S, Monitor
 from distsim.debug.monitor.peers import PeerSession
 from distsim.debug.monitor.process import MOST_FAULTS, Steady
@@ -72,12 +73,11 @@ class Watching(Monitor):
         self.looks = list(looks)
         self.said: list[str] = []
         self.ended = 0
+        self.report.say = self.said.append  # type: ignore[method-assign]
+        self.report.print_diagnoses = self._print  # type: ignore[method-assign]
 
     def look(self, stacks: bool = False, focus: Any = None) -> Evidence:
         return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
-
-    def _say(self, note: str) -> None:  # type: ignore[override]
-        self.said.append(note)
 
     def _print(self, new: Any, evidence: Evidence) -> None:
         self.said += [f"{d.kind} {d.provisional}" for d in new]
@@ -117,16 +117,16 @@ def test_a_warning_is_withdrawn_when_it_went_on(tmp_path: Path) -> None:
     monitor = Watching(tmp_path, stopped, stopped, goes_on)
     monitor.tell(diagnose(stopped), stopped)
     monitor.tell(diagnose(stopped), stopped)
-    assert (monitor.said, monitor.exit_code, monitor.ended) == (["process_frozen True"], 0, 0)
+    assert (monitor.said, monitor.report.exit_code, monitor.ended) == (["process_frozen True"], 0, 0)
     assert json.loads((tmp_path / "verdict.json").read_text())["diagnoses"][0]["provisional"] is True
     monitor._withdraw(at_the_end=True)
     monitor._withdraw(at_the_end=True)
-    assert len(monitor.diagnoses) == 1
+    assert len(monitor.report.diagnoses) == 1
     monitor._withdraw(at_the_end=True)
     assert monitor.said[1:] == [
         "Rank 0 went on by itself: the warning (process frozen, all_reduce #1) is withdrawn",
     ]
-    assert monitor.diagnoses == []
+    assert monitor.report.diagnoses == []
     assert json.loads((tmp_path / "verdict.json").read_text())["diagnoses"] == []
     monitor.tell(diagnose(stopped), stopped)
     assert monitor.said[-1] == "process_frozen True"
@@ -176,7 +176,7 @@ def test_a_warning_becomes_a_verdict_when_patience_is_over(tmp_path: Path) -> No
     monitor.tell(diagnose(early), early)
     monitor.tell(diagnose(late), late)
     assert (monitor.said, monitor.ended) == (["process_frozen True", "process_frozen False"], 1)
-    assert [(d.kind, d.exit_code) for d in monitor.diagnoses] == [(Kind.PROCESS_FROZEN, 3)]
+    assert [(d.kind, d.exit_code) for d in monitor.report.diagnoses] == [(Kind.PROCESS_FROZEN, 3)]
 
 
 def test_what_a_guard_saw_is_told_and_ends_nothing(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_what_a_guard_saw_is_told_and_ends_nothing(tmp_path: Path) -> None:
     evidence.findings = [finding(Kind.NAN, 1, text="NaN", call=evidence.records[1][0])]
     monitor = Watching(tmp_path, evidence)
     monitor.tell(diagnose(evidence), evidence)
-    assert (monitor.exit_code, monitor.ended) == (1, 0)
+    assert (monitor.report.exit_code, monitor.ended) == (1, 0)
 
 
 def test_a_nap_that_lasts_too_long_is_the_monitors_own(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_long_judgement_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(monitor.host, "oldest_wait_s", lambda: 60.0)
     monitor._still_since = 0.0
     monitor._judge(0)
-    assert [d.kind for d in monitor.diagnoses] == [Kind.RANK_KILLED]
+    assert [d.kind for d in monitor.report.diagnoses] == [Kind.RANK_KILLED]
 
 
 def rank(folder: Path, number: int = 0) -> RingWriter:
@@ -297,7 +297,7 @@ def test_rings_removed_unseen_accuse_nobody(tmp_path: Path, capsys: pytest.Captu
     monitor = Monitor(tmp_path, Settings.read({}, {}), None)
     monitor.host.find()
     monitor._miss_rings()
-    assert not monitor.inconclusive  # it may still come
+    assert not monitor.report.inconclusive  # it may still come
     for path in tmp_path.glob("rank*.ring"):
         path.unlink()
     for _ in range(2):
@@ -363,7 +363,7 @@ def test_what_a_monitor_says_is_wrapped_on_a_terminal(
     monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 24)))
     monkeypatch.setattr("sys.stderr.fileno", lambda: 2)
     (warning,) = diagnose(waiting(frozen(10)))
-    Monitor._say(went_on(warning))
+    JobReport.say(went_on(warning))
     told = capsys.readouterr().err.splitlines()
     assert len(told) == lines
     assert all(len(line) <= (columns or 999) for line in told)

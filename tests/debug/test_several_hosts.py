@@ -103,7 +103,7 @@ class Job:
     @property
     def found(self) -> list[Any]:
         """What the leader says that is wrong with the calls."""
-        return [diagnosis for diagnosis in self.leader.diagnoses if diagnosis.exit_code == 4]
+        return [diagnosis for diagnosis in self.leader.report.diagnoses if diagnosis.exit_code == 4]
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_a_message_between_hosts_before_all_have_met_is_told(job: Job) -> None:
     job.meet(3)
     assert job.until(lambda: job.found)
     assert [(d.kind, d.pair) for d in job.found] == [(Kind.P2P_SIZE_MISMATCH, (1, 2))]
-    assert job.leader.exit_code == 4
+    assert job.leader.report.exit_code == 4
 
 
 def test_rows_that_come_in_while_the_leader_asks_twice_are_compared(job: Job) -> None:
@@ -221,6 +221,6 @@ def test_a_job_that_is_over_before_its_monitors_have_met_is_waited_for(
     job.meet(1, 2, 3)
     job.until(lambda: job.leader._turn(), 1, 2, 3)
     job.leader._farewell()
-    assert job.leader.exit_code == 4
+    assert job.leader.report.exit_code == 4
     monkeypatch.setattr(peers, "LAST_WORD_S", 0.0)
     assert not job.hosts[1].monitor.together.waits_for_others(job.hosts[1].monitor.host)

@@ -77,7 +77,12 @@ class QuietMonitor(Monitor):
     grace_s = 0.0
     text = ""
 
-    def _say(self, note: str) -> None:  # type: ignore[override]
+    def __init__(self, directory: Path, settings: Settings, job: str | None) -> None:
+        super().__init__(directory, settings, job)
+        self.report.say = self._say  # type: ignore[method-assign]
+        self.report.print_diagnoses = self._print  # type: ignore[method-assign]
+
+    def _say(self, note: str) -> None:
         self.text += f"distsim: {note}\n"
 
     def _print(self, new: Any, evidence: Any) -> None:
@@ -162,8 +167,10 @@ class Zygote:
         answer = json.loads(self.process.stdout.readline())
         outputs = {rank: (directory / f"out.{rank}").read_text() for rank in range(ranks) if rank not in skip}
         codes = {int(rank): code for rank, code in answer["codes"].items()}
-        result = Result(monitor.diagnoses, codes, outputs, directory, monitor.told_at, monitor.host.comparer.compared)
-        result.silent = monitor.silent
+        result = Result(
+            monitor.report.diagnoses, codes, outputs, directory, monitor.told_at, monitor.host.comparer.compared
+        )
+        result.silent = monitor.report.silent
         result.report = monitor.text  # type: ignore[attr-defined]
         return result
 
