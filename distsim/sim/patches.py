@@ -37,7 +37,7 @@ from distsim.sim.isolation.output import StreamProxy, forget_levels, log_patches
 from distsim.sim.isolation.process import Notes, current_task
 from distsim.sim.isolation.randomness import random_patches
 from distsim.sim.isolation.torch_state.distributed import mesh_patches
-from distsim.sim.isolation.torch_state.operators import operator_patches, optimizer_patches
+from distsim.sim.isolation.torch_state.operators import forget_operators, operator_patches, optimizer_patches
 from distsim.sim.observe.profiler import profiler_patches
 from distsim.sim.observe.silent import current_collector, silent_patches
 from distsim.sim.observe.training import noticed
@@ -105,6 +105,7 @@ def simulation(gpus: bool, silent: bool = False) -> Iterator[HostState]:
         _set_thread_isolation_mode(False)
         sys.stdout, sys.stderr = streams
         _TABLE.take_away()
+        forget_operators()
         decide(None)
         for name, flag in flags.items():
             setattr(MODE_FLAGS[name].holder(), name, flag)

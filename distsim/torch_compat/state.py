@@ -27,6 +27,11 @@ CUSTOM_OP_DEF = TorchName("torch._library.custom_ops.CustomOpDef", "operators th
 REGISTER_TO_DISPATCHER = TorchName(
     "torch._library.custom_ops.CustomOpDef._register_to_dispatcher", "operators that each rank defines", SIM
 )
+DESTROY_LIBRARY = TorchName("torch.library.Library._destroy", "operators that each rank defines", SIM)
+REGISTER_FAKE = TorchName("torch.library.Library._register_fake", "operators that each rank defines", SIM)
+REGISTER_DISPATCH_RULE = TorchName(
+    "torch.library.Library._register_torch_dispatch_rule", "operators that each rank defines", SIM
+)
 PATCH_STEP_FUNCTION = TorchName("torch.optim.Optimizer._patch_step_function", "hooks of an optimizer's steps", FEATURE)
 LOCAL_TENSOR = TorchName(
     "torch.distributed.tensor.DTensor._local_tensor",

@@ -32,31 +32,91 @@ def own_body() -> tuple[float, float, float]:
     return y.item(), called, x.grad.item()
 
 
-def own_library() -> None:
-    dist.init_process_group("gloo")
-    torch.library.Library("distsim_test_library", "DEF")
-
-
 def test_each_rank_runs_its_own_body() -> None:
     """All ranks have defined it before any calls it: forward and backward are still each rank's own."""
     assert ranks(own_body).results == [(0.0, 0.0, 10.0), (1.0, 1.0, 11.0)]
 
 
-def test_a_second_library_is_refused_by_name() -> None:
-    """torch would say something about TORCH_LIBRARY blocks that no rank of a real job hears."""
-    with pytest.raises(RankFailure, match=r'Library\("distsim_test_library", "DEF"\) .* is not simulated'):
-        ranks(own_library)
-
-
-def own_definition() -> None:
+def own_library() -> tuple[float, float, float, float, tuple[int, ...]]:
+    """Everything of `torch.library` that registers by name, each with a function of this rank's own."""
     dist.init_process_group("gloo")
-    torch.library.define("distsim_test_define::twice", "(Tensor x) -> Tensor")
+    rank = dist.get_rank()
+    library = torch.library.Library("distsim_test_library", "DEF")
+    library.define("add.one(Tensor x) -> Tensor")
+    library.impl("add.one", lambda x: x + rank, "CompositeExplicitAutograd")
+    torch.library.define("distsim_test_define::add", "(Tensor x) -> Tensor")
+    torch.library.impl("distsim_test_define::add", "cpu")(lambda x: x + 2 * rank)
+    torch.library.register_fake("distsim_test_define::add")(lambda x: x.new_empty(rank + 1))
+    torch.library.register_autograd("distsim_test_define::add", lambda ctx, grad: grad * (10 + rank))
+    aten = torch.library.Library("aten", "IMPL")
+    aten.impl("erfinv", lambda x: x + 3 * rank, "CPU")
+
+    @torch.library.triton_op("distsim_test_triton::add", mutates_args=())
+    def triton(x: torch.Tensor) -> torch.Tensor:
+        return x + rank
+
+    assert triton(torch.zeros(1)).item() == rank
+    dist.barrier()
+    x = torch.zeros(1, requires_grad=True)
+    y = torch.ops.distsim_test_define.add(x)
+    y.sum().backward()
+    assert x.grad is not None
+    answers = torch.ops.distsim_test_library.add(torch.zeros(1)), y, x.grad, torch.erfinv(torch.zeros(1))
+    shape = tuple(torch.ops.distsim_test_define.add(torch.empty(1, device="meta")).shape)
+    dist.barrier()
+    first, second, third, fourth = (answer.item() for answer in answers)
+    return first, second, third, fourth, shape
 
 
-def test_a_second_definition_is_refused_by_name() -> None:
-    """torch would say that one process registered the operator twice."""
-    with pytest.raises(RankFailure, match=r'library.define\("distsim_test_define::twice"\) .* is not simulated'):
-        ranks(own_definition)
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+def test_each_rank_registers_its_own_functions() -> None:
+    """Every rank defines the same operators in one process, a second run defines them again, and nothing stays."""
+    for _ in range(2):
+        assert ranks(own_library).results == [(0.0, 0.0, 10.0, 0.0, (1,)), (1.0, 2.0, 11.0, 3.0, (2,))]
+    assert not hasattr(torch.ops.distsim_test_define, "add")
+    assert torch.erfinv(torch.tensor(0.5)).item() == pytest.approx(0.4769, abs=1e-4)
+
+
+def destroyed() -> float:
+    dist.init_process_group("gloo")
+    for _ in range(2):
+        with torch.library._scoped_library("distsim_test_scoped", "DEF") as library:
+            library.define("add(Tensor x) -> Tensor")
+            library.impl("add", lambda x: x + dist.get_rank(), "CPU")
+            dist.barrier()
+            answer = torch.ops.distsim_test_scoped.add(torch.zeros(1)).item()
+            if dist.get_rank() == 1:
+                dist.barrier()
+        if dist.get_rank() == 0:
+            dist.barrier()  # rank 0 has destroyed its library while rank 1 still holds its own
+    return float(answer)
+
+
+def test_a_library_ends_with_its_last_rank() -> None:
+    """A rank that destroys its library leaves those of other ranks alone, and may make it again."""
+    assert ranks(destroyed).results == [0.0, 1.0]
+
+
+def another_schema() -> None:
+    dist.init_process_group("gloo")
+    kind = "Tensor" if dist.get_rank() else "int"
+    torch.library.define("distsim_test_schema::twice", f"({kind} x) -> Tensor")
+
+
+def defined_twice() -> None:
+    dist.init_process_group("gloo")
+    for _ in range(2):
+        torch.library.define("distsim_test_twice::twice", "(Tensor x) -> Tensor")
+
+
+def test_definitions_that_contradict_each_other() -> None:
+    """Two schemas of one operator are refused by name; a rank that defines it twice hears what torch says."""
+    with pytest.raises(
+        RankFailure, match=r'define\("distsim_test_schema::twice"\) with another schema .* not simulated'
+    ):
+        ranks(another_schema)
+    with pytest.raises(RankFailure, match="with the same name and overload name multiple times"):
+        ranks(defined_twice)
 
 
 def on_host_then_gpu() -> tuple[int, int, str]:

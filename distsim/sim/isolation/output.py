@@ -24,6 +24,7 @@ __all__ = [
     "RankStream",
     "StreamProxy",
     "forget_levels",
+    "is_made_for_all",
     "log_patches",
     "made_for_all",
     "open_streams",
@@ -301,6 +302,11 @@ def made_for_all(shared: bool) -> Iterator[None]:
         yield
     finally:
         _importing.shared = before
+
+
+def is_made_for_all() -> bool:
+    """Return whether the calling thread imports a module that all processes share."""
+    return _importing.shared
 
 
 class _Loggers(ChainMap[str, Any]):

@@ -88,8 +88,6 @@ class Notes:
     # torch
     num_threads: int = 1
     num_interop_threads: int = 1
-    libraries: set[str] = field(default_factory=set)
-    """Namespaces and operators that it has defined with `torch.library.Library`."""
     operators: dict[str, Any] = field(default_factory=dict)
     """Qualified name -> its own `CustomOpDef`."""
     profile_with_shapes: bool = False
