@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.library import Library
 
+from distsim.debug.records.frames import is_ours
 from distsim.errors import NotSimulated
 from distsim.sim.isolation.output import is_made_for_all
 from distsim.sim.isolation.process import SimProcess
@@ -178,11 +179,12 @@ def _of_the_rank(functions: dict[SimProcess, Any]) -> Callable[..., Any]:
 
 
 def _is_programs() -> bool:
-    """Whether the code that makes a library is the program's, and not that of torch or of a module for all ranks."""
+    """Whether the program makes the library that begins, and not torch, distsim or a module that all ranks share."""
     frame = sys._getframe(2)
     while frame.f_code.co_filename.startswith(_LIBRARY_FILES) and frame.f_back is not None:
         frame = frame.f_back
-    return not (is_made_for_all() or frame.f_code.co_filename.startswith(_TORCH))
+    file = frame.f_code.co_filename
+    return not (is_made_for_all() or is_ours(file) or file.startswith(_TORCH))
 
 
 @functools.wraps(_real_begin)
