@@ -89,7 +89,7 @@ class Notes:
     num_threads: int = 1
     num_interop_threads: int = 1
     operators: dict[str, Any] = field(default_factory=dict)
-    """Qualified name -> its own `CustomOpDef`."""
+    """Its own dictionaries of operators (torch_state/operators.py)."""
     profile_with_shapes: bool = False
     """`record_shapes` of the profile that begins."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from collections import ChainMap, UserDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,77 +20,52 @@ from distsim.sim.isolation.process import SimProcess
 from distsim.sim.isolation.torch_state.torch_state import STATE
 from distsim.sim.kernel.task import current_process
 from distsim.torch_compat.state import (
-    CUSTOM_OP_DEF,
     CUSTOM_OPS,
     DESTROY_LIBRARY,
     PATCH_STEP_FUNCTION,
-    REGISTER_DISPATCH_RULE,
-    REGISTER_FAKE,
-    REGISTER_TO_DISPATCHER,
+    SIMPLE_REGISTRY,
 )
 
 __all__ = ["forget_operators", "operator_patches", "optimizer_patches"]
 
-# -- Operators that a program defines: torch has one dispatcher for all ranks, and each rank has its own functions.
+# -- Operators that a program defines: torch has one dispatcher for all ranks, and each rank has its own functions. The
+# first rank registers for all, and what torch calls asks for the function of the rank that runs.
 
-custom_ops = CUSTOM_OPS.get()
-CustomOpDef = CUSTOM_OP_DEF.get()
-
-BODIES = ("_init_fn", "_backend_fns", "_abstract_fn", "_setup_context_fn", "_backward_fn", "_vmap_fn")
-"""What a `torch.library.custom_op` holds of the program's functions. The kernels that torch registers ask the
-definition for them at each call; of several ranks' definitions of one name it has registered the first."""
+custom_ops, _registry = CUSTOM_OPS.get(), SIMPLE_REGISTRY.get()
 
 
 def operator_patches() -> list[tuple[Any, str, Any]]:
     """(holder, attribute, replacement) while a simulation runs."""
-    patches: list[tuple[Any, str, Any]] = [(CustomOpDef, name, _body(name)) for name in BODIES]
-    patches += [
+    patches: list[tuple[Any, str, Any]] = [
         (Library, "__init__", _begin),
         (Library, "define", _define),
         (Library, "impl", _implement),
         (Library, "fallback", _fall_back),
-        (custom_ops, "get_library_allowing_overwrite", _library),
+        (_registry, "find", _find),
+        (custom_ops, "OPDEFS", _OfTheRank("definitions", custom_ops.OPDEFS)),
+        (custom_ops, "OPDEF_TO_LIB", _OfTheRank("libraries", {})),
     ]
-    patches += REGISTER_TO_DISPATCHER.replaced_by(_register) + DESTROY_LIBRARY.replaced_by(_destroy)
-    return patches + REGISTER_FAKE.replaced_by(_register_fake) + REGISTER_DISPATCH_RULE.replaced_by(_register_rule)
+    return patches + DESTROY_LIBRARY.replaced_by(_destroy)
 
 
-_real_library = custom_ops.get_library_allowing_overwrite
-_real_register = REGISTER_TO_DISPATCHER.get()
+class _OfTheRank(UserDict[str, Any]):
+    """A dictionary of `torch.library.custom_op` by the names of operators, of which each rank has its own."""
+
+    def __init__(self, name: str, before: Any) -> None:
+        self._name, self._before = name, before
+
+    @property
+    def data(self) -> Any:  # type: ignore[override]
+        process = current_process()
+        if process is None or is_made_for_all():
+            return self._before
+        return ChainMap(process.notes.operators.setdefault(self._name, {}), self._before)
+
+
 _real_begin, _real_define, _real_implement = Library.__init__, Library.define, Library.impl
-_real_fall_back, _real_destroy = Library.fallback, DESTROY_LIBRARY.get()
-_real_register_fake, _real_register_rule = REGISTER_FAKE.get(), REGISTER_DISPATCH_RULE.get()
+_real_fall_back, _real_destroy, _real_find = Library.fallback, DESTROY_LIBRARY.get(), _registry.find
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _LIBRARY_FILES = (torch.library.__file__, os.path.join(_TORCH, "_library"), functools.__file__, __file__)
-
-
-def _first(qualname: str) -> Any:
-    """Another rank's definition of the operator, which torch has registered."""
-    process = current_process()
-    candidates = (other.notes.operators.get(qualname) for other in _others(process)) if process else ()
-    return next((own for own in candidates if own is not None and hasattr(own, "_opoverload")), None)
-
-
-@functools.wraps(_real_library)
-def _library(namespace: str, name: str) -> Any:
-    first = _first(f"{namespace}::{name}")
-    return _real_library(namespace, name) if first is None else first._lib
-
-
-@functools.wraps(_real_register)
-def _register(self: Any, tags: Any) -> None:
-    first = _first(self._qualname)
-    if first is None:
-        _real_register(self, tags)
-        return
-    if first._schema != self._schema:
-        raise NotSimulated(
-            f"custom_op {self._qualname} with another signature on another rank", "run it for real with --on gloo"
-        )
-    self._opoverload = first._opoverload
-
-
-# -- `torch.library.Library`: the first rank registers for all, and each kernel asks for the running rank's function.
 
 
 @dataclass(slots=True, eq=False)
@@ -221,16 +197,14 @@ def _fall_back(self: Any, fn: Any, dispatch_key: str = "", **how: Any) -> None:
     _run.take(self, key, lambda function: _real_fall_back(self, function, dispatch_key, **how), fn)
 
 
-@functools.wraps(_real_register_fake)
-def _register_fake(self: Any, op_name: str, fn: Any, _stacklevel: int = 1, **how: Any) -> None:
-    key = (f"{self.ns}::{op_name}", "fake")
-    _run.take(self, key, lambda function: _real_register_fake(self, op_name, function, _stacklevel + 3, **how), fn)
-
-
-@functools.wraps(_real_register_rule)
-def _register_rule(self: Any, op_name: str, torch_dispatch_class: Any, fn: Any) -> None:
-    key = (f"{self.ns}::{op_name}", "rule", f"{torch_dispatch_class.__qualname__}@{id(torch_dispatch_class)}")
-    _run.take(self, key, lambda function: _real_register_rule(self, op_name, torch_dispatch_class, function), fn)
+@functools.wraps(_real_find)
+def _find(qualname: str) -> Any:
+    """The fake implementation and the rules of an operator: the rank's own where the program has defined it."""
+    process = current_process()
+    if process is None or (qualname, "schema") not in _run.known:
+        return _real_find(qualname)
+    registry = process.notes.operators.setdefault("registry", type(_registry)())
+    return registry.find(qualname)
 
 
 @functools.wraps(_real_destroy)
@@ -240,30 +214,6 @@ def _destroy(self: Any) -> None:
         _real_destroy(self)
     else:
         _run.leave(self, process)
-
-
-def _others(process: SimProcess) -> list[SimProcess]:
-    return [other for other in process.world.rank_processes.values() if other is not process]
-
-
-def _body(name: str) -> property:
-    """An attribute of a definition: that of the running rank's own definition of the same operator."""
-
-    def get(self: Any) -> Any:
-        process = current_process()
-        own = self if process is None else process.notes.operators.get(self._qualname, self)
-        try:
-            return vars(own)[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-    def put(self: Any, value: Any) -> None:
-        process = current_process()
-        if process is not None and name == BODIES[0]:  # it is being made
-            process.notes.operators[self._qualname] = self
-        vars(self)[name] = value
-
-    return property(get, put)
 
 
 _real: Any = PATCH_STEP_FUNCTION.get()
