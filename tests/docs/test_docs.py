@@ -41,7 +41,7 @@ def test_every_kind_has_its_section() -> None:
     assert list(sections) == [kind.value for kind in Kind if kind is not Kind.HEALTHY]
     for name, section in sections.items():
         assert SHOWN.search(section), name
-        assert re.findall(r"^\*\*(\w+)\.\*\*", section, re.MULTILINE) == ["Cause", "Cure", "Neighbours"], name
+        assert re.findall(r"^\*\*(\w+)\.\*\*", section, re.MULTILINE) == ["Cause", "Remedy", "Related"], name
 
 
 def shown() -> list[Any]:
