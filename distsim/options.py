@@ -80,8 +80,8 @@ class RunOptions:
     strict_kernels: bool = field(
         default=False,
         metadata=_about(
-            "refuse Triton kernels without a distsim.kernel_cost (default: price them by the bytes of their tensors, "
-            "with a note in the report)"
+            "refuse kernels of Triton or of CUDA source without a distsim.kernel_cost (default: price them by the "
+            "bytes of their tensors, with a note in the report)"
         ),
     )
     fidelity: Fidelity = field(

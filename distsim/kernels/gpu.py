@@ -29,7 +29,7 @@ __all__ = [
     "fused_cost",
     "host_of",
     "kernel_cost",
-    "triton_cost",
+    "launch_cost",
 ]
 
 # -- Costs of custom operators, by name.
@@ -52,7 +52,8 @@ def kernel_cost(fn: Any = None, *, flops: Amount = 0, bytes: Amount | None = Non
 
     Args:
         fn: The operator: the result of `torch.library.custom_op`, `torch.ops.my.op`, one of its overloads, or its name
-            `"my::op"`. A Triton kernel has the name `"triton::name"`. None: return a decorator.
+            `"my::op"`. A Triton kernel has the name `"triton::name"`, one that the program
+            compiles from CUDA source `"cuda::name"`. None: return a decorator.
         flops: Floating-point operations of one call: a number, or a function of the call's arguments.
         bytes: Bytes that one call moves through GPU memory: a number, or a function of the call's arguments. None:
             each tensor of the call is read or written once.
@@ -98,19 +99,19 @@ def custom_cost(pricing: Pricing, call: OperatorCall) -> Cost | None:
     return _cost(pricing, amounts, call.args, call.kwargs, call.inputs, call.read + call.write)
 
 
-def triton_cost(
+def launch_cost(
     pricing: Pricing, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], moved: int
 ) -> tuple[Cost, bool]:
-    """Return the cost of one launch of a Triton kernel, and whether `kernel_cost` set it.
+    """Return the cost of one launch of a kernel that the program has written, and whether `kernel_cost` set it.
 
     Args:
         pricing: Prices of the GPU.
-        name: Name of the kernel.
+        name: Name of the kernel, `triton::name` or `cuda::name`.
         args: Positional arguments of the launch.
         kwargs: Keyword arguments of the launch.
-        moved: Bytes that the launch moves, unless `kernel_cost("triton::name", ...)` says otherwise.
+        moved: Bytes that the launch moves, unless `kernel_cost(name, ...)` says otherwise.
     """
-    amounts = _COSTS.get(f"triton::{name}")
+    amounts = _COSTS.get(name)
     inputs = tuple(tensors_in((args, kwargs)))
     return _cost(pricing, amounts or (0, None), args, kwargs, inputs, moved), amounts is not None
 
@@ -254,9 +255,9 @@ class Gpu:
             )
         return cost
 
-    def triton_cost(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], moved: int) -> tuple[Cost, bool]:
-        """Return the cost of a launch of the Triton kernel *name*, and whether `kernel_cost` set it."""
-        return triton_cost(self._pricing, name, args, kwargs, moved)
+    def launch_cost(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], moved: int) -> tuple[Cost, bool]:
+        """Return the cost of a launch of the program's kernel *name*, and whether `kernel_cost` set it."""
+        return launch_cost(self._pricing, name, args, kwargs, moved)
 
     def attention(self, call: Attention, nbytes: int) -> Cost:
         """Return the cost of FlashAttention's kernel for this shape, which moves *nbytes*."""

@@ -140,7 +140,7 @@ def simulate(
         silent: Whether to look for silent wrong results (docs/silent.md). The default is `watch` for up to 64 ranks.
         placeholder: Value returned for an unknown scalar on a simulated GPU, such as `loss.item()`.
         fuse: Whether to price functions under `torch.compile` as fused kernels.
-        strict_kernels: Whether to refuse Triton kernels without a `distsim.kernel_cost`.
+        strict_kernels: Whether to refuse kernels of Triton or of CUDA source without a `distsim.kernel_cost`.
         trace: Whether to keep every call and operator for `distsim.report.write_trace`.
         silent_allow: Patterns `KIND:TENSOR` of silent findings to leave out.
         conditions: Faults, limits and interleavings of a scenario.

@@ -274,6 +274,47 @@ def test_a_triton_kernel_that_is_refused(how: dict[str, Any]) -> None:
     assert failure.message.startswith(f"the Triton kernel {name} is not simulated")
 
 
+ADD = 'extern "C" __global__ void add(const float* a, float* c, int n) { }'
+SCALE = "template <typename T> T scale(T x, T y, T factor) { return factor * x + y; }"
+BOTH = "template <typename T> void both(T x, T& out, T& other) { out = x; other = x; }"
+
+
+def from_source() -> tuple[Any, ...]:
+    """Launches of kernels that are compiled from CUDA source."""
+    x = torch.ones(1 << 20, device="cuda")
+    add = torch.cuda._compile_kernel(ADD, "add")
+    scale = torch.cuda.jiterator._create_jit_fn(SCALE, factor=1.0)
+    both = torch.cuda.jiterator._create_multi_output_jit_fn(BOTH, num_outputs=2)
+    distsim.kernel_cost("cuda::both", bytes=1 << 30)
+    times = []
+    for call in (lambda: add(grid=(4096, 1, 1), block=(256, 1, 1), args=[x, x, 1 << 20]), lambda: both(x)):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begun)
+    result = scale(x.half()[:, None], x[:3], factor=2.0)
+    outputs = [tuple(out.shape) for out in both(x)]
+    wrong = raised(lambda: scale(x, x, other=1.0)), raised(lambda: add(args=[torch.ones(1)]))
+    return times[0] * 10 < times[1], tuple(result.shape), result.dtype, outputs, wrong
+
+
+def test_a_kernel_of_cuda_source_is_priced() -> None:
+    """By the bytes of its tensors, with a note, or by its declared cost; what torch refuses is refused in its words."""
+    outcome = distsim.simulate(from_source, nproc_per_node=1)
+    cheaper, shape, dtype, outputs, wrong = outcome.results[0]
+    assert cheaper
+    assert (shape, dtype, outputs) == ((1 << 20, 3), torch.float32, [(1 << 20,)] * 2)
+    assert wrong == (
+        ("KeyError", "'other is not declared in function definition'"),
+        ("ValueError", "All tensor arguments must be CUDA tensors or pinned CPU tensors"),
+    )
+    notes = [note.split(":")[0] for note in outcome.notes if note.startswith("CUDA kernel")]
+    assert notes == ["CUDA kernel add", "CUDA kernel scale"]
+    with pytest.raises(distsim.RankFailure, match="the CUDA kernel add with --strict-kernels is not simulated"):
+        distsim.simulate(from_source, nproc_per_node=1, strict_kernels=True)
+
+
 @pytest.mark.skipif(TRITON, reason="Triton is installed, as it is on machines without a GPU, too")
 def test_triton_is_missing_where_no_gpu_is() -> None:
     """On a cluster without GPUs it is as missing as on such machines."""

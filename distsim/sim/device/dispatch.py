@@ -52,7 +52,7 @@ from distsim.sim.device.operators.transfers import (
     not_on_host,
 )
 from distsim.sim.device.operators.values import KNOWLEDGE, Values
-from distsim.sim.isolation.modules.own_code import no_launch
+from distsim.sim.isolation.modules.own_code import no_launch, title_of
 from distsim.sim.isolation.process import RankTask
 from distsim.torch_compat.compiler import leaves_code
 from distsim.torch_compat.device import (
@@ -370,27 +370,26 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
                 self._forget(Given(path).of(args, kwargs))
         return parts_made[0] if plan.kind is None else plan.kind(parts_made)
 
-    def launch_triton(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Launch the Triton kernel *name*; nobody knows what it writes."""
+    def launch_own_kernel(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Launch the program's kernel *name*, such as `triton::add`; its tensors have no known values afterwards."""
         task, tensors = self._task, [t for t in tensors_in((args, kwargs)) if t.is_cuda]
         data = task.world.data
         gpu = self.gpu(tensors[0].device if tensors else torch.device("cuda"))
-        cost, is_declared = gpu.model.triton_cost(name, args, kwargs, sum(map(_bytes_of, tensors)))
+        cost, is_declared = gpu.model.launch_cost(name, args, kwargs, sum(map(_bytes_of, tensors)))
         if data.real or (data.strict_kernels and not is_declared):
             why = "with --data real" if data.real else "with --strict-kernels"
             raise no_launch(name, why)
         if not is_declared:
             task.world.note(
-                f"Triton kernel {name}: priced as one pass over each of its tensors; "
-                f"distsim.kernel_cost('triton::{name}', flops=..., bytes=...) sets its cost, --strict-kernels "
-                f"refuses it"
+                f"{title_of(name)}: priced as one pass over each of its tensors; "
+                f"distsim.kernel_cost('{name}', flops=..., bytes=...) sets its cost, --strict-kernels refuses it"
             )
         self._reads(tensors)
         for tensor in tensors:
             self._forget(tensor)
         task.world.ticks += 1
         task.quiet_polls = task.time_queries = 0
-        self.launch(gpu.torch_device, cost, name)
+        self.launch(gpu.torch_device, cost, name.partition("::")[2])
         if task.world.traced.counts and task not in task.world.traced.apart:
             task.world.traced.saw_operator(self._process.rank, None)
 

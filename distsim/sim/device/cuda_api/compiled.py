@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import sys
 import warnings
 import weakref
@@ -29,7 +30,13 @@ from distsim.torch_compat.compiler import (
     WARN_ONCE,
     has_hooks_of_the_program,
 )
-from distsim.torch_compat.cuda_api import ALLOCATOR_STATE, SET_CACHED_TENSORS_ENABLED
+from distsim.torch_compat.cuda_api import (
+    ALLOCATOR_STATE,
+    CREATE_JIT_FN,
+    CREATE_MULTI_OUTPUT_JIT_FN,
+    MODULE,
+    SET_CACHED_TENSORS_ENABLED,
+)
 from distsim.torch_compat.device import (
     CACHE_KEY,
     DISPATCH_CACHE_KEY,
@@ -38,6 +45,7 @@ from distsim.torch_compat.device import (
     FAKE_TENSOR_MODE,
     aten,
 )
+from distsim.torch_compat.names import TorchName
 
 __all__ = [
     "choice",
@@ -165,7 +173,7 @@ def compiled_patches() -> list[Patch]:
             else []
         ),
     ]
-    return [*patches, *_names_of_graphs(), *_triton_patches()]
+    return [*patches, *_names_of_graphs(), *_triton_patches(), *_cuda_source_patches()]
 
 
 def _names_of_graphs() -> list[Patch]:
@@ -191,10 +199,66 @@ def _in_rank(real: Callable[..., Any]) -> Callable[..., Any]:
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if current_task() is None:
             return real(self, *args, **kwargs)
-        launch(getattr(self, "base_fn", self).__name__, args, kwargs)
+        launch(f"triton::{getattr(self, 'base_fn', self).__name__}", args, kwargs)
         return None
 
     return run
+
+
+# -- Kernels that a program compiles from CUDA source: priced where they are launched, as Triton's are.
+
+
+class _CudaKernel:
+    """A kernel of `torch.cuda._compile_kernel`."""
+
+    def __init__(self, name: str) -> None:
+        self._qualname = f"cuda::{name}"  # what distsim.kernel_cost asks for
+
+    def __call__(
+        self, grid: Any = (1, 1, 1), block: Any = (1, 1, 1), args: Any = None, shared_mem: int = 0, stream: Any = None
+    ) -> None:
+        tensors = [arg for arg in args or () if isinstance(arg, torch.Tensor)]
+        if any(not tensor.is_cuda and not tensor.is_pinned() for tensor in tensors):
+            raise ValueError("All tensor arguments must be CUDA tensors or pinned CPU tensors")  # as torch says it
+        with torch.cuda.stream(stream):
+            launch(self._qualname, tuple(args or ()), {})
+
+    def set_shared_memory_config(self, shared_mem_bytes: int) -> None:
+        """Set how much shared memory a launch may take, which has no effect on its simulated time."""
+
+
+class _ElementwiseKernel:
+    """A kernel of `torch.cuda.jiterator`: its results have the shape and the type of its arguments together."""
+
+    def __init__(self, code: str, outputs: int, defaults: dict[str, Any]) -> None:
+        name = re.search(r"(\w+)\s*\(", code)
+        self._qualname = f"cuda::{name[1] if name else 'jiterator'}"
+        self._outputs, self._defaults = outputs, defaults
+
+    def __call__(self, *tensors: torch.Tensor, **kwargs: Any) -> Any:
+        for name in kwargs.keys() - self._defaults.keys():
+            raise KeyError(f"{name} is not declared in function definition")  # as torch says it
+        dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+        shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
+        results = tuple(torch.empty(shape, dtype=dtype, device=tensors[0].device) for _ in range(self._outputs))
+        launch(self._qualname, (*tensors, *results), {})
+        return results if self._outputs > 1 else results[0]
+
+
+def _cuda_source_patches() -> list[Patch]:
+    answers: tuple[tuple[TorchName, Callable[..., Any]], ...] = (
+        (MODULE["_compile_kernel"], lambda task, kernel_source, kernel_name, *_, **__: _CudaKernel(kernel_name)),
+        (CREATE_JIT_FN, lambda task, code_string, **defaults: _ElementwiseKernel(code_string, 1, defaults)),
+        (
+            CREATE_MULTI_OUTPUT_JIT_FN,
+            lambda task, code_string, num_outputs, **defaults: _ElementwiseKernel(code_string, num_outputs, defaults),
+        ),
+    )
+    patches: list[Patch] = []
+    for function, ours in answers:
+        if function.exists():
+            patches += function.replaced_by(for_ranks(function.get(), ours))
+    return patches
 
 
 # -- scaled_dot_product_attention on simulated GPUs takes the operator that it takes on CUDA.

@@ -46,8 +46,6 @@ from distsim.torch_compat.cuda_api import (
     ACCELERATOR_GET_ACCELERATOR,
     COPIES,
     CORE_PROPERTIES_CLASS,
-    CREATE_JIT_FN,
-    CREATE_MULTI_OUTPUT_JIT_FN,
     CUDA,
     CUDA_EVENT_BASE,
     CUDA_STREAM_BASE,
@@ -273,10 +271,6 @@ def device_patches() -> list[Patch]:
     tools = "the simulated GPU has no such sensor, only utilization and device_memory_used: drop the call, or guard it"
     for name in ("temperature", "power_draw", "clock_rate", "memory_usage", "list_gpu_processes"):
         patches += _everywhere(name, refused(f"torch.cuda.{name}", tools, getattr(cuda, name)), takers)
-    for function in (CREATE_JIT_FN, CREATE_MULTI_OUTPUT_JIT_FN, MODULE["_compile_kernel"]):
-        if function.exists():
-            remedy = "call it under distsim.kernel_cost(fn, flops=, bytes=)"
-            patches.append(refused_function(function, f"torch.cuda.{function.attribute}", remedy))
     one_process = "use torch.nn.parallel.DistributedDataParallel, one process for each GPU"
     for function in COPIES.values():
         patches.append(

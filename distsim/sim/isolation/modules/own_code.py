@@ -23,7 +23,7 @@ from distsim.errors import NotSimulated
 from distsim.sim.kernel.task import current_process, current_task
 from distsim.sim.stand_ins import LIBRARIES, contents
 
-__all__ = ["caught_by_ranks", "launch", "no_launch", "own_code", "stand_in"]
+__all__ = ["caught_by_ranks", "launch", "no_launch", "own_code", "stand_in", "title_of"]
 
 # -- The user's files as code of a simulated process: it reports what it handles, and has a hash seed of its own.
 #
@@ -315,7 +315,7 @@ class _Kernel:
         return self.run
 
     def run(self, *args: Any, **kwargs: Any) -> None:
-        launch(self.__name__, args, kwargs)
+        launch(self._qualname, args, kwargs)
 
     def warmup(self, *args: Any, **kwargs: Any) -> None:
         """Compile it, which takes no time of a simulation."""
@@ -329,20 +329,27 @@ LAUNCH_OPTIONS = ("grid", "warmup", "num_warps", "num_stages", "num_ctas", "maxn
 
 
 def launch(kernel: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Launch the Triton kernel of that name in the rank that runs, of an installed Triton as well."""
+    """Launch the kernel `triton::name`, of an installed Triton as well, or `cuda::name` in the rank that runs."""
     mode = getattr(current_task(), "dispatch_mode", None)
     if mode is None:
         raise no_launch(kernel, "outside of a rank on GPUs")
     if not kwargs.get("warmup"):
-        mode.launch_triton(kernel, args, {name: value for name, value in kwargs.items() if name not in LAUNCH_OPTIONS})
+        mode.launch_own_kernel(
+            kernel, args, {name: value for name, value in kwargs.items() if name not in LAUNCH_OPTIONS}
+        )
 
 
 def no_launch(kernel: str, why: str) -> NotSimulated:
     """Return the error for the launch of a kernel that cannot be priced."""
     return NotSimulated(
-        f"the Triton kernel {kernel} {why}",
-        f"set its cost with distsim.kernel_cost('triton::{kernel}', flops=, bytes=)",
+        f"the {title_of(kernel)} {why}", f"set its cost with distsim.kernel_cost('{kernel}', flops=, bytes=)"
     )
+
+
+def title_of(kernel: str) -> str:
+    """Return the name of a kernel as a report shows it."""
+    kind, _, name = kernel.partition("::")
+    return f"{'Triton' if kind == 'triton' else 'CUDA'} kernel {name}"
 
 
 def _jit(fn: Any = None, **options: Any) -> Any:
