@@ -4,20 +4,28 @@ Gradients of a step's micro-batches add up unsharded under no_sync, and are redu
 """
 
 from contextlib import nullcontext
-from functools import partial
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
-from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from gpt import GPT, Block
 from log import Log, start, tokens
-from options import GPT_2, options, refuse
+from options import GPT_2, options, recomputed, refuse
 
-args = options("FSDP1", GPT_2 | {"layers": 24, "hidden": 2048, "heads": 16}, archs=("gpt",), mbs=4)
+STRATEGIES = {  # --sharding, and whether there are replicas
+    ("full", False): ShardingStrategy.FULL_SHARD,
+    ("grad_op", False): ShardingStrategy.SHARD_GRAD_OP,
+    ("full", True): ShardingStrategy.HYBRID_SHARD,
+    ("grad_op", True): ShardingStrategy._HYBRID_SHARD_ZERO2,
+}
+
+shape = GPT_2 | {"layers": 24, "hidden": 2048, "heads": 16}
+args = options("FSDP1", shape, does=("shard",), archs=("gpt",), mbs=4)
 if args.ckpt == "selective":
     refuse("--ckpt selective: FSDP1 here recomputes whole blocks (full) or nothing (none)")
 device = start()
@@ -25,8 +33,12 @@ torch.manual_seed(0)
 with device:
     model = GPT(args, bias=True)
     model.init_weights()
+hybrid = args.replicas > 1
+mesh = init_device_mesh(device.type, (args.replicas, args.dp // args.replicas), mesh_dim_names=("replicas", "shards"))
 model = FullyShardedDataParallel(
     model,
+    device_mesh=mesh if hybrid else mesh["shards"],
+    sharding_strategy=STRATEGIES[args.sharding, hybrid],
     auto_wrap_policy=ModuleWrapPolicy({Block}),
     mixed_precision=MixedPrecision(param_dtype=args.torch_dtype, reduce_dtype=torch.float32),
     backward_prefetch=BackwardPrefetch.BACKWARD_PRE,
@@ -35,7 +47,9 @@ model = FullyShardedDataParallel(
     limit_all_gathers=True,
 )
 if args.ckpt == "full":
-    apply_activation_checkpointing(model, check_fn=partial(lambda kind, module: isinstance(module, kind), Block))
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    again = {id(block) for n, block in enumerate(blocks) if recomputed(args, n) == "full"}
+    apply_activation_checkpointing(model, check_fn=lambda module: id(module) in again)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=device.type == "cuda")
 
 torch.manual_seed(1 + dist.get_rank())

@@ -90,17 +90,23 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """Tokens [batch, seq] to logits [batch, seq, vocab]; 8.03 B parameters in the shape of Llama-3-8B."""
+    """Tokens [batch, seq] to logits [batch, seq, vocab]; 8.03 B parameters in the shape of Llama-3-8B.
 
-    def __init__(self, args: Any) -> None:
+    One of several *stages* has its share of the layers; the first takes tokens, the last gives logits, all others
+    activations [batch, seq, hidden].
+    """
+
+    def __init__(self, args: Any, number: int = 0, stages: int = 1) -> None:
         super().__init__()
         self.head_dim, self.seq = args.hidden // args.heads, args.seq
-        self.tok_embeddings = nn.Embedding(args.vocab, args.hidden)
+        first, last = number == 0, number == stages - 1
+        self.tok_embeddings = nn.Embedding(args.vocab, args.hidden) if first else None
         self.register_buffer("turns", rotations(self.head_dim, self.seq), persistent=False)
         shape = (args.hidden, args.heads, args.kv_heads, args.ffn, args.fused_norm)
-        self.layers = nn.ModuleDict({str(n): Block(*shape) for n in range(args.layers)})
-        self.norm = RMSNorm(args.hidden, args.fused_norm)
-        self.output = nn.Linear(args.hidden, args.vocab, bias=False)
+        mine = range(number * args.layers // stages, (number + 1) * args.layers // stages)
+        self.layers = nn.ModuleDict({str(n): Block(*shape) for n in mine})
+        self.norm = RMSNorm(args.hidden, args.fused_norm) if last else None
+        self.output = nn.Linear(args.hidden, args.vocab, bias=False) if last else None
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -112,8 +118,9 @@ class Llama(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
         self.turns = rotations(self.head_dim, self.seq).to(self.turns.device)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.tok_embeddings(tokens)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.tok_embeddings is not None:
+            x = self.tok_embeddings(x)
         for layer in self.layers.values():
             x = layer(x, self.turns)
-        return self.output(self.norm(x))
+        return x if self.output is None else self.output(self.norm(x))

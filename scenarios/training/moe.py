@@ -14,9 +14,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 from log import Log, start
-from stages import ALONE, Block, Column, FeedForward, Norm, Row, Stage, _Rotate
+from stages import ALONE, Attention, Block, Column, FeedForward, Norm, Row, Stage, _Rotate
 from optimizer import Optimizer
-from options import DEEPSEEK_V3, options, refuse
+from options import DEEPSEEK_V3, options, recomputed, refuse
 from pipeline import Pipeline
 
 PUBLISHED = {  # hidden: experts, experts of a token, width of an expert, width of those that all tokens share
@@ -26,21 +26,45 @@ PUBLISHED = {  # hidden: experts, experts of a token, width of an expert, width 
 
 
 class Exchange(Function):
-    """all_to_all_single of rows; backward, the other way."""
+    """all_to_all_single of rows; backward, the other way. With *flight*, a list, it goes on until Arrive."""
 
     @staticmethod
-    def forward(ctx, x, received, sent, group):
-        ctx.splits, ctx.group = (received, sent), group
-        out = x.new_empty(sum(received), *x.shape[1:])
-        dist.all_to_all_single(out, x.contiguous(), received, sent, group=group)
+    def forward(ctx, x, received, sent, group, flight=None):
+        ctx.splits, ctx.group, ctx.flight = (received, sent), group, flight
+        out, work = exchanged(x, received, sent, group, flight is not None)
+        if flight is not None:
+            flight.append(work)
         return out
 
     @staticmethod
     def backward(ctx, dy):
         received, sent = ctx.splits
-        dx = dy.new_empty(sum(sent), *dy.shape[1:])
-        dist.all_to_all_single(dx, dy.contiguous(), sent, received, group=ctx.group)
-        return dx, None, None, None
+        if ctx.flight is None:
+            return exchanged(dy, sent, received, ctx.group, False)[0], None, None, None, None
+        dx, work = ctx.flight.pop()
+        work.wait()
+        return dx, None, None, None, None
+
+
+class Arrive(Function):
+    """Wait for the rows of an Exchange; backward, send their gradients back."""
+
+    @staticmethod
+    def forward(ctx, x, received, sent, group, flight):
+        ctx.splits, ctx.group, ctx.flight = (received, sent), group, flight
+        flight.pop().wait()
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        received, sent = ctx.splits
+        ctx.flight.append(exchanged(dy, sent, received, ctx.group, True))
+        return dy, None, None, None, None
+
+
+def exchanged(x, received, sent, group, async_op):
+    out = x.new_empty(sum(received), *x.shape[1:])
+    return out, dist.all_to_all_single(out, x.contiguous(), received, sent, group=group, async_op=async_op)
 
 
 class Sort(Function):
@@ -92,10 +116,11 @@ class Experts(nn.Module):
         super().__init__()
         self.group, self.ep, self.top_k = group, args.ep, args.top_k
         self.experts, self.own = args.experts, args.experts // args.ep
+        self.grouped, self.overlap = args.grouped_gemm, args.overlap
         self.router = nn.Parameter(torch.empty(args.experts, args.hidden, **where))
         self.up = nn.Parameter(torch.empty(self.own, args.hidden, 2 * args.expert_ffn, **where))
         self.down = nn.Parameter(torch.empty(self.own, args.expert_ffn, args.hidden, **where))
-        self.common = FeedForward(args, ALONE, args.common_ffn, **where)
+        self.common = FeedForward(args, ALONE, args.shared_ffn, **where) if args.shared_ffn else None
 
     def forward(self, x):
         flat = x.flatten(0, 1)
@@ -106,17 +131,28 @@ class Experts(nn.Module):
         dist.all_to_all_single(coming, counts, group=self.group)
         sent = counts.view(self.ep, -1).sum(1).tolist()
         received = coming.view(self.ep, -1).sum(1).tolist()
-        rows = Exchange.apply(Sort.apply(flat, order, self.top_k), received, sent, self.group)
+        flight = [] if self.overlap else None
+        rows = Exchange.apply(Sort.apply(flat, order, self.top_k), received, sent, self.group, flight)
+        common = 0.0 if self.common is None else self.common(flat)
+        if flight is not None:
+            rows = Arrive.apply(rows, received, sent, self.group, flight)
         weights = Exchange.apply(Sort.apply(weights.flatten(), order, 1), received, sent, self.group)
         # From [ranks, experts, rows] to [experts, ranks * rows]: every expert has as many.
         each = rows.shape[0] // (self.ep * self.own)
         rows = rows.view(self.ep, self.own, each, -1).transpose(0, 1).reshape(self.own, self.ep * each, -1)
         weights = weights.view(self.ep, self.own, each).transpose(0, 1).reshape(self.own, self.ep * each, 1)
-        gate, up = torch.bmm(rows, self.up).chunk(2, dim=-1)
-        rows = torch.bmm(F.silu(gate) * up * weights.to(up.dtype), self.down)
+        gate, up = self.products(rows, self.up).chunk(2, dim=-1)
+        rows = self.products(F.silu(gate) * up * weights.to(up.dtype), self.down)
         rows = rows.view(self.own, self.ep, each, -1).transpose(0, 1).reshape(self.ep * self.own * each, -1)
         rows = Exchange.apply(rows, sent, received, self.group)
-        return (Unsort.apply(rows, order, self.top_k, flat.shape[0]) + self.common(flat)).view_as(x)
+        return (Unsort.apply(rows, order, self.top_k, flat.shape[0]) + common).view_as(x)
+
+    def products(self, rows, weights):
+        """Each expert's [rows, k] @ [k, m]: a batch, or one kernel of groups that may be of any size."""
+        if not self.grouped:
+            return torch.bmm(rows, weights)
+        ends = torch.arange(1, self.own + 1, device=rows.device, dtype=torch.int32) * rows.shape[1]
+        return F.grouped_mm(rows.flatten(0, 1), weights, offs=ends).view(self.own, rows.shape[1], -1)
 
     def balanced(self, weights, chosen):
         """The router's weights, but the experts in turn, as it would be perfectly balanced.
@@ -134,9 +170,10 @@ class Experts(nn.Module):
 class LatentAttention(nn.Module):
     """Queries, keys and values from narrow latents; a part of each head, shared by all for the keys, has positions."""
 
-    def __init__(self, args, where) -> None:
+    def __init__(self, args, number, where) -> None:
         super().__init__()
-        self.heads, self.nope, self.rope, self.recompute = args.heads, args.nope, args.rope, args.ckpt == "selective"
+        self.heads, self.nope, self.rope = args.heads, args.nope, args.rope
+        self.recompute = recomputed(args, number) == "selective"
         self.latent = args.kv_latent
         self.q_down = Column(args.hidden, args.q_latent, ALONE, False, **where)
         self.q_norm = Norm(args, ALONE, args.q_latent, **where)
@@ -165,14 +202,22 @@ class LatentAttention(nn.Module):
 
 
 args = options("a mixture of experts", DEEPSEEK_V3, does=("pp", "vpp", "ep"), archs=("llama",))
-other = (8, 2, args.hidden, args.hidden)  # as many as Mixtral 8x7B has, and of a token, whatever --ep is
-experts, args.top_k, args.expert_ffn, args.common_ffn = PUBLISHED.get(args.hidden, other)
-args.experts = args.experts or experts
 published = args.hidden in PUBLISHED
+other = (8, 2, args.hidden, args.hidden)  # as many as Mixtral 8x7B has, and of a token, whatever --ep is
+for name, value in zip(
+    ("experts", "top_k", "expert_ffn", "shared_ffn"), PUBLISHED.get(args.hidden, other), strict=True
+):
+    if getattr(args, name) is None:
+        setattr(args, name, value)
+if args.dense_layers is None:
+    args.dense_layers = 3 if args.layers == 61 else 1
 args.nope = 128 if published else args.hidden // args.heads
-args.rope = args.nope // 2
+args.rope = args.nope // 2 if args.attention == "latent" else args.hidden // args.heads
 args.q_latent, args.kv_latent = (1536, 512) if published else (args.hidden // 2, args.hidden // 4)
-dense_layers = 3 if args.layers == 61 else 1
+if args.attention == "latent" and args.kv_heads != args.heads:
+    refuse(f"--kv-heads {args.kv_heads}: latent attention has keys for each head; give --attention grouped, too")
+if args.overlap and not args.shared_ffn:
+    refuse("--overlap: what the exchange of rows is hidden by is the expert that all tokens share; --shared-ffn is 0")
 if args.experts % args.ep:
     refuse(f"--ep {args.ep} does not divide the {args.experts} experts; --experts says how many the model has")
 if args.experts < args.top_k:
@@ -186,14 +231,16 @@ edp, ep = expert_mesh.get_group("edp"), expert_mesh.get_group("ep")
 
 
 def block(args, number, tp, where):
-    dense = number < dense_layers
+    dense = number < args.dense_layers
     feed_forward = FeedForward(args, tp, **where) if dense else Experts(args, ep, where)
-    return Block(args, LatentAttention(args, where), feed_forward, tp, **where)
+    latent = args.attention == "latent"
+    attention = LatentAttention(args, number, where) if latent else Attention(args, tp, number, **where)
+    return Block(args, attention, feed_forward, tp, **where)
 
 
 if dist.get_rank() == 0:
     print(
-        f"model: {args.layers} layers, {min(dense_layers, args.layers)} of them dense, hidden {args.hidden}; "
+        f"model: {args.layers} layers, {min(args.dense_layers, args.layers)} of them dense, hidden {args.hidden}; "
         f"{args.experts} experts a layer, {args.expert_ffn} wide, {args.top_k} of a token; "
         f"{args.experts // args.ep} of them a rank (--ep {args.ep})",
         flush=True,

@@ -11,6 +11,7 @@ import torch
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 SYNONYMS = {"bfloat16": "bf16", "amp_bf16": "bf16", "float16": "fp16", "amp_fp16": "fp16", "float32": "fp32"}
+FP8 = ("none", "tensorwise", "rowwise", "mxfp8")
 
 LLAMA_3_8B = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 128256, "seq": 8192}
 LLAMA_1B = {"layers": 16, "hidden": 2048, "heads": 32, "kv_heads": 32, "ffn": 8192, "vocab": 131072, "seq": 4096}
@@ -19,11 +20,11 @@ GPT_7B = {"layers": 36, "hidden": 4096, "heads": 32, "vocab": 51200, "seq": 2048
 DEEPSEEK_V3 = {"layers": 4, "hidden": 7168, "heads": 128, "ffn": 18432, "vocab": 129280, "seq": 4096}
 
 WHO_DOES = {
-    "tp": "fsdp2.py, zero1.py or tp_pp.py",
-    "pp": "tp_pp.py, zero1.py or moe.py",
-    "vpp": "tp_pp.py, zero1.py or moe.py",
+    "tp": "fsdp2.py, zero1.py, tp_pp.py or context_parallel.py",
+    "pp": "tp_pp.py, zero1.py, moe.py or schedules.py",
+    "vpp": "tp_pp.py, zero1.py, moe.py or schedules.py",
     "ep": "moe.py",
-    "cp": "context_parallel.py",
+    "cp": "context_parallel.py, zero1.py or tp_pp.py",
 }
 
 
@@ -42,8 +43,12 @@ def refuse(message: str) -> NoReturn:
 
 
 def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number, 1 or more, got {text}")
+    return _whole(text, 1)
+
+
+def _whole(text: str, least: int = 0) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"expected a whole number, {least} or more, got {text}")
     return int(text)
 
 
@@ -55,9 +60,11 @@ def options(
     dtypes: tuple[str, ...] = ("bf16", "fp32"),
     archs: tuple[str, ...] = ("gpt", "llama"),
     mbs: int = 1,
+    schedules: tuple[str, ...] = (),
     argv: list[str] | None = None,
 ) -> argparse.Namespace:
-    """Read the flags. *model* is the shape when none is given, *does* the kinds of parallelism this program has."""
+    """Read the flags. *model* is the shape when none is given, *does* what this program has of kinds of parallelism and
+    of flags that not all have."""
     parser = OneLine(description=about)
     shape = parser.add_argument_group("the model")
     shape.add_argument("--layers", type=_positive)
@@ -68,10 +75,14 @@ def options(
     shape.add_argument("--vocab", type=_positive)
     shape.add_argument("--arch", choices=archs, help="default: what the shape says, see _arch() in options.py")
     if "ep" in does:
-        shape.add_argument("--experts", type=_positive, help="of a layer (default: the published of --hidden, or 8)")
-    parser.set_defaults(fused_norm=False, compile=False)
+        _of_mixture(shape)
+    parser.set_defaults(fused_norm=False, compile=False, fp8="none", replicas=1, sharding="full", ring=None)
     if "compile" in does:
         parser.add_argument("--compile", action="store_true", help="torch.compile each layer, then shard it")
+    if "fp8" in does:
+        parser.add_argument(
+            "--fp8", choices=FP8, default="none", help="how operands of the layers' products are scaled"
+        )
     if "fused_norm" in does:
         shape.add_argument("--fused-norm", action="store_true", help="RMSNorm in one kernel, as torch has it since 2.9")
     batch = parser.add_argument_group("the batch")
@@ -80,7 +91,7 @@ def options(
     batch.add_argument("--accum", type=_positive, default=1, help="micro-batches of a step, on each replica")
     layout = parser.add_argument_group("over how many ranks")
     layout.add_argument("--tp", type=_positive, default=1, help="tensor parallel")
-    if {"tp", "pp"} <= set(does):
+    if "tp" in does:
         layout.add_argument(
             "--sequence-parallel",
             choices=("on", "off"),
@@ -89,11 +100,21 @@ def options(
         )
     layout.add_argument("--pp", type=_positive, default=1, help="pipeline parallel")
     layout.add_argument("--vpp", type=_positive, default=1, help="model chunks a pipeline rank (interleaved)")
+    if schedules:
+        layout.add_argument("--schedule", choices=schedules, default="1F1B", help="of torch.distributed.pipelining")
     layout.add_argument("--dp", type=_positive, help="data parallel (default: what the others leave)")
     layout.add_argument("--cp", type=_positive, default=1, help="context parallel")
     layout.add_argument("--ep", type=_positive, default=1, help="expert parallel, within dp")
+    if "shard" in does:
+        layout.add_argument(
+            "--replicas", type=_positive, help="copies of the model, each sharded over dp / replicas (HSDP)"
+        )
+        layout.add_argument(
+            "--sharding", choices=("full", "grad_op"), help="grad_op: parameters stay whole until backward"
+        )
     parser.add_argument("--dtype", choices=[*DTYPES, *SYNONYMS], help="of the parameters in forward and backward")
     parser.add_argument("--ckpt", choices=("none", "selective", "full"), default="none", help="recomputed activations")
+    parser.add_argument("--ckpt-every", type=_positive, default=1, help="recompute in every n-th layer only")
     parser.add_argument("--steps", type=_positive, default=5)
     args = parser.parse_args(argv)
     for kind, others in WHO_DOES.items():
@@ -103,6 +124,17 @@ def options(
     _layout(args, parser)
     _precision(args, parser, dtypes)
     return args
+
+
+def _of_mixture(shape: Any) -> None:
+    shape.add_argument("--experts", type=_positive, help="of a layer (default: the published of --hidden, or 8)")
+    shape.add_argument("--top-k", type=_positive, help="experts of a token (default: as --experts, or 2)")
+    shape.add_argument("--expert-ffn", type=_positive, help="width of an expert (default: as --experts, or hidden)")
+    shape.add_argument("--shared-ffn", type=_whole, help="width of the expert of all tokens, 0: none (as --expert-ffn)")
+    shape.add_argument("--dense-layers", type=_whole, help="first layers that have no experts (default 1)")
+    shape.add_argument("--attention", choices=("latent", "grouped"), default="latent", help="MLA or GQA")
+    shape.add_argument("--grouped-gemm", action="store_true", help="experts in one kernel of groups, not in a batch")
+    shape.add_argument("--overlap", action="store_true", help="send rows while the expert of all tokens computes")
 
 
 def _shape(args: Any, parser: OneLine, model: dict[str, int], archs: tuple[str, ...]) -> None:
@@ -146,6 +178,8 @@ def _layout(args: Any, parser: OneLine) -> None:
         if getattr(args, name) % args.tp:
             flag = name.replace("_", "-")
             parser.error(f"--tp {args.tp} does not divide --{flag} {getattr(args, name)}")
+    if args.cp > 1 and args.seq % (2 * args.cp * args.tp):
+        parser.error(f"--seq {args.seq} must be a multiple of 2 * --cp {args.cp} * --tp {args.tp}")
     if args.vpp > 1 and args.pp == 1:
         parser.error(f"--vpp {args.vpp} is of a pipeline: give --pp, too")
     if args.layers < args.pp or (args.vpp > 1 and args.layers % (args.pp * args.vpp)):
@@ -155,8 +189,15 @@ def _layout(args: Any, parser: OneLine) -> None:
         )
     if args.vpp > 1 and args.accum % args.pp:
         parser.error(f"--accum {args.accum} must be a multiple of --pp {args.pp} where --vpp interleaves")
+    if args.dp % args.replicas:
+        parser.error(f"--replicas {args.replicas} does not divide --dp {args.dp}")
     if args.dp % args.ep:
         parser.error(f"--ep {args.ep} does not divide --dp {args.dp}: experts are spread over data parallel ranks")
+
+
+def recomputed(args: Any, layer: int) -> str:
+    """Which of --ckpt holds for the layer."""
+    return args.ckpt if layer % args.ckpt_every == 0 else "none"
 
 
 def _precision(args: Any, parser: OneLine, dtypes: tuple[str, ...]) -> None:
@@ -164,6 +205,8 @@ def _precision(args: Any, parser: OneLine, dtypes: tuple[str, ...]) -> None:
         legacy = args.arch == "gpt" and args.ckpt != "none" and "fp16" in dtypes
         args.dtype = "fp16" if legacy else "bf16"
     args.dtype = SYNONYMS.get(args.dtype, args.dtype)
+    if args.ckpt == "none" and args.ckpt_every > 1:
+        parser.error(f"--ckpt-every {args.ckpt_every}: nothing is recomputed; give --ckpt full or selective, too")
     if args.dtype not in dtypes:
         parser.error(f"--dtype {args.dtype}: {parser.prog} has {' and '.join(dtypes)}")
     args.torch_dtype = DTYPES[args.dtype]

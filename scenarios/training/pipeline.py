@@ -29,7 +29,7 @@ class Pipeline:
         self.before, self.behind = ranks[self.rank - 1], ranks[(self.rank + 1) % self.size]
         self.ends = ranks[0], ranks[-1]
         # As Megatron-LM: of an activation that is whole on each rank of tp, each sends its part.
-        self.shape = (args.seq // tp.size, args.mbs, args.hidden)
+        self.shape = (args.seq // args.cp // tp.size, args.mbs, args.hidden)
         self.scatter = tp.size > 1 and not tp.sequence
 
     def parameters(self) -> list[nn.Parameter]:
@@ -59,7 +59,7 @@ class Pipeline:
 
     def forward(self, chunk: int) -> torch.Tensor:
         stage, args = self.chunks[chunk], self.args
-        text = tokens(args.vocab, args.seq, args.mbs, self.device) if stage.first or stage.last else (None, None)
+        text = self.text() if stage.first or stage.last else (None, None)
         x = text[0] if stage.first else self.arrived[chunk].popleft()
         y = stage(x, text[1])
         if stage.last:
@@ -69,6 +69,11 @@ class Pipeline:
         self.outputs[chunk].append(y)
         return y
 
+    def text(self) -> tuple[torch.Tensor, ...]:
+        """Tokens and targets [batch, seq] of a micro-batch, this rank's part of the sequence."""
+        text, ring = tokens(self.args.vocab, self.args.seq, self.args.mbs, self.device), self.args.ring
+        return text if ring is None else tuple(ring.part(each.t()).t() for each in text)
+
     def backward(self, chunk: int) -> torch.Tensor | None:
         stage = self.chunks[chunk]
         self.to_come -= 1
@@ -77,7 +82,7 @@ class Pipeline:
         x, y = self.inputs[chunk].popleft(), self.outputs[chunk].popleft()
         if stage.last:
             # Means over data parallel ranks come out as sums; fp16 needs its scale.
-            (y * (self.optimizer.scale / self.args.dp)).backward()
+            (y * (self.optimizer.scale / (self.args.dp * self.args.cp))).backward()
         else:
             torch.autograd.backward(y, self.gradients[chunk].popleft())
         self.optimizer.after_backward()

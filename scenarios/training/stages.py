@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attention import by_nanotron
 from fused import causal_softmax
+from options import recomputed
 
 
 @dataclass(frozen=True)
@@ -210,20 +211,23 @@ def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, sign: float) 
 
 
 def turns(args: Any, dim: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of each position and pair of channels, [seq, 1, 1, dim / 2]."""
+    """cos and sin of each position of this rank and pair of channels, [seq, 1, 1, dim / 2]."""
     speeds = 500000.0 ** (torch.arange(0, dim, 2, device=device).float() / -dim)
-    angles = torch.outer(torch.arange(args.seq, device=device).float(), speeds)[:, None, None]
+    positions = torch.arange(args.seq, device=device).float()
+    positions = positions if args.ring is None else args.ring.part(positions)
+    angles = torch.outer(positions, speeds)[:, None, None]
     return angles.cos().to(args.torch_dtype), angles.sin().to(args.torch_dtype)
 
 
 class Attention(nn.Module):
     """Fused, or in three kernels and dropout, as it was when activations were recomputed for want of it."""
 
-    def __init__(self, args: Any, tp: Tensor, **where: Any) -> None:
+    def __init__(self, args: Any, tp: Tensor, number: int, **where: Any) -> None:
         super().__init__()
         self.dim, self.legacy = args.hidden // args.heads, legacy(args)
         self.heads, self.kv_heads = args.heads // tp.size, args.kv_heads // tp.size
-        self.recompute = args.ckpt == "selective"
+        self.ring = args.ring
+        self.recompute = recomputed(args, number) == "selective"
         gpt = args.arch == "gpt"
         self.nanotrons = not gpt and by_nanotron(where["device"])
         self.qkv = Column(args.hidden, (args.heads + 2 * args.kv_heads) * self.dim, tp, gpt, **where)
@@ -233,7 +237,7 @@ class Attention(nn.Module):
         qkv = self.qkv(x)
         seq, batch, _ = qkv.shape
         qkv = qkv.view(seq, batch, -1, self.dim)
-        if self.nanotrons and not self.recompute:
+        if self.nanotrons and not self.recompute and self.ring is None:
             return self.proj(self.batch_first(qkv, *shared))
         if len(shared) == 2:
             qk, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], dim=2)
@@ -249,7 +253,10 @@ class Attention(nn.Module):
 
     def fused(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         q, k, v = (part.permute(1, 2, 0, 3) for part in (q, k, v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
+        if self.ring is not None:
+            y = self.ring.attend(q, k, v)
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
         return y.permute(2, 0, 1, 3).flatten(2)
 
     def batch_first(self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -326,7 +333,8 @@ class Block(nn.Module):
 class Stage(nn.Module):
     """Some layers of the model, with the embedding before the first and the loss behind the last.
 
-    Tokens [batch, seq], or activations [seq, batch, hidden], give activations or, with targets, the mean loss.
+    Tokens [batch, seq], or activations [seq, batch, hidden], give activations or, with targets, the mean loss; seq is
+    what context parallelism leaves on this rank.
     """
 
     def __init__(
@@ -345,6 +353,7 @@ class Stage(nn.Module):
             mine = balanced(args, stages)[number]
         block = block or dense_block
         self.layers = nn.ModuleList(block(args, n, tp, where) for n in mine)
+        self.ckpt = [recomputed(args, n) for n in mine]
         if self.last:
             self.norm = Norm(args, tp, **where)
             self.output = Column(args.hidden, args.vocab, tp, False, **where)
@@ -364,10 +373,10 @@ class Stage(nn.Module):
         if self.first:
             x = self.embedding(x)
             if self.args.arch == "gpt":
-                cut = self.positions.chunk(self.tp.size)[self.tp.rank] if self.tp.sequence else self.positions
-                x = x + cut
-        for layer in self.layers:
-            if self.args.ckpt == "full":
+                positions = self.positions if self.args.ring is None else self.args.ring.part(self.positions)
+                x = x + (positions.chunk(self.tp.size)[self.tp.rank] if self.tp.sequence else positions)
+        for layer, ckpt in zip(self.layers, self.ckpt, strict=True):
+            if ckpt == "full":
                 # As Megatron-LM's: the whole layer again, to its last operator.
                 x = checkpoint(layer, x, *self.shared, use_reentrant=True, preserve_rng_state=legacy(self.args))
             else:
@@ -396,7 +405,7 @@ def balanced(args: Any, stages: int) -> list[range]:
 
 
 def dense_block(args: Any, number: int, tp: Tensor, where: dict[str, Any]) -> Block:
-    return Block(args, Attention(args, tp, **where), FeedForward(args, tp, **where), tp, **where)
+    return Block(args, Attention(args, tp, number, **where), FeedForward(args, tp, **where), tp, **where)
 
 
 def legacy(args: Any) -> bool:

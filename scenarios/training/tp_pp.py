@@ -7,22 +7,22 @@ of 2021 (attention in three operators, activations whole on each rank), else act
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
 from attention import as_published, by_nanotron
 from log import Log, start
+from ring import layout
 from stages import Stage, Tensor
 from optimizer import Optimizer
 from options import GPT_7B, options
 from pipeline import Pipeline
 
 args = options(
-    "GPT with tensor and pipeline parallelism", GPT_7B, does=("tp", "pp", "vpp"), dtypes=("bf16", "fp16", "fp32")
+    "GPT with tensor and pipeline parallelism", GPT_7B, does=("tp", "pp", "vpp", "cp"), dtypes=("bf16", "fp16", "fp32")
 )
 device = start()
 as_published(device)
-mesh = init_device_mesh(device.type, (args.pp, args.dp, args.tp), mesh_dim_names=("pp", "dp", "tp"))
-pp, dp, tp = (mesh.get_group(name) for name in ("pp", "dp", "tp"))
+mesh, equal = layout(args, device)
+pp, tp = mesh.get_group("pp"), mesh.get_group("tp")
 sequence = args.tp > 1 and args.sequence_parallel == "on" and args.ckpt != "full"
 cut = Tensor(tp, args.tp, mesh.get_local_rank("tp"), sequence=sequence)
 
@@ -30,10 +30,14 @@ torch.manual_seed(mesh.get_local_rank("pp") * args.tp + cut.rank)
 pipeline = Pipeline(args, pp, cut, device, lambda number, stages: Stage(args, number, stages, cut, device))
 model = tuple(group for group, size in ((pp, args.pp), (tp, args.tp)) if size > 1)
 nanotrons = args.arch == "llama" and by_nanotron(device)
-optimizer = Optimizer([(pipeline.parameters(), dp)], model=model, tp=tp, share=False, overlap=False, late=nanotrons)
+optimizer = Optimizer([(pipeline.parameters(), equal)], model=model, tp=tp, share=False, overlap=False, late=nanotrons)
 
 torch.manual_seed(1 + mesh.get_local_rank("dp"))
-log = Log(device, args.accum * args.mbs * args.seq / (args.tp * args.pp), rank=(args.pp - 1) * args.dp * args.tp)
+log = Log(
+    device,
+    args.accum * args.mbs * args.seq / (args.tp * args.pp * args.cp),
+    rank=(args.pp - 1) * args.dp * args.cp * args.tp,
+)
 for step in range(1, args.steps + 1):
     optimizer.zero_grad()
     loss = pipeline.step(optimizer)

@@ -7,20 +7,20 @@ are all-gathered.
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
 from attention import as_published, by_nanotron
 from log import Log, start
+from ring import layout
 from stages import Stage, Tensor
 from optimizer import Optimizer
 from options import LLAMA_1B, options
 from pipeline import Pipeline
 
-args = options("ZeRO-1 with tensor and pipeline parallelism", LLAMA_1B, does=("tp", "pp", "vpp"), mbs=2)
+args = options("ZeRO-1 with tensor and pipeline parallelism", LLAMA_1B, does=("tp", "pp", "vpp", "cp"), mbs=2)
 device = start()
 as_published(device)
-mesh = init_device_mesh(device.type, (args.pp, args.dp, args.tp), mesh_dim_names=("pp", "dp", "tp"))
-pp, dp, tp = (mesh.get_group(name) for name in ("pp", "dp", "tp"))
+mesh, equal = layout(args, device)
+pp, tp = mesh.get_group("pp"), mesh.get_group("tp")
 cut = Tensor(tp, args.tp, mesh.get_local_rank("tp"), sequence=args.tp > 1 and args.sequence_parallel == "on")
 
 torch.manual_seed(mesh.get_local_rank("pp") * args.tp + cut.rank)
@@ -29,11 +29,15 @@ model = tuple(group for group, size in ((pp, args.pp), (tp, args.tp)) if size > 
 # nanotron's benchmarks (its branch bench2, 67c5ebb, trainer.py: make_ddp) have no DDP where the optimizer is cut.
 # SimuMax's launcher has Megatron-LM reduce after the last micro-batch, too.
 optimizer = Optimizer(
-    [(pipeline.parameters(), dp)], model=model, tp=tp, share=True, overlap=False, late=by_nanotron(device)
+    [(pipeline.parameters(), equal)], model=model, tp=tp, share=True, overlap=False, late=by_nanotron(device)
 )
 
 torch.manual_seed(1 + mesh.get_local_rank("dp"))
-log = Log(device, args.accum * args.mbs * args.seq / (args.tp * args.pp), rank=(args.pp - 1) * args.dp * args.tp)
+log = Log(
+    device,
+    args.accum * args.mbs * args.seq / (args.tp * args.pp * args.cp),
+    rank=(args.pp - 1) * args.dp * args.cp * args.tp,
+)
 for step in range(1, args.steps + 1):
     optimizer.zero_grad()
     loss = pipeline.step(optimizer)

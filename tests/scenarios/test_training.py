@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +16,11 @@ from distsim.scenario import find_scenarios, load_scenario, run_scenario
 from distsim.sim import RunRequest, run_program
 
 FOLDER = Path(__file__).parents[2] / "scenarios" / "training"
-PROGRAMS = ("context_parallel", "ddp", "dlrm", "fsdp1", "fsdp2", "moe", "tp_pp", "trainer", "zero1")
+PROGRAMS = ("context_parallel", "ddp", "dlrm", "fsdp1", "fsdp2", "moe", "schedules", "tp_pp", "trainer", "zero1")
 ELSEWHERE = {"fsdp2", "tp_pp", "zero1"}
 """Programs that other tests of the suite train."""
 FILES = find_scenarios([FOLDER])
-MODULES = ("gpt", "llama", "log", "options", "optimizer", "pipeline", "stages")
+MODULES = ("float8", "gpt", "llama", "log", "options", "optimizer", "pipeline", "stages")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # a program's warnings are its own
 
@@ -30,12 +31,13 @@ def training(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     monkeypatch.syspath_prepend(str(FOLDER))
     for name in MODULES:
         monkeypatch.delitem(sys.modules, name, raising=False)
+    import float8  # type: ignore[import-not-found]
     import gpt  # type: ignore[import-not-found]
     import llama  # type: ignore[import-not-found]
     import options  # type: ignore[import-not-found]
     import stages  # type: ignore[import-not-found]
 
-    yield SimpleNamespace(gpt=gpt, llama=llama, options=options, stages=stages)
+    yield SimpleNamespace(float8=float8, gpt=gpt, llama=llama, options=options, stages=stages)
     for name in MODULES:
         sys.modules.pop(name, None)
 
@@ -225,9 +227,12 @@ def test_ways_to_sum_and_to_cut_change_no_weight(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_ring_of_keys_is_attention(tmp_path: Path) -> None:
-    """Parts of a sequence on two ranks attend as the whole does, forward and backward."""
-    ran = run_program(RunRequest(program=_program(tmp_path, RING), on="ethernet-cpu:1", nproc_per_node=2))
+@pytest.mark.parametrize("arch", ["gpt", "llama"])
+def test_a_ring_of_keys_is_attention(arch: str, tmp_path: Path) -> None:
+    """Parts of a sequence on two ranks attend as the whole does, forward and backward; so does a whole model."""
+    flags_of = ("--arch", arch, *(("--kv-heads", "2") if arch == "llama" else ()))
+    program = _program(tmp_path, RING)
+    ran = run_program(RunRequest(program=program, args=flags_of, on="ethernet-cpu:1", nproc_per_node=2))
     assert ran.exit_code == 0
 
 
@@ -392,22 +397,50 @@ RING = """
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from context_parallel import ring_attention
+from options import GPT_2, options
+from ring import layout
+from stages import ALONE, Stage
 
 dist.init_process_group("gloo")
-rank = dist.get_rank()
+cpu = torch.device("cpu")
+
+def flags(cp):
+    argv = "--layers 2 --hidden 32 --heads 4 --vocab 64 --seq 16 --dtype fp32 --cp " + str(cp)
+    return options("", GPT_2, does=("cp",), argv=[*argv.split(), *sys.argv[1:]])
+
+args, alone = flags(2), flags(1)
+layout(args, cpu)
+ring = args.ring
 torch.manual_seed(0)
 whole = torch.randn(3, 2, 4, 16, 8, dtype=torch.float64).requires_grad_()
 weight = torch.randn(2, 4, 16, 8, dtype=torch.float64)
-pieces = torch.arange(16).view(4, -1)
-places = torch.stack([torch.cat([pieces[0], pieces[3]]), torch.cat([pieces[1], pieces[2]])])
 expected = F.scaled_dot_product_attention(*whole.unbind(0), is_causal=True)
 (expected * weight).sum().backward()
-part = whole.detach()[:, :, :, places[rank]].clone().requires_grad_()
-found = ring_attention(part[0], part[1:].contiguous(), places, dist.group.WORLD)
-(found * weight[:, :, places[rank]]).sum().backward()
-torch.testing.assert_close(found, expected[:, :, places[rank]], rtol=1e-5, atol=1e-5)
-torch.testing.assert_close(part.grad, whole.grad[:, :, :, places[rank]], rtol=1e-5, atol=1e-5)
+
+def mine(x):
+    return ring.part(x.movedim(-2, 0)).movedim(0, -2)
+
+part = mine(whole.detach()).clone().requires_grad_()
+result = ring.attend(*part.unbind(0))
+(result * mine(weight)).sum().backward()
+torch.testing.assert_close(result, mine(expected), rtol=1e-5, atol=1e-5)
+torch.testing.assert_close(part.grad, mine(whole.grad), rtol=1e-5, atol=1e-5)
+
+models = []
+for given in (alone, args):
+    torch.manual_seed(1)
+    models.append(Stage(given, 0, 1, ALONE, cpu))
+text = torch.randint(64, (2, 17))
+loss = models[0](text[:, :-1], text[:, 1:])
+loss.backward()
+x, y = (mine(each[..., None])[..., 0] for each in (text[:, :-1], text[:, 1:]))
+half = models[1](x, y) / 2
+half.backward()
+dist.all_reduce(half.detach())
+torch.testing.assert_close(half.detach(), loss.detach())
+for (name, p), other in zip(models[1].named_parameters(), models[0].parameters(), strict=True):
+    dist.all_reduce(p.grad)
+    torch.testing.assert_close(p.grad, other.grad, rtol=1e-4, atol=1e-6, msg=lambda m: f"{name}: {m}")
 """
 
 
@@ -433,3 +466,30 @@ def test_a_fused_swiglu_has_the_numbers_of_its_parts(training: SimpleNamespace) 
     gate, up = x.chunk(2, dim=-1)
     torch.testing.assert_close(training.stages._SwiGLU.apply(x), torch.nn.functional.silu(gate) * up)
     assert torch.autograd.gradcheck(training.stages._SwiGLU.apply, (x,))
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_products_in_eight_bits_are_near_those_in_sixteen(recipe: str, training: SimpleNamespace) -> None:
+    """Forward and both gradients, as far as three bits of a mantissa go."""
+    torch.manual_seed(0)
+    plain = torch.nn.Linear(64, 96, bias=False, dtype=torch.bfloat16)
+    eight = torch.nn.Sequential(copy.deepcopy(plain))
+    training.float8.convert(eight, recipe)
+    x = torch.randn(2, 16, 64, dtype=torch.bfloat16)
+    results = []
+    for model in (plain, eight):
+        given = x.clone().requires_grad_()
+        y = model(given)
+        y.float().square().sum().backward()
+        results.append((y.detach(), given.grad, next(model.parameters()).grad))
+    for expected, got in zip(*results, strict=True):
+        assert (got - expected).float().norm() < 0.08 * expected.float().norm()
+
+
+def test_scales_of_groups_lie_as_tensor_cores_read_them(training: SimpleNamespace) -> None:
+    """A power of two for each 32 elements; those of row 1 come 16 bytes behind row 0's, those of row 32 four."""
+    x = torch.ones(128, 128)
+    x[1], x[32] = 2.0, 4.0
+    values, scales = training.float8.scaled(x, None, "mxfp8")
+    assert values.float().unique().tolist() == [256.0]
+    assert scales.float()[[0, 16, 4]].tolist() == [2.0**-8, 2.0**-7, 2.0**-6]
