@@ -104,6 +104,7 @@ def test_a_start_script_runs_as_it_is(folder: Path) -> None:
         "python prepare.py\n"
         'GPUS=$(python -c "import torch; print(torch.cuda.device_count())")\n'
         "nvidia-smi -L | grep -c H100\n"
+        "nvidia-smi -L | true\n"
         "torchrun --nproc-per-node $GPUS train.py\n"
         "CUDA_VISIBLE_DEVICES=0,1 python3 -u train.py\n"
         "mpirun -np 2 -x A=1 python -c pass || exit 7\n",

@@ -254,6 +254,7 @@ def tool(folder: str, flags: Sequence[str], real: Sequence[str]) -> NoReturn:
     name, words = sys.argv[1], sys.argv[2:]
     try:
         if name == "nvidia-smi":
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `nvidia-smi | head` ends as the real one does
             sys.exit(_nvidia_smi(words, flags))
         start = _simulated(name, words, Path(folder), real)
     except UsageError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -128,4 +129,5 @@ def _table(gpus: Sequence[dict[str, Any]], node: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `nvidia-smi | head` ends as the real one does
     sys.exit(main(sys.argv[1:], os.environ["DISTSIM_GPUS"]))
