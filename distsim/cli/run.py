@@ -323,6 +323,11 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
     notes.extend(_ignored(args))
     notes.extend(misplaced(args.training_script, args.training_script_args))
     log_dir = _log_dir(args, notes)
+    is_alone = set(launched.launchers) == {"python"} and args.nnodes is None and args.nproc_per_node is None
+    if is_alone:
+        notes.append("python: one process, as python starts it; --nproc-per-node N before it starts N ranks")
+    elif launched.launchers:
+        notes.append(f"{' '.join(launched.launchers)}: its ranks are simulated; the launcher itself does not run")
     if launched.ntasks and args.nnodes is None and args.nproc_per_node is None:
         args.nnodes, args.nproc_per_node = _spread(launched.ntasks, on)
     options = options_of(args) | {
@@ -338,7 +343,7 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
         args=list(args.training_script_args),
         local_rank_flag=local_rank_flag(args.training_script, args.module, args.use_env),
         environ=launched.environ | _of_the_shell(),
-        launcher="python" if args.one_process else _environment_of(launched.launchers),
+        launcher="python" if args.one_process or is_alone else _environment_of(launched.launchers),
         budget_s={"auto": args.budget, "sample": 0.0, "all": None}[args.ranks],
         silent_allow=args.silent_allow,
         price=price_of(args.price),
@@ -381,7 +386,6 @@ def _unpacked(args: argparse.Namespace, notes: list[str]) -> Launched:
         return launched
     args.training_script, args.training_script_args = launched.program, launched.arguments
     args.module, args.use_env = launched.module, args.use_env and launched.use_env
-    notes.append(f"{' '.join(launched.launchers)}: its ranks are simulated; the launcher itself does not run")
     for dest in ("nnodes", "nproc_per_node"):
         ours, given = getattr(args, dest), getattr(launched, dest)
         if ours is not None and given is not None and ours != given:

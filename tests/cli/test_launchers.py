@@ -159,6 +159,19 @@ def test_one_process_is_started_as_by_python(tmp_path: Path, capfd: pytest.Captu
     assert "8 ranks, backend nccl" in error
 
 
+@pytest.mark.slow
+def test_python_starts_one_process(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """`distsim run -- python train.py` is one process on one GPU, as it is without distsim; --nproc-per-node says more."""
+    path = tmp_path / "train.py"
+    path.write_text("import os, torch\nprint(os.environ.get('RANK'), torch.ones(1, device='cuda').device)\n")
+    assert main(["run", "--on", "dgx-h100:1", "--", "python", str(path)]) == 0
+    output = capfd.readouterr().out
+    assert output.splitlines()[0] == "None cuda:0"
+    assert "1 rank," in output
+    assert main(["run", "--on", "dgx-h100:1", "--quiet", "--nproc-per-node", "2", "--", "python", str(path)]) == 0
+    assert sorted(capfd.readouterr().out.splitlines()) == ["[0] 0 cuda:0", "[1] 1 cuda:0"]
+
+
 def test_a_rank_that_needs_sruns_variables_has_them(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
