@@ -161,7 +161,7 @@ def test_one_process_is_started_as_by_python(tmp_path: Path, capfd: pytest.Captu
 
 @pytest.mark.slow
 def test_python_starts_one_process(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """`distsim run -- python train.py` is one process on one GPU, as it is without distsim; --nproc-per-node says more."""
+    """`distsim run -- python train.py` is one process on one GPU, as without distsim, unless a flag says more."""
     path = tmp_path / "train.py"
     path.write_text("import os, torch\nprint(os.environ.get('RANK'), torch.ones(1, device='cuda').device)\n")
     assert main(["run", "--on", "dgx-h100:1", "--", "python", str(path)]) == 0

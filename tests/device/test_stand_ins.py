@@ -152,3 +152,18 @@ def test_values_are_computed_or_refused() -> None:
         return torch.allclose(out.cpu(), by_torch.transpose(1, 2), atol=0.02)
 
     assert simulated(body, data="real").results == [True]
+
+
+def test_xformers_operators_have_names() -> None:
+    """A list of what is not recomputed names its kernels as operators of torch (lingua), in a second simulation too."""
+
+    def body() -> str:
+        import xformers.ops  # noqa: F401
+
+        return str(torch.ops.xformers_flash.flash_fwd.default)
+
+    for _ in range(2):
+        assert (
+            distsim.simulate(body, on="dgx-h100:1", nproc_per_node=2).results
+            == ["xformers_flash.flash_fwd.default"] * 2
+        )

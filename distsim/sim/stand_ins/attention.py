@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from typing import Any
 
 import torch
@@ -431,6 +432,13 @@ class SwiGLU(nn.Module):
         out: Tensor = self.w3(F.silu(one) * other)
         return out
 
+
+_OPERATORS = ("xformers_flash::flash_fwd", "xformers_flash::flash_bwd", "xformers_flash3::flash_fwd",
+              "xformers::efficient_attention_forward_cutlass")  # fmt: skip
+"""Of torch.library: programs name them in lists of what is not recomputed, and call none."""
+if importlib.util.find_spec("xformers") is None:
+    for operator in _OPERATORS:
+        torch.library.define(operator, "(Tensor query, Tensor key, Tensor value) -> Tensor")
 
 _MASKS = {kind.__name__: kind for kind in (LowerTriangularMask, LowerTriangularFromBottomRightMask)}
 _OPS = {"memory_efficient_attention": memory_efficient_attention, "SwiGLU": SwiGLU, **_MASKS}
