@@ -237,7 +237,9 @@ def pinned() -> Any:
     x = torch.ones(4)
     y = x.pin_memory()
     z = torch.empty(4, pin_memory=True)
-    return x.is_pinned(), y.is_pinned(), z.is_pinned(), y.tolist(), torch.ones(2, device="cuda").is_pinned()
+    made = torch.tensor([2], pin_memory=True), x.new_tensor([3], pin_memory=True)
+    pins = [x.is_pinned(), y.is_pinned(), z.is_pinned(), *(tensor.is_pinned() for tensor in made)]
+    return pins, y.tolist(), [tensor.item() for tensor in made], torch.ones(2, device="cuda").is_pinned()
 
 
 @snippet

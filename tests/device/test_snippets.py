@@ -84,7 +84,7 @@ EXPECTED: dict[str, Any] = {
     "devices": [1, 1, 0, 2, True, 0, 0],
     "save_and_load": [(where, 130816.0, (512, 512)) for where in ("cuda:0", "cpu", "cuda:0", "cuda:1", "cuda:0")],
     "storages": [32, 32, "cuda:0", 32, 32, 0, 8, True, True, 0, 4096, 0, 0, 8],
-    "pinned": (False, True, True, [1.0, 1.0, 1.0, 1.0], False),
+    "pinned": ([False, True, True, True, True], [1.0, 1.0, 1.0, 1.0], [2, 3.0], False),
     "masks": ([3.0, 4.0, 5.0], 10.0, True, [2, 3, 4]),
     "vmapped": ([3.0, 12.0], [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]]),
     "graphs": (False, ("", ""), ("", "")),

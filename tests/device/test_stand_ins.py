@@ -167,3 +167,19 @@ def test_xformers_operators_have_names() -> None:
             distsim.simulate(body, on="dgx-h100:1", nproc_per_node=2).results
             == ["xformers_flash.flash_fwd.default"] * 2
         )
+
+
+def test_a_handler_that_only_raises_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`except ImportError: raise RuntimeError("please install it")` does without nothing (nanotron)."""
+    text = "try:\n    import {0}\nexcept ImportError:\n    {1}\n"
+    (tmp_path / "asks.py").write_text(text.format("grouped_gemm", "raise RuntimeError('please install it')"))
+    (tmp_path / "does_without.py").write_text(text.format("megablocks", "megablocks = None"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def body() -> Any:
+        import asks  # type: ignore[import-not-found]
+        import does_without  # type: ignore[import-not-found]
+
+        return asks.grouped_gemm.__name__, does_without.megablocks
+
+    assert simulated(body).results == [("grouped_gemm", None)]

@@ -376,6 +376,23 @@ def test_what_the_operating_system_says_is_no_word_of_a_registry(
     assert [(failure.ranks, failure.type) for failure in ran.outcome.failures] == [((1,), "FileExistsError")]
 
 
+def test_multiprocess_is_multiprocessing(script: Scripts, installed: Path) -> None:
+    """A copy of multiprocessing with another pickle, by which datasets maps with num_proc, is simulated."""
+    write(installed, {"multiprocess/__init__.py": "raise ImportError", "multiprocess/pool.py": ""})
+    ran = script(
+        HEAD
+        + """
+import multiprocess
+from multiprocess.pool import Pool
+with multiprocess.Pool(2) as pool:
+    print(pool.map(str, range(2)), isinstance(pool, Pool))
+import multiprocessing
+print(multiprocessing.__spec__.name)
+"""
+    )
+    assert ran.of(0) == ["['0', '1'] True", "multiprocessing"]
+
+
 def test_folders_of_pip_install_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder on PYTHONPATH in which pip has noted a package holds installed packages, one of sources does not."""
     (tmp_path / "deps/pillow-9.5.0.dist-info").mkdir(parents=True)

@@ -351,12 +351,53 @@ def test_more_ranks_than_the_cluster_has(script: Scripts) -> None:
         assert "\n" not in str(caught.value)
 
 
+def test_pools_work_inside_their_rank(script: Scripts) -> None:
+    """Tasks of a pool and of ProcessPoolExecutor run one after the other in the rank's process, and a note says so."""
+    ran = script(
+        main(
+            "def twice(x):\n    return 2 * x\n",
+            """
+from concurrent.futures import ProcessPoolExecutor
+with mp.Pool(4, print, ("begun",)) as pool:
+    pids = {worker.pid for worker in pool._pool}
+    print(pool.map(twice, range(3)), pool.apply_async(twice, (4,)).get(), pids == {os.getpid()})
+with ProcessPoolExecutor(2) as pool:
+    print(list(pool.map(twice, range(3))))
+""",
+        )
+    )
+    assert ran.of(0) == ["begun", "[0, 2, 4] 8 True", "[0, 2, 4]"]
+    assert any("multiprocessing.Pool" in note for note in ran.outcome.notes)
+
+
+def test_a_manager_holds_what_processes_share(script: Scripts) -> None:
+    """A dict, a queue and a lock of a manager are the same in a child; what is taken out of a dict is a copy."""
+    ran = script(
+        main(
+            """
+def child(table, queue, lock):
+    with lock:
+        table["new"] = 1
+        queue.put(2)
+""",
+            """
+with mp.Manager() as manager:
+    table, queue = manager.dict({"old": []}), manager.Queue()
+    table["old"].append(3)
+    process = mp.Process(target=child, args=(table, queue, manager.Lock()))
+    process.start()
+    print(queue.get(timeout=5), dict(table))
+    process.join()
+""",
+        )
+    )
+    assert ran.out == "[main] 2 {'old': [], 'new': 1}\n"
+
+
 @pytest.mark.parametrize(
     ("code", "name"),
     [
-        ("mp.Pool(2)", "Pool"),
-        ("mp.Manager()", "Manager"),
-        ("__import__('concurrent.futures').futures.ProcessPoolExecutor(2)", "ProcessPoolExecutor"),
+        ("mp.Manager().Array('i', 2)", "Array"),
         ("os.fork()", "fork"),
     ],
 )

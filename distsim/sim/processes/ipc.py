@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import multiprocessing.connection
 import multiprocessing.context
+import multiprocessing.dummy
 import multiprocessing.managers
 import multiprocessing.pool
 import multiprocessing.queues
@@ -14,10 +16,12 @@ import pickle
 import queue
 import sys
 import threading
-from collections import deque
+from collections import UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import process as process_pool
 from multiprocessing.reduction import ForkingPickler
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import simpy
@@ -26,7 +30,7 @@ from distsim.debug.records import HostWait
 from distsim.errors import NotSimulated
 from distsim.sim.isolation.modules.aliases import ALIASES
 from distsim.sim.isolation.process import current_process, current_task, require_task
-from distsim.sim.isolation.wraps import class_for_ranks, refusing_class
+from distsim.sim.isolation.wraps import class_for_ranks
 from distsim.sim.processes.threads import CoopLock
 
 if TYPE_CHECKING:
@@ -168,31 +172,115 @@ def _with_context(base: type, name: str) -> type:
     return type(name, (Shared, base), {"__init__": __init__})
 
 
-def _not_simulated(name: str) -> NotSimulated:
-    return NotSimulated(name, "use Process, spawn, ThreadPool, Queue, Pipe, Event or Lock")
+# -- Pools of processes and managers: what they hold and run is in the rank's own process.
+
+
+class _PoolInside(multiprocessing.pool.ThreadPool):
+    """`multiprocessing.Pool` of a rank: its tasks run one after the other, in a thread of the rank's process."""
+
+    def __init__(
+        self,
+        processes: int | None = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: Iterable[Any] = (),
+        maxtasksperchild: int | None = None,
+        context: Any = None,
+    ) -> None:
+        require_task().world.note(POOL_NOTE)
+        super().__init__(1, initializer, initargs)
+
+    @staticmethod
+    def Process(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return a worker, which has a pid as a process has."""
+        worker = multiprocessing.dummy.DummyProcess(*args, **kwargs)
+        worker.pid = os.getpid()  # type: ignore[attr-defined]
+        return worker
+
+
+POOL_NOTE = "tasks of multiprocessing.Pool and ProcessPoolExecutor run inside their rank's own process, one at a time"
 
 
 def _pool_init(real: Any) -> Any:
-    """A pool of processes is refused; `ThreadPool` is a subclass that needs threads only."""
-
     @functools.wraps(real)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if current_task() is not None and not isinstance(self, multiprocessing.pool.ThreadPool):
-            self._state = multiprocessing.pool.TERMINATE  # its __del__ asks
-            raise _not_simulated("multiprocessing.Pool")
-        real(self, *args, **kwargs)
+        if current_task() is None or isinstance(self, multiprocessing.pool.ThreadPool):
+            real(self, *args, **kwargs)
+            return
+        self.__class__ = _PoolInside
+        self.__init__(*args, **kwargs)
 
     return init
 
 
-def _executor_init(real: Any) -> Any:
-    @functools.wraps(real)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if current_task() is not None:
-            raise _not_simulated("concurrent.futures.ProcessPoolExecutor")
-        real(self, *args, **kwargs)
+class _ExecutorInside(ThreadPoolExecutor):
+    """`ProcessPoolExecutor` of a rank, likewise."""
 
-    return init
+    def __init__(
+        self,
+        max_workers: int | None = None,
+        mp_context: Any = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
+        **options: Any,
+    ) -> None:
+        require_task().world.note(POOL_NOTE)
+        super().__init__(1, initializer=initializer, initargs=initargs)
+
+
+class _Copying:
+    """A container of a manager: what is taken out is a copy, as by a proxy."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return pickle.loads(pickled(super().__getitem__(key)))  # type: ignore[misc]
+
+
+class _Dict(_Copying, Shared, UserDict[Any, Any]):
+    """`Manager().dict()`."""
+
+
+class _List(_Copying, Shared, UserList[Any]):
+    """`Manager().list()`."""
+
+
+class _Namespace(Shared, SimpleNamespace):
+    """`Manager().Namespace()`."""
+
+
+class _Manager:
+    """`multiprocessing.Manager()`, without a process that serves it."""
+
+    dict, list, Namespace, Queue, JoinableQueue = _Dict, _List, _Namespace, Queue, Queue
+    Pool = _PoolInside
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("Lock", "RLock", "Event", "Condition", "Semaphore", "BoundedSemaphore", "Barrier"):
+            return getattr(multiprocessing, name)
+        raise NotSimulated(f"multiprocessing.Manager().{name}", "use its dict, list, Namespace, Queue, Pool or locks")
+
+    def start(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: there is no server."""
+
+    connect = shutdown = join = start
+
+    def __enter__(self) -> _Manager:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Do nothing, as `start`."""
+
+
+def _for_ranks(real: type, inside: Callable[..., Any]) -> type:
+    """Return a subclass of *real* of which a rank gets *inside*(...) for an instance."""
+
+    def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if current_task() is None:
+            return real(*args, **kwargs)
+        if cls is not stand_in:
+            raise NotSimulated(f"a subclass of {real.__name__}", f"use {real.__name__} itself")
+        return inside(*args, **kwargs)
+
+    stand_in = type(real.__name__, (real,), {"__new__": __new__})
+    return stand_in
 
 
 def sharing_patches() -> list[tuple[Any, str, Any]]:
@@ -214,13 +302,12 @@ def sharing_patches() -> list[tuple[Any, str, Any]]:
                 patches.append((holder, name, stand_in))
     manager, executor = multiprocessing.managers.SyncManager, process_pool.ProcessPoolExecutor
     patches += [
-        (
-            multiprocessing.managers,
-            "SyncManager",
-            refusing_class(manager, lambda: _not_simulated("multiprocessing.Manager")),
-        ),
+        (multiprocessing.managers, "SyncManager", _for_ranks(manager, lambda *args, **kwargs: _Manager())),
         (multiprocessing.pool.Pool, "__init__", _pool_init(multiprocessing.pool.Pool.__init__)),
-        (executor, "__init__", _executor_init(executor.__init__)),
+        *(
+            (holder, "ProcessPoolExecutor", _for_ranks(executor, _ExecutorInside))
+            for holder in (process_pool, concurrent.futures)
+        ),
     ]
     return patches
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import sys
 import threading
 from collections.abc import Callable
-from types import ModuleType
-from typing import Any, NoReturn
+from types import ModuleType, SimpleNamespace
+from typing import Any, NoReturn, cast
 
 import torch
 
@@ -39,6 +40,7 @@ from distsim.sim.device.cuda_api.tensors import (
 )
 from distsim.sim.device.gpu import CUDA_VERSION, Device, invalid_ordinal, uuid_of
 from distsim.sim.device.memory import accelerators_of, current_device, current_stream, set_current_device
+from distsim.sim.device.nvidia_smi import DRIVER_VERSION
 from distsim.sim.device.timeline import Kernel
 from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import RankTask, current_task, require_task
@@ -248,6 +250,58 @@ def _everywhere(name: str, value: Any, modules: list[Any]) -> list[Patch]:
     return [(module, name, value) for module in modules if vars(module).get(name) is real]
 
 
+def _nvml_patches(nvml: ModuleType) -> list[Patch]:
+    """pynvml with the figures of nvidia_smi.py. What these lack is not supported, as by a GPU without that sensor."""
+
+    def error(name: str) -> Exception:
+        return cast(Exception, nvml.NVMLError(getattr(nvml, name)))
+
+    def unsupported(task: RankTask, name: str) -> Any:
+        raise error("NVML_ERROR_NOT_SUPPORTED")
+
+    def handle(gpus: list[dict[str, Any]], key: str, value: Any) -> int:
+        text = value.decode() if isinstance(value, bytes) else value
+        index = next((gpu["index"] for gpu in gpus if gpu[key] == text), None)
+        if index is None:
+            raise error("NVML_ERROR_INVALID_ARGUMENT")
+        return int(index)
+
+    def memory(gpu: dict[str, Any]) -> SimpleNamespace:
+        total, used = gpu["total_mib"] << 20, gpu["used_mib"] << 20
+        return SimpleNamespace(total=total, free=total - used, used=used, reserved=0)
+
+    answers: dict[str, Callable[..., Any]] = {
+        **dict.fromkeys(("nvmlInit", "nvmlInitWithFlags", "nvmlShutdown"), lambda gpus, *_: None),
+        "nvmlSystemGetDriverVersion": lambda gpus: DRIVER_VERSION,
+        "nvmlSystemGetCudaDriverVersion": lambda gpus: int(float(CUDA_VERSION) * 1000),
+        "nvmlDeviceGetCount": len,
+        "nvmlDeviceGetHandleByIndex": lambda gpus, index: handle(gpus, "index", index),
+        "nvmlDeviceGetHandleByUUID": lambda gpus, uuid: handle(gpus, "uuid", uuid),
+        "nvmlDeviceGetHandleByPciBusId": lambda gpus, bus_id: handle(gpus, "bus_id", bus_id),
+        "nvmlDeviceGetIndex": lambda gpus, index: index,
+        "nvmlDeviceGetMinorNumber": lambda gpus, index: index,
+        "nvmlDeviceGetName": lambda gpus, index: gpus[index]["name"],
+        "nvmlDeviceGetUUID": lambda gpus, index: gpus[index]["uuid"],
+        "nvmlDeviceGetMemoryInfo": lambda gpus, index, version=None: memory(gpus[index]),
+        "nvmlDeviceGetUtilizationRates": lambda gpus, index: SimpleNamespace(gpu=gpus[index]["utilization"], memory=0),
+        "nvmlDeviceGetCudaComputeCapability": lambda gpus, index: list(map(int, gpus[index]["compute_cap"].split("."))),
+        "nvmlDeviceGetComputeRunningProcesses": lambda gpus, index: [],
+    }
+
+    def answered(answer: Callable[..., Any]) -> Callable[..., Any]:
+        def call(task: RankTask, *args: Any, **kwargs: Any) -> Any:
+            return answer(json.loads(accelerators_of(task.process).told()["DISTSIM_GPUS"])["gpus"], *args, **kwargs)
+
+        return call
+
+    patches = [(nvml, "_nvmlGetFunctionPointer", with_gpus(nvml._nvmlGetFunctionPointer, unsupported))]
+    for name, answer in answers.items():
+        for full_name in (name, f"{name}_v2"):
+            if (real := getattr(nvml, full_name, None)) is not None:
+                patches.append((nvml, full_name, with_gpus(real, answered(answer))))
+    return patches
+
+
 def device_patches() -> list[Patch]:
     """(holder, attribute, replacement) of devices, their properties, and the beginning."""
     cuda = torch.cuda
@@ -276,10 +330,8 @@ def device_patches() -> list[Patch]:
         patches.append(
             refused_function(function, "a copy to several GPUs of one process (torch.nn.DataParallel)", one_process)
         )
-    nvml = sys.modules.get("pynvml")  # torch has imported it, where it is installed
-    for name in ("nvmlInit", "nvmlInit_v2", "nvmlInitWithFlags"):
-        if nvml is not None and hasattr(nvml, name):
-            patches.append((nvml, name, refused(f"pynvml.{name}", "ask torch.cuda", getattr(nvml, name))))
+    if (nvml := sys.modules.get("pynvml")) is not None:  # torch has imported it, where it is installed
+        patches += _nvml_patches(nvml)
     for holder in (torch.distributed, torch.distributed.distributed_c10d):
         patches.append((holder, "is_nccl_available", with_gpus(holder.is_nccl_available, lambda task: True)))
     patches += [

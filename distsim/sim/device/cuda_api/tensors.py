@@ -17,6 +17,7 @@ from distsim.sim.device.generator import CudaGenerator
 from distsim.sim.device.gpu import Accelerators, Device, Held
 from distsim.sim.device.hooks import under_meta
 from distsim.sim.device.memory import accelerators_of, current_device, current_stream
+from distsim.sim.device.operators.transfers import make_pinned
 from distsim.sim.device.operators.values import Shadow
 from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import RankTask, current_task, require_task
@@ -327,7 +328,19 @@ def tensor_patches() -> list[Patch]:
         start = _address(self.untyped_storage())
         return start + self.storage_offset() * self.element_size() if start else 0
 
+    def pinnable(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @functools.wraps(real)
+        def make(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Tensor:
+            if not pin_memory or (task := current_task()) is None or not visible_devices(task):
+                return real(*args, pin_memory=pin_memory, **kwargs) if pin_memory else real(*args, **kwargs)
+            return make_pinned(real(*args, **kwargs))
+
+        return make
+
     return [
+        # these two ask CUDA for the memory before any mode sees an operator
+        (torch, "tensor", pinnable(torch.tensor)),
+        (Tensor, "new_tensor", pinnable(Tensor.new_tensor)),
         *STR.replaced_by(show),
         (Tensor, "data_ptr", data_ptr),
         (_PyTorchFileWriter, "write_record", _write),

@@ -10,7 +10,9 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import linecache
+import multiprocessing
 import os
+import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -23,7 +25,7 @@ from distsim.errors import NotSimulated
 from distsim.sim.kernel.task import current_process, current_task
 from distsim.sim.stand_ins import LIBRARIES, contents
 
-__all__ = ["caught_by_ranks", "launch", "no_launch", "own_code", "stand_in", "title_of"]
+__all__ = ["caught_by_ranks", "launch", "no_launch", "own_code", "stand_in", "standard_twin", "title_of"]
 
 # -- The user's files as code of a simulated process: it reports what it handles, and has a hash seed of its own.
 #
@@ -221,7 +223,7 @@ def _guarded_lines(file: str) -> frozenset[int]:
     lines: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Try):
-            caught = [handler.type for handler in node.handlers]
+            caught = [handler.type for handler in node.handlers if not isinstance(handler.body[-1], ast.Raise)]
         elif isinstance(node, ast.With):
             calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
             caught = [arg for call in calls if "suppress" in ast.unparse(call.func) for arg in call.args]
@@ -244,6 +246,27 @@ def _importer() -> str:
             return name
         frame = frame.f_back
     return ""
+
+
+def standard_twin(name: str) -> importlib.machinery.ModuleSpec | None:
+    """Return the spec of `multiprocess` (multiprocessing with another pickle, which datasets uses) as multiprocessing,
+    which is simulated; None for all other modules."""
+    if name != "multiprocess" or current_process() is None:
+        return None
+    return importlib.machinery.ModuleSpec(name, _TwinLoader(), is_package=True)
+
+
+class _TwinLoader(importlib.abc.Loader):
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        self._spec = multiprocessing.__spec__
+        return multiprocessing
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec
+        for part in pkgutil.iter_modules(multiprocessing.__path__):
+            if not part.name.startswith(("popen", "resource_sharer")):
+                full_name = f"multiprocessing.{part.name}"
+                sys.modules[f"multiprocess.{part.name}"] = importlib.import_module(full_name)
 
 
 class _Loader(importlib.abc.Loader):
