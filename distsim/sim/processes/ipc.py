@@ -235,15 +235,15 @@ class _Copying:
 
 
 class _Dict(_Copying, Shared, UserDict[Any, Any]):
-    """`Manager().dict()`."""
+    """The dict of a manager, `Manager().dict()`."""
 
 
 class _List(_Copying, Shared, UserList[Any]):
-    """`Manager().list()`."""
+    """The list of a manager, `Manager().list()`."""
 
 
 class _Namespace(Shared, SimpleNamespace):
-    """`Manager().Namespace()`."""
+    """The namespace of a manager, `Manager().Namespace()`."""
 
 
 class _Manager:
