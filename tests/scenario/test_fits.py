@@ -177,3 +177,16 @@ def test_a_flag_is_replaced_in_either_spelling() -> None:
     assert with_flag(["--mbs", "4", "--lr", "1"], "--mbs", "2") == ["--lr", "1", "--mbs=2"]
     assert with_flag(["--mbs=4"], "--mbs", "2") == ["--mbs=2"]
     assert with_flag(["--x"], "--recompute", None) == ["--x", "--recompute"]
+
+
+def test_kernels_can_be_priced_one_by_one(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--no-fuse` reaches the runs, as it does for `distsim run`."""
+    asked: list[bool] = []
+
+    def measure(request: RunRequest) -> Fit:
+        asked.append(request.fuse)
+        raise UsageError("enough")
+
+    monkeypatch.setattr("distsim.scenario.explore.fits.measure", measure)
+    assert [main(["fits", *flags, str(script)]) for flags in ([], ["--no-fuse"])] == [2, 2]
+    assert asked == [True, False]

@@ -502,3 +502,12 @@ def test_a_gather_of_many_costs_what_one_does(tmp_path: Path) -> None:
         _, out = ran(tmp_path, text, "auto", "dgx-h100:128")
     assert "sum 1024" in out
     assert len(copied) <= 4 * 1024
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "1 s"), (9.6, "10 s"), (14.0, "10 s"), (119.0, "120 s"), (130.0, "2 min"), (7_300.0, "2 h")],
+)
+def test_an_estimate_of_cpu_time_is_a_round_number(seconds: float, text: str) -> None:
+    """Never one like 1e+01."""
+    assert traced._rounded(seconds) == text

@@ -439,5 +439,5 @@ def _rounded(seconds: float) -> str:
     """A rough figure: nobody plans by the second digit of an estimate."""
     minutes = seconds / 60.0
     if minutes < 2.0:
-        return f"{max(1.0, seconds):.1g} s" if seconds < 10 else f"{round(seconds, -1):.0f} s"
+        return f"{max(1.0, seconds):.0f} s" if seconds < 10.0 else f"{round(seconds, -1):.0f} s"
     return f"{minutes:.0f} min" if minutes < 120.0 else f"{minutes / 60.0:.0f} h"
