@@ -180,7 +180,7 @@ def test_what_is_refused_says_so() -> None:
     refused = {row.name for row in ROWS if row.simulated == "refused"}
     by_hand = {name for name in refused if name.startswith("ProcessGroup")}
     elsewhere = {"gather_single", "gather_into_tensor"} & refused  # sim/test_newer_torch.py
-    assert refused - by_hand - elsewhere == {"deprecated.init_master_worker", "shrink_group"}  # device/test_ranks.py
+    assert refused - by_hand - elsewhere == {"deprecated.init_master_worker"}
 
     def body() -> None:
         for name in by_hand:

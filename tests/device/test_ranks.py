@@ -474,22 +474,59 @@ def test_options_of_nccl_are_taken() -> None:
         x = torch.ones(2, device="cuda")
         dist.all_reduce(x, group=group)
         by_hand = raised(lambda: dist.ProcessGroupNCCL(None, 0, 2, options))[0]
-        return x.tolist(), by_hand, raised(lambda: dist.shrink_group([1 - dist.get_rank()]))
+        return x.tolist(), by_hand
 
-    assert (
-        ranks(body)
-        == [
-            (
-                [2.0, 2.0],
-                "NotSimulated",
-                (
-                    "NotSimulated",
-                    "torch.distributed.shrink_group is not simulated: make a group of the remaining ranks by new_group",
-                ),
-            )
-        ]
-        * 2
-    )
+    assert ranks(body) == [([2.0, 2.0], "NotSimulated")] * 2
+
+
+def shrunk() -> list[Any]:
+    """Shrink a group of three of four ranks, then the default group twice."""
+    import torch.distributed as dist
+
+    dist.init_process_group("nccl")
+    rank = dist.get_rank()
+    torch.cuda.set_device(rank)
+
+    def sum_in(group: Any = None) -> Any:
+        x = torch.full((1,), float(rank), device="cuda")
+        dist.all_reduce(x, group=group)
+        members = dist.get_process_group_ranks(group or dist.group.WORLD)
+        return x.item(), dist.get_rank(group), members
+
+    three = dist.new_group([1, 2, 3])
+    answers = [raised(lambda: dist.shrink_group([rank])), raised(lambda: dist.shrink_group([4]))[0]]
+    if rank in (2, 3):
+        answers.append(sum_in(dist.shrink_group([0], group=three)))
+    dist.barrier(device_ids=[rank])
+    if rank == 1:
+        return answers
+    assert dist.shrink_group([1]) is dist.group.WORLD
+    answers.append(sum_in())
+    ends = dist.new_group([0, 2])  # of the ranks as they are numbered now
+    if dist.get_rank() in (0, 2):
+        answers.append(sum_in(ends)[0])
+    if rank == 0:
+        return answers
+    dist.shrink_group([0], shrink_flags=dist.distributed_c10d.SHRINK_ABORT)
+    answers.append(sum_in())
+    dist.destroy_process_group()
+    return answers
+
+
+@pytest.mark.skipif(not hasattr(torch.distributed, "shrink_group"), reason="torch has no shrink_group")
+def test_a_group_shrinks() -> None:
+    """The remaining ranks alone make the new group; a new default group numbers them anew and ends all others."""
+    answers = ranks(shrunk, 4)
+    for rank, (itself, outside, *_) in enumerate(answers):
+        assert itself[0] == "RuntimeError"
+        assert f"Current rank {rank} is in the exclusion list" in itself[1]
+        assert outside == "ValueError"
+    assert [answer[2:] for answer in answers] == [
+        [(5.0, 0, [0, 2, 3]), 3.0],
+        [],
+        [(5.0, 0, [2, 3]), (5.0, 1, [0, 2, 3]), (5.0, 0, [2, 3])],
+        [(5.0, 1, [2, 3]), (5.0, 2, [0, 2, 3]), 3.0, (5.0, 1, [2, 3])],
+    ]
 
 
 def test_pynvml_has_the_figures_of_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,10 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from operator import attrgetter
-from types import CodeType
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 import torch.distributed as dist
@@ -29,7 +29,7 @@ from distsim.errors import NotSimulated, UsageError
 from distsim.sim.c10d import communicator, stores, work
 from distsim.sim.c10d.communicator import Communicator
 from distsim.sim.c10d.group import SimGroup
-from distsim.sim.c10d.group_api import hook_patches
+from distsim.sim.c10d.group_api import ShrinkChecked, hook_patches
 from distsim.sim.c10d.operations import algorithms
 from distsim.sim.c10d.rendezvous import Rendezvous, meeting_place, nccl_patches
 from distsim.sim.isolation.process import SimProcess, current_task, require_task
@@ -169,9 +169,7 @@ def _new_process_group_helper(
         where = Group(str(group_name), kwargs.get("group_desc") or "undefined", ranks) if local else _creations(process)
         if (rendezvous := process.notes.rendezvous) is not None:
             where, ranks = rendezvous.in_job(where), rendezvous.in_job(Group("", "", ranks)).ranks
-        record = _record(process, "new_group", where, ranks)
-        if local:
-            record.seq = 0
+        record = _record(process, "new_group", where, ranks, is_numbered=not local)
     if str(backend) == "undefined":
         by_device = {"cpu": "gloo", "cuda": "nccl"} if task.world.cluster.node.num_gpus else {"cpu": "gloo"}
     process.notes.group_asked = (by_device, kwargs.get("group_desc"), record)
@@ -259,14 +257,18 @@ def _creations(process: SimProcess) -> Group:
     return _creation_group(process.c10d.default_pg.size())
 
 
-def _record(process: SimProcess, op: str, group: Group, new_ranks: tuple[int, ...] | None) -> CallRecord:
+def _record(
+    process: SimProcess, op: str, group: Group, new_ranks: tuple[int, ...] | None, is_numbered: bool = True
+) -> CallRecord:
     task = require_task()
     task.flush()
     stack = call_stack(sys._getframe(1))
     record = CallRecord(
         rank=process.rank,
         group=group,
-        seq=process.next_number(f"{op} {len(group.ranks)}" if op == "init_process_group" else op, False),
+        seq=process.next_number(f"{op} {len(group.ranks)}" if op == "init_process_group" else op, False)
+        if is_numbered
+        else 0,
         op=op,
         new_ranks=new_ranks,
         site=stack[0] if stack else None,
@@ -406,6 +408,8 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
         if isinstance(kind, type):
             patches.append((kind, "__init__", _not_by_hand(kind, name)))
     patches += [(holder, "split_group", _split_refusal(c10d.split_group)) for holder in (c10d, dist)]
+    if hasattr(c10d, "shrink_group"):
+        patches += [(holder, "shrink_group", _shrinking(c10d.shrink_group)) for holder in (c10d, dist)]
     if "type" in c10d.batch_isend_irecv.__code__.co_names:
         patches += _batch_patches()
     if not hasattr(c10d, "set_timeout"):  # the public one of torch 2.14, which asks the group alone
@@ -472,6 +476,54 @@ def _split_refusal(real: Callable[..., Any]) -> Callable[..., Any]:
             raise NotSimulated("torch.distributed.split_group", "make the groups by new_group") from None
 
     return split_group
+
+
+def _shrinking(real: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(real)
+    def shrink_group(ranks_to_exclude: list[int], group: Any = None, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return real(ranks_to_exclude, group, *args, **kwargs)
+        except ShrinkChecked as checked:
+            excluded, options = checked.args
+        return _shrunk(group or _own_world().default_pg, excluded, options)
+
+    return shrink_group
+
+
+def _shrunk(pg: SimGroup, excluded: Sequence[int], options: Any) -> SimGroup:
+    """Return the group of the members of *pg* that are not *excluded*, and destroy *pg*; with the default group all
+    others. The members of a new default group are numbered anew."""
+    process, world, job = require_task().process, _own_world(), pg._group.ranks
+    notes, is_default = process.notes, pg is world.default_pg
+    places = [place for place in range(pg.size()) if place not in excluded]
+    ranks = [job[place] for place in places]
+    global_ranks = [dist.get_process_group_ranks(pg)[place] for place in places]
+    name, description = f"{pg.group_name}:without {excluded}", f"{pg.group_name}:shrunk"
+    (backend, store), config = world.pg_map[pg], world.pg_backend_config[pg]
+    record = _record(process, "new_group", Group(name, description, tuple(ranks)), tuple(ranks), is_numbered=False)
+    notes.group_asked = pg._backends, description, record
+    made = SimpleNamespace(
+        group_id=name,
+        group_size=len(ranks),
+        group_rank=places.index(pg.rank()),
+        global_ranks_in_group=[notes.rendezvous.ranks.index(rank) for rank in ranks],
+        timeout=pg._timeout,
+        store=store,
+    )
+    new = _create(made, options)
+    if is_default and (others := len(world.pg_map) - 1):
+        c10d.logger.warning("shrink_group of the default group destroys all other groups (%d)", others)
+    dist.destroy_process_group(pg)
+    tag = f"ptd:{name}"
+    world.pg_map[new], world.pg_names[new], world.pg_backend_config[new] = (backend, store), name, config
+    world.pg_group_ranks[new] = {rank: place for place, rank in enumerate(global_ranks)}
+    world.pg_to_tag[new], world.tags_to_pg[tag] = tag, [new]
+    _register_process_group(name, new)
+    if is_default:
+        world.default_pg = new
+        shrunk = Rendezvous(len(ranks), False, ranks=tuple(ranks))
+        notes.rendezvous = process.world.rendezvous.setdefault((notes.rendezvous, name), shrunk)
+    return new
 
 
 def _batch_patches() -> list[tuple[Any, str, Any]]:

@@ -19,7 +19,7 @@ from distsim.errors import NotSimulated
 from distsim.sim.isolation.process import current_task
 from distsim.torch_compat.groups import FLIGHT_RECORDER_HOOK, HOOK_OP_NAME, NAN_CHECK_HOOK
 
-__all__ = ["CallHooks", "Questions", "add_newer_methods", "hook_patches", "own_timeout"]
+__all__ = ["CallHooks", "Questions", "ShrinkChecked", "add_newer_methods", "hook_patches", "own_timeout"]
 
 # -- What groups of torch 2.14 and later have beside those of older releases: hooks on calls, windows, reconfiguration.
 #
@@ -188,6 +188,10 @@ def add_newer_methods(group: type) -> None:
             setattr(group, name, method)
 
 
+class ShrinkChecked(Exception):
+    """Ends torch's `shrink_group` once it has checked its arguments: the excluded ranks and the new group's options."""
+
+
 class Questions(dist.ProcessGroup):
     """The answers of *group*'s member at *group_rank*. *backends*: device type -> the backend the user asked for."""
 
@@ -271,8 +275,9 @@ class Questions(dist.ProcessGroup):
     def supports_shrinking(self) -> bool:
         return "nccl" in self._backends.values()
 
-    def shrink(self, *args: Any) -> Any:
-        raise NotSimulated("torch.distributed.shrink_group", "make a group of the remaining ranks by new_group")
+    def shrink(self, excluded: list[int], flags: int, options: Any) -> Any:
+        """Return to `shrink_group` (backend.py), once torch has checked the arguments."""
+        raise ShrinkChecked(excluded, options)
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
         return False
