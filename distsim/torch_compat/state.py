@@ -22,9 +22,8 @@ GET_FP32_PRECISION_GETTER = TorchName("torch._C._get_fp32_precision_getter", "pr
 GET_CUDNN_ALLOW_TF32 = TorchName("torch._C._get_cudnn_allow_tf32", "precision of products", SIM)
 SET_FLOAT32_MATMUL_PRECISION = TorchName("torch._C._set_float32_matmul_precision", "precision of products", SIM)
 SET_CUDNN_ALLOW_TF32 = TorchName("torch._C._set_cudnn_allow_tf32", "precision of products", SIM)
-CUSTOM_OPS = TorchName("torch._library.custom_ops", "operators that each rank defines", SIM)
+LIBRARY = TorchName("torch._library", "operators that each rank defines", SIM)
 DESTROY_LIBRARY = TorchName("torch.library.Library._destroy", "operators that each rank defines", SIM)
-SIMPLE_REGISTRY = TorchName("torch._library.simple_registry.singleton", "operators that each rank defines", SIM)
 PATCH_STEP_FUNCTION = TorchName("torch.optim.Optimizer._patch_step_function", "hooks of an optimizer's steps", FEATURE)
 LOCAL_TENSOR = TorchName(
     "torch.distributed.tensor.DTensor._local_tensor",

@@ -98,3 +98,25 @@ def test_an_execution_trace_lacks_communication_and_says_so(tmp_path: Path) -> N
 
     notes = distsim.simulate(observed, "dgx-h100:1", nproc_per_node=1).notes
     assert any("the trace has no communication nodes; --trace FILE" in note for note in notes)
+
+
+def test_one_rank_writes_an_execution_trace(tmp_path: Path) -> None:
+    """torch has one observer in a process, which a second rank would crash: it goes without, and a note says so."""
+
+    def observed() -> bool:
+        dist.init_process_group("nccl")
+        path = tmp_path / f"trace{dist.get_rank()}.json"
+        observer = torch.profiler.ExecutionTraceObserver().register_callback(str(path))
+        dist.barrier(device_ids=[dist.get_rank()])
+        observer.start()
+        torch.ones(1, device="cuda")
+        observer.stop()
+        dist.barrier(device_ids=[dist.get_rank()])
+        observer.unregister_callback()
+        return path.exists()
+
+    for _ in range(2):
+        outcome = distsim.simulate(observed, "dgx-h100:1", nproc_per_node=2)
+        assert outcome.results == [True, False]
+        assert any("the first rank alone writes a file" in note for note in outcome.notes)
+        (tmp_path / "trace0.json").unlink()

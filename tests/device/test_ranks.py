@@ -479,6 +479,32 @@ def test_options_of_nccl_are_taken() -> None:
     assert ranks(body) == [([2.0, 2.0], "NotSimulated")] * 2
 
 
+def test_what_a_group_has_not_is_refused_by_name() -> None:
+    """Symmetric memory, hooks that C++ would call, memory of a backend, and a backend that torch has not loaded."""
+
+    def body() -> Any:
+        import torch.distributed as dist
+        from torch.distributed import _symmetric_memory
+
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(dist.get_rank())
+        group: Any = dist.group.WORLD
+        group.eager_connect_single_device(torch.device("cuda", dist.get_rank()))
+        return [
+            raised(call)[1]
+            for call in (
+                lambda: _symmetric_memory.empty(8, device="cuda"),
+                lambda: group._register_on_completion_hook(print),
+                lambda: group.mem_allocator,
+                lambda: dist.new_group([0, 1], backend="cpu:gloo,cuda:nccl-unknown"),
+            )
+        ]
+
+    for answers in ranks(body):
+        assert all("is not simulated: " in answer for answer in answers), answers
+        assert "backend 'nccl-unknown' beside 'gloo'" in answers[-1]
+
+
 def shrunk() -> list[Any]:
     """Shrink a group of three of four ranks, then the default group twice."""
     import torch.distributed as dist

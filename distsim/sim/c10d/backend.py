@@ -46,6 +46,7 @@ from distsim.torch_compat.groups import (
     PLUGINS,
     REGISTER,
     SET_PG_TIMEOUT,
+    SYMMETRIC_MEMORY,
     WORLD,
 )
 
@@ -149,6 +150,11 @@ def _new_process_group_helper(
     names_asked = dict.fromkeys(by_device.values())
     alone = frozenset({"fake"}) if group_size == 1 else frozenset()  # where nobody else is, nothing is fake about it
     third_party = [name for name in names_asked if name not in _SIMULATED | alone]
+    if third_party and len(third_party) < len(names_asked):
+        simulated = next(name for name in names_asked if name in _SIMULATED)
+        raise NotSimulated(
+            f"backend {third_party[0]!r} beside {simulated!r}", "use gloo, nccl, mpi or sim for both devices"
+        )
     if third_party:
         # torch's own `fake` moves nothing between ranks: a mesh has it for axes over which nothing is ever sent
         if third_party[0] in ("ucc", "xccl"):
@@ -408,6 +414,10 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
         if isinstance(kind, type):
             patches.append((kind, "__init__", _not_by_hand(kind, name)))
     patches += [(holder, "split_group", _split_refusal(c10d.split_group)) for holder in (c10d, dist)]
+    symmetric = SYMMETRIC_MEMORY.get(None)
+    for name in ("empty_strided_p2p", "rendezvous", "get_mempool_allocator"):
+        if (real := getattr(symmetric, name, None)) is not None:
+            patches.append((symmetric, name, staticmethod(_without_symmetric_memory(real))))
     if hasattr(c10d, "shrink_group"):
         patches += [(holder, "shrink_group", _shrinking(c10d.shrink_group)) for holder in (c10d, dist)]
     if "type" in c10d.batch_isend_irecv.__code__.co_names:
@@ -478,6 +488,17 @@ def _split_refusal(real: Callable[..., Any]) -> Callable[..., Any]:
     return split_group
 
 
+def _without_symmetric_memory(real: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if current_task() is None:
+            return real(*args, **kwargs)
+        raise NotSimulated(
+            "symmetric memory", "allocate with torch.empty and call the collectives of torch.distributed"
+        )
+
+    return call
+
+
 def _shrinking(real: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(real)
     def shrink_group(ranks_to_exclude: list[int], group: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -502,7 +523,7 @@ def _shrunk(pg: SimGroup, excluded: Sequence[int], options: Any) -> SimGroup:
     (backend, store), config = world.pg_map[pg], world.pg_backend_config[pg]
     record = _record(process, "new_group", Group(name, description, tuple(ranks)), tuple(ranks), is_numbered=False)
     notes.group_asked = pg._backends, description, record
-    made = SimpleNamespace(
+    creation = SimpleNamespace(
         group_id=name,
         group_size=len(ranks),
         group_rank=places.index(pg.rank()),
@@ -510,7 +531,7 @@ def _shrunk(pg: SimGroup, excluded: Sequence[int], options: Any) -> SimGroup:
         timeout=pg._timeout,
         store=store,
     )
-    new = _create(made, options)
+    new = _create(creation, options)
     if is_default and (others := len(world.pg_map) - 1):
         c10d.logger.warning("shrink_group of the default group destroys all other groups (%d)", others)
     dist.destroy_process_group(pg)

@@ -289,6 +289,19 @@ class Questions(dist.ProcessGroup):
     def get_group_store(self) -> Any:
         return self._store
 
+    def _register_on_completion_hook(self, hook: Any) -> None:
+        raise NotSimulated("ProcessGroup._register_on_completion_hook", "call work.get_future().then(...)")
+
+    @property
+    def mem_allocator(self) -> Any:
+        raise NotSimulated("ProcessGroup.mem_allocator", "allocate with torch.empty(..., device='cuda')")
+
+    def eager_connect_single_device(self, device: torch.device | None) -> None:
+        """The members have met when the group was made."""
+
+    def comm_split_count(self) -> int:
+        return 0
+
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
         self._explicit = True

@@ -342,6 +342,11 @@ def _setting_patches() -> list[Patch]:
     """Return the patches of settings that a profile can ask for."""
     real_config, real_supported = torch_profiler.profile.config, _supported_activities
     real_observe = ExecutionTraceObserver.start
+    real_register, real_unregister = (
+        ExecutionTraceObserver.register_callback,
+        ExecutionTraceObserver.unregister_callback,
+    )
+    observers: list[Any] = []
 
     @functools.wraps(real_config)
     def config(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -362,6 +367,24 @@ def _setting_patches() -> list[Patch]:
             )
         real_observe(self)
 
+    @functools.wraps(real_register)
+    def register(self: Any, output_file_path: str) -> Any:
+        process = current_process()
+        if process is None or not observers or observers[0] is self:
+            observers[:] = [self]
+            return real_register(self, output_file_path)
+        process.world.note(
+            "torch.profiler.ExecutionTraceObserver: the ranks share torch's only one, so the first rank alone writes a "
+            "file, which has operators of the other ranks, too"
+        )
+        return self
+
+    @functools.wraps(real_unregister)
+    def unregister(self: Any) -> None:
+        real_unregister(self)
+        if observers and observers[0] is self:
+            observers.clear()
+
     def supported() -> Any:
         task = current_task()
         if task is None or task.process.accelerators is None:
@@ -371,6 +394,8 @@ def _setting_patches() -> list[Patch]:
     return [
         (torch_profiler.profile, "config", config),
         (ExecutionTraceObserver, "start", observe),
+        (ExecutionTraceObserver, "register_callback", register),
+        (ExecutionTraceObserver, "unregister_callback", unregister),
         *SUPPORTED_ACTIVITIES.replaced_by(supported),
         *SUPPORTED_ACTIVITIES_HERE.replaced_by(supported),
     ]

@@ -19,19 +19,14 @@ from distsim.sim.isolation.output import is_made_for_all
 from distsim.sim.isolation.process import SimProcess
 from distsim.sim.isolation.torch_state.torch_state import STATE
 from distsim.sim.kernel.task import current_process
-from distsim.torch_compat.state import (
-    CUSTOM_OPS,
-    DESTROY_LIBRARY,
-    PATCH_STEP_FUNCTION,
-    SIMPLE_REGISTRY,
-)
+from distsim.torch_compat.state import DESTROY_LIBRARY, LIBRARY, PATCH_STEP_FUNCTION
 
 __all__ = ["forget_operators", "operator_patches", "optimizer_patches"]
 
 # -- Operators that a program defines: torch has one dispatcher for all ranks, and each rank has its own functions. The
 # first rank registers for all, and what torch calls asks for the function of the rank that runs.
 
-custom_ops, _registry = CUSTOM_OPS.get(), SIMPLE_REGISTRY.get()
+custom_ops, _registry = LIBRARY.get().custom_ops, LIBRARY.get().simple_registry.singleton
 
 
 def operator_patches() -> list[tuple[Any, str, Any]]:
