@@ -516,9 +516,9 @@ def _shrunk(pg: SimGroup, excluded: Sequence[int], options: Any) -> SimGroup:
     others. The members of a new default group are numbered anew."""
     process, world, job = require_task().process, _own_world(), pg._group.ranks
     notes, is_default = process.notes, pg is world.default_pg
-    places = [place for place in range(pg.size()) if place not in excluded]
-    ranks = [job[place] for place in places]
-    global_ranks = [dist.get_process_group_ranks(pg)[place] for place in places]
+    kept = [member for member in range(pg.size()) if member not in excluded]
+    ranks = [job[member] for member in kept]
+    global_ranks = [dist.get_process_group_ranks(pg)[member] for member in kept]
     name, description = f"{pg.group_name}:without {excluded}", f"{pg.group_name}:shrunk"
     (backend, store), config = world.pg_map[pg], world.pg_backend_config[pg]
     record = _record(process, "new_group", Group(name, description, tuple(ranks)), tuple(ranks), is_numbered=False)
@@ -526,7 +526,7 @@ def _shrunk(pg: SimGroup, excluded: Sequence[int], options: Any) -> SimGroup:
     creation = SimpleNamespace(
         group_id=name,
         group_size=len(ranks),
-        group_rank=places.index(pg.rank()),
+        group_rank=kept.index(pg.rank()),
         global_ranks_in_group=[notes.rendezvous.ranks.index(rank) for rank in ranks],
         timeout=pg._timeout,
         store=store,
@@ -537,7 +537,7 @@ def _shrunk(pg: SimGroup, excluded: Sequence[int], options: Any) -> SimGroup:
     dist.destroy_process_group(pg)
     tag = f"ptd:{name}"
     world.pg_map[new], world.pg_names[new], world.pg_backend_config[new] = (backend, store), name, config
-    world.pg_group_ranks[new] = {rank: place for place, rank in enumerate(global_ranks)}
+    world.pg_group_ranks[new] = {rank: group_rank for group_rank, rank in enumerate(global_ranks)}
     world.pg_to_tag[new], world.tags_to_pg[tag] = tag, [new]
     _register_process_group(name, new)
     if is_default:
