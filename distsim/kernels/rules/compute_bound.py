@@ -10,7 +10,7 @@ import torch
 from distsim.kernels.cost import Cost, OperatorCall, nbytes
 from distsim.kernels.pricing import Attention, Gemm, Pricing, math_dtype, rule
 
-__all__: list[str] = []
+__all__ = ["library_kernel"]
 
 # -- Matrix products: mm, addmm, bmm and their kin, fp8 products, grouped products, convolutions.
 
@@ -333,3 +333,31 @@ def _cross_entropy(pricing: Pricing, call: OperatorCall) -> Cost:
 def _cross_entropy_backward(pricing: Pricing, call: OperatorCall) -> Cost:
     """Logits in, their gradient out."""
     return pricing.bytes(call.read + call.write, pricing.spec.memory.elementwise, "softmax")
+
+
+# -- Kernels of libraries that only a GPU machine has, as `library_kernel` declares them.
+
+
+def library_kernel(name: str) -> None:
+    """Price the operator *name* (`library::kernel`), whose arguments say what it does.
+
+    Its schema is `(Tensor[] read, Tensor(a!)[] written, int flops, str kind, int kernels, str dtype, int[] gemm)`. With
+    *gemm* (rows, columns, inner dimension, products) it takes the time of that product; else the longer of its
+    bytes and of *flops* at the rate of *dtype*: "" for that of the first tensor.
+    """
+    rule(name)(_library_kernel)
+
+
+def _library_kernel(pricing: Pricing, call: OperatorCall) -> Cost:
+    read, moved, shape = call["read"], nbytes(call["read"]) + nbytes(call["written"]), call["gemm"]
+    dtype = call["dtype"] or math_dtype(read[0].dtype)
+    if shape:
+        m, n, k, batch = shape
+        gemm = Gemm(m, n, k, batch, dtype, moved)
+        return pricing.gemm(gemm, kind=call["kind"], rate=pricing.spec.gemm.grouped if gemm.batch > 1 else 1.0)
+    kernels, memory = call["kernels"], pricing.spec.memory
+    cost = pricing.bytes(moved, memory.elementwise, call["kind"], kernels=kernels, flops=call["flops"])
+    chip = pricing.spec.chip
+    rate = chip.peak(dtype) * pricing.spec.gemm.sustained(dtype)
+    math_s = kernels * memory.floor + (kernels - 1) * pricing.spec.host.gap + call["flops"] / rate
+    return Cost(max(cost.seconds, math_s), kernels, call["flops"], moved, call["kind"], cost.seconds >= math_s)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from distsim.kernels.cost import tensors_in
 from distsim.kernels.pricing import math_dtype
 from distsim.sim.device.allocator.allocator import ACTIVATIONS, Ledger
 from distsim.sim.device.allocator.claims import claim_of_optimizer
@@ -207,7 +208,7 @@ def counted(func: Any, args: tuple[Any, ...], cost: Cost) -> Counted | None:
         return Counted(table=tuple(args[0].shape), tokens=looked_up.numel(), sequences=sequences)
     if not cost.flops or cost.kind not in PRODUCTS:
         return None
-    dtype = next((a.dtype for a in args if isinstance(a, torch.Tensor)), torch.float32)
+    dtype = next((tensor.dtype for tensor in tensors_in(args)), torch.float32)
     model = cost.flops
     if cost.kind == "attention" and "backward" in func._schema.name:
         model = model * TWICE // ATTENTION_BACKWARD

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from distsim.debug.evidence.watched_source import compiled, report_to, watch_imports
 from distsim.errors import NotSimulated
 from distsim.sim.kernel.task import current_process, current_task
-from distsim.sim.stand_ins import LIBRARIES, contents
+from distsim.sim.stand_ins import LIBRARIES, contents, is_module
 
 __all__ = ["caught_by_ranks", "launch", "no_launch", "own_code", "stand_in", "standard_twin", "title_of"]
 
@@ -289,7 +289,10 @@ class _Package(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Part(f"{self.__name__}.{name}")
+        full = f"{self.__name__}.{name}"
+        if full.partition(".")[0] in LIBRARIES and is_module(full):
+            return importlib.import_module(full)  # a real package has imported its own
+        return _Part(full)
 
 
 _TYPES = {f"triton.language.{name}" for name in ("pointer_type", "block_type", "constexpr", "dtype", "tensor")}
