@@ -313,7 +313,7 @@ class Buffer:
         self.group, self.rank, self.group_size = group, dist.get_rank(group), dist.get_world_size(group)
         self.num_nvl_bytes, self.num_rdma_bytes, self.low_latency_mode = num_nvl_bytes, num_rdma_bytes, low_latency_mode
         self._memory = torch.empty(num_nvl_bytes + num_rdma_bytes, dtype=torch.uint8, device="cuda")
-        dist.barrier(group)
+        dist.barrier(group, device_ids=[torch.cuda.current_device()])
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:

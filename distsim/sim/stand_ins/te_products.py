@@ -314,14 +314,16 @@ def gather_first(x: Tensor, group: Any, asynchronous: bool = False) -> tuple[Ten
     """*x* of all ranks of *group* along the first dimension, and the work that completes it."""
     whole = torch.empty((x.shape[0] * dist.get_world_size(group), *x.shape[1:]), dtype=x.dtype, device=x.device)
     as_bytes = (t.view(torch.uint8) if t.element_size() == 1 else t for t in (whole, x.contiguous()))
-    work = dist.all_gather_into_tensor(*as_bytes, group=group, async_op=asynchronous)
+    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # torch 2.13 has renamed it
+    work = gather(*as_bytes, group=group, async_op=asynchronous)
     return whole, work
 
 
 def _scatter_first(x: Tensor, group: Any, asynchronous: bool = False) -> tuple[Tensor, Any]:
     """This rank's part of the sum of *x* along the first dimension."""
     part = torch.empty((x.shape[0] // dist.get_world_size(group), *x.shape[1:]), dtype=x.dtype, device=x.device)
-    return part, dist.reduce_scatter_tensor(part, x.contiguous(), group=group, async_op=asynchronous)
+    scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # torch 2.13 has renamed it
+    return part, scatter(part, x.contiguous(), group=group, async_op=asynchronous)
 
 
 def _transposed(x: Tensor) -> Tensor:

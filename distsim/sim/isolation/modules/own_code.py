@@ -292,7 +292,30 @@ class _Package(ModuleType):
         full = f"{self.__name__}.{name}"
         if full.partition(".")[0] in LIBRARIES and is_module(full):
             return importlib.import_module(full)  # a real package has imported its own
+        if full.partition(".")[0] in LIBRARIES and _CLASS_NAME.match(name):
+            return _RefusedClass(
+                name, (), {"_distsim_name": full, "__class_getitem__": classmethod(lambda cls, _: cls)}
+            )
         return _Part(full)
+
+
+_CLASS_NAME = re.compile("[A-Z].*[a-z]")
+
+
+class _RefusedClass(type):
+    """A class that a stand-in lacks: it can be a base class and a type to compare with, and is refused when called."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        _refuse(cls._distsim_name)
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return _Part(f"{cls._distsim_name}.{name}")
+
+
+def _refuse(name: str) -> NoReturn:
+    raise NotSimulated(name, "it needs a GPU; set its cost with distsim.kernel_cost(fn, flops=, bytes=)")
 
 
 _TYPES = {f"triton.language.{name}" for name in ("pointer_type", "block_type", "constexpr", "dtype", "tensor")}
@@ -312,9 +335,7 @@ class _Part:
     def __call__(self, *args: Any, **kwargs: Any) -> _Part:
         if self._distsim_name in _TYPES:
             return self  # in the annotation of a kernel's argument
-        raise NotSimulated(
-            self._distsim_name, "it needs a GPU; set its cost with distsim.kernel_cost(fn, flops=, bytes=)"
-        )
+        _refuse(self._distsim_name)
 
     def __getitem__(self, key: Any) -> _Part:
         return self
