@@ -1,4 +1,4 @@
-"""Transformer Engine, Liger, bitsandbytes, Mamba and expert layers: values, times and memory of their stand-ins."""
+"""Times, memory and values of stand-ins for Transformer Engine, Liger and others."""
 
 from __future__ import annotations
 

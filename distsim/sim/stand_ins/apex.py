@@ -1,4 +1,4 @@
-"""Fused norms, softmax and optimizers of apex, Megatron's extensions and bitsandbytes.
+"""Fused norms, softmax and optimizers of apex, Megatron and bitsandbytes.
 
 Source of names and arguments: NVIDIA/apex, apex/normalization/fused_layer_norm.py, apex/optimizers, csrc;
 NVIDIA/Megatron-LM, megatron/legacy/fused_kernels; bitsandbytes 0.50.
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distsim.sim.stand_ins.fused import Kernel, fused, launch, needs_values, refuse_values
+from distsim.sim.stand_ins.fused import FusedKernel, fused, launch, needs_values, refuse_values
 
 __all__ = ["MODULES", "FusedAdam", "FusedSGD"]
 
@@ -22,7 +22,7 @@ __all__ = ["MODULES", "FusedAdam", "FusedSGD"]
 
 
 class FusedLayerNorm(nn.LayerNorm):
-    """apex.normalization.FusedLayerNorm."""
+    """Stand-in for apex.normalization.FusedLayerNorm."""
 
     def __init__(
         self, normalized_shape: Any, eps: float = 1e-5, elementwise_affine: bool = True, **options: Any
@@ -31,7 +31,7 @@ class FusedLayerNorm(nn.LayerNorm):
 
 
 class FusedRMSNorm(nn.RMSNorm):
-    """apex.normalization.FusedRMSNorm."""
+    """Stand-in for apex.normalization.FusedRMSNorm."""
 
     def __init__(
         self, normalized_shape: Any, eps: float = 1e-5, elementwise_affine: bool = True, **options: Any
@@ -42,14 +42,14 @@ class FusedRMSNorm(nn.RMSNorm):
 def fused_layer_norm_affine(
     input: Tensor, weight: Tensor, bias: Tensor, normalized_shape: Any, eps: float = 1e-6, **options: Any
 ) -> Tensor:
-    """apex.normalization.fused_layer_norm_affine."""
+    """Stand-in for apex.normalization.fused_layer_norm_affine."""
     return F.layer_norm(input, normalized_shape, weight, bias, eps)
 
 
 def fused_rms_norm_affine(
     input: Tensor, weight: Tensor, normalized_shape: Any, eps: float = 1e-6, **options: Any
 ) -> Tensor:
-    """apex.normalization.fused_rms_norm_affine."""
+    """Stand-in for apex.normalization.fused_rms_norm_affine."""
     return F.rms_norm(input, normalized_shape, weight, eps)
 
 
@@ -157,7 +157,7 @@ class FusedLAMB(FusedOptimizer):
 
 
 class FusedSGD(torch.optim.SGD):
-    """apex.optimizers.FusedSGD."""
+    """Stand-in for apex.optimizers.FusedSGD."""
 
     def __init__(self, params: Any, lr: float, momentum: float = 0.0, dampening: float = 0.0, **options: Any) -> None:
         kept = {name: options[name] for name in ("weight_decay", "nesterov") if name in options}
@@ -249,7 +249,7 @@ def _masked_softmax(name: str, scores: Tensor, scale: float, mask: Tensor | None
         scaled = scaled if mask is None else scaled.masked_fill(mask.bool(), -10000.0)
         return scaled.softmax(-1).to(scores.dtype)
 
-    out: Tensor = fused(Kernel(f"megatron::{name}", by_torch, "softmax", saves=(0,)), scores, mask)
+    out: Tensor = fused(FusedKernel(f"megatron::{name}", by_torch, "softmax", saves=(0,)), scores, mask)
     return out
 
 

@@ -247,7 +247,7 @@ def apply_rotary_emb_qkv_(qkv: Tensor, cos: Tensor, sin: Tensor, *args: Any, **k
 
 
 class RotaryEmbedding(nn.Module):
-    """flash_attn.layers.rotary.RotaryEmbedding."""
+    """Stand-in for flash_attn.layers.rotary.RotaryEmbedding."""
 
     def __init__(self, dim: int, base: float = 10000.0, interleaved: bool = False, **options: Any) -> None:
         super().__init__()
@@ -265,7 +265,7 @@ class RotaryEmbedding(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """flash_attn.ops.rms_norm.RMSNorm."""
+    """Stand-in for flash_attn.ops.rms_norm.RMSNorm."""
 
     def __init__(self, hidden_size: int, eps: float = 1e-5, device: Any = None, dtype: Any = None, **options: Any):
         super().__init__()
@@ -298,7 +298,7 @@ def layer_norm_fn(
     is_rms_norm: bool = False,
     **options: Any,
 ) -> Any:
-    """flash_attn.ops.triton.layer_norm.layer_norm_fn."""
+    """Stand-in for flash_attn.ops.triton.layer_norm.layer_norm_fn."""
     shape = (x.shape[-1],)
     if is_rms_norm:
         return _with_residual(lambda y: F.rms_norm(y, shape, weight, eps), x, residual, prenorm)
@@ -306,13 +306,13 @@ def layer_norm_fn(
 
 
 def rms_norm_fn(x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-    """flash_attn.ops.triton.layer_norm.rms_norm_fn."""
+    """Stand-in for flash_attn.ops.triton.layer_norm.rms_norm_fn."""
     kwargs["is_rms_norm"] = True
     return layer_norm_fn(x, weight, bias, *args, **kwargs)
 
 
 class CrossEntropyLoss(nn.Module):
-    """flash_attn.losses.cross_entropy.CrossEntropyLoss."""
+    """Stand-in for flash_attn.losses.cross_entropy.CrossEntropyLoss."""
 
     def __init__(
         self, ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0, **options: Any
@@ -343,12 +343,12 @@ def unpad_input(hidden: Tensor, mask: Tensor, unused_mask: Tensor | None = None)
 
 
 def pad_input(hidden: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
-    """flash_attn.bert_padding.pad_input."""
+    """Stand-in for flash_attn.bert_padding.pad_input."""
     return hidden.reshape(batch, seqlen, *hidden.shape[1:])
 
 
 def index_first_axis(x: Tensor, indices: Tensor) -> Tensor:
-    """flash_attn.bert_padding.index_first_axis."""
+    """Stand-in for flash_attn.bert_padding.index_first_axis."""
     return x[indices]
 
 
@@ -418,7 +418,7 @@ def memory_efficient_attention(
 
 
 class SwiGLU(nn.Module):
-    """xformers.ops.SwiGLU."""
+    """Stand-in for xformers.ops.SwiGLU."""
 
     def __init__(
         self, in_features: int, hidden_features: int, out_features: int | None = None, bias: bool = True, **options: Any

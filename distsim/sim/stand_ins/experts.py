@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distsim.sim.stand_ins.fused import Kernel, fused, launch, needs_values, note, per_process, refuse_values
+from distsim.sim.stand_ins.fused import FusedKernel, fused, launch, needs_values, note, per_process, refuse_values
 
 __all__ = ["MODULES", "grouped_product"]
 
@@ -96,7 +96,7 @@ _NORMAL = functools.partial(nn.init.normal_, mean=0.0, std=0.02)
 
 @dataclasses.dataclass
 class Arguments:
-    """megablocks.layers.arguments.Arguments."""
+    """Stand-in for megablocks.layers.arguments.Arguments."""
 
     hidden_size: int = 1024
     ffn_hidden_size: int = 4096
@@ -137,7 +137,7 @@ class Arguments:
 def gather(x: Tensor, indices: Tensor, bin_ids: Tensor, bins: Tensor, top_k: int) -> Tensor:
     """megablocks.ops.gather: rows of *x* (tokens, hidden) in the order of their experts."""
     rows = (indices.shape[0], x.shape[1])
-    kernel = Kernel("megablocks::gather", lambda x, i: x[i // top_k], outputs=((rows, x.dtype),), saves=(1,))
+    kernel = FusedKernel("megablocks::gather", lambda x, i: x[i // top_k], outputs=((rows, x.dtype),), saves=(1,))
     out: Tensor = fused(kernel, x, indices)
     return out
 
@@ -152,7 +152,7 @@ def scatter(x: Tensor, indices: Tensor, bin_ids: Tensor, weights: Tensor | None,
     rows = (x.shape[0] // top_k, x.shape[1])
     saves = (1,) if weights is None else None
     out: Tensor = fused(
-        Kernel("megablocks::scatter", by_torch, outputs=((rows, x.dtype),), saves=saves), x, indices, weights
+        FusedKernel("megablocks::scatter", by_torch, outputs=((rows, x.dtype),), saves=saves), x, indices, weights
     )
     return out
 
@@ -169,7 +169,7 @@ def histogram(x: Tensor, max_val: int) -> Tensor:
 
 
 class LearnedRouter(nn.Module):
-    """megablocks.layers.router.LearnedRouter."""
+    """Stand-in for megablocks.layers.router.LearnedRouter."""
 
     def __init__(self, args: Arguments) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ def _save_loss(args: Arguments, scores: Tensor, experts: Tensor) -> None:
 
 
 def batched_load_balancing_loss(args: Arguments) -> Any:
-    """megablocks.layers.moe.batched_load_balancing_loss."""
+    """Stand-in for megablocks.layers.moe.batched_load_balancing_loss."""
     total = sum((counts * means).sum() / counts.sum() for counts, means in _losses())
     return args.moe_loss_weight * args.moe_num_experts * total
 
@@ -304,7 +304,7 @@ class Config:
 
 
 class Buffer:
-    """deep_ep.Buffer."""
+    """Stand-in for deep_ep.Buffer."""
 
     num_sms = 20
 

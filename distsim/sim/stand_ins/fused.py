@@ -17,7 +17,7 @@ from distsim.errors import NotSimulated
 from distsim.kernels import library_kernel
 from distsim.sim.kernel.task import current_process
 
-__all__ = ["Kernel", "cross_entropy", "fused", "launch", "needs_values", "note", "per_process", "refuse_values"]
+__all__ = ["FusedKernel", "cross_entropy", "fused", "launch", "needs_values", "note", "per_process", "refuse_values"]
 
 _SCHEMA = "(Tensor[] read, Tensor(a!)[] written, int flops, str kind, int kernels, str dtype, int[] gemm) -> ()"
 
@@ -93,7 +93,7 @@ def per_process(make: Callable[[], Any]) -> Callable[[], Any]:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class FusedKernel:
     """A kernel of a library, forward and backward, of the tensors that `fused` gets."""
 
     name: str
@@ -118,7 +118,7 @@ class Kernel:
     """Shape and data type of each output; none: one like the first input."""
 
 
-def fused(kernel: Kernel, *inputs: Tensor | None) -> Any:
+def fused(kernel: FusedKernel, *inputs: Tensor | None) -> Any:
     """Return what *kernel* makes of *inputs*: a tensor, or a tuple of them."""
     plain = all(t is None or (t.is_cuda and type(t) in (Tensor, torch.nn.Parameter)) for t in inputs)
     if not plain or needs_values():
@@ -129,7 +129,7 @@ def fused(kernel: Kernel, *inputs: Tensor | None) -> Any:
 
 class _Fused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, kernel: Kernel, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, kernel: FusedKernel, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         first = next(t for t in inputs if t is not None)
         looks = kernel.outputs or ((tuple(first.shape), first.dtype),)
         outputs = tuple(torch.empty(shape, dtype=dtype, device=first.device) for shape, dtype in looks)

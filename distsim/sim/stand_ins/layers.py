@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from distsim.sim.stand_ins.attention import layer_norm_fn, rms_norm_fn
-from distsim.sim.stand_ins.fused import Kernel, cross_entropy, fused, launch, needs_values, note, refuse_values
+from distsim.sim.stand_ins.fused import FusedKernel, cross_entropy, fused, launch, needs_values, note, refuse_values
 
 __all__ = ["MODULES"]
 
@@ -33,7 +33,7 @@ def causal_conv1d_fn(x: Tensor, weight: Tensor, bias: Tensor | None = None, seq_
 
     if seq_idx is not None or initial_states is not None:
         refuse_values("causal_conv1d_fn with seq_idx or initial_states", "they are left out")
-    out = fused(Kernel("causal_conv1d::causal_conv1d_fn", by_torch), x, weight, bias)
+    out = fused(FusedKernel("causal_conv1d::causal_conv1d_fn", by_torch), x, weight, bias)
     return (out, x[..., 1 - weight.shape[1] :]) if return_final_states else out
 
 
@@ -65,7 +65,9 @@ def selective_scan_fn(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor,
         return (out if z is None else out * F.silu(z.float())).to(u.dtype)
 
     flops = _SCAN_FLOPS * u.numel() * A.shape[-1]
-    kernel = Kernel("mamba_ssm::selective_scan", by_torch, flops=flops, backward_flops=5 * flops // 2, dtype="fp32")
+    kernel = FusedKernel(
+        "mamba_ssm::selective_scan", by_torch, flops=flops, backward_flops=5 * flops // 2, dtype="fp32"
+    )
     out = fused(kernel, u, delta, A, B, C, D, z, delta_bias)
     if return_last_state:
         refuse_values("selective_scan_fn with return_last_state", "the last state is not computed")
@@ -109,7 +111,7 @@ def mamba_chunk_scan_combined(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Te
         refuse_values(f"mamba_chunk_scan_combined with {', '.join(refused)}", "they are left out")
     batch, length, heads, dim = x.shape
     flops = _chunk_flops(batch, length, heads, dim, B.shape[3], B.shape[2], chunk_size)
-    kernel = Kernel("mamba_ssm::chunk_scan", by_torch, kernels=5, backward_kernels=9, passes=2, flops=2 * flops,
+    kernel = FusedKernel("mamba_ssm::chunk_scan", by_torch, kernels=5, backward_kernels=9, passes=2, flops=2 * flops,
                     backward_flops=5 * flops)  # fmt: skip
     out = fused(kernel, x, dt, A, B, C, D, z, dt_bias)
     if return_final_states:
@@ -117,27 +119,22 @@ def mamba_chunk_scan_combined(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Te
     return out
 
 
-def _gated_norm(x: Tensor, weight: Tensor, z: Tensor | None, eps: float, group: int | None, before: bool) -> Tensor:
-    """An RMS norm over groups, with the gate *z* before it or after it, in one kernel."""
+def rmsnorm_fn(x: Tensor, weight: Tensor, bias: Tensor | None, z: Tensor | None = None, eps: float = 1e-6,
+               group_size: int | None = None, norm_before_gate: bool = True) -> Tensor:  # fmt: skip
+    """An RMS norm over groups, with the gate *z* before it or after it: of mamba_ssm.ops.triton.layernorm_gated."""
+    size = group_size or x.shape[-1]
 
     def by_torch(x: Tensor, weight: Tensor, z: Tensor | None = None) -> Tensor:
-        value = x.float() if z is None or before else x.float() * F.silu(z.float())
-        value = F.rms_norm(value.unflatten(-1, (-1, group or x.shape[-1])), (group or x.shape[-1],), None, eps)
-        value = value.flatten(-2) * weight.float()
-        return (value if z is None or not before else value * F.silu(z.float())).to(x.dtype)
+        value = x.float() if z is None or norm_before_gate else x.float() * F.silu(z.float())
+        value = F.rms_norm(value.unflatten(-1, (-1, size)), (size,), None, eps).flatten(-2) * weight.float()
+        return (value if z is None or not norm_before_gate else value * F.silu(z.float())).to(x.dtype)
 
-    out: Tensor = fused(Kernel("mamba_ssm::rmsnorm_gated", by_torch, "norm"), x, weight, z)
+    out: Tensor = fused(FusedKernel("mamba_ssm::rmsnorm_gated", by_torch, "norm"), x, weight, z)
     return out
 
 
-def rmsnorm_fn(x: Tensor, weight: Tensor, bias: Tensor | None, z: Tensor | None = None, eps: float = 1e-6,
-               group_size: int | None = None, norm_before_gate: bool = True) -> Tensor:  # fmt: skip
-    """mamba_ssm.ops.triton.layernorm_gated.rmsnorm_fn."""
-    return _gated_norm(x, weight, z, eps, group_size, norm_before_gate)
-
-
 class RMSNormGated(nn.Module):
-    """mamba_ssm.ops.triton.layernorm_gated.RMSNorm."""
+    """Stand-in for mamba_ssm.ops.triton.layernorm_gated.RMSNorm."""
 
     def __init__(self, hidden_size: int, eps: float = 1e-5, group_size: int | None = None,
                  norm_before_gate: bool = True, device: Any = None, dtype: Any = None) -> None:  # fmt: skip
@@ -147,7 +144,7 @@ class RMSNormGated(nn.Module):
         self.register_parameter("bias", None)
 
     def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
-        return _gated_norm(x, self.weight, z, self.eps, self.group_size, self.norm_before_gate)
+        return rmsnorm_fn(x, self.weight, None, z, self.eps, self.group_size, self.norm_before_gate)
 
 
 class Mamba(nn.Module):
@@ -227,7 +224,7 @@ class Mamba2(nn.Module):
 
 
 class PlainNorm(nn.Module):
-    """mamba_ssm.ops.triton.layer_norm.RMSNorm."""
+    """Stand-in for mamba_ssm.ops.triton.layer_norm.RMSNorm."""
 
     def __init__(
         self, hidden_size: int, eps: float = 1e-5, dropout_p: float = 0.0, device: Any = None, dtype: Any = None
@@ -246,18 +243,18 @@ class PlainNorm(nn.Module):
 
 def liger_rms_norm(X: Tensor, W: Tensor | None, eps: float, offset: float = 0.0, casting_mode: str = "llama",
                    in_place: bool = True) -> Tensor:  # fmt: skip
-    """liger_kernel.transformers.functional.liger_rms_norm."""
+    """Stand-in for liger_kernel.transformers.functional.liger_rms_norm."""
 
     def by_torch(x: Tensor, weight: Tensor | None = None) -> Tensor:
         normed = F.rms_norm(x.float(), (x.shape[-1],), None, eps).to(x.dtype)
         return normed if weight is None else (weight + offset) * normed
 
-    out: Tensor = fused(Kernel("liger_kernel::rms_norm", by_torch, "norm"), X, W)
+    out: Tensor = fused(FusedKernel("liger_kernel::rms_norm", by_torch, "norm"), X, W)
     return out
 
 
 class LigerRMSNorm(nn.Module):
-    """liger_kernel.transformers.LigerRMSNorm."""
+    """Stand-in for liger_kernel.transformers.LigerRMSNorm."""
 
     def __init__(self, hidden_size: int, eps: float = 1e-6, offset: float = 0.0, casting_mode: str = "llama",
                  init_fn: str = "ones", in_place: bool = True, row_mode: Any = None,
@@ -272,7 +269,7 @@ class LigerRMSNorm(nn.Module):
 
 
 class LigerRMSNormForGemma(LigerRMSNorm):
-    """liger_kernel.transformers.rms_norm.LigerRMSNormForGemma."""
+    """Stand-in for liger_kernel.transformers.rms_norm.LigerRMSNormForGemma."""
 
     def __init__(self, hidden_size: int, eps: float = 1e-6, offset: float = 1.0, casting_mode: str = "gemma",
                  init_fn: str = "zeros", in_place: bool = True, row_mode: Any = None) -> None:  # fmt: skip
@@ -280,7 +277,7 @@ class LigerRMSNormForGemma(LigerRMSNorm):
 
 
 class LigerLayerNorm(nn.Module):
-    """liger_kernel.transformers.LigerLayerNorm."""
+    """Stand-in for liger_kernel.transformers.LigerLayerNorm."""
 
     def __init__(self, hidden_size: int, eps: float = 1e-6, bias: bool = False, init_fn: str = "ones", **options: Any):
         super().__init__()
@@ -290,7 +287,7 @@ class LigerLayerNorm(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         eps = self.variance_epsilon
-        kernel = Kernel(
+        kernel = FusedKernel(
             "liger_kernel::layer_norm", lambda x, w, b: F.layer_norm(x, w.shape, w, b, eps), "norm", saves=(0, 1)
         )
         out: Tensor = fused(kernel, hidden_states, self.weight, self.bias)
@@ -299,19 +296,19 @@ class LigerLayerNorm(nn.Module):
 
 def liger_swiglu(a: Tensor, b: Tensor) -> Tensor:
     """liger_kernel.transformers.functional.liger_swiglu: silu(a) * b; backward writes into a and b."""
-    out: Tensor = fused(Kernel("liger_kernel::swiglu", lambda a, b: F.silu(a) * b, in_place=True), a, b)
+    out: Tensor = fused(FusedKernel("liger_kernel::swiglu", lambda a, b: F.silu(a) * b, in_place=True), a, b)
     return out
 
 
 def liger_geglu(a: Tensor, b: Tensor) -> Tensor:
     """liger_kernel.transformers.functional.liger_geglu: gelu(a) * b; backward writes into a and b."""
-    kernel = Kernel("liger_kernel::geglu", lambda a, b: F.gelu(a, approximate="tanh") * b, in_place=True)
+    kernel = FusedKernel("liger_kernel::geglu", lambda a, b: F.gelu(a, approximate="tanh") * b, in_place=True)
     out: Tensor = fused(kernel, a, b)
     return out
 
 
 class LigerSwiGLUMLP(nn.Module):
-    """liger_kernel.transformers.LigerSwiGLUMLP."""
+    """Stand-in for liger_kernel.transformers.LigerSwiGLUMLP."""
 
     act = staticmethod(liger_swiglu)
 
@@ -330,13 +327,13 @@ class LigerSwiGLUMLP(nn.Module):
 
 
 class LigerGEGLUMLP(LigerSwiGLUMLP):
-    """liger_kernel.transformers.LigerGEGLUMLP."""
+    """Stand-in for liger_kernel.transformers.LigerGEGLUMLP."""
 
     act = staticmethod(liger_geglu)
 
 
 class LigerPhi3SwiGLUMLP(nn.Module):
-    """liger_kernel.transformers.LigerPhi3SwiGLUMLP."""
+    """Stand-in for liger_kernel.transformers.LigerPhi3SwiGLUMLP."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -361,7 +358,7 @@ def liger_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positio
 
     looks = tuple((tuple(t.shape), t.dtype) for t in (q, k))
     out: tuple[Tensor, Tensor] = fused(
-        Kernel("liger_kernel::rope", by_torch, outputs=looks, saves=(2, 3)), q, k, cos, sin
+        FusedKernel("liger_kernel::rope", by_torch, outputs=looks, saves=(2, 3)), q, k, cos, sin
     )
     return out
 
@@ -379,7 +376,7 @@ def liger_cross_entropy(input: Tensor, target: Tensor, weight: Any = None, size_
 
 
 class LigerCrossEntropyLoss(nn.Module):
-    """liger_kernel.transformers.LigerCrossEntropyLoss."""
+    """Stand-in for liger_kernel.transformers.LigerCrossEntropyLoss."""
 
     def __init__(self, weight: Any = None, ignore_index: int = -100, lse_square_scale: float = 0.0,
                  label_smoothing: float = 0.0, reduction: str = "mean", softcap: float | None = None,
@@ -442,7 +439,7 @@ def liger_fused_linear_cross_entropy(input: Tensor, weight: Tensor, target: Tens
 
 
 class LigerFusedLinearCrossEntropyLoss(nn.Module):
-    """liger_kernel.transformers.LigerFusedLinearCrossEntropyLoss."""
+    """Stand-in for liger_kernel.transformers.LigerFusedLinearCrossEntropyLoss."""
 
     def __init__(self, ce_weight: Any = None, ignore_index: int = -100, lse_square_scale: float = 0.0,
                  label_smoothing: float = 0.0, reduction: str = "mean", softcap: float | None = None,
@@ -535,7 +532,7 @@ def _for_model(model_type: str) -> Any:
 
 
 def _apply_liger_kernel(model_type: str, **options: Any) -> None:
-    """liger_kernel.transformers._apply_liger_kernel."""
+    """Stand-in for liger_kernel.transformers._apply_liger_kernel."""
     if model_type in _MODELS:
         _for_model(model_type)(**options)
     else:
@@ -543,7 +540,7 @@ def _apply_liger_kernel(model_type: str, **options: Any) -> None:
 
 
 def _apply_liger_kernel_to_instance(model: Any, **options: Any) -> None:
-    """liger_kernel.transformers._apply_liger_kernel_to_instance."""
+    """Stand-in for liger_kernel.transformers._apply_liger_kernel_to_instance."""
     _apply_liger_kernel(model.config.model_type, model=model, **options)
 
 

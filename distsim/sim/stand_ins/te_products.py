@@ -1,4 +1,4 @@
-"""Recipes and matrix products of transformer_engine.pytorch, with fp8 and tensor parallelism.
+"""Recipes and products of transformer_engine.pytorch: fp8 and tensor parallelism.
 
 Source of names, arguments and their order: NVIDIA/TransformerEngine, transformer_engine/pytorch at 2.20.
 An fp8 product reads operands of one byte. Each operand is cast once, for forward and backward (its transpose), by one
@@ -202,7 +202,7 @@ def agree_on_scales(recipe: Recipe | None, group: Any, modules: int) -> None:
 def fp8_model_init(
     enabled: bool = True, recipe: Recipe | None = None, preserve_high_precision_init_val: bool = False
 ) -> Iterator[None]:
-    """transformer_engine.pytorch.fp8_model_init."""
+    """Stand-in for transformer_engine.pytorch.fp8_model_init."""
     if enabled:
         note("transformer_engine: parameters made under fp8_model_init stay in their params_dtype")
     yield
@@ -227,17 +227,17 @@ def _available(least: tuple[int, int], kind: str, return_reason: bool) -> Any:
 
 
 def is_fp8_available(return_reason: bool = False) -> Any:
-    """transformer_engine.pytorch.is_fp8_available."""
+    """Stand-in for transformer_engine.pytorch.is_fp8_available."""
     return _available((8, 9), "FP8", return_reason)
 
 
 def is_mxfp8_available(return_reason: bool = False) -> Any:
-    """transformer_engine.pytorch.is_mxfp8_available."""
+    """Stand-in for transformer_engine.pytorch.is_mxfp8_available."""
     return _available((10, 0), "MXFP8", return_reason)
 
 
 def is_fp8_block_scaling_available(return_reason: bool = False) -> Any:
-    """transformer_engine.pytorch.is_fp8_block_scaling_available."""
+    """Stand-in for transformer_engine.pytorch.is_fp8_block_scaling_available."""
     return _available((9, 0), "FP8 block scaled GEMM", return_reason)
 
 

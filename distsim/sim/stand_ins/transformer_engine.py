@@ -20,7 +20,7 @@ from distsim.sim.stand_ins import te_products as products
 from distsim.sim.stand_ins.apex import FusedAdam, FusedSGD
 from distsim.sim.stand_ins.attention import FA2, FA3, attend
 from distsim.sim.stand_ins.experts import grouped_product
-from distsim.sim.stand_ins.fused import Kernel, cross_entropy, fused, needs_values, note
+from distsim.sim.stand_ins.fused import FusedKernel, cross_entropy, fused, needs_values, note
 from distsim.sim.stand_ins.te_products import Product, multiply, region
 
 __all__ = ["MODULES"]
@@ -123,7 +123,7 @@ def _check_fp8_shape(x: Tensor, weight: Tensor) -> None:
 
 
 class Linear(TransformerEngineBaseModule):
-    """transformer_engine.pytorch.Linear."""
+    """Stand-in for transformer_engine.pytorch.Linear."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = True, parallel_mode: str | None = None,
                  **options: Any) -> None:  # fmt: skip
@@ -156,7 +156,9 @@ def _norm_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, cen
         scale = weight + 1 if centered else weight
         return F.rms_norm(x, shape, scale, eps) if bias is None else F.layer_norm(x, shape, scale, bias, eps)
 
-    out: Tensor = fused(Kernel(f"{_NAME}::norm", by_torch, "norm", backward_kernels=2, saves=(0, 1)), x, weight, bias)
+    out: Tensor = fused(
+        FusedKernel(f"{_NAME}::norm", by_torch, "norm", backward_kernels=2, saves=(0, 1)), x, weight, bias
+    )
     return out
 
 
@@ -179,17 +181,17 @@ class _Norm(TransformerEngineBaseModule):
 
 
 class LayerNorm(_Norm):
-    """transformer_engine.pytorch.LayerNorm."""
+    """Stand-in for transformer_engine.pytorch.LayerNorm."""
 
 
-class RMSNorm(_Norm):
-    """transformer_engine.pytorch.RMSNorm."""
+class TransformerEngineRMSNorm(_Norm):
+    """Stand-in for transformer_engine.pytorch.RMSNorm."""
 
     has_bias = False
 
 
 class LayerNormLinear(Linear):
-    """transformer_engine.pytorch.LayerNormLinear."""
+    """Stand-in for transformer_engine.pytorch.LayerNormLinear."""
 
     def __init__(self, in_features: int, out_features: int, eps: float = 1e-5, *, normalization: str = "LayerNorm",
                  zero_centered_gamma: bool = False, return_layernorm_output: bool = False,
@@ -246,12 +248,12 @@ def activate(x: Tensor, name: str) -> Tensor:
             f"the activation {name!r} of transformer_engine", f"use {', '.join([*_ACTIVATIONS, *_GATED])}"
         )
     shape = (*x.shape[:-1], x.shape[-1] // (2 if gated else 1))
-    out: Tensor = fused(Kernel(f"{_NAME}::{name}", by_torch, outputs=((shape, x.dtype),)), x)
+    out: Tensor = fused(FusedKernel(f"{_NAME}::{name}", by_torch, outputs=((shape, x.dtype),)), x)
     return out
 
 
 class LayerNormMLP(TransformerEngineBaseModule):
-    """transformer_engine.pytorch.LayerNormMLP."""
+    """Stand-in for transformer_engine.pytorch.LayerNormMLP."""
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, eps: float = 1e-5, *, bias: bool = True,
                  normalization: str = "LayerNorm", activation: str = "gelu", set_parallel_mode: bool = False,
@@ -317,7 +319,7 @@ class GroupedLinear(TransformerEngineBaseModule):
 
 
 class DotProductAttention(TransformerEngineBaseModule):
-    """transformer_engine.pytorch.DotProductAttention."""
+    """Stand-in for transformer_engine.pytorch.DotProductAttention."""
 
     def __init__(self, num_attention_heads: int, kv_channels: Any, num_gqa_groups: int | None = None,
                  attention_dropout: float = 0.0, qkv_format: str = "sbhd", attn_mask_type: str = "causal",
@@ -382,16 +384,16 @@ def apply_rotary_pos_emb(t: Tensor, freqs: Tensor, tensor_format: str = "sbhd", 
         out = turned * angles.cos().to(t.dtype) + half * angles.sin().to(t.dtype)
         return torch.cat((out, rest), dim=-1)
 
-    return _fused(Kernel(f"{_NAME}::fused_rope", by_torch, saves=(1,)), t, freqs)
+    return _fused(FusedKernel(f"{_NAME}::fused_rope", by_torch, saves=(1,)), t, freqs)
 
 
-def _fused(kernel: Kernel, *inputs: Tensor) -> Tensor:
+def _fused(kernel: FusedKernel, *inputs: Tensor) -> Tensor:
     out: Tensor = fused(kernel, *inputs)
     return out
 
 
 class RotaryPositionEmbedding(nn.Module):
-    """transformer_engine.pytorch.RotaryPositionEmbedding."""
+    """Stand-in for transformer_engine.pytorch.RotaryPositionEmbedding."""
 
     def __init__(self, dim: int, rotary_percent: float = 1.0, seq_len_interpolation_factor: int | None = None,
                  pretrained_max_position_embeddings: int | None = None, rotary_base: float = 10000.0,
@@ -408,7 +410,7 @@ class RotaryPositionEmbedding(nn.Module):
 
 
 class MultiheadAttention(nn.Module):
-    """transformer_engine.pytorch.MultiheadAttention."""
+    """Stand-in for transformer_engine.pytorch.MultiheadAttention."""
 
     def __init__(self, hidden_size: int, num_attention_heads: int, kv_channels: int | None = None,
                  attention_dropout: float = 0.1, layernorm_epsilon: float = 1e-5, *, num_gqa_groups: int | None = None,
@@ -469,7 +471,7 @@ def _add_dropped(x: Tensor, bias: Tensor | None, residual: Tensor, rate: float) 
     def by_torch(x: Tensor, residual: Tensor, bias: Tensor | None = None) -> Tensor:
         return residual + F.dropout(x if bias is None else x + bias, rate, training=rate > 0)
 
-    return _fused(Kernel(f"{_NAME}::bias_dropout_add", by_torch, saves=()), x, residual, bias)
+    return _fused(FusedKernel(f"{_NAME}::bias_dropout_add", by_torch, saves=()), x, residual, bias)
 
 
 class TransformerLayer(nn.Module):
@@ -561,7 +563,8 @@ _QUANTIZATION = {
     "is_fp8_block_scaling_available": products.is_fp8_block_scaling_available,
     "FP8GlobalStateManager": products.FP8GlobalStateManager,
 }  # fmt: skip
-_MODULE = {kind.__name__: kind for kind in (Linear, LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP, GroupedLinear)}
+_MODULE = {kind.__name__: kind for kind in (Linear, LayerNorm, LayerNormLinear, LayerNormMLP, GroupedLinear)}
+_MODULE["RMSNorm"] = TransformerEngineRMSNorm
 _ROPE = {"RotaryPositionEmbedding": RotaryPositionEmbedding, "apply_rotary_pos_emb": apply_rotary_pos_emb}
 _ATTENTION = {"DotProductAttention": DotProductAttention, "MultiheadAttention": MultiheadAttention, **_ROPE}
 _DISTRIBUTED = {"checkpoint": products.checkpoint, "CudaRNGStatesTracker": products.CudaRNGStatesTracker,
