@@ -119,7 +119,8 @@ def _own_world() -> Any:
         return _real_world
     process = task.process
     if process.c10d is None:
-        inherited = process.parent.c10d if process.is_forked and process.parent is not None else None
+        parent = process.family.parent if process.family.is_forked else None
+        inherited = None if parent is None else parent.c10d
         process.c10d = vars(c10d)[WORLD.attribute] = inherited or ProcessWorld()
     return process.c10d
 
@@ -358,7 +359,7 @@ def _joined(world: Any, process: SimProcess, options: Any, is_default: bool) -> 
     rendezvous.join(rank, process)
     if is_default:
         notes.rendezvous = rendezvous
-    started = process.parent is None and world.launcher is None  # else the program starts the ranks itself
+    started = process.family.parent is None and world.launcher is None  # else the program starts the ranks itself
     if is_default and not started and size > min(world.world_size, len(world.slots)):
         world.widen(size)
     return rendezvous

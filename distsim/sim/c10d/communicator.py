@@ -393,7 +393,7 @@ def _all_there(members: Sequence[Arrival], again: Callable[[], None]) -> bool:
     *again* is called when it goes on."""
     for member in members:
         process = member.process
-        if process.phase in _DEAD and process.exit_code:
+        if process.phase in _DEAD and process.ending.exit_code:
             return False
         if process.thaw is not None and process.thaw.callbacks is not None:
             process.thaw.callbacks.append(lambda _: again())

@@ -185,7 +185,7 @@ class Watchdog:
                 f"watchdog thread terminated with exception: {error_text}\n"
             )
         _end(process, signal.SIGABRT)
-        if process.parent is None:
+        if process.family.parent is None:
             _launcher_looks(process)
 
 
@@ -207,7 +207,7 @@ def _launcher_looks(dead: SimProcess) -> None:
 
     def others() -> list[SimProcess]:
         known = world.rank_processes.values()
-        return [other for other in known if other.alive and other.parent is None and other.slot.host == host]
+        return [other for other in known if other.alive and other.family.parent is None and other.slot.host == host]
 
     def end(left: list[SimProcess], number: signal.Signals) -> None:
         if left:

@@ -211,7 +211,7 @@ class SimGroup(Questions):
         """Record the call, make its handle, and have it *meet* those of the others. *memory*: what of the inputs
         and outputs the network moves, where not they themselves."""
         task = current_task()
-        if task is not None and task.process.is_forked and task.process.parent is self._process:
+        if task is not None and task.process.family.is_forked and task.process.family.parent is self._process:
             self._wait_in_fork(task, call)
         if task is None or task.process is not self._process:
             raise RuntimeError(f"{call.key[0]} on a simulated process group outside its rank")

@@ -385,7 +385,7 @@ def close_files(process: SimProcess) -> None:
     """A process that ends closes its FileStores; a forked child leaves by os._exit, which closes none."""
     files, process.notes.file_stores = process.notes.file_stores, {}
     for file in files.values():
-        if process.is_forked:
+        if process.family.is_forked:
             file.leave()
         else:
             file.close()

@@ -97,9 +97,9 @@ class CpuRates:
             seconds = max(seconds, _flops(func, flop_formula, args, kwargs, result) / self._flops_per_s)
         if self._slowed is not None:
             seconds = self._slowed(process, task.now_s(), seconds)
-        process.compute_s += seconds
+        process.times.compute_s += seconds
         if self._keeps_slices:
-            process.add_slice(task.now_s(), seconds, name)
+            process.times.add_slice(task.now_s(), seconds, name)
         if process.recorder is not None:
             process.recorder.operator(name, task.now_s(), seconds, args)
         task.debt_s += seconds

@@ -250,7 +250,7 @@ class Device:
         self.in_flight.host_waits()
         waited_s = max(0.0, foreseen_s - task.now_s())
         task.compute(waited_s)
-        self.process.idle_s += waited_s
+        self.process.times.idle_s += waited_s
 
     def marks(self, now_s: float) -> list[Mark]:
         """The ends of all streams as they have been filled."""

@@ -116,8 +116,8 @@ def end_from_outside(process: SimProcess, phase: Phase, code: int, signal_name: 
     else:  # before its first line: its thread finds its doom when it starts
         for task in process.tasks:
             task.doom = Killed()
-    process.phase, process.exit_code, process.signal_name = phase, code, signal_name
-    process.end_s = float(world.env.now)
+    process.phase, process.ending.exit_code, process.ending.signal_name = phase, code, signal_name
+    process.ending.end_s = float(world.env.now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +241,7 @@ class _Freeze(RankFault[Freeze]):
 
     def _stop(self, process: SimProcess) -> None:
         process.thaw = self.world.env.event()
-        process.phase, process.end_s = Phase.FROZEN, float(self.world.env.now)
+        process.phase, process.ending.end_s = Phase.FROZEN, float(self.world.env.now)
         if self.rule.when.for_s is not None:
             self.later(self.rule.when.for_s, lambda: _go_on(process))
 
@@ -249,7 +249,7 @@ class _Freeze(RankFault[Freeze]):
 def _go_on(process: SimProcess) -> None:
     thaw, process.thaw = process.thaw, None
     if process.phase is Phase.FROZEN and thaw is not None:
-        process.phase, process.end_s = Phase.RUNNING, None
+        process.phase, process.ending.end_s = Phase.RUNNING, None
         thaw.succeed()
 
 

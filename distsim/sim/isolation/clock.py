@@ -48,7 +48,7 @@ def _sleep(seconds: float) -> None:
         return
     if seconds < 0:
         raise ValueError("sleep length must be non-negative")
-    task.process.real_children.sleep(seconds)
+    task.process.family.real_children.sleep(seconds)
     task.sleep(seconds)
 
 

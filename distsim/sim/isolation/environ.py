@@ -255,7 +255,7 @@ def child_patches() -> list[tuple[Any, str, Any]]:
         if gpus is not None:
             command, args = _with_tools(command, gpus.TOOLS), (*args[:6], {**args[6], **gpus.told()}, *args[7:])
         start(self, command, *args[1:])
-        process.real_children.add(self)
+        process.family.real_children.add(self)
 
     def system(command: str | bytes) -> int:
         if current_task() is None:

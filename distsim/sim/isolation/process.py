@@ -95,7 +95,81 @@ class Notes:
 
 
 MAX_SLICES = 20_000
-"""Of each rank's operators in a trace."""
+"""Maximum number of operator slices per rank in a trace."""
+
+
+@dataclass(slots=True)
+class Ending:
+    """How a process ended; the defaults hold while it runs."""
+
+    exit_code: int | None = None
+    result: Any = None
+    exception: BaseException | None = None
+    error_text: str = ""
+    """`str` of the exception, taken once in the rank's own thread, because it runs code of the user."""
+    traceback_text: str | None = None
+    origins: str | None = None
+    """Where the exception was raised first (`RankState.origins`)."""
+    signal_name: str | None = None
+    """Signal that killed the process."""
+    end_s: float | None = None
+    """Virtual time of the end."""
+
+
+@dataclass(slots=True)
+class Family:
+    """The process that started a process, and those that it started."""
+
+    parent: SimProcess | None = None
+    children: list[SimProcess] = field(default_factory=list)
+    real_children: RealChildren = field(default_factory=RealChildren)
+    daemonic: bool = False
+    ended_by_program: bool = False
+    """The parent terminated it, which is not a fault."""
+    is_forked: bool = False
+    """The parent forked it, so it ends with `os._exit`."""
+    is_noticed: bool = False
+    """The parent has seen that it ended, so its number is free for another child."""
+    is_code_read: bool = False
+    """The parent has read its exit code."""
+
+
+@dataclass(slots=True)
+class HostTimes:
+    """Virtual seconds of a process on its host: computing, in communication, and waiting for other ranks."""
+
+    exposed_s: float = 0.0
+    """Communication that no computation hides."""
+    idle_s: float = 0.0
+    """Waiting for ranks that have not made the call yet, and for anything else."""
+    compute_s: float = 0.0
+    slices: list[tuple[float, float, str]] = field(default_factory=list)
+    """For a trace: begin, end and name of operators."""
+    step_ends: dict[int, list[float]] = field(default_factory=dict)
+    """For a trace: the ends of the steps of each optimizer on the CPU, by the optimizer's id."""
+
+    def account_wait(self, why: Wait | None, since_s: float, until_s: float) -> None:
+        """Split a wait into communication nobody hid (exposed) and waiting for others (idle)."""
+        if isinstance(why, CallWait):
+            started = why.record.started_s
+            moving = since_s if started is None else min(max(started, since_s), until_s)
+            if started is None:
+                moving = until_s
+            ended = until_s if why.record.completed_s is None else max(moving, min(until_s, why.record.completed_s))
+            self.idle_s += moving - since_s + until_s - ended  # after it: its GPU's kernels
+            self.exposed_s += ended - moving
+        else:
+            self.idle_s += until_s - since_s
+
+    def add_slice(self, start_s: float, seconds: float, name: str) -> None:
+        """Record for a trace that an operator took *seconds*."""
+        slices = self.slices
+        if slices and slices[-1][2] == name and start_s - slices[-1][1] < 1e-9:
+            slices[-1] = (slices[-1][0], start_s + seconds, name)
+        elif len(slices) < MAX_SLICES:
+            slices.append((start_s, start_s + seconds, name))
+
+
 _set_torch_rng, _get_torch_rng = torch.default_generator.set_state, torch.default_generator.get_state
 
 
@@ -109,7 +183,6 @@ class SimProcess:
         self.slot = slot
         self.rank: int = slot.rank
         self.has_begun = False
-        self.signal_name: str | None = None
         self.is_rank = True
         """False for a launcher that only starts others (the parent of `mp.spawn`)."""
         self.environ = environ
@@ -147,43 +220,19 @@ class SimProcess:
         """Completions (futures) to carry out in this process's own thread."""
         self._awaits_due: list[simpy.Event] = []
         self.phase = Phase.RUNNING
-        self.exit_code: int | None = None
-        self.result: Any = None
-        self.exception: BaseException | None = None
-        self.error_text = ""
-        """What `str` says of the exception; asked once, in the rank's own thread: it is the user's code."""
-        self.traceback_text: str | None = None
-        self.origins: str | None = None
-        """Of the exception (`RankState.origins`)."""
-        self.end_s: float | None = None
+        self.ending = Ending()
+        self.family = Family()
+        self.times = HostTimes()
         self.thaw: simpy.Event | None = None
         """Set while the process is stopped (SIGSTOP): what it waits for to go on."""
         self.ended = world.env.event()
         self.last_site: Site | None = None
         self.last_stack: tuple[Site, ...] = ()
-        self.exposed_s = 0.0
-        self.idle_s = 0.0
-        self.compute_s = 0.0
-        self.slices: list[tuple[float, float, str]] = []
-        self.step_ends: dict[int, list[float]] = {}
-        """For a trace: when the steps of each of its optimizers on the CPU ended, by the optimizer's id."""
         self.at_exit: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
         self.signals: dict[Any, Any] = {}
         """The handlers it has set."""
         self.signals_due: deque[tuple[Callable[..., Any], int]] = deque()
         """Handlers to call in its main thread, with their signals."""
-        self.parent: SimProcess | None = None
-        self.children: list[SimProcess] = []
-        self.real_children = RealChildren()
-        self.daemonic = False
-        self.ended_by_program = False
-        """Its parent terminated it: no fault of its own."""
-        self.is_forked = False
-        """Its parent forked it: it ends with `os._exit`."""
-        self.is_noticed = False
-        """Its parent has seen it ended: its number is free for another."""
-        self.is_code_read = False
-        """Its parent has read its exit code."""
         self.main_thread: threading.Thread | None = None
         """What `threading.main_thread()` gives; None until somebody asks."""
         self.threads: list[weakref.ref[threading.Thread]] = []
@@ -284,27 +333,6 @@ class SimProcess:
         self.next_seq[key] = number
         return number
 
-    def account_wait(self, why: Wait | None, since_s: float, until_s: float) -> None:
-        """Split a wait into communication nobody hid (exposed) and waiting for others (idle)."""
-        if isinstance(why, CallWait):
-            started = why.record.started_s
-            moving = since_s if started is None else min(max(started, since_s), until_s)
-            if started is None:
-                moving = until_s
-            ended = until_s if why.record.completed_s is None else max(moving, min(until_s, why.record.completed_s))
-            self.idle_s += moving - since_s + until_s - ended  # after it: its GPU's kernels
-            self.exposed_s += ended - moving
-        else:
-            self.idle_s += until_s - since_s
-
-    def add_slice(self, start_s: float, seconds: float, name: str) -> None:
-        """Record for a trace that an operator took *seconds*."""
-        slices = self.slices
-        if slices and slices[-1][2] == name and start_s - slices[-1][1] < 1e-9:
-            slices[-1] = (slices[-1][0], start_s + seconds, name)
-        elif len(slices) < MAX_SLICES:
-            slices.append((start_s, start_s + seconds, name))
-
     def fall_due(self, completion: Callable[[], None]) -> None:
         """Let the next running thread of the process carry out *completion*; a waiting thread is woken."""
         self.due.append(completion)
@@ -334,14 +362,14 @@ class SimProcess:
     @property
     def told_its_parent(self) -> bool:
         """Whether its exit code was a message to a parent that read it and ended well: no fault."""
-        parent = self.parent
+        parent = self.family.parent
         return (
             self.phase is Phase.EXITED
-            and self.is_code_read
-            and self.exception is None
+            and self.family.is_code_read
+            and self.ending.exception is None
             and parent is not None
             and parent.phase in (Phase.FINISHED, Phase.EXITED)
-            and not parent.exit_code
+            and not parent.ending.exit_code
         )
 
     @property
@@ -377,7 +405,7 @@ class RankTask(Task):
 
     def programs_work(self) -> int:
         """The work of the real children of its process."""
-        return self.process.real_children.cpu_ticks()
+        return self.process.family.real_children.cpu_ticks()
 
 
 current_task = cast("Callable[[], RankTask | None]", any_task)

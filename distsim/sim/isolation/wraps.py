@@ -122,8 +122,8 @@ def format_user_traceback(exc: BaseException) -> str:
 
 def keep_failure(process: SimProcess, exc: BaseException) -> None:
     """Record the exception of which *process* died, in its own thread, because formatting runs the user's code."""
-    process.exception = exc
-    process.error_text = message(exc)
+    process.ending.exception = exc
+    process.ending.error_text = message(exc)
     process.last_stack = raised_at(exc.__traceback__)
-    process.traceback_text = format_user_traceback(exc)
-    process.origins = origins(exc)
+    process.ending.traceback_text = format_user_traceback(exc)
+    process.ending.origins = origins(exc)

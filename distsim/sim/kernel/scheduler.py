@@ -108,16 +108,26 @@ class BatonRequest:
     """Its time passes between two looks at the same thing: nobody has to look up when it is over."""
 
 
+class WaitTimes(Protocol):
+    """Account of the times that an owner's tasks wait."""
+
+    idle_s: float
+
+    def account_wait(self, why: Wait | None, since_s: float, until_s: float) -> None: ...
+
+
 class TaskOwner(Protocol):
     """Owner of tasks: a simulated process."""
 
     rank: int
     main_task: Any
-    idle_s: float
     thaw: simpy.Event | None
     """Set while it is stopped: what it waits for to go on."""
     signals_due: Any
     tasks: Any
+
+    @property
+    def times(self) -> WaitTimes: ...
 
     def enter(self) -> None: ...
 
@@ -128,8 +138,6 @@ class TaskOwner(Protocol):
     def complete_futures(self) -> None: ...
 
     def call_signal_handlers(self) -> None: ...
-
-    def account_wait(self, why: Wait | None, since_s: float, until_s: float) -> None: ...
 
 
 class Runs(Protocol):

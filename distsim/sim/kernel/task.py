@@ -183,7 +183,7 @@ class Task:
         quiet, self.quiet_polls = self.quiet_polls, 0
         self.debt_s += max(0.0, seconds)
         if self is self.process.main_task:
-            self.process.idle_s += max(0.0, seconds)
+            self.process.times.idle_s += max(0.0, seconds)
         self._hand_over(BatonRequest(None, HostWait("sleep"), quiet=quiet > 0))
         self.quiet_polls = quiet  # to nap between two looks changes nothing
 
@@ -331,7 +331,7 @@ class Task:
                     limit.over = True
                 if self.blocked_since_s is not None:
                     if self is self.process.main_task:  # what other threads wait for costs the rank nothing
-                        self.process.account_wait(request.why, self.blocked_since_s, float(env.now))
+                        self.process.times.account_wait(request.why, self.blocked_since_s, float(env.now))
                     self.blocked_since_s = None
             if self.process.thaw is not None:
                 throw = yield from self._stopped(throw)

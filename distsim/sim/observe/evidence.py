@@ -5,7 +5,8 @@ from __future__ import annotations
 import linecache
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -159,7 +160,7 @@ def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) ->
     waits: list[Wait] = []
     helping: list[Wait] = []
     """Calls of its daemon threads."""
-    since_s = process.end_s
+    since_s = process.ending.end_s
     stack = process.last_stack
     for task in process.tasks if process.alive else ():
         is_main = task is process.main_task
@@ -178,7 +179,7 @@ def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) ->
         if is_main and task.ident is not None:
             frame = sys._current_frames().get(task.ident)
             stack = () if frame is None else user_stack(frame)
-    phase = Phase.EXITED if process.ended_by_program else process.phase
+    phase = Phase.EXITED if process.family.ended_by_program else process.phase
     if phase is Phase.HOST_STUCK:
         since_s = None  # it used up wall time; that of the simulation passes for the others alone
     ends = _ENDS if asleep else (*_ENDS, "sleep")
@@ -190,8 +191,8 @@ def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) ->
         waits = _on_gpu(process, hang_after_s)
     if phase is Phase.RUNNING and waits:
         phase = Phase.BLOCKED
-    error, text = process.exception, process.traceback_text
-    line = None if error is None else f"{type(error).__name__}: {process.error_text}"
+    error, text = process.ending.exception, process.ending.traceback_text
+    line = None if error is None else f"{type(error).__name__}: {process.ending.error_text}"
     if phase is Phase.BLOCKED and any(isinstance(w, CallWait) for w in waits):
         error = error or _on_its_way(process)  # raised already: its GPU still has calls to end
         text = None if error is None else format_user_traceback(error)
@@ -203,11 +204,11 @@ def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) ->
         site=stack[0] if stack else process.last_site,
         stack=stack,
         since_s=since_s,
-        exit_code=0 if process.ended_by_program or process.told_its_parent else process.exit_code,
+        exit_code=0 if process.family.ended_by_program or process.told_its_parent else process.ending.exit_code,
         exception=line,
         traceback=text,
-        origins=process.origins,
-        signal=process.signal_name,
+        origins=process.ending.origins,
+        signal=process.ending.signal_name,
         host=f"node{process.slot.host}",
         meets_at=process.notes.meets_at,
         reached_store=process.notes.connecting is None,
@@ -259,8 +260,8 @@ def _ddp_findings(world: World) -> tuple[Finding, ...]:
     """DDP's error about parameters without gradient, with their names."""
     by_text: dict[str, list[SimProcess]] = {}
     for process in world.rank_processes.values():
-        if process.exception is not None and _DDP_UNFINISHED in process.error_text:
-            by_text.setdefault(_unused(process.exception, process.error_text), []).append(process)
+        if process.ending.exception is not None and _DDP_UNFINISHED in process.ending.error_text:
+            by_text.setdefault(_unused(process.ending.exception, process.ending.error_text), []).append(process)
     return tuple(
         Finding(
             Kind.DDP_UNUSED_PARAMETER,
@@ -331,19 +332,6 @@ class _Texts(Mapping[str, str]):
 MAX_EVENTS = 50_000
 WALL_LIMIT_S = 2.0
 
-_KEPT = (
-    "phase",
-    "exit_code",
-    "exception",
-    "traceback_text",
-    "origins",
-    "end_s",
-    "last_stack",
-    "exposed_s",
-    "idle_s",
-    "compute_s",
-)
-
 
 class Lookahead:
     """Runs once, when *met* (the calls of one meeting) do not fit each other; without any, a guard has seen
@@ -369,11 +357,17 @@ class Lookahead:
         world.host_timeout_s = limit_s
         for stream in muted:
             stream.muted = False
-        for process, values, slices in kept:
-            for name, value in zip(_KEPT, values, strict=True):
-                setattr(process, name, value)
-            del process.slices[slices:]
+        for restore in kept:
+            restore()
 
     @staticmethod
-    def _keep(process: SimProcess) -> tuple[SimProcess, list[object], int]:
-        return process, [getattr(process, name) for name in _KEPT], len(process.slices)
+    def _keep(process: SimProcess) -> Callable[[], None]:
+        """Return a function that restores the state of *process* as it is now."""
+        phase, stack, num_slices = process.phase, process.last_stack, len(process.times.slices)
+        ending, times = copy(process.ending), copy(process.times)
+
+        def restore() -> None:
+            process.phase, process.last_stack, process.ending, process.times = phase, stack, ending, times
+            del times.slices[num_slices:]
+
+        return restore

@@ -147,7 +147,7 @@ def summing_up(
     ranks = [world.rank_processes[r] for r in sorted(world.rank_processes) if r < world.world_size]
     started = ranks if world.launcher is None else [*ranks, world.launcher]
     failures = _failures(started)
-    virtual_s = world.stopped_at_s or max([float(world.env.now), *(p.end_s or 0.0 for p in ranks)])
+    virtual_s = world.stopped_at_s or max([float(world.env.now), *(p.ending.end_s or 0.0 for p in ranks)])
     backend = next((b for p in ranks for b in _backends(p)), "none")
     diagnoses = list(world.diagnoses)
     silent = silent_findings(world, request.silent_allow)
@@ -173,7 +173,7 @@ def summing_up(
         virtual_time_s=virtual_s,
         wall_time_s=wall_s,
         events=world.events,
-        results=[p.result for p in (ranks if world.launcher else world.processes[: len(world.slots)])],
+        results=[p.ending.result for p in (ranks if world.launcher else world.processes[: len(world.slots)])],
         ranks=[_summary(p, virtual_s) for p in ranks],
         records={p.rank: p.calls.kept() for p in ranks},
         diagnoses=diagnoses,
@@ -182,8 +182,8 @@ def summing_up(
         collectives=totals,
         links=_links(world, virtual_s),
         link_samples=_link_samples(world) if request.trace else (),
-        compute={p.rank: p.slices for p in ranks},
-        step_ends={p.rank: max(p.step_ends.values(), key=len) for p in ranks if p.step_ends},
+        compute={p.rank: p.times.slices for p in ranks},
+        step_ends={p.rank: max(p.times.step_ends.values(), key=len) for p in ranks if p.times.step_ends},
         for_trace=request.trace,
         training=training,
         gpu_tracks=GpuTracks(ranks),
@@ -241,12 +241,12 @@ def _of_launcher(world: World) -> list[str]:
     parent = world.launcher
     if parent is None:
         return []
-    if parent.exception is not None and world.diagnoses:
+    if parent.ending.exception is not None and world.diagnoses:
         where = f" at {parent.last_stack[0].file}:{parent.last_stack[0].line}" if parent.last_stack else ""
-        kind, text = type(parent.exception).__name__, str(parent.exception).strip().split("\n", 1)[0]
+        kind, text = type(parent.ending.exception).__name__, str(parent.ending.exception).strip().split("\n", 1)[0]
         return [f"the process that started the ranks (main) raised {kind}{where}: {text}"]
-    if parent.exit_code and parent.exception is None:
-        return [f"the process that started the ranks (main) ended with exit code {parent.exit_code}"]
+    if parent.ending.exit_code and parent.ending.exception is None:
+        return [f"the process that started the ranks (main) ended with exit code {parent.ending.exit_code}"]
     return []
 
 
@@ -261,7 +261,7 @@ def _exit_code(
             return int(code)
     if failures:
         return 1
-    own = {p.exit_code or 0 for p in ranks if not (p.ended_by_program or p.told_its_parent)}
+    own = {p.ending.exit_code or 0 for p in ranks if not (p.family.ended_by_program or p.told_its_parent)}
     if own == {USAGE}:
         return USAGE  # every rank refused the program's arguments, as argparse does
     return int(any(own))
@@ -280,18 +280,19 @@ def _backends(process: SimProcess) -> list[str]:
 def _failures(processes: Sequence[SimProcess]) -> list[Failure]:
     merged: dict[tuple[str, str], list[SimProcess]] = {}
     for process in processes:
-        if isinstance(process.exception, ProcessRaisedException) and any(p.exception for p in process.children):
+        children = process.family.children
+        if isinstance(process.ending.exception, ProcessRaisedException) and any(p.ending.exception for p in children):
             continue  # the launcher repeats what its child has raised
-        if process.exception is not None:
-            text = process.traceback_text or ""
-            key = (type(process.exception).__name__, _ADDRESS.sub("0x", text))
+        if process.ending.exception is not None:
+            text = process.ending.traceback_text or ""
+            key = (type(process.ending.exception).__name__, _ADDRESS.sub("0x", text))
             merged.setdefault(key, []).append(process)
     return [
         Failure(
             ranks=tuple(p.rank for p in group if p.is_rank),
             type=kind,
-            message=group[0].error_text,
-            traceback=group[0].traceback_text or "",
+            message=group[0].ending.error_text,
+            traceback=group[0].ending.traceback_text or "",
         )
         for (kind, _), group in merged.items()
     ]
@@ -303,13 +304,13 @@ def _summary(process: SimProcess, virtual_s: float) -> RankSummary:
         rank=process.rank,
         host=process.slot.host,
         device=process.slot.device,
-        end_s=virtual_s if process.end_s is None else process.end_s,
-        compute_s=process.compute_s,
+        end_s=virtual_s if process.ending.end_s is None else process.ending.end_s,
+        compute_s=process.times.compute_s,
         communication_s=process.calls.moving_s(),
-        exposed_s=process.exposed_s,
-        idle_s=process.idle_s,
+        exposed_s=process.times.exposed_s,
+        idle_s=process.times.idle_s,
         phase=process.phase,
-        exit_code=process.exit_code,
+        exit_code=process.ending.exit_code,
         peak_memory_bytes=None if memory is None else memory.peak_bytes(process),
     )
 

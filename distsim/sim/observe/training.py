@@ -76,7 +76,7 @@ def noticed() -> Iterator[None]:
             elif steps.num_ended > 1:
                 steps.modules.end()
         elif task.world.keeps_slices:
-            task.process.step_ends.setdefault(id(optimizer), []).append(task.now_s())
+            task.process.times.step_ends.setdefault(id(optimizer), []).append(task.now_s())
         task.world.traced.ended_step(task.process)
         if accelerators is not None and accelerators.works and accelerators.steps.num_ended == task.world.last_step:
             for device in accelerators.devices:
@@ -98,7 +98,7 @@ def noticed() -> Iterator[None]:
 
 def finish(world: World) -> None:
     """The programs have ended well: their GPUs do what they have been given, though no host waits for it."""
-    if world.diagnoses or any(process.exception is not None for process in world.processes):
+    if world.diagnoses or any(process.ending.exception is not None for process in world.processes):
         return
     timelines = [d.timeline for p in world.processes if p.accelerators is not None for d in p.accelerators.devices]
     last_s = float(world.env.now) + LONGEST_REST_S
@@ -398,7 +398,7 @@ def _reads(used: Sequence[SimProcess]) -> list[UnknownRead]:
 def _out_of_memory(used: Sequence[SimProcess], like: dict[SimProcess, tuple[int, ...]]) -> list[OutOfMemory]:
     shortages: dict[tuple[Any, ...], OutOfMemory] = {}
     for process in used:
-        if not isinstance(process.exception, torch.OutOfMemoryError) and not process.world.measures_memory:
+        if not isinstance(process.ending.exception, torch.OutOfMemoryError) and not process.world.measures_memory:
             continue
         for device in process.accelerators.devices:
             short = device.shortage

@@ -46,8 +46,8 @@ _LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhos
 
 def machine_of(process: SimProcess) -> int:
     """The machine a process runs on: a rank's slot, and with a child its parent's, where it was started."""
-    while process.parent is not None:
-        process = process.parent
+    while process.family.parent is not None:
+        process = process.family.parent
     return process.slot.host
 
 

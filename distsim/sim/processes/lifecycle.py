@@ -82,7 +82,7 @@ def _live(process: SimProcess, program: Callable[[], Any]) -> None:
     begin_multiprocessing()
     phase, code = Phase.FINISHED, 0
     try:
-        process.result = program()
+        process.ending.result = program()
         task.flush()
     except Unwind as end:
         if isinstance(end, Killed):
@@ -90,16 +90,16 @@ def _live(process: SimProcess, program: Callable[[], Any]) -> None:
         phase = Phase.RUNNING
     except SystemExit as exit_:
         phase, code = Phase.EXITED, _exit_code(exit_, process)
-        if process.exception is not None:  # a spawned rank: torch has turned it into an exit code
+        if process.ending.exception is not None:  # a spawned rank: torch has turned it into an exit code
             phase = Phase.RAISED
     except UsageError:
         raise
     except BaseException as exc:
         phase, code = Phase.RAISED, 1
         keep_failure(process, exc)
-        repeats = any(child.exception is not None for child in process.children)
+        repeats = any(child.ending.exception is not None for child in process.family.children)
         if process is process.world.launcher and process.stderr is not None and not repeats:
-            process.stderr.write(process.traceback_text or "")  # no report on the ranks would show it
+            process.stderr.write(process.ending.traceback_text or "")  # no report on the ranks would show it
     if phase is Phase.RUNNING:
         return
     try:
@@ -107,11 +107,11 @@ def _live(process: SimProcess, program: Callable[[], Any]) -> None:
     except Unwind:
         return
     except BaseException as exc:
-        if process.exception is None:
+        if process.ending.exception is None:
             phase, code = Phase.RAISED, 1
             keep_failure(process, exc)
-    process.phase, process.exit_code = phase, code
-    process.end_s = task.now_s()
+    process.phase, process.ending.exit_code = phase, code
+    process.ending.end_s = task.now_s()
 
 
 def _finalize(process: SimProcess, phase: Phase) -> None:
@@ -132,7 +132,7 @@ def _finalize(process: SimProcess, phase: Phase) -> None:
 
 
 def _exit_code(exit_: SystemExit, process: SimProcess) -> int:
-    if process.exception is None:
+    if process.ending.exception is None:
         process.last_stack = raised_at(exit_.__traceback__)
     if exit_.code is None:
         return 0

@@ -49,9 +49,9 @@ def pid_of(process: SimProcess) -> int:
 
 def parent_pid(process: SimProcess) -> int:
     """A rank's parent is its node's launcher; a child whose parent has ended belongs to init."""
-    if process.parent is None:
+    if process.family.parent is None:
         return _AGENT_PID + process.slot.host
-    return 1 if process.parent.ended.triggered else pid_of(process.parent)
+    return 1 if process.family.parent.ended.triggered else pid_of(process.family.parent)
 
 
 def process_with(world: World, pid: int) -> SimProcess | None:

@@ -47,7 +47,7 @@ def _new_child() -> SimProcess:
     task.flush()
     rank, slot = None, parent.slot
     if not parent.is_rank:
-        held = {child.rank for child in parent.children if child.alive or not child.is_noticed}
+        held = {child.rank for child in parent.family.children if child.alive or not child.family.is_noticed}
         rank = next(number for number in itertools.count() if number not in held)
         slot = world.slots[rank % len(world.slots)]
     environ = dict(parent.environ)
@@ -57,8 +57,8 @@ def _new_child() -> SimProcess:
     child.changed_environ = dict(parent.changed_environ)
     child.sys_path = list(sys.path)
     child.program = parent.program
-    parent.children.append(child)
-    child.parent = parent
+    parent.family.children.append(child)
+    child.family.parent = parent
     return child
 
 
@@ -69,7 +69,7 @@ class SimPopen:
         parent = require_task().process
         data, shared = self._pickled(process, must=method != "fork" and parent.program is not None)
         child = self._child = _new_child()
-        child.is_forked = method == "fork"
+        child.family.is_forked = method == "fork"
         for item in shared:
             item.arrived(child)
         for pipe in parent.notes.pipes if method == "fork" else ():
@@ -96,7 +96,7 @@ class SimPopen:
             multiprocessing.process._current_process = started  # type: ignore[attr-defined]
             started.run()
 
-        child.daemonic = bool(process.daemon)
+        child.family.daemonic = bool(process.daemon)
         child.world.start_process(child, program)
 
     def _pickled(self, process: Any, must: bool) -> tuple[Any, list[Shared]]:
@@ -138,19 +138,19 @@ class SimPopen:
         asked_by = sys._getframe(1)
         code = self._poll(flag)
         if code is not None and asked_by.f_code.co_name != "_cleanup":  # multiprocessing's own, before each start
-            self._child.is_noticed = True
+            self._child.family.is_noticed = True
             reader = asked_by.f_back if asked_by.f_code.co_name == "exitcode" else None
             if reader is not None and reader.f_globals.get("__name__") != "torch.multiprocessing.spawn":
-                self._child.is_code_read = True  # by the program: torch's spawn raises for any that is not 0
+                self._child.family.is_code_read = True  # by the program: torch's spawn raises for any that is not 0
         return code
 
     def _poll(self, flag: int) -> int | None:
         if self._child.ended.triggered:
-            self.returncode = self._child.exit_code
+            self.returncode = self._child.ending.exit_code
         elif self.returncode is None and flag == 0:
             require_task().poll(HostWait("a child process to end"))
             if self._child.ended.triggered:
-                self.returncode = self._child.exit_code
+                self.returncode = self._child.ending.exit_code
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int | None:
@@ -176,10 +176,10 @@ class SimPopen:
 def end_child(child: SimProcess, number: signal.Signals) -> None:
     """The program ends a process that it started, or asks it to end where that has a handler."""
     if callable(child.signals.get(number)) and number != signal.SIGKILL:
-        child.is_code_read = True
+        child.family.is_code_read = True
         send(child, number)
     elif child.signals.get(number) is not signal.SIG_IGN or number == signal.SIGKILL:
-        child.ended_by_program = True
+        child.family.ended_by_program = True
         child.world.kill_process(child, number.name, -number)
 
 
@@ -195,10 +195,10 @@ def begin_multiprocessing() -> None:
 
 def end_children(process: SimProcess) -> None:
     """A process that ends takes its daemonic children with it and waits for the others."""
-    for child in process.children:
-        if not child.ended.triggered and child.daemonic:
+    for child in process.family.children:
+        if not child.ended.triggered and child.family.daemonic:
             end_child(child, signal.SIGTERM)
-    for child in process.children:
+    for child in process.family.children:
         if not child.ended.triggered:
             _wait_for(child, None)
 
@@ -226,7 +226,7 @@ def _torch_wrap(real: Callable[..., Any]) -> Callable[..., Any]:
         except Exception as exc:
             keep_failure(task.process, exc)
             with open(error_file, "wb") as file:
-                pickle.dump(task.process.traceback_text, file)
+                pickle.dump(task.process.ending.traceback_text, file)
             sys.exit(1)
 
     wrap.__module__, wrap.__qualname__ = real.__module__, real.__qualname__  # children find it by name

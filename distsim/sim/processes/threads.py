@@ -296,14 +296,14 @@ def _select(self: selectors.EpollSelector, timeout: float | None = None) -> Any:
             break
         task.wait_until(task.world.poll_event(0), HostWait("its asyncio loop"), left_s)
     if any(key.fd != own_pipe for key, _ in ready):
-        task.process.real_children.answered()
+        task.process.family.real_children.answered()
     return ready
 
 
 def _from_real_child(loop: selectors.EpollSelector, task: RankTask) -> Any:
     """Let wall time pass while virtual time stands still, until the real program at the other end of a connection of
     *loop* answers. Does nothing if no thread waits for it."""
-    children, main = task.process.real_children, task.process.main_task
+    children, main = task.process.family.real_children, task.process.main_task
     if not children.wall_s or len(loop.get_map()) < 2:  # one is the loop's own pipe
         return []
     next_s, why = float(task.world.env.peek()), None if main is None else main.wait_reason

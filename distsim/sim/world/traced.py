@@ -176,7 +176,7 @@ class Traced:
 
     def _add_host(self, process: SimProcess) -> None:
         rank = process.rank
-        self._host_s[rank] = host_s = process.compute_s * HOST_FACTOR
+        self._host_s[rank] = host_s = process.times.compute_s * HOST_FACTOR
         trace = self._traces.get(rank)
         self._note_work(rank, host_s + (0.0 if trace is None else trace.operators * OPERATOR_S))
 

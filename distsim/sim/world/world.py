@@ -329,8 +329,8 @@ class World(Scheduler):
 
     def kill_process(self, process: SimProcess, signal_name: str, exit_code: int) -> None:
         """Another process ends *process*: it does not run again."""
-        process.phase, process.exit_code, process.signal_name = Phase.KILLED, exit_code, signal_name
-        process.end_s = float(self.env.now)
+        process.phase, process.ending.exit_code, process.ending.signal_name = Phase.KILLED, exit_code, signal_name
+        process.ending.end_s = float(self.env.now)
         for task in process.tasks:
             task.doom = Killed()
             task.interrupt(task.doom)
@@ -341,8 +341,8 @@ class World(Scheduler):
         assert task is not None
         assert task.process is process
         process.last_stack = user_stack(sys._getframe(1))
-        process.phase, process.exit_code, process.signal_name = phase, exit_code, signal_name
-        process.end_s = task.now_s()
+        process.phase, process.ending.exit_code, process.ending.signal_name = phase, exit_code, signal_name
+        process.ending.end_s = task.now_s()
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.finish()
@@ -364,7 +364,8 @@ class World(Scheduler):
                 task.end(Unwind())
         if not process.ended.triggered:
             process.ended.succeed()
-        if process.phase is Phase.RAISED and process.is_rank and process.parent is None and self._first_raised is None:
+        is_first = self._first_raised is None and process.family.parent is None
+        if is_first and process.phase is Phase.RAISED and process.is_rank:
             self._first_raised, self._raised_wall_s = process, _real_monotonic()
             self.limits = self.limits or Limits()
             why = f"the other ranks still ran {GRACE_S:.0f} s of wall time after rank {process.rank} had raised"
@@ -435,8 +436,9 @@ class World(Scheduler):
         self._said_raised = True
         at = f" at {site_text(raised.last_stack[0])}" if raised.last_stack else ""
         original_print(
-            f"distsim: rank {raised.rank} raised {type(raised.exception).__name__}: {raised.error_text}{at}; others "
-            f"have {GRACE_S:.0f} s (of wall time) to come to a call in which they wait for it",
+            f"distsim: rank {raised.rank} raised {type(raised.ending.exception).__name__}: "
+            f"{raised.ending.error_text}{at}; others have {GRACE_S:.0f} s (of wall time) to come to a call in "
+            "which they wait for it",
             file=sys.__stderr__,  # its own stream is closed
             flush=True,
         )
@@ -445,7 +447,7 @@ class World(Scheduler):
         """Diagnose after all ranks have ended: calls in another order, a crash, and the like."""
         self.traced.tell()
         if self.diagnoses and all(
-            p.phase in (Phase.FINISHED, Phase.EXITED) and not p.exit_code for p in self.processes
+            p.phase in (Phase.FINISHED, Phase.EXITED) and not p.ending.exit_code for p in self.processes
         ):
             first = self.diagnoses[0]
             self.note(f"{first.kind} ({ranks_text(first.culprits)}); the program caught the error and finished")
@@ -463,7 +465,7 @@ class World(Scheduler):
         frame = task.frame()
         outlived = self._first_raised is not None and self.limits is not None and self.limits.reached is not None
         process.phase = Phase.RUNNING if outlived else Phase.HOST_STUCK
-        process.end_s = float(self.env.now)
+        process.ending.end_s = float(self.env.now)
         process.last_stack = () if frame is None else user_stack(frame)
         for stream in (process.stdout, process.stderr):
             if stream is not None:

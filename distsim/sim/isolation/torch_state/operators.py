@@ -143,7 +143,7 @@ def _of_the_rank(functions: dict[SimProcess, Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         process = current_process()
         while process is not None and process not in functions:
-            process = process.parent
+            process = process.family.parent
         return (next(iter(functions.values())) if process is None else functions[process])(*args, **kwargs)
 
     return call
