@@ -156,3 +156,16 @@ def test_nothing_outlives_the_command(folder: Path) -> None:
     assert job.returncode != 0
     with pytest.raises(ProcessLookupError):
         os.killpg(group, 0)
+
+
+@pytest.mark.slow
+def test_sigterm_ends_the_command(folder: Path) -> None:
+    """Sent to the whole group, as by timeout(1), it reaches the command before it is passed on."""
+    job = subprocess.Popen(
+        [*START, "--", "bash", "-c", "echo begun; sleep 1234; :"], stdout=subprocess.PIPE, text=True, process_group=0
+    )
+    assert job.stdout is not None
+    assert job.stdout.readline() == "begun\n"
+    os.killpg(job.pid, signal.SIGTERM)
+    assert job.wait(timeout=60) == 128 + signal.SIGTERM
+    job.stdout.close()

@@ -185,7 +185,7 @@ def _run(command: Sequence[str], environ: dict[str, str]) -> int:
         while (code := _reaped(child.pid)) is None:
             came = signal.sigtimedwait(watched, 0.2)
             if came is not None and came.si_signo != signal.SIGCHLD and came.si_code <= 0:  # not the terminal's
-                child.send_signal(came.si_signo)
+                os.kill(child.pid, came.si_signo)  # Popen.send_signal would collect its exit code
         child.returncode = code
     finally:
         _end_descendants()
