@@ -9,7 +9,7 @@ from typing import Any
 
 from distsim.torch_compat.names import FEATURE, OPTIONAL, TorchName
 
-__all__ = ["DISABLED", "has_hooks_of_the_program", "leaves_code"]
+__all__ = ["DISABLED", "has_hooks_of_the_program", "leaves_code", "scripted_as"]
 
 DISABLED = "_torchdynamo_disable"
 """The mark of a function that torch.compile is to call and not to trace (torch.compiler.disable loads all of it)."""
@@ -32,6 +32,12 @@ SET_IS_IN_MODE_WITHOUT_IGNORE_COMPILE_INTERNALS = TorchName(
     OPTIONAL,
     since="2.12",
 )
+
+
+def scripted_as(original: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    """Return *wrapper*, for which torch.jit.script compiles *original*, as it does for torch.jit.script_if_tracing."""
+    vars(wrapper).update({"__script_if_tracing_wrapper": True, "__original_fn": original})
+    return wrapper
 
 
 def has_hooks_of_the_program() -> bool:

@@ -92,6 +92,24 @@ def test_functional_transforms() -> None:
     assert ranks(body).results == [([2.0, 2.0], [3.0, 3.0], [[2.0, 0.0], [0.0, 2.0]])] * 2
 
 
+def test_torchscript_compiles_functions_that_are_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout, which the search for silent faults hears of, is torch's own where torch.jit.script compiles a function
+    that calls it (Megatron's fused bias, dropout and addition), and so is a loss."""
+    (tmp_path / "scripted.py").write_text(
+        "import torch\nimport torch.nn.functional as F\n\n@torch.jit.script\n"
+        "def both(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:\n"
+        "    return F.cross_entropy(F.dropout(x, 0.5, False), target)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def body() -> Any:
+        from scripted import both  # type: ignore[import-not-found]
+
+        return round(both(torch.zeros(2, 2), torch.zeros(2, dtype=torch.long)).item(), 4)
+
+    assert ranks(body).results == [0.6931] * 2
+
+
 @pytest.mark.slow
 def test_compiled_functions_compute_the_same() -> None:
     """torch.compile and torch.jit.script inside a rank."""

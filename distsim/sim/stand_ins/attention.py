@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib.machinery
 from typing import Any
 
 import torch
@@ -436,7 +436,7 @@ class SwiGLU(nn.Module):
 _OPERATORS = ("xformers_flash::flash_fwd", "xformers_flash::flash_bwd", "xformers_flash3::flash_fwd",
               "xformers::efficient_attention_forward_cutlass")  # fmt: skip
 """Of torch.library: programs name them in lists of what is not recomputed, and call none."""
-if importlib.util.find_spec("xformers") is None:
+if importlib.machinery.PathFinder.find_spec("xformers") is None:
     for operator in _OPERATORS:
         torch.library.define(operator, "(Tensor query, Tensor key, Tensor value) -> Tensor")
 

@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from distsim.debug.diagnosis.silent.collect.collector import Collector
 from distsim.debug.diagnosis.silent.collect.sketch import array_of
 from distsim.debug.diagnosis.silent.facts import ClipFact, DropoutFact, EpochFact, LossFact
+from distsim.torch_compat.compiler import scripted_as
 
 __all__ = ["function_patches", "global_hooks"]
 
@@ -122,7 +123,7 @@ def _after(holder: Any, name: str, hear: Callable[..., None], current: Current) 
             collector.hear(hear, collector, answer, *args, **kwargs)
         return answer
 
-    return holder, name, call
+    return holder, name, scripted_as(original, call)
 
 
 def _before(holder: Any, name: str, hear: Callable[..., None], current: Current) -> tuple[Any, str, Callable[..., Any]]:
@@ -136,7 +137,7 @@ def _before(holder: Any, name: str, hear: Callable[..., None], current: Current)
             collector.hear(hear, collector, *args, **kwargs)
         return original(*args, **kwargs)
 
-    return holder, name, call
+    return holder, name, scripted_as(original, call)
 
 
 def _hooked_ddp(collector: Collector, answer: Any, ddp: Any, *args: Any, **kwargs: Any) -> None:
