@@ -92,6 +92,7 @@ def test_functional_transforms() -> None:
     assert ranks(body).results == [([2.0, 2.0], [3.0, 3.0], [[2.0, 0.0], [0.0, 2.0]])] * 2
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated:DeprecationWarning")
 def test_torchscript_compiles_functions_that_are_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dropout, which the search for silent faults hears of, is torch's own where torch.jit.script compiles a function
     that calls it (Megatron's fused bias, dropout and addition), and so is a loss."""
