@@ -27,6 +27,7 @@ __all__ = [
     "core_speed",
     "custom_cost",
     "fused_cost",
+    "has_custom_cost",
     "host_of",
     "kernel_cost",
     "launch_cost",
@@ -87,6 +88,11 @@ def _name(fn: Any) -> str:
         f"kernel_cost: expected an operator (torch.ops.my.op, or what torch.library.custom_op returned) or its name "
         f"'my::op', got {getattr(fn, '__name__', fn)!r} ({type(fn).__name__})"
     )
+
+
+def has_custom_cost(name: str, overload: str) -> bool:
+    """Return whether `kernel_cost` set a cost for this operator."""
+    return name in _COSTS or f"{name}.{overload}" in _COSTS
 
 
 def custom_cost(pricing: Pricing, call: OperatorCall) -> Cost | None:

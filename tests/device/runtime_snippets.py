@@ -267,10 +267,14 @@ def ranges() -> Any:
 @snippet
 def refusals() -> Any:
     return {
-        "temperature": raised(torch.cuda.temperature),
         "alloc": raised(lambda: torch.cuda.caching_allocator_alloc(1024)),
         "blas": raised(torch.cuda.current_blas_handle),
     }
+
+
+@snippet
+def sensors() -> Any:
+    return torch.cuda.temperature(), torch.cuda.power_draw("cuda"), torch.cuda.clock_rate(0), torch.cuda.memory_usage()
 
 
 @snippet

@@ -93,6 +93,7 @@ EXPECTED: dict[str, Any] = {
     "moves": ("torch.bfloat16", "cpu", [1.0, 1.0, 1.0], "torch.cuda.HalfTensor"),
     "quiet": [],
     "arguments_in_place": ([0.0, 1.0, 2.0, 3.0], [0.0, 1.0, 2.0, 3.0]),
+    "sensors": (0, 0, 0, 0),
     "what_nvml_would_say": True,
     "elapsed_is_the_cost": (True, True),
     "an_event_is_recorded_again": (

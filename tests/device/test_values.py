@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,28 @@ def test_what_the_cpu_cannot_compute_is_refused_by_name() -> None:
     outcome = on_gpu(own, data="real", check=False)
     assert outcome.failures[0].type == "NotSimulated"
     assert "distsim_tests.only_there.default under --data real" in outcome.failures[0].message
+
+
+def test_an_operator_written_in_python_costs_what_its_function_does() -> None:
+    """torch.library.custom_op around torch's operators (modded-nanogpt's fp8 product) needs no kernel_cost."""
+
+    def own() -> float:
+        @torch.library.custom_op("distsim_tests::product", mutates_args=())
+        def product(x: torch.Tensor) -> torch.Tensor:
+            return x @ x
+
+        product.register_fake(torch.empty_like)
+        x = torch.ones(4096, 4096, device="cuda", dtype=torch.bfloat16)
+        seconds = []
+        for call in (lambda: x @ x, lambda: product(x)):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            call()
+            torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - begin)
+        return seconds[1] / seconds[0]
+
+    assert 1.0 <= on_gpu(own).results[0] < 1.1
 
 
 def unknown() -> torch.Tensor:

@@ -8,6 +8,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn, cast
 
@@ -250,6 +251,11 @@ def _everywhere(name: str, value: Any, modules: list[Any]) -> list[Patch]:
     return [(module, name, value) for module in modules if vars(module).get(name) is real]
 
 
+def _no_sensor(name: str, task: RankTask, device: Any = None) -> int:
+    task.world.note(f"torch.cuda.{name} is 0: the simulated GPU has no such sensor")
+    return 0
+
+
 def _nvml_patches(nvml: ModuleType) -> list[Patch]:
     """pynvml with the figures of nvidia_smi.py. What these lack is not supported, as by a GPU without that sensor."""
 
@@ -322,9 +328,12 @@ def device_patches() -> list[Patch]:
         patches += _everywhere(name, for_ranks(getattr(cuda, name), ours), takers)
     for name, ours in (("utilization", _utilization), ("device_memory_used", _memory_used)):
         patches += _everywhere(name, for_ranks(getattr(cuda, name), ours), takers)
-    tools = "the simulated GPU has no such sensor, only utilization and device_memory_used: drop the call, or guard it"
-    for name in ("temperature", "power_draw", "clock_rate", "memory_usage", "list_gpu_processes"):
-        patches += _everywhere(name, refused(f"torch.cuda.{name}", tools, getattr(cuda, name)), takers)
+    for name in ("temperature", "power_draw", "clock_rate", "memory_usage"):
+        patches += _everywhere(name, for_ranks(getattr(cuda, name), partial(_no_sensor, name)), takers)
+    tools = "ask torch.cuda.device_memory_used"
+    patches += _everywhere(
+        "list_gpu_processes", refused("torch.cuda.list_gpu_processes", tools, cuda.list_gpu_processes), takers
+    )
     one_process = "use torch.nn.parallel.DistributedDataParallel, one process for each GPU"
     for function in COPIES.values():
         patches.append(
