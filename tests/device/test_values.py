@@ -209,7 +209,7 @@ def test_an_operator_written_in_python_costs_what_its_function_does() -> None:
             seconds.append(time.perf_counter() - begin)
         return seconds[1] / seconds[0]
 
-    assert 1.0 <= on_gpu(own).results[0] < 1.1
+    assert 0.99 < on_gpu(own).results[0] < 1.1
 
 
 def unknown() -> torch.Tensor:
