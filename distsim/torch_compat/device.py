@@ -10,7 +10,6 @@ from distsim.torch_compat.names import FEATURE, OPTIONAL, SIM, TorchName
 
 __all__ = ["OpOverload", "aten"]
 
-LIBRARY_IMPLS = TorchName("torch.library._impls", "operators that a program has written in Python", OPTIONAL)
 FOREACH_COPY = TorchName("torch._foreach_copy_", "copies of many tensors at once", SIM)
 GET_USER_FN = TorchName(
     "torch.autograd.function.BackwardCFunction._get_user_fn",

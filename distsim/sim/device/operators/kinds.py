@@ -13,12 +13,12 @@ from distsim.kernels.gpu import has_custom_cost
 from distsim.kernels.pricing import Attention
 from distsim.sim.device.operators.special import Handler, Mode
 from distsim.sim.device.timeline.steps import Counted
+from distsim.sim.isolation.torch_state.operators import is_registered
 from distsim.torch_compat.device import (
     CONSTRUCT_STRIDES,
     DISPATCH_KEY,
     FLEX_ATTENTION,
     FLEX_ATTENTION_BACKWARD,
-    LIBRARY_IMPLS,
     RUN_DTENSOR_RNG_OP,
     OpOverload,
     aten,
@@ -129,7 +129,6 @@ _ALIASES = frozenset({aten.detach.default, aten._unsafe_view.default, aten.lift_
                       aten.alias.default})  # fmt: skip
 _ANEW = frozenset({aten.resize_.default, aten.resize_as_.default, aten.set_.default})
 """They change what a tensor looks like, and may need other memory."""
-_TORCHS = frozenset({"aten", "prims", "fsdp", "c10d", "quantized", "symm_mem", "higher_order"})
 _REGISTERED = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
 
 
@@ -159,13 +158,13 @@ def classify(func: Any) -> int:
 def _written_in_python(func: Any) -> int | None:
     """How to run a program's own operator that is made of others: its Python function says what it does and costs,
     unless `kernel_cost` says so. None: it is not one."""
-    name, implementations = func._schema.name, LIBRARY_IMPLS.get()
-    if func.namespace in _TORCHS or has_custom_cost(name, func._schema.overload_name):
+    name, overload = func._schema.name, func._schema.overload_name
+    if has_custom_cost(name, overload):
         return None
-    kernel = name.replace("::", "/") + (f".{overload}" if (overload := func._schema.overload_name) else "")
-    if f"{kernel}/CUDA" in implementations:
+    full_name = f"{name}.{overload}" if overload else name
+    if is_registered(full_name, "CUDA"):
         return PYTHON
-    return PASSED if f"{kernel}/CompositeExplicitAutograd" in implementations else None
+    return PASSED if is_registered(full_name, "CompositeExplicitAutograd") else None
 
 
 def gpu_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:

@@ -21,7 +21,7 @@ from distsim.sim.isolation.torch_state.torch_state import STATE
 from distsim.sim.kernel.task import current_process
 from distsim.torch_compat.state import DESTROY_LIBRARY, LIBRARY, PATCH_STEP_FUNCTION
 
-__all__ = ["forget_operators", "operator_patches", "optimizer_patches"]
+__all__ = ["forget_operators", "is_registered", "operator_patches", "optimizer_patches"]
 
 # -- Operators that a program defines: torch has one dispatcher for all ranks, and each rank has its own functions. The
 # first rank registers for all, and what torch calls asks for the function of the rank that runs.
@@ -129,6 +129,11 @@ class _Registrations:
 
 
 _run = _Registrations()
+
+
+def is_registered(name: str, dispatch_key: str) -> bool:
+    """Whether a rank has registered a Python function for operator *name* under *dispatch_key*."""
+    return (name, dispatch_key) in _run.known
 
 
 def forget_operators() -> None:
