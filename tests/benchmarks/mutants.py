@@ -5,9 +5,9 @@
 Peer: none. Aim: 85 % killed in each folder.
 
 A change is made in memory: a comparison turned round or moved by one, an operator exchanged, `and` for `or`, `min` for
-`max`, a `not` or a minus left out, a number one more. For each the tests that pass over its line are run, in a process
-that has imported torch already. Without --sample every change is tried, which takes hours. What no test notices is
-printed with its line.
+`max`, a `not` or a minus left out, a number one more. For each the tests that pass over its statement are run, in a
+process that has imported torch already and has a limit of time and memory; where no test passes, the change survives.
+Without --sample every change is tried, which takes hours. What no test notices is printed with its line.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import ast
 import os
 import random
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -30,14 +31,18 @@ __all__ = ["FOLDERS", "Mutant", "main", "mutants_of", "mutated"]
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = {
-    "debug/diagnosis": "tests/debug",
+    "debug/diagnosis": "tests/debug tests/silent",
     "debug/divergence": "tests/debug",
-    "debug/matching": "tests/debug",
+    "debug/matching": "tests/debug tests/realexec/test_compare.py tests/realexec/test_compare_p2p.py",
     "distsim/kernels": "tests/kernels",
     "distsim/collectives": "tests/collectives",
-    "distsim/sim/device/allocator": "tests/device/test_allocator.py tests/device/test_ledger.py",
+    "distsim/sim/device/allocator": "tests/device/test_allocator.py tests/device/test_ledger.py "
+    "tests/device/test_claims.py tests/device/test_host_memory.py tests/device/test_memory_history.py "
+    "tests/device/test_memory_of_calls.py tests/sim/test_training.py",
 }
 """The code, and the tests that are to notice its changes."""
+CPU_S, BYTES = 120, 8 << 30
+"""What a mutant may take before it counts as killed; --timeout ends one that only waits."""
 PYTEST = "-q -x -n 0 --timeout 60 -p no:cacheprovider --no-header -r N --tb no -m".split()  # noqa: SIM905
 PAIRS: list[tuple[type[ast.AST], type[ast.AST]]] = [
     (ast.Lt, ast.GtE), (ast.Gt, ast.LtE), (ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot),
@@ -55,6 +60,8 @@ class Mutant(NamedTuple):
 
     path: Path
     index: int
+    first: int
+    """Line in which its statement begins."""
     line: int
     text: str
 
@@ -75,33 +82,35 @@ def _changes(node: ast.AST) -> Iterator[Change]:
         yield str(node.value), node, "value", not node.value if type(node.value) is bool else int(node.value) + 1
 
 
-def _changes_of(tree: ast.AST) -> Iterator[tuple[int, Change]]:
-    """Each change of the code that runs with its line; none of annotations, or of what is for type checkers."""
+def _changes_of(tree: ast.AST, first: int = 1) -> Iterator[tuple[int, int, Change]]:
+    """Yield the changes of code that runs, with the first line of the statement and the line. Annotations, decorators
+    and what is for type checkers are left out."""
+    first = tree.lineno if isinstance(tree, ast.stmt) else first
     for change in _changes(tree):
-        yield getattr(tree, "lineno", 1), change
+        yield first, getattr(tree, "lineno", first), change
     for name, value in ast.iter_fields(tree):
         for child in value if isinstance(value, list) else [value]:
             for_checkers = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
             if isinstance(child, ast.AST) and not for_checkers and name not in ("annotation", "decorator_list"):
-                yield from _changes_of(child)
+                yield from _changes_of(child, first)
 
 
 def mutants_of(path: Path) -> list[Mutant]:
     """Every change of a file."""
     changes = _changes_of(ast.parse(path.read_text("utf-8")))
-    return [Mutant(path, index, line, change[0]) for index, (line, change) in enumerate(changes)]
+    return [Mutant(path, index, first, line, change[0]) for index, (first, line, change) in enumerate(changes)]
 
 
 def mutated(data: bytes | str, index: int) -> ast.Module:
     """The code *data* with its change number *index*."""
     tree = ast.parse(data)
-    _, owner, name, value = list(_changes_of(tree))[index][1]
+    _, owner, name, value = list(_changes_of(tree))[index][2]
     setattr(owner, name, value)
     return ast.fix_missing_locations(tree)
 
 
-def _tests_by_line(folder: str) -> dict[str, dict[int, list[str]]]:
-    """File -> line -> the tests that pass over it."""
+def _tests_by_line(folder: str) -> dict[str, dict[int, set[str]]]:
+    """Return the tests that pass over each line of each file; none for a line that runs at import only."""
     import coverage
 
     with tempfile.TemporaryDirectory() as place:
@@ -114,13 +123,18 @@ def _tests_by_line(folder: str) -> dict[str, dict[int, list[str]]]:
         data.read()
         by_file = {os.path.realpath(file): data.contexts_by_lineno(file) for file in data.measured_files()}
     return {
-        file: {line: sorted({test.partition("|")[0] for test in tests if test}) for line, tests in lines.items()}
+        file: {line: {test.partition("|")[0] for test in tests if test} for line, tests in lines.items()}
         for file, lines in by_file.items()
     }
 
 
-def _survives(mutant: Mutant, tests: list[str]) -> bool:
-    """Whether *tests* pass with the change, in a child that begins with what this process has imported."""
+def _survives(mutant: Mutant, tests_by_line: dict[int, set[str]], nearest: list[str]) -> bool:
+    """Whether the tests that pass over its statement (at import: the *nearest*) pass with the change, in a child that
+    begins with what this process has imported."""
+    lines = [tests_by_line[line] for line in range(mutant.first, mutant.line + 1) if line in tests_by_line]
+    if not lines:
+        return True
+    tests = sorted(set().union(*lines)) or nearest
     child = os.fork()
     if child:
         return os.waitpid(child, 0)[1] == 0
@@ -135,6 +149,8 @@ def _survives(mutant: Mutant, tests: list[str]) -> bool:
         return compile(mutated(self.get_data(path), mutant.index), path, "exec")
 
     SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+    resource.setrlimit(resource.RLIMIT_DATA, (BYTES, BYTES))
     silent = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(silent, number)
@@ -159,9 +175,10 @@ def main() -> None:
         mutants = sorted(random.Random(args.seed).sample(mutants, min(args.sample or len(mutants), len(mutants))))
         num_killed = len(mutants)
         for mutant in mutants:
-            if _survives(mutant, tests.get(str(mutant.path), {}).get(mutant.line) or FOLDERS[folder].split()):
+            if _survives(mutant, tests.get(str(mutant.path), {}), FOLDERS[folder].split()):
                 num_killed -= 1
-                print(f"  {mutant.path.relative_to(ROOT)}:{mutant.line}: {mutant.text}", flush=True)
+                line = mutant.path.read_text("utf-8").splitlines()[mutant.line - 1].strip()
+                print(f"  {mutant.path.relative_to(ROOT)}:{mutant.line}: {mutant.text}: {line}", flush=True)
         share = num_killed / max(1, len(mutants))
         print(f"{folder}: {num_killed} of {len(mutants)} killed ({share:.0%})", flush=True)
 

@@ -88,3 +88,21 @@ def test_erasing_placeholders() -> None:
     ones = host_memory.filled((32 << 20,), 1.0, torch.float32)
     host_memory.erase(ones)
     assert not bool(ones.any())
+
+
+@pytest.mark.parametrize("written", [None, 0, host_memory.PIECE, host_memory.PIECE + 4])
+def test_a_copy_of_unknown_values_is_one_until_it_is_written(written: int | None) -> None:
+    """Whichever of its bytes; what was never copied from a GPU is known."""
+    held = torch.zeros(host_memory.PIECE + 5, dtype=torch.uint8)
+    storage = held.untyped_storage()
+    assert not host_memory.still_unknown(storage)
+    storage._distsim_unknown = True  # type: ignore[attr-defined]
+    if written is not None:
+        held[written] = 7
+    assert host_memory.still_unknown(storage) == (written is None)
+
+
+def test_placeholders_that_find_no_memory_are_refused_as_by_torch() -> None:
+    """More than the address space has."""
+    with pytest.raises(RuntimeError, match="memory"):
+        host_memory.filled((1 << 60,), 1.0, torch.float32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distsim.sim.device.allocator.allocator import ACTIVATIONS, GRADIENTS, OTHER, Ledger
+from distsim.sim.device.allocator.allocator import ACTIVATIONS, GRADIENTS, KINDS, OTHER, Ledger
 
 
 def test_a_ledger_finds_the_peak_by_what_is_known_later() -> None:
@@ -36,3 +36,30 @@ def test_names_of_modules_outlast_a_peak_a_little_higher() -> None:
     ledger.born(200)
     ledger.settle()
     assert (ledger.peak_bytes, ledger.peak_modules) == (200, {"": 200})
+
+
+def test_a_peak_is_the_sum_of_its_sites() -> None:
+    """Bytes and number by kind and site, of what was there at the peak."""
+    ledger = Ledger()
+    sites = iter("abaac")
+    ledger.site_of = lambda: next(sites)
+    ledger.born(10)
+    ledger.born(20)
+    ledger.kind = ACTIVATIONS
+    ledger.born(30)
+    ledger.died(ledger.born(40))
+    ledger.born(1)
+    ledger.settle()
+    assert ledger.peak_sites == {(OTHER, "a"): [10, 1], (OTHER, "b"): [20, 1], (ACTIVATIONS, "a"): [70, 2]}
+    assert ledger.now() == {**dict.fromkeys(KINDS, 0), OTHER: 30, ACTIVATIONS: 31}
+
+
+def test_an_equal_peak_counts_where_names_are_kept() -> None:
+    """So that the step with names stands for those before; without names the first stands."""
+    ledger = Ledger()
+    for kind, module, peak_kind in ((OTHER, "", OTHER), (ACTIVATIONS, "", OTHER), (ACTIVATIONS, "conv", ACTIVATIONS)):
+        ledger.kind, ledger.module, ledger.named = kind, module, bool(module)
+        ledger.died(ledger.born(100))
+        ledger.settle()
+        assert (ledger.peak[peak_kind], ledger.peak_bytes) == (100, 100)
+    assert ledger.peak_modules == {"conv": 100}

@@ -12,6 +12,8 @@ import torch
 from torch.cuda import _memory_viz
 
 import distsim
+from distsim.sim.device.allocator import Allocator
+from distsim.sim.device.allocator.history import BASE, History, segments_of
 
 MIB = 1 << 20
 
@@ -83,6 +85,53 @@ def test_a_history_is_as_long_as_it_may_be() -> None:
     assert (actions, depths, has_stack) == (["free_requested", "free_completed", "snapshot"], {0}, True)
 
 
+@pytest.mark.parametrize(
+    ("context", "have_stacks", "block_has"),
+    [
+        (None, set(), False),
+        ("state", set(), True),
+        ("alloc", {"segment_alloc", "alloc"}, True),
+        ("all", {"segment_alloc", "alloc", "free_requested", "free_completed", "segment_free"}, True),
+    ],
+)
+def test_stacks_are_kept_of_what_the_context_names(context: Any, have_stacks: set[str], block_has: bool) -> None:
+    """Of blocks alone, of allocations, or of frees as well; addresses and sizes are those of the allocator."""
+    allocator, begin = Allocator(64 * MIB), BASE + 2 * MIB
+    allocator.allocate(1, stream=1)
+    allocator.history = History(now_us=lambda: 7, context=context)
+    first, second = allocator.allocate(MIB), allocator.allocate(100)
+    _, segment = segments_of(allocator.segments, 3)
+    allocator.free(first)
+    allocator.let_go(second)
+    _, freed = segments_of(allocator.segments, 3)
+    allocator.reclaim(second)
+    allocator.empty_cache()
+    trace = allocator.history.trace()
+    assert [(entry["action"], entry["addr"] - begin, entry["size"]) for entry in trace] == [
+        *(("segment_alloc", 0, 2 * MIB), ("alloc", 0, MIB), ("alloc", MIB, 100)),
+        *(("free_requested", 0, MIB), ("free_completed", 0, MIB)),
+        *(("free_requested", MIB, 100), ("free_completed", MIB, 100)),
+        ("segment_free", 0, 2 * MIB),
+    ]
+    assert {entry["action"] for entry in trace if entry["frames"]} == have_stacks
+    assert all(
+        entry["frames"][0]["name"] == "test_stacks_are_kept_of_what_the_context_names"
+        for entry in trace
+        if entry["frames"]
+    )
+    assert segment["address"] == begin
+    assert [(block["address"] - begin, block["size"], block["state"]) for block in segment["blocks"]] == [
+        (0, MIB, "active_allocated"),
+        (MIB, 512, "active_allocated"),
+        (MIB + 512, MIB - 512, "inactive"),
+    ]
+    assert [bool(block["frames"]) for block in segment["blocks"]] == [block_has, block_has, False]
+    assert [block["state"] for block in freed["blocks"]] == ["inactive", "active_awaiting_free", "inactive"]
+    sums = ("device", "total_size", "allocated_size", "active_size", "requested_size")
+    assert [segment[name] for name in sums] == [3, 2 * MIB, MIB + 512, MIB + 512, MIB + 100]
+    assert [freed[name] for name in sums] == [3, 2 * MIB, 0, 512, 100]
+
+
 def test_a_shortage_is_an_entry() -> None:
     """With the bytes that were asked for and those that were free."""
 
@@ -90,10 +139,15 @@ def test_a_shortage_is_an_entry() -> None:
         torch.cuda.memory._record_memory_history()
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
+        held = torch.empty(1 << 34, dtype=torch.uint8, device="cuda")
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
+        del held
         with pytest.raises(RuntimeError, match="enabled expected state or all, or None, got 'some'"):
             torch.cuda.memory._record_memory_history("some")
-        return torch.cuda.memory._snapshot()["device_traces"][0][0]
+        return [entry for entry in torch.cuda.memory._snapshot()["device_traces"][0] if entry["action"] == "oom"]
 
-    entry = distsim.simulate(body, nproc_per_node=1).results[0]
-    assert (entry["action"], entry["size"]) == ("oom", 1 << 40)
-    assert 70e9 < entry["device_free"] < 90e9
+    entries = distsim.simulate(body, nproc_per_node=1).results[0]
+    assert [entry["size"] for entry in entries] == [1 << 40] * 2
+    assert 70e9 < entries[0]["device_free"] < 90e9
+    assert entries[0]["device_free"] - entries[1]["device_free"] == 1 << 34

@@ -112,7 +112,7 @@ class Ledger:
 
     def settle(self) -> None:
         """All tags are known: find the peak in what came and went."""
-        peak_event = self._peak_at() if self.has_risen else -1
+        peak_event = self._peak_at() if self.has_risen else None
         for number, tag in enumerate(self._events):
             if number == peak_event:
                 self._look(self._events[:peak_event])
@@ -124,9 +124,9 @@ class Ledger:
         self._events.clear()
         self.most = self.in_use
 
-    def _peak_at(self) -> int:
-        """Return the number of events at the peak; -1 if the previous peak was not exceeded."""
-        now, peak_event, most = sum(tag.nbytes for tag in self._alive), -1, self._beaten
+    def _peak_at(self) -> int | None:
+        """Return the number of events at the peak; None if the previous peak was not exceeded."""
+        now, peak_event, most = sum(tag.nbytes for tag in self._alive), None, self._beaten
         on = {id(tag) for tag in self._alive}
         for number, tag in enumerate(self._events, 1):
             if id(tag) in on:
