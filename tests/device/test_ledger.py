@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+from types import SimpleNamespace
+
+import torch
+
 from distsim.sim.device.allocator.allocator import ACTIVATIONS, GRADIENTS, KINDS, OTHER, Ledger
+from distsim.sim.device.allocator.sites import site_reader
 
 
 def test_a_ledger_finds_the_peak_by_what_is_known_later() -> None:
@@ -63,3 +69,16 @@ def test_an_equal_peak_counts_where_names_are_kept() -> None:
         ledger.settle()
         assert (ledger.peak[peak_kind], ledger.peak_bytes) == (100, 100)
     assert ledger.peak_modules == {"conv": 100}
+
+
+def test_a_site_is_the_users_line_with_the_operator_and_its_tensor() -> None:
+    """Of an operator's result; a buffer has neither."""
+    ledger = Ledger()
+    ledger.site_of = site_reader(ledger, SimpleNamespace(operator=torch.ops.aten.add.Tensor))
+    ledger.shape = (2, 3), torch.float32
+    sites = [ledger.born(1).site for _ in range(2)]
+    line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
+    assert [(site.file, site.line, site.operator, site.tensor) for site in sites] == [
+        (__file__, line, "add", "float32[2,3]"),
+        (__file__, line, "buffer", ""),
+    ]

@@ -1,0 +1,249 @@
+"""Prices by hand: a GPU of round figures, whose every product, block and copy can be worked out on paper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from distsim.kernels import Cost, pricing
+from distsim.kernels.gpu_file import AttentionKernel, ChipSpec, GemmSpec, GpuFile, read_gpu
+from distsim.kernels.pricing import Attention, Gemm, Pricing, attention_seconds, gemm_seconds, math_dtype
+
+CHIP = ChipSpec(
+    compute_capability=0,
+    multiprocessors=4,
+    memory=1,
+    memory_bandwidth=1e6,
+    l2=1,
+    flops={"bf16": 4 * 2.0 * 256 * 128 * 64, "fp32": 1.0},
+)
+"""A tile of 256 x 128 goes through 64 of k in a second on each of four multiprocessors."""
+GEMM: dict[str, Any] = {
+    "plateau": {"bf16": 0.5}, "mma": 1.0, "tiles": {"256x128": 1.0, "64x64": 0.125}, "tile_overhead": 0.25,
+    "split_k": False, "memory": 0.5, "sharpness": 1, "floor": 1.0, "conv": 1.0, "grouped": 1.0,
+}  # fmt: skip
+"""Where sharpness is 1, tiles, plateau and memory are added up."""
+
+
+def gemm(m: int, n: int, k: int, batch: int = 1, nbytes: int = 0, **fields: Any) -> tuple[float, int, bool]:
+    """Seconds without the kernel's floor and the plateau's share, kernels, whether memory limits it."""
+    product = Gemm(m, n, k, batch, "bf16", nbytes)
+    seconds, kernels, by_memory = gemm_seconds(GemmSpec(**GEMM | fields), CHIP, product)
+    return seconds - 1.0 - product.flops / (0.5 * CHIP.flops["bf16"]), kernels, by_memory
+
+
+@pytest.mark.parametrize(
+    ("shape", "seconds"),
+    [
+        ((256, 128, 64), 1.25),
+        ((256, 128, 65), 2.25),
+        ((128, 256, 64), 1.25),  # the tile turned
+        ((256 * 4, 128, 64), 1.25),
+        ((256 * 4 + 1, 128, 64), 2.5),
+        ((256 * 4, 128, 64, 2), 2.5),
+        ((256, 128, 64, 5), 2.5),
+        ((64, 64, 64), 1 + 1 / 32),
+        ((64, 64, 128), 2 + 1 / 32),
+        ((64, 64 * 2, 64), 1 + 1 / 32),
+    ],
+)
+def test_tiles_go_in_waves_of_as_many_as_there_are_multiprocessors(shape: tuple[int, ...], seconds: float) -> None:
+    """Each through its steps of k, and a begin and an end by its size; the quickest tile is taken."""
+    assert gemm(*shape)[0] == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("shape", "steps", "parts"),
+    [
+        ((256, 128, 1023), 16, 1),  # halves of k would be shorter than 512
+        ((256, 128, 1024), 8, 2),
+        ((256, 128, 2048), 8, 4),
+        ((256 * 2, 128, 2048), 16, 2),  # four parts would need a second wave
+        ((256 * 4, 128, 2048), 32, 1),  # the grid fills the device
+    ],
+)
+def test_a_small_grid_is_split_along_k(shape: tuple[int, int, int], steps: int, parts: int) -> None:
+    """A second kernel adds up what is written and read in 32 bits, and takes half of a floor."""
+    seconds, kernels, _ = gemm(*shape, split_k=True, tiles={"256x128": 1.0}, memory=1.0)
+    sums = 0.0
+    if parts > 1:
+        sums = 4 * shape[0] * shape[1] * (parts + 1) / CHIP.memory_bandwidth + 0.5
+    assert seconds == pytest.approx(steps + 0.25 + sums)
+    assert kernels == min(parts, 2)
+
+
+@pytest.mark.parametrize(
+    ("m", "nbytes", "sharpness", "seconds", "by_memory"),
+    [
+        (256, 0, 1, 1 + 1.25 + 0.5, False),
+        (256, 10**6, 1, 1 + 1.25 + 0.5 + 2, True),
+        (256, 10**5, 1, 1 + 1.25 + 0.5 + 0.2, False),
+        (256, 10**6, 2, 1 + (1.25**2 + 0.5**2 + 2**2) ** 0.5, True),
+        (0, 10**6, 1, 1, True),
+    ],
+)
+def test_tiles_plateau_and_memory_are_felt_together(
+    m: int, nbytes: int, sharpness: int, seconds: float, by_memory: bool
+) -> None:
+    """By their p-norm, beyond a kernel's floor; nothing multiplied takes the floor."""
+    product = Gemm(m, 128, 64, 1, "bf16", nbytes)
+    assert gemm_seconds(GemmSpec(**GEMM | {"sharpness": sharpness}), CHIP, product) == (
+        pytest.approx(seconds), 1, by_memory,
+    )  # fmt: skip
+
+
+KERNEL: dict[str, Any] = {
+    "forward": 2.0 * 64 * 128 * 256 * 4, "forward_64": 1.0, "backward": 2.5 * 2.0 * 128 * 128 * 256 * 4,
+    "backward_64": 1.0, "wide": 1.0, "wide_backward": 1.0, "causal": 0.5, "query_block": 64, "overhead": 1.0,
+    "overhead_backward": 2.0, "tail": 0.5, "tail_backward": 0.25,
+}  # fmt: skip
+"""One block of 64 queries, or backward of 128 keys, takes a second on each of four multiprocessors."""
+
+
+@pytest.mark.parametrize(
+    ("heads", "queries", "keys", "way", "seconds"),
+    [
+        (1, 64, 128, {}, 1 + 1),  # one block and what it pays more
+        (1, 65, 129, {}, 2 + 1),  # two of two each
+        (2, 64 * 8, 256, {}, 2 * 8 * (2 + 1) / 4 + 0.5 * 3),
+        (8, 128, 128, {"causal": True}, (8 * (0.5 + 1 + 2 * 1) / 4 + 0.5 * 2) / 0.5),
+        (8, 128, 256, {"causal": True}, (8 * (1.5 + 2 + 2 * 1) / 4 + 0.5 * 3) / 0.5),  # the queries are the last ones
+        (8, 256, 128, {"causal": True}, (8 * (0.5 + 1 + 1 + 1 + 4 * 1) / 4 + 0.5 * 2) / 0.5),
+        (1, 64 * 4096, 128 * 2048, {"causal": True}, (4096 * (4097 / 4 + 1) / 4 + 0.5 * 2049) / 0.5),
+        (8, 128, 128, {"backward": True}, 8 * (1 + 2) / 4 + 0.25 * 3),
+        (8, 256, 256, {"backward": True}, 8 * 2 * (2 + 2) / 4 + 0.25 * 4),
+    ],
+)
+def test_blocks_of_queries_go_through_blocks_of_keys(
+    heads: int, queries: int, keys: int, way: dict[str, bool], seconds: float
+) -> None:
+    """Shared out to the multiprocessors; the longest runs nearly alone at the end."""
+    call = Attention(1, heads, queries, keys, 128, 128, **way)
+    assert attention_seconds(AttentionKernel(**KERNEL), CHIP, call) == pytest.approx(seconds)
+    twice = Attention(2, heads * 5, queries, keys, 64 + 65, 127, **way)
+    once = Attention(1, heads * 10, queries, keys, 64 + 65, 127, **way)
+    assert attention_seconds(AttentionKernel(**KERNEL), CHIP, twice) == pytest.approx(
+        attention_seconds(AttentionKernel(**KERNEL), CHIP, once)
+    )
+
+
+@pytest.mark.parametrize(
+    ("dim", "way", "rate"),
+    [
+        (128, {}, 2), (65, {}, 2), (64, {}, 3), (129, {}, 2 * 0.5), (128, {"causal": True}, 2 * 0.7),
+        (128, {"fp32": True}, 2 * 0.9), (128, {"backward": True}, 5), (64, {"backward": True}, 7),
+        (65, {"backward": True}, 5), (129, {"backward": True}, 5 * 0.6),
+        (128, {"backward": True, "fp32": True, "causal": True}, 5 * 0.7 * 0.9),
+    ],
+)  # fmt: skip
+def test_the_rate_of_attention_goes_by_its_dimension(dim: int, way: dict[str, bool], rate: float) -> None:
+    """Up to 64, up to 128, and beyond; 32 bits and a causal mask leave a part of it."""
+    fields = {"forward": 2.0, "forward_64": 3.0, "backward": 5.0, "backward_64": 7.0, "wide": 0.5}
+    fields |= {"wide_backward": 0.6, "causal": 0.7, "fp32": 0.9}
+    assert pricing._rate(AttentionKernel(**KERNEL | fields), Attention(1, 1, 1, 1, dim, 8, **way)) == pytest.approx(
+        rate
+    )
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "causal", "pairs"),
+    [(3, 5, False, 15), (3, 3, True, 6), (3, 5, True, 3 * 2 + 6), (5, 3, True, 6), (1, 4, True, 4)],
+)
+def test_queries_meet_the_keys_up_to_their_own(queries: int, keys: int, causal: bool, pairs: int) -> None:
+    """Flops are those of two products forward, and of five backward."""
+    call = Attention(2, 3, queries, keys, 8, 16, causal)
+    assert call.pairs == pairs
+    assert call.flops == 2 * 2 * 3 * pairs * (8 + 16)
+    assert Attention(2, 3, queries, keys, 8, 16, causal, backward=True).flops == 5 * 2 * 3 * pairs * (8 + 16)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        (torch.float64, "fp64"), (torch.float32, "fp32"), (torch.float16, "fp16"), (torch.bfloat16, "bf16"),
+        (torch.float8_e4m3fn, "fp8"), (torch.float8_e5m2, "fp8"), (torch.int8, "fp32"), (torch.int64, "fp32"),
+        (torch.complex64, "fp32"), (torch.complex128, "fp64"),
+    ],
+)  # fmt: skip
+def test_the_type_in_which_a_product_is_computed(dtype: torch.dtype, name: str) -> None:
+    """That of its operands; what no Tensor Core has goes as fp32."""
+    assert math_dtype(dtype) == name
+
+
+FULL = read_gpu("h100")
+MEMORY = vars(FULL.memory) | {"floor": 10.0, "elementwise": 0.5}
+HOST = vars(FULL.host) | {"gap": 3.0, "h2d": 100.0, "d2h": 50.0, "pageable": 25.0, "transfer_floor": 7.0}
+ALL = {name: KERNEL | {"forward": KERNEL["forward"] * factor} for name, factor in (("flash", 1), ("cudnn", 2))}
+GPU = Pricing(
+    GpuFile(
+        **vars(FULL)
+        | {
+            "chip": CHIP,
+            "memory": type(FULL.memory)(**MEMORY),
+            "host": type(FULL.host)(**HOST),
+            "gemm": GemmSpec(**GEMM),
+            "attention": type(FULL.attention)(
+                preferred="flash",
+                flash=AttentionKernel(**ALL["flash"]),
+                cudnn=AttentionKernel(**ALL["cudnn"]),
+                efficient=AttentionKernel(**KERNEL),
+            ),
+        }
+    )
+)
+
+
+def test_bytes_go_through_memory_by_kernels_one_after_the_other() -> None:
+    """A floor for each, a gap between two."""
+    for kernels, seconds in ((1, 10 + 2), (3, 3 * 10 + 2 + 2 * 3)):
+        cost = GPU.bytes(10**6, 0.5, "copy", kernels=kernels, flops=9)
+        assert cost == Cost(seconds, kernels, 9, 10**6, "copy", True)
+    assert GPU.bytes(10**6, 0.5, "copy", kernels=0) == Cost(0.0, 0, 0, 0, "none", False)
+
+
+@pytest.mark.parametrize(
+    ("to_device", "pinned", "seconds"),
+    [(True, True, 7 + 10), (False, True, 7 + 20), (True, False, 7 + 40), (False, False, 7 + 40)],
+)
+def test_a_copy_goes_at_the_rate_of_its_way(to_device: bool, pinned: bool, seconds: float) -> None:
+    """Unpinned memory through the driver's buffer."""
+    assert GPU.transfer(1000, to_device=to_device, pinned=pinned) == Cost(seconds, 1, 0, 1000, "transfer", True)
+
+
+def test_a_product_at_a_part_of_its_rate() -> None:
+    """The floor stays; two kernels have a gap between them."""
+    product = Gemm(256, 128, 64, 1, "bf16", 10**5)
+    cost = GPU.gemm(product, rate=0.5)
+    assert cost == Cost(pytest.approx(1 + 2 * (1.25 + 0.5 + 0.2)), 1, product.flops, 10**5, "gemm", False)
+    assert GPU.gemm(product, kind="conv", flops=0) == Cost(pytest.approx(2.95), 1, 0, 10**5, "conv", False)
+    split = Pricing(GpuFile(**vars(GPU.spec) | {"gemm": GemmSpec(**GEMM | {"split_k": True})}))
+    long = Gemm(256, 128, 1024)
+    seconds, kernels, _ = gemm_seconds(split.spec.gemm, CHIP, long)
+    assert (
+        (split.gemm(long).seconds, split.gemm(long).kernels)
+        == (pytest.approx(seconds + 3), kernels)
+        == (seconds + 3, 2)
+    )
+
+
+@pytest.mark.parametrize(
+    ("kernel", "way", "nbytes", "seconds", "kernels"),
+    [
+        ("flash", {}, 0, 2 + 10, 1),
+        ("cudnn", {}, 0, 1 + 10, 1),
+        ("flash", {}, 10**6, 2 + 10, 1),
+        ("flash", {}, 2 * 10**6, 4 + 10, 1),
+        ("flash", {"backward": True}, 0, 3 + 3 * 10 + 2 * 3, 3),
+    ],
+)
+def test_attention_is_its_kernel_or_its_bytes(
+    kernel: str, way: dict[str, bool], nbytes: int, seconds: float, kernels: int
+) -> None:
+    """Whichever takes longer; backward has a small kernel before and one after."""
+    call = Attention(1, 1, 64, 128, 128, 128, **way)
+    by_memory = nbytes > 10**6
+    assert GPU.attention(call, kernel, nbytes) == Cost(
+        pytest.approx(seconds), kernels, call.flops, nbytes, "attention", by_memory
+    )
