@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 
-from distsim.kernels import Cost, pricing
+from distsim.kernels import Cost, Gpu, pricing
+from distsim.kernels.cost import nbytes
+from distsim.kernels.gpu import fused_cost
 from distsim.kernels.gpu_file import AttentionKernel, ChipSpec, GemmSpec, GpuFile, read_gpu
 from distsim.kernels.pricing import Attention, Gemm, Pricing, attention_seconds, gemm_seconds, math_dtype
+from tests.kernels.shapes import meta
 
+aten, F32, I64 = torch.ops.aten, torch.float32, torch.int64
 CHIP = ChipSpec(
     compute_capability=0,
     multiprocessors=4,
@@ -173,7 +178,11 @@ def test_the_type_in_which_a_product_is_computed(dtype: torch.dtype, name: str) 
 
 
 FULL = read_gpu("h100")
-MEMORY = vars(FULL.memory) | {"floor": 10.0, "elementwise": 0.5}
+SHARES = {
+    "elementwise": 0.5, "strided": 0.25, "reduction": 0.2, "norm": 0.1, "softmax_short": 0.8, "softmax": 0.4,
+    "softmax_long": 0.05, "softmax_backward": 0.04, "gather": 0.16, "scatter": 0.08, "optimizer": 0.32, "random": 0.64,
+}  # fmt: skip
+MEMORY = vars(FULL.memory) | SHARES | {"floor": 10.0}
 HOST = vars(FULL.host) | {"gap": 3.0, "h2d": 100.0, "d2h": 50.0, "pageable": 25.0, "transfer_floor": 7.0}
 ALL = {name: KERNEL | {"forward": KERNEL["forward"] * factor} for name, factor in (("flash", 1), ("cudnn", 2))}
 GPU = Pricing(
@@ -246,4 +255,193 @@ def test_attention_is_its_kernel_or_its_bytes(
     by_memory = nbytes > 10**6
     assert GPU.attention(call, kernel, nbytes) == Cost(
         pytest.approx(seconds), kernels, call.flops, nbytes, "attention", by_memory
+    )
+
+
+def many(count: int, *shape: int) -> list[Any]:
+    return [meta(*shape, dtype=F32) for _ in range(count)]
+
+
+X, ROWS, INDEX, TABLE = meta(4, 6, dtype=F32), meta(3, 5, dtype=F32), meta(3, dtype=I64), meta(10, 5, dtype=F32)
+"""96, 60, 24 and 200 bytes."""
+LARGE, TURNED = meta(512, 512, dtype=F32), meta(512, 512, dtype=F32).t()
+MIB = 1 << 20
+STATS = meta(6, dtype=F32)
+NORM_BACKWARD = (X, X, [6], STATS, STATS, None, None, [True] * 3)
+BYTES: list[tuple[Any, tuple[Any, ...], Any, list[tuple[int, str, int, str]]]] = [
+    (aten._to_copy.default, (X,), meta(4, 6), [(96 + 48, "elementwise", 1, "copy")]),
+    (aten.copy_.default, (LARGE, LARGE), LARGE, [(2 * MIB, "elementwise", 1, "copy")]),
+    (aten.copy_.default, (LARGE, TURNED), LARGE, [(2 * MIB, "strided", 1, "copy")]),
+    (aten.add.Tensor, (LARGE, TURNED), LARGE, [(3 * MIB, "strided", 1, "elementwise")]),
+    (aten.add.Tensor, (X, X), X, [(3 * 96, "elementwise", 1, "elementwise")]),
+    (aten._foreach_copy_.default, (many(252, 1), many(252, 1)), None, [(2 * 4 * 252, "elementwise", 1, "copy")]),
+    (aten._foreach_copy_.default, (many(253, 1), many(253, 1)), None, [(2 * 4 * 253, "elementwise", 2, "copy")]),
+    (aten.zero_.default, (X,), X, [(96, "elementwise", 1, "elementwise")]),
+    (aten._foreach_zero_.default, (many(770, 1),), None, [(4 * 770, "elementwise", 1, "elementwise")]),
+    (aten._foreach_zero_.default, (many(771, 1),), None, [(4 * 771, "elementwise", 2, "elementwise")]),
+    (aten.cat.default, ([X, X],), meta(8, 6, dtype=F32), [(4 * 96, "elementwise", 1, "copy")]),
+    (aten.cat.default, ([meta(0)],), meta(0), [(0, "elementwise", 0, "none")]),
+    (aten.select_backward.default, (STATS, [4, 6], 0, 1), X, [
+        (96, "elementwise", 1, "elementwise"), (2 * 24, "elementwise", 1, "elementwise"),
+    ]),
+    (aten.embedding.default, (TABLE, INDEX), ROWS, [(2 * 60 + 24, "gather", 1, "embedding")]),
+    (aten.index_select.default, (TABLE, 0, INDEX), ROWS, [(2 * 60 + 24, "gather", 1, "index")]),
+    (aten.embedding_dense_backward.default, (ROWS, INDEX, 10, -1, False), TABLE, [
+        (200, "elementwise", 1, "embedding"), (8 * 24, "scatter", 4, "embedding"), (2 * 60, "scatter", 1, "embedding"),
+    ]),
+    (aten.index_add_.default, (TABLE, 0, INDEX, ROWS), TABLE, [(3 * (24 + 60), "scatter", 1, "index")]),
+    (aten.index_add.default, (TABLE, 0, INDEX, ROWS), TABLE, [
+        (2 * 200, "elementwise", 1, "index"), (3 * (24 + 60), "scatter", 1, "index"),
+    ]),
+    (aten.sort.default, (X,), (X, meta(4, 6, dtype=I64)), [(4 * 2 * 24 * (4 + 8), "reduction", 2 + 4, "sort")]),
+    (aten.topk.default, (X, 2), (meta(4, 2, dtype=F32), meta(4, 2, dtype=I64)), [
+        (4 * 96 + 32 + 64, "reduction", 2, "sort"),
+    ]),
+    (aten.cumsum.default, (X, 0), X, [(2 * 96 + 96, "reduction", 2, "reduction")]),
+    (aten.native_dropout.default, (X, 0.5, True), (X, meta(4, 6, dtype=torch.bool)), [
+        (96 + 96 + 24, "random", 1, "random"),
+    ]),
+    (aten.normal_.default, (X,), X, [(96, "random", 1, "random")]),
+    (aten._foreach_norm.Scalar, (many(8, 65_536),), many(8), [
+        (8 * 4 * (65_536 + 1), "optimizer", 1, "optimizer"), (8 * 4, "elementwise", 1, "optimizer"),
+    ]),
+    (aten._softmax.default, (meta(2, 1024, dtype=F32), 1, False), meta(2, 1024, dtype=F32), [
+        (4 * 4096, "softmax_short", 1, "softmax"),
+    ]),
+    (aten._softmax.default, (meta(2, 1025, dtype=F32), 1, False), meta(2, 1025, dtype=F32), [
+        (4 * 4100, "softmax", 1, "softmax"),
+    ]),
+    (aten._softmax.default, (meta(16_384, dtype=F32), 0, False), meta(16_384, dtype=F32), [
+        (2 * 65_536, "softmax", 1, "softmax"),
+    ]),
+    (aten._softmax.default, (meta(16_385, dtype=F32), 0, False), meta(16_385, dtype=F32), [
+        (2 * 65_540, "softmax_long", 1, "softmax"),
+    ]),
+    (aten._softmax_backward_data.default, (*many(2, 16_385), 0, F32), meta(16_385, dtype=F32), [
+        (3 * 65_540, "softmax_backward", 1, "softmax"),
+    ]),
+    (aten.nll_loss_forward.default, (X, INDEX, None, 1, -100), (STATS, STATS), [
+        (5 * 24 + 2 * 24, "gather", 1, "reduction"),
+    ]),
+    (aten.nll_loss_backward.default, (STATS, X, INDEX, None, 1, -100, STATS), X, [
+        (96, "elementwise", 1, "index"), (5 * 24, "gather", 1, "index"),
+    ]),
+    (aten.native_layer_norm.default, (X, [6], STATS, STATS, 1e-5), (X, STATS, STATS), [
+        (2 * 96 + 4 * 24, "norm", 1, "norm"),
+    ]),
+    (aten.native_batch_norm.default, (X, None, None, None, None, True, 0.1, 1e-5), (X, STATS, STATS), [
+        (3 * 96 + 2 * 24, "norm", 2, "norm"),
+    ]),
+    (aten.native_batch_norm.default, (X, None, None, None, None, False, 0.1, 1e-5), (X, STATS, STATS), [
+        (2 * 96 + 2 * 24, "norm", 1, "norm"),
+    ]),
+    (aten.native_layer_norm_backward.default, NORM_BACKWARD, (X, None, None), [(3 * 96, "norm", 1, "norm")]),
+    (aten.sum.default, (X,), meta(dtype=F32), [(96 + 4, "reduction", 1, "reduction")]),
+    (aten.sum.default, (meta(MIB, dtype=F32),), meta(dtype=F32), [(4 * MIB + 4, "reduction", 1, "reduction")]),
+    (aten.sum.default, (meta(MIB + 1, dtype=F32),), meta(dtype=F32), [
+        (4 * MIB + 8, "reduction", 1, "reduction"), (0, "reduction", 1, "reduction"),
+    ]),
+    (aten.sum.dim_IntList, (meta(MIB + 1, 2, dtype=F32), [1]), meta(MIB + 1, dtype=F32), [
+        (3 * 4 * (MIB + 1), "reduction", 1, "reduction"),
+    ]),
+    (aten.max.default, (X,), meta(dtype=F32), [(96 + 4, "reduction", 1, "reduction")]),
+    (aten.max.other, (X, X), X, [(3 * 96, "elementwise", 1, "elementwise")]),
+]  # fmt: skip
+"""Operator, arguments, result -> bytes, share of the bandwidth, kernels and kind of each of its parts."""
+
+
+@pytest.mark.parametrize(("func", "args", "result", "parts"), BYTES, ids=lambda value: str(value)[:24])
+def test_what_moves_bytes(
+    func: Any, args: tuple[Any, ...], result: Any, parts: list[tuple[int, str, int, str]]
+) -> None:
+    """Each tensor as often as its kernels read and write it, at the share that such kernels reach."""
+    cost = Gpu(GPU.spec).cost(func, args, {}, result)
+    expected = [GPU.bytes(moved, SHARES[share], kind, kernels=kernels) for moved, share, kernels, kind in parts]
+    assert (cost.kernels, cost.nbytes) == (sum(one.kernels for one in expected), sum(one.nbytes for one in expected))
+    assert cost.seconds == pytest.approx(sum(one.seconds for one in expected))
+    assert cost.kind == expected[0].kind
+
+
+@pytest.mark.parametrize(
+    ("elements_per_s", "seconds", "by_memory"), [(1.0, 24 + 2 * 10, False), (1e9, 2 * 10 + 3 + 5 * 96 / 5e5, True)]
+)
+def test_a_norms_backward_goes_by_its_elements_or_its_bytes(
+    elements_per_s: float, seconds: float, by_memory: bool
+) -> None:
+    """By rows and by columns, each through both operands."""
+    memory = type(FULL.memory)(**MEMORY | {"norm_backward": elements_per_s})
+    args = (X, X, [6], STATS, STATS, STATS, STATS, [True] * 3)
+    gpu = Gpu(GpuFile(**vars(GPU.spec) | {"memory": memory}))
+    cost = gpu.cost(aten.native_layer_norm_backward.default, args, {}, (X, STATS, STATS))
+    assert cost == Cost(pytest.approx(seconds), 2, 0, 5 * 96, "norm", by_memory)
+
+
+PRODUCTS: list[tuple[Any, tuple[Any, ...], Any, tuple[int, ...]]] = [
+    (aten.mm.default, (meta(4, 6), meta(6, 8)), meta(4, 8), (4, 8, 6, 1)),
+    (aten.bmm.default, (meta(3, 4, 6), meta(3, 6, 8)), meta(3, 4, 8), (4, 8, 6, 3)),
+    (aten.addmm.default, (meta(8), meta(4, 6), meta(6, 8)), meta(4, 8), (4, 8, 6, 1)),
+    (aten.baddbmm.default, (meta(3, 4, 8), meta(3, 4, 6), meta(3, 6, 8)), meta(3, 4, 8), (4, 8, 6, 3)),
+    (aten.linear.default, (meta(2, 4, 6), meta(8, 6)), meta(2, 4, 8), (2 * 4, 8, 6, 1)),
+    (aten._grouped_mm.default, (meta(9, 6), meta(2, 6, 8), INDEX[:2]), meta(9, 8), (5, 8, 6, 2)),
+    (aten._grouped_mm.default, (meta(2, 4, 6), meta(6, 9), INDEX[:2]), meta(4, 9), (4, 5, 6, 2)),
+    (aten._grouped_mm.default, (meta(4, 9), meta(9, 8), INDEX[:2]), meta(2, 4, 8), (4, 8, 5, 2)),
+    (aten._grouped_mm.default, (meta(3, 4, 6), meta(3, 6, 8)), meta(3, 4, 8), (4, 8, 6, 3)),
+]
+
+
+@pytest.mark.parametrize(("func", "args", "result", "shape"), PRODUCTS, ids=lambda value: str(value)[:24])
+def test_what_multiplies(func: Any, args: tuple[Any, ...], result: Any, shape: tuple[int, ...]) -> None:
+    """Rows, columns, inner dimension and batch; groups are taken to be of one size, rounded up."""
+    moved = nbytes(args) + nbytes(result)
+    cost = Gpu(GPU.spec).cost(func, args, {}, result)
+    assert (cost.seconds, cost.flops, cost.nbytes) == (
+        GPU.gemm(Gemm(*shape, "bf16", moved)).seconds, 2 * math.prod(shape), moved,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("image", "filters", "groups", "transposed", "output", "shape"),
+    [
+        ((2, 6, 9, 9), (8, 6, 3, 3), 1, False, (2, 8, 7, 7), (2 * 49, 8, 6 * 9, 1)),
+        ((2, 6, 9, 9), (8, 3, 3, 3), 2, False, (2, 8, 7, 7), (2 * 49, 4, 3 * 9, 2)),
+        ((2, 6, 9, 9), (6, 8, 3, 3), 1, True, (2, 8, 11, 11), (2 * 81, 6, 8 * 9, 1)),
+    ],
+)
+def test_a_convolution_is_the_product_of_pixels_and_filters(
+    image: tuple[int, ...], filters: tuple[int, ...], groups: int, transposed: bool, output: tuple[int, ...],
+    shape: tuple[int, ...],
+) -> None:  # fmt: skip
+    """Backward has one for each gradient that is asked for, and a sum for the bias."""
+    given, weight, result = meta(*image), meta(*filters), meta(*output)
+    moved = nbytes([given, weight, result])
+    one = GPU.gemm(Gemm(*shape, "bf16", moved), kind="conv")
+    rest = ([1, 1], [0, 0], [1, 1], transposed, [0, 0], groups)
+    assert Gpu(GPU.spec).cost(aten.convolution.default, (given, weight, None, *rest), {}, result) == one
+    bias = GPU.bytes(nbytes(result), SHARES["reduction"], "reduction")
+    for mask, parts in (
+        ([True, True, True], [one, one, bias]), ([True, False, False], [one]), ([False, True, True], [one, bias]),
+        ([False, False, True], [bias]), ([False] * 3, []),
+    ):  # fmt: skip
+        args = (result, given, weight, [8], *rest, mask)
+        cost = Gpu(GPU.spec).cost(aten.convolution_backward.default, args, {}, (given, weight, STATS))
+        assert (cost.seconds, cost.kernels) == (pytest.approx(sum(p.seconds for p in parts)), len(parts))
+
+
+@pytest.mark.parametrize(
+    ("parts", "read", "seconds", "kernels", "moved"),
+    [
+        ([("elementwise", 1, 50.0)], 1000, 50, 1, 100),  # one part that moves no less stays what it is
+        ([("elementwise", 1, 50.0)], 50, 10 + 60 / 5e5, 1, 60),
+        ([("elementwise", 1, 50.0), ("elementwise", 1, 60.0)], 1000, 10 + 1010 / 5e5, 1, 1010),
+        ([("norm", 2, 50.0), ("elementwise", 1, 60.0)], 1000, 20 + 3 + 2010 / 2e5, 2, 2010),
+        ([("norm", 2, 5.0), ("elementwise", 1, 6.0)], 1000, 5 + 6 + 3, 2, 2010),  # never more than one by one
+    ],
+)
+def test_a_fused_kernel_goes_over_its_rows_as_often_as_its_parts(
+    parts: list[tuple[str, int, float]], read: int, seconds: float, kernels: int, moved: int
+) -> None:
+    """At the share of a reduction where one is among them; the kind is that of the longest."""
+    costs = [Cost(time, number, 7, 100, kind, True) for kind, number, time in parts]
+    assert fused_cost(Gpu(GPU.spec), costs, read, 10) == Cost(
+        pytest.approx(seconds), kernels, 7 * len(parts), moved, parts[-1][0], True
     )
