@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from distsim.kernels import Cost, Gpu, pricing
-from distsim.kernels.cost import nbytes
+from distsim.kernels.cost import OperatorCall, nbytes
 from distsim.kernels.gpu import fused_cost
 from distsim.kernels.gpu_file import AttentionKernel, ChipSpec, GemmSpec, GpuFile, read_gpu
-from distsim.kernels.pricing import Attention, Gemm, Pricing, attention_seconds, gemm_seconds, math_dtype
+from distsim.kernels.pricing import RULES, Attention, Gemm, Pricing, attention_seconds, gemm_seconds, math_dtype
 from tests.kernels.shapes import meta
 
 aten, F32, I64 = torch.ops.aten, torch.float32, torch.int64
@@ -184,7 +186,10 @@ SHARES = {
 }  # fmt: skip
 MEMORY = vars(FULL.memory) | SHARES | {"floor": 10.0}
 HOST = vars(FULL.host) | {"gap": 3.0, "h2d": 100.0, "d2h": 50.0, "pageable": 25.0, "transfer_floor": 7.0}
-ALL = {name: KERNEL | {"forward": KERNEL["forward"] * factor} for name, factor in (("flash", 1), ("cudnn", 2))}
+ALL = {
+    name: KERNEL | {"forward": KERNEL["forward"] * factor}
+    for name, factor in (("flash", 1), ("cudnn", 2), ("efficient", 4))
+}
 GPU = Pricing(
     GpuFile(
         **vars(FULL)
@@ -197,7 +202,7 @@ GPU = Pricing(
                 preferred="flash",
                 flash=AttentionKernel(**ALL["flash"]),
                 cudnn=AttentionKernel(**ALL["cudnn"]),
-                efficient=AttentionKernel(**KERNEL),
+                efficient=AttentionKernel(**ALL["efficient"]),
             ),
         }
     )
@@ -335,6 +340,7 @@ BYTES: list[tuple[Any, tuple[Any, ...], Any, list[tuple[int, str, int, str]]]] =
     (aten.native_batch_norm.default, (X, None, None, None, None, False, 0.1, 1e-5), (X, STATS, STATS), [
         (2 * 96 + 2 * 24, "norm", 1, "norm"),
     ]),
+    (aten.batch_norm_stats.default, (X, 1e-5), (STATS, STATS), [(96 + 2 * 24, "norm", 1, "norm")]),
     (aten.native_layer_norm_backward.default, NORM_BACKWARD, (X, None, None), [(3 * 96, "norm", 1, "norm")]),
     (aten.sum.default, (X,), meta(dtype=F32), [(96 + 4, "reduction", 1, "reduction")]),
     (aten.sum.default, (meta(MIB, dtype=F32),), meta(dtype=F32), [(4 * MIB + 4, "reduction", 1, "reduction")]),
@@ -444,4 +450,81 @@ def test_a_fused_kernel_goes_over_its_rows_as_often_as_its_parts(
     costs = [Cost(time, number, 7, 100, kind, True) for kind, number, time in parts]
     assert fused_cost(Gpu(GPU.spec), costs, read, 10) == Cost(
         pytest.approx(seconds), kernels, 7 * len(parts), moved, parts[-1][0], True
+    )
+
+
+Q4, K4, V4 = meta(2, 3, 64, 32), meta(2, 3, 128, 32), meta(2, 3, 128, 16)
+"""Batch, heads, length and dimension; Flash's own operator has heads behind the length."""
+Q, K, V = meta(2, 64, 3, 32), meta(2, 128, 3, 32), meta(2, 128, 3, 16)
+STARTS = meta(3, dtype=torch.int32)
+PLAIN = Attention(2, 3, 64, 128, 32, 16)
+sdpa, flash, efficient = (
+    aten.scaled_dot_product_attention,
+    aten._flash_attention_forward,
+    aten._efficient_attention_forward,
+)
+ATTENTION: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
+    (aten._scaled_dot_product_flash_attention, (Q4, K4, V4), {}, "flash"),
+    (aten._scaled_dot_product_flash_attention, (Q4, K4, V4, 0.0, True), {"causal": True}, "flash"),
+    (aten._scaled_dot_product_cudnn_attention, (Q4, K4, V4, None, True), {}, "cudnn"),
+    (aten._scaled_dot_product_fused_attention_overrideable, (Q4, K4, V4), {}, "flash"),
+    (sdpa, (Q4, K4, V4), {}, "flash"),
+    (sdpa, (Q4[0], K4[0], V4[0]), {"batch": 1}, "flash"),
+    (sdpa, (Q4[0, 0], K4[0, 0], V4[0, 0]), {"batch": 1, "heads": 1}, "flash"),
+    (sdpa, (Q4, K4, V4, meta(64, 128)), {}, "efficient"),
+    (sdpa, (Q4.float(), K4.float(), V4.float()), {"fp32": True}, "efficient"),
+    (flash, (Q, K, V, None, None, 64, 128, 0.0, True, False), {"causal": True}, "flash"),
+    (
+        flash,
+        (Q.flatten(0, 1), K.flatten(0, 1), V.flatten(0, 1), STARTS, STARTS, 64, 128, 0.0, False, False),
+        {},
+        "flash",
+    ),
+    (efficient, (Q, K, V, None, None, None, None, None, 0.0, 0), {}, "efficient"),
+    (efficient, (Q, K, V, None, None, None, None, None, 0.0, 1), {"causal": True}, "efficient"),
+    (
+        aten._scaled_dot_product_flash_attention_backward,
+        (V4, Q4, K4, V4, V4, STATS, STARTS, STARTS, 64, 128, 0.0, True, STATS, STATS),
+        {"causal": True, "backward": True},
+        "flash",
+    ),
+]
+"""Operator, arguments -> in what its shape differs from that of PLAIN, and its kernel."""
+
+
+@pytest.mark.parametrize(("packet", "args", "shape", "kernel"), ATTENTION, ids=lambda value: str(value)[:40])
+def test_attention_has_the_shape_of_its_arguments(
+    packet: Any, args: tuple[Any, ...], shape: dict[str, Any], kernel: str
+) -> None:
+    """Packed sequences are taken to be equally long; a mask that is a tensor, or 32 bits, need the efficient kernel."""
+    cost = Gpu(GPU.spec).cost(packet.default, args, {}, V4)
+    assert cost == GPU.attention(replace(PLAIN, **shape), kernel, cost.nbytes)
+
+
+@pytest.mark.parametrize(
+    ("schema", "args", "result", "moved", "share"),
+    [
+        ("megatron::scaled_upper_triang_masked_softmax(Tensor scores)", (X,), X, 48 + 96, "softmax_short"),
+        (
+            "megatron::scaled_upper_triang_masked_softmax_backward(Tensor g, Tensor o)",
+            (X, X),
+            X,
+            96 + 96,
+            "softmax_short",
+        ),
+        ("xentropy::forward(Tensor logits, Tensor labels)", (X, INDEX), STATS, 2 * 96 + 24 + 24, "elementwise"),
+        ("xentropy::backward(Tensor g, Tensor logits)", (STATS, X), X, 24 + 2 * 96, "elementwise"),
+    ],
+)
+def test_kernels_of_packages(schema: str, args: tuple[Any, ...], result: Any, moved: int, share: str) -> None:
+    """Megatron-LM's reads no further than the diagonal; a cross entropy goes over its logits twice."""
+    func = SimpleNamespace(_schema=torch._C.parse_schema(f"{schema} -> Tensor"))
+    call = OperatorCall(func, args, {}, result)
+    assert RULES[call.name](GPU, call) == GPU.bytes(moved, SHARES[share], "softmax")
+
+
+def test_a_value_that_the_host_reads_goes_over_pcie() -> None:
+    """One element of it, to the host."""
+    assert Gpu(GPU.spec).cost(aten._local_scalar_dense.default, (X,), {}, 1.0) == GPU.transfer(
+        4, to_device=False, pinned=True
     )

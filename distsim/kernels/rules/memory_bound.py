@@ -65,7 +65,7 @@ def _copy(pricing: Pricing, call: OperatorCall) -> Cost:
     memory = pricing.spec.memory
     efficiency = memory.strided if is_transposed(call) else memory.elementwise
     moved = nbytes(sources) + nbytes(targets)
-    return pricing.bytes(moved, efficiency, "copy", kernels=-(-len(targets) // 252) if len(targets) > 1 else 1)
+    return pricing.bytes(moved, efficiency, "copy", kernels=-(-len(targets) // 252))
 
 
 @rule("_local_scalar_dense", "item", "is_nonzero", "equal")
