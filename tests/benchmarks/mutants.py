@@ -43,7 +43,7 @@ FOLDERS = {
 """The code, and the tests that are to notice its changes."""
 CPU_S, BYTES = 120, 8 << 30
 """What a mutant may take before it counts as killed; --timeout ends one that only waits."""
-PYTEST = "-q -x -n 0 --timeout 60 -p no:cacheprovider --no-header -r N --tb no -m".split()  # noqa: SIM905
+PYTEST = "-q -x -n 0 --timeout 30 -p no:cacheprovider --no-header -r f --tb no -m".split()  # noqa: SIM905
 PAIRS: list[tuple[type[ast.AST], type[ast.AST]]] = [
     (ast.Lt, ast.GtE), (ast.Gt, ast.LtE), (ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot),
     (ast.And, ast.Or), (ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.USub, ast.UAdd),
@@ -114,11 +114,12 @@ def _tests_by_line(folder: str) -> dict[str, dict[int, set[str]]]:
     import coverage
 
     with tempfile.TemporaryDirectory() as place:
-        words = ["not soak", "--cov", folder, "--cov-context", "test", "--cov-report", "", *FOLDERS[folder].split()]
+        words = ["not soak", "--timeout", "600", "--cov", folder, "--cov-context", "test", "--cov-report", "", *FOLDERS[folder].split()]
         environment = {**os.environ, "COVERAGE_FILE": f"{place}/data"}
         command = [sys.executable, "-m", "pytest", *PYTEST, *words]
-        if subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=False).returncode:
-            raise SystemExit(f"{folder}: its tests fail as they are")
+        result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        if result.returncode:
+            raise SystemExit(f"{folder}: its tests fail as they are\n{result.stdout}")
         data = coverage.CoverageData(f"{place}/data")
         data.read()
         by_file = {os.path.realpath(file): data.contexts_by_lineno(file) for file in data.measured_files()}
