@@ -1,4 +1,4 @@
-"""A cluster as a figure of plotly, in layers: accelerators, PCIe, NICs, leaves, spines."""
+"""Draws a cluster as a plotly figure, in layers: accelerators, PCIe, NICs, leaves, spines."""
 
 from __future__ import annotations
 
@@ -46,20 +46,21 @@ _LINK_COLOURS = {
 _MAX_WHOLE_HOSTS = 2
 _MAX_POINTS = 5000
 _MAX_ALIKE = 32
-"""More switches of a layer than this are one point."""
+"""Maximum number of switches of a layer that are drawn separately; more become one point."""
 _MAX_NAMES = 90
 _Places = dict[str, tuple[float, float]]
 
 
 def plot(cluster: Cluster) -> dict[str, Any]:
-    """Draw *cluster*: node 0 whole, of more than two nodes the others, which are like it, as one point; the legend
-    says what each kind of link is and how fast. On a grid a node is a point.
+    """Draw *cluster*: node 0 completely, and the other nodes as one point if there are more than two.
+
+    The legend gives the kind and speed of each link. On a grid, each node is a point.
 
     Returns:
-        A figure of plotly, as plain data.
+        A plotly figure, as plain data.
 
     Raises:
-        UsageError: Where it would have too many points.
+        UsageError: The figure would have too many points.
     """
     names = _names(cluster)
     layers: dict[str, list[str]] = {}
@@ -90,7 +91,7 @@ def plot(cluster: Cluster) -> dict[str, Any]:
 
 
 def _link_traces(cluster: Cluster, names: dict[str, str], places: _Places) -> Iterator[dict[str, Any]]:
-    """The lines of each kind and speed; None lifts the pen."""
+    """Yield the lines of each kind and speed; None separates two lines."""
     fastest = max((link.bandwidth_bytes_per_s for link in cluster.links if link.kind != "loopback"), default=1.0)
     for (kind, rate), (pairs, number) in _lines(cluster, names).items():
         ends = [point for a, b in pairs for point in (places[a], places[b], (None, None))]
@@ -151,7 +152,7 @@ Lines = dict[tuple[str, float], tuple[list[tuple[str, str]], int]]
 
 
 def _lines(cluster: Cluster, names: dict[str, str]) -> Lines:
-    """Return the lines to draw by kind and speed: pairs of points, with the number of links of each."""
+    """Return the lines to draw by kind and speed: pairs of points, with the number of links between them."""
     pairs_of: dict[tuple[str, float], tuple[dict[tuple[str, str], None], int]] = {}
     for link in cluster.links:
         if link.kind == "loopback":
@@ -165,8 +166,9 @@ def _lines(cluster: Cluster, names: dict[str, str]) -> Lines:
 
 
 def _places(layers: dict[str, list[str]]) -> _Places:
-    """Place each layer evenly over the width. Routers without leaves are placed on an arch, so that links between them
-    stay visible."""
+    """Return the coordinates of each layer, spread evenly over the width. Routers without leaves form an arch, so that
+    links between them stay visible.
+    """
     places: _Places = {}
     for kind, layer in layers.items():
         for position, name in enumerate(layer):

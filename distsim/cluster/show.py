@@ -1,4 +1,4 @@
-"""Clusters for people: a summary in few words, and as tables (rich)."""
+"""Prints clusters: a summary, and tables."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ __all__ = [
 
 _ORDER = ("nvlink", "c2c", "pcie", "socket", "loopback", "nic", "fabric")
 _FEW = 6
-"""Up to so many groups of switches are told apart."""
+"""Maximum number of groups of switches that are listed separately."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkKind:
-    """Links of one kind, bandwidth and latency, between the same kinds of hardware."""
+    """Number of links with equal kind, bandwidth and latency between the same kinds of hardware."""
 
     kind: str
     between: str
@@ -50,20 +50,20 @@ class LinkKind:
 
 @dataclass(frozen=True, slots=True)
 class SwitchGroup:
-    """Switches that serve the same hosts (or, above those, that have the same cables down)."""
+    """Switches that serve the same hosts or, above those, that have the same cables down."""
 
     switches: tuple[str, ...]
     kind: str
     hosts: tuple[int, ...]
     below: tuple[str, ...]
     bandwidth_bytes_per_s: float
-    """Of one link from below."""
+    """Bytes/s of one link from below."""
     apart: int = 1
-    """How many sets of hosts are joined in this group, each served by its own share of the switches."""
+    """Number of disjoint sets of hosts that the group combines, each served by its own switches."""
 
 
 def link_kinds(cluster: Cluster) -> list[LinkKind]:
-    """All links, counted by what they are."""
+    """Return all links, counted by kind."""
     kind_of = {vertex.name: vertex.kind for vertex in cluster.vertices}
     counts: dict[tuple[str, str, float, float], int] = {}
     for link in cluster.links:
@@ -88,7 +88,7 @@ def _height(kind: str) -> int:
 
 
 def switch_groups(cluster: Cluster) -> list[SwitchGroup]:
-    """The switches outside the hosts, in groups of those that serve the same."""
+    """Return the switches outside the hosts, grouped by the hosts that they serve."""
     vertices = {vertex.name: vertex for vertex in cluster.vertices}
     hosts: dict[str, dict[int, None]] = {}
     below: dict[str, dict[str, None]] = {}
@@ -118,7 +118,7 @@ def switch_groups(cluster: Cluster) -> list[SwitchGroup]:
 
 
 def _joined(groups: list[SwitchGroup]) -> list[SwitchGroup]:
-    """Neighbours that serve equally many hosts as one."""
+    """Combine neighbouring groups that serve equally many hosts."""
     joined: list[SwitchGroup] = []
     shape: tuple[object, ...] = ()
     for group in groups:
@@ -139,7 +139,7 @@ def _joined(groups: list[SwitchGroup]) -> list[SwitchGroup]:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """`0-3,6` for 0, 1, 2, 3, 6."""
+    """Return `0-3,6` for 0, 1, 2, 3, 6."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][1] + 1:
@@ -200,7 +200,7 @@ _WIDE = 110
 
 
 def render_list(clusters: Sequence[tuple[str, Cluster]], width: int) -> RenderableType:
-    """All presets; where the width allows, with their sources."""
+    """Return a table of all presets, with their sources if *width* allows."""
     table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True, padding=(0, 2, 0, 0))
     table.add_column("name", no_wrap=True, style="cyan")
     for title in ("nodes", "GPUs", "GB/s"):
@@ -230,7 +230,7 @@ def render_list(clusters: Sequence[tuple[str, Cluster]], width: int) -> Renderab
 
 
 def render_cluster(cluster: Cluster, variants: Mapping[str, str] | None = None) -> RenderableType:
-    """Summary, links, one node, the fabric; *variants* of its software are those that could stand for it."""
+    """Return a summary, the links, one node and the fabric. *variants* are the software variants of the preset."""
     return Group(
         *_summary(cluster, variants or {}),
         *_constants(cluster),
@@ -427,7 +427,7 @@ def _fabric_tree(cluster: Cluster) -> Iterable[RenderableType]:
 
 
 def _names(names: Sequence[str]) -> str:
-    """`leaf0-7` for leaf0 to leaf7; first and last of what does not count up."""
+    """Return `leaf0-7` for leaf0 to leaf7; the first and the last name if they are not consecutive."""
     stems = [name.rstrip("0123456789") for name in names]
     if len({*stems}) == 1 and all(name != stem for name, stem in zip(names, stems, strict=True)):
         return stems[0] + ranges(int(name[len(stem) :]) for name, stem in zip(names, stems, strict=True))

@@ -1,7 +1,7 @@
-"""From what a user names after --on to a cluster: our TOML, ASTRA-sim's, NCCL's, networkx's files.
+"""Loads clusters from presets and files: our TOML, ASTRA-sim's, NCCL's and networkx's formats.
 
-`load.py` is the door; `spec.py` the schema of our own files, `table.py` what checks it; `graph_files.py` and
-`nccl_xml.py` read those of other tools.
+`load.py` is the entry point; `spec.py` has the schema of our own files, and `table.py` checks them; `graph_files.py`
+and `nccl_xml.py` read the files of other tools.
 """
 
 from __future__ import annotations

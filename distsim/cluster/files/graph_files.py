@@ -1,4 +1,4 @@
-"""Graphs of other tools: ASTRA-sim's network files, networkx node-link JSON, GraphML."""
+"""Reads graphs of other tools: ASTRA-sim's network files, networkx node-link JSON, GraphML."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ _LINE_RE = re.compile(r"([A-Za-z_][\w-]*)\s*:\s*(.*)")
 
 
 def from_astra(text: str, where: str, usual: Callable[[], Cluster]) -> Cluster:
-    """A cluster from an ASTRA-sim network file; every fault at once. See `graph_cluster` for *usual*."""
+    """Build a cluster from an ASTRA-sim network file, or raise one UsageError with every fault. See `graph_cluster`
+    for *usual*.
+    """
     table = _read(text, where)
     faults = [f"{key}: expected a list, got nothing" for key in _KEYS if key not in table]
     sizes = {key: len(table[key]) for key in _KEYS if key in table}
@@ -116,7 +118,7 @@ def _dimension_numbers(values: list[str], key: str, least: float, faults: list[s
 
 
 def _read(text: str, where: str) -> dict[str, list[str]]:
-    """Keys with flow lists (`[a, b]`), block lists (`- a`) or single values."""
+    """Parse keys with flow lists (`[a, b]`), block lists (`- a`) or single values."""
     table: dict[str, list[str]] = {}
     current: list[str] | None = None
     for number, raw in enumerate(text.splitlines(), 1):
@@ -154,7 +156,7 @@ _MAX_FAULTS = 10
 
 
 def to_node_link(cluster: Cluster) -> dict[str, Any]:
-    """The cluster as networkx's node-link data (key `edges`), with its facts under `graph`."""
+    """Return the cluster as networkx's node-link data (key `edges`), with its other properties under `graph`."""
     facts = {"cpu": asdict(cluster.cpu), "node": asdict(cluster.node), "nccl": asdict(cluster.nccl)}
     return {
         "directed": True,
@@ -175,7 +177,7 @@ def to_node_link(cluster: Cluster) -> dict[str, Any]:
 
 
 def to_graphml(cluster: Cluster, path: Path) -> None:
-    """Write the cluster as GraphML (which knows no None: *host* is -1 for shared parts)."""
+    """Write the cluster as GraphML, in which the *host* of shared parts is -1 because GraphML has no None."""
     import networkx
 
     graph = cluster.graph.copy()
@@ -188,7 +190,7 @@ def to_graphml(cluster: Cluster, path: Path) -> None:
 
 
 def from_node_link(text: str, where: str, usual: Callable[[], Cluster]) -> Cluster:
-    """A cluster from node-link JSON; every fault at once. See `graph_cluster` for *usual*."""
+    """Build a cluster from node-link JSON, or raise one UsageError with every fault. See `graph_cluster` for *usual*."""
     try:
         data = load_json(text)
     except ValueError as error:
@@ -265,7 +267,7 @@ def _links(edges: list[Any], names: set[str], both_ways: bool, faults: list[str]
 
 
 def _name(value: Any) -> str | None:
-    """A node's id as networkx writes one; lists and objects are none."""
+    """Return a node's id as networkx writes it; None for a list or an object, which cannot be an id."""
     if not isinstance(value, str | int) or (isinstance(value, int) and abs(value) >= 1 << 200):
         return None
     return printable(str(value)[:200])
@@ -285,7 +287,7 @@ def _figure(edge: Mapping[str, Any], key: str, exact: str, path: str, faults: li
 
 
 def _facts(data: Any, where: str) -> tuple[CpuModel, NodeModel, NcclFacts] | None:
-    """The facts that `to_node_link` wrote; None where the file has none or another version's."""
+    """Return the properties that `to_node_link` wrote; None if the file has none, or those of another version."""
     try:
         node = dict(data["node"])
         if node["gpu"] is not None:
@@ -310,7 +312,7 @@ def _facts(data: Any, where: str) -> tuple[CpuModel, NodeModel, NcclFacts] | Non
 
 
 def _zeros(models: tuple[CpuModel, NodeModel, NcclFacts]) -> Iterator[str]:
-    """Figures that others are divided by, of the parts that the machine has."""
+    """Yield the names of figures that are zero although other figures are divided by them."""
     cpu, node, nccl = models
     needed = {
         "cpu": [f.name for f in fields(cpu) if f.type != "str" and f.name not in ("op_overhead_s", "store_latency_s")]
@@ -333,7 +335,7 @@ def _zeros(models: tuple[CpuModel, NodeModel, NcclFacts]) -> Iterator[str]:
 
 
 def _untyped(facts: object) -> Iterator[str]:
-    """Fields that are not of the type their class declares, or that no machine has."""
+    """Yield the fields whose values have another type than their class declares, or are physically impossible."""
     for field in fields(facts):  # type: ignore[arg-type]
         value = getattr(facts, field.name)
         number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e30

@@ -207,7 +207,7 @@ def _nccl(spec: ClusterSpec, node: NodeModel) -> NcclFacts:
 
 LARGEST_FILE = 64 << 20
 MAX_NODES = 32_768
-"""A larger number of nodes is taken for a typing mistake."""
+"""Maximum number of nodes; a larger number is taken for a typing error."""
 
 LONGEST_NAME = 4096
 _SUFFIXES = (".toml", ".xml", ".json", ".yml", ".yaml")
@@ -309,7 +309,10 @@ def _exists(path: Path) -> bool:
 
 
 def _split(name: str) -> tuple[str, str | None, int | None]:
-    """Preset or file, variant, number of nodes. What stands after a colon and is no number is a variant's name."""
+    """Split *name* into preset or file, variant, and number of nodes.
+
+    A part after a colon that is not a number names a variant.
+    """
     if not name.strip():
         raise UsageError(f"expected a cluster: a preset ({_list()}) or a TOML file, got an empty name")
     if len(name) > LONGEST_NAME or "\0" in name:
@@ -395,7 +398,7 @@ def _from_data(
 
 
 def _without_effect(spec: ClusterSpec, own_fabric: Mapping[str, Any], where: str) -> list[str]:
-    """Name an oversubscription of which no transfer notices anything: all hosts are under one leaf."""
+    """Return a warning for an oversubscription that affects no transfer, because all hosts are under one leaf."""
     leaf = getattr(spec.fabric, "nodes_per_leaf", None)
     if (
         leaf is None
@@ -413,7 +416,7 @@ def _without_effect(spec: ClusterSpec, own_fabric: Mapping[str, Any], where: str
 
 @functools.cache
 def _preset_data(name: str) -> dict[str, Any]:
-    """A preset's content, laid on that of the preset it names as its base; read once a process, changed by nobody."""
+    """Return a preset's content merged into that of its base preset. It is cached, so callers must not change it."""
     data = tomllib.loads(preset_text(name))
     if "base" not in data:
         return data
@@ -424,7 +427,7 @@ def _preset_data(name: str) -> dict[str, Any]:
 
 
 def _base(given: Any, where: str) -> dict[str, Any]:
-    """The content of the preset (and of its variant) that a file names as its base."""
+    """Return the content of the preset (and variant) that a file names as its base."""
     stem, _, variant = given.partition(":") if isinstance(given, str) else (str(given), "", "")
     if stem not in preset_names():
         raise UsageError(f"{where}: base: {_unknown(stem)}")
@@ -432,7 +435,7 @@ def _base(given: Any, where: str) -> dict[str, Any]:
 
 
 def _of_variant(data: Mapping[str, Any], variant: str | None, where: str) -> dict[str, Any]:
-    """*data* with that variant laid on it; without a name with the one that `variant` says is the usual."""
+    """Merge a variant into *data*; if *variant* is None, the default one, which the key `variant` names."""
     data = dict(data)
     variants = data.pop("variants", {})
     if not isinstance(variants, Mapping) or not all(isinstance(one, Mapping) for one in variants.values()):

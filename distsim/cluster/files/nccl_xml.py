@@ -1,8 +1,9 @@
-"""NCCL's topology dumps (`NCCL_TOPO_DUMP_FILE`): one host, repeated as often as the user asks.
+"""Reads NCCL's topology dumps (`NCCL_TOPO_DUMP_FILE`), which describe one host.
 
-The file holds PCIe speeds, NVLink counts and NIC speeds but no NVLink bandwidth: that, and how PCIe speeds
-count, is NCCL's own (v2.30.7, src/graph/topo.h and topo.cc). What it does not hold at all (memory, clock
-rates, latencies) is taken from the preset with the same generation of GPU. Hosts are joined by one switch.
+The dump has PCIe speeds, NVLink counts and NIC speeds but no NVLink bandwidth: that, and the conversion of PCIe
+speeds, come from NCCL itself (v2.30.7, src/graph/topo.h and topo.cc). Everything else (memory, clock rates, latencies)
+comes from the preset with the same generation of GPU. The hosts, as many as the user asks for, are connected by one
+switch.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ class _Element:
 
 
 def from_nccl_xml(text: str, where: str) -> tuple[HostTemplate, dict[str, Any]]:
-    """The host a dump describes, and the content of a cluster file for the rest; every fault at once."""
+    """Return the host of a dump and the content of a cluster file for the rest, or raise one UsageError with every
+    fault.
+    """
     if len(text) > _MAX_CHARACTERS:
         raise UsageError(f"{where}: expected at most {_MAX_CHARACTERS >> 20} MiB of XML, got {len(text) >> 20} MiB")
     root = _parse(text, where)
@@ -99,7 +102,7 @@ def from_nccl_xml(text: str, where: str) -> tuple[HostTemplate, dict[str, Any]]:
 
 
 def _parse(text: str, where: str) -> _Element:
-    """The tree; documents with a DTD are refused, so there are no entities to expand."""
+    """Return the XML tree. A document with a DTD is refused, so that no entity is expanded."""
     parser = expat.ParserCreate()
     stack: list[_Element] = []
     roots: list[_Element] = []
@@ -126,7 +129,7 @@ def _parse(text: str, where: str) -> _Element:
 
 
 class _Reader:
-    """Walks the dump once and keeps what it finds."""
+    """Reads the dump in one pass and collects the parts of the host."""
 
     def __init__(self) -> None:
         self.faults: list[str] = []
@@ -137,7 +140,7 @@ class _Reader:
         self.gpus: list[tuple[int, str, _Element, str]] = []
         self.nets: list[tuple[str, float, str, str, float]] = []
         self.gpu_direct = True
-        """Unless a net of the fastest kind has gdr="0"."""
+        """False if a NIC of the fastest kind has gdr="0" (no GPUDirect RDMA)."""
         self._without: set[str] = set()
         self.switches = 0
         self.nvlink_gbps = 0.0
@@ -156,8 +159,8 @@ class _Reader:
             self._read_below(child, name, "", 5000.0)
 
     def _read_below(self, element: _Element, above: str, busid: str, gbps: float) -> None:
-        """*element* hangs from *above*, over a slot of *gbps* (LOC_BW where there is none, as under a
-        socket).
+        """Read *element*, which is connected to *above* by a slot of *gbps* (LOC_BW if there is no slot, as directly
+        under a socket).
         """
         if element.tag == "pci":
             speed = self._slot_gbps(element)
@@ -211,7 +214,7 @@ class _Reader:
         return lanes * units / 80
 
     def join(self) -> None:
-        """NVLinks and sockets, when all parts are known, and of the NICs the fastest kind."""
+        """Connect NVLinks and sockets when all parts are known, and keep only the fastest kind of NIC."""
         self.gpus.sort(key=lambda gpu: gpu[0])
         self.parts.extend(TemplatePart(name, "gpu", index) for index, (_, name, _, _) in enumerate(self.gpus))
         by_bus = {busid: name for _, name, _, busid in self.gpus if busid}
@@ -252,7 +255,7 @@ class _Reader:
         self.wires.append(Wire(b, a, gbps * 1e9, latency, kind))
 
     def _wire_once(self, a: str, b: str, gbps: float) -> None:
-        """A GPU pair's NVLinks stand in the dump twice, once at each end."""
+        """Connect two GPUs by NVLink once, although the dump lists the link at both ends."""
         if all((wire.src, wire.dst) != (b, a) for wire in self.wires):
             self._wire(a, b, gbps, "nvlink")
 
@@ -272,7 +275,7 @@ class _Reader:
         return number
 
     def template(self) -> HostTemplate:
-        """The host."""
+        """Return the host as a template."""
         return HostTemplate(
             tuple(self.parts),
             tuple(self.wires),
@@ -281,7 +284,7 @@ class _Reader:
         )
 
     def data(self, name: str) -> dict[str, Any]:
-        """The content of a cluster file with the same facts."""
+        """Return the content of a cluster file with the same properties."""
         sm = self._number(self.gpus[0][2], "sm")
         links = max(self.nvlinks.values(), default=0)
         gpu: dict[str, Any] = {"model": _MODELS.get(sm, f"sm{sm}"), "compute_capability": sm}

@@ -1,4 +1,4 @@
-"""The schema of a cluster file, its check, and a checked cluster as TOML again."""
+"""Schema of a cluster file, its validation, and the way back to TOML."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ Positive = Annotated[int, Bounds(ge=1, le=1024)]
 Nodes = Annotated[int, Bounds(ge=1, le=32_768)]
 _MOST_CABLES = 4_000_000
 _MOST_WIRES = 20_000
-"""In one host: all sockets are joined to each other, and all GPUs of an NVLink mesh."""
+"""Maximum number of links inside one host, where all sockets are connected to each other, and all GPUs of an NVLink
+mesh.
+"""
 _MEASURED = ("all_reduce", "all_gather", "all_to_all", "broadcast", "reduce", "sendrecv")
 _CALIBRATED = ("launch_s", "s_per_byte", "more_s_per_byte", "knee_bytes")
 
@@ -270,7 +272,9 @@ class ClusterSpec(Table):
     errors: dict[str, SpreadSpec] = _note("of its times: by number of nodes and size, '2 nodes, < 64 KiB'", {})
 
     def misfit(self) -> str | None:
-        """Return what is inconsistent between keys that are valid by themselves; None if nothing is."""
+        """Return a description of the first inconsistency between keys that are valid by themselves; None if there is
+        none.
+        """
         return next((f"{key}: {text}" for key, text in self._misfits()), None)
 
     def _misfits(self) -> list[tuple[str, str]]:
@@ -315,7 +319,7 @@ class ClusterSpec(Table):
         return result
 
     def _cables(self) -> int:
-        """About how many cables the fabric has, counted before they are made."""
+        """Estimate how many cables the fabric has, before they are created."""
         match self.fabric:
             case TorusSpec(dims=dims):
                 return math.prod(dims) * 2 * len(dims)
@@ -333,7 +337,7 @@ class ClusterSpec(Table):
 
 
 def check_spec(data: Mapping[str, Any], where: str) -> ClusterSpec:
-    """*data* (a cluster file's content) as a spec, or one UsageError that lists every fault."""
+    """Validate *data*, the content of a cluster file, or raise one UsageError that lists every fault."""
     faults: list[str] = []
     spec: ClusterSpec = ClusterSpec.read(dict(data), (), faults)
     if not faults:
@@ -352,7 +356,7 @@ _SCALES = {"GBps": 1e9, "us": 1e-6, "GB": 1e9, "TFLOPS": 1e12}
 
 
 def to_toml(spec: ClusterSpec) -> str:
-    """*spec* as text that reads back as the same cluster."""
+    """Return *spec* as TOML that loads as the same cluster."""
     lines = ['# A cluster for distsim (--on FILE). `base = "dgx-h100"` and only what differs is enough, too.']
     _write(spec, "", lines)
     return "\n".join(lines) + "\n"

@@ -1,7 +1,8 @@
-"""Tables of a file as classes: what each key may be, and the check that tells every fault with its path.
+"""Classes for the tables of a TOML file, with a check that reports every fault with its path.
 
-A table is a class whose annotations say what its keys are. `Table.read` makes one of a file's content, or says what is
-wrong with it. Every simulation reads a cluster, and pydantic's models took a fifth of a second to make.
+The annotations of a class declare the keys of its table. `Table.read` creates an instance from a file's content, or
+lists what is wrong. pydantic is not used here because every simulation reads a cluster, and building pydantic's models
+took a fifth of a second.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["Bounds", "Length", "Quantity", "Table", "TableKey", "key", "near", "
 
 Path = tuple[str, ...]
 Reader = Callable[[Any, Path, list[str]], Any]
-"""Answers what a value stands for, or adds to the faults; what it then answers is not looked at."""
+"""Converts a value of a file, or adds to the list of faults; in that case the result is ignored."""
 _NEEDED: Any = object()
 _TRUE = ("true", "t", "yes", "y", "on", "1")
 _FALSE = ("false", "f", "no", "n", "off", "0")
@@ -54,7 +55,7 @@ class Length:
 
 
 class Quantity:
-    """A number that a file may write with its unit; *unit* is the one we write it with."""
+    """A number that a file may write with its unit; *unit* is the unit in which it is written back."""
 
     def __init__(self, parse: Callable[[Any], float], unit: str) -> None:
         self.parse, self.unit = parse, unit
@@ -69,19 +70,19 @@ class TableKey:
 
     @property
     def unit(self) -> str:
-        """Declare the unit of a quantity; a file may leave the unit out."""
+        """Return the unit of a quantity, which a file may omit."""
         marks = [*getattr(self.annotation, "__metadata__", ())]
         marks += [mark for option in get_args(self.annotation) for mark in getattr(option, "__metadata__", ())]
         return next((mark.unit for mark in marks if isinstance(mark, Quantity)), "")
 
 
 def key(text: str, default: Any = _NEEDED) -> Any:
-    """Describe a key: its explanation, and its default."""
+    """Declare a key of a table with its explanation and its default."""
     return TableKey(text, default)
 
 
 class Table:
-    """A table of the file: unknown keys are faults, nothing changes afterwards."""
+    """A table of a file. Unknown keys are faults, and instances are immutable."""
 
     _keys: ClassVar[dict[str, TableKey]]
 
@@ -118,7 +119,7 @@ class Table:
 
     @classmethod
     def read(cls, data: Any, path: Path, faults: list[str]) -> Any:
-        """The table that *data* describes; what is wrong is added to *faults*."""
+        """Create the table that *data* describes, and append what is wrong to *faults*."""
         if isinstance(data, cls):
             return data
         if not isinstance(data, Mapping):
@@ -149,7 +150,7 @@ def _unlike(path: Path, expected: str, given: Any, faults: list[str]) -> None:
 
 
 def near(given: Any, options: Any) -> str:
-    """Return a hint with the known word nearest to a mistyped one."""
+    """Return a hint with the known word that is most similar to a mistyped one."""
     import difflib
 
     close = difflib.get_close_matches(brief(given), list(options), 1)
@@ -230,7 +231,7 @@ def _number(bounds: Bounds | None) -> Reader:
 
 
 def _flag(given: Any, path: Path, faults: list[str]) -> Any:
-    """Also in the words that people have for it."""
+    """Read a boolean, also written as yes/no, on/off or 1/0."""
     if isinstance(given, bool):
         return given
     whole = isinstance(given, int | float) and abs(given) < 1 << 63 and given == int(given)
@@ -288,7 +289,7 @@ def _entries(name: Reader, entry: Reader) -> Reader:
 
 
 def _one_kind_of(tables: list[type[Table]]) -> Reader:
-    """One of several tables: its `kind` says which."""
+    """Return a reader for one of several tables, which its key `kind` selects."""
     kinds = {get_args(table.keys()["kind"].annotation)[0]: table for table in tables}
 
     def read(given: Any, path: Path, faults: list[str]) -> Any:

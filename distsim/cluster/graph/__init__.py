@@ -1,6 +1,6 @@
 """A cluster as a graph: devices, links, fabrics, and the routes between any two devices.
 
-`cluster.py` is what others use; `wiring.py` puts hosts on one of `fabrics.py`.
+Other packages use `cluster.py`; `wiring.py` connects hosts to one of the fabrics of `fabrics.py`.
 """
 
 from __future__ import annotations

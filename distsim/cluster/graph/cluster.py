@@ -27,13 +27,13 @@ __all__ = ["Cluster", "Places", "Reroute", "Rows", "Wires", "Wiring", "mixed", "
 # Hosts are alike, so the wires inside one come from tables by local device and NIC, moved to the host's block of links.
 
 Places = NDArray[np.int64]
-"""Positions of devices, or numbers of NICs."""
+"""Positions of devices in rank order, or numbers of NICs."""
 Rows = NDArray[np.int64]
-"""A row for each pair: its links in order, and -1 in places between that a shorter way does not need."""
+"""Routes as one array: a row for each pair of devices with its link indices in order, padded with -1."""
 
 
 def padded(paths: Sequence[Sequence[int]]) -> Rows:
-    """*paths* as rows."""
+    """Return *paths* as one array, padded with -1."""
     width = max(map(len, paths), default=0)
     return np.array([[*path, *[-1] * (width - len(path))] for path in paths], dtype=np.int64).reshape(len(paths), width)
 
@@ -46,7 +46,7 @@ def one_by_one(
     rails: Places,
     enters: Places,
 ) -> Rows:
-    """The rows by *route*, which knows the way of one pair."""
+    """Return the routes of many pairs, computed one by one with *route*."""
     requests = zip(src.tolist(), dst.tolist(), rails.tolist(), enters.tolist(), strict=True)
     return padded(
         [route(a, b, key, None if rail < 0 else rail, None if enter < 0 else enter) for a, b, rail, enter in requests]
@@ -54,7 +54,7 @@ def one_by_one(
 
 
 def mixed(*values: NDArray[np.int64] | int) -> NDArray[np.uint64]:
-    """`tree_fabric.mix` of each row."""
+    """Return `fabrics.mix` of each row."""
     state = np.array(0x9E3779B97F4A7C15, dtype=np.uint64)
     for value in values:
         plain = np.uint64(value & 0xFFFFFFFFFFFFFFFF) if isinstance(value, int) else value.astype(np.uint64)
@@ -67,19 +67,19 @@ def mixed(*values: NDArray[np.int64] | int) -> NDArray[np.uint64]:
 
 
 class Wires:
-    """The paths inside a host as tables: [device, device or NIC, step], -1 past a path's end."""
+    """The paths inside a host as arrays indexed by [device, device or NIC, step], padded with -1."""
 
     def __init__(self, template: HostTemplate) -> None:
         self.between, self.apart = _table(template.between_devices)
         self.out, self.no_way_out = _table(template.to_nic)
         self.back, self.no_way_back = _table(template.from_nic)
         self.own = padded(template.own_nics)
-        """NICs of each device."""
+        """Numbers of the NICs that each device uses."""
         self.num_own = np.array([len(nics) for nics in template.own_nics], dtype=np.int64)
 
 
 def _table(paths: list[list[tuple[int, ...] | None]]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The table, and where there is no path."""
+    """Return the paths as one array, and a mask of the pairs that have a path."""
     rows, columns = len(paths), len(paths[0]) if paths else 0
     flat = padded([path or () for row in paths for path in row])
     return flat.reshape(rows, columns, flat.shape[1]), np.array([[path is None for path in row] for row in paths])
@@ -98,8 +98,10 @@ def routes(
     nic_base: int,
     cable_base: int,
 ) -> Rows | None:
-    """Rows from devices *src* to devices *dst* (positions) through NICs and fabric, out by NIC *rails* and in by NIC
-    *enters* (-1: by one of their own); None where a pair has no way, which is the caller's to tell."""
+    """Return the routes from devices *src* to devices *dst* through NICs and fabric; None if a pair has no route.
+
+    *rails* are the NICs by which the data leave and *enters* those by which they arrive (-1: one of the device's own).
+    """
     per_host, num_nics = wires.out.shape[:2]
     (host, i), (other, j) = np.divmod(src, per_host), np.divmod(dst, per_host)
     flow = mixed(src, dst, key)
@@ -142,11 +144,11 @@ _MAX_CACHED_ROUTES = 1 << 18
 
 
 class Wiring(Protocol):
-    """Vertices and links, and how to find a way through them."""
+    """Vertices and links of a cluster, and the routes through them."""
 
     @property
     def vertices(self) -> Sequence[Vertex]:
-        """Hosts first."""
+        """Return the vertices, those of the hosts first."""
 
     @property
     def links(self) -> Links:
@@ -160,15 +162,17 @@ class Wiring(Protocol):
         """Link indices from the device at position *src* to that at *dst*."""
 
     def routes(self, src: Places, dst: Places, flow_key: int, rails: Places, enters: Places | None = None) -> Rows:
-        """The same of many, a row each, -1 in places that a way does not need; *rails* are -1 where none is forced,
-        *enters* the NICs by which they come in, where these are others."""
+        """Return the routes of many pairs, one row each, padded with -1.
+
+        *rails* are the NICs by which the data leave (-1: any); *enters* are those by which they arrive, if different.
+        """
 
     def bisection_bandwidth_bytes_per_s(self) -> float:
         """Return the bytes/s that the two halves of the devices can exchange in one direction."""
 
 
 class Cluster:
-    """Hosts of one kind, and what connects them. Made by `load_cluster`; never changes."""
+    """An immutable cluster of equal hosts and the network that connects them. Created by `load_cluster`."""
 
     def __init__(
         self,
@@ -195,9 +199,11 @@ class Cluster:
         self.nccl = nccl
         self.calibration: Mapping[str, float] = dict(calibration or {})
         self.constants: Mapping[str, Constant] = dict(constants or {})
-        """Of the model of NCCL, in place of its own: by `table.key` of calibration/nccl.toml."""
+        """Constants of the NCCL model that replace its own, by `table.key` of calibration/nccl.toml."""
         self.errors: Mapping[str, tuple[float, float, tuple[str, ...]]] = dict(errors or {})
-        """10th and 90th percentile of measured / simulated time in its own logs, by `NODES, SIZE` (uncertainty.py)."""
+        """10th and 90th percentile of measured / simulated time in the cluster's own logs, by `NODES, SIZE`
+        (uncertainty.py).
+        """
         self.measured = measured
         self.variant = variant
         self.description = description
@@ -205,10 +211,10 @@ class Cluster:
         self._wiring = wiring
         self.spec = spec
         self.warnings: list[str] = []
-        """What its file says without effect, a sentence each."""
+        """Warnings about settings of the file that have no effect, one sentence each."""
         self._routes: dict[tuple[str, str, int, int | None], tuple[int, ...]] = {}
         self.worked_out: dict[Any, Any] = {}
-        """What others have worked out of it, once for all who ask (collectives/compiler.py)."""
+        """Cache of what other modules derive from the cluster (collectives/compiler.py)."""
 
     def __repr__(self) -> str:
         size = f"{_nodes(self.num_nodes)}, {len(self.devices)} devices, {len(self.links)} links"
@@ -216,22 +222,24 @@ class Cluster:
 
     @property
     def vertices(self) -> Sequence[Vertex]:
-        """Every piece of hardware, hosts first."""
+        """Return every piece of hardware, hosts first."""
         return self._wiring.vertices
 
     @property
     def links(self) -> Links:
-        """Every directed link; a link's index is its position."""
+        """Return every directed link; the index of a link is its position."""
         return self._wiring.links
 
     @property
     def devices(self) -> list[str]:
-        """Vertices that take a rank, in rank order: accelerators, or sockets where a node has none."""
+        """Return the names of the devices in rank order: accelerators, or CPU sockets if a node has none."""
         return self._wiring.devices
 
     @cached_property
     def graph(self) -> networkx.DiGraph[str]:
-        """The same as a networkx graph: vertices have kind, host, local; edges what their `Link` has."""
+        """Return the cluster as a networkx graph. Vertices have the attributes kind, host and local; edges those of
+        `Link`.
+        """
         import networkx
 
         graph: networkx.DiGraph[str] = networkx.DiGraph(name=self.name)
@@ -249,10 +257,10 @@ class Cluster:
         return graph
 
     def place(self, nnodes: int | None = None, nproc_per_node: int | None = None) -> list[Slot]:
-        """A slot for every rank: *nproc_per_node* on each of the first *nnodes* nodes, all devices by
-        default.
+        """Return a slot for every rank: *nproc_per_node* on each of the first *nnodes* nodes; by default one for each
+        device.
 
-        A node without accelerators takes up to a rank a core, spread over its sockets in blocks.
+        A node without accelerators takes at most one rank per core, distributed over its sockets in blocks.
         """
         per_node = len(self.devices) // self.num_nodes
         room = per_node if self.node.num_gpus else self.cpu.num_sockets * self.cpu.cores_per_socket
@@ -277,10 +285,10 @@ class Cluster:
         return slots
 
     def route(self, src_device: str, dst_device: str, flow_key: int = 0, rail: int | None = None) -> tuple[int, ...]:
-        """Indices of the links from one device to another, in order; empty from an accelerator to itself.
+        """Return the indices of the links from one device to another, in order; empty from an accelerator to itself.
 
-        Among equal ways, *flow_key* decides, as a switch's hash of a flow does. *rail* forces NIC *rail* at
-        both ends of a way between hosts; by default each end uses a NIC closest to it.
+        Among equal routes, *flow_key* decides like a switch's hash of a flow. *rail* forces a NIC at both ends of a
+        route between hosts; by default each end uses one of its closest NICs.
         """
         key = (src_device, dst_device, flow_key, rail)
         result = self._routes.get(key)
@@ -293,14 +301,15 @@ class Cluster:
         return result
 
     def routes(self, src: Places, dst: Places, flow_key: int, rails: Places, enters: Places | None = None) -> Rows:
-        """`route` of many at once, between positions in `devices`: a row of links each, -1 in places that a way does
-        not need. *rails* are -1 where none is forced, *enters* the NICs by which they come in, where these are
-        others."""
+        """Return `route` of many pairs at once, between positions in `devices`: one row of links each, padded with -1.
+
+        *rails* are the NICs by which the data leave (-1: any); *enters* are those by which they arrive, if different.
+        """
         return self._wiring.routes(src, dst, flow_key, rails, enters)
 
     @cached_property
     def positions(self) -> dict[str, int]:
-        """Index of each name in `devices`."""
+        """Return the position of each name in `devices`."""
         return {device: position for position, device in enumerate(self.devices)}
 
     def _position(self, device: str) -> int:
@@ -314,13 +323,13 @@ class Cluster:
     def bisection_bandwidth_bytes_per_s(self) -> float:
         """Return the bytes/s that the first half of the devices can send to the second half at once, in one direction.
 
-        Whole nodes (or NVLink domains) where there are several; only links that routes between the halves
-        use.
+        Nodes (or NVLink domains) are not split if there are several. Only links that lie on routes between the halves
+        count.
         """
         return self._wiring.bisection_bandwidth_bytes_per_s()
 
     def to_toml(self) -> str:
-        """The cluster as a file that `load_cluster` reads, with every key explained."""
+        """Return the cluster as TOML that `load_cluster` reads, with every key explained."""
         if self.spec is None:
             raise UsageError(f"{self.name} was imported as a graph and has no TOML form: use --node-link or --graphml")
         from distsim.cluster.files.spec import to_toml
@@ -341,7 +350,7 @@ SWITCHES = ("leaf", "spine", "switch")
 
 
 class Reroute:
-    """Routes of *cluster* while the links *down* are to be avoided."""
+    """Routes of *cluster* that avoid the links *down*."""
 
     def __init__(self, cluster: Cluster, down: Collection[int]) -> None:
         self._links = cluster.links
@@ -356,8 +365,11 @@ class Reroute:
         self._hops: dict[str, dict[str, int]] = {}
 
     def route(self, route: tuple[int, ...], key: int = 0) -> tuple[int, ...]:
-        """*route* with its part between switches led over links that are up, the fewest; among equal ways a
-        hash of its ends and *key* decides. As it was where nothing of it is down, or there is no way."""
+        """Return *route* with the part between its switches replaced by the shortest path over links that are up.
+
+        Among equal paths a hash of the ends and *key* decides. The route is unchanged if none of its links is down, or
+        if there is no other path.
+        """
         if self._down.isdisjoint(route):
             return route
         links = self._links

@@ -1,4 +1,4 @@
-"""What connects hosts: trees of switches, torus, ring, full mesh, dragonfly."""
+"""Networks that connect hosts: trees of switches, torus, ring, full mesh, dragonfly."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Ports:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Cables:
-    """Directed links between two switches, by their positions in `Fabric.switches`: a place each in all arrays."""
+    """Directed links between switches as arrays with one element per link; ends are positions in `Fabric.switches`."""
 
     src: NDArray[np.int64]
     dst: NDArray[np.int64]
@@ -41,25 +41,25 @@ class Fabric(Protocol):
 
     @property
     def switches(self) -> Sequence[tuple[str, str]]:
-        """Name and kind (leaf, spine or switch)."""
+        """Return the name and kind (leaf, spine or switch) of each switch."""
 
     @property
     def cables(self) -> Cables:
-        """Every directed link between switches; their latency is `switch_latency_s`."""
+        """Return every directed link between switches; their latency is `switch_latency_s`."""
 
     @property
     def switch_latency_s(self) -> float:
-        """Port to port."""
+        """Latency of a switch from port to port, in seconds."""
 
     def attach(self, host: Any, nic: Any) -> Any:
-        """The switch that a NIC is plugged into: numbers, or arrays of them."""
+        """Return the switch to which a NIC is connected. Arguments are numbers or arrays."""
 
     def path(self, src: int, dst: int, key: int) -> tuple[int, ...]:
-        """Cables from switch *src* to switch *dst*; *key* chooses among equal ones."""
+        """Return the cables from switch *src* to switch *dst*; *key* chooses among equal paths."""
 
 
 def mix(*values: int) -> int:
-    """A well-spread 64-bit hash of some integers, the same everywhere (splitmix64's finaliser)."""
+    """Return a 64-bit hash of some integers that is the same on every machine (the finaliser of splitmix64)."""
     state = 0x9E3779B97F4A7C15
     for value in values:
         state = (state ^ value) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
@@ -70,17 +70,17 @@ def mix(*values: int) -> int:
 
 
 def _both_ways(low: NDArray[np.int64], high: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Ends of a cable up and one down between each two switches."""
+    """Return the ends of a cable up and a cable down between each pair of switches."""
     return np.stack([low, high], axis=1).ravel(), np.stack([high, low], axis=1).ravel()
 
 
 class TreeFabric:
-    """Leaves, spines in pods, and cores over the pods; a star is one leaf, two levels are one pod.
+    """Leaves, spines in pods, and cores above the pods; a star is one leaf, and two levels are one pod.
 
-    *rails* are the leaves side by side in a unit of *nodes_per_leaf* hosts: NIC k goes to leaf k % rails. A
-    leaf has one cable to each spine of its pod, a spine one to each core; together they carry what comes from
-    below divided by the oversubscription. Adaptive routing is one spine (and one core) that has the bandwidth
-    of all.
+    *rails* is the number of leaves in a unit of *nodes_per_leaf* hosts: NIC k is connected to leaf k % rails. A leaf
+    has one cable to each spine of its pod, and a spine one to each core; together they have the bandwidth from below
+    divided by the oversubscription. Adaptive routing is modelled as one spine (and one core) with the bandwidth of
+    all.
     """
 
     def __init__(
@@ -126,11 +126,11 @@ class TreeFabric:
         self.cables = Cables(src, dst, rates)
 
     def attach(self, host: Any, nic: Any) -> Any:
-        """The leaf of the host's unit and the NIC's rail."""
+        """Return the leaf of the host's unit and the NIC's rail."""
         return host // self._nodes_per_leaf * self._rails + nic % self._rails
 
     def path(self, src: int, dst: int, key: int) -> tuple[int, ...]:
-        """Up to a common spine or core and down again."""
+        """Return the path up to a common spine or core and down again."""
         if src == dst:
             return ()
         spines, cores = self._spines, self._cores
@@ -147,7 +147,7 @@ class TreeFabric:
         )
 
     def paths(self, src: NDArray[np.int64], dst: NDArray[np.int64], key: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """`path` of many, a row each, -1 where there is no cable."""
+        """Return `path` of many pairs, one row each, padded with -1."""
         rows = np.full((len(src), 4), -1, dtype=np.int64)
         spines, cores = self._spines, self._cores
         away = src != dst
@@ -172,10 +172,10 @@ class TreeFabric:
 
 
 class TorusFabric:
-    """Routers in a grid with wraparound, one a host; a ring is a torus of one dimension.
+    """Routers in a grid with wraparound, one per host; a ring is a torus of one dimension.
 
-    Paths go dimension by dimension, the shorter way round (on a tie *key* decides). Where a dimension has two
-    routers there is one cable each way between them, not two.
+    Paths go dimension by dimension, in the shorter direction (on a tie *key* decides). If a dimension has two routers,
+    they have one cable in each direction, not two.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class TorusFabric:
         self.cables = Cables(src, dst, np.full(len(ends), float(rate)))
 
     def attach(self, host: Any, nic: Any) -> Any:
-        """The host's own router."""
+        """Return the host's own router."""
         return host
 
     def path(self, src: int, dst: int, key: int) -> tuple[int, ...]:
@@ -232,7 +232,7 @@ class TorusFabric:
 
 
 class MeshFabric:
-    """A router a host, each with a cable to every other."""
+    """One router per host, each with a cable to every other router."""
 
     def __init__(self, ports: Ports, bandwidth_bytes_per_s: float | None, switch_latency_s: float) -> None:
         self.switch_latency_s = switch_latency_s
@@ -243,11 +243,11 @@ class MeshFabric:
         self.cables = Cables(src, dst, np.full(len(src), float(rate)))
 
     def attach(self, host: Any, nic: Any) -> Any:
-        """The host's own router."""
+        """Return the host's own router."""
         return host
 
     def path(self, src: int, dst: int, key: int) -> tuple[int, ...]:
-        """The one cable."""
+        """Return the cable between the two routers."""
         return (src * (self._count - 1) + dst - (dst > src),) if src != dst else ()
 
 
@@ -258,11 +258,11 @@ def _pairs(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 class DragonflyFabric:
-    """Groups of switches: all to all inside a group, and *global_links* cables between every two groups.
+    """Groups of switches: all-to-all inside a group, and *global_links* cables between every two groups.
 
-    Global cable c between groups a and b ends at a switch of each that depends on all three, so that gateways
-    are spread over the group. Paths are minimal: to the gateway, across, and on. Adaptive routing is one
-    cable with the bandwidth of all between two groups, ending at one gateway.
+    The switches at which global cable c of groups a and b ends depend on a, b and c, so that gateways are spread over
+    a group. Paths are minimal: to the gateway, across, and on. Adaptive routing is modelled as one cable with the
+    bandwidth of all between two groups, ending at one gateway.
     """
 
     def __init__(
@@ -296,7 +296,7 @@ class DragonflyFabric:
         self.cables = Cables(np.concatenate(src), np.concatenate(dst), np.concatenate([local, far]))
 
     def _gateway(self, group: Any, other: Any, cable: Any) -> Any:
-        """Numbers, or arrays of them."""
+        """Return the switch of *group* at which a *cable* to *other* ends. Arguments are numbers or arrays."""
         turn = (other - (other > group)) * self._global_links + cable
         return group * self._size + turn % self._size
 
@@ -308,11 +308,11 @@ class DragonflyFabric:
         return (src // size * size * (size - 1) + i * (size - 1) + j - (j > i),)
 
     def attach(self, host: Any, nic: Any) -> Any:
-        """All NICs of a host on one switch."""
+        """Return the switch of a host, to which all its NICs are connected."""
         return host // self._per_switch
 
     def path(self, src: int, dst: int, key: int) -> tuple[int, ...]:
-        """Inside the group, or over a gateway."""
+        """Return the path inside the group, or over a gateway to the other group."""
         a, b = src // self._size, dst // self._size
         if a == b:
             return self._local(src, dst)

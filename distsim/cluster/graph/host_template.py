@@ -1,4 +1,4 @@
-"""One host as a small graph, the same for every host of a cluster, with the paths between its parts."""
+"""One host as a small graph that all hosts of a cluster share, with the paths between its parts."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ class Wire:
 
 @dataclass(frozen=True)
 class HostTemplate:
-    """A host's parts and wires. *devices* take ranks, *nics* lead out, and *port* is what a device offers to
-    an NVSwitch that several hosts share (None where NVLink ends at the host).
+    """A host's parts and links. *devices* take ranks, and *nics* lead to the network.
+
+    *port* is the number of a device's port to an NVSwitch that several hosts share; None if NVLink ends at the host.
     """
 
     parts: tuple[TemplatePart, ...]
@@ -49,16 +50,21 @@ class HostTemplate:
     nics: tuple[str, ...]
     port: tuple[float, float] | None = None
     staged_peers: bool = False
-    """GPUs without NVLink between them do not reach each other: the sender writes to the host memory of the
-    receiver's socket, the receiver reads it there (NCCL's SHM transport; NCCL_SHM_LOCALITY's default is the
-    receiver's side)."""
+    """Whether GPUs without NVLink exchange data through host memory.
+
+    The sender writes to the host memory of the receiver's socket, and the receiver reads it there (NCCL's SHM
+    transport; the receiver's side is the default of NCCL_SHM_LOCALITY).
+    """
     staged_nics: bool = False
-    """A NIC does not reach GPU memory: what leaves or comes goes through the host memory of the GPU's socket
-    (NCCL without GPUDirect RDMA)."""
+    """Whether a NIC cannot access GPU memory, so that its data pass through the host memory of the GPU's socket (NCCL
+    without GPUDirect RDMA).
+    """
 
     def staged(self, node: NodeSpec) -> HostTemplate:
-        """The same host with what *node* says of direct access, and the host memory that stands for it where there
-        is none: a loop at each socket, at half its memory's bandwidth, as every byte is written and read."""
+        """Return this host with the host memory through which *node* says that GPUs or NICs exchange data.
+
+        Host memory is a loop at each socket with half the memory's bandwidth, because every byte is written and read.
+        """
         peers = bool(node.gpus) and not node.pcie.peer_to_peer
         nics = bool(node.gpus) and node.nic is not None and not node.nic.gpu_direct
         rate = node.cpu.memory_bandwidth * node.cpu.memory_efficiency / 2
@@ -68,11 +74,11 @@ class HostTemplate:
 
     @cached_property
     def _memory(self) -> dict[str, int]:
-        """Socket -> the wire that is its memory."""
+        """Return for each socket the link that represents its memory."""
         return {wire.src: index for index, wire in enumerate(self.wires) if wire.kind == "memory"}
 
     def _socket(self, device: str) -> str | None:
-        """The socket whose memory *device* reaches most cheaply."""
+        """Return the socket whose memory *device* reaches at the lowest cost."""
         tree = self._trees[device]
         near = [(tree[name][0], name) for name in self._memory if name in tree]
         return min(near)[1] if near else None
@@ -82,7 +88,7 @@ class HostTemplate:
         return {part.name: self._tree(part.name) for part in self.parts if part.kind in ("gpu", "cpu", "nic")}
 
     def _through_memory(self, src: str, dst: str, socket: str | None) -> tuple[int, ...] | None:
-        """Wires from *src* into the memory of *socket*, and out of it to *dst*."""
+        """Return the links from *src* into the memory of *socket* and on to *dst*."""
         if socket is None or socket not in self._trees[src] or dst not in self._trees[socket]:
             return None
         return (*self._trees[src][socket][1], self._memory[socket], *self._trees[socket][dst][1])
@@ -101,8 +107,9 @@ class HostTemplate:
         return frozenset(part.name for part in self.parts if part.kind == "gpu")
 
     def _tree(self, source: str) -> dict[str, tuple[float, tuple[int, ...]]]:
-        """Cheapest cost and path from *source* to every part. NICs pass nothing on; GPUs only to or from
-        NVLink.
+        """Return the lowest cost and the path from *source* to every part.
+
+        Paths do not pass through NICs, and pass through GPUs only to or from NVLink.
         """
         result: dict[str, tuple[float, tuple[int, ...]]] = {}
         least: dict[str, tuple[float, int]] = {}
@@ -126,9 +133,9 @@ class HostTemplate:
 
     @cached_property
     def between_devices(self) -> list[list[tuple[int, ...] | None]]:
-        """Wires from device i to device j; None where nothing inside the host connects them.
+        """Return the links from device i to device j; None if nothing inside the host connects them.
 
-        Ranks on sockets talk over TCP, so their paths begin with the loopback of the sender's socket.
+        Ranks on CPU sockets communicate by TCP, so their paths begin with the loopback of the sender's socket.
         """
         loops = {wire.src: (index,) for index, wire in enumerate(self.wires) if wire.kind == "loopback"}
         rows: list[list[tuple[int, ...] | None]] = []
@@ -145,7 +152,7 @@ class HostTemplate:
 
     @cached_property
     def to_nic(self) -> list[list[tuple[int, ...] | None]]:
-        """Wires from device i to NIC k."""
+        """Return the links from device i to NIC k."""
         if self.staged_nics:
             return [[self._through_memory(one, nic, self._socket(one)) for nic in self.nics] for one in self.devices]
         trees = [self._trees[device] for device in self.devices]
@@ -153,7 +160,7 @@ class HostTemplate:
 
     @cached_property
     def from_nic(self) -> list[list[tuple[int, ...] | None]]:
-        """Wires from NIC k to device i."""
+        """Return the links from NIC k to device i."""
         if self.staged_nics:
             return [[self._through_memory(nic, one, self._socket(one)) for one in self.devices] for nic in self.nics]
         trees = [self._trees[nic] for nic in self.nics]
@@ -161,7 +168,7 @@ class HostTemplate:
 
     @cached_property
     def own_nics(self) -> list[tuple[int, ...]]:
-        """The NICs each device uses: the closest, divided evenly among the devices closest to them."""
+        """Return the NICs that each device uses: the closest ones, divided evenly among the devices that share them."""
         nearest: list[tuple[int, ...]] = []
         for device in self.devices:
             tree = self._trees[device]
@@ -183,8 +190,8 @@ def _portion(items: Sequence[int], k: int, shares: int) -> tuple[int, ...]:
 
 
 def build_host(node: NodeSpec) -> HostTemplate:
-    """The host that *node* describes: parts spread evenly, GPU i under switch i * switches // gpus, and so on
-    up.
+    """Build the host that *node* describes. Parts are spread evenly: GPU i is under switch i * switches // gpus, and
+    so on.
     """
     parts: list[TemplatePart] = []
     wires: list[Wire] = []

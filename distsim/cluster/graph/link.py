@@ -1,4 +1,4 @@
-"""What a cluster is made of: vertices, links, slots, and the facts that the models of time read."""
+"""Elements of a cluster: vertices, links, slots, and the properties that the timing models read."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["Constant", "CpuModel", "GpuModel", "Link", "Links", "NcclFacts", "No
 class Vertex:
     """A piece of hardware. *kind* is one of gpu, cpu, nvswitch, pcie, nic, leaf, spine, switch.
 
-    *host* is None for what several hosts share (switches, an NVLink domain of a rack); *local* is the index
-    among the vertices of that kind on the host, or in the fabric.
+    *host* is None for parts that several hosts share (switches, the NVLink domain of a rack); *local* is the index
+    among the vertices of the same kind on the host, or in the fabric.
     """
 
     name: str
@@ -30,10 +30,10 @@ class Vertex:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A directed link. *bandwidth_bytes_per_s* is what transfers can have of it (the specified rate times the
-    efficiency that the cluster file states); *index* is its position in `Cluster.links`.
+    """A directed link of kind nvlink, c2c, pcie, socket, nic, fabric or loopback.
 
-    *kind* is one of nvlink, c2c, pcie, socket, nic, fabric, loopback.
+    *bandwidth_bytes_per_s* is the bandwidth that transfers can use (the specified rate times the efficiency in the
+    cluster file); *index* is the link's position in `Cluster.links`.
     """
 
     index: int
@@ -45,14 +45,14 @@ class Link:
 
     @property
     def name(self) -> str:
-        """`src->dst`, as reports print it."""
+        """Name of the link in reports: `src->dst`."""
         return f"{self.src}->{self.dst}"
 
 
 class Links(Sequence[Link]):
-    """Every link of a cluster by index: arrays of what each has, from which its `Link` is made when it is asked for.
+    """Every link of a cluster as arrays, from which a `Link` is created on access.
 
-    *codes* are positions in *kinds*; *ends* gives the names that link i leads from and to.
+    *codes* are positions in *kinds*; *ends* returns the names of the two ends of link i.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Links(Sequence[Link]):
 
     @classmethod
     def of(cls, links: Sequence[Link]) -> Links:
-        """The same links."""
+        """Return *links* as arrays."""
         kinds = list(dict.fromkeys(link.kind for link in links))
         ends = [(link.src, link.dst) for link in links]
         return cls(
@@ -80,7 +80,7 @@ class Links(Sequence[Link]):
         )
 
     def are(self, kinds: Collection[str]) -> NDArray[np.bool_]:
-        """Which links are of one of *kinds*."""
+        """Return a mask of the links whose kind is one of *kinds*."""
         result: NDArray[np.bool_] = np.array([kind in kinds for kind in self._kinds], dtype=bool)[self._codes]
         return result
 
@@ -111,7 +111,7 @@ class Links(Sequence[Link]):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Place of a rank: a device on a host."""
+    """Location of a rank: a device on a host."""
 
     rank: int
     host: int
@@ -133,7 +133,7 @@ SETTINGS_WITH_EFFECT = frozenset(
         "FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD",
     }
 )
-"""Of `nccl.settings`, and of what NCCL reads of its environment: the others change no simulated time."""
+"""Settings in `nccl.settings` and NCCL's environment that change simulated times; all others have no effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,19 +142,20 @@ class Constant:
 
     value: float
     uncertainty: float = 0.0
-    """Standard deviation of its logarithm."""
+    """Standard deviation of the constant's logarithm."""
     source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuModel:
-    """The host processor as one rank sees it: *flops_per_s* and *memory_bytes_per_s* are that rank's share
-    when *ranks_per_node* ranks divide the node evenly.
+    """The host processor as one rank sees it.
+
+    *flops_per_s* and *memory_bytes_per_s* are one rank's share when *ranks_per_node* ranks divide the node evenly.
     """
 
     model: str
     vendor: str
-    """intel, amd or arm, as NCCL tells them apart."""
+    """intel, amd or arm; NCCL's tuning depends on it."""
     num_sockets: int
     cores_per_socket: int
     ranks_per_node: int
@@ -162,14 +163,14 @@ class CpuModel:
     memory_bytes_per_s: float
     memory_bytes: int
     op_overhead_s: float
-    """What an operator costs the host beyond its arithmetic: Python, dispatch, autograd."""
+    """Seconds of host time per operator beyond its arithmetic: Python, dispatch, autograd."""
     store_latency_s: float
-    """A TCPStore round trip."""
+    """Seconds of a round trip to the TCPStore."""
     loopback_bytes_per_s: float
-    """TCP between two ranks of one host."""
+    """Bytes/s of TCP between two ranks of one host."""
 
     def share(self, ranks_per_node: int) -> CpuModel:
-        """The same node divided among *ranks_per_node* ranks."""
+        """Return the model for *ranks_per_node* ranks that share the node."""
         factor = self.ranks_per_node / ranks_per_node
         return replace(
             self,
@@ -182,104 +183,111 @@ class CpuModel:
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """One accelerator, as its maker specifies it (dense rates, no sparsity)."""
+    """Specification of one accelerator (dense rates, without sparsity)."""
 
     model: str
     compute_capability: int
-    """80 for Ampere A100, 90 for Hopper, 100 for Blackwell."""
+    """CUDA compute capability times ten: 80 for A100, 90 for Hopper, 100 for Blackwell."""
     memory_bytes: int
     memory_bytes_per_s: float
     flops_per_s: Mapping[str, float] = field(default_factory=dict)
-    """By data type: fp64, fp32, tf32, fp16, bf16, fp8, fp4."""
+    """Peak flop/s by data type: fp64, fp32, tf32, fp16, bf16, fp8, fp4."""
     price: float | None = None
-    """Of its hour; None: the cluster file does not say it."""
+    """Price of one GPU hour; None if the cluster file does not give it."""
     power_w: float | None = None
-    """At work; None: the cluster file does not say it."""
+    """Watts under load; None if the cluster file does not give them."""
 
 
 STORAGE_WRITE_BYTES_PER_S = 4e9
 STORAGE_READ_BYTES_PER_S = 8e9
-"""Of one node to the file system of checkpoints, where a cluster file does not say it: what NVIDIA's DGX SuperPOD
-reference architecture with H100 (RA-11333, guidelines for storage performance, "better") asks of one. Recalled, not
-looked up, and borrowed by every preset."""
+"""Default bytes/s of one node from the file system of checkpoints, if a cluster file does not give it.
+
+Source: NVIDIA's DGX SuperPOD reference architecture with H100 (RA-11333, guidelines for storage performance,
+"better"). Recalled, not looked up, and used for every preset.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeModel:
-    """One host, as the models of collectives need it. Bandwidths are per direction, and effective unless
-    named spec.
+    """Properties of one host that the models of collectives need.
+
+    Bandwidths are per direction. They are what transfers reach, unless their name says spec.
     """
 
     num_gpus: int
     gpu_model: str
-    """h100, a100, ...; empty on a node without accelerators."""
+    """Name of the GPU data file, such as h100 or a100; empty on a node without accelerators."""
     gpu: GpuModel | None
     ranks_per_node: int
-    """Devices that take a rank: accelerators, or sockets on a node without."""
+    """Number of devices that take a rank: accelerators, or CPU sockets on a node without any."""
     nvlink: str
-    """nvswitch, mesh (direct links between each pair), or none."""
+    """nvswitch, mesh (direct links between each pair of GPUs), or none."""
     nvlinks_per_gpu: int
     nvlink_bytes_per_s: float
-    """All NVLinks of one GPU together."""
+    """Bytes/s of all NVLinks of one GPU."""
     nvlink_spec_bytes_per_s: float
     nvlink_pair_bytes_per_s: float
-    """Between two GPUs: all of it through an NVSwitch, the pair's own links in a mesh."""
+    """Bytes/s between two GPUs: the whole bandwidth through an NVSwitch, the pair's own links in a mesh."""
     nvlink_latency_s: float
     num_nvswitches: int
     nvls: bool
-    """The NVSwitch reduces in the switch (NVLink SHARP)."""
+    """Whether the NVSwitch can reduce data (NVLink SHARP)."""
     nvlink_domain_nodes: int
-    """Hosts that share one NVLink domain: 1, or 18 in an NVL72 rack."""
+    """Number of hosts in one NVLink domain: 1, or 18 in an NVL72 rack."""
     pcie_generation: int
     pcie_bytes_per_s: float
-    """One x16 slot, as measured; NCCL's own search uses its table by generation."""
+    """Measured bytes/s of one x16 slot; NCCL's own search uses its table of generations instead."""
     pcie_peer_to_peer: bool
-    """False where transfers between GPUs go through host memory."""
+    """Whether GPUs transfer directly over PCIe; otherwise they go through host memory."""
     num_nics: int
     nic_bytes_per_s: float
-    """One NIC."""
+    """Bytes/s of one NIC."""
     nic_spec_bytes_per_s: float
     nic_latency_s: float
-    """Host to host over one cable, one way."""
+    """Seconds from host to host over one cable, one way."""
     gpu_direct_rdma: bool
     nics_beyond_root: bool = False
-    """A GPU reaches its NIC through the processor's root ports only: no PCIe switch has both, and no C2C."""
+    """Whether a GPU reaches its NIC only through the processor's root ports, without a common PCIe switch and without
+    C2C.
+    """
     storage_write_bytes_per_s: float = STORAGE_WRITE_BYTES_PER_S
     storage_read_bytes_per_s: float = STORAGE_READ_BYTES_PER_S
-    """All ranks of the node together, to where checkpoints lie."""
+    """Bytes/s at which all ranks of the node together read checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
 class NcclFacts:
-    """Facts of a machine that NCCL's tuning reads."""
+    """Properties of a machine that NCCL's tuning depends on."""
 
     version: str
     compute_capability: int
-    """0 without accelerators."""
+    """Compute capability of the GPUs times ten; 0 without accelerators."""
     cpu_vendor: str
     cpu_class: str
-    """NCCL's own classes of Intel processors (bdw, skl, srp, erp); empty for others."""
+    """NCCL's class of an Intel processor (bdw, skl, srp, erp); empty for other vendors."""
     net: str
-    """ib, roce, efa, slingshot, tcp, tcpx, tcpxo; none on a single node."""
+    """Kind of network: ib, roce, efa, slingshot, tcp, tcpx, tcpxo; none for a single node."""
     num_nics: int
     nic_bytes_per_s: float
     nic_latency_s: float
     collnet: bool
-    """The fabric reduces in its switches (InfiniBand SHARP) and NCCL is set up to use it."""
+    """Whether NCCL uses reductions in the switches of the fabric (InfiniBand SHARP)."""
     library: str = "nccl"
-    """nccl, or rccl."""
+    """nccl or rccl."""
     plugin: str = ""
-    """Of the network, with its version: aws-ofi-nccl 1.9.2; empty where it is not known or NCCL's own."""
+    """Network plugin with its version, such as aws-ofi-nccl 1.9.2; empty for NCCL's own transport, or if unknown."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Environment that changes times: FI_CXI_RX_MATCH_MODE and its like."""
+    """Environment variables that change times, such as FI_CXI_RX_MATCH_MODE."""
 
     def named(self, variant: str) -> bool:
-        """Whether more than the library's release is named, so that times are those of one setup among several."""
+        """Return whether the software is known beyond the library's release, so that times are those of one particular
+        setup.
+        """
         return bool(self.plugin or self.settings or variant)
 
     @property
     def software(self) -> str:
-        """The library, its version, plugin and settings in one line: what an answer assumed."""
+        """Return the library, its version, plugin and settings as one line, for a report's assumptions."""
         settings = [
             f"{name}={value}" + ("" if self._has_effect(name) else " (no effect on simulated times)")
             for name, value in self.settings.items()
@@ -287,5 +295,9 @@ class NcclFacts:
         return ", ".join(filter(None, [f"{self.library.upper()} {self.version}", self.plugin, *settings]))
 
     def _has_effect(self, setting: str) -> bool:
-        """NCCL_IB_DISABLE is why a cluster file has sockets for its network: there it is in every time."""
+        """Return whether *setting* changes simulated times.
+
+        NCCL_IB_DISABLE does not by itself: a cluster file that uses it has sockets as its network, which all times
+        include.
+        """
         return setting in SETTINGS_WITH_EFFECT or (setting == "NCCL_IB_DISABLE" and self.net == "tcp")

@@ -1,4 +1,4 @@
-"""Clusters of equal hosts on a fabric and of any graph, and their bisection bandwidth."""
+"""Connects equal hosts by a fabric, or any graph, and computes bisection bandwidths."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ __all__ = ["MAX_LINKS", "USUAL", "GraphWiring", "HostsOnFabric", "bisect_hosts",
 
 
 class HostsOnFabric:
-    """*num_hosts* of *template*, their NICs on *fabric*, their NVLink ports on one NVSwitch per *domain*
-    hosts.
+    """*num_hosts* copies of *template*, with their NICs on *fabric* and their NVLink ports on one NVSwitch per
+    *domain* hosts.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class HostsOnFabric:
 
     @cached_property
     def vertices(self) -> list[Vertex]:
-        """Hosts first, then what they share."""
+        """Return the vertices, hosts first, then what they share."""
         template = self.template
         result = [
             Vertex(f"n{host}/{part.name}", part.kind, host, part.local)
@@ -73,7 +73,9 @@ class HostsOnFabric:
 
     @cached_property
     def links(self) -> Links:
-        """A block for each host (its wires, its ports, its NICs' both directions), then the fabric's cables."""
+        """Return the links: a block for each host (inner links, NVLink ports, both directions of its NICs), then the
+        fabric's cables.
+        """
         template, fabric = self.template, self.fabric
         block = [(wire.bandwidth_bytes_per_s, wire.latency_s, wire.kind) for wire in template.wires]
         if template.port is not None:
@@ -96,7 +98,7 @@ class HostsOnFabric:
         )
 
     def _ends(self, index: int) -> tuple[str, str]:
-        """The names that link *index* leads from and to."""
+        """Return the names of the two ends of link *index*."""
         template, fabric = self.template, self.fabric
         host, i = divmod(index, self._block)
         if host >= self.num_hosts:
@@ -120,7 +122,9 @@ class HostsOnFabric:
         return self.template.own_nics
 
     def route(self, src: int, dst: int, flow_key: int, rail: int | None, enter: int | None = None) -> tuple[int, ...]:
-        """Inside the host, through a shared NVSwitch, or over NICs and fabric: out by NIC *rail*, in by NIC *enter*."""
+        """Return the route inside the host, through a shared NVSwitch, or out by NIC *rail*, over the fabric, and in
+        by NIC *enter*.
+        """
         host, i = divmod(src, self.per_host)
         other, j = divmod(dst, self.per_host)
         base, other_base = host * self._block, other * self._block
@@ -152,8 +156,10 @@ class HostsOnFabric:
         )
 
     def routes(self, src: Places, dst: Places, flow_key: int, rails: Places, enters: Places | None = None) -> Rows:
-        """`route` of many, a row each, -1 where a row has no more links; *rails* are -1 where none is forced,
-        *enters* are the same where a way comes in by another NIC than it goes out by."""
+        """Return `route` of many pairs, one row each, padded with -1.
+
+        *rails* are the NICs by which the data leave (-1: any); *enters* are those by which they arrive, if different.
+        """
         enters = rails if enters is None else enters
         wires, template = self._wires, self.template
         host, other = src // self.per_host, dst // self.per_host
@@ -205,7 +211,7 @@ class HostsOnFabric:
         return own[flow % len(own)]
 
     def bisection_bandwidth_bytes_per_s(self) -> float:
-        """See `bisection`."""
+        """Return the bisection bandwidth in bytes/s (`bisect_hosts`)."""
 
         return bisect_hosts(self)
 
@@ -213,14 +219,14 @@ class HostsOnFabric:
 # -- A cluster that is any graph: imported ones, where no structure is known and routes are shortest paths.
 
 USUAL = "dgx-h100"
-"""The preset that says what an imported graph does not."""
+"""Preset that supplies the properties which an imported graph does not have."""
 
 # A route is the quickest for a transfer of this size, in whole picoseconds so that equal ways compare equal.
 _TYPICAL_BYTES = 1 << 20
 
 
 class GraphWiring:
-    """Vertices and links as given. *rail* is not known here and is ignored."""
+    """Vertices and links of an arbitrary graph, which has no rails: *rail* is ignored."""
 
     def __init__(self, vertices: Sequence[Vertex], links: Sequence[Link]) -> None:
         self.vertices = vertices
@@ -250,7 +256,7 @@ class GraphWiring:
         return self._trees[src]
 
     def route(self, src: int, dst: int, flow_key: int, rail: int | None, enter: int | None = None) -> tuple[int, ...]:
-        """A quickest way; among equal ones a hash of the flow chooses at each fork."""
+        """Return a fastest route; at each fork a hash of the flow chooses among equal ones."""
         loop = self._index.get((self.devices[src], self.devices[src]))
         if src == dst:
             return () if loop is None else (loop,)
@@ -267,7 +273,7 @@ class GraphWiring:
         return tuple(reversed(backwards))
 
     def routes(self, src: Places, dst: Places, flow_key: int, rails: Places, enters: Places | None = None) -> Rows:
-        """One after the other."""
+        """Return the routes of many pairs, computed one by one."""
         return one_by_one(self.route, src, dst, flow_key, rails, rails)
 
     def bisection_bandwidth_bytes_per_s(self) -> float:
@@ -288,7 +294,7 @@ def graph_cluster(
     usual: Callable[[], Cluster],
     facts: tuple[CpuModel, NodeModel, NcclFacts] | None = None,
 ) -> Cluster:
-    """A cluster from bare vertices and links; without *facts*, what no graph says is as on the *usual* cluster."""
+    """Build a cluster from vertices and links. Without *facts*, missing properties are those of the *usual* cluster."""
     wiring = GraphWiring(vertices, links)
     if not wiring.devices:
         raise UsageError(f"{where}: expected nodes of kind 'gpu' or 'cpu' to place ranks on, got none")
@@ -362,8 +368,7 @@ def _guess(wiring: GraphWiring, per_host: int, usual: Cluster) -> tuple[CpuModel
 # fabric; that a host could also send through PCIe what its NVLinks cannot carry is left out, as no route does.
 
 MAX_LINKS = 60_000
-"""Above this many links (after hosts are folded into their NICs) a maximum flow takes longer than a user
-waits.
+"""Maximum number of links (after hosts are folded into their NICs) for which a maximum flow is fast enough to compute.
 """
 
 
@@ -386,7 +391,7 @@ class EqualHosts(Protocol):
 
 
 def max_flow(links: Iterable[tuple[str, str, float]], sources: Sequence[str], sinks: Sequence[str]) -> float:
-    """Maximum flow from all *sources* to all *sinks* over directed *links* (src, dst, bytes a second)."""
+    """Return the maximum flow from all *sources* to all *sinks* over directed *links* (source, destination, bytes/s)."""
     import networkx
 
     graph: networkx.DiGraph[str] = networkx.DiGraph()
@@ -405,7 +410,9 @@ def max_flow(links: Iterable[tuple[str, str, float]], sources: Sequence[str], si
 
 
 def bisect_hosts(wiring: EqualHosts) -> float:
-    """The bisection of equal hosts on a fabric, each host folded into what it can send through each NIC."""
+    """Return the bisection bandwidth of equal hosts on a fabric; each host counts as what it can send through each
+    NIC.
+    """
     if wiring.num_hosts == 1 or (wiring.template.port is not None and wiring.num_hosts <= wiring.domain):
         return _within_domain(wiring)
     template, fabric = wiring.template, wiring.fabric
