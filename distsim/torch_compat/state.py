@@ -31,6 +31,10 @@ LOCAL_TENSOR = TorchName(
     FEATURE,
     public="torch.distributed.tensor.DTensor.to_local, which is an operator",
 )
+VERSION = TorchName("torch.Tensor._version", "writes to a parameter that FSDP frees, for silent checks", FEATURE)
+NOT_IN_CHECKPOINTS = TorchName(
+    "torch.nn.Module._non_persistent_buffers_set", "buffers that no checkpoint has, for silent checks", FEATURE
+)
 VALIDATE_GLOBAL_PLAN = TorchName(
     "torch.distributed.checkpoint.default_planner._validate_global_plan", "checkpoints of equal ranks", FEATURE
 )

@@ -31,8 +31,8 @@ STILL = tuple(
 )
 """Folders that write private names of Python's and of their own objects as well: of these only what is reached from
 torch is looked at."""
-MOST_NAMES = 419
-"""Four fifths of the 524 that there were when the table was begun."""
+MOST_NAMES = 421
+"""Four fifths of the 524 that there were when the table was begun, and two that the search for silent faults reads."""
 
 
 @functools.cache
@@ -168,8 +168,9 @@ def test_the_rule_sees_a_planted_name(tmp_path: Path) -> None:
     assert sorted(line for line, _ in private_names(path, frozenset())) == [2, 4, 5, 6, 7]
 
 
-MOST_GUARD_NAMES = 40
-"""Of torch's private names that a guard by hooks on groups touches: there were 66 before torch had hooks."""
+MOST_GUARD_NAMES = 42
+"""Of torch's private names that a guard by hooks on groups touches: there were 66 before torch had hooks. Two are read
+with --silent alone."""
 OF_PATCHES = {"share_backends", "tables"}
 """Functions of the table that serve groups in the place of torch's own."""
 

@@ -30,6 +30,18 @@ FAULTY = {
     "s16_opt_state": "optimizer_state_differs",
     "s24_no_sync_always": "replicas_diverge",
     "s25_bypass_ddp": "replicas_diverge",
+    "s40_unsharded_write": "unsharded_write_lost",
+    "s43_buffers": "buffers_differ",
+    "s46_clip_then_average": "clipped_by_local_norm",
+    "s51_frozen_on_one": "replicas_diverge",
+    "s54_router_not_reduced": "replicas_diverge",
+    "s61_input_gradient": "replicas_diverge",
+    "s66_fsdp_same_batch": "same_batch",
+    "s80_reduced_each_time": "mixed_scale",
+    "s81_fsdp_lr": "hyperparameter_differs",
+    "s87_no_zero_grad": "stale_gradient",
+    "s92_reduce": "replicas_diverge",
+    "s93_one_left_out": "mixed_scale",
 }
 """Programs with one fault each, and the kind that names it; with the argument `fixed` they have none."""
 HEALTHY = sorted(path.stem for path in PROGRAMS.glob("h*.py"))
@@ -54,6 +66,7 @@ def findings(name: str, *arguments: str, silent: str = "watch") -> tuple[int, li
     return outcome.exit_code, outcome.silent
 
 
+@pytest.mark.filterwarnings("ignore:.*broadcast_buffers")
 @pytest.mark.parametrize("name", sorted(FAULTY))
 def test_a_faulty_program_is_found_by_its_kind(name: str) -> None:
     """Each planted fault is a finding, and the program still ends with exit code 0."""
@@ -62,6 +75,7 @@ def test_a_faulty_program_is_found_by_its_kind(name: str) -> None:
     assert FAULTY[name] in [finding.kind.value for finding in silent]
 
 
+@pytest.mark.filterwarnings("ignore:.*broadcast_buffers")
 @pytest.mark.parametrize("name", sorted(FAULTY))
 def test_a_repaired_program_is_silent(name: str) -> None:
     """Without its fault the same program has no finding."""

@@ -189,6 +189,8 @@ class Window:
     """Operation, ranks and line of calls whose outputs share memory."""
     clips: list[ClipFact] = field(default_factory=list)
     epochs: list[EpochFact] = field(default_factory=list)
+    lost_writes: list[str] = field(default_factory=list)
+    """Parameters that were written while fully_shard had gathered them: it frees what was written."""
 
 
 @dataclass(slots=True)

@@ -47,11 +47,14 @@ class SilentKind(enum.StrEnum):
     STEP_WITHOUT_GRADIENTS = "step_without_gradients"
     GRADIENT_SCALE = "gradient_scale"
     MIXED_SCALE = "mixed_scale"
+    STALE_GRADIENT = "stale_gradient"
     TOKENS_WEIGH_DIFFERENTLY = "tokens_weigh_differently"
     DROPOUT_DIFFERS = "dropout_differs"
     EQUAL_DROPOUT = "equal_dropout"
     CLIPPED_BY_LOCAL_NORM = "clipped_by_local_norm"
     TIED_NOT_SYNCHRONIZED = "tied_not_synchronized"
+    UNSHARDED_WRITE_LOST = "unsharded_write_lost"
+    BUFFERS_DIFFER = "buffers_differ"
 
     @property
     def label(self) -> str:

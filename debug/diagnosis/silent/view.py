@@ -6,6 +6,7 @@ Which ranks hold one and the same value (a replica set), and what says so: the e
 from __future__ import annotations
 
 import enum
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,10 @@ class ParameterKey(NamedTuple):
     optimizer: int
     name: str
     shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
 
 
 def distance(one: Vector, other: Vector) -> float:
@@ -251,13 +256,15 @@ def of_reduced_gradients(view: View) -> Iterator[ReplicaSet]:
     for rank in view.facts:
         for window in view.windows(rank):
             for call in window.calls:
-                if call.op not in ("all_reduce", "all_reduce_coalesced"):
+                if call.op not in ("all_reduce", "all_reduce_coalesced", "reduce"):
                     continue
                 for number in call.gradients:
                     key = view.keys[rank].get(number)
-                    if key is not None:
-                        here = tuple(r for r in sorted(call.ranks) if r in view.parameters[key])
+                    here = () if key is None else tuple(r for r in sorted(call.ranks) if r in view.parameters[key])
+                    if key is not None and call.op != "reduce":
                         yield ReplicaSet(key, here, SilentEvidence.REDUCED)
+                    elif key is not None and _began_equal(view, key, here):  # the root may send the values later
+                        yield ReplicaSet(key, here, SilentEvidence.BULK)
 
 
 UNLIKE = 1e-3
@@ -353,7 +360,7 @@ def _began_equal(view: View, key: ParameterKey, ranks: tuple[int, ...]) -> bool:
     """Whether a parameter was equal before the first step, and not by chance: zeros and ones count only where all
     parameters of their module are equal, or they may be the bias of a sharded weight."""
     facts, steps = view.parameters[key], view.steps.get((key.optimizer, 1), {})
-    if any(facts[rank].mesh for rank in ranks) or not _is_equal(view, key, ranks, steps):
+    if len(ranks) < 2 or any(facts[rank].mesh for rank in ranks) or not _is_equal(view, key, ranks, steps):
         return False
     if not any(facts[rank].constant for rank in ranks):
         return True
@@ -377,27 +384,33 @@ def of_bulk_reductions(view: View) -> Iterator[ReplicaSet]:
     experts = _ranks_of_experts(view)
     for optimizer in sorted({key.optimizer for key in view.parameters}):
         keys = [key for key in view.parameters if key.optimizer == optimizer]
-        for group in _bulk_groups(view, optimizer):
-            for key in keys:
-                ranks = tuple(rank for rank in group if rank in view.parameters[key])
-                if len(ranks) > 1 and experts.isdisjoint(ranks) and _began_equal(view, key, ranks):
-                    yield ReplicaSet(key, ranks, SilentEvidence.BULK)
+        for group, elements in _reduced_elements(view, optimizer).items():
+            holders = {key: tuple(rank for rank in group if rank in view.parameters[key]) for key in keys}
+            equal = [key for key in keys if _began_equal(view, key, holders[key])]
+            same = sum(key.numel for key in equal)
+            others = sum(key.numel for key in keys) - same
+            if not experts.isdisjoint(group):  # those that began unlike are the experts, if they are the larger part
+                is_bulk = 2 * elements >= same and others >= same - elements
+            else:
+                is_bulk = 2 * elements >= same + others
+            for key in equal if is_bulk else ():
+                yield ReplicaSet(key, holders[key], SilentEvidence.BULK)
 
 
-def _bulk_groups(view: View, optimizer: int) -> list[tuple[int, ...]]:
-    """Groups over which at least half of an optimizer's elements were reduced between backward and step."""
-    groups: set[tuple[int, ...]] = set()
+def _reduced_elements(view: View, optimizer: int) -> dict[tuple[int, ...], int]:
+    """Elements of an optimizer that were reduced between backward and step, by the group, at most in any step."""
+    most: dict[tuple[int, ...], int] = defaultdict(int)
     for _, steps in view.steps_of(optimizer):
         for rank, step in steps.items():
             parameters = view.facts[rank].parameters
-            size = sum(parameters[number].numel for number in step.parameters)
             reduced: dict[tuple[int, ...], int] = defaultdict(int)
             for call in step.window.calls:
                 if call.pass_ is TrainingPhase.REDUCTION and call.op in SYMMETRIC and not call.values:
                     own = sum(parameters[number].numel for number in call.gradients)
                     reduced[tuple(sorted(call.ranks))] += own or call.largest
-            groups.update(group for group, elements in reduced.items() if 2 * elements >= size)
-    return sorted(groups)
+            for group, elements in reduced.items():
+                most[group] = max(most[group], elements)
+    return dict(sorted(most.items()))
 
 
 SOURCES: tuple[Source, ...] = (

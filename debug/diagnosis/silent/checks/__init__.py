@@ -12,6 +12,7 @@ from distsim.debug.diagnosis.silent.checks.gradients import (
     gradient_reduce_op,
     gradient_scale,
     mixed_scale,
+    stale_gradient,
     step_without_gradients,
     tokens_weigh_differently,
 )
@@ -23,11 +24,13 @@ from distsim.debug.diagnosis.silent.checks.model_parallel import (
     tied_not_synchronized,
 )
 from distsim.debug.diagnosis.silent.checks.replicas import (
+    buffers_differ,
     changed_outside_step,
     hyperparameter_differs,
     optimizer_state_differs,
     replicas_differ_at_start,
     replicas_diverge,
+    unsharded_write_lost,
 )
 from distsim.debug.diagnosis.silent.finding import Sighting, SilentKind
 from distsim.debug.diagnosis.silent.view import ParameterKey, ReplicaSet, View
@@ -50,11 +53,14 @@ CHECKS: dict[SilentKind, Check] = {
     SilentKind.STEP_WITHOUT_GRADIENTS: step_without_gradients,
     SilentKind.GRADIENT_SCALE: gradient_scale,
     SilentKind.MIXED_SCALE: mixed_scale,
+    SilentKind.STALE_GRADIENT: stale_gradient,
     SilentKind.TOKENS_WEIGH_DIFFERENTLY: tokens_weigh_differently,
     SilentKind.DROPOUT_DIFFERS: dropout_differs,
     SilentKind.EQUAL_DROPOUT: equal_dropout,
     SilentKind.CLIPPED_BY_LOCAL_NORM: clipped_by_local_norm,
     SilentKind.TIED_NOT_SYNCHRONIZED: tied_not_synchronized,
+    SilentKind.UNSHARDED_WRITE_LOST: unsharded_write_lost,
+    SilentKind.BUFFERS_DIFFER: buffers_differ,
     SilentKind.REPLICAS_DIVERGE: replicas_diverge,
 }
 """A cause stands before its consequences."""

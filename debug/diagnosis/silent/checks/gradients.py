@@ -6,20 +6,27 @@ whatever the tensors hold.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from distsim.debug.diagnosis.silent.facts import LossFact, StepFact
+from distsim.debug.diagnosis.silent.facts import ClipFact, LossFact, StepFact, Vector
 from distsim.debug.diagnosis.silent.finding import Severity, Sighting, SilentKind
 from distsim.debug.diagnosis.silent.view import ParameterKey, ReplicaSet, SilentEvidence, View
+from distsim.debug.messages import ranks_text
 
 __all__ = [
+    "REDUCED",
     "aliased_outputs",
+    "clipped_before_reduction",
     "gradient_reduce_op",
     "gradient_scale",
     "mixed_scale",
+    "stale_gradient",
     "step_without_gradients",
     "tokens_weigh_differently",
 ]
@@ -31,6 +38,12 @@ EXACT = 0.02
 """Part by which the scale may differ from a number that explains it."""
 UNLIKE = 1.5
 """Ratio of scales from which parameters are reduced differently."""
+MOST_STEPS = 32
+"""In which a search is made for what is wrong from the first step on."""
+LEAST = 0.05
+"""Part of the largest factor from which on a micro-batch is in the gradient."""
+MOST_PARTS = 8
+"""Micro-batches whose factors 16 numbers tell apart."""
 HEAVIER = 1.05
 """Ratio of weights from which targets weigh differently."""
 STEPS = 2
@@ -54,21 +67,43 @@ def _coefficients(
 ) -> dict[ParameterKey, float]:
     """Return the factor of the summed local gradients for each parameter whose gradient is such a multiple."""
     coefficients = {}
+    for key, parts, final in _gradients(view, steps, ranks, keys):
+        weights = _weights(final, [sum(micro for of_rank in parts.values() for micro in of_rank)])
+        if weights is not None:
+            coefficients[key] = float(weights[0])
+    return coefficients
+
+
+Parts = dict[int, list[Vector]]
+
+
+def _gradients(
+    view: View, steps: Mapping[int, StepFact], ranks: Sequence[int], keys: Sequence[ParameterKey]
+) -> Iterator[tuple[ParameterKey, Parts, Vector]]:
+    """Parameter, local gradients of each rank and micro-batch, and the gradient that the optimizer finds."""
     for key in keys:
         if any(view.parameters[key][rank].compressed for rank in ranks):
             continue
-        local, final = view.local(steps, key, ranks), view.vectors("gradients", steps, key, ranks)
-        if local is None or final is None:
-            continue
-        total = np.sum(list(local.values()), axis=0)
-        reached = final[ranks[0]].astype(np.float64)
-        square, size = float(total @ total), float(np.linalg.norm(reached))
-        if square <= 0.0 or size <= 0.0:
-            continue
-        coefficient = float(total @ reached) / square
-        if float(np.linalg.norm(reached - coefficient * total)) <= LINEAR * size:
-            coefficients[key] = coefficient
-    return coefficients
+        final = view.vectors("gradients", steps, key, ranks)
+        if final is not None and view.local(steps, key, ranks) is not None:
+            yield key, {rank: steps[rank].local[view.numbers[rank][key]] for rank in ranks}, final[ranks[0]]
+
+
+def _weights(reached: Vector, parts: Sequence[Any]) -> NDArray[np.floating[Any]] | None:
+    """The factors with which *parts* add up to a gradient; None where they do not, or in several ways."""
+    columns: NDArray[np.float64] = np.array(parts, dtype=np.float64).T
+    goal = np.asarray(reached, dtype=np.float64)
+    weights: NDArray[np.floating[Any]]
+    size = float(np.linalg.norm(goal))
+    if size <= 0.0 or not columns.any():
+        return None
+    if columns.shape[1] == 1:  # the case of a healthy step, ten times as fast
+        weights = columns.T @ goal / float((columns * columns).sum())
+    elif np.linalg.matrix_rank(columns) < columns.shape[1]:
+        return None
+    else:
+        weights = np.linalg.lstsq(columns, goal, rcond=None)[0]
+    return weights if float(np.linalg.norm(goal - columns @ weights)) <= LINEAR * size else None
 
 
 def _losses(steps: Mapping[int, StepFact], ranks: Sequence[int], micro: int) -> list[LossFact] | None:
@@ -134,7 +169,30 @@ def _explained(scale: float, ranks: int, micro: int) -> str:
 
 
 def mixed_scale(view: View, sets: Sets) -> Iterator[Sighting]:
-    """Parameters that are reduced together are scaled differently."""
+    """Parameters that are reduced together are scaled differently, or the ranks, or the micro-batches of a step."""
+    yield from _mixed_parameters(view, sets)
+    for optimizer, ranks, keys in _groups(sets):
+        last = ""
+        for number, steps in itertools.islice(view.steps_of(optimizer), MOST_STEPS):
+            if any(rank not in steps for rank in ranks):
+                continue
+            before, last = last, _unlike_parts(view, steps, ranks, keys)
+            if last and last == before:
+                yield Sighting(
+                    SilentKind.MIXED_SCALE,
+                    Severity.WARNING,
+                    ranks,
+                    "",
+                    number,
+                    steps[ranks[0]].site,
+                    "",
+                    f"{last} in the gradient that the optimizer finds on {{ranks}}.",
+                    "Reduce the accumulated gradient once, after the last micro-batch, over all of {ranks}.",
+                )
+                break
+
+
+def _mixed_parameters(view: View, sets: Sets) -> Iterator[Sighting]:
     for optimizer, ranks, keys in _groups(sets):
         times = 0
         for number, steps in view.steps_of(optimizer):
@@ -161,6 +219,109 @@ def mixed_scale(view: View, sets: Sets) -> Iterator[Sighting]:
                         "Reduce all gradients over one group and with one operator, once each.",
                     )
                 break
+
+
+def _unlike_parts(view: View, steps: Mapping[int, StepFact], ranks: Sequence[int], keys: Sequence[ParameterKey]) -> str:
+    """What is wrong with the factors of the micro-batches or of the ranks, the same for all parameters that tell."""
+    micro_ratios, missing = [], []
+    for _, parts, final in _gradients(view, steps, ranks, keys):
+        if len({len(of_rank) for of_rank in parts.values()}) > 1 or max(len(parts), len(parts[ranks[0]])) > MOST_PARTS:
+            return ""
+        if _weights(final, [sum(micro for of_rank in parts.values() for micro in of_rank)]) is not None:
+            return ""
+        of_micro = _weights(final, [sum(parts_of) for parts_of in zip(*parts.values(), strict=True)])
+        if of_micro is not None and of_micro.min() > LEAST * of_micro.max():  # zero: zero_grad came between
+            micro_ratios.append(float(of_micro.max() / of_micro.min()))
+        of_rank = _weights(final, [sum(parts[rank]) for rank in ranks])
+        if of_rank is not None:
+            missing.append(
+                tuple(rank for rank, one in zip(ranks, of_rank, strict=True) if one < LINEAR * of_rank.max())
+            )
+    if min(micro_ratios, default=1.0) > UNLIKE:
+        return f"Some micro-batches of a step count {min(micro_ratios):.3g} times as much as others"
+    absent = set(missing)
+    return f"The gradients of {ranks_text(missing[0])} are missing" if len(absent) == 1 and missing[0] else ""
+
+
+def stale_gradient(view: View, sets: Sets) -> Iterator[Sighting]:
+    """The gradient of the last step is still in the gradient of this one."""
+    for optimizer, ranks, keys in _groups(sets):
+        times = 0
+        last: dict[ParameterKey, Vector] = {}
+        for number, steps in itertools.islice(view.steps_of(optimizer), MOST_STEPS):
+            of_key = {key: (parts, final) for key, parts, final in _gradients(view, steps, ranks, keys)}
+            count = _stale_ranks(of_key, last, len(ranks))
+            times = times + 1 if count else 0
+            if times == STEPS:
+                yield Sighting(
+                    SilentKind.STALE_GRADIENT,
+                    Severity.WARNING,
+                    ranks,
+                    "",
+                    number,
+                    steps[ranks[0]].site,
+                    "",
+                    "The gradient of the step before is still in the gradient that the optimizer finds, as if "
+                    f"{count} of {len(ranks)} ranks did not clear it.",
+                    "Call optimizer.zero_grad() on every rank in every step.",
+                )
+                break
+            last = {key: final for key, (_, final) in of_key.items()}
+
+
+def _stale_ranks(
+    gradients: Mapping[ParameterKey, tuple[Parts, Vector]], last: Mapping[ParameterKey, Vector], ranks: int
+) -> int:
+    """On how many ranks the gradient must have been left, for all parameters alike; 0: on none, or nobody knows."""
+    counts = set()
+    for key, (parts, final) in gradients.items():
+        total = sum(micro for of_rank in parts.values() for micro in of_rank)
+        if key not in last or _weights(final, [total]) is not None:
+            return 0
+        weights = _weights(final, [total, last[key]])
+        count = 0.0 if weights is None else float(weights[1]) * ranks
+        if abs(count - round(count)) > EXACT * ranks or not 1 <= round(count) <= ranks:
+            return 0
+        counts.add(round(count))
+    return counts.pop() if len(counts) == 1 else 0
+
+
+def clipped_before_reduction(view: View, sets: Sets) -> Iterator[Sighting]:
+    """Each rank clips its own gradient, and the clipped ones are added up."""
+    for optimizer, ranks, keys in _groups(sets):
+        for number, steps in view.steps_of(optimizer):
+            clips = [steps[rank].window.clips for rank in ranks if rank in steps]
+            if len(clips) < len(ranks) or any(len(of_rank) != 1 for of_rank in clips):
+                continue
+            factors = [_factor(of_rank[0]) for of_rank in clips]
+            if max(factors) <= UNLIKE * min(factors):
+                continue
+            of_key = [
+                (_weights(final, [sum(parts[rank]) * factor for rank, factor in zip(ranks, factors, strict=True)]), key)
+                for key, parts, final in _gradients(view, steps, ranks, keys)
+            ]
+            clipped = [
+                key for weights, key in of_key if weights is not None and np.ptp(weights) <= LINEAR * weights.max()
+            ]
+            if clipped and 2 * len(clipped) >= len(of_key):
+                yield Sighting(
+                    SilentKind.CLIPPED_BY_LOCAL_NORM,
+                    Severity.WARNING,
+                    ranks,
+                    "",
+                    number,
+                    clips[0][0].site,
+                    "",
+                    "Each of {ranks} clips its gradient before the gradients are reduced: the ranks count "
+                    f"{max(factors) / min(factors):.3g} to 1 in their sum.",
+                    "Clip after the reduction, when all of {ranks} have the same gradient.",
+                )
+                break
+
+
+def _factor(clip: ClipFact) -> float:
+    """What a clipping multiplies gradients by."""
+    return 1.0 if not clip.norm else min(1.0, clip.limit / clip.norm)
 
 
 def tokens_weigh_differently(view: View, sets: Sets) -> Iterator[Sighting]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from distsim.debug.diagnosis.silent.checks.gradients import REDUCED, clipped_before_reduction
 from distsim.debug.diagnosis.silent.facts import StepFact, Vector
 from distsim.debug.diagnosis.silent.finding import Severity, Sighting, SilentKind
 from distsim.debug.diagnosis.silent.view import (
@@ -25,8 +26,10 @@ NORMS = 1e-3
 OF_UPDATE = 1e-2
 
 
-def _dropouts(view: View, is_fault: str) -> Iterator[tuple[int, tuple[int, ...], str, StepFact]]:
+def _dropouts(view: View, sets: Sets, is_fault: str) -> Iterator[tuple[int, tuple[int, ...], str, StepFact]]:
     for group in activation_groups(view):
+        if _reduces_all(view, sets, group):
+            continue
         for step in view.order:
             steps = view.steps[step]
             facts = [steps[rank].window.dropouts for rank in group if rank in steps]
@@ -47,9 +50,19 @@ def _dropouts(view: View, is_fault: str) -> Iterator[tuple[int, tuple[int, ...],
             break
 
 
+def _reduces_all(view: View, sets: Sets, group: tuple[int, ...]) -> bool:
+    """Whether the gradients of all parameters are reduced over *group*: data parallelism whose loss is over the
+    features of all ranks."""
+    return all(
+        any(one.evidence in REDUCED and set(group) <= set(one.ranks) for one in sets.get(key, ()))
+        for key, facts in view.parameters.items()
+        if not facts.keys().isdisjoint(group)
+    )
+
+
 def dropout_differs(view: View, sets: Sets) -> Iterator[Sighting]:
     """Copies of one activation are dropped by other masks."""
-    for number, group, where, step in _dropouts(view, "dropout"):
+    for number, group, where, step in _dropouts(view, sets, "dropout"):
         yield Sighting(
             SilentKind.DROPOUT_DIFFERS,
             Severity.WARNING,
@@ -67,7 +80,7 @@ def dropout_differs(view: View, sets: Sets) -> Iterator[Sighting]:
 
 def equal_dropout(view: View, sets: Sets) -> Iterator[Sighting]:
     """Parts of one activation are dropped by the same mask."""
-    for number, group, where, step in _dropouts(view, "equal"):
+    for number, group, where, step in _dropouts(view, sets, "equal"):
         yield Sighting(
             SilentKind.EQUAL_DROPOUT,
             Severity.WARNING,
@@ -84,7 +97,8 @@ def equal_dropout(view: View, sets: Sets) -> Iterator[Sighting]:
 
 
 def clipped_by_local_norm(view: View, sets: Sets) -> Iterator[Sighting]:
-    """Find ranks that hold parts of one model and clip by the norm of their own part."""
+    """Find ranks that clip by the norm of their own part of the model, or of their own gradient of all of it."""
+    yield from clipped_before_reduction(view, sets)
     for group in activation_groups(view):
         for step in view.order:
             steps = view.steps[step]

@@ -10,17 +10,21 @@ from distsim.debug.diagnosis.silent.view import ParameterKey, ReplicaSet, View, 
 from distsim.debug.messages import ranks_text
 
 __all__ = [
+    "buffers_differ",
     "changed_outside_step",
     "hyperparameter_differs",
     "optimizer_state_differs",
     "replicas_differ_at_start",
     "replicas_diverge",
+    "unsharded_write_lost",
 ]
 
 OF_UPDATE = 1e-2
 """Part of its update by which a parameter may differ between replicas."""
 OF_STATE = 1e-4
 """Part of its norm by which a moment may differ."""
+OF_BUFFER = 1e-4
+"""Part of its norm by which a buffer may differ."""
 OWN = 1e-4
 """Part of its norm by which a gradient that nobody reduced may differ from the sum of the local ones."""
 
@@ -189,30 +193,49 @@ def _change(
 
 def hyperparameter_differs(view: View, sets: Sets) -> Iterator[Sighting]:
     """Replicas are stepped with other settings."""
-    for key, one in _each(sets):
-        for number, steps in view.steps_of(key.optimizer):
-            if any(rank not in steps for rank in one.ranks):
+    for optimizer, name, numbers_of, sentence in (*_replicated(view, sets), *_divided(view)):
+        ranks = tuple(sorted(numbers_of))
+        for number, steps in view.steps_of(optimizer):
+            if any(rank not in steps for rank in ranks):
                 continue
-            settings = {rank: steps[rank].hyperparameters[view.numbers[rank][key]] for rank in one.ranks}
-            first = settings[one.ranks[0]]
+            settings = {rank: steps[rank].hyperparameters[numbers_of[rank]] for rank in ranks}
+            first = settings[ranks[0]]
             if all(of_rank == first for of_rank in settings.values()):
                 continue
             numbers = {rank: dict(of_rank) for rank, of_rank in settings.items()}
             unlike = _unlike(numbers)
             if unlike:
-                values = ", ".join(f"{numbers[rank].get(unlike)} on rank {rank}" for rank in one.ranks[:4])
+                values = ", ".join(f"{numbers[rank].get(unlike)} on rank {rank}" for rank in ranks[:4])
                 yield Sighting(
                     SilentKind.HYPERPARAMETER_DIFFERS,
                     Severity.ERROR,
-                    one.ranks,
-                    key.name,
+                    ranks,
+                    name,
                     number,
-                    steps[one.ranks[0]].site,
-                    one.evidence.sentence,
+                    steps[ranks[0]].site,
+                    sentence,
                     f"`{unlike}` of the optimizer is {values}.",
                     f"Set `{unlike}` from values that all of {{ranks}} have.",
                 )
                 break
+
+
+def _replicated(view: View, sets: Sets) -> Iterator[tuple[int, str, dict[int, int], str]]:
+    """Optimizer, name, place on each rank and evidence of each replica set."""
+    for key, one in _each(sets):
+        yield key.optimizer, key.name, {rank: view.numbers[rank][key] for rank in one.ranks}, one.evidence.sentence
+
+
+def _divided(view: View) -> Iterator[tuple[int, str, dict[int, int], str]]:
+    """The same of each parameter that fully_shard or FSDP divides, whose shards may have other shapes."""
+    places: dict[tuple[int, str, tuple[int, ...]], dict[int, int]] = {}
+    for key, facts in view.parameters.items():
+        for rank, fact in facts.items():
+            if fact.fsdp and not fact.varies:
+                places.setdefault((key.optimizer, key.name, fact.fsdp), {})[rank] = view.numbers[rank][key]
+    for (optimizer, name, ranks), of_rank in places.items():
+        if of_rank.keys() == set(ranks) and len(ranks) > 1:
+            yield optimizer, name, of_rank, "{ranks} hold parts of {tensor}."
 
 
 def _unlike(numbers: Mapping[int, Mapping[str, float]]) -> str:
@@ -277,3 +300,63 @@ def _is_spread(view: View, steps: Steps, ranks: Sequence[int], optimizer: int) -
             return False
         owners.update(having)
     return len(owners) > 1
+
+
+def buffers_differ(view: View, sets: Sets) -> Iterator[Sighting]:
+    """Buffers that DistributedDataParallel made equal at the start differ from some step on."""
+    apart: dict[tuple[str, tuple[int, ...]], tuple[int, dict[int, Vector]]] = {}
+    began_equal: set[tuple[str, tuple[int, ...]]] = set()
+    for _, number in view.order:
+        for key, vectors in _buffers(view, number).items():
+            if not differ(vectors, OF_BUFFER * norm(vectors.values())):
+                began_equal.add(key)
+                apart.pop(key, None)  # they have met again
+            elif key in began_equal:
+                apart.setdefault(key, (number, vectors))
+    last = view.order[-1][1] if view.order else 0
+    for (name, ranks), (number, vectors) in apart.items():
+        if number < last:  # twice in turn
+            yield Sighting(
+                SilentKind.BUFFERS_DIFFER,
+                Severity.WARNING,
+                ranks,
+                name,
+                number,
+                None,
+                "",
+                "The buffer {tensor} was equal on {ranks}, the replicas of DistributedDataParallel, and from this step "
+                "on each rank goes on with its own.",
+                "Leave broadcast_buffers=True, or all-reduce what the buffer is updated with.",
+                _spread(vectors) / (norm(vectors.values()) or 1.0),
+            )
+
+
+def _buffers(view: View, number: int) -> dict[tuple[str, tuple[int, ...]], dict[int, Vector]]:
+    """The buffers of step *number* that all of their ranks have: as the first forward pass found them, because later
+    ones of an accumulation are not made equal."""
+    buffers: dict[tuple[str, tuple[int, ...]], dict[int, Vector]] = {}
+    for (_, of_step), steps in view.steps.items():
+        for rank, step in steps.items() if of_step == number else ():
+            for fact in step.window.buffers:
+                buffers.setdefault((fact.name, fact.ranks), {}).setdefault(rank, fact.vector)
+    return {key: vectors for key, vectors in buffers.items() if set(key[1]) == vectors.keys()}
+
+
+def unsharded_write_lost(view: View, sets: Sets) -> Iterator[Sighting]:
+    """A parameter was written to while fully_shard had gathered it."""
+    for rank in view.facts:
+        for number, window in enumerate(view.windows(rank)):
+            for name in window.lost_writes:
+                yield Sighting(
+                    SilentKind.UNSHARDED_WRITE_LOST,
+                    Severity.ERROR,
+                    (rank,),
+                    name,
+                    number + 1,
+                    None,
+                    "",
+                    "{tensor} was written to while fully_shard had gathered it. That memory is freed: the shards, "
+                    "which are trained and saved, do not have the change.",
+                    "Write to the shard: parameter.to_local() of the parameter that the optimizer has, outside of "
+                    "forward and of unshard().",
+                )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import sys
 import threading
@@ -13,11 +14,21 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd.function import FunctionCtx
 from torch.distributed import get_process_group_ranks
 
-from distsim.debug.diagnosis.silent.collect.parameters import Addresses, Parameters, Tracked, mesh_ranks, parameters_of
+from distsim.debug.diagnosis.silent.collect.parameters import (
+    Addresses,
+    Parameters,
+    ShardedModules,
+    Tracked,
+    buffers_of,
+    mesh_ranks,
+    parameters_of,
+)
 from distsim.debug.diagnosis.silent.collect.sketch import Reader, array_of, local_part, sketch
 from distsim.debug.diagnosis.silent.facts import (
+    BufferFact,
     CallCount,
     InputFact,
     LossFact,
@@ -66,6 +77,9 @@ _OF_TORCH = (
 """Files of torch that reduce gradients, gather parameters, or synchronize statistics; the first calls C++."""
 
 
+_InDdp = weakref.WeakKeyDictionary[Any, tuple[tuple[int, ...], frozenset[str]]]
+
+
 class _Optimizer:
     """Progress of an optimizer."""
 
@@ -95,6 +109,7 @@ class Collector:
         self.parameters = Parameters(read, self._on_gradient)
         self.facts.parameters = self.parameters.facts
         self._addresses = Addresses(self.parameters)
+        self._sharded = ShardedModules(self.parameters)
         self._publish = publish or self.facts.steps.append
         self._on_failure = on_failure
         self._optimizers: dict[int, _Optimizer] = {}
@@ -114,6 +129,8 @@ class Collector:
         self._numbers: list[weakref.ref[Any]] = []
         self._new_ddps: list[weakref.ref[Any]] = []
         self._roots: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._in_ddp: _InDdp = weakref.WeakKeyDictionary()
+        """Models in DistributedDataParallel: its ranks, and the names that it leaves alone."""
         self._busy = threading.local()
 
     # -- where in a step
@@ -185,6 +202,23 @@ class Collector:
         self._depth += 1
         if self._depth == 1:
             self._enter_root(module, args, frame)
+        if self.looks_closely and _is_sharded(module.__class__):
+            self._sharded.enter(module)
+        elif self.looks_closely and self._depth == 2 and module.training and module in self._in_ddp:
+            self._add_buffers(module)
+
+    def _add_buffers(self, module: Any) -> None:
+        """DistributedDataParallel has made the buffers of *module* equal, where it does so."""
+        ranks, ignored = self._in_ddp[module]
+        for name, buffer in buffers_of(module) if torch.is_grad_enabled() else ():
+            if name in ignored or not buffer.is_floating_point() or buffer.numel() > MOST_ELEMENTS:
+                continue
+            if (
+                torch.is_grad_enabled()
+                and self.keeps(self.window.buffers)
+                and (vector := self.sketch(buffer)) is not None
+            ):
+                self.window.buffers.append(BufferFact(name, ranks, vector))
 
     def leave_module(self, module: Any, args: Sequence[Any]) -> None:
         """A module's forward has ended, or raised. *args* are those that its own hooks have made."""
@@ -195,6 +229,8 @@ class Collector:
             for tensor in args:
                 if type(tensor).__name__ == "DTensor":
                     self._add_placement(module, tensor)
+            if _is_sharded(module.__class__) and self.keeps(self.window.lost_writes):
+                self.window.lost_writes += self._sharded.written(module)
 
     def _add_placement(self, module: Any, tensor: Any) -> None:
         ranks = mesh_ranks(tensor.device_mesh, tensor.placements)
@@ -222,6 +258,10 @@ class Collector:
                 return
             self._roots.add(module)
             self.add_model(getattr(module, "module", module))
+            if type(module).__name__ == "FullyShardedDataParallel":
+                ranks = tuple(get_process_group_ranks(module.process_group))
+                for fact in self._facts_of(module):
+                    fact.fsdp = ranks
         if not torch.is_grad_enabled() or not self.keeps(self.window.inputs):
             return
         keywords = frame.f_locals.get("kwargs")
@@ -257,6 +297,7 @@ class Collector:
                 ranks = tuple(get_process_group_ranks(ddp.process_group))
             for fact in self._facts_of(ddp):
                 fact.ddp = ranks
+            self._in_ddp[ddp.module] = ranks, frozenset(getattr(ddp, "parameters_to_ignore", ()))
 
     def compress(self, ddp: Any) -> None:
         """A communication hook was registered: reduced gradients may be approximations."""
@@ -355,7 +396,7 @@ class Collector:
             for number, parameter in enumerate(group["params"]):
                 tracked = self.parameters.get(parameter)
                 if tracked is None:
-                    tracked = self.parameters.add(parameter, f"param_groups[{group_index}][{number}]", "")
+                    tracked = self.parameters.of_optimizer(parameter, f"param_groups[{group_index}][{number}]")
                     self._addresses.forget()
                 followed.append((parameter, tracked, numbers))
         return followed
@@ -390,11 +431,14 @@ class Collector:
         self.hear(self._add_call, call, ranks, rank, frame)
 
     def _add_call(self, call: MethodCall, ranks: tuple[int, ...], rank: int, frame: FrameType | None) -> None:
-        op, where = call.key[0], self.pass_
+        op = call.key[0]
         members = tuple(sorted({rank, call.peer} - {-1})) if op in P2P else ranks
         reduce_op = None if call.key[4] is None else REDUCE_OPS[call.key[4]] if call.key[4] < len(REDUCE_OPS) else "?"
         caller = _caller(frame)
         by_torch = caller is not None and _is_torchs(caller.f_code)
+        where = self.pass_
+        if where is not TrainingPhase.BACKWARD and caller is not None and _is_forward(caller):
+            where = TrainingPhase.FORWARD  # of an autograd.Function outside of any module
         key = (op, members, reduce_op, where, by_torch)
         total = self._calls.get(key)
         if total is None:
@@ -413,6 +457,20 @@ class Collector:
                     total.gradients.add(gradient.index)
                 elif value is not None:
                     total.values.add(value.index)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_sharded(kind: Any) -> bool:
+    """Whether *kind* is the class that fully_shard gives to a module."""
+    return any(base.__name__ == "FSDPModule" for base in kind.__mro__)
+
+
+def _is_forward(frame: FrameType) -> bool:
+    """Whether *frame* is the forward pass of an autograd.Function, whose first argument is its context."""
+    code = frame.f_code
+    if code.co_name != "forward" or not code.co_argcount:
+        return False
+    return isinstance(frame.f_locals.get(code.co_varnames[0]), FunctionCtx)
 
 
 def _share_memory(tensors: Sequence[Any]) -> bool:

@@ -13,8 +13,12 @@ from torch.nn import Module
 
 from distsim.debug.diagnosis.silent.collect.sketch import Reader, array_of, is_constant, local_part
 from distsim.debug.diagnosis.silent.facts import ParameterFact, Vector
+from distsim.torch_compat.state import NOT_IN_CHECKPOINTS, VERSION
 
-__all__ = ["Addresses", "Parameters", "Tracked", "mesh_ranks", "parameters_of"]
+__all__ = ["Addresses", "Parameters", "ShardedModules", "Tracked", "buffers_of", "mesh_ranks", "parameters_of"]
+
+_not_in_checkpoints = NOT_IN_CHECKPOINTS.getter()
+_version = VERSION.getter()
 
 
 class Tracked:
@@ -39,6 +43,8 @@ class Parameters:
         self._read = read
         self._on_gradient = on_gradient
         self._by_id: dict[int, Tracked] = {}
+        self._frozen: dict[int, tuple[weakref.ref[Any], str, str]] = {}
+        """Name and module of parameters that had no gradient when their model was seen."""
 
     def get(self, parameter: Any) -> Tracked | None:
         """Return the record of *parameter*; None if it is unknown."""
@@ -55,8 +61,19 @@ class Parameters:
     def add_model(self, model: Any) -> None:
         """Name the parameters of *model* that have no name yet."""
         for name, parameter, module in parameters_of(model):
-            if parameter.requires_grad and self.get(parameter) is None:
+            if not parameter.requires_grad:
+                self._frozen[id(parameter)] = weakref.ref(parameter), name, module
+            elif self.get(parameter) is None:
                 self.add(parameter, name, module)
+
+    def of_optimizer(self, parameter: Any, name: str) -> Tracked:
+        """Return the record of *parameter*, which an optimizer has; *name* is for one of no model."""
+        tracked = self.get(parameter)
+        if tracked is None:
+            reference, *known = self._frozen.get(id(parameter), (None, "", ""))
+            of_model = reference is not None and reference() is parameter
+            tracked = self.add(parameter, *(known if of_model else (name, "")))
+        return tracked
 
     def add(self, parameter: Any, name: str, module: str) -> Tracked:
         """Begin to follow *parameter*."""
@@ -85,6 +102,18 @@ def parameters_of(model: Module, prefix: str = "", seen: set[int] | None = None)
         yield from parameters_of(part, f"{prefix}.{name}".lstrip("."), seen)
 
 
+def buffers_of(model: Module, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Name and tensor of the buffers that a checkpoint has, without the statistics of normalization layers."""
+    if not {"_buffers", "_modules"} <= vars(model).keys():
+        return
+    if "norm" not in type(model).__name__.lower():
+        for leaf, buffer in Module.named_buffers(model, recurse=False):
+            if leaf not in _not_in_checkpoints(model):
+                yield f"{prefix}.{leaf}".lstrip("."), buffer
+    for name, part in Module.named_children(model):
+        yield from buffers_of(part, f"{prefix}.{name}".lstrip("."))
+
+
 def mesh_ranks(mesh: Any, placements: Any) -> tuple[int, ...]:
     """The ranks that hold the same part as this one: alike in the coordinates of all dimensions that are no copies."""
     ranks, coordinate = mesh.mesh, mesh.get_coordinate()
@@ -111,6 +140,40 @@ def _numbers(ranks: Any) -> list[int]:
     """The ranks of a mesh in order, read past the program's modes."""
     values = array_of(ranks)
     return [int(rank) for rank in (ranks.flatten().tolist() if values is None else values.reshape(-1))]
+
+
+class ShardedModules:
+    """The modules that fully_shard divides: among which ranks, and whether somebody wrote to a parameter while it was
+    gathered. The gathered parameter lives on as an object with a count of writes; its memory is freed."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        self._parameters = parameters
+        self._sharded: weakref.WeakKeyDictionary[Any, dict[str, Tracked]] = weakref.WeakKeyDictionary()
+        self._writes: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def enter(self, module: Any) -> None:
+        """Before its forward: its parameters are shards."""
+        if module not in self._sharded:
+            known = ((name, self._parameters.get(parameter)) for name, parameter, _ in parameters_of(module))
+            self._sharded[module] = {name: tracked for name, tracked in known if tracked is not None}
+
+    def written(self, module: Any) -> Iterator[str]:
+        """At the end of its forward, where its own parameters are gathered: those that were written to since the last
+        time."""
+        of_module = self._sharded.get(module, {})
+        for name, parameter, _ in parameters_of(module):
+            shard = of_module[name].reference() if name in of_module else None
+            if shard is None or shard is parameter or type(shard).__name__ != "DTensor":
+                continue
+            if type(parameter).__name__ == "DTensor":  # not gathered, or divided by tensor parallelism, too
+                continue
+            fact = self._parameters.facts[of_module[name].index]
+            fact.fsdp = fact.fsdp or tuple(sorted(_numbers(shard.device_mesh.mesh)))
+            reference, before = self._writes.get(id(parameter), (None, 0))
+            writes = _version(parameter)
+            self._writes[id(parameter)] = weakref.ref(parameter), writes
+            if reference is not None and reference() is parameter and writes > before:
+                yield fact.name
 
 
 class Addresses:
