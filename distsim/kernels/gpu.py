@@ -299,11 +299,11 @@ def _largest_of(count: int) -> float:
 # -- Fused kernels, as torch.compile makes them of consecutive elementwise operators.
 #
 # A fused kernel reads its inputs once and writes its outputs once, at the bandwidth of a plain kernel of its kind; a
-# kernel that passes over its rows twice (the backward of a norm) reads its inputs twice. It never costs more than its
-# operators one by one. Costs of a compiled graph on the host were measured: meta-pytorch/tritonbench pull
-# request 1016 has 33 us for a compiled function of one empty kernel, of it 6.5 us the kernel's launcher and 12 us all
-# that lies below the compiled graph; pytorch/pytorch issue 191753 has 0.89 ms for the guards of qwen3-8b, which has
-# 399 parameters.
+# kernel that passes over its rows twice (the backward of a norm) reads its inputs twice. The second kernel of a sum of
+# all reads the few results of the first. A fused kernel never costs more than its operators one by one. Costs of a
+# compiled graph on the host were measured: meta-pytorch/tritonbench pull request 1016 has 33 us for a compiled function
+# of one empty kernel, of it 6.5 us the kernel's launcher and 12 us all that lies below the compiled graph;
+# pytorch/pytorch issue 191753 has 0.89 ms for the guards of qwen3-8b, which has 399 parameters.
 
 FUSABLE = frozenset({"elementwise", "norm", "softmax", "reduction", "copy", "random"})
 """Kinds of operators that are fused; matrix products, attention, look-ups, sorts and optimizers are not."""
@@ -330,12 +330,13 @@ def fused_cost(gpu: Gpu, parts: Sequence[Cost], read: int, written: int) -> Cost
     memory = gpu.spec.memory
     kinds = {part.kind for part in parts}
     share = memory.reduction if kinds & _REDUCING else memory.elementwise
-    passes = max(part.kernels for part in parts)
+    kernels = max(part.kernels for part in parts)
+    passes = max((part.kernels for part in parts if part.kind == "norm"), default=1)
     nbytes = passes * read + written
-    seconds = passes * memory.floor + (passes - 1) * gpu.gap_s + nbytes / (gpu.memory_bandwidth * share)
+    seconds = kernels * memory.floor + (kernels - 1) * gpu.gap_s + nbytes / (gpu.memory_bandwidth * share)
     apart_s = sum(part.seconds for part in parts) + (len(parts) - 1) * gpu.gap_s
     longest = max(parts, key=lambda part: part.seconds)
-    return Cost(min(seconds, apart_s), passes, sum(part.flops for part in parts), nbytes, longest.kind, True)
+    return Cost(min(seconds, apart_s), kernels, sum(part.flops for part in parts), nbytes, longest.kind, True)
 
 
 # -- Host time of launching work on a GPU, by class of work, on the CPU that the cluster file names.

@@ -381,3 +381,16 @@ def test_a_fused_kernel_is_never_dearer_than_its_parts() -> None:
     parts = [Cost(3e-6, 1, 0, 1000, "elementwise", True)] * 2
     assert fused_cost(gpu, parts, 1 << 30, 1 << 30).seconds == pytest.approx(6e-6 + gpu.gap_s)
     assert fused_cost(gpu, parts[:1], 600, 600) == parts[0]
+
+
+def test_a_sum_of_all_reads_its_input_once() -> None:
+    """Its second kernel reads what the first one left, a few bytes; the backward of a norm reads both operands twice."""
+    gpu, size = Gpu.named("h100"), 1 << 30
+    map_of_all = Cost(1.0, 1, 0, size, "elementwise", True)
+    seconds = {
+        kind: fused_cost(gpu, [map_of_all, Cost(1.0, kernels, 0, size, kind, True)], size, 0).seconds
+        for kind, kernels in (("reduction", 2), ("norm", 2))
+    }
+    once = size / (gpu.memory_bandwidth * gpu.spec.memory.reduction)
+    assert seconds["reduction"] == pytest.approx(once, rel=0.05)
+    assert seconds["norm"] == pytest.approx(2 * once, rel=0.05)
