@@ -201,6 +201,8 @@ def math_dtype(dtype: Any, kind: str = "gemm") -> str:
         torch.backends.cudnn.conv.fp32_precision if kind == "conv" else "",
     ):
         return "tf32"
+    if dtype == torch.float4_e2m1fn_x2:
+        return "fp4"
     if dtype.is_floating_point and dtype.itemsize == 1:
         return "fp8"
     return _DTYPES.get(dtype, "fp32")

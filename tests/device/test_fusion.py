@@ -384,7 +384,7 @@ def test_a_fused_kernel_is_never_dearer_than_its_parts() -> None:
 
 
 def test_a_sum_of_all_reads_its_input_once() -> None:
-    """Its second kernel reads what the first one left, a few bytes; the backward of a norm reads both operands twice."""
+    """Its second kernel reads what the first one left, a few bytes; a norm's backward reads both operands twice."""
     gpu, size = Gpu.named("h100"), 1 << 30
     map_of_all = Cost(1.0, 1, 0, size, "elementwise", True)
     seconds = {

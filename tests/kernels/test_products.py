@@ -111,6 +111,45 @@ def test_fp8_beats_bf16(h100: Gpu) -> None:
     assert 1.5 < mm(h100, 8192, 8192, 8192).seconds / cost.seconds < 2.2
 
 
+def scaled_mm(gpu: Gpu, dtype: torch.dtype, scales: torch.dtype, *, public: bool = False) -> Cost:
+    """A product of two operands of 8,192 x 8,192 elements, by the operator of torch._scaled_mm or of F.scaled_mm."""
+    a, b, one = meta(8192, 8192, dtype=dtype), meta(8192, 8192, dtype=dtype).t(), meta(1, dtype=scales)
+    if public:
+        args = (a, b, [one], [0], [0], [one], [0], [0], None, torch.bfloat16)
+        return gpu.cost(aten._scaled_mm_v2.default, args, {}, meta(8192, 8192))
+    return gpu.cost(aten._scaled_mm.default, (a, b, one, one), {}, meta(8192, 8192))
+
+
+def test_the_public_product_in_eight_bits_costs_as_the_private_one(h100: Gpu) -> None:
+    """F.scaled_mm is an operator of its own, and the same kernel."""
+    fp8 = (torch.float8_e4m3fn, torch.float32)
+    assert scaled_mm(h100, *fp8, public=True) == scaled_mm(h100, *fp8)
+
+
+def test_an_element_of_four_bits_holds_two_numbers() -> None:
+    """Twice the operations of 8-bit operands of as many bytes, at twice the rate."""
+    b200 = Gpu.named("b200")
+    four = scaled_mm(b200, torch.float4_e2m1fn_x2, torch.float8_e4m3fn)
+    eight = scaled_mm(b200, torch.float8_e4m3fn, torch.float32)
+    assert four.flops == 2 * eight.flops
+    assert four.seconds == pytest.approx(eight.seconds, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "scales", "lacks"),
+    [
+        ("a100", torch.float8_e4m3fn, torch.float32, "fp8"),
+        ("a100", torch.float4_e2m1fn_x2, torch.float8_e4m3fn, "fp4"),
+        ("h100", torch.float4_e2m1fn_x2, torch.float8_e4m3fn, "fp4"),
+        ("h100", torch.float8_e4m3fn, torch.float8_e8m0fnu, "fp4"),
+    ],
+)
+def test_a_format_that_a_gpu_has_not_is_refused(gpu: str, dtype: torch.dtype, scales: torch.dtype, lacks: str) -> None:
+    """One line with the formats that it has: nothing is borrowed for one it lacks."""
+    with pytest.raises(NotImplementedError, match=f"^_scaled_mm of .*: expected a GPU with {lacks} products, got "):
+        scaled_mm(Gpu.named(gpu), dtype, scales)
+
+
 def test_a_convolution_is_its_product(h100: Gpu) -> None:
     """Flops of convolution and of its gradients are torch's; a 1 x 1 one takes as long as the product, or longer."""
     from torch.utils.flop_counter import conv_flop_count

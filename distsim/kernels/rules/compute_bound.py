@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from distsim.kernels.cost import Cost, OperatorCall, nbytes
+from distsim.kernels.cost import Cost, OperatorCall, nbytes, tensors_in
 from distsim.kernels.pricing import Attention, Gemm, Pricing, math_dtype, rule
 
 __all__ = ["library_kernel"]
@@ -18,7 +18,7 @@ __all__ = ["library_kernel"]
 def _product(pricing: Pricing, call: OperatorCall, left: Any, right: Any) -> Cost:
     """Price a product of two- or three-dimensional operands, including other reads and writes of the operator."""
     batch = left.shape[0] if left.dim() == 3 else 1
-    rows, inner = left.shape[-2], left.shape[-1]
+    rows, inner = left.shape[-2], left.shape[-1] * _values_per_element(left)
     columns = right.shape[-1]
     gemm = Gemm(rows, columns, inner, batch, math_dtype(left.dtype), call.read + call.write)
     return pricing.gemm(gemm, rate=_alignment(pricing, gemm, left, right, columns))
@@ -39,7 +39,31 @@ def _alignment(pricing: Pricing, gemm: Gemm, left: Any, right: Any, columns: int
     return 1.0 if aligned else pricing.spec.gemm.unaligned
 
 
-@rule("mm", "bmm", "_int_mm", "_scaled_mm")
+def _values_per_element(operand: Any) -> int:
+    """Numbers in an element of the tensor: two of four bits."""
+    return 2 if operand.dtype == torch.float4_e2m1fn_x2 else 1
+
+
+@rule("_scaled_mm", "_scaled_mm_v2")
+def _scaled_product(pricing: Pricing, call: OperatorCall) -> Cost:
+    _check_formats(pricing, call)
+    return _product(pricing, call, call["self"], call["mat2"])
+
+
+def _check_formats(pricing: Pricing, call: OperatorCall) -> None:
+    """Refuse formats that the GPU's file has no peak for; scales of blocks came with fp4."""
+    rates = pricing.spec.chip.flops
+    scales = tuple(tensors_in(call["scale_a"]))
+    needed = {math_dtype(call["self"].dtype)} | {"fp4" for scale in scales if scale.dtype == torch.float8_e8m0fnu}
+    for dtype in sorted(needed - set(rates)):
+        formats = f"{call['self'].dtype} with scales in {scales[0].dtype}"
+        raise NotImplementedError(
+            f"{call.name.removeprefix('aten::')} of {formats}: expected a GPU with {dtype} products, got "
+            f"{pricing.spec.title}, which has {', '.join(rates)}; take another recipe, or a GPU that has them"
+        )
+
+
+@rule("mm", "bmm", "_int_mm")
 def _two(pricing: Pricing, call: OperatorCall) -> Cost:
     return _product(pricing, call, call["self"], call["mat2"])
 
@@ -71,12 +95,14 @@ def _vector(pricing: Pricing, call: OperatorCall) -> Cost:
     return pricing.bytes(moved, pricing.spec.memory.elementwise, "gemm", flops=flops)
 
 
-@rule("_grouped_mm", "_scaled_grouped_mm")
+@rule("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2")
 def _grouped(pricing: Pricing, call: OperatorCall) -> Cost:
     """Groups are taken to be of one size: their sizes are values on the device."""
+    if call["scale_a"] is not None:
+        _check_formats(pricing, call)
     left, right, offsets = call["self"], call["mat2"], call["offs"]
     groups = offsets.numel() if offsets is not None else left.shape[0]
-    rows, inner, columns = left.shape[-2], left.shape[-1], right.shape[-1]
+    rows, inner, columns = left.shape[-2], left.shape[-1] * _values_per_element(left), right.shape[-1]
     if left.dim() == 2 and right.dim() == 2:
         inner = -(-inner // groups)
     elif left.dim() == 2:
