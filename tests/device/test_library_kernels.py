@@ -39,6 +39,9 @@ def test_values_are_those_of_torchs_operators() -> None:
         import grouped_gemm.ops
         import transformer_engine.pytorch as te
         from causal_conv1d import causal_conv1d_fn
+        from flash_attn.layers.rotary import apply_rotary_emb_qkv_
+        from flash_attn.losses.cross_entropy import CrossEntropyLoss
+        from flash_attn.ops.triton.layer_norm import rms_norm_fn
         from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
         from liger_kernel.transformers.functional import liger_rms_norm, liger_swiglu
         from mamba_ssm.ops.triton.layernorm_gated import rmsnorm_fn
@@ -50,6 +53,15 @@ def test_values_are_those_of_torchs_operators() -> None:
             wide = F.linear(F.rms_norm(x, (32,), mlp.layer_norm_weight, 1e-5), mlp.fc1_weight)
             gate, up = wide.chunk(2, dim=-1)
             return F.linear(F.silu(gate) * up, mlp.fc2_weight)
+
+        angles = draw(4, 4)
+        cos, sin = angles.cos(), angles.sin()
+
+        def rotated(qkv: Tensor) -> Tensor:
+            """Pairs of numbers as complex ones."""
+            turned = torch.view_as_complex(torch.stack(qkv[:, :, :2].chunk(2, dim=-1), dim=-1))
+            turned = torch.view_as_real(turned * torch.complex(cos, sin)[:, None, None])
+            return torch.cat((torch.cat(turned.unbind(-1), dim=-1), qkv[:, :, 2:]), dim=2)
 
         labels, sizes = torch.tensor([1, 5, 0, 2], device="cuda"), torch.tensor([2, 1])
         loss = LigerFusedLinearCrossEntropyLoss()
@@ -65,6 +77,12 @@ def test_values_are_those_of_torchs_operators() -> None:
             "convolution": agrees(lambda x, w: causal_conv1d_fn(x, w, activation="silu"),
                                   lambda x, w: F.silu(F.conv1d(F.pad(x, (3, 0)), w[:, None], groups=4)),
                                   draw(2, 4, 9), draw(4, 4)),
+            "rotary": agrees(lambda x: apply_rotary_emb_qkv_(x, cos, sin), rotated, draw(2, 4, 3, 2, 8)),
+            "residual": agrees(lambda x, w, r: torch.cat(rms_norm_fn(x, w, residual=r, prenorm=True)),
+                               lambda x, w, r: torch.cat((F.rms_norm(x + r, (32,), w, 1e-6), x + r)),
+                               draw(4, 32), draw(32), draw(4, 32)),
+            "cross entropy": agrees(lambda x: CrossEntropyLoss()(x, labels), lambda x: F.cross_entropy(x, labels),
+                                    draw(4, 9)),
             "gated norm": agrees(lambda x, w, z: rmsnorm_fn(x, w, None, z, norm_before_gate=False),
                                  lambda x, w, z: F.rms_norm(x * F.silu(z), (32,), w, 1e-6),
                                  draw(4, 32), draw(32), draw(4, 32)),

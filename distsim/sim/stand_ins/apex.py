@@ -249,7 +249,9 @@ def _masked_softmax(name: str, scores: Tensor, scale: float, mask: Tensor | None
         scaled = scaled if mask is None else scaled.masked_fill(mask.bool(), -10000.0)
         return scaled.softmax(-1).to(scores.dtype)
 
-    out: Tensor = fused(FusedKernel(f"megatron::{name}", by_torch, "softmax", saves=(0,)), scores, mask)
+    out: Tensor = fused(
+        FusedKernel(f"megatron::{name}", by_torch, "softmax", saves=(), saves_outputs=(0,)), scores, mask
+    )
     return out
 
 

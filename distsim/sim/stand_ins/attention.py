@@ -11,19 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from distsim.errors import NotSimulated
 from distsim.sim.kernel.task import current_process
+from distsim.sim.stand_ins.fused import FusedKernel, fused, refuse_values
 
 __all__ = ["MODULES"]
 
 # -- Attention in the layout of flash_attn and xformers, by torch's scaled_dot_product_attention.
-
-
-def refuse_values(call: str, why: str) -> None:
-    """Raise NotSimulated for *call* where a run computes values (--data real), which the stand-in does not."""
-    process = current_process()
-    if process is not None and process.world.data.real:
-        raise NotSimulated(f"{call} with --data real", f"{why}; simulate without --data real")
 
 
 def attend(
@@ -229,21 +222,33 @@ def apply_rotary_emb(
     max_seqlen: int | None = None,
 ) -> Tensor:
     """x (batch, length, heads, dim); cos, sin (length, rotated / 2)."""
-    turned = 2 * cos.shape[-1]
-    cos, sin = (part[: x.shape[1]].unsqueeze(-2) for part in (cos, sin))
-    if interleaved:
-        one, other = x[..., :turned:2], x[..., 1:turned:2]
-        out = torch.stack((one * cos - other * sin, one * sin + other * cos), dim=-1).flatten(-2)
-    else:
-        one, other = x[..., :turned].chunk(2, dim=-1)
-        out = torch.cat((one * cos - other * sin, one * sin + other * cos), dim=-1)
-    return torch.cat((out, x[..., turned:]), dim=-1) if turned < x.shape[-1] else out
+
+    def by_torch(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        turned = 2 * cos.shape[-1]
+        cos, sin = (part[: x.shape[1]].unsqueeze(-2) for part in (cos, sin))
+        if interleaved:
+            one, other = x[..., :turned:2], x[..., 1:turned:2]
+            out = torch.stack((one * cos - other * sin, one * sin + other * cos), dim=-1).flatten(-2)
+        else:
+            one, other = x[..., :turned].chunk(2, dim=-1)
+            out = torch.cat((one * cos - other * sin, one * sin + other * cos), dim=-1)
+        return torch.cat((out, x[..., turned:]), dim=-1) if turned < x.shape[-1] else out
+
+    out: Tensor = fused(FusedKernel("flash_attn::rotary", by_torch, saves=(1, 2)), x, cos, sin)
+    return out
 
 
 def apply_rotary_emb_qkv_(qkv: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """qkv (batch, length, 3, heads, dim)."""
-    q, k, v = qkv.unbind(2)
-    return torch.stack((apply_rotary_emb(q, cos, sin), apply_rotary_emb(k, cos, sin), v), dim=2)
+    interleaved = kwargs.get("interleaved", args[2] if len(args) > 2 else False)
+
+    def by_torch(qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        q, k, v = qkv.unbind(2)
+        turned = (apply_rotary_emb(each, cos, sin, interleaved) for each in (q, k))
+        return torch.stack((*turned, v), dim=2)
+
+    out: Tensor = fused(FusedKernel("flash_attn::rotary", by_torch, saves=(1, 2)), qkv, cos, sin)
+    return out
 
 
 class RotaryEmbedding(nn.Module):
@@ -273,13 +278,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
 
     def forward(self, x: Tensor, residual: Tensor | None = None, prenorm: bool = False, **options: Any) -> Any:
-        return _with_residual(lambda y: F.rms_norm(y, (y.shape[-1],), self.weight, self.eps), x, residual, prenorm)
-
-
-def _with_residual(norm: Any, x: Tensor, residual: Tensor | None, prenorm: bool) -> Any:
-    total = x if residual is None else x + residual
-    out = norm(total)
-    return (out, total) if prenorm else out
+        return rms_norm_fn(x, self.weight, None, residual=residual, prenorm=prenorm, eps=self.eps)
 
 
 def layer_norm_fn(
@@ -299,10 +298,21 @@ def layer_norm_fn(
     **options: Any,
 ) -> Any:
     """Stand-in for flash_attn.ops.triton.layer_norm.layer_norm_fn."""
-    shape = (x.shape[-1],)
-    if is_rms_norm:
-        return _with_residual(lambda y: F.rms_norm(y, shape, weight, eps), x, residual, prenorm)
-    return _with_residual(lambda y: F.layer_norm(y, shape, weight, bias, eps), x, residual, prenorm)
+    wide = torch.float32 if residual_in_fp32 else x.dtype if residual is None else residual.dtype
+
+    def by_torch(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Any:
+        total = x if residual is None else x + residual
+        shape, value = (x.shape[-1],), total.to(weight.dtype)
+        out = F.rms_norm(value, shape, weight, eps) if is_rms_norm else F.layer_norm(value, shape, weight, bias, eps)
+        return out.to(x.dtype), total.to(wide)
+
+    looks, kept = ((tuple(x.shape), x.dtype), (tuple(x.shape), wide)), residual is not None or residual_in_fp32
+    outputs, saves = (looks, (1,)) if kept else (looks[:1], (0, 1))
+    kernel = FusedKernel("flash_attn::layer_norm", lambda *inputs: by_torch(*inputs)[: len(outputs)], "norm",
+                         outputs=outputs, saves=saves, saves_outputs=(1,) if kept else ())  # fmt: skip
+    out = fused(kernel, x, weight, bias, residual)
+    out, total = out if kept else (out[0] if isinstance(out, tuple) else out, x)
+    return (out, total) if prenorm else out
 
 
 def rms_norm_fn(x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -323,12 +333,25 @@ class CrossEntropyLoss(nn.Module):
         }  # fmt: skip
 
     def forward(self, input: Tensor, target: Tensor, **options: Any) -> Tensor:
-        return F.cross_entropy(input, target, **self.options)
+        return _cross_entropy(input, target, **self.options)
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor, reduction: str, **options: Any) -> Tensor:
+    """The loss of each row in one kernel, and backward in one, which writes the gradient beside the logits."""
+
+    def by_torch(logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits.float(), labels, reduction="none", **options)
+
+    looks = ((tuple(labels.shape), torch.float32),)
+    losses: Tensor = fused(FusedKernel("flash_attn::cross_entropy", by_torch, "softmax", outputs=looks), logits, labels)
+    if reduction == "none":
+        return losses
+    return losses.sum() if reduction == "sum" else losses.sum() / (labels != options["ignore_index"]).sum()
 
 
 def cross_entropy_loss(logits: Tensor, labels: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
     """flash_attn.ops.triton.cross_entropy.cross_entropy_loss: (losses, z losses)."""
-    losses = F.cross_entropy(logits, labels, reduction="none", ignore_index=options.get("ignore_index", -100))
+    losses = _cross_entropy(logits, labels, "none", ignore_index=options.get("ignore_index", -100))
     return losses, torch.zeros_like(losses)
 
 
@@ -429,7 +452,8 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         one, other = self.w12(x).chunk(2, dim=-1)
-        out: Tensor = self.w3(F.silu(one) * other)
+        kernel = FusedKernel("xformers::silu_mul", lambda one, other: F.silu(one) * other)
+        out: Tensor = self.w3(fused(kernel, one, other))
         return out
 
 

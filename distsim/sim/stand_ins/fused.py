@@ -112,6 +112,8 @@ class FusedKernel:
     """In which the flops are computed; "": that of the first input."""
     saves: tuple[int, ...] | None = None
     """Numbers of the inputs that backward reads; None: all."""
+    saves_outputs: tuple[int, ...] = ()
+    """Numbers of the outputs that backward reads."""
     in_place: bool = False
     """Whether backward writes gradients into what was saved, and takes no memory for them."""
     outputs: tuple[tuple[tuple[int, ...], torch.dtype], ...] = ()
@@ -138,13 +140,14 @@ class _Fused(torch.autograd.Function):
                dtype=kernel.dtype)  # fmt: skip
         saves = range(len(inputs)) if kernel.saves is None else kernel.saves
         ctx.kernel, ctx.numbers = kernel, [i for i in saves if inputs[i] is not None]
-        ctx.save_for_backward(*(inputs[i] for i in ctx.numbers))
+        ctx.save_for_backward(*(inputs[i] for i in ctx.numbers), *(outputs[i] for i in kernel.saves_outputs))
         ctx.looks = [None if t is None else (t.shape, t.dtype, t.device) for t in inputs]
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        kernel, saved = ctx.kernel, dict(zip(ctx.numbers, ctx.saved_tensors, strict=True))
+        kernel, tensors = ctx.kernel, ctx.saved_tensors
+        saved = dict(zip(ctx.numbers, tensors, strict=False))
         results: list[Tensor | None] = []
         for i, looks in enumerate(ctx.looks):
             if looks is None or not ctx.needs_input_grad[i + 1]:
@@ -153,7 +156,7 @@ class _Fused(torch.autograd.Function):
                 results.append(saved[i].detach())
             else:
                 results.append(torch.empty(looks[0], dtype=looks[1], device=looks[2]))
-        read, written = [*saved.values(), *grads] * kernel.passes, results * kernel.passes
+        read, written = [*tensors, *grads] * kernel.passes, results * kernel.passes
         launch(f"{kernel.name}_backward", read, written, flops=kernel.backward_flops,
                kind=kernel.kind, kernels=kernel.backward_kernels, dtype=kernel.dtype)  # fmt: skip
         return (None, *results)
