@@ -120,6 +120,28 @@ def test_a_program_that_can_do_without_does(tmp_path: Path, monkeypatch: pytest.
     assert simulated(body).results == [[]]
 
 
+def test_an_installed_library_that_needs_a_gpu_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its compiled kernels cannot run on simulated tensors; a folder of the program with such a name is its own."""
+    for folder, library in (("site-packages", "bitsandbytes"), ("repository", "megablocks")):
+        (tmp_path / folder / library).mkdir(parents=True)
+        (tmp_path / folder / library / "__init__.py").write_text("own = 1\nfrom _cuda_kernels import step\n")
+        monkeypatch.syspath_prepend(str(tmp_path / folder))
+    (tmp_path / "repository" / "megablocks" / "__init__.py").write_text("own = 1\n")
+
+    def body() -> Any:
+        try:
+            import bitsandbytes
+        except ImportError:
+            return None
+        import megablocks
+
+        return bitsandbytes.optim.Adam8bit.__name__, megablocks.own
+
+    outcome = simulated(body)
+    assert outcome.results == [("Adam8bit", 1)]
+    assert any("the kernels of bitsandbytes need a GPU: a replacement" in note for note in outcome.notes)
+
+
 def test_what_a_stand_in_has_not_got_is_refused_by_name() -> None:
     """A name can be imported and passed round; its call says what it is, and what to do."""
 

@@ -23,7 +23,7 @@ from typing import Any, cast
 import torch
 
 from distsim.debug.records.frames import installed_here
-from distsim.sim.isolation.modules.own_code import own_code, stand_in, standard_twin
+from distsim.sim.isolation.modules.own_code import needs_gpu, own_code, stand_in, standard_twin
 from distsim.sim.isolation.output import made_for_all
 from distsim.sim.isolation.torch_state.words import TAGS_ARE_THERE, tag_at
 from distsim.sim.kernel.task import current_process
@@ -471,7 +471,9 @@ def import_patches() -> list[tuple[Any, str, Any]]:
         process = current_process()
         if process is not None:
             process.world.ticks += 1
-        spec = standard_twin(name) or real_find(name, path, target) or stand_in(name)
+        spec = standard_twin(name) or real_find(name, path, target)
+        if spec is None or needs_gpu(name, spec):
+            spec = stand_in(name, installed=spec is not None) or spec
         if spec is not None:
             for modules in _deciding:
                 modules.found(name, spec)

@@ -25,7 +25,7 @@ from distsim.errors import NotSimulated
 from distsim.sim.kernel.task import current_process, current_task
 from distsim.sim.stand_ins import LIBRARIES, contents, is_module
 
-__all__ = ["caught_by_ranks", "launch", "no_launch", "own_code", "stand_in", "standard_twin", "title_of"]
+__all__ = ["caught_by_ranks", "launch", "needs_gpu", "no_launch", "own_code", "stand_in", "standard_twin", "title_of"]
 
 # -- The user's files as code of a simulated process: it reports what it handles, and has a hash seed of its own.
 #
@@ -173,7 +173,14 @@ _VERSION = "3.7.0"
 """Of triton beside torch 2.13."""
 
 
-def stand_in(name: str) -> importlib.machinery.ModuleSpec | None:
+def needs_gpu(name: str, spec: importlib.machinery.ModuleSpec) -> bool:
+    """Whether *spec* is an installed library whose compiled kernels cannot run on simulated GPUs, and that has a stand-in.
+    Liger's kernels are Triton's, which are priced where they are launched."""
+    has_stand_in = LIBRARIES.get(name) is not None and name != "liger_kernel"
+    return has_stand_in and "site-packages" in (spec.origin or "")
+
+
+def stand_in(name: str, installed: bool = False) -> importlib.machinery.ModuleSpec | None:
     """A module that stands for *name*, which is not installed; None: it is missing there, too."""
     library = name.partition(".")[0]
     if library != "triton" and library not in LIBRARIES:
@@ -184,10 +191,11 @@ def stand_in(name: str) -> importlib.machinery.ModuleSpec | None:
     if name == "triton":
         _torch_does_without()
     elif name == library:
-        if _is_optional():
+        if not installed and _is_optional():
             return None
+        reason = f"the kernels of {library} need a GPU" if installed else f"{library} is not installed"
         process.world.note(
-            f"{library} is not installed: a replacement made of torch operators is used; a function that it lacks "
+            f"{reason}: a replacement made of torch operators is used; a function that it lacks "
             f"is refused when it is called"
         )
     spec = importlib.machinery.ModuleSpec(name, _Loader(), is_package=True)
