@@ -142,6 +142,27 @@ def test_an_installed_library_that_needs_a_gpu_is_replaced(tmp_path: Path, monke
     assert any("the kernels of bitsandbytes need a GPU: a replacement" in note for note in outcome.notes)
 
 
+def test_deepspeeds_extensions_are_not_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its builders find their extensions loaded: Adam for tensors of a GPU, and on the host torch's own."""
+    (tmp_path / "op_builder").mkdir()
+    (tmp_path / "op_builder" / "__init__.py").touch()
+    (tmp_path / "op_builder" / "builder.py").write_text("class OpBuilder:\n    _loaded_ops = {}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def body() -> Any:
+        from op_builder.builder import OpBuilder
+
+        weight, grad, moment, other = (torch.ones(1024, device="cuda") for _ in range(4))
+        before = torch.cuda.memory_allocated()
+        lists = [[grad], [weight], [moment], [other]]
+        OpBuilder._loaded_ops["fused_adam"].multi_tensor_adam(65536, None, lists, 1e-3, 0.9, 0.999, 1e-8, 1, 1, 1, 0.0)
+        host = [torch.ones(8) for _ in range(2)] + [torch.zeros(8) for _ in range(2)]
+        OpBuilder._loaded_ops["cpu_adam"].adam_update(0, 1, 0.1, 0.9, 0.999, 1e-8, 0.0, True, *host)
+        return torch.cuda.memory_allocated() - before, host[0][0].item()
+
+    assert simulated(body).results == [(0, pytest.approx(0.9))]
+
+
 def test_what_a_stand_in_has_not_got_is_refused_by_name() -> None:
     """A name can be imported and passed round; its call says what it is, and what to do."""
 

@@ -7,9 +7,10 @@ its libraries' modules hold. What is not listed can be imported and is refused w
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 from typing import Any
 
-__all__ = ["LIBRARIES", "contents", "is_module"]
+__all__ = ["LIBRARIES", "after_import", "contents", "is_module"]
 
 LIBRARIES: dict[str, str | None] = {
     "flash_attn": "attention",
@@ -39,6 +40,12 @@ def is_module(name: str) -> bool:
     """Whether a stand-in has contents for *name* or for a module within it."""
     held = _modules(name)
     return any(module == name or module.startswith(f"{name}.") for module in held)
+
+
+def after_import(module: ModuleType) -> None:
+    """Give DeepSpeed's builders the extensions that they would compile with nvcc."""
+    if module.__name__.endswith("op_builder.builder") and hasattr(module, "OpBuilder"):
+        module.OpBuilder._loaded_ops |= importlib.import_module(f"{__name__}.apex").DEEPSPEED
 
 
 def contents(module: str) -> dict[str, Any]:

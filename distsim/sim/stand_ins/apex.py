@@ -7,16 +7,17 @@ NVIDIA/Megatron-LM, megatron/legacy/fused_kernels; bitsandbytes 0.50.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.adamw import adamw
 
 from distsim.sim.stand_ins.fused import FusedKernel, fused, launch, needs_values, refuse_values
 
-__all__ = ["MODULES", "FusedAdam", "FusedSGD"]
+__all__ = ["DEEPSPEED", "MODULES", "FusedAdam", "FusedSGD"]
 
 # -- Norms
 
@@ -328,6 +329,44 @@ def multi_tensor_adam(chunk: int, flag: Tensor, lists: Any, *args: Any) -> None:
     refuse_values("amp_C.multi_tensor_adam", "its values are not computed")
     tensors = [t for each in lists for t in each]
     launch("amp_C::multi_tensor_adam", tensors, tensors[len(lists[0]) :], kind="optimizer")
+
+
+def multi_tensor_lion(chunk: int, flag: Tensor, lists: Any, *args: Any) -> None:
+    """DeepSpeed's fused_lion: gradients, parameters and one moment."""
+    refuse_values("DeepSpeed's FusedLion", "its values are not computed")
+    tensors = [t for each in lists for t in each]
+    launch("deepspeed::multi_tensor_lion", tensors, tensors[len(lists[0]) :], kind="optimizer")
+
+
+def lamb(p: Tensor, copy: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, grad: Tensor, *args: Any) -> Tensor:
+    """DeepSpeed's fused_lamb: one parameter, its norms and its update; returns the trust ratio."""
+    refuse_values("DeepSpeed's FusedLamb", "its values are not computed")
+    ratio = torch.ones(1, dtype=torch.float32, device=p.device)
+    written = [p, exp_avg, exp_avg_sq, *([copy] if copy.numel() else [])]
+    launch("deepspeed::lamb", [p, exp_avg, exp_avg_sq, grad, p, exp_avg], written, kind="optimizer", kernels=3)
+    return ratio
+
+
+def adam_update(number: int, step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float,
+                bias_correction: bool, p: Tensor, grad: Tensor, exp_avg: Tensor,
+                exp_avg_sq: Tensor) -> None:  # fmt: skip
+    """DeepSpeed's cpu_adam: one pass over tensors on the host, as torch's fused AdamW makes it."""
+    steps = [torch.tensor(float(step - 1), device=p.device)]
+    adamw([p], [grad.to(p.dtype)], [exp_avg], [exp_avg_sq], [], steps, fused=exp_avg.dtype == p.dtype, amsgrad=False,
+          beta1=beta1, beta2=beta2, lr=lr, weight_decay=weight_decay, eps=eps, maximize=False)  # fmt: skip
+
+
+def _leave(*args: Any) -> None:
+    """Nothing is held for an optimizer."""
+
+
+DEEPSPEED = {
+    "fused_adam": SimpleNamespace(multi_tensor_adam=multi_tensor_adam),
+    "fused_lion": SimpleNamespace(multi_tensor_lion=multi_tensor_lion),
+    "fused_lamb": SimpleNamespace(lamb=lamb),
+    "cpu_adam": SimpleNamespace(create_adam=_leave, adam_update=adam_update, destroy_adam=_leave),
+}
+"""Extensions that DeepSpeed compiles at their first use, by the name that its builders have."""
 
 
 _NORMS = {"FusedLayerNorm": FusedLayerNorm, "FusedRMSNorm": FusedRMSNorm, "MixedFusedLayerNorm": FusedLayerNorm,

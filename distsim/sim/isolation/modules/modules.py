@@ -27,6 +27,7 @@ from distsim.sim.isolation.modules.own_code import needs_gpu, own_code, stand_in
 from distsim.sim.isolation.output import made_for_all
 from distsim.sim.isolation.torch_state.words import TAGS_ARE_THERE, tag_at
 from distsim.sim.kernel.task import current_process
+from distsim.sim.stand_ins import after_import
 
 __all__ = ["ModuleBodies", "ModuleTable", "RankModules", "SharedImports", "decide", "import_patches", "is_own_file"]
 
@@ -503,6 +504,8 @@ def import_patches() -> list[tuple[Any, str, Any]]:
                 exec(own_code(self.get_data(path), path), module.__dict__)
             else:
                 real_run(self, module)
+            if process.accelerators is not None:
+                after_import(module)
 
     return [
         (bootstrap, "_find_spec", find_spec),

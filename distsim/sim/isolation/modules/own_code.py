@@ -174,7 +174,7 @@ _VERSION = "3.7.0"
 
 
 def needs_gpu(name: str, spec: importlib.machinery.ModuleSpec) -> bool:
-    """Whether *spec* is an installed library whose compiled kernels cannot run on simulated GPUs, and that has a stand-in.
+    """Whether *spec* is an installed library that has a stand-in, and compiled kernels that simulated GPUs cannot run.
     Liger's kernels are Triton's, which are priced where they are launched."""
     has_stand_in = LIBRARIES.get(name) is not None and name != "liger_kernel"
     return has_stand_in and "site-packages" in (spec.origin or "")
