@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shlex
 import sys
@@ -103,6 +104,21 @@ def test_accelerate_reads_its_own_flags(monkeypatch: pytest.MonkeyPatch) -> None
         assert (answer.program, answer.arguments) == ("t.py", ["--lr", "1"])
         assert (answer.nnodes, answer.nproc_per_node) == ("2", "8")
         assert answer.environ == {"ACCELERATE_MIXED_PRECISION": "bf16"}
+
+
+def test_packages_of_a_launcher_are_not_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """accelerate keeps its state in a class: each rank imports anew what distsim has imported to read its flags."""
+    from distsim.sim.isolation.modules.modules import forget_packages
+
+    (tmp_path / "keeps_state").mkdir()
+    (tmp_path / "keeps_state/__init__.py").write_text("from . import state")
+    (tmp_path / "keeps_state/state.py").write_text("import wave")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "wave", raising=False)
+    before = set(sys.modules)
+    importlib.import_module("keeps_state")
+    forget_packages(before)
+    assert set(sys.modules) - before == {"wave"}
 
 
 def test_the_number_of_ranks_is_given_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import argparse
 import importlib
 import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -161,6 +162,9 @@ def _accelerate(command: Launched) -> None:
 
 
 def _accelerate_launch(command: Launched) -> None:
+    from distsim.sim.isolation.modules.modules import forget_packages
+
+    imported_before = frozenset(sys.modules)
     try:
         launch: Any = importlib.import_module("accelerate.commands.launch")
         environs: Any = importlib.import_module("accelerate.utils.launch")
@@ -185,6 +189,8 @@ def _accelerate_launch(command: Launched) -> None:
         )
     except (ValueError, RuntimeError, OSError, AttributeError, TypeError) as error:
         raise UsageError(f"accelerate launch: {error}") from error
+    finally:
+        forget_packages(imported_before)  # a rank's accelerate is its own
     command.environ.update({name: value for name, value in exported.items() if environ.get(name) != value})
     command.nnodes = str(machines)
     if processes:

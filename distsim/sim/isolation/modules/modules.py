@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import CodeType, ModuleType
 from typing import Any, cast
 
@@ -29,7 +29,16 @@ from distsim.sim.isolation.torch_state.words import TAGS_ARE_THERE, tag_at
 from distsim.sim.kernel.task import current_process
 from distsim.sim.stand_ins import after_import
 
-__all__ = ["ModuleBodies", "ModuleTable", "RankModules", "SharedImports", "decide", "import_patches", "is_own_file"]
+__all__ = [
+    "ModuleBodies",
+    "ModuleTable",
+    "RankModules",
+    "SharedImports",
+    "decide",
+    "forget_packages",
+    "import_patches",
+    "is_own_file",
+]
 
 # -- The body of an installed module, run once in each process: one code object, read once, for all.
 #
@@ -449,6 +458,20 @@ class RankModules:
         if getattr(module, "__file__", None) is not None or self._own.get(package) is False:
             return True
         return package in (self._loaded or ()) and _is_compiled_namespace(tuple(getattr(module, "__path__", ())))
+
+
+def forget_packages(before: Collection[str]) -> None:
+    """Remove from `sys.modules` the packages that the host has imported, and each process imports for itself.
+
+    Args:
+        before: The names of modules before those imports.
+    """
+    modules = RankModules()
+    tops = {name.partition(".")[0] for name in sys.modules if name not in before}.difference(before)
+    specs = {top: getattr(sys.modules.get(top), "__spec__", None) for top in tops}
+    own = {top for top, spec in specs.items() if spec is not None and modules._is_own(top, spec)}
+    for name in [name for name in sys.modules if name.partition(".")[0] in own]:
+        del sys.modules[name]
 
 
 _deciding: list[RankModules] = []
