@@ -50,7 +50,7 @@ class MeasuredTable:
     op: str
     on: str
     machine: str
-    """Whose machine it was: a fit that leaves it out sees no table of it, whatever preset stands for it."""
+    """Name of the measured machine. A fit that leaves it out uses none of its tables, whatever their preset."""
     nnodes: int
     nproc_per_node: int
     launcher: str
@@ -175,7 +175,7 @@ class Bench:
         return Bench(table, compiler, tuple(slot.device for slot in cluster.place(table.nnodes, table.nproc_per_node)))
 
     def thinned(self, most: int = 48) -> Bench:
-        """The same with at most about *most* rows: a fit learns nothing from a thousand sizes of one curve."""
+        """Return the same bench with at most about *most* rows: more sizes of one curve teach a fit nothing."""
         rows = self.table.rows[:: max(1, len(self.table.rows) // most)]
         return Bench(replace(self.table, rows=rows), self.compiler, self.devices)
 

@@ -27,7 +27,7 @@ class Constants:
         return result
 
     def knows(self, name: str) -> bool:
-        """Whether there is such a constant, be it borrowed."""
+        """Return whether there is a constant *name*, possibly inherited from another table."""
         table, _, key = name.rpartition(".")
         while f"{table}.{key}" not in self.values:
             if table not in self.like:
@@ -36,11 +36,11 @@ class Constants:
         return True
 
     def has_table(self, table: str) -> bool:
-        """Whether there is a table of that name."""
+        """Return whether there is a table of that name."""
         return table in self.like or any(name.startswith(f"{table}.") for name in self.values)
 
     def changed(self, values: Mapping[str, float]) -> Constants:
-        """The same with some constants replaced."""
+        """Return the same constants with some of them replaced."""
         return Constants({**self.values, **values}, self.like)
 
 

@@ -1,7 +1,7 @@
-"""Fitting the constants to tables: a robust least-squares fit of log time, held to its priors.
+"""Fits the constants to tables by robust least squares of log time with priors.
 
-A constant with a prior of its own is held to that; one without, to the constant that its table would borrow: a fabric
-with few tables is as the others are, and one that nobody measured exactly so.
+The prior of a constant is its own, if it has one, or else the constant that its table would inherit. So a fabric with
+few tables stays close to the others, and a fabric without any equals them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ HUBER = 0.15
 """Errors beyond 15 % count linearly: outliers of first touch and switching."""
 _STEP = 0.02
 _STRENGTH = 0.07
-"""What a constant one spread from its prior costs, in errors of a machine's regime of that size. This and the spreads
-are such that machines that were left out are predicted best, not those that are fitted."""
+"""Weight of a constant's distance of one spread from its prior, in errors of one machine's class of sizes.
+
+This weight and the spreads were chosen so that machines that were left out are predicted best.
+"""
 _ALONE = 0.4
-"""The same, where one machine alone asks for a constant: no other is predicted with it."""
+"""That weight for a constant that only one machine uses, because no other machine is predicted with it."""
 _SPREAD = {
     "message_LL": 3.0,
     "message_LL128": 3.0,
@@ -46,7 +48,7 @@ _SPREAD = {
     "loss": 0.7,
     "ring_loss": 0.7,
 }
-"""Of the logarithm of a constant around its prior, by key."""
+"""Spread of the logarithm of a constant around its prior, by key."""
 _USUAL_SPREAD = 0.25
 _LEAST = 1e-3
 
@@ -77,7 +79,7 @@ class Fitted:
 
 
 class _Recording(Constants):
-    """Constants that know which of them were asked for."""
+    """Constants that record which of them were used."""
 
     def __init__(self, constants: Constants) -> None:
         super().__init__(constants.values, constants.like)
@@ -99,7 +101,7 @@ class _Problem:
         self.weight = np.concatenate(_weights(benches)) if benches else np.zeros(0)
 
     def errors(self, constants: Constants) -> tuple[list[Vector], list[set[str]]]:
-        """Log errors of each table's rows, and the constants that each asked for."""
+        """Return the log errors of each table's rows, and the constants that each table uses."""
         errors, constants_asked = [], []
         for bench, measured in zip(self.benches, self.measured, strict=True):
             recording = _Recording(constants)
@@ -247,7 +249,7 @@ _ENTRY = re.compile(r"^(\w+) = \{ value = [^,]+, (prior = [^,]+, )?uncertainty =
 
 
 def data_file(path: Path, fitted: Fitted, source: str | None = None) -> str:
-    """The text of *path* with the fitted values and their uncertainty, and *source* in place of theirs."""
+    """Return the text of *path* with the fitted values, their uncertainty, and *source* as their source."""
     lines: list[str] = []
     table = ""
     for line in path.read_text(encoding="utf-8").splitlines():

@@ -36,13 +36,13 @@ Call = tuple[Any, tuple[Any, ...], dict[str, Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One operator whose time says what one constant is."""
+    """An operator whose time determines one constant."""
 
     constant: str
     """Its path in the data file, as memory.floor."""
     what: str
     make: Callable[[Any, str], Call]
-    """From torch and a device to the call, on tensors without data where the device is meta."""
+    """Function from torch and a device to the call; on device meta its tensors have no data."""
 
 
 def _elements(count: int, dtype: str = "bfloat16") -> Callable[[Any, str], Call]:
@@ -203,10 +203,12 @@ PROBES: Sequence[Probe] = (
 def calibrate_ops(
     spec: GpuFile, clock: Callable[[Probe], float | None], report: Callable[[str], None] = print
 ) -> tuple[GpuFile, dict[str, tuple[float, str]]]:
-    """*spec* with every constant that a probe stands for, and those by path: the value, and what was measured.
+    """Return *spec* with every constant for which there is a probe, and these constants by path with what was
+    measured.
 
-    *clock* answers seconds of one of many calls in a row; None where the GPU or this torch has no such operator. Twice
-    round, because a product's floor, tiles and plateau show in each other's probes.
+    *clock* returns the seconds of one of many consecutive calls; None if the GPU or this torch does not have the
+    operator. There are two rounds, because the constants of a product (minimum, tiles, plateau) affect each other's
+    probes.
     """
     import torch
 
@@ -267,7 +269,7 @@ def constant(spec: GpuFile, path: str) -> float:
 
 
 def with_constant(spec: GpuFile, path: str, value: float) -> GpuFile:
-    """The same file with another number at *path*."""
+    """Return the data file with another number at *path*."""
     changed: GpuFile = _with(spec, path.split("."), value)
     return changed
 

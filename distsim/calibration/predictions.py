@@ -53,11 +53,11 @@ class Prediction:
 
     bench: Bench
     fitted_us: NDArray[np.float64]
-    """With the constants that come with distsim."""
+    """Times in microseconds with the constants that distsim ships."""
     left_out_us: NDArray[np.float64] | None
-    """With constants that no table of its machine was used for; None where the machine is not among the fitted."""
+    """Times with constants fitted without the machine's tables; None if the machine is not among the fitted ones."""
     few_nodes_us: NDArray[np.float64] | None
-    """With constants of one and two nodes, for tables of more."""
+    """Times with constants fitted on one and two nodes, for tables of more nodes."""
 
     @property
     def fabric(self) -> str:
@@ -107,7 +107,7 @@ def predicted(tables: Sequence[MeasuredTable], constants: Constants | None = Non
 # -- Errors of predictions by fabric, number of nodes and size, every machine with the same weight.
 
 KINDS = ("machine left out", "more nodes left out", "fitted")
-"""How a table was predicted: by constants that saw none of its machine, none of more than two nodes, or all tables."""
+"""How a table is predicted: by constants that used none of its machine, none of more than two nodes, or all tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ class Errors:
 
 @dataclass(frozen=True)
 class PredictionSummary:
-    """All tables together."""
+    """Summary of the predictions of all tables."""
 
     tables: list[Errors]
     median: tuple[float, ...]
@@ -265,14 +265,16 @@ def _broken(predictions: Sequence[Prediction]) -> Iterator[str]:
 # no part in.
 
 _HOLD = 2.0
-"""So many machines say that a fabric is as all are."""
+"""Number of machines with the weight of the assumption that a fabric is like all others."""
 _SHARE = 0.8
-"""Of the errors that a width is about."""
+"""Share of the errors that an interval should contain."""
 _LEAST = 5e-3
-"""Of an error: measured times are no better than that."""
+"""Smallest relative error that counts, because measured times are not more exact."""
 HELD = 0.805
-"""Of the errors of machines that the widths knew nothing of; a little more than eight of ten, since this one figure
-knew of all."""
+"""Share of the errors of unknown machines that intervals should contain.
+
+It is slightly more than eight of ten, because this one figure was chosen with all machines in sight.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,11 +356,11 @@ class Covered:
     """Coverage of the intervals of machines that were left out of the fit; every machine has the same weight."""
 
     share: float
-    """Of the measured points that lie in the interval."""
+    """Share of the measured points that lie in their interval."""
     alone: float
-    """The same with intervals that saw none of the machine's own errors: what a machine nobody has measured gets."""
+    """That share for intervals that used none of the machine's own errors, as for a machine that was never measured."""
     half_width: float
-    """Of those, median, of the predicted time."""
+    """Median half-width of those intervals, relative to the predicted time."""
     error: float
     """Median of |predicted / measured - 1|."""
 
@@ -385,7 +387,7 @@ def covered(predictions: Sequence[Prediction]) -> Covered | None:
 
 
 def _mean(values: Sequence[tuple[str, float]]) -> float:
-    """Over machines, of each one's mean."""
+    """Return the mean over machines of each machine's mean."""
     values_of: dict[str, list[float]] = {}
     for machine, value in values:
         values_of.setdefault(machine, []).append(value)

@@ -1,4 +1,4 @@
-"""From a transfer to a plan: picks the flavour's selector, keeps what was compiled."""
+"""Compiles transfers to plans with the selector of the library, and caches the plans."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Explained:
     proto: str
     channels: int
     predicted_s: float | None
-    """What it would cost here, alone on its links; None where it is ruled out."""
+    """Predicted seconds of this choice alone on its links; None if it is not available."""
     why: str
     chosen: bool
 
@@ -145,7 +145,7 @@ class Compiler:
         raise UsageError(f"expected the flavour nccl, gloo or mpi, got {transfer.flavour!r}")
 
     def explain(self, transfer: Transfer) -> list[Explained]:
-        """Every algorithm and protocol for *transfer*; one line where there is no choice."""
+        """Return every algorithm and protocol for *transfer*; a single entry if the library has no choice."""
         op = canonical_op(transfer.op)
         if transfer.flavour == "nccl" and not self.ideal:
             group = self.group(transfer.devices, transfer.key)

@@ -20,7 +20,7 @@ __all__ = ["Gate", "LinkArrays", "Members", "Routes", "joined"]
 
 @dataclass(frozen=True)
 class Routes:
-    """*rows* are links in order, -1 in places that a way does not need."""
+    """Routes as one array: the links of each row in order, padded with -1."""
 
     rows: NDArray[np.int64]
 
@@ -31,7 +31,7 @@ class Routes:
 
     @cached_property
     def flat(self) -> NDArray[np.int64]:
-        """All links, way after way."""
+        """Return the links of all routes, one route after the other."""
         return self.rows[self._there]
 
     @cached_property
@@ -160,12 +160,12 @@ class Members:
         return max(map(len, self.domains))
 
     def same_domain(self, a: int, b: int) -> bool:
-        """Whether two members talk without a NIC."""
+        """Return whether two members communicate without a NIC."""
         span = self.cluster.node.nvlink_domain_nodes
         return self.host[a] // span == self.host[b] // span
 
     def leaves_domain(self, a: Picked, b: Picked) -> NDArray[np.bool_]:
-        """Which pairs talk through NICs."""
+        """Return a mask of the pairs that communicate through NICs."""
         domain = self._places // (self._per_node * self.cluster.node.nvlink_domain_nodes)
         away: NDArray[np.bool_] = domain[np.asarray(a, dtype=np.int64)] != domain[np.asarray(b, dtype=np.int64)]
         return away
@@ -224,7 +224,9 @@ class Members:
         return max(self.num_gates if len(self.domains) > 1 else 1, self.per_domain)
 
     def streams_at(self, cost: TransferCost) -> float:
-        """*streams* of a flow whose progress is reckoned in payload: shares of a link are of what is on the wire."""
+        """Return the number of streams of a flow whose progress is counted in payload bytes instead of bytes on the
+        wire.
+        """
         return self.streams / (cost.net_wire if len(self.domains) > 1 else cost.wire)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""A collective as it is asked of the network, and the plan that an algorithm makes of it."""
+"""A collective as a transfer, and the plan of flows that an algorithm makes of it."""
 
 from __future__ import annotations
 
@@ -33,19 +33,22 @@ class Transfer:
     op: str
     """torch.distributed's name: all_reduce, all_gather_into_tensor, all_to_all_single, barrier, ..."""
     flavour: str
-    """Whose algorithms: nccl, gloo or mpi."""
+    """Library whose algorithms are used: nccl, gloo or mpi."""
     devices: tuple[str, ...]
-    """Where the ranks are, in group-rank order."""
+    """Devices of the ranks, in the order of the group."""
     nbytes: int
-    """The whole buffer (all ranks' shares) for all_gather, reduce_scatter and all_to_all, as in
-    nccl-tests; one rank's share for the others, gather and scatter among them."""
+    """Bytes as nccl-tests counts them.
+
+    The whole buffer (the shares of all ranks) for all_gather, reduce_scatter and all_to_all; one rank's share for all
+    other operations, including gather and scatter.
+    """
     root: int = 0
     """Group rank."""
     splits: tuple[tuple[int, ...], ...] | None = None
     """all_to_all: bytes from each rank to each rank, where they are not even."""
     reduce_op: str = "SUM"
     key: int = 0
-    """Of the group: decides ECMP paths."""
+    """Number of the group, which decides among equal paths (ECMP)."""
 
 
 _SPELLINGS = {
@@ -103,15 +106,15 @@ class TransferCost:
     wire: float = 1.0
     """Bytes on the wire for each byte of payload inside a node (flags, or the inverse of an efficiency)."""
     net_wire: float = 1.0
-    """The same between nodes."""
+    """Bytes on the wire for each payload byte, between nodes."""
     edge_bytes_per_s: float = INFINITY
-    """What one rank can push to its neighbour over all channels, however fast the links are."""
+    """Maximum bytes/s from one rank to its neighbour over all channels, whatever the speed of the links."""
     near_bytes_per_s: float | None = None
-    """The same of a piece on its way through a tree, inside a node; None: as *edge_bytes_per_s*."""
+    """That maximum for a piece that passes through a tree inside a node; None: *edge_bytes_per_s*."""
     far_bytes_per_s: float | None = None
-    """The same between nodes."""
+    """That maximum for a piece that passes through a tree between nodes."""
     piece_bytes: float = INFINITY
-    """What moves through a tree in one piece, over all channels; infinite for as few pieces as possible."""
+    """Bytes that pass through a tree in one piece, over all channels; infinite for as few pieces as possible."""
     cut_through: bool = False
     """A piece inside a node is passed on while it comes."""
     parts: int = 1
@@ -136,9 +139,11 @@ class TransferCost:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """What quick links carry while slow ones bound a phase: *first_bytes* of progress at once, then *pieces* times
-    *piece_bytes*, one every *every_s*, and one after the other where others hold them up. Alone it is over before
-    the phase is, so a piece that comes late is in time still."""
+    """Traffic of the fast links while slow links limit a phase.
+
+    It is *first_bytes* at once, then *pieces* pieces of *piece_bytes*, one every *every_s*, and in sequence if other
+    traffic delays them. Alone it ends before the phase does, so a delayed piece is still in time.
+    """
 
     loads: Loads
     first_bytes: float
@@ -146,11 +151,11 @@ class Overlap:
     pieces: int
     every_s: float
     way_s: float
-    """From the phase's begin until the piece with the longest way has arrived, where nothing else uses the links."""
+    """Seconds from the start of the phase until the piece with the longest path arrives on otherwise idle links."""
     busy_s: float
-    """How long the quick links are busy there."""
+    """Seconds during which the fast links are then busy."""
     share: float
-    """Of the time that they are busy for longer than that, this much is longer for that piece, too."""
+    """Share of any additional busy time by which that piece is delayed, too."""
     cap_bytes_per_s: float = INFINITY
     streams: float = 1.0
 
@@ -164,7 +169,7 @@ class PlanPhase:
     cap_bytes_per_s: float = INFINITY
     latency_s: float = 0.0
     streams: float = 1.0
-    """How many transfers side by side it is made of: where a link is too narrow, each has a share of its own."""
+    """Number of parallel transfers of the phase; each has a share of its own on an overloaded link."""
     then: tuple[PlanPhase, ...] = ()
     """Begin side by side when this one's last byte is there; it is over when they are."""
     overlap: Overlap | None = None
@@ -205,7 +210,7 @@ class Plan:
     floor_s: float
     phases: tuple[PlanPhase, ...] = ()
     messages: Callable[[], list[PlannedMessage]] | None = field(default=None, repr=False)
-    """The same as explicit messages, where the algorithm has them."""
+    """The plan as explicit messages; None if the algorithm has no such form."""
 
     def alone_s(self, capacity: NDArray[np.float64]) -> float:
         """Return the seconds of the plan if no other transfer uses its links."""

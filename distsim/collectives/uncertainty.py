@@ -1,4 +1,4 @@
-"""How sure simulated times are: where a measured collective or training step lies in eight cases of ten."""
+"""Intervals of simulated times, in which a measured collective or step lies in eight cases of ten."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _NODES = ((1, "1 node"), (2, "2 nodes"), (31, "3 to 31"), (1 << 30, "32 and more
 NODE_CLASSES = tuple(name for _, name in _NODES)
 OWN, FITTED, LEFT_OUT = "own logs", "fitted", "left out"
 OTHERS = "others"
-"""In place of a fabric that was measured on no machine: the errors of all but InfiniBand."""
+"""Stands for a fabric that was measured on no machine: the errors of all fabrics but InfiniBand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Interval:
     """own logs: the cluster's file was calibrated; fitted: tables of this machine are among the fitted; left out: the
     errors of machines that a fit had not seen."""
     fabric: str
-    """Whose errors these are: a fabric as NCCL names it, none inside a node, `OTHERS` where it was never measured."""
+    """Fabric whose errors these are: its name in NCCL, none inside a node, `OTHERS` if it was never measured."""
     nodes: str
     size: str
 
@@ -82,7 +82,7 @@ class _Spread:
 
 
 def size_class(nbytes: float) -> str:
-    """Which of `SIZES` a size is."""
+    """Return the class of `SIZES` to which a size belongs."""
     return SIZES[sum(nbytes >= least for least in _LEAST) - 1]
 
 
@@ -111,8 +111,11 @@ oci_gb300_n32x4)."""
 
 
 def beyond_measured_racks(cluster: Cluster, num_nodes: int) -> bool:
-    """Whether a call goes over more racks of one NVLink domain each than any table has. NCCL's choice between a ring
-    and the switches' tree, and what that tree gets of the NICs, are NCCL's own model there, held to nothing."""
+    """Return whether a call spans more racks (NVLink domains) than any measured table.
+
+    There, the choice between a ring and the switches' tree, and the tree's share of the NICs, are NCCL's own model
+    without a measurement.
+    """
     span = cluster.node.nvlink_domain_nodes
     return span > 1 and -(-num_nodes // span) > MOST_RACKS
 

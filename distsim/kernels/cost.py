@@ -1,4 +1,4 @@
-"""What an operator costs, and the call that the cost is of: arguments by name, bytes of tensors."""
+"""Cost of an operator on a GPU, and the call that is priced: arguments by name, bytes of tensors."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ __all__ = ["NOTHING", "Cost", "OperatorCall", "nbytes", "tensors_in"]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One operator on an otherwise idle device, all its kernels together."""
+    """Cost of one operator with all its kernels on an otherwise idle device."""
 
     seconds: float
-    """From the first kernel's begin to the last one's end, the gaps between them included."""
+    """Seconds from the start of the first kernel to the end of the last, including the gaps between them."""
     kernels: int
-    """How many it launches; 0 for a view."""
+    """Number of kernels that the operator launches; 0 for a view."""
     flops: int
-    """What the model asks for, not what a kernel wastes on padding."""
+    """Floating-point operations of the model, without the padding of a kernel."""
     nbytes: int
-    """To and from device memory."""
+    """Bytes read from and written to device memory."""
     kind: str
-    """gemm, attention, conv, norm, softmax, elementwise, reduction, embedding, optimizer, copy, index, random, sort,
-    transfer (over PCIe), custom or none."""
+    """Kind of operator: gemm, attention, conv, norm, softmax, elementwise, reduction, embedding, optimizer, copy,
+    index, random, sort, transfer (over PCIe), custom or none.
+    """
     memory_bound: bool
 
     def plus(self, other: Cost) -> Cost:
-        """One after the other; the kind is that of the longer."""
+        """Return the cost of this operator followed by *other*; the kind is that of the longer one."""
         longer = self if self.seconds >= other.seconds else other
         return replace(
             longer,
@@ -41,14 +42,14 @@ class Cost:
 
 
 NOTHING = Cost(0.0, 0, 0, 0, "none", False)
-"""A view: the device never hears of it."""
+"""Cost of a view, which launches no kernel."""
 
 
 # -- One call of an operator: its arguments by name, and the bytes of its tensors.
 
 
 def tensors_in(value: Any) -> Iterator[Any]:
-    """Every tensor in a value, in lists and tuples also."""
+    """Yield every tensor in *value*, also inside lists and tuples."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -71,16 +72,16 @@ def nbytes(value: Any) -> int:
 
 
 class OperatorCall:
-    """An operator and what it was called with; only shapes, strides, dtypes and devices of tensors are looked at."""
+    """An operator with its arguments. Only shapes, strides, dtypes and devices of tensors are used."""
 
     def __init__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         self.func, self.args, self.kwargs, self.result = func, args, kwargs, result
         self.schema = func._schema
         self.name: str = self.schema.name
-        """As `aten::mm`."""
+        """Name of the operator, such as `aten::mm`."""
 
     def __getitem__(self, name: str) -> Any:
-        """The argument of that name, or its default; None where the operator has no such argument."""
+        """Return the argument *name* or its default; None if the operator has no such argument."""
         for i, argument in enumerate(self.schema.arguments):
             if argument.name == name:
                 if name in self.kwargs:
@@ -92,18 +93,18 @@ class OperatorCall:
 
     @property
     def inputs(self) -> tuple[Any, ...]:
-        """All tensors that go in, an out= argument among them."""
+        """Return all tensors among the arguments, including those of out=."""
         return (*tensors_in(self.args), *tensors_in(self.kwargs))
 
     @property
     def outputs(self) -> tuple[Any, ...]:
-        """All tensors that are written: the results, or where there is none, the arguments the schema says."""
+        """Return the tensors that are written: the results or, without results, the arguments that the schema marks."""
         tensors = tuple(tensors_in(self.result))
         return tensors or self.written
 
     @property
     def written(self) -> tuple[Any, ...]:
-        """Arguments that are changed in place, out= ones among them."""
+        """Return the arguments that are modified in place, including those of out=."""
         tensors: list[Any] = []
         for argument in self.schema.arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
@@ -112,13 +113,13 @@ class OperatorCall:
 
     @property
     def is_view(self) -> bool:
-        """Whether every result is an argument seen otherwise, and nothing is written."""
+        """Return whether every result is a view of an argument and nothing is written."""
         returns = self.schema.returns
         return bool(returns) and all(each.alias_info is not None and not each.alias_info.is_write for each in returns)
 
     @property
     def read(self) -> int:
-        """Bytes read by a kernel that reads every input once (not those that out= alone names)."""
+        """Return the bytes that are read if a kernel reads every input once (except tensors that are only in out=)."""
         total = 0
         for argument in self.schema.arguments:
             if not argument.is_out:
@@ -127,5 +128,5 @@ class OperatorCall:
 
     @property
     def write(self) -> int:
-        """Bytes written by a kernel that writes every output once."""
+        """Return the bytes that are written if a kernel writes every output once."""
         return nbytes(self.outputs)

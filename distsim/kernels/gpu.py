@@ -378,7 +378,7 @@ _PER_CLOCK = {
     "golden cove": 1.15,  # Intel at the launch of Sapphire Rapids: 15 % over Ice Lake
     "neoverse v2": 1.0,  # estimate: as Zen 3
 }
-"""Instructions a clock beside Zen 3, as the makers state them; nobody measured Python on all of them."""
+"""Instructions per clock relative to Zen 3, as published by the makers; Python was not measured on all of them."""
 _CORES: tuple[tuple[str, str, float], ...] = (
     # pattern in the model's name, core, GHz of one busy core as specified
     (r"EPYC 7\w\w2", "zen2", 3.4),  # AMD: EPYC 7742
@@ -403,7 +403,7 @@ bound by the CPU, so 1.22 ms for each of 32 layers, which launch 61 kernels and 
 _OPERATOR_SPEED = 3.6 / 1.19
 """Estimate: the blog names no CPU; a Xeon Platinum 8275CL, which comes with A100 at AWS."""
 _MEASURED_SPEED = 3.6
-"""Of the core on which the other classes were measured."""
+"""Speed of the core on which the other classes of host work were measured."""
 
 
 @dataclass(frozen=True, slots=True)

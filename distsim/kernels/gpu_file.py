@@ -1,7 +1,6 @@
-"""The data file of one GPU: its schema, and the check that tells every fault with its path in the file.
+"""Schema of a GPU's data file, and a check that reports every fault with its path in the file.
 
-`base = "h100"` takes from that file what this one does not say: what a GPU borrows from another is what its own file
-leaves out.
+`base = "h100"` inherits from that file every value that this one does not give.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class MemorySpec(Table):
 
 
 class GemmSpec(Table):
-    """Matrix products: tiles on multiprocessors, under a plateau that power sets."""
+    """Matrix products: tiles on multiprocessors, limited by a plateau that the power limit sets."""
 
     plateau: dict[Dtype, Factor] = _key("what of the peak a large product gets for long: clocks under the power limit")
     mma: Factor = _key("what of its share of the peak a multiprocessor gets in the main loop, at boost clock")
@@ -89,13 +88,13 @@ class GemmSpec(Table):
     unaligned: Factor = _key("the rate of operands whose rows are no multiple of 16 bytes beside others", 0.37)
 
     def sustained(self, dtype: str) -> float:
-        """The plateau of *dtype*, and of bf16 where there is none."""
+        """Return the plateau of *dtype*; that of bf16 if the file has none."""
         plateaus: dict[str, float] = {str(name): share for name, share in self.plateau.items()}
         return plateaus.get(dtype, plateaus["bf16"])
 
 
 class AttentionKernel(Table):
-    """One implementation of attention: its rates for long sequences, and what short ones lose."""
+    """One implementation of attention: its rates for long sequences, and the losses of short ones."""
 
     forward: Flops = _key("at head dimension 128, 16-bit")
     forward_64: Flops = _key("at head dimension 64")
@@ -136,7 +135,7 @@ class HostSpec(Table):
 
 
 class SetupSpec(Table):
-    """Device memory that no tensor of the user's accounts for."""
+    """Device memory that belongs to no tensor of the user."""
 
     context: Memory = _key("CUDA context with PyTorch's kernels, outside the caching allocator")
     cublas_workspace: Memory = _key("of each handle and stream, from the caching allocator")
@@ -170,13 +169,17 @@ def gpu_folder() -> Path:
 
 
 def gpu_names() -> list[str]:
-    """Every GPU that has a data file."""
+    """Return the names of all GPUs that have a data file."""
     return sorted(path.stem for path in gpu_folder().glob("*.toml"))
 
 
 @cache
 def read_gpu(name: str) -> GpuFile:
-    """The data file of *name*, or the file at that path if it ends in .toml; a UsageError names all its faults."""
+    """Read the data file of GPU *name*, or the .toml file at that path.
+
+    Raises:
+        UsageError: The file has faults; the message lists all of them.
+    """
     faults: list[str] = []
     spec = GpuFile.read(_merged(name), (), faults)
     if faults:
@@ -201,7 +204,7 @@ def _merged(name: str) -> dict[str, Any]:
 
 
 def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """*above* laid over *below*; a table of data types or tiles is taken whole."""
+    """Merge *above* into *below*; a table of data types or tiles is replaced as a whole."""
     whole = {"flops", "tiles", "plateau"}
     result: dict[str, Any] = dict(below)
     for key, value in above.items():

@@ -1,4 +1,4 @@
-"""Prices on one GPU: bytes, matrix products, attention, copies over PCIe. What the rules call."""
+"""Prices on one GPU that the rules use: bytes, matrix products, attention, copies over PCIe."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ __all__ = ["RULES", "Attention", "Gemm", "Pricing", "Rule", "attention_seconds",
 
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 _LEAST_K = 512
-"""A split of k that is shorter than this pays more for its reduction than it gains."""
+"""Smallest part of k worth a split: for shorter parts the reduction costs more than the split gains."""
 _K_STEP = 64
-"""Tiles go through k in steps of 64 (128 bytes of 16-bit operands)."""
+"""Step of a tile along k: 64 elements, which are 128 bytes of 16-bit operands."""
 _TILE_ELEMENTS = 32_768
 
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """*batch* products of m x k by k x n."""
+    """*batch* matrix products of m x k by k x n."""
 
     m: int
     n: int
     k: int
     batch: int = 1
     dtype: str = "bf16"
-    """Of the multiplication: fp64, fp32, tf32, fp16, bf16, fp8 or fp4."""
+    """Data type of the multiplication: fp64, fp32, tf32, fp16, bf16, fp8 or fp4."""
     nbytes: int = 0
-    """Operands and result."""
+    """Bytes of the operands and the result."""
 
     @property
     def flops(self) -> int:
@@ -43,11 +43,11 @@ class Gemm:
 
 
 def gemm_seconds(spec: GemmSpec, chip: ChipSpec, gemm: Gemm) -> tuple[float, int, bool]:
-    """Seconds of one product, how many kernels it is, and whether memory is what limits it.
+    """Return the seconds of a matrix product, its number of kernels, and whether memory limits it.
 
-    The device runs a grid of tiles in waves of as many as it has multiprocessors; a last wave that is not full takes
-    as long as a full one. Under its power limit a large product is slower than its tiles: clocks fall. Where two of
-    tiles, plateau and memory come near each other both are felt (a p-norm).
+    The device computes a grid of tiles in waves, one tile per multiprocessor; an incomplete last wave takes as long as
+    a full one. Large products reach the power limit, at which clocks fall. Where two of the limits (tiles, power,
+    memory) are close, both slow the product down (a p-norm).
     """
     if not gemm.flops:
         return spec.floor, 1, True
@@ -62,7 +62,9 @@ def gemm_seconds(spec: GemmSpec, chip: ChipSpec, gemm: Gemm) -> tuple[float, int
 
 
 def _best(spec: GemmSpec, chip: ChipSpec, gemm: Gemm, peak: float) -> tuple[float, int]:
-    """Seconds in the best of the tiles, and how often it splits k: the library's heuristic is taken to be right."""
+    """Return the seconds of the best tile and its number of splits along k. The library's heuristic is assumed to find
+    it.
+    """
     best, splits = float("inf"), 1
     rate = peak / chip.multiprocessors * spec.mma
     for rows, columns, relative in _shapes(tuple(spec.tiles.items())):
@@ -90,7 +92,7 @@ def _splits(spec: GemmSpec, grid: int, k: int, multiprocessors: int) -> Iterator
 
 @cache
 def _shapes(tiles: tuple[tuple[str, float], ...]) -> tuple[tuple[int, int, float], ...]:
-    """Tiles as numbers, either way round."""
+    """Return the tiles as numbers, in both orientations."""
     shapes = []
     for text, relative in tiles:
         rows, columns = map(int, text.split("x"))
@@ -103,19 +105,19 @@ def _shapes(tiles: tuple[tuple[str, float], ...]) -> tuple[tuple[int, int, float
 # -- How long fused attention takes: blocks of queries over blocks of keys, shared out to the multiprocessors.
 
 _KEYS = 128
-"""Keys of one block."""
+"""Number of keys in one block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Queries against keys: *heads* counts those of the queries."""
+    """Shape of an attention call; *heads* is the number of heads of the queries."""
 
     batch: int
     heads: int
     queries: int
     keys: int
     dim: int
-    """Of queries and keys."""
+    """Head dimension of queries and keys."""
     value_dim: int
     causal: bool = False
     backward: bool = False
@@ -123,7 +125,7 @@ class Attention:
 
     @property
     def pairs(self) -> int:
-        """Query and key that meet, of one head; a causal mask, its queries the last ones, leaves about half."""
+        """Number of query-key pairs of one head; a causal mask leaves about half of them."""
         if not self.causal:
             return self.queries * self.keys
         past = max(0, self.keys - self.queries)
@@ -132,17 +134,17 @@ class Attention:
 
     @property
     def flops(self) -> int:
-        """Two products forward; five backward (the scores again, and four gradients), as FlashAttention counts."""
+        """Floating-point operations as FlashAttention counts them: two products forward, five backward."""
         forward = 2 * self.batch * self.heads * self.pairs * (self.dim + self.value_dim)
         return forward * 5 // 2 if self.backward else forward
 
 
 def attention_seconds(kernel: AttentionKernel, chip: ChipSpec, call: Attention) -> float:
-    """Seconds beyond the kernel's floor.
+    """Return the seconds of an attention kernel beyond its fixed cost.
 
-    A block of queries goes through its blocks of keys, and pays *overhead* blocks more for its begin and its end;
-    with a causal mask the blocks on the diagonal are done whole. The device takes block after block; at the end the
-    longest runs nearly alone (*tail*).
+    Each block of queries processes its blocks of keys, plus *overhead* blocks for its start and end; with a causal
+    mask the blocks on the diagonal are computed completely. At the end of the kernel the longest blocks run nearly
+    alone (*tail*).
     """
     rate = _rate(kernel, call)
     overhead = kernel.overhead_backward if call.backward else kernel.overhead
@@ -170,7 +172,7 @@ def attention_seconds(kernel: AttentionKernel, chip: ChipSpec, call: Attention) 
 
 
 def _rate(kernel: AttentionKernel, call: Attention) -> float:
-    """Flops a second of a long sequence, on the whole device."""
+    """Return the flop/s of a long sequence on the whole device."""
     if call.backward:
         rate = kernel.backward_64 if call.dim <= 64 else kernel.backward
         rate *= kernel.wide_backward if call.dim > 128 else 1.0
@@ -215,7 +217,7 @@ class Pricing:
         self.spec = spec
 
     def bytes(self, nbytes: int, efficiency: float, kind: str, *, kernels: int = 1, flops: int = 0) -> Cost:
-        """*nbytes* to and from memory at a share of its bandwidth, by so many kernels one after the other."""
+        """Price *nbytes* of memory traffic at a share of the bandwidth, by *kernels* consecutive kernels."""
         if not kernels:
             return Cost(0.0, 0, 0, 0, "none", False)
         seconds = kernels * self.spec.memory.floor + nbytes / (self.spec.chip.memory_bandwidth * efficiency)
@@ -223,15 +225,18 @@ class Pricing:
         return Cost(seconds, kernels, flops, nbytes, kind, True)
 
     def gemm(self, gemm: Gemm, *, kind: str = "gemm", rate: float = 1.0, flops: int | None = None) -> Cost:
-        """One matrix product; *rate* is what of a plain product's rate it gets."""
+        """Price one matrix product; *rate* is its speed relative to a plain product."""
         seconds, kernels, memory_bound = gemm_seconds(self.spec.gemm, self.spec.chip, gemm)
         seconds = self.spec.gemm.floor + (seconds - self.spec.gemm.floor) / rate
         seconds += (kernels - 1) * self.spec.host.gap
         return Cost(seconds, kernels, gemm.flops if flops is None else flops, gemm.nbytes, kind, memory_bound)
 
     def attention(self, call: Attention, kernel: str, nbytes: int) -> Cost:
-        """Fused attention by flash, cudnn or efficient. Backward first sums the output's gradient, and last turns
-        the queries' gradient into 16 bits: two small kernels."""
+        """Price fused attention by the kernel flash, cudnn or efficient.
+
+        The backward pass has two small kernels besides: the sum of the output's gradient, and the conversion of the
+        queries' gradient to 16 bits.
+        """
         rates = getattr(self.spec.attention, kernel)
         math = attention_seconds(rates, self.spec.chip, call)
         memory = nbytes / (self.spec.chip.memory_bandwidth * self.spec.memory.elementwise)
@@ -240,7 +245,7 @@ class Pricing:
         return Cost(seconds, kernels, call.flops, nbytes, "attention", memory > math)
 
     def transfer(self, nbytes: int, *, to_device: bool, pinned: bool) -> Cost:
-        """A copy between host and GPU."""
+        """Price a copy between host and GPU."""
         host = self.spec.host
         rate = (host.h2d if to_device else host.d2h) if pinned else min(host.pageable, host.h2d)
         return Cost(host.transfer_floor + nbytes / rate, 1, 0, nbytes, "transfer", True)
@@ -249,11 +254,11 @@ class Pricing:
 Rule = Callable[[Pricing, OperatorCall], Cost]
 
 RULES: dict[str, Rule] = {}
-"""By the operator's name as in its schema (`aten::mm`), for all its overloads."""
+"""Pricing rules by the operator's name in its schema (`aten::mm`), for all its overloads."""
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Prices the named operators; a name without a namespace is of aten."""
+    """Register a function as the pricing rule of the named operators; a name without a namespace is in aten."""
 
     def register(rule: Rule) -> Rule:
         for name in names:

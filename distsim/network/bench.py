@@ -72,7 +72,7 @@ class BenchRow:
     fidelity: str = "fluid"
     """message where every message was simulated: not every algorithm has that form."""
     interval: Interval | None = None
-    """Where a measured time would lie; None where nothing of the kind was measured."""
+    """Interval in which a measured time is expected; None if nothing comparable was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +119,11 @@ def busbw_factor(op: str, ranks: int) -> float:
 
 
 def counted(op: str, size: int, ranks: int, width: int) -> tuple[int, int]:
-    """(size, count) as nccl-tests prints them for a size asked for: whole elements, and in operations that
-    spread their buffer a multiple of ranks, each share a multiple of 16 bytes (alltoall, gather, scatter:
-    of an element)."""
+    """Return the size and count that nccl-tests prints for a requested size.
+
+    Sizes are whole elements. Operations that divide their buffer use a multiple of the number of ranks, with each
+    share a multiple of 16 bytes (of one element for alltoall, gather and scatter).
+    """
     count = size // width
     if op in ("all_gather", "reduce_scatter"):
         share = (count // ranks) & -max(1, 16 // width)

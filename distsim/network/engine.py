@@ -65,7 +65,7 @@ class Flow:
         self.demand = weights
         """Bytes a second on each link at that rate."""
         self.shares = False
-        """One of its links is overloaded, so its rate must be settled with the others'."""
+        """Whether one of its links is overloaded, so that its rate depends on other flows."""
         self.island = 0
         """The number of these others; 0: not settled yet, or alone."""
 
@@ -91,11 +91,14 @@ def max_min_rates(
     caps: NDArray[np.float64],
     capacity: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """The rate of each flow when all rates rise together until a link is full or a flow's cap is met.
+    """Return the max-min fair rate of each flow: all rates rise together until a link is full or a flow's cap is
+    reached.
 
-    Flow f crosses *counts*[f] of *links*, one flow's after the other's, each with a weight: the bytes that cross the
-    link for each byte of the flow's progress. A flow that meets a full link stops rising; the others go on
-    (progressive filling, which is max-min fair; Bertsekas and Gallager, Data Networks, section 6.5.2).
+    Flow f crosses *counts*[f] of *links*, whose entries are concatenated flow by flow. The weight of an entry is the
+    number of bytes that cross the link for each byte of the flow's progress. A flow that meets a full link stops
+    rising, and the others continue.
+
+    Source: progressive filling (Bertsekas and Gallager, Data Networks, section 6.5.2).
     """
     num_flows = len(caps)
     rates = np.zeros(num_flows)
@@ -343,7 +346,7 @@ class FluidEngine:
         self._settle_later()
 
     def reroute(self, instead: Mapping[int, int]) -> None:
-        """Flows under way over a link of *instead* go on over the link it names."""
+        """Move flows from each link that is a key of *instead* to the link that is its value."""
         for flow in list(self._flows.values()):
             self.move(flow, *detour(flow.links, flow.weights, instead))
 

@@ -23,7 +23,7 @@ class ActiveTransfer(Protocol):
     """A transfer under way."""
 
     def lead_anew(self) -> None:
-        """The fabric leads its traffic another way: what is under way takes it."""
+        """Recompute the routes of the flows under way, because the fabric has changed its routes."""
 
 
 class FluidNetwork:
@@ -97,10 +97,9 @@ class FluidNetwork:
     def set_link(
         self, index: int, bandwidth_factor: float = 1.0, extra_latency_s: float = 0.0, up: bool = True
     ) -> None:
-        """Change a link now, for what is under way too: a fraction of its bandwidth, a longer latency, or
-        cut.
+        """Change a link now, also for flows under way: a fraction of its bandwidth, additional latency, or down.
 
-        Over a cut link nothing moves until it is up again.
+        Nothing moves over a link that is down until it is up again.
         """
         if not 0 <= index < len(self._pristine):
             raise UsageError(f"expected a link from 0 to {len(self._pristine) - 1}, got {index}")
@@ -133,7 +132,7 @@ class FluidNetwork:
         return tuple(self._instead.get(link, link) for link in led) if self._instead else led
 
     def by_detour(self, flow: Flow) -> Flow:
-        """*flow*, led around what is down."""
+        """Return *flow* with a route around links that are down."""
         if self._instead:
             flow.links, flow.weights = detour(flow.links, flow.weights, self._instead)
         return flow
@@ -219,8 +218,9 @@ class _FluidRun:
         self.num_over = 0
         """Phases that are over."""
         self.flows: dict[Flow, tuple[int, ...]] = {}
-        """Under way: each by where its phase is in the plan, a place in `phases` and in `then`, `then`, ...; what is
-        beside a phase is at `_BESIDE` of it."""
+        """Flows under way, with the position of their phase in the plan: an index into `phases`, then into `then`, and
+        so on; flows of an overlap have `_BESIDE` appended.
+        """
         network.runs[self] = None
         after(network.env, self.plan.floor_s, self._next)
 

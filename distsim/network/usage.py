@@ -32,7 +32,7 @@ class Statistics:
     num_flows: int
     num_active_flows: int
     num_settlements: int
-    """How often the rates of flows were recomputed."""
+    """Number of times that the rates of flows were recomputed."""
     bytes_moved: float
     """Bytes over all links."""
 
@@ -80,7 +80,7 @@ class Usage:
         """(links, bytes over each, start, end) of transfers that are not in bins yet."""
 
     def add_flow(self, links: NDArray[np.int64], now_s: float) -> None:
-        """Count a flow on *links*, of which none stands there twice."""
+        """Count a flow on *links*, which contain no link twice."""
         before = self.users[links]
         self._busy_since[links[before == 0]] = now_s
         self.users[links] = before + 1

@@ -1,4 +1,4 @@
-"""What logs say of a cluster's constants, and how far a fit may take each."""
+"""Fits a cluster's constants to its logs, and limits how far each may move."""
 
 from __future__ import annotations
 
@@ -132,11 +132,11 @@ _HUBER = 0.25
 _STEP = 0.02
 _ROUNDS = 10
 _MOST_SIZES = 18
-"""Of one run: of more, every second or third is enough."""
+"""Maximum number of sizes of one run that are used; of more, every second or third."""
 _DAY = 0.03
 _LEAST_ROWS = 5
 _KEPT = ("chunk_MiB", "channel_GBps", "told_us")
-"""NCCL's own figures and what a plugin tells, of any table: nothing fits them."""
+"""Constants that are never fitted: NCCL's own figures, and what a plugin reports."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A folder of logs: runs that are of one machine with one software, and that fit the cluster they are laid on."""
+"""Reads a folder of logs of one machine with one software, and checks that they fit the cluster."""
 
 from __future__ import annotations
 
@@ -69,7 +69,11 @@ def read_logs(folder: Path) -> Logs:
 
 
 def agreed(logs: Logs) -> Logs:
-    """The same with notes on what contradicts itself; UsageError where they are of several machines or software."""
+    """Return the logs with notes on contradictions between them.
+
+    Raises:
+        UsageError: The logs are of several machines or releases.
+    """
     runs = logs.runs
     _one("GPUs", runs, lambda run: run.gpu or None)
     _one("libraries", runs, lambda run: run.library.upper())
@@ -117,9 +121,12 @@ def _contradictions(runs: Sequence[LogRun]) -> list[str]:
 
 
 def fits(logs: Logs, like: str | None) -> tuple[Cluster, list[str]]:
-    """The cluster that the logs are laid on, and notes on what it had to lend; UsageError where it is another machine.
+    """Return the cluster *like* as the base for the logs, and notes on what it contributes.
 
-    *like* names it: nothing is guessed from the GPU's name.
+    The cluster is never guessed from the name of the GPU.
+
+    Raises:
+        UsageError: The logs are of another machine.
     """
     runs = logs.runs
     gpu = next((run.gpu for run in runs if run.gpu), "")
@@ -192,7 +199,7 @@ def strange_release(version: str) -> str | None:
 
 
 def _is_model(model: str, gpu: str) -> bool:
-    """Whether the driver's name of a GPU is that of a model: H100 of h100, not GB200 of b200."""
+    """Return whether the driver's name of a GPU denotes a model: H100 for h100, but GB200 not for b200."""
     words = [word for word in re.split(r"[^a-z0-9]+", gpu.lower()) if word]
     return bool(model) and model.lower() in {*words, *(a + b for a, b in itertools.pairwise(words))}
 

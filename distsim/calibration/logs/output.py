@@ -1,4 +1,4 @@
-"""What a calibration writes: its cluster file, and charts of before and after."""
+"""Writes the results of a calibration: the cluster file, and charts of before and after."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BAR = 12
 _NOTICED = 0.02
 """A median error that grew by less is not worth a word."""
 _FULL = 1.0
-"""What a full bar stands for: twice the measured time, or half of it."""
+"""Relative error of a full bar: twice the measured time, or half of it."""
 
 
 def table(benches: Sequence[Bench], before: Sequence[Array], after: Sequence[Array]) -> list[str]:

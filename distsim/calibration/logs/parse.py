@@ -1,7 +1,7 @@
-"""One log of nccl-tests: its runs with their tables, and what of it is left out, in words.
+"""Parses one log of nccl-tests into its runs, with a note on everything that is left out.
 
-A log is what a terminal or a job scheduler kept: lines carry the prefix of mpirun, srun, kubectl or Ray, NCCL's own
-lines stand between those of the table and sometimes inside one, and several runs may follow each other.
+A log is whatever a terminal or a job scheduler kept: lines have the prefixes of mpirun, srun, kubectl or Ray, NCCL's
+own lines are between those of the table and sometimes inside one, and several runs may follow each other.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ _NO_TIME = re.compile(
 )
 """Settings that say where things are, or what to do when they fail; they change no time by themselves."""
 _UNEVEN = 0.02
-"""How far algbw may be from size / time, and busbw / algbw from the operation's factor, beyond rounding."""
+"""Relative difference, beyond rounding, up to which algbw may differ from size / time, and busbw / algbw from its
+factor.
+"""
 _AGREED = 0.06
 _WORTH = 1.0
 """GB/s from which two decimals say enough."""
@@ -61,14 +63,14 @@ class _Open:
 
     op: str | None = None
     ranks: dict[int, tuple[str, str, str]] = field(default_factory=dict)
-    """By rank: host, process, GPU."""
+    """Host, process and GPU by rank."""
     again: bool = False
     """A rank was announced twice."""
     groups: set[str] = field(default_factory=set)
     columns: Columns | None = None
     lines: list[tuple[int, LogLine]] = field(default_factory=list)
     cuts: list[str] = field(default_factory=list)
-    """What of a line that lacks something is there."""
+    """Incomplete lines of the table, as far as they are there."""
     shared: bool = False
     unlike: str = ""
     """Why times of this run are not those of a plain collective."""
@@ -85,7 +87,11 @@ class _Open:
 
 
 def parse_log(path: Path, name: str) -> tuple[list[LogRun], list[str]]:
-    """The runs in *path*, which is told as *name*, and a line for all that is left out and why. Raises OSError."""
+    """Return the runs in *path*, and a note for each part that is left out. *name* is the file's name in messages.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
     data = read_bytes(path, LARGEST_LOG)
     if b"\0" in data[:4096]:
         return [], []
@@ -387,7 +393,9 @@ class LogRun:
     op: str
     """nccl-tests' name: all_reduce, alltoall, ..."""
     gpu: str
-    """As the driver names it: NVIDIA H100 80GB HBM3; empty where the log does not (some builds of rccl-tests)."""
+    """Name of the GPU as the driver gives it (NVIDIA H100 80GB HBM3); empty if the log does not (some builds of
+    rccl-tests).
+    """
     nnodes: int
     nproc_per_node: int
     launcher: str
@@ -396,9 +404,9 @@ class LogRun:
     library: str = "nccl"
     """nccl or rccl."""
     version: str | None = None
-    """Of the library; None where the log does not name it."""
+    """Version of the library; None if the log does not give it."""
     net: str | None = None
-    """What NCCL said that it uses between nodes (NCCL_DEBUG=INFO): ib, roce, tcp, libfabric, tcpx, tcpxo."""
+    """Network that NCCL reports (NCCL_DEBUG=INFO): ib, roce, tcp, libfabric, tcpx, tcpxo."""
     plugin: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Environment that NCCL read and that changes times."""
@@ -410,7 +418,7 @@ class LogRun:
 
     @property
     def configuration(self) -> tuple[object, ...]:
-        """Runs that are alike in this should take the same time."""
+        """Return what determines the time: runs with equal configurations should take the same time."""
         forced = tuple(self.settings.get(name, "") for name in ("NCCL_ALGO", "NCCL_PROTO"))
         return (self.op, self.nnodes, self.nproc_per_node, self.launcher, *forced)
 
@@ -428,7 +436,7 @@ _REDOPS = re.compile(r"^(sum|prod|min|max|avg|mulsum|none)$")
 
 
 class CutLine(ValueError):
-    """A line that begins as one of the table's and has not all of its columns; the text says what is missing."""
+    """A line of the table that lacks columns; the text names what is missing."""
 
 
 def _last_digit(figure: str) -> float:
@@ -456,8 +464,11 @@ class LogLine:
         return sum(float(block.get("#wrong", "0").replace("N/A", "0") or 0) for block in self.blocks)
 
     def contradiction(self, factor: float, shares: tuple[float, float]) -> str | None:
-        """Where a time and a bandwidth contradict each other, beyond what was not printed of either and a share: of
-        algbw, of busbw. *factor* makes the second of the first. None where all agree."""
+        """Return how a line's time and bandwidths contradict each other; None if they agree.
+
+        *factor* is busbw / algbw. *shares* are the tolerated relative differences of algbw and busbw, beyond their
+        rounding.
+        """
         for block in self.blocks:
             time_us = float(block["time"])
             own = self.size_bytes / time_us / 1e3
@@ -511,7 +522,7 @@ class Columns:
 
     @property
     def lacking(self) -> str | None:
-        """A column without which nothing can be told; None where all are there."""
+        """Return a column that is missing and needed; None if all are there."""
         needed = ("time", "algbw", "busbw")
         return next((name for name in needed for block in self.blocks if name not in block), None)
 

@@ -57,11 +57,11 @@ _LARGEST_FILE = 16 << 20
 # needs, each against intervals that it had no part in.
 
 SHARE = 0.8
-"""Of rows of a source that nobody fitted, in their interval."""
+"""Share of the rows of a source that was not fitted that should lie in their interval."""
 HOLD = 2.0
-"""So many sources say that a regime is as all are."""
+"""Number of sources with the weight of the assumption that a regime is like all others."""
 BOUND_BY_HOST = "near launch-bound"
-"""The regime whose errors say nothing of the others, nor theirs of it, unless there is nothing else."""
+"""Regime whose errors are used for no other regime, and which uses no others' errors unless there is nothing else."""
 LEVELS = tuple(0.80 + 0.01 * step for step in range(20))
 """Shares of the known residuals between the two ends of an interval; more where too few of the unknown lie inside."""
 _REPOSITORY = re.compile(r"github(?:\.com/|:)([\w.-]+/[\w.-]+)")
@@ -85,9 +85,9 @@ class Row:
     """The most on a GPU, in GiB, where it was published."""
     source: str
     memory_of: str = RESERVED
-    """What of the memory was published: torch's max_memory_allocated or max_memory_reserved."""
+    """Published kind of peak memory: torch's max_memory_allocated or max_memory_reserved."""
     unseen: bool = False
-    """Whether nobody looked at it while the model and the programs were mended."""
+    """Whether the row was not looked at while the model and the programs were changed."""
 
     @property
     def num_nodes(self) -> int:
@@ -172,8 +172,7 @@ def _positive(key: str, text: str) -> float:
 # is full, each micro-batch takes as long as the one before it. It is full with as many as it has stages.
 
 STEPS = 2
-"""The first makes the optimizer's state; those after it are alike: the report's
-step, of more the median of steps 3 on, is here the second."""
+"""Number of simulated steps: the first creates the optimizer's state, and all later steps are equal."""
 
 
 @dataclass(frozen=True)
@@ -184,17 +183,17 @@ class SimulatedRow:
     wall_s: float
     step_s: float | None = None
     peak_memory_bytes: int | None = None
-    """Of the rank with most, allocated or reserved as the row says."""
+    """Peak memory of the rank that needs most, allocated or reserved like the row's."""
     tokens_per_s_per_gpu: float | None = None
     mfu: float | None = None
     micro_batches: tuple[int, int] | None = None
-    """Of the two steps that were simulated, where the row's has many more."""
+    """Numbers of micro-batches of the two simulated steps, if the row's step has many more."""
     regime: str | None = None
-    """What the errors of its step go by, as its report says."""
+    """Regime of the step, which decides its interval."""
     launching_share: float | None = None
-    """Of its step, that the host needs to launch its kernels."""
+    """Share of the step that the host needs to launch its kernels."""
     failure: str = ""
-    """Why there are no figures: the last line that the run wrote."""
+    """Last line that a failed run printed; empty if it has figures."""
 
     @property
     def step_error(self) -> float | None:
@@ -244,7 +243,11 @@ def command(row: Row, report: Path, programs: Path) -> list[str]:
 
 
 def simulate(row: Row, programs: Path) -> SimulatedRow:
-    """Run *row* in a process of its own. UsageError where its report has no figures of training at all."""
+    """Run *row* in a process of its own.
+
+    Raises:
+        UsageError: Its report has no training figures.
+    """
     micro_batches_given = _flag(row.flags, "--accum")
     few = stages = _flag(row.flags, "--pp")
     if _flag(row.flags, "--vpp") > 1:
@@ -376,7 +379,7 @@ def interval(residuals: Sequence[Residual], regime: str, share: float) -> tuple[
 
 
 def _quantile(weighted: Sequence[tuple[float, float]], share: float) -> float:
-    """The value below which *share* of the weight lies, between sorted values in a straight line."""
+    """Return the value below which *share* of the weight lies, interpolated linearly between sorted values."""
     total, reached = sum(weight for _, weight in weighted), 0.0
     before = None
     for value, weight in weighted:
@@ -419,17 +422,17 @@ MEMORY = 0.10
 
 @dataclass(frozen=True)
 class StepSummary:
-    """All rows together."""
+    """Summary of all rows."""
 
     runs: Sequence[SimulatedRow]
     medians: dict[str, float | None]
-    """By "one node" and "many nodes"; None without a row."""
+    """Median error for "one node" and "many nodes"; None without a row."""
     memory: float | None
     """Median absolute error of the peaks that were published."""
     unseen: float | None
-    """Median absolute error of the step of those that nobody looked at before; None without one."""
+    """Median absolute error of the step over rows that were not looked at before; None without any."""
     held: Coverage | None
-    """How well the intervals of left out sources hold their rows; None where all rows have one source."""
+    """Share of rows inside the intervals of sources that were left out; None if all rows have one source."""
     broken: list[str]
     """Every bound that does not hold, in words."""
 

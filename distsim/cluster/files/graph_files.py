@@ -190,7 +190,7 @@ def to_graphml(cluster: Cluster, path: Path) -> None:
 
 
 def from_node_link(text: str, where: str, usual: Callable[[], Cluster]) -> Cluster:
-    """Build a cluster from node-link JSON, or raise one UsageError with every fault. See `graph_cluster` for *usual*."""
+    """Build a cluster from node-link JSON, or raise one UsageError with all faults. See `graph_cluster` for *usual*."""
     try:
         data = load_json(text)
     except ValueError as error:

@@ -391,7 +391,7 @@ class EqualHosts(Protocol):
 
 
 def max_flow(links: Iterable[tuple[str, str, float]], sources: Sequence[str], sinks: Sequence[str]) -> float:
-    """Return the maximum flow from all *sources* to all *sinks* over directed *links* (source, destination, bytes/s)."""
+    """Return the maximum flow from all *sources* to all *sinks* over directed *links* (from, to, bytes/s)."""
     import networkx
 
     graph: networkx.DiGraph[str] = networkx.DiGraph()

@@ -35,7 +35,7 @@ def all_to_all_loads(group: Members) -> Loads:
 
 
 def _even_ways(group: Members) -> tuple[Routes, NDArray[np.float64]]:
-    """Routes, and how many pairs each stands for."""
+    """Return the routes, and the number of pairs that each of them represents."""
     size, domains = group.size, group.domains
     if size * size <= _MAX_PAIRS:
         src, dst = np.divmod(np.arange(size * size), size)
@@ -72,7 +72,7 @@ def _even_ways(group: Members) -> tuple[Routes, NDArray[np.float64]]:
 
 
 def rooted_loads(group: Members, root: int, to_root: bool) -> Loads:
-    """The same for a gather to (or a scatter from) *root*."""
+    """Return the loads of a gather to *root*, or of a scatter from it."""
 
     def make() -> Loads:
         others = [member for member in range(group.size) if member != root]
@@ -122,7 +122,10 @@ def longest_latency_s(group: Members) -> float:
 
 
 def direct_phase(group: Members, loads: Loads, pair_bytes: float, cost: TransferCost, hops: float = 1.0) -> PlanPhase:
-    """All pairs at once; *hops* is how many times the start-up of a message is paid one after the other."""
+    """Return a phase in which all pairs transfer at once.
+
+    *hops* is the number of times that the start-up cost of a message is paid in sequence.
+    """
     many = len(group.domains) > 1
     latency_s = cost.hop_s(longest_latency_s(group), many)
     latency_s += (hops - 1.0) * (cost.inter_hop_s if many else cost.intra_hop_s)

@@ -124,7 +124,7 @@ def _rings(group: Members) -> list[Ring]:
 
 
 def _rings_of_lone(group: Members) -> list[Ring]:
-    """The same where every member is alone in its domain, without a step of Python's for each."""
+    """Return the rings of a group whose members are alone in their domains, without a Python loop over the members."""
     src = np.array(group.domains, dtype=np.int64)[:, 0]
     dst = np.roll(src, -1)
     doors = np.broadcast_to(group.doors, (group.size, group.num_gates))[src]
@@ -139,7 +139,7 @@ def _rings_of_lone(group: Members) -> list[Ring]:
 
 
 def _own_nics(group: Members) -> bool:
-    """Whether every GPU of every node has a NIC of its own, and there is an even number of both."""
+    """Return whether every GPU of every node has a NIC of its own, and the number of both is even."""
     return all(
         len(gates) % 2 == 0
         and len(gates) == len(domain)
@@ -290,20 +290,24 @@ def ring_phase(group: Members, shape: Shape, cost: TransferCost) -> PlanPhase:
 
 
 _NEARLY = 0.1
-"""Of the slowest edge's time for a byte. Two nodes of H100s on EFA: fluid and messages differ by 0.4 % at most with it,
-by 1.8 % without."""
+"""Share of the slowest edge's time per byte within which other edges count as equally slow.
+
+With it the fluid and the message model of two nodes of H100s on EFA differ by 0.4 % at most, without it by 1.8 %.
+"""
 _MOST_PIECES = 16
 """A ring of more steps has pieces that are small beside all it carries."""
 _PARTS = 3
-"""How often a ring whose pieces are long on their way leaves its links to others for a while."""
+"""Number of times that a ring with long latencies leaves its links to other flows for a while."""
 _MUCH = 0.03
-"""Of a ring's time: pieces that are on their way for less than that are not worth flows of their own."""
+"""Share of a ring's time below which pieces in transit are not modelled as flows of their own."""
 
 
 def _even(
     group: Members, shape: Shape, cost: TransferCost, loads: Loads, flow_s: float, last_s: float, spare_s: float
 ) -> PlanPhase:
-    """A ring whose edges are all alike: they are idle while pieces are on their way, all at the same time."""
+    """Return the phase of a ring whose edges are equal, so that all of them are idle at the same time while pieces are
+    in transit.
+    """
     spare_s = max(spare_s, 0.0)
     parts = min(_PARTS, shape.steps) if spare_s > _MUCH * flow_s > 0.0 else 1
     then: tuple[PlanPhase, ...] = ()

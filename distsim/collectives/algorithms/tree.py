@@ -53,7 +53,7 @@ class _Shape:
 
     parents: NDArray[np.int64]
     depth: NDArray[np.int64]
-    """Of each node; the root's is 0."""
+    """Depth of each node; 0 for the root."""
     order: NDArray[np.int64]
     """Nodes, children before parents."""
 
@@ -78,7 +78,7 @@ class Tree:
     child: NDArray[np.int64]
     parent: NDArray[np.int64]
     depth: NDArray[np.int64]
-    """Of each edge's child below the root."""
+    """Depth of each edge's child below the root."""
     up: Routes
     down: Routes
     inter: NDArray[np.bool_]
@@ -87,7 +87,7 @@ class Tree:
 
 
 def trees(group: Members) -> list[Tree]:
-    """All trees of a group, each with the same share of the payload: two a NIC, or two in all on one node."""
+    """Return all trees of a group, which share the payload equally: two per NIC, or two in all on one node."""
     result: list[Tree] = group.cached("trees", lambda: _trees(group))
     return result
 
@@ -236,10 +236,9 @@ def _steps(tree: Tree, ways: Routes, group: Members, level: NDArray[np.float64])
 
 
 def tree_phase(group: Members, nbytes: float, cost: TransferCost) -> PlanPhase:
-    """The pipelined double tree as one fluid object: the first piece goes up and down, the others follow
-    close behind.
+    """Return the pipelined double tree as one fluid phase: the first piece goes up and down, and the others follow.
 
-    T = journey of one piece + (1 - 1 / pieces) * bytes / slowest rate.
+    T = latency of one piece + (1 - 1 / pieces) * bytes / slowest rate.
     """
     pieces = pieces_of(nbytes, cost)
     parts = _parts_of(pieces, cost)
@@ -285,7 +284,7 @@ def tree_phase(group: Members, nbytes: float, cost: TransferCost) -> PlanPhase:
 
 
 _MUCH = 0.03
-"""Of a tree's time: what is less than that for going one way only is not worth flows of its own."""
+"""Share of a tree's time below which traffic in only one direction is not modelled as a flow of its own."""
 
 
 def one_way_phase(group: Members, nbytes: float, cost: TransferCost) -> PlanPhase:

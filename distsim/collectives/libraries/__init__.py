@@ -1,6 +1,6 @@
-"""Which algorithm a library takes for a call, and what its software costs beyond the links.
+"""Choices of the communication libraries, and their software costs beyond the links.
 
-`nccl.py` with its own cost model (RCCL's: `rccl_tuning.py`), `gloo.py` with MPI, and `ideal.py` for closed forms.
+`nccl.py` has NCCL's own cost model (RCCL's: `rccl_tuning.py`), `gloo.py` gloo and MPI, and `ideal.py` closed forms.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ _GLOO_LAUNCH_S = 60e-6
 """Hand-over to gloo's worker thread and back; on 2 shared cores, torch 2.13 (see `distsim calibrate --on
 gloo`)."""
 _GLOO_HOP_S = 20e-6
-"""What a message costs beyond the wire: epoll, system calls, the copy."""
+"""Seconds of a message beyond the wire: epoll, system calls, the copy."""
 
 
 def progress_bytes(op: str, size: int, nbytes: float) -> float:

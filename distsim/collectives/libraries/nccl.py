@@ -37,19 +37,26 @@ Splits = tuple[tuple[int, ...], ...] | None
 Messages = Callable[[], list[PlannedMessage]] | None
 
 TUNED_NETS = ("efa",)
-"""Fabrics whose makers ship a tuner plugin with NCCL (AWS: aws-ofi-nccl): it takes what is quickest there, not what
-NCCL's own model believes. (It has no figures for p4d: NCCL's own are taken. Google's fabrics are set up by NCCL's
-environment: see the presets.)"""
+"""Fabrics whose makers ship a tuner plugin with NCCL (AWS: aws-ofi-nccl).
+
+The tuner takes the choice that is fastest on its fabric, instead of the one that NCCL's own model predicts. It has no
+figures for p4d, for which NCCL's model is used. Google configures NCCL by its environment instead (see the presets).
+"""
 _TUNER_TRUSTS = 2.0
-"""It takes LL and LL128 only where NCCL's model takes them for no slower than this many times the best in Simple: they
-end where NCCL's own thresholds end them, not where our own figures for them do."""
+"""Factor up to which the tuner takes LL and LL128 although NCCL's model predicts them slower than the best Simple
+choice.
+
+They end at NCCL's own thresholds, rather than at those of our model.
+"""
 
 DIRECT = ("all_to_all", "gather", "scatter", "sendrecv", "send")
 
 
 _PLUGIN_US = {("efa", 1): 75.0, ("efa", 2): 75.0, ("efa", 3): 35.0}
-"""What a plugin tells NCCL of its latency (aws-ofi-nccl, src/platform-aws.cpp: p4d, p5, p6), by fabric and
-generation."""
+"""Latency in microseconds that a plugin reports to NCCL, by fabric and generation.
+
+Source: aws-ofi-nccl, src/platform-aws.cpp (p4d, p5, p6).
+"""
 _PCIE_GBPS = {1: 3.0, 2: 6.0, 3: 12.0, 4: 24.0, 5: 48.0, 6: 96.0}
 _SOCKET_GBPS = {"amd": 16.0, "arm": 6.0, "bdw": 6.0, "skl": 10.0, "srp": 22.0, "erp": 40.0}
 
@@ -125,8 +132,11 @@ class NcclSelector:
         )
 
     def _ll128_reaches_nics(self) -> bool:
-        """Whether a NIC is near enough to its GPU. On a Grace host it is behind the processor, which NCCL takes for
-        near from 2.27 on (tuning.cc v2.27.3-1: NCCL_LL128_C2C, up to PATH_P2C)."""
+        """Return whether NICs are near enough to their GPUs for LL128.
+
+        On a Grace host a NIC is behind the processor, which NCCL accepts since 2.27 (tuning.cc v2.27.3-1:
+        NCCL_LL128_C2C, up to PATH_P2C).
+        """
         nccl = self.cluster.nccl
         if nccl.cpu_vendor == "arm" and nccl.net in ("slingshot", "ib", "roce"):
             return self.numbers >= (2, 27)
@@ -159,7 +169,7 @@ class NcclSelector:
         return result
 
     def tuned(self, group: Members) -> bool:
-        """Whether a plugin of the fabric's maker chooses."""
+        """Return whether a tuner plugin of the fabric's maker chooses for this group."""
         nccl = self.cluster.nccl
         old = nccl.net == "efa" and nccl.compute_capability < 90
         return nccl.net in TUNED_NETS and not old and len(group.domains) > 1

@@ -1,4 +1,4 @@
-"""What of NCCL's environment changes its choices, and how many channels it opens."""
+"""Settings of NCCL's environment that change its choices, and the number of channels that it opens."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ChannelSettings:
     """None: all that there are."""
     nvls: bool
     slot_bytes: int
-    """Of a channel's eight slots in Simple."""
+    """Bytes of one of the eight slots of a channel's buffer in protocol Simple."""
 
     @staticmethod
     def of(environment: Mapping[str, str], algos: tuple[str, ...], protos: tuple[str, ...]) -> ChannelSettings:
@@ -52,15 +52,18 @@ class ChannelSettings:
         )
 
     def against(self, algo: str, proto: str) -> str:
-        """Which setting rules a choice out; empty where none does."""
+        """Return the setting that excludes a choice; empty if none does."""
         if self.algos is not None and algo not in self.algos:
             return f"NCCL_ALGO leaves {algo} out"
         return f"NCCL_PROTO leaves {proto} out" if self.protos is not None and proto not in self.protos else ""
 
 
 def host_copy_bytes(environment: Mapping[str, str]) -> int | None:
-    """Up to how many bytes CXI's provider itself copies what it matched into a GPU's memory; longer ones it has CUDA
-    copy (libfabric, prov/cxi: FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD). None where nothing is set: 4,096."""
+    """Return up to how many bytes the CXI provider itself copies a matched message into GPU memory.
+
+    Longer messages are copied by CUDA (libfabric, prov/cxi: FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD). None if the variable
+    is not set; its default is 4,096.
+    """
     name = "FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD"
     given = environment.get(name)
     if given is None:
@@ -71,7 +74,7 @@ def host_copy_bytes(environment: Mapping[str, str]) -> int | None:
 
 
 def _listed(name: str, environment: Mapping[str, str], known: tuple[str, ...]) -> frozenset[str] | None:
-    """A list as NCCL reads it: names after commas, all others where a ^ stands before them."""
+    """Parse a list as NCCL does: names separated by commas; after a ^, all names but those."""
     given = environment.get(name, "")
     if not given:
         return None
@@ -178,8 +181,11 @@ _THREADS = {"LL": 8 * 512, "LL128": 8 * 640, "Simple": 64 * 512}
 
 
 def tree_piece_bytes(machine: Machine, nbytes: float, proto: str) -> float:
-    """What goes up and down a tree in one piece, over all channels: a slot of each one's buffer, less in LL128 where
-    there would be too few; in Simple so only before 2.20."""
+    """Return the bytes that pass a tree in one piece, over all channels.
+
+    A piece is one slot of each channel's buffer; in LL128, and in Simple before 2.20, less if there would be too few
+    pieces.
+    """
     used = min(machine.channels, max(1, int(nbytes / _THREADS[proto])))
     nodes, per_node = machine.num_nodes, machine.num_ranks / machine.num_nodes
     if proto == "LL":
@@ -200,22 +206,27 @@ def tree_piece_bytes(machine: Machine, nbytes: float, proto: str) -> float:
 
 
 _PASSED_ON = {"LL": 32 * 8, "LL128": 32 * 8 * 8 * 15 // 16, "Simple": math.inf}
-"""Bytes that a warp passes on as soon as it has them, whatever the others do (v2.21.5-1, src/device/prims_ll.h and
-prims_ll128.h: 8 bytes a thread; NCCL_LL128_SHMEM_ELEMS_PER_THREAD of 8 bytes, less their flags): the next GPU has them
-before the piece is whole."""
+"""Bytes that a warp forwards as soon as it has received them, before the piece is complete.
+
+Source: v2.21.5-1, src/device/prims_ll.h and prims_ll128.h (8 bytes a thread; NCCL_LL128_SHMEM_ELEMS_PER_THREAD of 8
+bytes, less their flags).
+"""
 
 
 def tree_parts(machine: Machine, nbytes: float, proto: str) -> int:
-    """Into how many a piece of a tree comes apart on its way."""
+    """Return the number of parts into which a piece of a tree separates on its way."""
     used = min(machine.channels, max(1, int(nbytes / _THREADS[proto])))
     piece = min(tree_piece_bytes(machine, nbytes, proto), nbytes) / used
     return max(1, math.ceil(piece / _PASSED_ON[proto]))
 
 
 def nvls_tree_loop_bytes(machine: Machine, nbytes: float) -> float:
-    """What an NVLSTree moves at once: a chunk for each head and channel (v2.21.5-1 and v2.26.2-1, src/enqueue.cc,
-    calcCollChunking: 128 KiB, 64 on many nodes, less of little). NCCL halves it from 4 nodes on; here it is from 3 on,
-    as 4 nodes are held to be no quicker than 3."""
+    """Return the bytes that an NVLSTree moves at once: one chunk for each head and channel.
+
+    Source: calcCollChunking in src/enqueue.cc of v2.21.5-1 and v2.26.2-1: 128 KiB, 64 KiB on many nodes, less for
+    small sizes. NCCL halves it from 4 nodes on; here from 3 nodes on, because 4 nodes are assumed to be no faster than
+    3.
+    """
     at_once = machine.nvls_channels * min(machine.num_ranks / machine.num_nodes, 32)
     chunk = 131072 if machine.num_nodes <= 2 else 65536
     if nbytes < 4 * at_once * chunk:

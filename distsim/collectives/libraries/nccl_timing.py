@@ -1,9 +1,7 @@
-"""What one of NCCL's choices costs: software beyond the links, from the fitted constants of
-`calibration/nccl.toml`.
+"""Cost of NCCL's choices beyond the links, from the fitted constants of `calibration/nccl.toml`.
 
-A collective's time is the larger of the launcher's floor and of: a launch, a cost per hop inside and
-between nodes (protocol, fabric), the fill of the pipeline, and the bytes through the slowest of links and
-channels.
+The time of a collective is the larger of a minimum for the launch and of the sum of: the launch, the hops inside and
+between nodes (by protocol and fabric), the fill of the pipeline, and the bytes over the slowest link or channel.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ _BY_THE_HOST = ("tcp", "tcp-before-2_19", "tcpx")
 """Fabrics whose messages go through the host's sockets one after the other, whichever NIC they leave by."""
 
 _NEVER = 1e15
-"""Of eager_bytes: where no step was seen."""
+"""Value of eager_bytes if the measurements show no switch between protocols of the network."""
 _GENERATIONS = ("ampere", "ampere", "hopper", "blackwell")
 
 
@@ -106,13 +104,13 @@ class NcclTiming:
         return self._of("launch", f"process_{self.cluster.nccl.cpu_vendor}") * 1e-6
 
     def p2p_floor_s(self, group: Members) -> float:
-        """The same for grouped sends and receives; RCCL's all-to-all is one call, as any collective is."""
+        """Return the minimum seconds of grouped sends and receives; RCCL's all-to-all counts as one collective."""
         if self.launcher == "shared" and self.cluster.nccl.library != "rccl":
             return self._of("p2p", "shared_process_per_gpu") * group.per_node * 1e-6
         return self.floor_s(group)
 
     def hop_us(self, net: str) -> float:
-        """A hop of a tree in LL: of what the plugin tells of its latency where it does."""
+        """Return the microseconds of a tree's hop in LL, from the latency that the plugin reports if it does."""
         return self._of(net, "told_us") * self._of(net, "hop")
 
     def hops_s(self, machine: Machine, algo: str, proto: str) -> tuple[float, float]:
@@ -136,8 +134,10 @@ class NcclTiming:
         return max(self.lost(machine, ring) / self._of(self.net, "efficiency"), self.root_wire())
 
     def root_wire(self) -> float:
-        """The same where a NIC reads and writes a GPU's memory across the processor's root ports: they carry less
-        from one device to another than from either to memory."""
+        """Return the wire factor if NICs access GPU memory through the processor's root ports.
+
+        Root ports carry less between two devices than between a device and memory.
+        """
         node = self.cluster.node
         if not (node.nics_beyond_root and node.gpu_direct_rdma):
             return 0.0
@@ -150,9 +150,11 @@ class NcclTiming:
         return 1.0 + self._of(self.net, "ring_loss" if ring else "loss") * doublings
 
     def messages_s(self, machine: Machine, nbytes: float, proto: str) -> float:
-        """What a step of a ring between nodes takes longer for having more than one message: one a channel in use, two
-        where a channel's piece is cut into slices (NCCL v2.21.5: enqueue.cc getChannnelThreadInfo,
-        device/prims_simple.h: a slice is 32 KiB or half a piece)."""
+        """Return the additional seconds of a ring's step between nodes because it has more than one message.
+
+        There is one message per channel in use, and two if a channel's piece is cut into slices. Source: NCCL v2.21.5,
+        enqueue.cc getChannnelThreadInfo, and device/prims_simple.h (a slice is 32 KiB or half a piece).
+        """
         threshold = {"LL": 8 * machine.num_ranks * 512, "LL128": 8 * 640, "Simple": 64 * 512}[proto]
         used = min(machine.channels, max(1, int(nbytes / threshold)))
         slices = 2 if proto == "Simple" and nbytes / machine.num_ranks / used > 32768 else 1
@@ -187,17 +189,23 @@ class NcclTiming:
         return slowest
 
     def rendezvous_s(self, machine: Machine, nbytes: float, per_channel: float, parts: int) -> float:
-        """What an LL message between nodes costs beyond a hop where it is too long for the provider to copy by itself:
-        a call of CUDA's. A channel is added for every *per_channel* bytes; a message is a channel's share of one of
-        *parts*, with its flags."""
+        """Return the seconds that an LL message between nodes costs beyond a hop if the provider does not copy it
+        itself.
+
+        That cost is a call of CUDA. A channel is added for every *per_channel* bytes; a message is a channel's share
+        of one of *parts*, including its flags.
+        """
         used = min(machine.channels, max(1, int(nbytes / per_channel)))
         if 2.0 * nbytes / parts / used <= self.eager_bytes:
             return 0.0
         return self._of(self.net, "rendezvous") * 1e-6
 
     def cost(self, machine: Machine, proto: str, ll_channels: float, local: float, ring: bool = False) -> TransferCost:
-        """What *proto* does to the bytes. LL uses *ll_channels* of its channels; *local* is how many bytes
-        are read and reduced, or copied, beside each one that moves, which the transfer hides only in part."""
+        """Return the transfer cost of a protocol.
+
+        LL uses *ll_channels* of its channels. *local* is the number of bytes that are read and reduced, or copied, for
+        each byte that moves; the transfer hides these only in part.
+        """
         name = self.generation(machine)
         net, channels = self.net_wire(machine, ring), machine.channels
         if proto == "LL":

@@ -15,9 +15,9 @@ __all__ = ["ALGORITHMS", "PROTOCOLS", "Candidate", "Machine", "Tuning", "candida
 # table); times in us, bandwidths in GB/s, as there. Releases without a change of their own are as the one before.
 
 Three = tuple[float, float, float]
-"""By protocol (LL, LL128, Simple), or by nodes (1, 2, more)."""
+"""Values by protocol (LL, LL128, Simple), or by number of nodes (1, 2, more)."""
 Rows = tuple[Three, Three, Three, Three]
-"""By generation: Volta, Ampere, Hopper, Blackwell."""
+"""Values by GPU generation: Volta, Ampere, Hopper, Blackwell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class Tuning:
     pci_us: Mapping[str, Three]
     net_us: Mapping[str, Three]
     ll_max: Rows
-    """Of LL: by generation on one node; between nodes row 0 stands for Intel, 1 for AMD."""
+    """Maximum bandwidth of LL, by generation on one node; between nodes row 0 is for Intel and row 1 for AMD."""
     ring_ll128: Rows
-    """Of one channel, as the next three."""
+    """Maximum bandwidth of one channel, like the next three fields."""
     tree_ll128: Rows
     tree_simple: Rows
     nvls_tree: Rows | None
@@ -39,12 +39,12 @@ class Tuning:
     ring_ll_inside: float = 0.5
     """LL's share of a ring's bandwidth: on one node where nothing is added up."""
     ring_ll_share: float = 0.5
-    """The same otherwise."""
+    """LL's share of a ring's bandwidth in all other cases."""
     pat_share: float = 0.75
     extra_inter_steps: int = 0
-    """Of a ring's all_reduce: 2 before 2.23, which counted 2 * nodes."""
+    """Additional steps between nodes of a ring's all_reduce: 2 before 2.23, which counted 2 * nodes."""
     plateau: Three = (1.9, 1.4, 1.4)
-    """What a ring's latency is multiplied with: Volta, Ampere, newer."""
+    """Factor on the latency of a ring: Volta, Ampere, newer."""
 
 
 _TREE_SLOW = (0.6, 1.25, 28.0)
@@ -229,7 +229,7 @@ class Machine:
     nvls: bool
     nvls_channels: int
     net_us: float
-    """What the network plugin says of its latency: 0 but for EFA (aws-ofi-nccl)."""
+    """Latency that the network plugin reports: 0 except for EFA (aws-ofi-nccl)."""
     ll128: bool
     amd: bool
     collnet: bool
@@ -239,13 +239,13 @@ class Machine:
     bandwidth (NCCL_TOPO_PATTERN_TREE)."""
     x86: bool = True
     version: tuple[int, int] = (2, 30)
-    """Of NCCL: major and minor."""
+    """Major and minor version of NCCL."""
     rccl: int = 0
-    """RCCL's tuning model; 0 where the library is NCCL, or an RCCL of which NCCL's model stands."""
+    """Number of RCCL's tuning model; 0 for NCCL, and for an RCCL that uses NCCL's model."""
     nics: int = 1
-    """Those that the ranks of a node use."""
+    """Number of NICs that the ranks of a node use."""
     slot_bytes: int = 1 << 19
-    """Of the eight that a channel's buffer of Simple has."""
+    """Bytes of one of the eight slots of a channel's buffer in protocol Simple."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +365,7 @@ def _bandwidth(op: str, algo: str, index: int, machine: Machine) -> float:
 
 
 def _nvls_bandwidth(op: str, algo: str, machine: Machine) -> float:
-    """Over all heads (a GPU each); from 2.28 on with what NVLS is known to give, before as a ring."""
+    """Return the bandwidth over all heads (one per GPU); since 2.28 NVLS's known bandwidth, before that a ring's."""
     caps = tuning_of(machine.version).nvls_tree
     inside, between = machine.intra_gbps, machine.graph_channels * machine.ring_gbps
     if caps is None:

@@ -16,7 +16,10 @@ from distsim.collectives.libraries.nccl_tuning import Candidate, Machine, Three,
 __all__ = ["LINK_GBPS", "model_of", "ranged_protocol", "rccl_candidates"]
 
 LINK_GBPS = {3: 36.0, 5: 48.0, 6: 48.0}
-"""What RCCL takes a link between two GPUs for, by model (src/graph/topo.h, MI200_XGMI_WIDTH and GFX94X_XGMI_WIDTH)."""
+"""GB/s that RCCL assumes for a link between two GPUs, by tuning model.
+
+Source: MI200_XGMI_WIDTH and GFX94X_XGMI_WIDTH in src/graph/topo.h.
+"""
 
 _BASE_US = (12.0, 12.0, 17.0)
 _PROTOCOLS = ("LL", "LL128", "Simple")
@@ -40,7 +43,7 @@ class _Model:
     corrections: dict[str, tuple[tuple[float, ...], ...]]
     """Multiples of the bandwidth: 64 B, 128 B, ... 4 GiB; a ring's count between nodes only."""
     ranges: dict[str, tuple[Range, Range]]
-    """By operation, of LL and of LL128; where both hold it is LL128."""
+    """Ranges of sizes for LL and for LL128, by operation; where both apply, LL128 is taken."""
     ll128: bool
 
 
@@ -162,7 +165,7 @@ def rccl_candidates(op: str, nbytes: float, machine: Machine) -> list[Candidate]
 
 
 def _all_pairs(op: str, nbytes: float, machine: Machine) -> Iterator[Candidate]:
-    """MSCCL's all_reduce of 8 GPUs of one node: taken before the model is asked."""
+    """Yield MSCCL's all_reduce of 8 GPUs on one node, which RCCL takes without asking its model."""
     if machine.rccl != 5 or machine.num_nodes > 1 or machine.num_ranks != 8:
         return
     for proto, first, last in (("LL", 1 << 10, (1 << 19) - 1), ("Simple", 1 << 19, 1 << 24)):
@@ -201,8 +204,7 @@ def _latency(op: str, algo: str, index: int, machine: Machine, model: _Model) ->
 
 
 def ranged_protocol(op: str, nbytes: float, machine: Machine) -> str | None:
-    """The protocol that RCCL takes between nodes for so much a rank, whatever its model said; None where it has no
-    ranges."""
+    """Return the protocol that RCCL takes between nodes for this size per rank; None if the model has no ranges."""
     model = _model(machine)
     if machine.num_nodes < 2 or op not in model.ranges:
         return None

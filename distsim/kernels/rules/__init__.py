@@ -1,6 +1,6 @@
-"""What each operator does on the device: one function for each kind, found by the operator's name.
+"""Pricing rules: one function for each kind of operator, found by the operator's name.
 
-`price` looks an operator up in `pricing.RULES`; `memory_bound.default` is the price of all others.
+`price` looks an operator up in `pricing.RULES`; `memory_bound.default` prices all others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["price"]
 
 _IMPORTED_FOR_THEIR_RULES = (compute_bound, memory_bound)
 _DEFAULT = ("aten", "prims", "rngprims", "fsdp")
-"""Namespaces of which an operator without a rule is priced by its bytes."""
+"""Namespaces whose operators are priced by their bytes if they have no rule."""
 
 
 def price(pricing: Pricing, call: OperatorCall) -> Cost | None:

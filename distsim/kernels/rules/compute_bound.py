@@ -1,4 +1,4 @@
-"""Matrix products, attention, norms, and the kernels of well-known packages."""
+"""Prices matrix products, attention, norms, and the kernels of well-known packages."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def _product(pricing: Pricing, call: OperatorCall, left: Any, right: Any) -> Cos
 
 
 _VECTOR = 16
-"""Bytes that Tensor Core kernels load at once: rows of operands have to begin at a multiple of it."""
+"""Alignment in bytes that Tensor Core kernels need for the rows of their operands."""
 _LEAST_UNALIGNED = 256
-"""Rows, columns and inner dimension below which a product's alignment is not looked at: others limit it."""
+"""Number of rows, columns or inner elements below which alignment is ignored, because other limits apply."""
 
 
 def _alignment(pricing: Pricing, gemm: Gemm, left: Any, right: Any, columns: int) -> float:
-    """The rate beside the same product of rows that begin at multiples of 16 bytes."""
+    """Return the speed relative to the same product with rows aligned to 16 bytes."""
     if min(gemm.m, gemm.n, gemm.k) < _LEAST_UNALIGNED or left.element_size() > 4:
         return 1.0
     pitches = (max(left.stride()[-2:]), max(right.stride()[-2:]), columns)
@@ -97,7 +97,7 @@ def _vector(pricing: Pricing, call: OperatorCall) -> Cost:
 
 @rule("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2")
 def _grouped(pricing: Pricing, call: OperatorCall) -> Cost:
-    """Groups are taken to be of one size: their sizes are values on the device."""
+    """Price a grouped product. Groups are assumed to have equal size, because their sizes are values on the device."""
     if call["scale_a"] is not None:
         _check_formats(pricing, call)
     left, right, offsets = call["self"], call["mat2"], call["offs"]
@@ -137,7 +137,7 @@ def _convolve(pricing: Pricing, call: OperatorCall, given: Any, weight: Any, out
 
 @rule("convolution_backward", "convolution_backward_overrideable")
 def _convolution_backward(pricing: Pricing, call: OperatorCall) -> Cost:
-    """A product of the same size for each gradient that is asked for; the bias's is a sum."""
+    """Price one product of the same size for each requested gradient, and a sum for the gradient of the bias."""
     output = call["grad_output"]
     given, weight = call["input"], call["weight"]
     mask = call["output_mask"]
@@ -230,7 +230,7 @@ def _fused(pricing: Pricing, call: OperatorCall) -> Cost:
 
 @rule("scaled_dot_product_attention")
 def _unresolved(pricing: Pricing, call: OperatorCall) -> Cost:
-    """The operator above its implementations: by the one that PyTorch would take."""
+    """Price `scaled_dot_product_attention` by the implementation that PyTorch would choose."""
     query = call["query"]
     plain = query.dtype in (torch.float16, torch.bfloat16) and call["attn_mask"] is None
     kernel = pricing.spec.attention.preferred if plain else "efficient"
@@ -240,7 +240,7 @@ def _unresolved(pricing: Pricing, call: OperatorCall) -> Cost:
 # -- Norms, softmax and the losses on it.
 
 _SHARED = 65_536
-"""Bytes of a row from which softmax goes through memory again for each of its passes."""
+"""Bytes of a row from which softmax reads memory again in each of its passes."""
 
 
 _WARP = 1024
@@ -249,7 +249,7 @@ _WARP = 1024
 
 @rule("native_layer_norm", "_fused_rms_norm", "rms_norm", "layer_norm")
 def _norm(pricing: Pricing, call: OperatorCall) -> Cost:
-    """A row is read once and kept."""
+    """Price a norm that reads each row once and keeps it."""
     return pricing.bytes(call.read + call.write, pricing.spec.memory.norm, "norm")
 
 
@@ -264,7 +264,7 @@ def _norm(pricing: Pricing, call: OperatorCall) -> Cost:
     "batch_norm_elemt",
 )
 def _two_passes(pricing: Pricing, call: OperatorCall) -> Cost:
-    """Statistics of a channel first, then the values."""
+    """Price a norm with two passes: the statistics of each channel, then the values."""
     given = call["input"] if call["input"] is not None else call["self"]
     training = call["training"] if call["training"] is not None else call["train"]
     passes = 0 if training is False or call.name in ("aten::batch_norm_stats", "aten::batch_norm_elemt") else 1
@@ -281,7 +281,7 @@ def _two_passes(pricing: Pricing, call: OperatorCall) -> Cost:
     "native_group_norm_backward",
 )
 def _backward(pricing: Pricing, call: OperatorCall) -> Cost:
-    """The input's gradient by rows, and the weight's, if it has one, by columns, each through both operands."""
+    """Price a norm's backward: the input's gradient by rows and, if there is a weight, its gradient by columns."""
     given = call["input"] if call["input"] is not None else call["self"]
     operands = nbytes(given)
     if call["weight"] is None and call.name in ("aten::native_layer_norm_backward", "aten::_fused_rms_norm_backward"):
@@ -319,14 +319,14 @@ def _softmax_backward(pricing: Pricing, call: OperatorCall) -> Cost:
 
 @rule("nll_loss_forward", "nll_loss2d_forward", "nll_loss")
 def _loss(pricing: Pricing, call: OperatorCall) -> Cost:
-    """One value a row, each in a sector of 32 bytes of its own."""
+    """Price a loss that reads one value per row, each in a 32-byte sector of its own."""
     moved = nbytes(call["target"]) * 5 + call.write
     return pricing.bytes(moved, pricing.spec.memory.gather, "reduction")
 
 
 @rule("nll_loss_backward", "nll_loss2d_backward")
 def _loss_backward(pricing: Pricing, call: OperatorCall) -> Cost:
-    """Zeros everywhere, then one value a row."""
+    """Price the gradient of such a loss: zeros everywhere, then one value per row."""
     zeros = pricing.bytes(call.write, pricing.spec.memory.elementwise, "elementwise")
     return zeros.plus(pricing.bytes(nbytes(call["target"]) * 5, pricing.spec.memory.gather, "index"))
 
@@ -336,28 +336,30 @@ def _loss_backward(pricing: Pricing, call: OperatorCall) -> Cost:
 
 @rule("megatron::scaled_upper_triang_masked_softmax")
 def _causal_softmax(pricing: Pricing, call: OperatorCall) -> Cost:
-    """Megatron-LM's: a warp a row, which reads no further than the diagonal and writes all
-    (megatron/fused_kernels/scaled_upper_triang_masked_softmax.h)."""
+    """Price Megatron-LM's causal softmax: one warp per row, which reads up to the diagonal and writes the whole row.
+
+    Source: megatron/fused_kernels/scaled_upper_triang_masked_softmax.h.
+    """
     moved = nbytes(call["scores"]) // 2 + call.write
     return pricing.bytes(moved, pricing.spec.memory.softmax_short, "softmax")
 
 
 @rule("megatron::scaled_upper_triang_masked_softmax_backward")
 def _causal_softmax_backward(pricing: Pricing, call: OperatorCall) -> Cost:
-    """The same, of gradient and output."""
+    """Price the backward of Megatron-LM's causal softmax, which reads gradient and output."""
     return pricing.bytes(call.read // 2 + call.write, pricing.spec.memory.softmax_short, "softmax")
 
 
 @rule("xentropy::forward")
 def _cross_entropy(pricing: Pricing, call: OperatorCall) -> Cost:
-    """apex's and flash-attn's: a block a row, once for the largest logit and once for the sum."""
+    """Price the cross entropy of apex and flash-attn: each row is read for its largest logit and again for the sum."""
     moved = nbytes(call["logits"]) + call.read + call.write
     return pricing.bytes(moved, pricing.spec.memory.elementwise, "softmax")
 
 
 @rule("xentropy::backward")
 def _cross_entropy_backward(pricing: Pricing, call: OperatorCall) -> Cost:
-    """Logits in, their gradient out."""
+    """Price the backward of the cross entropy, which reads the logits and writes their gradient."""
     return pricing.bytes(call.read + call.write, pricing.spec.memory.elementwise, "softmax")
 
 

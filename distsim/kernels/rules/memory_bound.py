@@ -1,4 +1,4 @@
-"""Operators that pass their tensors through memory: elementwise, copies, indexing, optimizers."""
+"""Prices operators that memory limits: elementwise, copies, indexing, optimizers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["default", "foreach", "is_transposed"]
 # -- Copies, fills, concatenations, and what moves nothing at all.
 
 _LEAST_STRIDED = 1 << 20
-"""Bytes: below this a cache holds what a transpose touches twice."""
+"""Bytes below which a cache holds what a transpose touches twice."""
 
 
 def is_transposed(call: OperatorCall) -> bool:
-    """Whether an input that counts is fastest in another dimension than the output is."""
+    """Return whether the fastest dimension of a large input differs from that of the output."""
     outputs = call.outputs
     if not outputs or outputs[0].dim() < 2:
         return False
@@ -46,7 +46,7 @@ def _pinned(tensor: Any) -> bool:
 
 @rule("copy_", "_to_copy", "copy", "clone", "_foreach_copy_", "contiguous", "_pin_memory", "_copy_from")
 def _copy(pricing: Pricing, call: OperatorCall) -> Cost:
-    """Over PCIe where one side is the host; asynchronous copies are taken to be of pinned memory."""
+    """Price a copy, over PCIe if one side is the host. Asynchronous copies are assumed to use pinned memory."""
     sources, targets = [], list(call.outputs)
     for name in ("src", "self"):
         given = call[name]
@@ -70,7 +70,7 @@ def _copy(pricing: Pricing, call: OperatorCall) -> Cost:
 
 @rule("_local_scalar_dense", "item", "is_nonzero", "equal")
 def _to_host(pricing: Pricing, call: OperatorCall) -> Cost:
-    """A value read by the host."""
+    """Price a value that the host reads."""
     given = call["self"]
     if _on_host(given):
         return NOTHING
@@ -92,7 +92,7 @@ def _to_host(pricing: Pricing, call: OperatorCall) -> Cost:
     "logspace",
 )
 def _fill(pricing: Pricing, call: OperatorCall) -> Cost:
-    """Written only."""
+    """Price an operator that only writes."""
     written = call.outputs
     kernels = max(1, -(-len(written) // 770))
     return pricing.bytes(call.write, pricing.spec.memory.elementwise, "elementwise", kernels=kernels)
@@ -110,7 +110,7 @@ def _rearrange(pricing: Pricing, call: OperatorCall) -> Cost:
 
 @rule("select_backward", "slice_backward", "diagonal_backward", "unfold_backward")
 def _into_zeros(pricing: Pricing, call: OperatorCall) -> Cost:
-    """Zeros of the whole, then the piece."""
+    """Price an operator that fills its output with zeros and then writes a part of it."""
     zeros = pricing.bytes(call.write, pricing.spec.memory.elementwise, "elementwise")
     piece = next(iter(call.inputs), None)
     return zeros.plus(pricing.bytes(2 * nbytes(piece), pricing.spec.memory.elementwise, "copy"))
@@ -183,7 +183,7 @@ def _gather(pricing: Pricing, call: OperatorCall) -> Cost:
 
 @rule("embedding_dense_backward", "embedding_backward")
 def _embedding_backward(pricing: Pricing, call: OperatorCall) -> Cost:
-    """Zeros for the whole table; indices sorted; rows of the gradient added up."""
+    """Price an embedding's backward: zeros for the table, a sort of the indices, and a sum of the gradient's rows."""
     gradient, indices = call["grad_output"], call["indices"]
     zeros = pricing.bytes(call.write, pricing.spec.memory.elementwise, "elementwise")
     order = pricing.bytes(8 * nbytes(indices), pricing.spec.memory.scatter, "sort", kernels=4)
@@ -227,7 +227,7 @@ def _scatter(pricing: Pricing, call: OperatorCall) -> Cost:
 
 @rule("sort", "argsort", "msort", "unique_consecutive", "_unique", "_unique2", "unique_dim")
 def _sort(pricing: Pricing, call: OperatorCall) -> Cost:
-    """Radix sort: values and their places go through memory once for each byte of a value."""
+    """Price a radix sort: values and positions pass through memory once for each byte of a value."""
     given = call["self"]
     if isinstance(given, list) or given is None:  # of a list, in TorchScript
         return NOTHING
@@ -270,17 +270,19 @@ def _random(pricing: Pricing, call: OperatorCall) -> Cost:
 # -- Fused and foreach optimizers: lists of tensors in few kernels.
 
 _CHUNK = 65_536
-"""Elements of one block (MultiTensorApply.cuh, kChunkSize)."""
+"""Elements that one block processes (kChunkSize in MultiTensorApply.cuh)."""
 _MOST_BLOCKS = 2_240
-"""Of one launch, with arguments of 32 KB: compute capability 7.0 and CUDA 12.1 on (MultiTensorApply.cuh)."""
+"""Maximum number of blocks of one launch, for compute capability 7.0 and CUDA 12.1 or later (MultiTensorApply.cuh)."""
 _MOST_TENSORS = {1: 770, 2: 448, 3: 336, 4: 252, 5: 210}
-"""Of one launch, by how many lists it has (MultiTensorApply.cuh)."""
+"""Maximum number of tensors of one launch, by its number of lists (MultiTensorApply.cuh)."""
 
 
 @rule("_fused_adam", "_fused_adam_", "_fused_adamw", "_fused_adamw_", "_fused_sgd", "_fused_sgd_", "_fused_adagrad_")
 def foreach(pricing: Pricing, call: OperatorCall) -> Cost:
-    """Every list is read, what is changed is written. A block does 65,536 elements, so a few small tensors do not
-    fill the device."""
+    """Price an operator on lists of tensors: every list is read, and the modified ones are written.
+
+    A block processes 65,536 elements, so a few small tensors do not fill the device.
+    """
     written = call.written or call.outputs
     if call["grads"] is not None and call["grad_scale"] is None:  # the schema has them written: only to unscale them
         unscaled = {id(each) for each in tensors_in(call["grads"])}
@@ -301,7 +303,7 @@ def foreach(pricing: Pricing, call: OperatorCall) -> Cost:
 
 
 def _is_list(value: object, length: int) -> bool:
-    """Whether an argument is one of the lists that a kernel goes through (and not the counters of steps)."""
+    """Return whether an argument is a list that the kernel processes, and not the list of step counters."""
     return (
         isinstance(value, list | tuple) and len(value) == length and any(each.numel() > 1 for each in tensors_in(value))
     )
