@@ -250,3 +250,34 @@ def test_layers_of_experts_and_states_run_a_step() -> None:
         return tuple(out.shape), counts, tuple(back.shape)
 
     assert simulated(body, ranks=2).results[0] == ((64, 2, 128), [64] * 4, (128, 128))
+
+
+def test_a_subclass_of_a_layer_as_megatron_has_it() -> None:
+    """Megatron-core subclasses Transformer Engine's layers, has weight gradients added to main_grad, and asks for fp8."""
+
+    def body() -> Any:
+        import transformer_engine as te
+        from transformer_engine.pytorch.fp8 import FP8GlobalStateManager, fp8_autocast
+        from transformer_engine.pytorch.optimizers import multi_tensor_applier, multi_tensor_l2norm
+
+        class Column(te.pytorch.LayerNormLinear):
+            def __init__(self) -> None:
+                super().__init__(
+                    in_features=256, out_features=512, bias=False, normalization="RMSNorm", return_bias=True,
+                    fuse_wgrad_accumulation=True, parallel_mode="column", params_dtype=torch.bfloat16, ub_name="qkv",
+                )  # fmt: skip
+
+        layer = Column()
+        for p in layer.parameters():
+            p.main_grad, p.grad_added_to_main_grad = torch.zeros(p.shape, device="cuda"), False
+        x = torch.randn(64, 2, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        with fp8_autocast(fp8_recipe=te.common.recipe.DelayedScaling(amax_history_len=16)):
+            enabled = FP8GlobalStateManager.is_fp8_enabled()
+            out, bias = layer(x, is_first_microbatch=True)
+        out.sum().backward()
+        norm, _ = multi_tensor_applier(multi_tensor_l2norm, None, [[layer.weight.main_grad]], False)
+        added = layer.weight.grad_added_to_main_grad, layer.layer_norm_weight.grad_added_to_main_grad
+        return enabled, tuple(out.shape), bias, added, tuple(norm.shape), list(layer.state_dict())
+
+    names = ["weight", "layer_norm_weight", "_extra_state"]
+    assert simulated(body).results == [(True, (64, 2, 512), None, (True, False), (1,), names)]

@@ -17,7 +17,7 @@ from torch.optim.adamw import adamw
 
 from distsim.sim.stand_ins.fused import FusedKernel, fused, launch, needs_values, refuse_values
 
-__all__ = ["DEEPSPEED", "MODULES", "FusedAdam", "FusedSGD"]
+__all__ = ["DEEPSPEED", "MODULES", "MULTI_TENSOR", "FusedAdam", "FusedSGD"]
 
 # -- Norms
 
@@ -375,6 +375,11 @@ _NORMS = {"FusedLayerNorm": FusedLayerNorm, "FusedRMSNorm": FusedRMSNorm, "Mixed
 _APPLY = {"MultiTensorApply": MultiTensorApply, "multi_tensor_applier": MultiTensorApply(2048 * 32)}
 _SOFTMAXES = (ScaledSoftmax("scaled_softmax"), ScaledSoftmax("scaled_masked_softmax"),
               ScaledSoftmax("scaled_upper_triang_masked_softmax", causal=True))  # fmt: skip
+MULTI_TENSOR: dict[str, Any] = {
+    "multi_tensor_scale": multi_tensor_scale, "multi_tensor_l2norm": multi_tensor_l2norm,
+    "multi_tensor_adam": multi_tensor_adam, **_APPLY,
+}  # fmt: skip
+"""Functions of amp_C on lists of tensors, which Transformer Engine has, too."""
 _OPTIMIZERS = {"FusedAdam": FusedAdam, "FusedSGD": FusedSGD, "FusedLAMB": FusedLAMB}
 _EIGHT_BIT = {**_optimizers(), "GlobalOptimManager": GlobalOptimManager}
 MODULES: dict[str, dict[str, Any]] = {
@@ -384,10 +389,7 @@ MODULES: dict[str, dict[str, Any]] = {
     "apex.optimizers.fused_adam": {"FusedAdam": FusedAdam},
     "apex.optimizers.fused_lamb": {"FusedLAMB": FusedLAMB},
     "apex.multi_tensor_apply": _APPLY,
-    "amp_C": {
-        "multi_tensor_scale": multi_tensor_scale, "multi_tensor_l2norm": multi_tensor_l2norm,
-        "multi_tensor_adam": multi_tensor_adam,
-    },
+    "amp_C": MULTI_TENSOR,
     "fused_weight_gradient_mlp_cuda": {
         "wgrad_gemm_accum_fp32": wgrad_gemm_accum, "wgrad_gemm_accum_fp16": wgrad_gemm_accum
     },

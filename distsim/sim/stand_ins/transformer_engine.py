@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from distsim.errors import NotSimulated
 from distsim.sim.stand_ins import te_products as products
-from distsim.sim.stand_ins.apex import FusedAdam, FusedSGD
+from distsim.sim.stand_ins.apex import MULTI_TENSOR, FusedAdam, FusedSGD
 from distsim.sim.stand_ins.attention import FA2, FA3, attend
 from distsim.sim.stand_ins.experts import grouped_product
 from distsim.sim.stand_ins.fused import FusedKernel, cross_entropy, fused, needs_values, note
@@ -569,7 +569,7 @@ _ROPE = {"RotaryPositionEmbedding": RotaryPositionEmbedding, "apply_rotary_pos_e
 _ATTENTION = {"DotProductAttention": DotProductAttention, "MultiheadAttention": MultiheadAttention, **_ROPE}
 _DISTRIBUTED = {"checkpoint": products.checkpoint, "CudaRNGStatesTracker": products.CudaRNGStatesTracker,
                 "gather_along_first_dim": products.gather_first}  # fmt: skip
-_OPTIMIZERS = {"FusedAdam": FusedAdam, "FusedSGD": FusedSGD}
+_OPTIMIZERS = {"FusedAdam": FusedAdam, "FusedSGD": FusedSGD, **MULTI_TENSOR}
 MODULES: dict[str, dict[str, Any]] = {
     "transformer_engine": {"__version__": "2.20.0"},
     "transformer_engine.common.recipe": _RECIPES,
