@@ -117,7 +117,9 @@ def _write_page(results: Sequence[Found], args: argparse.Namespace) -> None:
     from distsim.report.html.reports import write_records
 
     shown = next((result for result in results if result.diagnoses or result.inconclusive), results[0])
-    more: dict[str, Any] = {"inconclusive": str(shown.inconclusive)} if shown.inconclusive else {}
+    more: dict[str, Any] = {"silent": [finding.to_json() for finding in shown.silent or ()]}
+    if shown.inconclusive:
+        more["inconclusive"] = str(shown.inconclusive)
     replay = shlex.join(["distsim", *args.argv])
     try:
         write_records(shown.diagnoses, shown.evidence, args.html, replay, program=str(args.directory), **more)

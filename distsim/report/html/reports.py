@@ -133,7 +133,9 @@ def launch_with_page(launch: Callable[[], int], args: Any) -> int:
 def _write(directory: Path, args: Any) -> None:
 
     result = examine(directory)
-    more: dict[str, Any] = {"inconclusive": str(result.inconclusive)} if result.inconclusive else {}
+    more: dict[str, Any] = {"silent": [finding.to_json() for finding in result.silent or ()]}
+    if result.inconclusive:
+        more["inconclusive"] = str(result.inconclusive)
     replay = shlex.join(["distsim", *args.argv])
     write_records(result.diagnoses, result.evidence, args.html, replay, program=args.training_script, **more)
     say_written(args.html)

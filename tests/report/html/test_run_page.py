@@ -11,6 +11,8 @@ import pytest
 from plotly import graph_objects
 
 from distsim.debug.diagnosis.diagnose import diagnose
+from distsim.debug.diagnosis.silent.finding import Severity, SilentFinding, SilentKind
+from distsim.debug.records import Site
 from distsim.debug.records.kinds import Kind
 from distsim.report.document import report_document
 from distsim.report.html.collect import thinned
@@ -305,3 +307,27 @@ def test_equal_reports_give_equal_pages() -> None:
     """Nothing of the clock or of hashes is in a page."""
     report = document(circle())
     assert html(run_page(report)) == html(run_page(report))
+
+
+def test_silent_findings_stand_under_the_verdict() -> None:
+    """Kind, ranks, tensors, step, why and next of each; what came from the program is text, and never markup."""
+    silent = SilentFinding(
+        SilentKind.REPLICAS_DIVERGE,
+        Severity.ERROR,
+        (0, 1),
+        ("<b>ln.weight", "ln.bias"),
+        3,
+        Site("train.py", 41, "train"),
+        "DistributedDataParallel keeps them equal.",
+        "The gradients differ.",
+        "Reduce them.",
+        0.41,
+    )
+    page = seen_of({**outcome_document(finished()), "silent": [silent.to_json()]})
+    section = page.text[page.text.index("Silent wrong results (1)") :]
+    assert "ERROR replicas diverge · ranks 0,1 · <b>ln.weight, ln.bias at step 3" in section
+    assert "The gradients differ. DistributedDataParallel keeps them equal." in section
+    assert "train.py:41 in train" in section
+    assert "distance: 0.41" in section
+    assert "next: Reduce them. See docs/silent.md#replicas_diverge" in section
+    assert "Silent wrong results" not in seen_of(outcome_document(finished())).text

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from distsim.debug.diagnosis.silent.finding import SilentFinding
 from distsim.debug.messages import are, group_text, ranks_text, site_text
 from distsim.debug.records import Site
 from distsim.debug.records.diagnosis import Diagnosis, diagnoses_from_json
@@ -37,6 +38,8 @@ FABRIC = (
 MOST_TOLD = 12
 """Diagnoses in full; the others are a line for each kind and place."""
 MOST_FOLDED = 100
+MOST_NAMES = 8
+"""Of the tensors of a silent finding."""
 MOST_WAITERS = 8
 MOST_EXCERPTS = 4
 """Of one diagnosis."""
@@ -66,6 +69,8 @@ class RunParts:
     mood: str
     told: list[Told]
     folded: list[str]
+    silent: list[Told]
+    """Silent findings."""
     plain: str
     replay: str
     notes: list[str]
@@ -94,6 +99,7 @@ def run_parts(document: Mapping[str, Any], key: str = "run") -> RunParts:
         mood,
         told(diagnoses, picture["sources"] if picture else ()),
         folded(diagnoses),
+        [_silent(SilentFinding.from_json(one)) for one in document.get("silent") or ()],
         str(picture.get("text", "")) if picture else "",
         str(picture["replay"]) if picture else "",
         [str(note) for note in document.get("notes") or ()]
@@ -276,6 +282,23 @@ def _told(d: Diagnosis, sources: Sequence[Mapping[str, Any]]) -> Told:
     one.sites = [f"{ranks_text(ranks)}: {where}" for ranks, where in merged[:MOST_WAITERS]]
     one.excerpts = excerpts(d, sources)
     return one
+
+
+def _silent(finding: SilentFinding) -> Told:
+    """One silent finding."""
+    names = ", ".join(finding.tensors[:MOST_NAMES])
+    names += f" and {len(finding.tensors) - MOST_NAMES} more" if len(finding.tensors) > MOST_NAMES else ""
+    return Told(
+        finding.level.value.upper(),
+        finding.kind.label,
+        ranks_text(finding.ranks),
+        names,
+        f"at step {finding.step}" if finding.step else "before the first step",
+        f"{finding.explanation} {finding.evidence}".strip(),
+        f"{finding.suggestion} See {finding.see}",
+        [] if finding.distance is None else [f"distance: {finding.distance:.2g}"],
+        [] if finding.site is None else [f"the optimizer's step: {site_text(finding.site, function=True)}"],
+    )
 
 
 def excerpts(d: Diagnosis, sources: Sequence[Mapping[str, Any]]) -> list[Excerpt]:
