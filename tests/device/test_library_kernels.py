@@ -253,7 +253,7 @@ def test_layers_of_experts_and_states_run_a_step() -> None:
 
 
 def test_a_subclass_of_a_layer_as_megatron_has_it() -> None:
-    """Megatron-core subclasses Transformer Engine's layers, has weight gradients added to main_grad, and asks for fp8."""
+    """Megatron-core subclasses Transformer Engine's layers, and has weight gradients added to main_grad, in fp8."""
 
     def body() -> Any:
         import transformer_engine as te
