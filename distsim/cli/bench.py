@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import Any
 
@@ -188,7 +189,7 @@ def run(args: argparse.Namespace) -> int:
         redop=args.redop,
         root=args.root,
         ranks=slots,
-        notes=_notes(args) + _fluid(args, rows) + _assumed(args, cluster, rows),
+        notes=_notes(args) + cluster.nccl.ignored(os.environ) + _fluid(args, rows) + _assumed(args, cluster, rows),
         sizes=f"minBytes {sizes[0]} maxBytes {sizes[-1]} {stepping}",
         cluster=f"{cluster.name} ({num_nodes} node{'s' if num_nodes != 1 else ''}, {len(slots)} ranks, "
         f"{cluster.nccl.library.upper()} {version})",

@@ -110,6 +110,15 @@ def test_flags_without_effect_are_named(capsys: pytest.CaptureFixture[str]) -> N
     assert re.search(r"^# -c 1 has no effect: no values are computed", out, re.M)
 
 
+def test_settings_of_nccl_without_effect_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """nccl-tests obeys NCCL's environment; the table says what of it no time follows."""
+    monkeypatch.setenv("NCCL_MIN_CTAS", "16")
+    assert main(["bench", "all_reduce", "--on", "dgx-h100:1", "-b", "8", "-e", "8"]) == 0
+    assert "# NCCL_MIN_CTAS=16 in the environment has no effect on simulated times" in capsys.readouterr().out
+
+
 def test_one_process_for_all_gpus_launches_longer(capsys: pytest.CaptureFixture[str]) -> None:
     """-g 8 drives a node's GPUs from one process: small sizes show the launches."""
     times = []

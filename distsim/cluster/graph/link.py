@@ -134,6 +134,12 @@ SETTINGS_WITH_EFFECT = frozenset(
     }
 )
 """Settings in `nccl.settings` and NCCL's environment that change simulated times; all others have no effect."""
+_TIMED_SETTINGS = (
+    "NCCL_ALGO", "NCCL_BUFFSIZE", "NCCL_COLLNET", "NCCL_CROSS_NIC", "NCCL_CTA_POLICY", "NCCL_IB_QPS",
+    "NCCL_IB_SPLIT_DATA", "NCCL_MAX_", "NCCL_MIN_", "NCCL_NCHANNELS", "NCCL_NET_GDR", "NCCL_NTHREADS", "NCCL_NVLS",
+    "NCCL_P2P_", "NCCL_PROTO", "NCCL_PXN", "NCCL_SHM", "NCCL_LL_", "NCCL_LL128", "FI_CXI_",
+)  # fmt: skip
+"""Beginnings of the names with which NCCL and Slingshot's provider are set to other times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +299,15 @@ class NcclFacts:
             for name, value in self.settings.items()
         ]
         return ", ".join(filter(None, [f"{self.library.upper()} {self.version}", self.plugin, *settings]))
+
+    def ignored(self, environ: Mapping[str, str]) -> list[str]:
+        """Return a sentence about each variable of NCCL in *environ* that no simulated time follows."""
+        notes = []
+        for name, value in sorted(environ.items()):
+            if name.startswith(_TIMED_SETTINGS) and self.settings.get(name) != value:
+                hint = ": write it under [nccl.settings] of the cluster file" * (name in SETTINGS_WITH_EFFECT)
+                notes.append(f"{name}={value} in the environment has no effect on simulated times{hint}")
+        return notes
 
     def _has_effect(self, setting: str) -> bool:
         """Return whether *setting* changes simulated times.

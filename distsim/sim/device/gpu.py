@@ -16,7 +16,6 @@ import simpy
 import torch
 from torch import UntypedStorage
 
-from distsim.cluster.graph.link import SETTINGS_WITH_EFFECT
 from distsim.debug.records import CallRecord, CallWait, HostWait, State, Wait
 from distsim.errors import NotSimulated
 from distsim.kernels import Cost
@@ -49,14 +48,6 @@ SAMPLE_S = 1 / 6
 """What NVML looks back on for its utilization: "between 1 second and 1/6 second, depending on the product"."""
 KERNELS = "the kernels of its GPU"
 """What a host waits for where no call with others is among it: that ends by itself."""
-
-
-_TIMED_SETTINGS = (
-    "NCCL_ALGO", "NCCL_BUFFSIZE", "NCCL_COLLNET", "NCCL_CROSS_NIC", "NCCL_CTA_POLICY", "NCCL_IB_QPS",
-    "NCCL_IB_SPLIT_DATA", "NCCL_MAX_", "NCCL_MIN_", "NCCL_NCHANNELS", "NCCL_NET_GDR", "NCCL_NTHREADS", "NCCL_NVLS",
-    "NCCL_P2P_", "NCCL_PROTO", "NCCL_PXN", "NCCL_SHM", "NCCL_LL_", "NCCL_LL128", "FI_CXI_",
-)  # fmt: skip
-"""Beginnings of the names with which NCCL and Slingshot's provider are set to other times."""
 
 
 class Held:
@@ -525,16 +516,8 @@ class Accelerators:
     def _note_nccl_settings(self) -> None:
         """Name what the environment sets of NCCL and no simulated time follows."""
         world = self.process.world
-        given = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_TIMED_SETTINGS))
-        for setting in given:
-            name, _, value = setting.partition("=")
-            if world.cluster.nccl.settings.get(name) == value:
-                continue
-            known = name in SETTINGS_WITH_EFFECT
-            world.note(
-                f"{setting} in the environment has no effect on simulated times"
-                + ": write it under [nccl.settings] of the cluster file" * known
-            )
+        for note in world.cluster.nccl.ignored(os.environ):
+            world.note(note)
 
     def generator(self, index: int) -> CudaGenerator:
         """The default generator of GPU *index*, which works on the host."""
