@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from distsim.calibration.compare import REGIMES, Bench, MeasuredTable, regime
 from distsim.calibration.constants import Constants, data_folder, nccl_constants
+from distsim.collectives import canonical_op
 from distsim.collectives.uncertainty import NODE_CLASSES, OTHERS, node_class
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Widths",
     "covered",
     "left_out_errors",
+    "nccl_times_us",
     "predicted",
     "ratios",
     "split",
@@ -439,3 +441,11 @@ def torch_times_us(bench: Bench) -> NDArray[np.float64] | None:
         estimate = analysis.estimate_nccl_collective_runtime_impl
         collective = getattr(analysis.NCCL_COLL, name)
         return np.array([1e3 * estimate(row.size_bytes, len(bench.devices), collective) for row in bench.table.rows])
+
+
+def nccl_times_us(bench: Bench) -> NDArray[np.float64] | None:
+    """Return the times by which NCCL chooses (src/graph/tuning.cc), for every row; None where it chooses nothing."""
+    op, nccl = canonical_op(bench.table.op), bench.compiler._nccl
+    group = bench.compiler.group(bench.devices, 0)
+    times = [nccl.believed_us(group, op, row.size_bytes) for row in bench.table.rows]
+    return None if None in times else np.array(times)

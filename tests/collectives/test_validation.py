@@ -111,6 +111,20 @@ def test_a_calibration_of_gloo_predicts_what_it_was_not_shown() -> None:
     assert median < 5.0
 
 
+@pytest.mark.slow
+def test_other_cost_models_stand_beside_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    """One command has torch's estimator and NCCL's own on the same tables; NCCL has no model of alltoall."""
+    main(["validate", "--table", "h100_n", "--torch-estimator", "--json"])
+    document = json.loads(capsys.readouterr().out)
+    for name in ("torch", "nccl"):
+        peer = document[name]
+        assert peer["rows"] > 0
+        assert peer["median"] > peer["ours"]
+    operations = {table["name"]: table["op"] for table in document["tables"]}
+    assert "alltoall" in operations.values()
+    assert not [name for name in document["nccl"]["tables"] if operations[name] == "alltoall"]
+
+
 @pytest.mark.soak
 @pytest.mark.slow
 def test_better_times_than_torchs_own_estimator() -> None:

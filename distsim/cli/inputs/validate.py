@@ -35,7 +35,9 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--table", metavar="TEXT", default="", help="only tables (--training: rows) named with TEXT")
     parser.add_argument("--rows", action="store_true", help="print every row: size, measured, simulated, error")
-    parser.add_argument("--torch-estimator", action="store_true", help="also show torch's own estimator")
+    parser.add_argument(
+        "--torch-estimator", action="store_true", help="also show the errors of torch's estimator and of NCCL's"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(func=run)
 
@@ -57,35 +59,45 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"no table's name contains {args.table!r}: the tables are in _index.csv")
     predictions = predicted(chosen)
     summary = summarise(predictions)
-    torch = _torch(summary) if args.torch_estimator else None
+    peers = _peers(summary) if args.torch_estimator else {}
     if args.json:
-        print(json.dumps(_document(summary, predictions, torch, args.rows)))
+        print(json.dumps(_document(summary, predictions, args.rows) | peers))
     else:
-        _print(summary, predictions, torch, args.rows)
+        _print(summary, predictions, peers, args.rows)
     return _EXPECTATION_FAILED if summary.broken else 0
 
 
-def _torch(summary: Any) -> dict[str, Any]:
+_PEERS = {
+    "torch": "torch's estimator (torch/_inductor/comm_analysis.py)",
+    "nccl": "NCCL's own (src/graph/tuning.cc, what ncclGroupSimulateEnd returns)",
+}
+
+
+def _peers(summary: Any) -> dict[str, dict[str, Any]]:
+    """Return the errors of other cost models on the tables that each knows, and ours on the same."""
     import numpy as np
 
-    from distsim.calibration.predictions import torch_times_us
+    from distsim.calibration.predictions import nccl_times_us, torch_times_us
 
-    each: dict[str, Any] = {}
-    ours: list[float] = []
-    torch_errors: list[float] = []
-    for errors in summary.tables:
-        times = torch_times_us(errors.bench)
-        if times is None:
-            continue
-        error = np.abs(times / errors.bench.measured_us - 1.0)
-        each[errors.bench.table.name] = float(np.median(error))
-        torch_errors.extend(error.tolist())
-        ours.extend(np.abs(errors.relative).tolist())
-    median, own = (float(np.median(errors)) if errors else 0.0 for errors in (torch_errors, ours))
-    return {"tables": each, "median": median, "ours": own, "rows": len(torch_errors)}
+    result: dict[str, dict[str, Any]] = {}
+    for name, times_of in (("torch", torch_times_us), ("nccl", nccl_times_us)):
+        each: dict[str, float] = {}
+        ours: list[float] = []
+        others: list[float] = []
+        for errors in summary.tables:
+            times = times_of(errors.bench)
+            if times is None:
+                continue
+            error = np.abs(times / errors.bench.measured_us - 1.0)
+            each[errors.bench.table.name] = float(np.median(error))
+            others.extend(error.tolist())
+            ours.extend(np.abs(errors.relative).tolist())
+        median, own = (float(np.median(values)) if values else 0.0 for values in (others, ours))
+        result[name] = {"tables": each, "median": median, "ours": own, "rows": len(others)}
+    return result
 
 
-def _print(summary: Any, predictions: list[Any], torch: dict[str, Any] | None, rows: bool) -> None:
+def _print(summary: Any, predictions: list[Any], peers: dict[str, dict[str, Any]], rows: bool) -> None:
     import numpy as np
 
     from distsim.calibration.compare import REGIMES
@@ -95,7 +107,11 @@ def _print(summary: Any, predictions: list[Any], torch: dict[str, Any] | None, r
     print(
         "use: left = predicted with constants that saw no table of its machine, fit = all tables are among the fitted."
     )
-    print(f"{'table':50s}{'use':6s}" + "".join(f"{name:>19s}" for name in REGIMES) + ("  torch" if torch else ""))
+    print(
+        f"{'table':50s}{'use':6s}"
+        + "".join(f"{name:>19s}" for name in REGIMES)
+        + "".join(f"{name:>7s}" for name in peers)
+    )
     for errors in summary.tables:
         table = errors.bench.table
         line = f"{table.name[:49]:50s}{errors.use:6s}"
@@ -106,9 +122,9 @@ def _print(summary: Any, predictions: list[Any], torch: dict[str, Any] | None, r
                 continue
             text = f"{np.median(np.abs(some)):.1%} ({np.median(some):+.1%})"
             line += f"{text:>19s}"
-        if torch:
-            torch_error = torch["tables"].get(table.name)
-            line += f"{torch_error:7.1%}" if torch_error is not None else f"{'-':>7s}"
+        for peer in peers.values():
+            peer_error = peer["tables"].get(table.name)
+            line += f"{peer_error:7.1%}" if peer_error is not None else f"{'-':>7s}"
         print(line)
         if rows:
             for row, simulated in zip(table.rows, errors.simulated_us.tolist(), strict=True):
@@ -130,18 +146,18 @@ def _print(summary: Any, predictions: list[Any], torch: dict[str, Any] | None, r
             f"they saw none of the machine's errors); their median half-width is {held.half_width:.0%}, the median "
             f"error {held.error:.0%}"
         )
-    if torch:
-        ratio = torch["median"] / torch["ours"] if torch["ours"] else float("inf")
+    for name, peer in peers.items():
+        ratio = peer["median"] / peer["ours"] if peer["ours"] else float("inf")
         print(
-            f"torch's estimator (torch/_inductor/comm_analysis.py), on the {torch['rows']} rows it knows: "
-            f"median {torch['median']:.1%}, ours {torch['ours']:.1%}: {ratio:.1f} times as close"
+            f"{_PEERS[name]}, on the {peer['rows']} rows it knows: "
+            f"median {peer['median']:.1%}, ours {peer['ours']:.1%}: {ratio:.1f} times as close"
         )
     for text in summary.broken:
         print(f"BROKEN  {text}")
     print("all bounds hold" if not summary.broken else f"{len(summary.broken)} bounds broken")
 
 
-def _document(summary: Any, predictions: list[Any], torch: dict[str, Any] | None, rows: bool) -> dict[str, Any]:
+def _document(summary: Any, predictions: list[Any], rows: bool) -> dict[str, Any]:
     from dataclasses import asdict
 
     import numpy as np
@@ -173,11 +189,10 @@ def _document(summary: Any, predictions: list[Any], torch: dict[str, Any] | None
         name: {"median": summary.median[i], "p90": summary.p90[i], "rows": summary.rows[i]}
         for i, name in enumerate(REGIMES)
     }
-    document = {
+    return {
         "schema": "distsim.validation/1",
         "tables": tables,
         "regimes": regimes,
         "broken": summary.broken,
         "split": [asdict(cell) for cell in split(predictions)],
     }
-    return document | ({"torch": torch} if torch else {})

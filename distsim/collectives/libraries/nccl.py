@@ -219,6 +219,13 @@ class NcclSelector:
     def _alone_s(self, group: Members, op: str, nbytes: float, one: Candidate) -> float:
         return self._plan(group, op, nbytes, one.algo, one.proto).alone_s(self.capacity)
 
+    def believed_us(self, group: Members, op: str, nbytes: float) -> float | None:
+        """Return NCCL's own estimate of its best choice, that of ncclGroupSimulateEnd; None where it has none."""
+        if op in DIRECT or group.size == 1:
+            return None
+        every = [one.believed_us for one in self._candidates(op, nbytes, self.machine(group))]
+        return min((each for each in every if each is not None), default=None)
+
     def explain(
         self, group: Members, op: str, nbytes: float, root: int, splits: Splits
     ) -> list[tuple[str, str, int, float | None, str, bool]]:
