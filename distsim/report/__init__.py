@@ -1,7 +1,7 @@
-"""What a run leaves: the summary on the terminal, the JSON report, the trace, the live progress.
+"""Output of a run: the summary on the terminal, the JSON report, the trace, and the live progress.
 
-`summary.py` is the terminal, `document.py` the JSON, `tracing.py` Perfetto and HTA in the words of `kineto.py`;
-`training` is what the first two say of GPUs. All read an `Outcome` only.
+`summary.py` prints to the terminal, `document.py` writes the JSON, and `tracing.py` the trace for Perfetto and HTA
+with the names of `kineto.py`; `training` has the parts about GPUs. All of them read only an `Outcome`.
 """
 
 from __future__ import annotations

@@ -143,8 +143,10 @@ def _pick(item: object, fields: tuple[str, ...]) -> dict[str, Any]:
 
 
 def clean(value: Any) -> Any:
-    """JSON has no infinity (a loopback link's bandwidth) and no NaN: null stands for both. Addresses of
-    objects in messages differ from run to run and are blanked."""
+    """Return *value* with null for infinity (such as a loopback link's bandwidth) and NaN, which JSON does not have.
+
+    Addresses of objects in messages are blanked, because they differ from run to run.
+    """
     if isinstance(value, str):
         return blank_addresses(value)
     if isinstance(value, float):

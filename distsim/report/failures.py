@@ -1,4 +1,4 @@
-"""What the ranks raised: equal tracebacks once, the ranks as ranges."""
+"""Merges the exceptions of ranks: equal tracebacks once, with the ranks as ranges."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_KINDS = 8
 
 @dataclass(frozen=True, slots=True)
 class MergedFailure:
-    """One exception, and every rank that raised it alike."""
+    """One exception, and every rank that raised it."""
 
     ranks: tuple[int, ...]
     type: str
@@ -35,10 +35,9 @@ class MergedFailure:
 
 
 def merge_failures(failures: Iterable[Failure]) -> list[MergedFailure]:
-    """Equal failures joined, in the order of their first rank.
+    """Merge equal failures, in the order of their first rank.
 
-    Addresses of objects are blanked: they differ from rank to rank and from run to run, and tell
-    nobody anything.
+    Addresses of objects are blanked, because they differ between ranks and runs.
     """
     ranks: dict[tuple[str, str, str], set[int]] = {}
     for failure in failures:

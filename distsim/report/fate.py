@@ -61,7 +61,7 @@ def fatal_outcome(fate: ProcessOutcome) -> Outcome:
 
 
 def fatal_text(fate: ProcessOutcome) -> str:
-    """The same for a process that is not the command line's: a report as text."""
+    """Return the report on a crashed process as text, for a process other than the command line's."""
     from distsim.debug.report.console import piped_width
     from distsim.debug.report.render import render_diagnoses
 

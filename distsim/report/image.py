@@ -18,14 +18,14 @@ STILL = ("jpeg", "jpg", "pdf", "png", "svg", "webp")
 
 
 def check_image(path: str | None, flag: str = "--plot") -> None:
-    """Refuse, before anything runs, a picture that cannot be drawn or written there.
+    """Refuse, before anything runs, a picture that cannot be drawn or written.
 
     Args:
-        path: The file; without an ending it is a .png. None where no picture is asked for.
-        flag: The command line's name for it, for messages.
+        path: The file; without an extension it is a .png. None if no picture is requested.
+        flag: Name of the command line's flag, for messages.
 
     Raises:
-        UsageError: Of an unknown ending, a folder that is not there, or a package that is not installed.
+        UsageError: The extension is unknown, the folder does not exist, or a package is not installed.
     """
     if path is None:
         return

@@ -81,7 +81,7 @@ def call_name(record: CallRecord) -> str:
 
 
 def is_kernel(record: CallRecord) -> bool:
-    """Whether the call moves data on a device's stream; new_group and the like do not."""
+    """Return whether the call moves data on a device's stream, unlike new_group."""
     return record.op in _KERNELS
 
 

@@ -17,8 +17,11 @@ __all__ = ["live_progress", "progress_line"]
 
 Report = Callable[["Progress"], None]
 FIRST_S, EVERY_S, SHARE = 5.0, 2.0, 0.1
-"""Where no terminal shows the line: wall time until it is written first, and then until it is written again, or this
-share of the time so far, so that a log of hours does not fill up."""
+"""Wall time until the first line of progress without a terminal, then until the next, or this share of the elapsed
+time.
+
+The share keeps the log of a long run short.
+"""
 
 
 def progress_line(progress: Progress) -> str:

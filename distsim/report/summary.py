@@ -1,4 +1,4 @@
-"""What a run prints at its end: the verdict first, then where the time went."""
+"""Prints the summary at the end of a run: the verdict first, then where the time went."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _silent(outcome: Outcome) -> RenderResult:
 
 
 def _moved(outcome: Outcome) -> bool:
-    """Whether any rank computed, called or waited: a program that fails before that has no times to show."""
+    """Return whether any rank computed, made a call or waited; else there are no times to show."""
     return any(r.compute_s or r.communication_s or r.exposed_s or r.idle_s for r in outcome.ranks)
 
 
@@ -147,7 +147,7 @@ def leavers(outcome: Outcome) -> list[str]:
 
 
 class Whereabouts:
-    """Where the ranks of an unfinished run are, as a rich renderable; empty if a diagnosis says so."""
+    """Locations of the ranks of an unfinished run, as a rich renderable; empty if a diagnosis has them."""
 
     def __init__(self, outcome: Outcome) -> None:
         self.title, self.lines = "", list[str]()

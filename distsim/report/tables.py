@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["collectives_table", "links_table", "ranks_table"]
 
 MOST_RANKS = 8
-"""More ranks than this: equal ones share a row."""
+"""Number of ranks above which equal ones share a row."""
 MOST_ROWS = 16
-"""More different rows than this: minimum, median and maximum only."""
+"""Number of different rows above which only minimum, median and maximum are shown."""
 MOST_COLLECTIVES = 12
 ALIKE = 0.1
 """Groups of one name whose calls, bytes and time differ by no more than this share are one row."""
@@ -56,7 +56,7 @@ def ranks_table(ranks: Sequence[RankSummary]) -> Table:
 
 
 def _short(ranges: str, most: int = 18) -> str:
-    """Many single ranks are cut: `0,2,4,6,...`; the row says how many they are."""
+    """Shorten a long list of single ranks: `0,2,4,6,...`; the row has their number."""
     return ranges if len(ranges) <= most else ranges[:most].rpartition(",")[0] + ",..."
 
 
@@ -85,8 +85,10 @@ def _times(rank: RankSummary) -> list[str]:
 
 
 def collectives_table(totals: Iterable[CollectiveTotal]) -> RenderableType | None:
-    """Calls by group and operation, the longest first; None where there were none. Where a row is several groups
-    alike, its figures are the mean group's, as those of links alike are one link's."""
+    """Return the calls by group and operation, the longest first; None if there are none.
+
+    If a row stands for several equal groups, its figures are the mean of these groups.
+    """
     rows = _alike_groups(sorted(totals, key=lambda total: (-total.time_s, total.group, total.op, total.dtype)))
     if not rows:
         return None
@@ -154,7 +156,7 @@ def _mean(totals: Sequence[CollectiveTotal]) -> CollectiveTotal:
 
 
 def _sure(total: CollectiveTotal) -> str:
-    """812 us (650-1,010), both ends in the time's own unit; the time alone where nobody has measured such calls."""
+    """Return a time with its interval, such as `812 us (650-1,010)`; the time alone if never measured."""
     shown = format_time(total.time_s)
     number, _, unit = shown.partition(" ")
     if total.low_s is None or total.high_s is None or not unit:
@@ -173,7 +175,7 @@ def _gigabytes(bytes_per_s: float) -> str:
 
 
 def links_table(links: Iterable[LinkUse]) -> RenderableType | None:
-    """The busiest links with a bar; links used alike are one row. None where nothing moved."""
+    """Return the busiest links with a bar, equally used ones in one row; None if nothing was transferred."""
     alike: dict[tuple[object, ...], list[LinkUse]] = {}
     for link in links:
         if link.bytes > 0:

@@ -42,7 +42,8 @@ FIRST_STREAM = 20
 """Track of the first stream; host threads come before it. HTA takes any stream but -1 for the device's."""
 STREAMS_A_GPU = 200
 FIRST_CORRELATION = 1 << 30
-"""Of a kernel and what launched it. HTA takes the smallest type that holds these, for numbers of events, too."""
+"""First number that links a kernel to its launch. HTA stores such numbers in the smallest type that holds all of them.
+"""
 STEPS = 19
 """Track of the steps as the device had them."""
 HOST = 1
@@ -82,7 +83,7 @@ CPU_STREAM = FIRST_STREAM - 2
 CALLS = 3 << 29
 """Correlation of the first of the calls that ran on no simulated GPU, behind all kernels."""
 BESIDE_GPUS = 10_000
-"""Of the first stream of calls that ran on no simulated GPU, where the rank has some."""
+"""Number of the first stream for calls that ran on no simulated GPU, if the rank has GPUs."""
 LINKS_PID = 1_000_000
 """Process of the link counters, behind all ranks."""
 
@@ -111,7 +112,7 @@ def write_trace(outcome: Outcome, path: str) -> None:
 
 
 def trace_events(outcome: Outcome) -> Iterator[Event]:
-    """All events of all ranks, the arrows between them, and the links."""
+    """Yield all events of all ranks, the arrows between them, and the links."""
     placed: list[Placed] = []
     for summary in outcome.ranks:
         yield from rank_events(outcome, summary.rank, placed)
@@ -357,7 +358,7 @@ class Placed:
 
 
 Arrow = tuple[Placed, float, Placed, float]
-"""From a call at a time (seconds) to another at a time."""
+"""An arrow from one call at a time in seconds to another call at a time."""
 
 
 def arrows(calls: Iterable[Placed]) -> Iterator[Arrow]:

@@ -1,5 +1,6 @@
-"""Scenarios: program, cluster, faults and what is expected of them, in one file that is documentation,
-command-line input and test at once."""
+"""Scenarios: a program, its cluster, faults and expectations in one file, which is documentation, input and test at
+once.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The one shrinker: what of a failing thing can be left out, so that it still fails alike.
+"""Shrinks a failing input: removes parts as long as it still fails in the same way.
 
-Delta debugging (Zeller & Hildebrandt, "Simplifying and isolating failure-inducing input", 2002): larger pieces
-first, then smaller ones, until no single part can go.
+Delta debugging: larger pieces first, then smaller ones, until no single part can be removed. Source: Zeller and
+Hildebrandt, "Simplifying and isolating failure-inducing input", 2002.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ Part = TypeVar("Part")
 
 
 def shrink(parts: Sequence[Part], fails: Callable[[list[Part]], bool], *, singly: bool = False) -> list[Part]:
-    """Remove *parts* one by one while *fails* stays true, and return the rest in order.
+    """Remove *parts* while *fails* stays true, and return the rest in order.
 
-    *parts* as they are must fail; *fails* is asked of smaller lists only, and the last list of which it was true is
-    the answer. It leaves out halves, quarters and so on down to single parts, and these until a round finds none;
-    *singly*: each part once, by itself (for a few that have little to do with each other).
+    All *parts* together must fail; *fails* is called for shorter lists only. Halves are removed first, then quarters
+    and so on down to single parts, until a round removes nothing. With *singly*, each part is tried once by itself.
     """
     kept = list(parts)
     size = 1 if singly else max(1, len(kept) // 2)

@@ -1,4 +1,4 @@
-"""Runs each scenario in a process of its own under the watchdog, so that one that hangs or crashes fails alone."""
+"""Runs each scenario in a process of its own under the watchdog, so that a hang or crash affects only itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many scenarios: which of them, how many at a time, and one line for each."""
+"""Runs many scenarios: selects them, runs several at a time, and prints a line for each."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ _TOKEN = re.compile(r"\s*(\(|\)|[^\s()]+)")
 
 
 def matching(expression: str | None) -> Callable[[Scenario | BadFile], bool]:
-    """Whether a scenario is meant by `-k EXPRESSION`: parts of its name with and, or, not and brackets.
-    A scenario that takes long is also called slow; of a bad file only the name is known."""
+    """Return a test for `-k EXPRESSION`: parts of a scenario's name with and, or, not and brackets.
+
+    Long scenarios also match "slow". Of a bad file only the name is known.
+    """
     if not expression:
         return lambda _: True
     words: list[str] = []
@@ -61,8 +63,11 @@ def run_suite(
     apart: bool = False,
     picture: bool = False,
 ) -> Iterator[Result]:
-    """Results in the order of *scenarios*, as they come. *apart*: this process may fork, and nothing else simulates
-    in it; then each scenario has a process of its own (subprocess_runner.py)."""
+    """Yield results in the order of *scenarios* as soon as they are there.
+
+    With *apart*, each scenario has a process of its own (subprocess_runner.py); this process must then be able to
+    fork.
+    """
     if apart:
         import_for(scenarios)
         run = partial(run_scenario, update_baseline=update_baselines, picture=picture)
@@ -84,8 +89,9 @@ def run_suite(
 
 
 def _imports(scenarios: Sequence[Scenario]) -> list[str]:
-    """Modules that take a second to import, and that some of *scenarios* will: whoever runs first would pay
-    for all who come after."""
+    """Return slow modules that some of *scenarios* import, so that they are imported once before the first scenario
+    runs.
+    """
     simulated = [s for s in scenarios if s.spec.backend == "sim"]
     files = {s.file for s in simulated if s.file is not None and s.file.is_file()}
     data_parallel = any(b"torch.nn.parallel" in file.read_bytes() for file in files)

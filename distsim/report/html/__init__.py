@@ -1,8 +1,8 @@
-"""The report one can look at: one HTML file with everything in it, from the JSON report and its `picture`.
+"""The HTML report: one self-contained file, made from the JSON report and its `picture`.
 
-`collect.py` makes the picture from what a run left, `draw` the parts of a page from both, `page.py` the file. Begin
-with `reports.py`, which goes from a run to its page. All need the extra `html`: what is missing is said in one line,
-before the run.
+`collect.py` makes the picture from a run, `draw` the parts of a page from both, and `page.py` the file. Begin with
+`reports.py`, which goes from a run to its page. All of them need the extra `html`; a missing package is reported in
+one line before the run.
 """
 
 from __future__ import annotations

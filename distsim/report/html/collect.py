@@ -45,10 +45,10 @@ WIDTH = 110
 MOST_NEEDS = 64
 """Waits drawn of the wait-for graph."""
 Fault = tuple[float, float | None, str]
-"""From a time (seconds) to another, or to the end; what was planted."""
+"""Start, end (None: until the end of the run) and description of an injected fault, in seconds."""
 MOST_LANES = 64
 MOST_SLICES = 9_000
-"""Of all lanes: what a browser moves smoothly."""
+"""Maximum number of slices of all lanes, which a browser still moves smoothly."""
 FINEST = 2_000
 """Slices shorter than such a part of the run are merged with neighbours of their kind."""
 MOST_FRAMES_OF_CALL = 12
@@ -125,7 +125,7 @@ MOST_FRAMES = 600
 
 
 def stacks(material: Material) -> list[list[Any]]:
-    """Empty where nobody is stuck."""
+    """Return the merged stacks of ranks; empty if no rank is stuck."""
     evidence = material.evidence
     if evidence is None or not (material.diagnoses or material.snapshot):
         return []
@@ -190,19 +190,19 @@ class Material:
     """Times are seconds since the run began."""
 
     records: Mapping[int, Sequence[CallRecord]]
-    """By rank, in program order."""
+    """Calls by rank, in program order."""
     end_s: float
     diagnoses: Sequence[Diagnosis] = ()
     evidence: Evidence | None = None
     compute: Mapping[int, Sequence[tuple[float, float, str]]] = field(default_factory=dict)
     gpus: Mapping[int, Sequence[GpuTrack]] = field(default_factory=dict)
     alike: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """Of equal ranks of which one was traced: that one -> all of them."""
+    """For each traced rank that stands for equal ranks: all of these ranks."""
     link_names: Sequence[str] = ()
     link_samples: Sequence[tuple[float, int, float]] = ()
     faults: Sequence[Fault] = ()
     snapshot: bool = False
-    """Of a job that runs: who waits now is worth seeing, though nobody may be to blame."""
+    """Whether the job is still running: the ranks that wait are shown although no rank may be at fault."""
 
 
 def of_outcome(outcome: Outcome, faults: Sequence[Fault] = ()) -> Material:
@@ -404,7 +404,7 @@ def _call(record: CallRecord) -> dict[str, Any]:
 
 
 def _s(seconds: float) -> float:
-    """To the nanosecond."""
+    """Round *seconds* to nanoseconds."""
     return round(seconds, 9)
 
 
@@ -461,14 +461,14 @@ class WaitEdge:
 
     ranks: list[int]
     needs: tuple[int, ...]
-    """A rank stands for those of its threads that serve remote calls, too."""
+    """Ranks that are waited for; a rank stands also for its threads that serve remote calls."""
     any_of: bool
     what: str
     where: str
 
 
 def wait_edges(evidence: Evidence) -> list[WaitEdge]:
-    """The waits of all ranks that can not go on by themselves."""
+    """Return the waits of all ranks that cannot continue by themselves."""
     index = EvidenceIndex(evidence)
     moving, _ = patience(index, lateness(index))
     graph = WaitGraph(index, moving)

@@ -32,7 +32,7 @@ __all__ = ["Page", "PageEntry", "bench_page", "html", "run_page", "suite_page", 
 MOST_RUNS = 60
 """Runs that a page of many has whole; those that failed first."""
 ROWS_OF_MANY = 200
-"""Of a table of one of several runs."""
+"""Maximum number of rows of a table in the page of several runs."""
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ def _plotly() -> tuple[str, str]:
 
 @dataclass(slots=True)
 class PageEntry:
-    """One of several runs: its report, and what is said of it in the overview."""
+    """One of several runs: its report, and its line in the overview."""
 
     name: str
     passed: bool

@@ -155,7 +155,7 @@ def page_of_outcome(folder: str, test: str, outcome: Outcome) -> str:
 
 
 def page_of_records(folder: str, test: str, directory: Path) -> str:
-    """The same of a real one, from the rings in *directory*; empty where they accuse nobody."""
+    """Return the page of a real run from the rings in *directory*; empty if they show no fault."""
 
     try:
         result = examine(directory)
@@ -186,7 +186,9 @@ def _replay(test: str) -> str:
 
 
 def damage(document: Mapping[str, Any]) -> str | None:
-    """The first thing that is wrong, with its place; None where nothing is, and of what is no report at all."""
+    """Return the first thing that is wrong in a report, with its path; None if nothing is, or if it is no report at
+    all.
+    """
     return next(_wrong(document), None) if document.get("schema") == SCHEMA else None
 
 
@@ -205,7 +207,7 @@ def _wrong(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _figures(value: Any, path: str, name: str, from_zero: bool) -> Iterator[str]:
-    """Return what is wrong in *value*, which is at *path* under the key *name*."""
+    """Yield what is wrong in *value*, which is at *path* under the key *name*."""
     if isinstance(value, dict):
         for key, one in value.items():
             yield from _figures(one, f"{path}.{brief(key)}", key, from_zero)

@@ -1,8 +1,8 @@
 """Runs one program in two layouts and compares what they compute.
 
-`record.py` records the tensors of a simulated run, `relation.py` says how those of several ranks make one of the other
-layout, `compare.py` finds the first that does not, `layouts.py` runs the program often enough to know (each time in a
-process of its own, `child.py`), `report.py` says it.
+`record.py` records the tensors of a simulated run; `relation.py` finds how those of several ranks form one of the
+other layout; `compare.py` finds the first tensor that differs; `layouts.py` runs the program as often as needed (each
+time in a process of its own, `child.py`); `report.py` prints the result.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One layout's run in a process of its own: `python -m distsim.scenario.equal.child SPEC`, with a `Spec` as JSON."""
+"""Runs one layout in a process of its own: `python -m distsim.scenario.equal.child SPEC` (a `Spec` as JSON)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Spec:
 
 
 def main(path: str) -> int:
-    """Run it; 0 where the tensors of all steps were written, also if the program did not come to its end."""
+    """Run the layout and return 0 if the tensors of all steps were written, even if the program failed later."""
     import numpy as np
 
     from distsim.report import print_summary

@@ -1,8 +1,8 @@
-"""Two runs of one program tensor by tensor: what could be compared, and the first tensor that is not the same.
+"""Compares two runs of one program tensor by tensor, and finds the first tensor that differs.
 
-*sharded* is the run whose ranks hold parts, *whole* the one without the model's axes. Parameters and their gradients
-decide: a module may put out anything as long as every parameter is trained alike. Outputs and their gradients say where
-a difference begins.
+*sharded* is the run whose ranks hold parts, *whole* the one without model parallelism. Parameters and their gradients
+decide: a module may compute anything as long as every parameter is trained equally. Outputs and their gradients show
+where a difference begins.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Comparison", "Deviation", "compare", "starts", "teams"]
 LEAST = 1e-5
 """Distance below which tensors are equal; healthy layouts differed by at most 3.8e-7 (silent.md, section 5)."""
 TIMES = 30.0
-"""So many times what a rounding of the parameters moves a tensor by is still equal."""
+"""Tolerance, as a multiple of the change that a rounding of the parameters causes."""
 AT_START = 1e-6
 """Distance up to which parameters are one before the first step."""
 PHASES = ("output", "output_gradient", "gradient", "parameter")
@@ -70,7 +70,7 @@ class Comparison:
 
     @property
     def differs(self) -> bool:
-        """Whether a parameter is trained in another way."""
+        """Return whether a parameter is trained differently."""
         return bool(self.deciding)
 
 
@@ -210,7 +210,9 @@ class _Team:
         return [entry.load() for key, entry in self.whole.items() if key.kind == "input" and key.step == step]
 
     def _is_on_residual(self, target: Array, parts: list[Array], threshold: float) -> bool:
-        """Whether *parts* are one equal tensor plus a part of a sum each, and *target* is that tensor plus the sum."""
+        """Return whether each of *parts* is one common tensor plus a part of a sum, and *target* is that tensor plus
+        the sum.
+        """
         if len(parts) < 2 or any(part.shape != target.shape for part in parts):
             return False
         total = np.sum([part.astype(np.float64) for part in parts], axis=0)
@@ -273,7 +275,7 @@ class _Team:
 
 
 def _neighbours_fit(name: str, known: Mapping[str, bool], constant: Mapping[str, bool]) -> bool:
-    """Whether the parameters that are not constant fit in the smallest module around *name* that has any."""
+    """Return whether the non-constant parameters match in the smallest module around *name* that has any."""
     module = name.rpartition(".")[0]
     while True:
         inside = [other for other in known if (not module or other.startswith(f"{module}.")) and not constant[other]]
@@ -294,7 +296,7 @@ def _same(mine: list[Array], other: list[Array]) -> bool:
 
 
 def _makes(whole: list[Array], parts: list[list[Array]]) -> bool:
-    """Whether the ranks' inputs are *whole*, or make it together."""
+    """Return whether the inputs of the ranks are equal to *whole*, or form it together."""
     return all(len(part) == len(whole) for part in parts) and all(
         relation(target, [part[number] for part in parts], 0.0).how in HEALTHY for number, target in enumerate(whole)
     )

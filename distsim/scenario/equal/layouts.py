@@ -23,13 +23,20 @@ from distsim.scenario.equal.record import RecordedRun, read_run
 __all__ = ["compare_layouts"]
 
 LINES = 12
-"""Of what a failed run has printed that are shown."""
+"""Number of output lines that the message about a failed run shows."""
 
 
 def compare_layouts(sharded: Spec, whole: Spec, folder: Path, say: Callable[[str], None]) -> Comparison:
-    """Run both in *folder* and compare. *say* hears what is going on.
+    """Run both layouts in *folder* and compare them.
 
-    Raises UsageError where a layout cannot run, or where nothing can be compared.
+    Args:
+        sharded: The layout whose ranks hold parts.
+        whole: The layout without model parallelism.
+        folder: Folder for the recorded tensors.
+        say: Receives a line of progress.
+
+    Raises:
+        UsageError: A layout cannot run, or nothing can be compared.
     """
     say("both layouts")
     with ThreadPoolExecutor(2) as threads:

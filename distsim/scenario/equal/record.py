@@ -43,7 +43,7 @@ __all__ = [
 
 Reader = Callable[[Any], "NDArray[Any] | None"]
 MOST_BYTES = 4 << 30
-"""Of tensors that one run keeps."""
+"""Maximum bytes of tensors that one run keeps."""
 WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
 """Parts of names that wrappers of a model add."""
 ROUNDING = {torch.float64: 2.0**-52, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
@@ -60,11 +60,11 @@ class TensorKey(NamedTuple):
     root: int
     """The number of the model's call in this step."""
     name: str
-    """Of the module or the parameter, without wrappers."""
+    """Name of the module or parameter, without the names of wrappers."""
     call: int
     """The number of the module's call within the model's."""
     part: int
-    """Of several tensors of one output."""
+    """Index among several tensors of one output."""
 
 
 @dataclass
@@ -81,9 +81,9 @@ class RecordedRun:
 
     ranks: dict[int, dict[TensorKey, RecordedTensor]]
     unreadable: dict[str, str] = field(default_factory=dict)
-    """Names of parameters whose values nobody could read, and of what kind they are."""
+    """Names of the parameters whose values could not be read, with their kind."""
     classes: dict[str, str] = field(default_factory=dict)
-    """Of modules, by name."""
+    """Class names of modules, by name."""
 
 
 class TensorRecorder:
@@ -109,7 +109,7 @@ class TensorRecorder:
         self.bytes = 0
         self._start, self._perturbed, self._renamed = start, perturbed, renamed
         self._names: dict[int, str] = {}
-        """Of modules and parameters, by id; `_roots` keeps them alive."""
+        """Names of modules and parameters by id; `_roots` keeps them alive."""
         self._parameters: dict[int, str] = {}
         self._roots: list[Any] = []
         self._depth = 0
@@ -121,7 +121,7 @@ class TensorRecorder:
 
     @property
     def is_done(self) -> bool:
-        """Whether all steps that are compared were made."""
+        """Return whether all steps to compare were recorded."""
         return self.step >= self.steps
 
     def enter(self, module: Any, args: Sequence[Any], frame: FrameType) -> None:
@@ -251,7 +251,7 @@ def plain(name: str) -> str:
 
 
 def is_partial(tensor: Any) -> bool:
-    """Whether *tensor* is a DTensor of which each rank holds a part of a sum."""
+    """Return whether *tensor* is a DTensor of which each rank holds a part of a sum."""
     placements = tensor.placements if type(tensor).__name__ == "DTensor" else ()
     return any(placement.is_partial() for placement in placements)
 
@@ -328,7 +328,7 @@ def without_dropout() -> Iterator[None]:
 
 
 def write_run(recorders: Mapping[int, TensorRecorder], path: Path) -> None:
-    """The run as a file for `read_run`: numpy's arrays, and JSON that says what they are."""
+    """Write the run as a file for `read_run`: NumPy arrays, and JSON that describes them."""
     arrays: dict[str, NDArray[Any]] = {}
     ranks: dict[str, list[Any]] = {}
     unreadable: dict[str, str] = {}

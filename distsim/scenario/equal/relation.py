@@ -1,4 +1,4 @@
-"""How the tensors of several ranks make one whole tensor: the same, joined, added up, or not at all. Pure functions."""
+"""Relations between the tensors of several ranks and one whole tensor: equal, joined, summed, or none."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class How(enum.Enum):
 
 @dataclass(frozen=True)
 class TensorRelation:
-    """*distance*: what lies between the whole tensor and what the ranks' make, relative to its norm."""
+    """Relation of the ranks' tensors to the whole; *distance* is relative to the norm of the whole."""
 
     how: How
     distance: float
     detail: str = ""
     factor: float = 1.0
-    """Of MULTIPLE: the ranks' tensor by the whole one."""
+    """For MULTIPLE: the ranks' tensor divided by the whole one."""
 
 
 def distance(whole: Array, other: Array) -> float:
-    """|other - whole| / |whole|; infinite where a value is no number or the shapes differ."""
+    """Return |other - whole| / |whole|; infinite if a value is not a number or the shapes differ."""
     if whole.shape != other.shape:
         return float("inf")
     a, b = whole.astype(np.float64), other.astype(np.float64)
@@ -54,8 +54,8 @@ def distance(whole: Array, other: Array) -> float:
 def relation(whole: Array, shards: Sequence[Array], threshold: float) -> TensorRelation:
     """Return the relation of *shards*, one per rank in order, to *whole*.
 
-    MULTIPLE is said of ranks that are equal and a whole number of times too large or too small. A relation whose
-    distance is above *threshold* is NONE, with the smallest distance that was found.
+    MULTIPLE means that the ranks are equal, and larger or smaller than *whole* by a whole number. A relation whose
+    distance exceeds *threshold* is NONE, with the smallest distance of all candidates.
     """
     distinct = _distinct(shards)
     nearest = float("inf")

@@ -1,4 +1,4 @@
-"""What a comparison says: lines for people, and JSON."""
+"""Formats the result of a comparison as text and as JSON."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a scenario expects against what came: differences, figures, baselines, CI's formats.
+"""Compares a result with the expectations of a scenario: differences, figures, baselines, formats for CI.
 
-`expect.py` compares; `result.py` is what came, `run_result.py` makes it of a run, simulated or real.
+`expect.py` compares; `result.py` holds the result, which `run_result.py` makes from a simulated or real run.
 """
 
 from __future__ import annotations

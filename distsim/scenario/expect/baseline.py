@@ -24,7 +24,7 @@ def baseline_path(scenario: Scenario) -> Path:
 
 
 def read_baseline(path: Path) -> dict[str, float]:
-    """The stored figures; empty where there is no file."""
+    """Return the stored figures; empty if there is no file."""
     try:
         data = load_json(read_bytes(path, LARGEST_FILE))
         return {name: _figure(name, value) for name, value in data.items()}

@@ -12,7 +12,10 @@ __all__ = ["entry"]
 
 
 def entry(result: Result, settings: Mapping[str, Any] | None = None) -> PageEntry:
-    """*settings* are those of a point of a sweep; there what the file expects is not asked, but how the run ended."""
+    """Return the entry of a result on a page of several runs.
+
+    *settings* are those of a point of a sweep; there the state of the run counts, and not the file's expectations.
+    """
     passed = result.passed if settings is None else result.ran and not result.exit_code and not result.limit
     return PageEntry(
         result.name,

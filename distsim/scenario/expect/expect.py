@@ -1,4 +1,4 @@
-"""What a scenario expects against what came: one line for each difference, with its path in the file."""
+"""Compares a result with a scenario's expectations: one line for each difference, with its path in the file."""
 
 from __future__ import annotations
 
@@ -121,8 +121,10 @@ def _lines(numbers: Sequence[int]) -> str:
 
 
 def _call_at_all(scenario: Scenario, outcome: Outcome) -> Iterator[str]:
-    """An expectation about a call that nobody ever made is a mistake of the file. Of a real run, whose early calls may
-    be overwritten, only the diagnosis is known."""
+    """Yield a line for an expectation about a call that no rank made, which is a mistake in the file.
+
+    The early calls of a real run may be overwritten, so only its diagnosis is compared.
+    """
     wanted = scenario.spec.expect.call
     assert wanted is not None
     if scenario.spec.backend != "sim":

@@ -34,8 +34,10 @@ def figures(outcome: Outcome) -> dict[str, float]:
 
 
 def _of_training(training: Training) -> dict[str, float]:
-    """The step of the rank that the others wait for, and the memory of the fullest GPU. Where a rank ran out of memory
-    the peak is what it would have needed at least."""
+    """Return the step time of the slowest rank and the peak memory of the fullest GPU.
+
+    If a rank ran out of memory, the peak is the least that it would have needed.
+    """
     peak = float(training.peak_reserved_bytes)
     short = max((one.allocated + one.asked for one in training.out_of_memory), default=0)
     missing = max((one.missing for one in training.out_of_memory), default=0)

@@ -1,4 +1,4 @@
-"""What every run of a scenario says, simulated or real: how to see it again, and which fault never struck."""
+"""Notes for every run of a scenario, simulated or real: how to repeat it, and which faults had no effect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["REST", "WIDTH", "never_struck", "replay_command"]
 WIDTH = 100
 """Columns of a report in a log."""
 REST = "distsim scenario run --html FILE"
-"""What has all of a report that is cut."""
+"""Command that shows the whole of a shortened report."""
 
 
 def replay_command(scenario: Scenario, schedule: Schedule | None = None) -> str:

@@ -1,4 +1,4 @@
-"""What came of one scenario: plain data that travels between processes."""
+"""Result of one scenario as plain data that can be sent between processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Result:
     report: str = ""
     """The diagnosis or summary of the run, as people read it."""
     output: str = ""
-    """What the ranks printed."""
+    """Output of the ranks."""
     replay: str = ""
     """The command that gives the same again, bit for bit."""
     wall_s: float = 0.0
@@ -36,7 +36,7 @@ class Result:
     kind: str = "healthy"
     culprits: tuple[int, ...] = ()
     limit: str = ""
-    """Which limit of its file ended it."""
+    """Limit of the scenario file that ended the run; empty if none did."""
     figures: dict[str, float] = field(default_factory=dict)
     """Step time, bus bandwidths, the busiest link: for sweeps and baselines."""
     place: tuple[str, int] | None = None
@@ -64,7 +64,7 @@ class Result:
         return ", ".join(words)
 
     def accuses(self, diagnosis: Diagnosis, site: Site | None) -> None:
-        """The diagnosis that is told first, and where it points."""
+        """Set the diagnosis that is shown first, and its location."""
         self.kind, self.culprits = diagnosis.kind.value, diagnosis.culprits
         self.place = None if site is None else (site.file, site.line)
 

@@ -30,8 +30,11 @@ def result_of(
     standing: Sequence[str],
     update_baseline: bool = False,
 ) -> Result:
-    """*outcome* and what the ranks printed, held against the scenario's expectations. *unstruck* are lines on
-    faults that never struck; *standing* says where the ranks were when one of *limits* ended the run."""
+    """Return the result of *outcome*, compared with the scenario's expectations.
+
+    *unstruck* are lines on faults that had no effect; *standing* says where the ranks were when one of *limits* ended
+    the run.
+    """
     result = Result(
         scenario.name,
         str(scenario.path),

@@ -16,8 +16,7 @@ from distsim.sim.kernel.schedule import Schedule
 __all__ = ["Explored", "explore"]
 
 MIN_DELAY_S = 1e-3
-"""A rank that is held back comes after everything the others can do without it: as long as the whole
-ordinary run, and at least this."""
+"""Smallest delay of a rank that is to come last, in seconds. The delay is otherwise the length of the undelayed run."""
 OF_TIME = ("step_time", "virtual_time_below_s", "busbw_above", "utilisation_below")
 """Expectations that delays would break: they say nothing about order."""
 _perf_counter = time.perf_counter
@@ -31,9 +30,9 @@ class Explored:
     num_schedules: int
     num_failing: int
     kinds: dict[str, int]
-    """How often which diagnosis."""
+    """Number of schedules by diagnosis."""
     failing: Result | None = None
-    """Of the shortest failing schedule; None where every schedule passed."""
+    """Result of the shortest failing schedule; None if every schedule passed."""
     schedule: Schedule | None = None
     seed: int | None = None
     """The seed that the schedule was shrunk from; None: the ordinary schedule fails already."""
@@ -53,7 +52,9 @@ class Explored:
 
     @property
     def result(self) -> Result:
-        """The same as one result, for JUnit: the shortest failure's, its report led by how many fail."""
+        """Return one result for JUnit: that of the shortest failing schedule, after a line that counts the failing
+        ones.
+        """
         if self.failing is None:
             return Result(self.scenario.name, str(self.scenario.path), wall_s=self.wall_s)
         report = f"{self._count}\n{self._shortest}\n\n{self.failing.report}"

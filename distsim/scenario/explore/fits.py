@@ -1,4 +1,4 @@
-"""Whether a training program fits into the memory of its GPUs, and the smallest change that makes it fit."""
+"""Finds out whether a training program fits into GPU memory, and the smallest change that makes it fit."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ STEPS = 2
 """The optimizer makes its state at the end of the first step: the second is the first with all that training keeps."""
 MOST_TRIES = 6
 ERROR, WORST_ERROR = 0.042, 0.152
-"""Of predicted peaks against 32 published ones: the median, and the largest.
-Source: `distsim validate --training` (docs/how-it-works.md)."""
+"""Median and largest relative error of predicted peaks against 32 published ones.
+
+Source: `distsim validate --training` (docs/accuracy.md).
+"""
 VOCABULARY = {
     "_log_softmax": "log-probabilities of the loss",
     "_log_softmax_backward_data": "gradient of the logits",
@@ -49,11 +51,11 @@ class RankPeak:
 
 @dataclass(frozen=True, slots=True)
 class PeakMemory:
-    """One line of what is in use at the peak."""
+    """Memory in use at the peak for one line of the program and one operator."""
 
     kind: str
     name: str
-    """What it is, where the operator tells: `gradient of the logits`."""
+    """Description of the memory if the operator determines it, such as `gradient of the logits`."""
     site: MemorySite
 
 
@@ -64,10 +66,10 @@ class Fit:
     outcome: Outcome
     training: Training
     capacity: int
-    """Of one GPU, without what lies outside torch's allocator."""
+    """Bytes of one GPU, without those outside torch's allocator."""
     peaks: list[RankPeak] = field(default_factory=list)
     held: list[PeakMemory] = field(default_factory=list)
-    """Of the rank with the highest peak, most bytes first."""
+    """Memory at the peak of the fullest rank, largest first."""
 
     @property
     def fits(self) -> bool:
@@ -80,8 +82,10 @@ class Fit:
 
     @property
     def needed(self) -> int:
-        """Bytes that are reserved at the peak where it fits, and allocated where it does not: what is reserved on a
-        larger GPU says nothing of one that has to give segments back."""
+        """Return the bytes reserved at the peak if the program fits, else the bytes allocated.
+
+        What is reserved on a larger GPU does not tell what a smaller one would reserve, which has to release segments.
+        """
         ranks = self.training.ranks
         if self.fits:
             return max(rank.peak_reserved_bytes for rank in ranks)
@@ -89,7 +93,7 @@ class Fit:
 
     @property
     def is_close(self) -> bool:
-        """Whether the error of such predictions could turn the answer around."""
+        """Return whether the error of such predictions could change the answer."""
         allocated = max(rank.peak_allocated_bytes for rank in self.training.ranks)
         return abs(allocated - self.capacity) < WORST_ERROR * self.capacity
 
@@ -99,10 +103,10 @@ class LayoutChange:
     """A change of the command that might make it fit."""
 
     text: str
-    """As it is typed: `--mbs=2 --accum=4`, `--on dgx-h100:2`."""
+    """The change as typed on a command line: `--mbs=2 --accum=4`, `--on dgx-h100:2`."""
     request: RunRequest
     fit: Fit | None = None
-    """What it needs; None: it did not run to its second step."""
+    """Memory that the changed program needs; None if it did not run to its second step."""
     problem: str = ""
     """Why it did not."""
 
@@ -248,7 +252,7 @@ def _measure_change(change: LayoutChange, fit: Fit) -> None:
 
 
 def _changes(request: RunRequest, fit: Fit) -> Iterator[LayoutChange]:
-    """Changes that the script has a flag for and that may spare what is missing, the smallest first."""
+    """Yield changes for which the script has a flag and that may save enough memory, the smallest first."""
     held = fit.fullest.memory
     missing = max(fit.fullest.peak_allocated_bytes - fit.capacity, 0)
     flags: dict[str, Flag] = {}

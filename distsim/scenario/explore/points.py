@@ -69,7 +69,7 @@ class KeptPoints:
             part.replace(file)
 
     def discard(self) -> None:
-        """All points have ended: nothing is to be resumed."""
+        """Delete the kept results, because all points have ended."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -95,7 +95,7 @@ def run_points(
 
 
 def _quietly(run: Callable[[Scenario], Result], scenario: Scenario) -> Result:
-    """Run *scenario* in a process of its own, whose warnings would stand among the lines of progress."""
+    """Run *scenario* in a process of its own without warnings, which would mix with the progress lines."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     os.close(null)

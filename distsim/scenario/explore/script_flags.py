@@ -20,7 +20,9 @@ ROLES = {
     "tensor_parallel": r"tp|tp-size|tp-degree|tensor(-model)?-parallel(-size|-degree)?",
     "pipeline": r"pp|pp-size|pp-degree|pipeline(-model)?-parallel(-size|-degree)?",
 }
-"""What a flag is for -> pattern of its name, without dashes in front and with - for _ and for what is before a dot."""
+"""Roles of flags with the patterns of their names, without leading dashes, with - for _ and without the part before a
+dot.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +30,19 @@ class Flag:
     """A flag of a script."""
 
     name: str
-    """As it is written: `--micro-batch-size`."""
+    """Name of the flag as written: `--micro-batch-size`."""
     value: str | None
-    """What the command line gives, or else the default; None: not known."""
+    """Value on the command line, or else the default; None if it is not known."""
     choices: tuple[str, ...] = ()
     is_switch: bool = False
-    """It takes no value; `value` is then "True" where it is given."""
+    """Whether the flag takes no value; its `value` is then "True" if it is given."""
 
 
 def script_flags(script: Path, arguments: Sequence[str]) -> list[Flag]:
-    """Return the flags that *script*, or a module beside it that it imports, adds to an argparse parser, and those that
-    stand in *arguments*."""
+    """Return the flags of *script* and those in *arguments*.
+
+    Flags are found in calls of argparse's `add_argument` in *script* and in the modules beside it that it imports.
+    """
     flags: dict[str, Flag] = {}
     for call in _added_arguments(script):
         names = [a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]

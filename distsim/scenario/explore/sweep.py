@@ -1,4 +1,4 @@
-"""What-if: one scenario under every combination of some settings."""
+"""Runs one scenario under every combination of some settings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MAX_POINTS = 10_000
 POINT_S = 3600.0
 """Wall time of one point of a script: points run side by side, and some are large."""
 NODES = ("cluster.nodes", "on.nodes")
-"""Not a key of the file: the number behind the cluster's name."""
+"""Settings that are not keys of the file: the number of nodes after the cluster's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,14 +258,14 @@ def _on_ray(scenarios: Sequence[Scenario], address: str, picture: bool) -> Itera
 
 
 def _knock(address: str) -> None:
-    """Raise at once where nobody listens at *host:port*: Ray itself asks for minutes."""
+    """Raise at once if nothing listens at *host:port*, because Ray itself would try for minutes."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdigit() and "/" not in address:
         socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def write_csv(points: Sequence[Point], path: Path) -> None:
-    """All settings and all figures, a line a point."""
+    """Write all settings and figures, one point per line."""
     settings = list(points[0].settings)
     figures = list(dict.fromkeys(name for point in points for name in point.result.figures))
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -278,8 +278,11 @@ def write_csv(points: Sequence[Point], path: Path) -> None:
 
 
 def write_json(points: Sequence[Point], name: str, path: str) -> None:
-    """The same as JSON: `schema` distsim.sweep/1, `scenario`, `points[]` with `settings`, `verdict`, `exit_code`,
-    `wrong[]` and `figures`."""
+    """Write all settings and figures as JSON.
+
+    The keys are `schema` (distsim.sweep/1), `scenario`, and `points[]` with `settings`, `verdict`, `exit_code`,
+    `wrong[]` and `figures`.
+    """
     rows = [
         {
             "settings": point.settings,

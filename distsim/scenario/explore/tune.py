@@ -56,7 +56,7 @@ class Axis:
     path: str
     values: tuple[Any, ...]
     memory: tuple[float, ...] | None = None
-    """For each value a number that grows with the memory of a GPU; None: nobody knows which value needs more."""
+    """For each value a number that grows with the memory of a GPU; None if that is not known."""
 
 
 def axis_of(variation: Variation) -> Axis:
@@ -76,7 +76,7 @@ def axis_of(variation: Variation) -> Axis:
 
 
 def _of_nodes(values: Sequence[Any]) -> tuple[float, ...] | None:
-    """More nodes of one kind need no more memory on a GPU."""
+    """Return the memory order of numbers of nodes: more nodes of one kind need no more memory per GPU."""
     parts = [str(value).rpartition(":") for value in values]
     if len({preset for preset, _, _ in parts}) > 1 or not all(nodes.isdigit() for _, _, nodes in parts):
         return None
@@ -85,15 +85,15 @@ def _of_nodes(values: Sequence[Any]) -> tuple[float, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What a search optimizes."""
+    """Quantity that a search optimizes."""
 
     name: str
     """tokens/s, cost or memory."""
     price: float | None = None
-    """Of a GPU's hour; None: as each point's cluster says."""
+    """Price of one GPU hour; None: that of each point's cluster."""
 
     def score(self, result: Result) -> float:
-        """Return a number that is larger for a better point; 0 for one that did not come to a step or does not fit."""
+        """Return a number that is larger for a better point; 0 for a point that reached no step or does not fit."""
         figures = result.figures
         if not result.ran or result.exit_code or result.limit or not figures.get("fits") or not figures.get("step_s"):
             return 0.0
@@ -106,14 +106,14 @@ class Objective:
 
 @dataclass
 class Search:
-    """Which points are run next."""
+    """Decides which points of the space run next."""
 
     axes: list[Axis]
     objective: Objective
     results: dict[Place, Result] = field(default_factory=dict)
-    """Of the points that have run."""
+    """Results of the points that have run."""
     finals: dict[Place, Result] = field(default_factory=dict)
-    """Of those that ran for `FINAL_STEPS` steps."""
+    """Results of the points that ran for `FINAL_STEPS` steps."""
     _left: list[Place] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -145,7 +145,7 @@ class Search:
         return any(self._needs_as_much(point, other) for other in full)
 
     def _needs_as_much(self, point: Place, other: Place) -> bool:
-        """Whether *point* needs at least the memory of *other*, as far as their axes tell."""
+        """Return whether *point* needs at least the memory of *other*, as far as the axes tell."""
         for axis, mine, its in zip(self.axes, point, other, strict=True):
             if mine != its and (axis.memory is None or axis.memory[mine] < axis.memory[its]):
                 return False

@@ -10,9 +10,10 @@ from distsim.text.units import format_bytes, format_time
 __all__ = ["difference", "spent"]
 
 LEAST = 0.01
-"""Of a step: smaller parts are not worth a word."""
+"""Smallest share of a step that is worth mentioning."""
 ATTENTION = 0.05
-"""Of all flops: what a kernel of attention computes again in its own backward is less."""
+"""Share of all flops below which extra computation is attributed to attention's backward, which recomputes its scores.
+"""
 PARTS = {
     "compute": "step_compute_s",
     "exposed communication": "step_exposed_s",
@@ -52,7 +53,7 @@ def _waits(result: Result, step_s: float) -> str:
 
 
 def difference(best: Result, other: Result, objective: str) -> str:
-    """Return by how much *other* is worse than *best*, and which parts of its step that comes from."""
+    """Return by how much *other* is worse than *best*, and which parts of its step cause that."""
     if objective == "memory":
         more = other.figures["peak_gpu_memory_bytes"] - best.figures["peak_gpu_memory_bytes"]
         return f"{format_bytes(int(more))} more at the peak"

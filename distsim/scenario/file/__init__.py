@@ -1,6 +1,6 @@
-"""The scenario file: its schema, how it is read, found and begun.
+"""The scenario file: its schema, and how files are read, found and created.
 
-`schema.py` is the file's shape, `json_schema.py` what editors get of it; `load.py` reads one and tells every fault
+`schema.py` is the schema, `json_schema.py` its form for editors; `load.py` reads a file and reports all of its faults
 at once.
 """
 

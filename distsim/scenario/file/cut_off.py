@@ -1,4 +1,4 @@
-"""Which hosts a fault of the network cuts off: all that a real run can do to one."""
+"""Finds the hosts that a network fault cuts off, which is all that a real run can imitate of it."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def quantity(example: str, **number: float) -> WithJsonSchema:
 Seconds = Annotated[float, BeforeValidator(_seconds), Ge(0), quantity("5ms", minimum=0)]
 """Virtual time: a number of seconds, or text such as "5ms"."""
 MoreSeconds = Annotated[float, BeforeValidator(_seconds), Gt(0), quantity("5ms", exclusiveMinimum=0)]
-"""Above zero."""
+"""Seconds above zero."""
 Rank = Annotated[int, Ge(0), Strict()]
 
 
@@ -84,7 +84,7 @@ class FaultTable(FileTable):
     what: str
 
     def rule(self, path: str) -> Rule:
-        """The simulator's rule for this table, which stands at *path* in its file."""
+        """Return the simulator's rule for this table, whose path in the file is *path*."""
         values = {name: getattr(self, name) for name in type(self).model_fields if name != "what"}
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
         moment = {name: values.pop(name) for name in _fields(When)}

@@ -17,8 +17,11 @@ _MORE = re.compile(r"^\s*\[*\s*(expect|faults|schema)\b", re.MULTILINE)
 
 
 def is_scenario(path: Path) -> bool:
-    """Whether a TOML file means to be a scenario: it has a program, and says what it expects. One that cannot be
-    parsed is asked for these words, so that a slip of the pen does not take it out of the suite unseen."""
+    """Return whether a TOML file is meant to be a scenario: it has a program and expectations.
+
+    A file that cannot be parsed is searched for these words, so that a typing error does not remove it from the suite
+    unnoticed.
+    """
     try:
         text = read_bytes(path, LARGEST_FILE).decode(errors="replace")
     except OSError:
@@ -48,8 +51,10 @@ def find_scenarios(paths: Sequence[str | Path]) -> list[Path]:
 
 
 def load_scenarios(paths: Sequence[str | Path], bad: list[BadFile] | None = None) -> list[Scenario]:
-    """All of them, or one `UsageError` with every fault of every file; with a list *bad*, those that are right,
-    and the others are put there."""
+    """Load all scenarios, or raise one UsageError with every fault of every file.
+
+    With a list *bad*, faulty files are appended to it and the others are returned.
+    """
     scenarios, wrong = [], list[BadFile]()
     for path in find_scenarios(paths):
         try:

@@ -1,4 +1,4 @@
-"""Whether a program has the function that a scenario names, told without running it."""
+"""Checks without running a program whether it has the function that a scenario names."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["lacks", "module_source"]
 
 LARGEST_FILE = 16 << 20
 _DYNAMIC = {"globals", "vars", "exec", "setattr", "__dict__", "__getattr__"}
-"""What can bind names that no reader sees."""
+"""Names whose use can bind other names dynamically."""
 
 
 def lacks(source: Path, function: str) -> bool:
-    """Whether *source* surely binds no *function* at its top; False where it is not known."""
+    """Return whether *source* certainly binds no *function* at its top level; False if that is not known."""
     try:
         tree = ast.parse(read_bytes(source, LARGEST_FILE))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # the run says so, with the line

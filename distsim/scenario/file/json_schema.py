@@ -1,8 +1,8 @@
-"""The schema of scenario files as JSON schema, for editors (taplo, VS Code) and other tools.
+"""JSON schema of scenario files for editors (taplo, VS Code) and other tools.
 
-What pydantic makes of the tables is rewritten so that an editor says in one line what is wrong: a fault is held against
-the table of its `what` alone, and not against seventeen; TOML has no null; no reference leads anywhere, so that every
-property keeps its own description. Draft 7 is what editors of TOML know.
+pydantic's schema is rewritten so that an editor reports a mistake in one line: a fault is compared only with the table
+of its `what`, not with all seventeen; TOML has no null; references are resolved, so that every property keeps its own
+description. TOML editors support draft 7.
 """
 
 from __future__ import annotations

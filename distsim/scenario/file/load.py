@@ -42,7 +42,7 @@ class BadFile(UsageError):
         super().__init__(f"{path}: {self.faults[0]}" if len(faults) == 1 else "\n".join(some))
 
     def __reduce__(self) -> tuple[type[BadFile], tuple[Path, list[str]]]:
-        """Made again from its parts: it travels between processes."""
+        """Return the parts from which the error is rebuilt in another process."""
         return BadFile, (self.path, self.faults)
 
     @property
@@ -66,7 +66,7 @@ def _name(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One checked scenario: its file and what stands in it."""
+    """One checked scenario: its file and its content."""
 
     path: Path
     spec: ScenarioSpec
@@ -144,7 +144,7 @@ class Scenario:
         return self.spec.model_dump(by_alias=True, exclude_unset=True)
 
     def changed(self, **values: Any) -> Scenario:
-        """The same scenario with some top-level values exchanged, checked again."""
+        """Return the scenario with some top-level values replaced, checked again."""
         return check({**self.data, **values}, self.path)
 
 
@@ -163,7 +163,7 @@ def load_scenario(path: str | Path) -> Scenario:
 
 
 def check(data: Mapping[str, Any], path: Path) -> Scenario:
-    """Check *data* as what stands in *path*."""
+    """Check *data* as the content of the file *path*."""
     data, wrong = dict(data), list[str]()
     numbers: list[int] | None = None
     try:
@@ -184,7 +184,11 @@ def check(data: Mapping[str, Any], path: Path) -> Scenario:
 
 
 def read_faults(tables: Sequence[Mapping[str, Any]]) -> list[Rule]:
-    """Rules from tables as they stand under `[[faults]]`; `UsageError` names every fault of them."""
+    """Return rules from the tables of `[[faults]]`.
+
+    Raises:
+        UsageError: Tables have faults; the message lists all of them.
+    """
     try:
         specs = TypeAdapter(list[FaultSpec]).validate_python([dict(table) for table in tables])
     except ValidationError as error:
@@ -254,7 +258,7 @@ def _silent(spec: ScenarioSpec) -> typing.Iterator[str]:
 
 
 def _program(scenario: Scenario) -> typing.Iterator[str]:
-    """Whether the program is there, with the lines that are expected of it."""
+    """Yield what is wrong with the program: it is missing, or lacks lines that the expectations name."""
     spec = scenario.spec
     if scenario.file is not None and not scenario.file.is_file():
         yield f"program: no script {brief(scenario.program)} beside the file (looked in {scenario.path.parent})"
@@ -275,7 +279,7 @@ def _program(scenario: Scenario) -> typing.Iterator[str]:
 
 
 def _real_faults(scenario: Scenario, numbers: Sequence[int]) -> typing.Iterator[str]:
-    """Whether each fault can be injected into real processes, or a real network."""
+    """Yield the faults that cannot be injected into real processes or a real network."""
     for number, fault, rule in zip(numbers, scenario.spec.faults, scenario.rules, strict=True):
         if fault.what in CUTS and isinstance(rule, NetworkRule):
             try:
@@ -361,7 +365,7 @@ FAULTS = tuple(FAULT_TABLES)
 
 
 def _table(location: Sequence[Any]) -> type[BaseModel] | None:
-    """The table of the schema in which the last key of *location* stands."""
+    """Return the table of the schema that contains the last key of *location*."""
     table: Any = ScenarioSpec
     for key in location[:-1]:
         if isinstance(key, int):

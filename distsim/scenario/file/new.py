@@ -13,7 +13,7 @@ from distsim.text.untrusted_input import brief
 __all__ = ["SCHEMA", "new_scenario"]
 
 SCHEMA = "scenario.schema.json"
-"""A file and no address: editors find it offline, and whoever checks the folder out has it."""
+"""File name of the schema: a local file, because editors find it offline and it comes with a checkout."""
 
 SCENARIO = f"""\
 #:schema ./{SCHEMA}

@@ -1,6 +1,6 @@
-"""The schema of a scenario file: a program, where it runs, what goes wrong, and what is expected.
+"""Schema of a scenario file: a program, its cluster, its faults, and its expectations.
 
-Editors get it as JSON schema, see json_schema.py.
+json_schema.py makes the JSON schema for editors from it.
 """
 
 from __future__ import annotations

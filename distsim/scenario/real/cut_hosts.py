@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 __all__ = ["Cuts", "spans_hosts"]
 
 MEETING_S = 1.0
-"""How long monitors take to connect once they know where; they look several times a second."""
+"""Seconds that monitors take to connect once they know each other's address; they try several times a second."""
 LONGEST_MEETING_S = 10.0
 """A job that makes no process group has monitors that never meet."""
 _monotonic = time.monotonic
 
 
 def spans_hosts(scenario: Scenario) -> bool:
-    """Whether a real run of *scenario* needs a namespace for each host."""
+    """Return whether a real run of *scenario* needs a network namespace for each host."""
     return any(fault.what in CUTS for fault in scenario.spec.faults)
 
 
@@ -55,7 +55,7 @@ class Cuts:
     cuts: list[_Cut] = field(default_factory=list)
     begun_s: float | None = None
     met_s: float | None = None
-    """When the hosts' monitors had been told of each other: before that, nobody can say that a host is lost."""
+    """Time at which the hosts' monitors knew each other; before that, no monitor can report a lost host."""
 
     @classmethod
     def of(cls, scenario: Scenario, folder: Path, job: Hosts) -> Cuts:
@@ -68,8 +68,11 @@ class Cuts:
         return result
 
     def tick(self) -> None:
-        """Do what is due. Times count from the call, or from the moment the last rank has begun; in both cases
-        not before the monitors know each other."""
+        """Apply the faults that are due.
+
+        Times count from the call, or from the start of the last rank; in both cases not before the monitors know each
+        other.
+        """
         now_s = _monotonic()
         ready = self._ready(now_s)
         for cut in self.cuts:

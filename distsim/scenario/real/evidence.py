@@ -1,4 +1,4 @@
-"""What the ranks of a real run left in their rings: where each one stands, over all hosts of the job."""
+"""Reads the records of a real run's ranks, over all hosts of the job."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ __all__ = ["seen"]
 
 
 def seen(folder: Path, num_hosts: int, world_size: int) -> Evidence | None:
-    """The evidence in *folder*'s rings (`rings0`, `rings1`, ...), of a job that runs or has ended; None without rings.
-    Each host says what it knows of its own ranks."""
+    """Return the evidence in the rings of *folder* (`rings0`, `rings1`, ...); None if there are no rings.
+
+    The job may still run. Each host contributes what it knows of its own ranks.
+    """
     parts = []
     for host in range(num_hosts):
         try:

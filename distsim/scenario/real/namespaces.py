@@ -1,8 +1,7 @@
-"""Hosts on one machine, for real runs whose network is to fail: network namespaces on a bridge, each with
-a host name of its own.
+"""Hosts on one machine for real runs with network faults: network namespaces on a bridge, each with its own host name.
 
-Takes root (CAP_NET_ADMIN and CAP_SYS_ADMIN) and iproute2's `ip`. Every job has a bridge of its own
-without an address, so jobs side by side may use the same addresses, and none reaches the world.
+Needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN) and the command `ip` of iproute2. Every job has a bridge of its own
+without an address, so parallel jobs may use the same addresses, and none reaches the outside.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Hosts:
     names: tuple[str, ...]
     addresses: tuple[str, ...]
     table: str = "/etc/hosts"
-    """A file like this one, with the names of all: nobody in there is to ask a name server."""
+    """File in the format of /etc/hosts with the names of all hosts, so that no name server is asked."""
 
     def enter(self, host: int) -> list[str]:
         """Return the command prefix that runs a command on one host, named n0, n1, ... as on clusters."""

@@ -12,8 +12,11 @@ __all__ = ["descendants", "end"]
 
 
 def end(pids: Iterable[int]) -> None:
-    """Kill *pids* and what they have started, at once. They are stopped first: who is killed one by one
-    may start others in between, or tell a story of the others' death."""
+    """Kill *pids* and their descendants at once.
+
+    They are stopped first: processes that are killed one by one could start others in between, or report the death of
+    the others.
+    """
     roots = list(pids)
     known: dict[int, None] = {}
     while more := [pid for pid in descendants(roots) if pid not in known]:

@@ -1,4 +1,4 @@
-"""A scenario for real: torch elastic on gloo under guard, in a process of its own."""
+"""Runs a scenario for real: torch elastic on gloo with the guard, in a process of its own."""
 
 from __future__ import annotations
 
@@ -38,8 +38,10 @@ _monotonic = time.monotonic
 
 
 def run_for_real(scenario: Scenario, *, picture: bool = False) -> Result:
-    """`distsim run --on gloo` with the scenario's program, and its expectations held against the report. With *picture*
-    its document is that of its flight records, where something went wrong."""
+    """Run the scenario's program with `distsim run --on gloo`, and compare its report with the expectations.
+
+    With *picture*, the document of a failed run includes the picture of its flight records.
+    """
 
     with tempfile.TemporaryDirectory(prefix="distsim-scenario-") as name:
         folder = Path(name)
@@ -104,9 +106,9 @@ class _Ended:
 
     codes: list[int]
     over: bool = False
-    """By the limit of wall time."""
+    """Whether the limit of wall time ended the run."""
     seen: Evidence | None = None
-    """Where the ranks stood at that moment."""
+    """Evidence of the ranks' state at that moment."""
     struck: Sequence[int] = ()
     """Numbers of the rules that pulled a plug."""
     cut_off: Sequence[int] = ()
@@ -199,7 +201,7 @@ def _verdict(folder: Path, codes: list[int], cut_off: Sequence[int] = ()) -> tup
 
 
 def _placed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
-    """With the lines of those culprits that the host which judged could not see."""
+    """Return *diagnosis* with the lines of the culprits whose host did not judge."""
     sites = dict(diagnosis.sites)
     for rank in diagnosis.culprits:
         state = evidence.ranks.get(rank)
@@ -209,7 +211,7 @@ def _placed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
 
 
 def _with_texts(sources: Mapping[str, str], diagnoses: Sequence[Diagnosis]) -> Mapping[str, str]:
-    """With the files in which *diagnoses* happened: a line that makes no call is in no record."""
+    """Return the sources with the files in which *diagnoses* happened, because lines without calls are not recorded."""
     texts = dict(sources)
     for file in {
         site.file: None for diagnosis in diagnoses for site in diagnosis.sites.values() if site.file not in texts

@@ -1,7 +1,7 @@
-"""From flight records of a hung run to the smallest scenario that hangs alike.
+"""Turns flight records of a hung run into the smallest scenario that hangs in the same way.
 
-`reproduce.py` is the door; `calls.py` is a run as its calls, `write_program.py` writes them as a program and
-`loops.py` finds its loops.
+`reproduce.py` is the entry point; `calls.py` represents a run by its calls, `write_program.py` writes them as a
+program, and `loops.py` finds its loops.
 """
 
 from __future__ import annotations

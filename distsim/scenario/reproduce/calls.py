@@ -31,7 +31,7 @@ class ReproducedCall:
     group: str
     """Name of the group; empty for the world."""
     label: str = ""
-    """What people call it."""
+    """Label of the call for people."""
     inputs: tuple[tuple[int, ...], ...] = ()
     outputs: tuple[tuple[int, ...], ...] = ()
     dtype: str = "float32"
@@ -46,17 +46,19 @@ class ReproducedCall:
     """Its rank waits for it at the end."""
     place: str = ""
     prompt: bool = False
-    """It was over, or is what its rank waits for, before the rank's next call: it may have been one that blocks."""
+    """Whether the call completed before the rank's next call, or the rank waits for it: it may have been a blocking
+    one.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """All ranks' calls and endings. *ranks* are those of the original run; the program numbers them anew."""
+    """Calls and endings of all ranks. *ranks* are those of the original run; the program renumbers them."""
 
     ranks: tuple[int, ...]
     calls: Mapping[int, tuple[ReproducedCall, ...]]
     endings: Mapping[int, str]
-    """How a rank ends after its calls: a line of code, or empty."""
+    """Line of code with which a rank ends after its calls; empty if it just ends."""
     absent: tuple[int, ...] = ()
     """Ranks that never joined."""
 
@@ -78,7 +80,9 @@ class Calls:
         return replace(self, calls=calls)
 
     def blocking(self) -> Calls:
-        """With `send` for `isend` where no record contradicts: not every record tells them apart."""
+        """Return the calls with `send` for `isend` (and so on) where no record contradicts, as not every record
+        distinguishes them.
+        """
 
         def sync(call: ReproducedCall) -> ReproducedCall:
             return replace(call, is_async=False) if call.op in ("send", "recv") and call.prompt else call
@@ -86,7 +90,7 @@ class Calls:
         return replace(self, calls={rank: tuple(map(sync, own_calls)) for rank, own_calls in self.calls.items()})
 
     def is_stuck(self, rank: int) -> bool:
-        """Whether it waits in its last call."""
+        """Return whether the rank waits in its last call."""
         return rank not in self.endings and any(call.blocked for call in self.calls[rank][-1:])
 
     def without(self, rank: int) -> Calls:

@@ -1,4 +1,4 @@
-"""Calls as a loop: what ranks call again and again is its body, and who leaves a line out is said before it."""
+"""Writes calls as a loop: repeated calls are its body, and conditions say which ranks leave a line out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["line_number", "looped"]
 
 Test = Callable[[Sequence[int]], str]
 Cells = Mapping[tuple[int, int], bool]
-"""(rank, step): whether a line of the body is called there. What nobody knows is not in it."""
+"""(rank, step) -> whether a line of the body is called there. Unknown cells are missing."""
 
 
 def looped(
@@ -20,12 +20,12 @@ def looped(
     test: Test,
     after: bool = False,
 ) -> list[str] | None:
-    """The lines *texts* of each rank as one loop; None where nobody repeats one.
+    """Return the lines *texts* of each rank as one loop; None if no rank repeats a line.
 
-    Ranks in *stuck* wait in their last line: what they would have done next is open, except that only *members*
-    of its group make a call. *number* has the ranks as the program counts them; *count* writes what goes into
-    `range`, *test* an `if` of ranks. What comes behind the last line that is repeated stands in the loop, too,
-    or *after* it: calls alone do not tell.
+    Ranks in *stuck* wait in their last line: their next lines are unknown, except that only *members* of its group
+    make a call. *number* maps ranks to those of the program; *count* writes the argument of `range`, *test* a
+    condition on ranks. Lines after the last repeated line are in the loop, or *after* it, because calls alone do not
+    decide that.
     """
     repeated = {text for lines_of in texts.values() for text in lines_of if lines_of.count(text) > 1}
     if not repeated:
@@ -76,7 +76,7 @@ def _guarded(text: str, guard: str) -> list[str]:
 
 
 def _guard(cells: Cells, test: Test) -> str:
-    """The `if` before a line; empty where nobody leaves it out."""
+    """Return the `if` before a line; empty if no rank leaves the line out."""
     called_cells = [cell for cell, called in cells.items() if called]
     left_out = [cell for cell, called in cells.items() if not called]
     if not left_out:
@@ -96,7 +96,7 @@ def _guard(cells: Cells, test: Test) -> str:
 
 
 def _by_first_use(sequences: Collection[Sequence[str]]) -> list[str]:
-    """All lines, each behind the one that it first comes after."""
+    """Return all lines, each after the line that precedes it at its first use."""
     order: list[str] = []
     for sequence in sorted(sequences, key=lambda made: -len(set(made))):
         behind = 0
@@ -112,7 +112,9 @@ def _num_steps(inside: Mapping[int, Sequence[str]], order: Sequence[str]) -> int
 
 
 def _steps(calls: Sequence[str], order: Sequence[str]) -> list[int]:
-    """The round in which each line is called: one that stands no further down than the last begins a new one."""
+    """Return the iteration in which each line is called: a line that is not after the previous one begins a new
+    iteration.
+    """
     result: list[int] = []
     step, last = 0, -1
     for text in calls:
@@ -124,6 +126,6 @@ def _steps(calls: Sequence[str], order: Sequence[str]) -> list[int]:
 
 
 def line_number(text: str) -> int:
-    """The line that stands behind a call, as `# train.py:12`; 0 where none is known."""
+    """Return the line number in the comment after a call (`# train.py:12`); 0 if there is none."""
     number = text.rpartition("  # ")[2].rpartition(":")[2]
     return int(number) if number.isdigit() else 0

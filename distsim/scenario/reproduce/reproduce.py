@@ -1,4 +1,4 @@
-"""`distsim scenario from DIR`: from flight records of a hung run to the smallest scenario that hangs alike."""
+"""`distsim scenario from DIR`: turns flight records of a hung run into the smallest scenario that hangs equally."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ __all__ = ["reproduce"]
 GPUS_PER_NODE = 8
 MAX_TRIES = 400
 SPIN_S = 3.0
-"""When a rank that spins is taken for stuck: more than torch's first imports take on a busy machine."""
+"""Seconds after which a spinning rank counts as stuck: more than torch's first imports take on a busy machine."""
 SIBLINGS = {Kind.MISSING_RANK: Kind.UNEVEN_ITERATIONS, Kind.UNEVEN_ITERATIONS: Kind.MISSING_RANK}
-"""What a rank that did not come is called depends on the loop around the call, and records have no loops."""
+"""Kinds that count as equal, because they differ only by the loop around the call, and records contain no loops."""
 STYLES = ("merged", "exact", "looped", "looped, and after", "apart")
 """Routes to write the calls down as a program; the first that gives the diagnosis is taken."""
 
@@ -47,10 +47,10 @@ class Attempt:
 
 
 def reproduce(directory: Path, output: Path, shrink: bool = True) -> Iterator[str]:
-    """Write *output* (.toml) and a program beside it; yields lines for people.
+    """Write the scenario *output* (.toml) and its program, and yield lines for people.
 
-    Raises `UsageError` where nothing is wrong in *directory*, or where the simulator does not come to
-    the same diagnosis.
+    Raises:
+        UsageError: *directory* contains no fault, or the simulator does not reach the same diagnosis.
     """
     output = output if output.suffix == ".toml" else output.with_suffix(".toml")
     script = output.with_suffix(".py")
@@ -157,7 +157,7 @@ def _fewest_calls(calls: Calls, fails_alike: Callable[[Calls], bool]) -> Calls:
 
 
 def _fewest_ranks(calls: Calls, first: Diagnosis, fails_alike: Callable[[Calls], bool]) -> Calls:
-    """The culprits and whoever else it takes; two at least."""
+    """Keep the culprits and the other ranks that are needed, at least two ranks."""
 
     def only(others: Sequence[int]) -> Calls:
         fewer = calls
@@ -171,7 +171,7 @@ def _fewest_ranks(calls: Calls, first: Diagnosis, fails_alike: Callable[[Calls],
 
 
 def _fewest_endings(calls: Calls, fails_alike: Callable[[Calls], bool]) -> Calls:
-    """Remove what ranks did after the others were already blocked."""
+    """Remove what ranks did after the other ranks were already blocked."""
 
     def only(ranks: Sequence[int]) -> Calls:
         return replace(calls, endings={rank: calls.endings[rank] for rank in ranks})

@@ -30,9 +30,12 @@ class _Program:
         """Original rank -> its number in the program."""
 
     def text(self, teaches: str, style: str) -> str:
-        """The script. *style*: `merged`, one body with the ranks of each call before it,
-        and whoever is stuck earlier among them; `exact`, without those; `looped`, one loop around what is
-        called again and again; `looped, and after`, with what comes last behind it; `apart`, a body for each rank."""
+        """Return the script.
+
+        *style* is `merged` (one body, with the ranks of each call as its condition), `exact` (without ranks that were
+        stuck earlier), `looped` (one loop around repeated calls), `looped, and after` (with the last calls after the
+        loop), or `apart` (a body for each rank).
+        """
         groups: dict[str, str] = {}
         prologue: list[str] = []
         makes_groups = any(c.op == "new_group" for own_calls in self.calls.values() for c in own_calls)

@@ -1,8 +1,8 @@
-"""The used part of the cluster as a picture, and its links by time.
+"""Draws the used part of the cluster, and the use of its links over time.
 
-An edge's colour is the share of its bandwidth that was used on average. Many alike vertices (`n0/gpu0`, `n1/gpu0`, ...)
-are one, with their number; its edges show the busiest of them. The heat map has how much of its bandwidth each of the
-busiest links had in use, with planted faults as bands.
+The colour of an edge is the average share of its bandwidth that was used. Many equal vertices (`n0/gpu0`, `n1/gpu0`,
+...) are drawn as one with their number; its edges show the busiest of them. A heat map shows the used bandwidth of the
+busiest links over time, with injected faults as bands.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from distsim.text.units import format_bandwidth
 __all__ = ["cluster", "heat_map"]
 
 LAYERS = ("gpu", "cpu", "nvswitch", "pcie", "nic", "leaf", "switch", "spine")
-"""From below."""
+"""Layers of the drawing, from bottom to top."""
 MOST_HOSTS, MOST_ALIKE = 2, 8
 STEPS = ((0.9, "#b2182b"), (0.6, "#e08214"), (0.3, "#d9b13b"), (0.1, "#5aae61"), (0.0, "#7f8c9a"))
-"""From that share on, that colour."""
+"""Colours with the share of bandwidth from which they are used."""
 _NAME = re.compile(r"(?:n(\d+)/)?([A-Za-z_]+\d*/)?([A-Za-z_]+)(\d*)")
 """`n0/gpu3`, `leaf2`, `group1/switch5`: host, the fabric's own groups, kind, number."""
 ROW_PX = 18
 TOPS = (1, 2, 5, 10, 25, 50, 100, 1e9)
-"""Where the scale of colours may end, in percent."""
+"""Possible upper ends of the colour scale, in percent."""
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ class Arrow:
     text: Sequence[str] = ()
     at: tuple[float, float] = (0.0, 0.0)
     anchor: str = "middle"
-    """Where the text stands: start, middle or end at *at*."""
+    """Alignment of the text at *at*: start, middle or end."""
     accused: bool = False
     width: float = 1.5
     colour: str = ""
@@ -48,7 +48,7 @@ class Arrow:
 
 @dataclass(slots=True)
 class Drawing:
-    """Pixels of the whole, and what is on it."""
+    """A drawing with its size in pixels and its elements."""
 
     width: float
     height: float
@@ -57,7 +57,7 @@ class Drawing:
     boxes: list[Box] = field(default_factory=list)
     arrows: list[Arrow] = field(default_factory=list)
     words: str = ""
-    """What a reader who does not see it is told."""
+    """Text alternative for readers who do not see the drawing."""
 
     def fit(self, margin: float = 12.0) -> None:
         """Set the size of the drawing to its content."""

@@ -27,7 +27,7 @@ __all__ = [
 Figure = dict[str, Any]
 
 COMPUTE, COMMUNICATION, WAITING, OPEN, ACCUSED = "#4f86c6", "#2a9d6f", "#d9a13b", "#c8467a", "#d1495b"
-"""Told apart by those who see few colours, on white and on black; waiting is hatched as well."""
+"""Colours that people with colour vision deficiency can distinguish, on white and on black; waiting is also hatched."""
 
 LONGEST = 200
 """Letters of a text in a figure."""
@@ -73,7 +73,7 @@ class PlotPoint(Protocol):
 
 
 def sweep_plot(points: Sequence[PlotPoint], name: str, links: Sequence[str]) -> Figure | None:
-    """One bar a point; those that failed in red, and said so."""
+    """Return one bar per point; failed points are red and labelled."""
     there = [(point, link) for point, link in zip(points, links, strict=True) if name in point.figures]
     if not there:
         return None

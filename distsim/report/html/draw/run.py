@@ -1,6 +1,6 @@
-"""One run for the template: its verdict, then its parts in the order of the page, or why it has none.
+"""Prepares one run for the template: its verdict, then its parts in the order of the page.
 
-The verdict says what is wrong, with the lines of source where it is. A part has a figure.
+The verdict names the fault, with the source lines around it. A part without a figure is left out.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ FABRIC = (
     "yellow from 30 %, orange from 60 %, red from 90 %; a pointer on it shows the figures."
 )
 MOST_TOLD = 12
-"""Diagnoses in full; the others are a line for each kind and place."""
+"""Maximum number of diagnoses that are shown completely; the others take one line for each kind and location."""
 MOST_FOLDED = 100
 MOST_NAMES = 8
 """Of the tensors of a silent finding."""
 MOST_WAITERS = 8
 MOST_EXCERPTS = 4
-"""Of one diagnosis."""
+"""Maximum number of source excerpts of one diagnosis."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class RunParts:
     """One run."""
 
     key: str
-    """Of its section and its figures on the page."""
+    """Key of the run's section and figures on the page."""
     title: str
     facts: list[str]
     word: str
@@ -81,7 +81,7 @@ class RunParts:
     document: Mapping[str, Any]
     calls: Sequence[Any] = ()
     wrong: list[str] = field(default_factory=list)
-    """Of a scenario: the expectations that failed."""
+    """Failed expectations of a scenario."""
     training: Figures | None = None
 
 
@@ -170,7 +170,7 @@ def _parts(document: Mapping[str, Any], picture: dict[str, Any] | None, diagnose
 
 ROW_PX = 44
 LEAST = 0.04
-"""Of the whole: one rank of a thousand is what one looks for."""
+"""Smallest width of a frame, as a share of the whole, so that one rank among a thousand stays visible."""
 
 
 def icicle(picture: dict[str, Any]) -> Figure | None:

@@ -15,7 +15,7 @@ MOST_ROWS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class TableCell:
-    """*value* is a number where the column is one."""
+    """A cell of a table; *value* is a number if the column is numeric."""
 
     text: str
     value: float | None = None
@@ -25,7 +25,7 @@ class TableCell:
 
 @dataclass(slots=True)
 class PageTable:
-    """*rest* is said below it: how many rows it lacks."""
+    """A table of the page; *rest* is the line below it that counts the rows left out."""
 
     title: str
     columns: Sequence[str]

@@ -27,7 +27,7 @@ ARRIVAL = "#8a8f98"
 FADES = (0.85, 0.6, 0.4, 0.22, 0.1)
 """Opacity of the pieces of an open call's tail."""
 TAIL = 0.1
-"""Of the run's length, behind its end."""
+"""Space after the end of the run, as a share of its length."""
 KINDS: dict[str, tuple[str, str, str, bool]] = {
     "compute": ("computing", COMPUTE, "", True),
     "communication": ("communicating", COMMUNICATION, "", False),
@@ -35,7 +35,7 @@ KINDS: dict[str, tuple[str, str, str, bool]] = {
     "failed": ("failed", ACCUSED, "x", False),
     "open": ("never ended", OPEN, "/", False),
 }
-"""Name, colour, hatching, whether it stands in the upper half of the lane."""
+"""For each kind of slice: name, colour, hatching, and whether it is in the upper half of the lane."""
 
 
 def timeline(picture: dict[str, Any], accused: Collection[int] = ()) -> Figure | None:

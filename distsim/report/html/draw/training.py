@@ -50,7 +50,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What the first screen shows: cards of name, figure and remark, then bars."""
+    """Content of the first screen: cards with a name, a figure and a remark, then bars."""
 
     cards: list[tuple[str, str, str]]
     bars: list[Bar]

@@ -1,4 +1,4 @@
-"""The wait-for graph: ranks that wait alike are one box, an arrow leads to whom they wait for, a circle is red."""
+"""Draws the wait-for graph: ranks with equal waits are one box, arrows lead to what they wait for, cycles are red."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["wait_graph"]
 
 MOST_BOXES = 40
 MOST_TEXTS = 14
-"""More arrows than this: only those of a circle have their text; a pointer shows the others'."""
+"""Number of arrows above which only those of a cycle have labels; the others show theirs under the pointer."""
 LONGEST = 34
 """Letters of a line in a box."""
 
