@@ -133,14 +133,14 @@ class HostSide:
     """Known values of a member's GPU tensors, which have no data themselves."""
 
     values: Values
-    """All that is known on that process's GPUs."""
+    """Known values of tensors on the process's GPUs."""
     inputs: list[Tensor] | None
     """Copies made when the call was; None: unknown."""
     outputs: list[Tensor]
     """The tensors to write to, where their values may be known; else none."""
     guess: bool = False
     before: tuple[Any, ...] = ()
-    """What was known of each output's storage."""
+    """Known values of each output's storage before the call."""
 
 
 @dataclass(slots=True)
@@ -153,7 +153,7 @@ class Arrival:
     inputs: Tensors = ()
     outputs: Tensors = ()
     host_side: HostSide | None = None
-    """Of a call on a GPU: what is known of its values."""
+    """For a call on a GPU: the known values of its tensors."""
     sums: list[tuple[int | None, int | None]] | None = None
     """Checksums of the inputs when the call was made, and how often torch had counted a write to each (guards.py)."""
     on_start: Callable[[], None] | None = None
@@ -172,7 +172,7 @@ class Arrival:
 _parse_visible_devices = PARSE_VISIBLE_DEVICES.get()
 
 FIRST_BUS = 0x1B
-"""Of the first GPU of a node, as people know it from a DGX H100; the others follow."""
+"""PCI bus number of the first GPU of a node, as on a DGX H100; the other GPUs follow."""
 
 
 class OneEach:
@@ -181,7 +181,7 @@ class OneEach:
 
     def __init__(self) -> None:
         self._brought: dict[str, list[SimProcess]] = {}
-        """By the GPU's name on its node: who works on it."""
+        """Processes that work on a GPU, by the GPU's name on its node."""
 
     def bring(self, task: RankTask, device: Device) -> None:
         """Raises DistBackendError where another member on the same node has brought the same GPU."""
@@ -219,7 +219,7 @@ _ROOT_ONLY = frozenset({"broadcast", "scatter", "send"})
 
 
 def known_of(task: RankTask, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> HostSide:
-    """Return the known values of the call; its outputs are unknown until it has met the others."""
+    """Return the known values of a call; its outputs are unknown until it has met the calls of the other members."""
     values: Values = task.process.accelerators.values
     written = [t for t in outputs if values.keeps(t.numel(), t.dtype)] if _all_kept(values, outputs) else []
     for tensor in outputs:

@@ -67,7 +67,7 @@ _DEFAULT_TIMEOUTS = (timedelta(minutes=30), timedelta(minutes=10))
 
 
 _MAPS = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "tags_to_pg", "pg_to_tag")
-"""What torch's `_World` finds in its module."""
+"""Attributes of the torch module that torch's `_World` reads."""
 
 
 class ProcessWorld(_World):  # type: ignore[misc,valid-type]
@@ -141,7 +141,7 @@ def _new_process_group_helper(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """torch's helper with the backend exchanged for `sim`; the name asked for is put back after."""
+    """Call torch's helper with the backend replaced by `sim`, and restore the requested name afterwards."""
     task = current_task()
     if task is None:
         return _real_helper(group_size, group_rank, global_ranks_in_group, backend, store, group_name, *args, **kwargs)
@@ -213,7 +213,7 @@ def _joining(size: int) -> None:
 
 
 def _begins(meeting: OldMeeting, rank: int) -> None:
-    """The same where the rank was given without torch's rendezvous."""
+    """Note that a process joins its job with a given rank, without torch's rendezvous."""
     _joining(meeting.world_size)
     require_task().process.notes.job = meeting.name
 
@@ -249,7 +249,7 @@ def _raised(name: str, *args: Any, **kwargs: Any) -> Any:
 
 @functools.lru_cache(8)
 def _default_group(size: int) -> Group:
-    """One for all ranks: each of its own would be as large as the world."""
+    """Return the default group, one object for all ranks, because it is as large as the world."""
     return Group("0", "default_pg", tuple(range(size)))
 
 
@@ -259,8 +259,10 @@ def _creation_group(size: int) -> Group:
 
 
 def _creations(process: SimProcess) -> Group:
-    """The world's group under a name of its own, as the guard has it: new_group has numbers of its own, and waits for
-    the new group's members alone."""
+    """Return a group of all ranks whose calls are the `new_group` calls.
+
+    The guard has the same: `new_group` has call numbers of its own and waits only for the members of the new group.
+    """
     return _creation_group(process.c10d.default_pg.size())
 
 
@@ -383,7 +385,9 @@ _BY_HAND = (
 
 
 def _not_by_hand(kind: type, name: str) -> Any:
-    """A real group waits for the others in C++ and keeps the baton: no rank would ever come."""
+    """Return a class that refuses construction: a real group would wait for the other ranks in C++ while holding the
+    baton.
+    """
     real: Any = vars(kind)["__init__"]
 
     @functools.wraps(real)
@@ -549,7 +553,7 @@ def _shrunk(pg: SimGroup, excluded: Sequence[int], options: Any) -> SimGroup:
 
 
 def _batch_patches() -> list[tuple[Any, str, Any]]:
-    """Up to torch 2.13 a batch of messages is one kernel only where `type(group) is ProcessGroup`."""
+    """Return patches for torch up to 2.13, which makes a batch one kernel only if `type(group) is ProcessGroup`."""
     batch = c10d.batch_isend_irecv
 
     @functools.wraps(batch)

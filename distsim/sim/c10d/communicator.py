@@ -1,4 +1,4 @@
-"""Where the calls of a group meet: members agree, the transfer runs, the outputs are written."""
+"""Matches the calls of a group: members agree, the transfer runs, and the outputs are written."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class CallMeeting:
     transfer: Callable[[list[Arrival]], Transfer | None]
     data: DataFunction
     arrivals: dict[int, Arrival] = field(default_factory=dict)
-    """By rank in the group."""
+    """Arrivals by rank in the group."""
 
 
 @dataclass(slots=True)
@@ -148,10 +148,10 @@ class Communicator:
         self._recvs: deque[PendingMessage] = deque()
         self.monitored: dict[int, MonitoredBarrier] = {}
         self.stand_in: list[int] | None = world.traced.standing_for(group)
-        """For each member the place of who arrives for it, where equal ranks are traced once; None: itself."""
+        """For each member the index of the member that arrives on its behalf; None if every rank is traced."""
         self._awaited = self._who_comes()
         self.has_messages = False
-        """Whether members have sent to each other."""
+        """Whether members have exchanged messages."""
         self._on_host: Communicator | None = None
         self.gpus = OneEach()
 
@@ -389,8 +389,10 @@ def _deliver(ends: list[Arrival]) -> None:
 
 
 def _all_there(members: Sequence[Arrival], again: Callable[[], None]) -> bool:
-    """Whether a call whose bytes have moved ends now: never once a member is dead; where one is stopped,
-    *again* is called when it goes on."""
+    """Return whether a call whose bytes have arrived completes now.
+
+    It never completes once a member is dead; if a member is stopped, *again* is called when that member continues.
+    """
     for member in members:
         process = member.process
         if process.phase in _DEAD and process.ending.exit_code:

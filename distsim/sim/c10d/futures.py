@@ -25,7 +25,7 @@ _real_then, _real_add, _real_set = _Base.then, _Base.add_done_callback, _Base.se
 _real_init = Future.__init__
 _AFTER = "_distsim_written"
 _CALLBACKS = 1
-"""Where Device.pools has their streams: no priority has that number."""
+"""Key of the callback streams in Device.pools, which is not a stream priority."""
 
 
 def written(tensors: Iterable[Tensor], mark: Mark) -> None:
@@ -90,8 +90,11 @@ def _value_of(future: Any) -> object:
 
 
 def _free_stream(device: Device) -> StreamTimeline:
-    """One of the pool on which nothing runs. (torch goes round its 32; each that is made costs all kernels of the
-    simulation a little, and only those that are busy at once are different streams to anybody.)"""
+    """Return a stream of the pool on which nothing runs.
+
+    torch cycles through 32 streams. Each stream that exists slows all kernels of the simulation a little, and only
+    streams that are busy at the same time can be told apart.
+    """
     pool = device.pools.setdefault(_CALLBACKS, [])
     for stream in pool:
         if not stream.items:

@@ -55,7 +55,7 @@ __all__ = [
 # all_gather, before a reduce_scatter. Where the tensors differ in size it has one message for each instead.
 
 _LISTS = {"all_gather": True, "reduce_scatter": False}
-"""Whether the list is the call's outputs; else it is its inputs."""
+"""Operations on lists: whether the list is the outputs (else the inputs)."""
 
 
 class Flat:
@@ -118,12 +118,14 @@ def _is_set(name: str, default: str = "0") -> bool:
 
 
 def blocking_wait() -> bool:
-    """Whether `wait` keeps the host until the call has ended; then there is no watchdog."""
+    """Return whether `wait` blocks the host until the call has completed; then there is no watchdog."""
     return _is_set("TORCH_NCCL_BLOCKING_WAIT")
 
 
 def tolerant() -> bool:
-    """Whether a call may take longer than its timeout: the program has asked that nothing be done about it."""
+    """Return whether the program has disabled the handling of timeouts, so that a call may take longer than its
+    timeout.
+    """
     return blocking_wait() or not _is_set("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
 
 
@@ -133,7 +135,7 @@ class Watchdog:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._at_s = NEVER
-        """When it looks next."""
+        """Virtual time of the watchdog's next check."""
 
     def watch(self, comm: Comm) -> None:
         """A call was launched."""
@@ -274,14 +276,14 @@ class GpuWork(SimWork):
     stash: Sequence[Tensor] = ()
     """The call's tensors, until it was waited for: their memory is not free before."""
     num_outputs: int = 0
-    """So many of them, the last, does the call write to."""
+    """Number of the last tensors to which the call writes."""
     flat: Flat | None = None
-    """Of lists: the tensor that torch made of them, as long."""
+    """For calls on lists: the flat tensor that torch makes of the list."""
     _written: Sequence[weakref.ref[Tensor]] = ()
     """Its outputs, once it was waited for."""
     host_waits = False
     together: Sequence[GpuWork] = ()
-    """Of a batch, on its last call, whose handle the program has: those of its other calls."""
+    """For the last call of a batch, whose handle the program has: the handles of the other calls."""
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         task = require_task()
@@ -356,9 +358,9 @@ class GpuWork(SimWork):
 
 Meet = Callable[[Any], None]
 Part = tuple["Arrival", GpuWork, Meet]
-"""One call: its arrival, its handle, and what brings it to those of the others."""
+"""One call of a kernel: its arrival, its handle, and the function that lets it meet the other members' calls."""
 MOST_CHANNELS = 64
-"""Of one kernel: MAXCHANNELS of NCCL v2.30.7, src/include/device.h."""
+"""Maximum number of channels of one kernel (MAXCHANNELS of NCCL v2.30.7, src/include/device.h)."""
 
 
 class GroupStreams:
@@ -370,7 +372,7 @@ class GroupStreams:
         self._streams: dict[tuple[int, int], StreamTimeline] = {}
         self._batch: list[Part] | None = None
         self._last: dict[tuple[int, int], tuple[StreamTimeline, Mark]] = {}
-        """By GPU and peer: where the last kernel is."""
+        """Stream and mark of the last kernel, by GPU and peer."""
         self._brought: set[int] = set()
         """GPUs of earlier calls: NCCL has a communicator for each."""
 
@@ -428,17 +430,17 @@ class GroupStreams:
     def _watch_buffers(
         self, task: RankTask, device: Device, stream: StreamTimeline, comm: Comm, parts: Sequence[Part]
     ) -> None:
-        """Report what is written to, or read, before *comm* has ended."""
+        """Report buffers that are written, or results that are read, before *comm* has completed."""
         for arrival, work, _ in parts:
             used = partial(task.world.guards.used_in_flight, arrival.record)
             outputs = work.stash[len(work.stash) - work.num_outputs :]
             device.in_flight.began(comm, stream, work.stash, outputs, used)
 
     def _channels(self, records: Sequence[CallRecord]) -> int:
-        """SMs of one kernel: those of the group's collectives; of messages what theirs take, which are fewer.
+        """Return the number of SMs of one kernel: those of the group's collectives, or fewer for messages.
 
-        What goes to the rank *d* places on and what comes from the rank *d* places back is one round of NCCL's, and
-        shares its channels (src/enqueue.cc, addP2pToPlan).
+        A message to the rank *d* positions ahead and one from the rank *d* positions behind are one round of NCCL,
+        which shares its channels (src/enqueue.cc, addP2pToPlan).
         """
         communicator = self._communicator
         if any(record.op not in P2P or record.peer is None for record in records):
@@ -470,9 +472,11 @@ class GroupStreams:
         peer: int = -1,
         flat: Flat | None = None,
     ) -> None:
-        """Put the calls *parts* into *stream* as one kernel, behind what the current stream has so far and behind the
-        last kernel of the same communicator: messages outside a batch have one for each pair, *peer*. *flat*: what the
-        call copies from or to."""
+        """Put the calls *parts* into *stream* as one kernel.
+
+        It runs after everything in the current stream, and after the last kernel of the same communicator; messages
+        outside a batch have a communicator for each *peer*. *flat* is the tensor that the call copies from or to.
+        """
         now_s = task.now_s()
         current = current_stream(task, device)
         if stream is not current and current.items:

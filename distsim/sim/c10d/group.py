@@ -70,7 +70,7 @@ _pop_mode_temporarily = POP_MODE_TEMPORARILY.get()
 
 
 def are_watched() -> bool:
-    """Whether this thread has a mode beside the rank's own one."""
+    """Return whether this thread has a dispatch mode besides the rank's own."""
     return _stack_size() > 1
 
 
@@ -208,8 +208,10 @@ class SimGroup(Questions):
         meet: Callable[[Arrival], None] | None,
         memory: tuple[Tensors, Tensors] | None = None,
     ) -> Arrival:
-        """Record the call, make its handle, and have it *meet* those of the others. *memory*: what of the inputs
-        and outputs the network moves, where not they themselves."""
+        """Record the call, make its handle, and let it *meet* the calls of the other members.
+
+        *memory* is what the network moves of the inputs and outputs, if not the tensors themselves.
+        """
         task = current_task()
         if task is not None and task.process.family.is_forked and task.process.family.parent is self._process:
             self._wait_in_fork(task, call)
@@ -278,8 +280,10 @@ class SimGroup(Questions):
         task.wait(world.env.event(), HostWait("a call of a forked child"))
 
     def _recorded(self, task: RankTask, call: MethodCall, is_async: bool, caller: FrameType) -> CallRecord:
-        """The record of *call*, which has no number yet; of a handle that torch keeps for itself nobody says that it
-        was not waited for."""
+        """Return the record of *call*, which has no number yet.
+
+        A handle that torch keeps for itself is never reported as not waited for.
+        """
         stack = call_stack(caller)
         signature = signature_of(call.key)
         return signature.record(
@@ -349,7 +353,7 @@ class SimGroup(Questions):
         return arrival
 
     def _is_looked_at(self, task: RankTask) -> bool:
-        """Whether somebody wants to see the call in the thread that makes it."""
+        """Return whether an observer has to see the call in the thread that makes it."""
         world, process = task.world, task.process
         return (
             world.faults.are_planted
@@ -379,7 +383,7 @@ class SimGroup(Questions):
             self._process.world.guards.saw_aliased(record)
 
     def _tell_others(self, task: RankTask, arrival: Arrival) -> None:
-        """All who look at calls: profiler, guards, a scenario's faults."""
+        """Notify all observers of calls: profiler, guards, and the scenario's faults."""
         process, world, record = task.process, task.world, arrival.record
         if process.recorder is not None:
             process.recorder.call(record, self.name(), any(tensor.is_sparse for tensor in arrival.inputs))
@@ -456,8 +460,10 @@ class SimGroup(Questions):
             self.hooks.abort()
 
     def meet(self, group: Group, why: Wait | None, record: CallRecord) -> None:
-        """Block until every member of *group* has made this group (gloo connects when it is made). *why*: what the rank
-        waits for meanwhile, where it is not *record*, since nobody knows yet who the members are."""
+        """Block until every member of *group* has created this group, as gloo connects at creation.
+
+        *why* is what the rank waits for meanwhile, if it is not *record* because the members are not known yet.
+        """
         arrival = Arrival(
             self._process,
             record,

@@ -67,7 +67,7 @@ class CallHooks:
         self._calls = 0
 
     def begin(self, call: MethodCall) -> Callable[[Any], None]:
-        """Run the hooks before *call*; what is returned runs those after it, with the call's Work."""
+        """Run the hooks before *call*, and return a function that runs those after it with the call's Work."""
         op, number = call.key[0], self._calls
         self._calls += 1
         name = _hook_name(op)
@@ -193,7 +193,7 @@ class ShrinkChecked(Exception):
 
 
 class Questions(dist.ProcessGroup):
-    """The answers of *group*'s member at *group_rank*. *backends*: device type -> the backend the user asked for."""
+    """Answers of *group*'s member *group_rank* to queries. *backends* maps device types to the requested backend."""
 
     def __init__(
         self,
@@ -327,7 +327,7 @@ class Questions(dist.ProcessGroup):
 
 
 def own_timeout(call: MethodCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> timedelta | None:
-    """The timeout that *call* has of its own: of its options, or given by itself."""
+    """Return the timeout of *call* itself, from its options or its argument; None if it has none."""
     result = getattr(call.opts, "timeout", None)
     if result is None:
         result = next((given for given in (*args, *kwargs.values()) if isinstance(given, timedelta)), None)

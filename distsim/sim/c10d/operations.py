@@ -1,4 +1,4 @@
-"""What each collective moves: its data, its transfer, and the memory that gloo reads and writes."""
+"""Data movement of each collective: its results, its transfer, and the memory that gloo reads and writes."""
 
 from __future__ import annotations
 
@@ -79,8 +79,10 @@ def _root(members: list[Arrival]) -> int:
 
 
 def _there(members: list[Arrival]) -> list[tuple[int, Arrival]]:
-    """The members that have come themselves, and their places: at others' somebody else stands who does the same
-    (world/equal_ranks.py), and nobody reads what they get."""
+    """Return the members that arrived themselves, with their indices.
+
+    For the other members an equal rank arrives (world/equal_ranks.py), and nobody reads their results.
+    """
     ranks = members[0].record.group.ranks
     return [(index, m) for index, m in enumerate(members) if m.record.rank == ranks[index]]
 

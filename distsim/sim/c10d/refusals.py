@@ -1,6 +1,6 @@
-"""What torch's backends refuse, with their error types and words (torch 2.13, gloo on CPU).
+"""Calls that torch's backends refuse, with their error types and words (torch 2.13, gloo on CPU).
 
-The words were read off real gloo groups of two ranks; tests/conformance holds both arms to them.
+The words were taken from real gloo groups of two ranks; tests/conformance compares simulator and gloo.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _LISTS = frozenset(
         "gather",
     }
 )
-"""What gloo moves by its type, and has none of complex numbers."""
+"""Operations that gloo moves by data type, and for which it has no complex numbers."""
 _BITWISE = frozenset({"BAND", "BOR", "BXOR"})
 
 
@@ -112,7 +112,9 @@ def refuse(call: MethodCall, flavour: str) -> RuntimeError | None:
 
 
 _AS_REAL = frozenset({"all_reduce", "all_reduce_coalesced", "reduce", *_SCATTERS})
-"""Whose complex numbers torch hands to gloo as pairs; of the others only those that torch.distributed itself turns."""
+"""Operations whose complex numbers torch passes to gloo as pairs of reals; for all others only torch.distributed
+does.
+"""
 
 
 def _refused_by_gloo(op: str, dtype: torch.dtype, name: str | None, number: int | None) -> str | None:
@@ -269,7 +271,7 @@ _ARGUMENTS: dict[str, Callable[[MethodCall, int, int, str], None]] = {
     "all_to_all": _all_to_all,
     "all_to_all_single": _all_to_all_single,
 }
-"""For each operation, what refuses its tensors at a rank of a group of a size, under a backend."""
+"""For each operation the check of its tensors, for a rank in a group of a size with a backend."""
 
 
 _IN_TORCH = {
@@ -413,8 +415,11 @@ def _splits(tensor: Tensor, splits: Sequence[int], size: int) -> None:
 
 
 def _even_elements(given: Tensor, output: Tensor, size: int) -> None:
-    """gloo divides what lies in memory, whatever the rows are; a remainder it takes from beyond. The release that
-    brought hooks on groups (2.14) asks for whole rows."""
+    """Refuse an uneven division of elements.
+
+    gloo divides the memory, whatever the rows are, and reads a remainder from beyond it. Since torch 2.14 whole rows
+    are required.
+    """
     if not HOOK_OP_NAME.exists() and given.numel() == output.numel() and _rows(given) % size:
         if given.numel() % size:
             raise NotSimulated(

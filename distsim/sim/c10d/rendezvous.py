@@ -1,4 +1,4 @@
-"""How groups begin: rendezvous handlers, default timeouts, and the class of NCCL's group."""
+"""Start of groups: rendezvous handlers, default timeouts, and the class of NCCL's group."""
 
 from __future__ import annotations
 
@@ -36,10 +36,12 @@ class Rendezvous:
     members: dict[int, SimProcess] = field(default_factory=dict)
     """Rank in this world -> process."""
     ranks: tuple[int, ...] = ()
-    """Of each member the job's number of its process, once all have met."""
+    """For each member, once all have met: the number of its process in the job."""
 
     def is_over(self, rank: int) -> bool:
-        """Whether the process that was *rank* has ended: whoever comes as the same now is of another job."""
+        """Return whether the process that was *rank* has ended, so that a new process with this rank belongs to
+        another job.
+        """
         other = self.members.get(rank)
         return other is not None and not other.alive
 
@@ -53,7 +55,7 @@ class Rendezvous:
             )
 
     def form(self, world: World) -> None:
-        """All have met; whoever is first through says so."""
+        """Mark the rendezvous as complete; the first rank to continue does this."""
         if self.ranks:
             return
         given = {process: rank for rank, process in self.members.items()}
@@ -92,7 +94,7 @@ def timeout_error(backend: str, record: CallRecord, seconds: float) -> Exception
 
 
 def connect_error(group: Group, seconds: float) -> Exception:
-    """gloo's members find each other through the store, and wait there for the addresses of the others."""
+    """Return gloo's error for members that waited *seconds* in the store for the addresses of the other members."""
     error: Exception = dist.DistStoreError(
         f"wait timeout after {int(seconds * 1000)}ms, keys: /{group.name}//cpu//... "
         f"(the addresses of {ranks_text(group.ranks)})"

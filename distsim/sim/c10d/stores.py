@@ -59,7 +59,7 @@ class KeyValues:
         self._changed: list[simpy.Event] = []
 
     def change(self) -> None:
-        """Wake whoever waits for a key."""
+        """Wake the tasks that wait for a key."""
         waiting, self._changed = self._changed, []
         for event in waiting:
             event.succeed()
@@ -80,13 +80,13 @@ def as_bytes(value: str | bytes) -> bytes:
 
 
 def changed(task: RankTask, values: KeyValues, why: Wait, give_up_s: float, explicit: bool) -> bool:
-    """Wait until somebody changes the store, until *give_up_s* at most."""
+    """Wait until a rank changes the store, at most until *give_up_s*, and return whether one did."""
     left_s = give_up_s - task.now_s()
     return left_s > 0 and task.wait_until(values.next_change(), why, left_s, explicit)
 
 
 def as_key(value: object, method: str) -> str:
-    """*value*, which *method* was given; torch's error where it is no text."""
+    """Return *value*, an argument of *method*, as a key; raise torch's error if it is not a string."""
     if not isinstance(value, str):
         raise TypeError(f"{method}(): incompatible function arguments: a key must be str, not {type(value).__name__}")
     return value
@@ -356,7 +356,7 @@ class PrefixStore(Store):
 
 
 class _File:
-    """One FileStore's hold on its file: it goes with the last, once as many stores as were said are closed."""
+    """A FileStore's hold on its file, which is removed with the last of the announced number of stores."""
 
     def __init__(self, stores: dict[tuple[str, Any], Any], address: tuple[str, str], world_size: int) -> None:
         self._stores, self._address, self._world_size = stores, address, world_size
@@ -392,7 +392,7 @@ def close_files(process: SimProcess) -> None:
 
 
 def _has_content(path: str) -> bool:
-    """Whether a real run has left keys there: the file of a simulated one stays empty."""
+    """Return whether a real run has left keys in the file; a simulated run leaves it empty."""
     with contextlib.suppress(OSError):
         return os.path.getsize(path) > 0
     return False

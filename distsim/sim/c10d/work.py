@@ -47,14 +47,14 @@ _OP_TYPES = {
     "recv": 13,
     "barrier": 15,
 }
-"""torch's numbers (`c10d::OpType`), as gloo's handles say them; the others' is 100: unknown."""
+"""torch's numbers of operations (`c10d::OpType`) in gloo's handles; 100 (unknown) for all others."""
 
 
 _NO_DRIVER = (
     "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver from "
     "http://www.nvidia.com/Download/index.aspx"
 )
-"""What a torch that is built for CUDA says where there is no GPU."""
+"""Error message of a CUDA build of torch without a GPU."""
 _BUILT_FOR_CUDA = torch.version.cuda is not None  # in a simulation it says what the simulated machine has
 
 
@@ -90,9 +90,12 @@ class SimWork(Work):
         self._from_any = record.op == "recv" and record.peer is None
 
     def outlives_python(self, of_torch: bool) -> None:
-        """Until it was waited for: C++ may keep the handle where no one in Python does any more, and without its half
-        in Python it would be a Work that can do nothing. torch's own C++ (DDP's reducer) asks it for more afterwards:
-        what is *of_torch* lives on until the collector comes."""
+        """Keep the Python half of a handle alive until it has been waited for, because C++ may hold the only
+        reference.
+
+        torch's own C++ (DDP's reducer) uses the handle even after that, so a handle *of_torch* lives until garbage
+        collection.
+        """
         self._itself, self._of_torch = self, of_torch
         if of_torch:
             self.process.notes.works_of_torch.add(self)
@@ -223,8 +226,11 @@ class SimWork(Work):
     # -- completion
 
     def _when_done(self, settle: Callable[[], None]) -> None:
-        """Settle a future in the owner's own thread: at once, when it next wakes, or, inside
-        backward, at its end (DDP's reducer waits there in C++, where nobody could pass the baton)."""
+        """Settle a future in the owner's own thread: at once, at its next wake-up, or, inside backward, at the end
+        of backward.
+
+        DDP's reducer waits in C++ during backward, where no thread could pass the baton.
+        """
         if self.done.processed:
             settle()
             return
@@ -353,8 +359,10 @@ def _works(future: Any) -> list[SimWork]:
 
 
 def _sleep(task: RankTask, future: Any) -> None:
-    """Until something fell due in the process that may be the end of *future*, or the first of the calls behind it has
-    used up its time: it then ends as if somebody had waited for its handle."""
+    """Sleep until a completion falls due in the process that may settle *future*, or until a source call times out.
+
+    The source then ends as if its handle had been waited for.
+    """
     first = min(_works(future), key=lambda work: work.expires_s, default=None)
     event, why = task.process.next_due(), why_it_waits(future)
     if first is None:

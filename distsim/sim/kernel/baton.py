@@ -26,18 +26,21 @@ __all__ = ["Baton", "Nap", "OneCore", "PollEvent", "begin_thread", "own_s"]
 # anywhere again.
 
 LOOK_S = 0.02
-"""Between two looks at how much of the time this process ran."""
+"""Seconds between two measurements of the share of time that this process runs."""
 IDLE_SHARE = 0.15
-"""Of that time: more, and somebody else is on this core, or the program waits for a disk and loses nothing. One of the
-threads always runs: 0.00 to 0.11 is measured on a core of its own, 0.4 beside one that computes, 0.6 beside two."""
+"""Idle share of that time above which another program uses this core, or the program waits for a disk.
+
+One of the threads always runs: 0.00 to 0.11 was measured on an unshared core, 0.4 beside one computing process, 0.6
+beside two.
+"""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-"""How long the threads may run anywhere before one core is tried again; doubled each time others want that, too."""
+"""Seconds during which the threads may use all cores before one core is tried again; doubled at each conflict."""
 FAST_ENOUGH = 0.9
-"""Of the clock of the fastest core: laptops have cores that are half as fast, to save power."""
+"""Clock rate relative to the fastest core that a core must have: laptops have slow cores that save power."""
 
 _monotonic, _process_time = time.monotonic, time.process_time
 _get, _set = getattr(os, "sched_getaffinity", None), getattr(os, "sched_setaffinity", None)
-"""The machine's: a rank's own are told what they have set (unarmed.py). None: not Linux."""
+"""The operating system's functions; ranks see patched ones (process_settings.py). None if not on Linux."""
 
 
 class _Bound(Protocol):
@@ -86,9 +89,9 @@ class OneCore:
 
     def __init__(self) -> None:
         self.cores: frozenset[int] | None = None
-        """Where its threads shall run; None: where they began."""
+        """Cores on which the threads run; None: those on which they began."""
         self.all: frozenset[int] | None = None
-        """Where the surrounding program may run; None outside of `with`, and where there is no choice."""
+        """Cores that the surrounding program may use; None outside of `with`, and if there is no choice."""
         self._fast: frozenset[int] = frozenset()
         self._there: set[int] = set()
         """The process's threads when this was entered."""
@@ -121,7 +124,7 @@ class OneCore:
             task.cores = self.cores
 
     def release(self, task: _Bound) -> None:
-        """*task* is left behind and runs beside the others: anywhere."""
+        """Let *task*, which is left behind, run on any core in parallel to the other tasks."""
         if self.all is not None and task.native:
             self._put(task.native, self.all)
 
@@ -179,8 +182,10 @@ _real_open = open
 
 
 def own_s(native: int) -> float:
-    """Seconds that stand still while thread *native* of this process could run but the machine is busy with others
-    (Linux says how long; elsewhere they are the machine's)."""
+    """Return seconds of a clock that stops while thread *native* could run but the machine is busy with other work.
+
+    Linux provides that time; on other systems this is the wall clock.
+    """
     try:
         with _real_open(f"/proc/self/task/{native}/schedstat") as file:
             kept_waiting_s = int(file.read().split()[1]) * 1e-9
@@ -196,7 +201,7 @@ def own_s(native: int) -> float:
 # by then: C's semaphores are called through ctypes, which lets it go around each call.
 
 _SEMAPHORE_BYTES = 64
-"""More than any libc's `sem_t` (glibc: 32)."""
+"""Bytes reserved for a semaphore, more than any libc's `sem_t` needs (glibc: 32)."""
 _monotonic_ns = time.monotonic_ns
 
 
@@ -225,10 +230,12 @@ class Baton:
     give: Callable[[], object]
     """Let it run: the caller has nothing more to do than to wait for its own. Answers nothing true."""
     give_for_good: Callable[[], object]
-    """The same from a thread that ends: it keeps the interpreter until it has gone."""
+    """Give the baton from a thread that ends: the thread keeps the interpreter lock until it has ended."""
     waits: Callable[[], object]
-    """Wait for it; true where that has to be asked again, because a signal came. A step of C's: not even a trace
-    function runs between `give` and this on one line."""
+    """Wait for the baton; true if the caller has to wait again because a signal arrived.
+
+    It is implemented in C, so that not even a trace function runs between `give` and this on one line.
+    """
 
     def __init__(self) -> None:
         if _LIBC is None:
@@ -255,7 +262,7 @@ class Baton:
             pass
 
     def wait_for(self, seconds: float) -> bool:
-        """The same; False where it takes longer, or a signal comes."""
+        """Wait for the baton; return False after *seconds*, or if a signal arrives."""
         if self._wait_until is None:
             return self._lock.acquire(timeout=seconds)
         at = _monotonic_ns() + int(seconds * 1e9)
@@ -264,7 +271,11 @@ class Baton:
 
 
 def begin_thread(run: Callable[[], None], wanted: int) -> None:
-    """Raises UsageError where there is no room for a thread more; *wanted*: how many shall live at a time."""
+    """Start a thread that calls *run*; *wanted* is the number of threads that are to exist.
+
+    Raises:
+        UsageError: The system has no room for another thread.
+    """
     try:
         _thread.start_new_thread(run, ())
     except RuntimeError:

@@ -80,7 +80,7 @@ class CtrlC:
         self._ours = False
 
     def asks(self, world: Interruptible) -> None:
-        """Set the world that is asked from now on."""
+        """Set the world that receives interrupts from now on."""
         self._world, world.interrupted = world, self.pressed
 
     def __enter__(self) -> CtrlC:
@@ -116,23 +116,27 @@ YOUNG_PER_FULL = 1_000
 is 11 x 11 of them and a quarter more objects than before; a process with torch has 300,000, and a test of 4 ranks
 leaves 700 behind, in 200 KiB."""
 _young_at_last_full: float | None = None
-"""None: no simulation ran in this process, so there is no garbage of one. What torch's import left is a third of a
-second's walk, and next to nothing."""
+"""Number of young objects at the last full collection; None if no simulation ran in this process.
+
+Without a simulation there is no garbage of one, and collecting what torch's import left takes a third of a second.
+"""
 _spared = 0.0
 """Collections of young objects that setting aside has spared: it begins the count of them anew."""
 _is_ours = False
-"""Whether what is set aside now was set aside here."""
+"""Whether the objects that are now frozen were frozen by this module."""
 
 RANKS_AT_A_PACE, MOST_PACES = 16, 64
-"""A process of its own has its collector come after 700 objects more; among thousands of ranks in one process it would
-come after each has made less than one, and walk through what all of them hold: a seventh of a run of 1,024 ranks, a
-quarter of one of 4,096. What so many ranks may leave behind before it comes is what one of them may, up to 64 times:
-45,000 objects."""
+"""Ranks for which the garbage collector's threshold grows by one unit, and the maximum number of units.
+
+In a process of its own, a rank triggers a collection after 700 new objects. With thousands of ranks in one process
+each rank would have made less than one, and the collection would walk the objects of all: a seventh of a run of
+1,024 ranks, a quarter of one of 4,096. The threshold therefore grows up to 64 times, to 45,000 objects.
+"""
 _get_threshold, _set_threshold = gc.get_threshold, gc.set_threshold
 _slowed: tuple[int, int, int] | None = None
 """Thresholds while a run of many ranks is on, where its program has set none."""
 _before: tuple[int, int, int] | None = None
-"""What they were."""
+"""Thresholds before they were raised; None if they were not."""
 
 
 @contextmanager
@@ -207,9 +211,9 @@ def _freeze() -> None:
 # joined again. (glibc 2.36, malloc/malloc.c: _int_memalign, _int_free, malloc_consolidate.)
 
 _SIZES = range(24, 137, 16)
-"""Bytes that may be asked for of the blocks that such a rest can be: 32 to 144 with glibc's own 8."""
+"""Requested sizes of the blocks that such remainders can be: 32 to 144 bytes with glibc's own 8."""
 _KEPT = 7
-"""Of each size by a thread (TCACHE_FILL_COUNT)."""
+"""Number of blocks of each size that a thread caches (TCACHE_FILL_COUNT)."""
 
 
 def _heap() -> Any:

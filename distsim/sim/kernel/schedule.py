@@ -26,7 +26,7 @@ _DELAY = re.compile(r"rank(\d+)@(\d+)\+(\d*\.?\d+(?:e[+-]?\d+)?)s")
 
 @dataclass(frozen=True, slots=True, order=True)
 class CallDelay:
-    """*rank* is held back for *seconds* (virtual) before its call number *call* (from 0)."""
+    """Delay of *rank* by *seconds* of virtual time before its call number *call* (from 0)."""
 
     rank: int
     call: int
@@ -58,10 +58,10 @@ class Schedule:
 
     @classmethod
     def draw(cls, seed: int, calls: Sequence[int], long_s: float) -> Schedule:
-        """A random schedule for ranks that made so many *calls* each in the ordinary run.
+        """Return a random schedule for ranks that made *calls* calls each in the undelayed run.
 
-        Every third gives each rank a random delay before every call; the others are PCT's: the ranks
-        start in a random order of priorities and one to three of them are held back for *long_s* later.
+        Every third schedule gives each rank a random delay before every call. The others follow PCT: the ranks start
+        in a random order of priorities, and one to three of them are delayed by *long_s* later.
         """
         draw = random.Random(seed)
         delays: dict[tuple[int, int], float] = {}
@@ -115,7 +115,7 @@ class Schedule:
         return self._by_place.get((rank, call), 0.0)
 
     def choose(self, num: int) -> int:
-        """Which of *num* senders, in the order in which they came."""
+        """Return which of *num* senders, in the order of their arrival, is matched."""
         return 0 if self.any_source is None or num < 2 else self._random.randrange(num)
 
 
@@ -130,9 +130,9 @@ class Limits:
     wall_time_s: float | None = None
     events: int | None = None
     reached: str | None = None
-    """What ended the run, as a sentence."""
+    """Sentence about the limit that ended the run; None if none did."""
     name: str | None = None
-    """Which limit that was."""
+    """Name of that limit."""
     _started_s: float = field(default_factory=_real_monotonic)
 
     _last: tuple[float, str] | None = None
@@ -154,7 +154,7 @@ class Limits:
         self.reached = f"the program still ran after {value:{',' if name == 'events' else 'g'}}{unit}"
 
     def over(self, now_s: float, events: int) -> bool:
-        """Whether the run has to end; cheap enough for every event."""
+        """Return whether the run has to end; cheap enough to call at every event."""
         if self.virtual_time_s is not None and now_s > self.virtual_time_s:
             self.end("virtual_time_s")
         elif self.events is not None and events > self.events:
@@ -164,7 +164,7 @@ class Limits:
         return self.reached is not None
 
     def wall_over(self) -> bool:
-        """Whether the wall time is used up."""
+        """Return whether the limit of wall time is reached."""
         if self._last is not None and _real_monotonic() > self._last[0]:
             self.name, self.reached = "wall_time_s", self._last[1]
         elif self.wall_time_s is not None and _real_monotonic() - self._started_s > self.wall_time_s:

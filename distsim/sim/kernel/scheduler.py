@@ -30,7 +30,7 @@ class Due(Protocol):
 
     @property
     def over(self) -> bool:
-        """Whether it need not come any more. Asked before time passes for its sake; it is not asked again."""
+        """Return whether the event is no longer needed. Called before time passes for it, and never again."""
         ...
 
     def strike(self) -> None:
@@ -105,7 +105,7 @@ class BatonRequest:
     """The program set the limit: it ends the wait where nothing else can happen any more."""
     poll: bool = False
     quiet: bool = False
-    """Its time passes between two looks at the same thing: nobody has to look up when it is over."""
+    """Whether the task only polls, so that the end of its sleep counts as no progress."""
 
 
 class WaitTimes(Protocol):
@@ -122,7 +122,7 @@ class TaskOwner(Protocol):
     rank: int
     main_task: Any
     thaw: simpy.Event | None
-    """Set while it is stopped: what it waits for to go on."""
+    """Event for which the process waits while it is stopped; None while it runs."""
     signals_due: Any
     tasks: Any
 
@@ -159,7 +159,7 @@ class Runs(Protocol):
 
 
 class WaitLimit:
-    """The wait of *task* that *request* asked for gives up."""
+    """Raised when the wait that *request* asked for, in *task*, times out."""
 
     __slots__ = ("_request", "_scheduler", "_task", "explicit", "over")
 
@@ -190,15 +190,15 @@ class Scheduler:
         self.env = env
         self.host_timeout_s = host_timeout_s
         self.patience = patience
-        """How much longer than *host_timeout_s* a rank that computes may stay away from its next call."""
+        """Factor on *host_timeout_s* for a rank that computes between two calls."""
         self.current: TaskOwner | None = None
         self.running: Any = None
         """The task that has the baton."""
         self.shared_state = shared_state.here()
-        """Where somebody outside sees which rank runs (process.py); None: nobody looks."""
+        """Shared memory in which the watchdog process sees which rank runs; None without a watchdog."""
         self.baton = Baton()
         self.core = OneCore()
-        """Where its threads run, within `with`."""
+        """Core on which the threads run, within `with`."""
         self.ticks = 0
         """Counts signs of life of the running thread: operators, calls, module loads."""
         self.in_operator = False
@@ -207,9 +207,9 @@ class Scheduler:
         self.interrupted = False
         """Ctrl-C was pressed."""
         self.crash: BaseException | None = None
-        """What must end the simulation at once: a user's mistake, or an error of ours."""
+        """Exception that must end the simulation at once: a user's mistake, or an error of distsim."""
         self.is_enough = False
-        """All that somebody wants to know has been simulated."""
+        """Whether everything that was asked for has been simulated, so that the run may end."""
         self.stuck: Any = None
         """A task that never gave the baton back."""
         self.interrupts = Interrupts()
@@ -238,7 +238,7 @@ class Scheduler:
         raise NotImplementedError
 
     def has_met(self) -> bool:
-        """Whether something happened that ends the run."""
+        """Return whether an event happened that ends the run."""
         raise NotImplementedError
 
     def give_up(self, task: Any) -> None:
@@ -401,7 +401,9 @@ class Scheduler:
         self.all_ended()
 
     def _only_sleeps(self) -> bool:
-        """Whether nothing but naps and looks at a store has happened for an hour: `while not ready: sleep(1)`."""
+        """Return whether for an hour of virtual time the tasks only slept or polled a store (`while not ready:
+        sleep(1)`).
+        """
         now_s = float(self.env.now)
         if self.ticks != self._last_ticks:
             self._last_ticks, self._last_tick_s, self._last_tick_event = self.ticks, now_s, self.events
@@ -415,7 +417,7 @@ class Scheduler:
 
     @property
     def only_polls(self) -> bool:
-        """Whether for the last second (virtual) nothing has happened but threads that look again and again."""
+        """Return whether for the last virtual second the threads only polled."""
         return self._quiet_s > 1.0
 
     def _poll_turn(self, upcoming: float) -> bool:

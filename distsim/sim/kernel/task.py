@@ -53,7 +53,7 @@ def take_up_tracing() -> None:
 # event the thread waits for. So the order of everything is the order of simpy's event heap.
 
 CLOCK_READ_S = 1e-7
-"""What reading a clock from Python takes (timeit of time.perf_counter on a 2020s server CPU: 50 to 100 ns)."""
+"""Seconds of reading a clock from Python (timeit of time.perf_counter on a server CPU of the 2020s: 50 to 100 ns)."""
 
 MANY_LOOKS = 1_000
 """A loop that has looked at one thing so often waits for it."""
@@ -84,11 +84,11 @@ def current_process() -> Any:
 
 
 class Killed(Unwind):
-    """The rank died by `os._exit`, a signal or a planted crash: no cleanup of its own runs."""
+    """Raised in a rank that died by `os._exit`, a signal or an injected crash, so that none of its cleanup runs."""
 
 
 class SignalArrived(BaseException):
-    """Wakes a process's main thread so that it calls its signal handlers; it then goes on waiting."""
+    """Wakes a process's main thread so that it calls its signal handlers; the thread then continues to wait."""
 
 
 class _Taken(BaseException):
@@ -111,7 +111,7 @@ class Task:
         self.daemon = daemon
         self.ident: int | None = None
         self.native = 0
-        """What the kernel calls its thread, once it runs."""
+        """The operating system's number of the thread, once it runs."""
         self.cores: frozenset[int] | None = None  # where its thread may run: one_core.py
         self.finished = False
         self.abandoned = False
@@ -162,8 +162,12 @@ class Task:
         return event.value
 
     def wait_until(self, event: simpy.Event, why: Wait, timeout_s: float | None, explicit: bool = True) -> bool:
-        """Sleep until *event* has happened, or *timeout_s* of virtual time have passed (None: no limit); whether it
-        has. *explicit*: the program set the limit itself; a default one does not end a job that stands still."""
+        """Sleep until *event* has happened or *timeout_s* of virtual time have passed, and return whether it has
+        happened.
+
+        *timeout_s* None means no limit. *explicit* says that the program set the limit; a default limit does not end
+        a job that stands still.
+        """
         self.quiet_polls = 0
         self.time_queries = 0
         try:
@@ -202,8 +206,11 @@ class Task:
         self._hand_over(BatonRequest(self.world.poll_event(self.quiet_polls), why, poll=True, quiet=quiet))
 
     def time_query(self) -> float:
-        """The clock was read; a loop that does nothing else must not stand still in virtual time. It
-        moves in steps that grow with the loop, so that waiting an hour this way is cheap too."""
+        """Let a little virtual time pass because the clock was read, so that a loop that only reads it makes
+        progress.
+
+        The steps grow with the loop, so that waiting for an hour in this way is cheap.
+        """
         if self.time_queries == 0:
             self.spinning_since_s = self.now_s()
         self.time_queries += 1
@@ -280,8 +287,11 @@ class Task:
     # -- in the scheduler
 
     def part(self) -> bool:
-        """True for the first that asks: the thread, which then gives the baton back for the last time, or the
-        scheduler, which then goes on without it. If both did, two threads would run at once."""
+        """Return True to the first caller only: the thread, which then gives the baton for the last time, or the
+        scheduler.
+
+        The scheduler then continues without the thread. If both did, two threads would run at once.
+        """
         return self._parting.acquire(False)
 
     def _drive(self) -> Generator[simpy.Event, Any, None]:
@@ -443,7 +453,7 @@ _sources: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDicti
 
 
 def made_of(future: Any, sources: Iterable[Any]) -> None:
-    """*future* is done when *sources* are."""
+    """Declare that *future* is done when *sources* are."""
     known = tuple(source for source in sources if hasattr(source, "why") or source in _sources)
     if known:
         _sources[future] = known

@@ -1,4 +1,4 @@
-"""What is simulated, and under which conditions: the program, its cluster, faults, limits, the ranks' schedule."""
+"""Parameters of a simulation: the program, its cluster, faults, limits, and the ranks' schedule."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class Conditions:
 
     rules: Sequence[Rule] = ()
     guards: Collection[str] = ()
-    """What is looked at beside the calls: see `guards.GUARDS`."""
+    """Checks besides those of calls: see `guards.GUARDS`."""
     limits: Limits = field(default_factory=Limits)
     schedule: Schedule | None = None
     patience: float | None = None
-    """How much longer than the host timeout a rank that computes may stay away from its next call."""
+    """Factor on the host timeout for a rank that computes between two calls."""
     memory: bool = False
-    """Whether to find out how much memory each rank's tensors take at most."""
+    """Whether to measure the peak memory of each rank's tensors."""
     never_struck: list[Rule] = field(default_factory=list)
     """Rules that waited for something that never came."""
     evidence: Evidence | None = None
-    """Where everybody was at the end, also of a run that was cut short."""
+    """State of all ranks at the end, also of a run that was ended early."""
 
     def applied_to(self, setting: Setting) -> Setting:
-        """The same under these conditions."""
+        """Return *setting* with these conditions."""
         from distsim.sim.device.memory import Memory
         from distsim.sim.faults.planted import Faults
         from distsim.sim.faults.tensors import Guards
@@ -82,7 +82,7 @@ class RunRequest(RunOptions):
     module: bool = False
     args: list[str] = field(default_factory=list)
     local_rank_flag: str | None = None
-    """Of an argument before them that tells each rank its local rank; None: the environment does."""
+    """Name of an additional argument that gives each rank its local rank; None: only the environment does."""
     environ: dict[str, str] = field(default_factory=dict)
     """Variables that the launcher gives each rank beside those of its place."""
     launcher: Literal["torchrun", "srun", "mpirun", "python"] = "torchrun"
@@ -96,15 +96,15 @@ class RunRequest(RunOptions):
     last_step: int | None = None
     """The run ends when every traced rank has ended so many optimizer steps; None: when the program does."""
     measures_memory: bool = False
-    """Whether a full GPU goes on as if it were larger, so that the run tells what is needed."""
+    """Whether a full GPU continues as if it were larger, so that the run shows how much memory is needed."""
     keeps_sites: bool = False
-    """Whether the lines and operators that take GPU memory are kept."""
+    """Whether to keep the lines and operators that use GPU memory."""
     price: float | None = None
-    """Of a GPU's hour; None: as the cluster says."""
+    """Price of one GPU hour; None: that of the cluster."""
     planned_tokens: float | None = None
-    """Of the whole training, whose time and cost the report tells."""
+    """Tokens of the whole training, for which the report gives time and cost."""
     sample_is_enough: bool = False
-    """Whether a run that ended well in a sample of its ranks has exit code 0."""
+    """Whether a run that finished in a sample of its ranks has exit code 0."""
     conditions: Conditions | None = None
     """Faults, limits and schedule; None: an ordinary run."""
 

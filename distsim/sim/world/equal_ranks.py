@@ -1,4 +1,4 @@
-"""Which ranks of a job stand for the others, and the lines of a program that tell ranks apart."""
+"""Selects the ranks that stand for others, by the lines of the program that distinguish ranks."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ _ASK = {"get_rank": "RANK", "get_node_local_rank": "LOCAL_RANK", "get_world_size
 _ASK_IN_GROUP = frozenset({"get_rank", "get_local_rank", "get_coordinate", "get_group_rank", "rank"})
 """Called with arguments, or of an object: a number in a group, which is not evaluated."""
 _KEEPS = frozenset({"int", "abs", "str", "divmod", "tuple", "list", "float", "sum"})
-"""What these make of a rank still tells it."""
+"""Functions whose result still depends on the rank that they are given."""
 _CHOOSES = frozenset({"min", "max"})
-"""The same, and they compare."""
+"""Functions of that kind that compare their arguments."""
 _HARMLESS = frozenset(
     {"print", "debug", "info", "warning", "error", "critical", "exception", "log", "basicConfig", "getLogger", "format",
      "set_device", "device", "to", "cuda", "manual_seed", "manual_seed_all", "seed", "set_seed", "seed_everything",
@@ -63,7 +63,7 @@ _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.NotIn: lambda one, many: one not in many,
 }  # fmt: skip
 Place = Mapping[str, int]
-"""What torchrun's variables say of a rank: RANK, LOCAL_RANK, GROUP_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE."""
+"""torchrun's variables of a rank: RANK, LOCAL_RANK, GROUP_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE."""
 
 
 class Unknown(Exception):
@@ -79,12 +79,12 @@ class RankUse:
     text: str
     """The expression."""
     how: str
-    """As what it is used: a test, an index, an argument of NAME, text."""
+    """Kind of use: a test, an index, an argument of NAME, text."""
     outcomes: tuple[bool, ...] | None = None
-    """Of a test, by rank; None: not known."""
+    """For a test: its outcomes by rank; None if they are not known."""
 
     def tells_apart(self, ranks: frozenset[int]) -> bool:
-        """Whether it has another outcome on some rank than on every one of *ranks*."""
+        """Return whether the test has another outcome on some rank than on all of *ranks*."""
         return self.outcomes is not None and len({self.outcomes[r] for r in ranks}) < len(set(self.outcomes))
 
 
@@ -188,7 +188,7 @@ class _Scan:
             grows = bool(new)
 
     def _give(self, function: ast.FunctionDef | ast.AsyncFunctionDef, call: ast.Call) -> None:
-        """*call* gives its arguments to the parameters of *function*, and the defaults of the others."""
+        """Pass the arguments of *call* to the parameters of *function*, and the defaults to the others."""
         parameters = [*function.args.posonlyargs, *function.args.args]
         defaults: list[ast.expr | None] = [None] * (len(parameters) - len(function.args.defaults))
         given = dict(zip((p.arg for p in parameters), [*defaults, *function.args.defaults], strict=True))
@@ -202,8 +202,10 @@ class _Scan:
     # -- what holds a rank
 
     def _holds(self, node: ast.expr) -> bool:
-        """Whether the value of *node* may tell the rank. What a comparison or another use makes of one does not count:
-        that use has its own line."""
+        """Return whether the value of *node* may depend on the rank.
+
+        The result of a comparison does not count, because the comparison has its own line.
+        """
         if _source(node) in _RANKS or _in_group(node):
             return True
         if isinstance(node, ast.Name | ast.Attribute):
@@ -266,7 +268,7 @@ class _Scan:
             yield node, "text"
 
     def _writes(self, node: ast.JoinedStr | ast.BinOp) -> bool:
-        """Whether *node* makes text of a rank that is not the name of a device."""
+        """Return whether *node* formats a rank as text that is not the name of a device."""
         if isinstance(node, ast.BinOp):
             is_text = isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
             return is_text and isinstance(node.op, ast.Mod) and self._holds(node.right)
@@ -404,7 +406,7 @@ def _in_group(node: ast.expr) -> bool:
 
 
 class StartAgain(BaseException):
-    """The run has to begin anew with another sample of its ranks. Raised by whoever runs a world."""
+    """Raised to restart the run with another sample of its ranks."""
 
     def __init__(self, sample: Sample, why: str) -> None:
         super().__init__(why)
@@ -461,7 +463,7 @@ class Sample:
         for rank, kind in enumerate(kinds):
             members.setdefault(kind, []).append(rank)
         self.by_kind: dict[int, list[int]] = {}
-        """Kind -> its ranks that are traced, the one that stands for the others first."""
+        """Traced ranks of each kind, the one that stands for the others first."""
         for kind, ranks in members.items():
             chosen = [ranks[0], ranks[-1]] if len(members) > 1 else [ranks[0], ranks[len(ranks) // 2], ranks[-1]]
             self.by_kind[kind] = list(dict.fromkeys(chosen))
@@ -480,7 +482,7 @@ class Sample:
         self.traced |= frozenset(ranks)
 
     def leave_to(self, kind: int, leader: int) -> None:
-        """*leader* stands for the ranks of *kind* that are not traced."""
+        """Let *leader* stand for the ranks of *kind* that are not traced."""
         ranks = self.by_kind[kind]
         ranks.remove(leader)
         ranks.insert(0, leader)

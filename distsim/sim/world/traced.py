@@ -1,4 +1,4 @@
-"""Which of a job's ranks are traced: every one within a budget of work, beyond it a sample (equal_ranks.py)."""
+"""Selects the ranks that are traced: all within a budget of work, beyond it a sample (equal_ranks.py)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TracedJob(Protocol):
 
     env: simpy.Environment
     crash: BaseException | None
-    """What ends the run; set here where it has to start again with another sample."""
+    """Exception that ends the run; set here to restart it with another sample."""
     world_size: int
     launcher: SimProcess | None
     processes: list[SimProcess]
@@ -99,7 +99,7 @@ class Traced:
         self._held = held
         self._undo = undo
         self.counts = sample is not None
-        """Whether operators and calls of ranks are counted: once the program works on GPUs."""
+        """Whether operators and calls of ranks are counted, which begins with the program's first use of a GPU."""
         self._traces: dict[int, RankTrace] = {}
         self._host_s: dict[int, float] = {}
         self._most_s = self._second_s = 0.0
@@ -108,9 +108,9 @@ class Traced:
         self._stopped: list[int] = []
         """Ranks that had begun when the sample was taken."""
         self._steps: dict[int, int] = {}
-        """By rank, the steps that its optimizers have made."""
+        """Number of optimizer steps by rank."""
         self._odd: set[int] = set()
-        """Ranks of the sample that stand for themselves alone: they did not do the same as others of their kind."""
+        """Ranks of the sample that stand only for themselves, because they differed from others of their kind."""
         self.cuts_unevenly = False
         """Ranks have parts of several sizes of some parameter, the first of each kind the largest."""
         self.apart: set[Any] = set()
@@ -126,7 +126,7 @@ class Traced:
 
     @property
     def not_all(self) -> bool:
-        """Whether some rank stands for others."""
+        """Return whether some rank stands for others."""
         return self.sample is not None and len(self.sample.traced) < self._job.world_size
 
     def number_of(self, world_size: int) -> int:
@@ -159,8 +159,11 @@ class Traced:
             self._take_sample()
 
     def saw_operator(self, rank: int, number: int | None) -> None:
-        """Rank *rank* launches an operator on its GPU, that of a plan's *number*; None: a copy from or to the host or
-        what reads a value, as one rank does that logs, which makes it not unlike the others."""
+        """Note that *rank* launches an operator on its GPU, with the number of its plan.
+
+        *number* is None for copies to or from the host and for reads of values, which only a logging rank may do,
+        and which do not make a rank different.
+        """
         trace = self._traces.get(rank)
         if trace is None:
             trace = self._traces[rank] = RankTrace()
@@ -260,7 +263,7 @@ class Traced:
         return [rank for rank in first.values() if rank not in traced][:MOST_CLASSES]
 
     def _retire(self, process: SimProcess) -> None:
-        """*process* is traced no more: how it ends is not known."""
+        """Stop tracing *process*: its outcome is not known."""
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.finish()
@@ -288,7 +291,7 @@ class Traced:
         self._begin_anew(split, f"ranks of group {group.label} send to each other")
 
     def writes(self, file: Any) -> None:
-        """A rank writes *file* over, a path or what is open already."""
+        """Note that a rank overwrites *file*, a path or an open file."""
         if self._undo is not None and self._held and isinstance(file, str | os.PathLike):
             self._undo.opens(file, os.O_WRONLY)
 
@@ -341,7 +344,7 @@ class Traced:
                 self._compare(self.sample)
 
     def _compare(self, sample: Sample) -> None:
-        """Find the ranks that are not like the others of their kind: they stand for themselves alone."""
+        """Find the ranks that differ from the others of their kind, and let them stand only for themselves."""
         steps = min(len(self._traces[r].steps) if r in self._traces else 0 for r in sample.traced)
         for kind, ranks in list(sample.by_kind.items()):
             did = {rank: self._traces[rank].steps[:steps] for rank in ranks if rank not in self._odd and steps}
@@ -436,7 +439,7 @@ class Traced:
 
 
 def _rounded(seconds: float) -> str:
-    """A rough figure: nobody plans by the second digit of an estimate."""
+    """Return an estimate of time as a round number."""
     minutes = seconds / 60.0
     if minutes < 2.0:
         return f"{max(1.0, seconds):.0f} s" if seconds < 10.0 else f"{round(seconds, -1):.0f} s"

@@ -1,8 +1,8 @@
-"""What ranks have made on disk while their run may still begin anew, so that it can be taken back.
+"""Undoes what ranks wrote to disk if their run has to start again.
 
-A run that begins anew executes the program a second time: what the first execution left behind would be visible twice.
-Files and folders that it made are removed again, and files that it appended to are cut back. After any other effect (a
-file written over, renamed or removed, a connection, a started program) nothing is taken back and nothing begins anew.
+A restarted run executes the program a second time, so the effects of the first execution would appear twice. New
+files and folders are removed, and files that were appended to are truncated. After any other effect (a file
+overwritten, renamed or removed, a connection, a started program) nothing is undone and the run does not restart.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FINAL = frozenset(
     + [f"os.{name}" for name in ("removexattr", "spawn", "startfile", "symlink", "system", "truncate")]
     + ["socket.connect", "socket.sendto", "subprocess.Popen", "sqlite3.connect", "pty.spawn"]
 )
-"""Audit events of effects that are not taken back. Removing and renaming depend on what is removed."""
+"""Audit events of effects that cannot be undone. For removing and renaming it depends on the file."""
 _CACHE = "__pycache__"
 
 _open_logs: list[UndoLog] = []
@@ -34,7 +34,7 @@ class UndoLog:
 
     def __init__(self) -> None:
         self.is_complete = True
-        """Whether all effects so far can be taken back."""
+        """Whether all effects so far can be undone."""
         self._made: list[str] = []
         self._sizes: dict[str, int] = {}
 
@@ -83,7 +83,7 @@ class UndoLog:
             self.is_complete = False
 
     def opens(self, target: Any, flags: int) -> None:
-        """A file is opened for writing. A number stands for one that is open already."""
+        """Note that a file is opened for writing. A number stands for a file that is already open."""
         if isinstance(target, int) or target is None:
             return
         path = _path(target)

@@ -113,59 +113,59 @@ class Surroundings:
     live: Callable[[SimProcess, Callable[[], Any]], None]
     """The body of a process's main thread (rank.live)."""
     witness: Callable[..., Evidence]
-    """Where every rank stands (witness.evidence)."""
+    """Returns the state of every rank (observe/evidence.py)."""
     look_ahead: Callable[[World, Sequence[Any]], Any]
     """Runs the ranks of a mismatch on to their next wait (lookahead.Lookahead)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """All that a world is born with: nothing is set on it from outside afterwards."""
+    """Parameters of a world; nothing is set on it from outside afterwards."""
 
     cluster: Cluster
     slots: Sequence[Slot]
-    """Where the ranks are."""
+    """Locations of the ranks."""
     network: Network
     """Its clock is the world's."""
     seed: int
     host_timeout_s: float
     patience: float
-    """How much longer than *host_timeout_s* a rank that computes may stay away from its next call."""
+    """Factor on *host_timeout_s* for a rank that computes between two calls."""
     host: HostState
     torch_rng: torch.Tensor
     """torch's generator as every new process has it."""
     open_streams: Callable[[SimProcess], tuple[RankStream, RankStream]]
     guards: Any
-    """What looks at the tensors of calls (tensors.Guards)."""
+    """Checks of the tensors of calls (tensors.Guards)."""
     faults: Callable[[World], Injected]
-    """What goes wrong in the world: see planted.Faults."""
+    """Makes the injected faults of the world (planted.Faults)."""
     data: ValuePolicy = ValuePolicy.SHAPES
-    """What is known of the values on GPUs."""
+    """Which values on GPUs are known."""
     on_progress: Callable[[World], None] | None = None
     limits: Limits | None = None
     schedule: Schedule | None = None
     memory: Any = None
-    """Where somebody asked for it: see memory.Memory."""
+    """Records the memory of tensors if asked for (memory.Memory)."""
     sample: Sample | None = None
-    """Which ranks are traced; None: every one, as long as the budget lasts."""
+    """Ranks that are traced; None: all, as long as the budget lasts."""
     budget_s: float | None = None
     """CPU seconds for tracing all ranks of a program that works on GPUs; None: no limit."""
     held: Sequence[HeldOutput] = ()
     """The streams that show what ranks print only once the run will not begin anew."""
     undo: UndoLog | None = None
-    """What is taken back of a run that begins anew; None: it does not."""
+    """Undoes the effects of a run that restarts; None if it never restarts."""
     keeps_all_calls: bool = False
-    """For a trace or a scenario; else the last ones tell (call_log.py)."""
+    """Whether all calls are kept, for a trace or a scenario; otherwise only the last ones are (call_log.py)."""
     keeps_slices: bool = False
-    """What each rank's CPU computed when, for a trace."""
+    """Whether the times of each rank's CPU operators are kept, for a trace."""
     silent: Callable[[SimProcess], Any] | None = None
-    """Makes what records a process for silent faults; None: nobody watches."""
+    """Makes the recorder of a process for silent faults; None if they are not searched for."""
     last_step: int | None = None
     """The run ends when every traced rank has ended so many optimizer steps; None: when the program does."""
     keeps_sites: bool = False
-    """Whether the lines and operators that take GPU memory are kept."""
+    """Whether to keep the lines and operators that use GPU memory."""
     measures_memory: bool = False
-    """Whether a full GPU goes on as if it were larger, so that the run tells what is needed."""
+    """Whether a full GPU continues as if it were larger, so that the run shows how much memory is needed."""
     is_alone: bool = False
     """Whether one process is started, as by `python`; it may start the ranks itself."""
     late_ranks_are_planted: bool = False
@@ -174,9 +174,9 @@ class Setting:
 
 _real_monotonic = time.monotonic
 GRACE_S = 30.0
-"""Wall time that ranks have to come to their next call after another has raised: what torchrun gives them to end."""
+"""Seconds of wall time that ranks have to reach their next call after another rank raised, as with torchrun."""
 SAID_AFTER_S = 1.0
-"""They are waited for without a word for so long."""
+"""Seconds of that time after which a line says what the run waits for."""
 
 
 class World(Scheduler):
