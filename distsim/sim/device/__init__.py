@@ -1,9 +1,10 @@
-"""What a rank computes on: the CPU, whose operators are run and charged, and simulated GPUs, whose are only charged.
+"""Devices of a rank: the CPU, whose operators run and are priced, and simulated GPUs, whose operators are only
+priced.
 
-Start with `dispatch.py`, where every operator passes. `cpu.py` prices those of the host by the cluster file's CPU. A
-GPU (`gpu.py`) has streams in virtual time (`timeline.py`), PyTorch's allocator (`allocator.py`) and tensors without
-data, which `hooks.py` lets torch accept; `operators` says what comes out of an operator;
-`cuda_api` is torch.cuda.
+Start with `dispatch.py`, through which every operator passes. `cpu.py` prices host operators by the cluster file's
+CPU. A GPU (`gpu.py`) has streams in virtual time (`timeline`), PyTorch's allocator (`allocator`), and tensors
+without data, which `hooks.py` makes torch accept; `operators` computes the results of an operator; `cuda_api` is
+torch.cuda.
 """
 
 from __future__ import annotations

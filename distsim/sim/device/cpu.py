@@ -1,9 +1,9 @@
-"""What computing costs: every operator's flops and bytes at the rates of the cluster's CPU.
+"""Prices CPU operators: flops and bytes at the rates of the cluster's CPU.
 
-A laptop's speed never enters: an operator on CPU tensors takes the larger of its flops over the
-rank's share of flops/s and its bytes over the rank's share of memory bandwidth (the roofline
-model, Williams et al. 2009), and at least the modelled overhead of launching it from Python.
-Flops come from torch's own formulas (torch.utils.flop_counter).
+The speed of the simulating machine plays no role. An operator on CPU tensors takes the larger of its flops over the
+rank's share of flop/s and its bytes over the rank's share of memory bandwidth (the roofline model, Williams et al.
+2009), and at least the modelled overhead of its launch from Python. Flops come from torch's own formulas
+(torch.utils.flop_counter).
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ _NEW_EMPTY = torch.ops.aten.new_empty.default
 _EXPLICIT = _DispatchKey.CompositeExplicitAutograd
 
 _kinds: dict[int, tuple[Any, Callable[..., Any], bool, Callable[..., int] | None, str]] = {}
-"""By identity of the operator, which is kept alive here: (operator, what runs it, free, flop formula, name)."""
+"""(operator, function that runs it, whether it is free, flop formula, name) by the identity of the operator, kept
+alive here.
+"""
 
 _counted: dict[Any, int] = {}
 """Flops of an operator on arguments of these shapes: torch's formulas take longer than small operators."""
@@ -159,7 +161,7 @@ def _nbytes(values: Any) -> int:
 
 
 def _logical_bytes(values: Any) -> int:
-    """The same of one tensor or a list, a sparse one's as if it were dense."""
+    """Return the bytes of one tensor or a list; a sparse tensor counts as if it were dense."""
     if isinstance(values, Tensor):
         return int(values.numel() * values.element_size())
     return sum(map(_logical_bytes, values)) if isinstance(values, (tuple, list)) else 0

@@ -1,5 +1,8 @@
-"""Where every operator of a rank passes: on CPU tensors it runs, and is charged; on those of a simulated GPU it is
-launched on a stream, and what it makes has looks but no data."""
+"""Dispatches every operator of a rank.
+
+On CPU tensors it runs and is priced. On tensors of a simulated GPU it is launched on a stream, and its results have
+shapes and dtypes but no data.
+"""
 
 from __future__ import annotations
 
@@ -407,7 +410,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
     under_meta = staticmethod(under_meta)
 
     def indexed(self, device: torch.device) -> torch.device:
-        """*device* with its number: the current one where none is said."""
+        """Return *device* with its index: that of the current device if none is given."""
         if device.type == "cuda" and device.index is None:
             return torch.device("cuda", self._task.cuda_device)
         return device
@@ -458,7 +461,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         gpu.synchronize(self._task, gpu.timeline.mark(stream, self._task.now_s()))
 
     def where(self) -> Reading:
-        """The user's line, for what has to be told about it."""
+        """Return the user's current line, for a report."""
         from distsim.sim.observe.reading import reading
 
         return reading(sys._getframe(1))
@@ -480,7 +483,7 @@ _UNINITIALIZED = frozenset(
                    aten.new_empty_strided)
     for overload in packet.overloads() if "out" not in overload
 )  # fmt: skip
-"""Memory that nobody has written reads as zeros, as fresh memory of a GPU mostly does."""
+"""Operators that return uninitialized memory, which reads as zeros, as new memory of a GPU mostly does."""
 
 
 def _precision() -> tuple[str, str]:

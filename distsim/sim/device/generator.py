@@ -1,8 +1,8 @@
-"""The random generator of a simulated GPU: what it draws comes from one of the host, its state looks like CUDA's.
+"""Random generator of a simulated GPU: draws from a host generator, with a state like CUDA's.
 
-CUDA's generators (Philox) have a state of 16 bytes, seed and offset, which torch.distributed.tensor takes apart; the
-host's (Mersenne Twister) have 5,056. Here a state names a moment of the host's generator, which is kept. One that has
-never been, such as an offset that DTensor has computed, begins a sequence of its own.
+CUDA's generators (Philox) have a state of 16 bytes, seed and offset, which torch.distributed.tensor modifies; the
+host's (Mersenne Twister) have 5,056 bytes. Here a state names a stored moment of the host's generator. A state that
+never occurred, such as an offset that DTensor computed, begins a new sequence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _Bytes = torch.frombuffer
 _DEFAULT_SEED = 67280421310721
 """c10::detail::default_rng_seed_val."""
 _STEP = 4
-"""How far CUDA's offset moves at least."""
+"""Smallest increment of CUDA's offset."""
 _MOST = 4_096
 
 
@@ -35,7 +35,7 @@ class CudaGenerator(torch.Generator):
     """torch.Generator(device="cuda")."""
 
     _moments: dict[tuple[int, int], bytes]
-    """What the host's generator was at a seed and an offset."""
+    """State of the host's generator by seed and offset."""
 
     def __new__(cls, index: int, entropy: Any = None) -> Any:
         result = super().__new__(cls)

@@ -43,11 +43,11 @@ __all__ = ["CUDA_VERSION", "KERNELS", "Accelerators", "Device", "Held", "describ
 
 
 CUDA_VERSION = "12.8"
-"""What torch.version.cuda says, and the runtime."""
+"""Version in torch.version.cuda and of the CUDA runtime."""
 SAMPLE_S = 1 / 6
-"""What NVML looks back on for its utilization: "between 1 second and 1/6 second, depending on the product"."""
+"""Seconds over which NVML computes its utilization: "between 1 second and 1/6 second, depending on the product"."""
 KERNELS = "the kernels of its GPU"
-"""What a host waits for where no call with others is among it: that ends by itself."""
+"""What a host waits for if none of its kernels is a call with other ranks; such a wait ends by itself."""
 
 
 class Held:
@@ -60,27 +60,29 @@ class Held:
         self._block = block
         self.nbytes = nbytes
         self.due: tuple[StreamTimeline, str, str] | None = None
-        """Stream, and what the ledger said, for memory that is taken later: of a tensor in a kernel that is being put
-        together (timeline/fusion.py), where it is read after that kernel."""
+        """Stream, kind and module for memory that is allocated later; None if nothing is due.
+
+        A tensor of a kernel that is being fused (timeline/fusion.py) is allocated when it is read after that kernel.
+        """
         self.origins: Sequence[Held] = ()
-        """What stays in memory for as long as this may be computed from it again."""
+        """Memory that must stay for as long as this may be recomputed from it."""
         self.streams: list[StreamTimeline] | None = None
-        """Others that use it as well (Tensor.record_stream): it is not free before they have come to its end."""
+        """Other streams that use the memory (Tensor.record_stream): it is not free before they reach its end."""
 
     @property
     def lives(self) -> bool:
-        """Whether the storage is there still."""
+        """Return whether the storage still exists."""
         return self._block is not None or self.due is not None
 
     @property
     def block(self) -> Block | None:
-        """Where it lies; None after it was given back. Reading this takes memory that is due."""
+        """Return the memory block; None after it was freed. Reading this allocates memory that is due."""
         if self.due is not None:
             self.device.write_due(self)
         return self._block
 
     def take(self) -> None:
-        """Allocate what is due."""
+        """Allocate the memory that is due."""
         if self.due is None:
             return
         (stream, kind, module), self.due, self.origins = self.due, None, ()
@@ -110,7 +112,7 @@ class Device:
         self.timeline = Timeline(process.world.env)
         self.memory = Allocator(model.memory_bytes - model.context_bytes)
         self.shortage: Shortage | None = None
-        """Of the last OutOfMemoryError."""
+        """Shortage of the last OutOfMemoryError."""
         self._accelerators: Accelerators = process.accelerators
         if self._accelerators.new_history is not None:
             self.memory.history = self._accelerators.new_history()
@@ -118,17 +120,17 @@ class Device:
         if process.world.keeps_sites:
             self.memory.ledger.site_of = site_reader(self.memory.ledger, self._accelerators)
         self.is_late = False
-        """What is made now takes its memory later, as a part of a fused kernel."""
+        """Whether new tensors are allocated later, as parts of a fused kernel."""
         self.streams: list[StreamTimeline] = []
         self.pools: dict[int, list[StreamTimeline]] = {}
-        """By priority: those that torch.cuda.Stream() gives out in turn."""
+        """Streams that torch.cuda.Stream() gives out in turn, by priority."""
         self.pool_turns: dict[int, int] = {}
         self.default_stream = self.new_stream("default")
         self.comms: list[Comm] = []
         """Communication kernels that have not ended, in the order in which the host put them."""
         self.in_flight = InFlight()
         self.watchdog: Any = None
-        """Who ends the process when one of them takes too long (c10d/gpu_work.py)."""
+        """Watchdog that ends the process if a collective takes too long (c10d/gpu_work.py)."""
         self.last_launch_s = 0.0
         self._deferred: list[tuple[Block, list[Mark]]] = []
         self._waiting: list[RankTask] = []
@@ -424,22 +426,22 @@ class Accelerators:
     """The GPUs of one process, as many as its node has, made when first used."""
 
     TOOLS = os.path.join(os.path.dirname(__file__), "tools")
-    """What stands for the driver's own programs, on PATH of each rank."""
+    """Folder on each rank's PATH with imitations of the driver's programs."""
     some_used = False
-    """Whether any process of any simulation here has: else no tensor lies on a GPU."""
+    """Whether any process of any simulation in this interpreter has used a GPU; otherwise no tensor is on one."""
 
     def __init__(self, process: SimProcess, count: int) -> None:
         self.process = process
         self.physical = count
-        """Of the node."""
+        """Number of GPUs of the node."""
         self.count = count
-        """Those that the process sees."""
+        """Number of GPUs that the process sees."""
         self.used = False
-        """Whether torch.cuda.is_initialized(): also where torch only asked which stream is the current one."""
+        """Value of torch.cuda.is_initialized(), also true if torch only asked for the current stream."""
         self.works = False
-        """Whether the process has chosen a GPU or put a tensor on one."""
+        """Whether the process has selected a GPU or put a tensor on one."""
         self.queued: list[Callable[[], None]] = []
-        """What waits for its first use (torch.cuda._lazy_call)."""
+        """Calls that wait for the first use of a GPU (torch.cuda._lazy_call)."""
         self.values = Values(process.world.data)
         self.steps = Steps()
         self.operator: Any = None
@@ -448,11 +450,11 @@ class Accelerators:
         """Makes the history of an allocator, where torch.cuda.memory._record_memory_history asks for it."""
         self.saved = Saved()
         self.capture_stream: Any = None
-        """Of captures that name none."""
+        """Stream of graph captures that name none."""
         self.capture: Any = None
         """The CUDA graph that is being captured (cuda_api/streams.py)."""
         self.fusion = Fusion() if process.world.data.fuse else None
-        """Of what torch.compile was given (--fuse)."""
+        """Fusion of the operators under torch.compile (--fuse); None without."""
         self._devices: dict[int, Device] = {}
         self._generators: dict[int, CudaGenerator] = {}
 

@@ -65,7 +65,7 @@ _HOST = torch.device("cpu")
 
 
 def carrier(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor on *device* with a storage of its own that holds no data. No dispatch mode may be active."""
+    """Return a tensor on *device* whose storage holds no data. No dispatch mode may be active."""
     result = _empty(0, device=_HOST)
     result.data = _make(_Bare, size, stride, dtype=dtype, device=device)
     return result
@@ -112,9 +112,11 @@ MOST_DEVICES = 8
 _CUDA = 1
 """c10::DeviceType::CUDA (torch/headeronly/core/DeviceType.h)."""
 _GUARD_SLOTS = 32
-"""More than a device guard has virtual functions."""
+"""Upper bound of the number of virtual functions of a device guard."""
 _HOOK_SLOTS = 80
-"""More than CUDA's hooks have virtual functions; what follows the table is copied and never used."""
+"""Upper bound of the number of virtual functions of CUDA's hooks; entries beyond the table are copied and never
+used.
+"""
 _BEFORE = 2
 """Words of a C++ table of functions in front of its first one: offset to the top, type information."""
 _ANSWERED = (2, 3, 4)
@@ -139,7 +141,7 @@ def _words(count: int) -> ctypes.Array[ctypes.c_void_p]:
 
 
 class _Parts:
-    """The addresses of what is exchanged."""
+    """Addresses of the C++ objects that are exchanged."""
 
     def __init__(self) -> None:
         libraries = Path(torch.__file__).parent / "lib"
@@ -162,8 +164,10 @@ class _Parts:
         self.hooks = self._make_hooks(interface)
 
     def _make_guard(self) -> int:
-        """torch's stand-in belongs to the thread that asked for it, and dies with that thread: what is registered is
-        another object of its kind, which has no members, and whose events are ours."""
+        """Return the address of a device guard without members, whose events are ours.
+
+        torch's own stand-in belongs to the thread that asked for it, and dies with that thread.
+        """
         none = ctypes.CFUNCTYPE(ctypes.c_byte, _Word)(lambda _: 0)
         _for_ever(none)
         functions, empty, ours = _words(_GUARD_SLOTS), _words(1), _words(1)
@@ -213,9 +217,11 @@ class _Parts:
 
 
 def _key_of(registry: int) -> ctypes.c_byte | None:
-    """CUDA's key in a c10::Registry by device types (c10/util/Registry.h); None: it is not in there. The registry
-    begins with a std::unordered_map, whose first node stands behind its buckets' address and number; a node is the
-    address of the next one and a pair, which begins with its key."""
+    """Return CUDA's key in a c10::Registry by device types (c10/util/Registry.h); None if it is not registered.
+
+    The registry begins with a std::unordered_map, whose first node follows the address and number of its buckets; a
+    node is the address of the next node and a pair that begins with its key.
+    """
     size = ctypes.sizeof(_Word)
     node = _Word.from_address(registry + 2 * size).value
     while node:

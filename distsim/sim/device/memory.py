@@ -33,19 +33,19 @@ __all__ = ["Memory", "accelerators_of", "current_device", "current_stream", "set
 # gives the same peak, which is at most that much above what the program could still reach.
 
 FIRST_LEVEL_BYTES = 1 << 16
-"""Below this garbage may count: a collection takes milliseconds."""
+"""Bytes below which garbage is not collected, because a collection takes milliseconds."""
 
 
 class Memory:
-    """Bytes of tensors by process; a storage belongs to the process whose operator met it first."""
+    """Bytes of CPU tensors by process; a storage belongs to the process whose operator used it first."""
 
     def __init__(self) -> None:
         self._held: dict[SimProcess, int] = {}
         self._peak: dict[SimProcess, int] = {}
         self._level: dict[SimProcess, int] = {}
-        """Where the collector comes next."""
+        """Bytes at which garbage is collected next."""
         self._storages: dict[int, tuple[weakref.ref[UntypedStorage], SimProcess, int]] = {}
-        """By identity: torch keeps one Python object for a storage as long as it lives."""
+        """Storages by identity, as torch keeps one Python object for a storage as long as it lives."""
 
     def peak_bytes(self, process: SimProcess) -> int:
         return self._peak.get(process, 0)

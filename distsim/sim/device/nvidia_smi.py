@@ -1,6 +1,6 @@
-"""`nvidia-smi` of a simulated node: its table, `-L` and `--query-gpu`, in a process of its own that imports no torch.
+"""`nvidia-smi` of a simulated node: its table, `-L` and `--query-gpu`, in a process that imports no torch.
 
-The rank that starts it says in DISTSIM_GPUS what its GPUs are and hold. Sensors that no simulation has are [N/A].
+The rank that starts it describes its GPUs in DISTSIM_GPUS. Sensors that the simulation does not have are [N/A].
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ KINDS = ("parameters", "gradients", "optimizer", "activations", "communication",
 PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, COMMUNICATION, OTHER = KINDS
 
 ALIKE = 0.8
-"""From this part of the peak on the step whose allocations have names stands for it."""
+"""Share of the peak from which the step with named allocations stands for it."""
 
 
 class Tag:
@@ -54,11 +54,11 @@ class Tag:
         self.nbytes = nbytes
         self.kind = kind
         self.module = module
-        """In which it was made, where that is known (modules.py)."""
+        """Module in which the memory was allocated, if known (modules.py)."""
         self.site = site
-        """The line, the operator and the tensor that it was made for (sites.py); None: nobody asked."""
+        """Line, operator and tensor of the allocation (sites.py); None if sites are not kept."""
         self.alive = False
-        """At the point to which the ledger has been read."""
+        """Whether the allocation exists at the position up to which the ledger was read."""
 
 
 class Ledger:
@@ -66,20 +66,20 @@ class Ledger:
 
     def __init__(self) -> None:
         self.kind = OTHER
-        """Of what is allocated now."""
+        """Kind of the memory that is allocated now."""
         self.module = ""
         self.named = False
-        """Whether `module` is told."""
+        """Whether allocations record `module`."""
         self.peak: dict[str, int] = dict.fromkeys(KINDS, 0)
         """Bytes by kind when most were in use."""
         self.peak_modules: dict[str, int] = {}
-        """The same bytes by module: those of the step with names, where a later one needs little more."""
+        """Bytes at the peak by module, from the step with named allocations if a later one needs little more."""
         self.site_of: Callable[[], Any] | None = None
         """Returns the site of the allocation that is being made; None: sites are not kept."""
         self.shape: tuple[Any, Any] | None = None
         """Size and dtype of the tensor that is being made."""
         self.peak_sites: dict[tuple[str, Any], list[int]] = {}
-        """By kind and site: bytes of `peak`, and how many allocations they are."""
+        """Bytes of `peak` and number of allocations, by kind and site."""
         self._named_bytes = 0
         self.peak_bytes = 0
         self.in_use = self.most = 0
@@ -107,11 +107,11 @@ class Ledger:
 
     @property
     def has_risen(self) -> bool:
-        """Whether more is, or was, in use since `settle` than ever before: tags matter."""
+        """Return whether more memory is or was in use since `settle` than ever before, so that tags matter."""
         return self.most > self._beaten
 
     def settle(self) -> None:
-        """All tags are known: find the peak in what came and went."""
+        """Find the peak among the recorded allocations, once all their tags are known."""
         peak_event = self._peak_at() if self.has_risen else None
         for number, tag in enumerate(self._events):
             if number == peak_event:
@@ -212,9 +212,9 @@ class Block:
     before: Block | None = None
     after: Block | None = None
     asked: int = 0
-    """Bytes that were asked for; 0: free."""
+    """Requested bytes; 0 for a free block."""
     tag: Tag | None = None
-    """What it was taken for."""
+    """Purpose of the allocation."""
     frames: tuple[tuple[str, int, str], ...] = ()
     """The stack that took it, where a history is kept."""
     awaits_streams: bool = False
@@ -266,7 +266,7 @@ class Tallies:
     def __init__(self) -> None:
         self.allocation, self.allocated_bytes, self.requested_bytes = Tally(), Tally(), Tally()
         self.active, self.active_bytes = Tally(), Tally()
-        """With blocks that a stream still uses after they were freed."""
+        """Counts that include blocks which a stream still uses after they were freed."""
         self.segment, self.reserved_bytes = Tally(), Tally()
         self.inactive_split, self.inactive_split_bytes = Tally(), Tally()
         """Free blocks that hold a part of a segment only."""
@@ -333,15 +333,15 @@ class Allocator:
         self.fraction = 1.0
         self.all = Tallies()
         self.of_pool = {True: Tallies(), False: Tallies()}
-        """Of the small pool, of the large one."""
+        """Counts of the small pool (True) and the large pool (False)."""
         self.num_retries = 0
-        """How often all cached segments went back because one was needed (num_alloc_retries)."""
+        """Number of times that all cached segments were released because memory was short (num_alloc_retries)."""
         self.num_out_of_memory = 0
         self.ledger = Ledger()
         self.history: History | None = None
-        """What torch.cuda.memory._record_memory_history asks for."""
+        """History for torch.cuda.memory._record_memory_history; None if it is not recorded."""
         self.segments: dict[int, Block] = {}
-        """By address: the first block of each."""
+        """First block of each segment, by address."""
         self._before = (0, 0)
         """The peaks before they were reset."""
         self._pools = {True: Pool(), False: Pool()}
@@ -356,7 +356,7 @@ class Allocator:
 
     @property
     def requested(self) -> int:
-        """Bytes that were asked for."""
+        """Return the requested bytes."""
         return self.all.requested_bytes.current
 
     @property

@@ -1,4 +1,4 @@
-"""What takes memory: modules, other claims, and the message when memory runs out."""
+"""Attributes GPU memory to modules and other uses, and writes the message when memory runs out."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Claims:
     gradients: int = 0
     """Bytes of gradients that are not there yet, where something trains."""
     optimizer: int | None = None
-    """Bytes that optimizers are still to make, their scratch memory included; None: nobody knows, or there is none."""
+    """Bytes that optimizers will still allocate, including scratch memory; None if unknown or without an optimizer."""
 
 
 def claim_all(memory: Allocator) -> Claims:
@@ -168,17 +168,17 @@ class Shortage:
 
     asked: int
     capacity: int
-    """Of the GPU, without the context."""
+    """Bytes of the GPU, without the context."""
     reserved: int
     allocated: int
     held: dict[str, int]
-    """Of the allocated: by what it was for (ledger.py)."""
+    """Allocated bytes by kind (ledger.py)."""
     asked_as: str
-    """What was asked for was for (ledger.py)."""
+    """Kind of the requested memory (ledger.py)."""
     claims: Claims
     in_backward: bool
     site: Any = None
-    """What asked for it (sites.py), where sites are kept."""
+    """Site of the request (sites.py), if sites are kept."""
 
     @property
     def missing(self) -> int:
@@ -206,8 +206,10 @@ DEPTH = 4
 
 
 class Modules:
-    """Between `begin` and `end` the *ledgers* of one process know in which module each allocation is made. A hook
-    costs microseconds a module: so it is one step, not all."""
+    """Records the module of each allocation of one process in its *ledgers*, between `begin` and `end`.
+
+    A hook costs microseconds per module, so only one step is recorded.
+    """
 
     def __init__(self, ledgers: Sequence[Ledger]) -> None:
         self._ledgers = ledgers

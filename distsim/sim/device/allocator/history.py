@@ -13,7 +13,7 @@ from distsim.debug.records.frames import is_ours
 __all__ = ["History", "segments_of"]
 
 BASE = 0x7F00_0000_0000
-"""Where simulated addresses begin in a snapshot: those of a GPU are never 0."""
+"""First simulated address in a snapshot, as addresses on a GPU are never 0."""
 POOL = (0, 0)
 """Id of the only memory pool."""
 Frames = tuple[tuple[str, int, str], ...]
@@ -26,7 +26,7 @@ class History:
 
     now_us: Callable[[], int]
     context: str | None = "all"
-    """Of which entries stacks are kept: None, state, alloc, all."""
+    """Entries for which stacks are kept: None, state, alloc, all."""
     most: int = sys.maxsize
     skipped: Collection[str] = ()
     """Actions that are not recorded."""

@@ -1,4 +1,4 @@
-"""This host's memory: what was moved to simulated GPUs is given back, numbers that nobody knows share their pages."""
+"""Saves memory of this host: returns what moved to simulated GPUs, and shares the pages of unknown values."""
 
 from __future__ import annotations
 
@@ -32,8 +32,11 @@ _moved = 0
 
 
 def moved_to_gpu(nbytes: int) -> None:
-    """The program is about to drop *nbytes*: ranks are threads, and glibc keeps a heap for each, in which what was
-    freed stays its thread's (mallopt(3), M_MMAP_THRESHOLD: tensors of up to 32 MiB). It is asked for it at times."""
+    """Note that the program is about to drop *nbytes*, and at times ask glibc to return freed memory.
+
+    Ranks are threads, and glibc keeps a heap per thread, in which freed memory stays (mallopt(3), M_MMAP_THRESHOLD:
+    tensors of up to 32 MiB).
+    """
     global _moved
     _moved += nbytes
     if _moved >= EVERY:
@@ -65,12 +68,12 @@ def erase(tensor: Tensor) -> None:
 
 
 def erase_storage(storage: UntypedStorage) -> None:
-    """As `erase`, all that a storage on the host holds, whatever the strides of its tensors."""
+    """Erase everything that a host storage holds, whatever the strides of its tensors."""
     _erase(storage.data_ptr(), storage.nbytes())
 
 
 def still_unknown(storage: UntypedStorage) -> bool:
-    """Whether *storage*, of the host, was copied from a GPU whose values nobody knew, and is all zeros still."""
+    """Return whether a host *storage* was copied from unknown values on a GPU and is still all zeros."""
     if "_distsim_unknown" not in storage.__dict__:
         return False
     begin, nbytes = storage.data_ptr(), storage.nbytes()

@@ -16,7 +16,7 @@ __all__ = ["AllocationSite", "site_reader"]
 
 
 class AllocationSite(NamedTuple):
-    """Where an allocation was made."""
+    """Line, operator and tensor of an allocation."""
 
     file: str
     """Innermost file of the user's code; empty where none is on the stack."""

@@ -1,8 +1,8 @@
-"""torch.cuda, torch.accelerator and what belongs to them, on simulated GPUs.
+"""torch.cuda, torch.accelerator and related modules on simulated GPUs.
 
-What torch's C++ gives (`torch._C._cuda_*`, the bases of streams and events) is put in its place, so that torch's own
-Python runs unchanged on it; a function of torch.cuda itself is replaced only where that is not possible. A thread that
-is no rank's is answered as before. `tensors.py` begins with what tells a rank; then a file for each subject.
+The functions and base classes that torch's C++ provides (`torch._C._cuda_*`) are replaced, so that torch's own
+Python runs on them unchanged; a function of torch.cuda itself is replaced only where that is not possible. A thread
+that belongs to no rank gets torch's own answers. `tensors.py` detects ranks; each other file has one subject.
 """
 
 from __future__ import annotations

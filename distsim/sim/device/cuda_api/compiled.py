@@ -186,7 +186,9 @@ def _names_of_graphs() -> list[Patch]:
 
 
 def _triton_patches() -> list[Patch]:
-    """Launches of an installed Triton (it comes with torch for CUDA); where it is not, absent.py stands in."""
+    """Return patches of the launches of an installed Triton, which CUDA builds of torch bring; absent.py replaces a
+    missing one.
+    """
     patches: list[Patch] = []
     for module, name in (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner")):
         kernel = getattr(sys.modules.get(module), name, None)
@@ -272,8 +274,10 @@ _HALVES = (torch.float16, torch.bfloat16)
 _MOST_OF_FLASH = 256
 """Elements of a head (check_head_dim_size_flash)."""
 _CUDNN_HEADS = 128
-"""At most, of queries, keys and values, except for DeepSeek's 192 and 128 (check_cudnn_tensor_shapes; cuDNN 9.11 on
-compute capability 9.0 and 10)."""
+"""Maximum head dimension of queries, keys and values, except for DeepSeek's 192 and 128.
+
+Source: check_cudnn_tensor_shapes; cuDNN 9.11 on compute capability 9.0 and 10.
+"""
 
 
 def choice(
@@ -400,14 +404,16 @@ _PLAIN = frozenset(
 )  # fmt: skip
 """Operators with a kernel for each device that such code calls."""
 _FUSED = frozenset({"_fused_rms_norm", "_fused_rms_norm_backward", "silu_backward", "mish_backward"})
-"""Where no device has a kernel for these, torch composes them of others, which take as many kernels and keep more."""
+"""Operators that torch decomposes if no device has a kernel for them; the parts launch as many kernels and keep more
+memory.
+"""
 
 
 _registered: list[torch.library.Library] = []
 
 
 def register_kernels() -> None:
-    """Before the first use of a GPU."""
+    """Register the simulator's kernels, before the first use of a GPU."""
     if _registered:
         return
     aten = torch.library.Library("aten", "IMPL")
@@ -421,8 +427,10 @@ def register_kernels() -> None:
 
 
 def give_back_kernels() -> None:
-    """After a simulation: what a build with CUDA has of its own is in force again. One without has no tensor that
-    comes here, and keeps ours, which take a quarter of a second."""
+    """Restore the kernels of a CUDA build of torch after a simulation.
+
+    A CPU build has no tensor that reaches ours, and keeps them, because registering takes a quarter of a second.
+    """
     if _HAS_KERNELS:
         while _registered:
             _registered.pop()._destroy()

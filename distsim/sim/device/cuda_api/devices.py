@@ -75,7 +75,7 @@ _is_compiled = IS_COMPILED.get()
 CUDNN_VERSION = 91_900
 NCCL_VERSION = (2, 27, 3)
 ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
-"""Of torch 2.13's wheels (PYTORCH_RELEASES_CODE_CC in torch/cuda/__init__.py)."""
+"""Architectures of torch 2.13's wheels (PYTORCH_RELEASES_CODE_CC in torch/cuda/__init__.py)."""
 
 _THREADS_PER_MULTIPROCESSOR = {75: 1024, 86: 1536, 89: 1536, 120: 1536}
 _SHARED_PER_MULTIPROCESSOR = {75: 64, 80: 164, 86: 100, 89: 100, 90: 228, 100: 228, 120: 100}

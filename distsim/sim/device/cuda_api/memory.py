@@ -234,7 +234,7 @@ _HOLE = 1 << 12
 _SMALL = 1 << 16
 """Bytes of a part of a tensor up to which it costs next to nothing to write it."""
 _free_s: WeakKeyDictionary[Any, dict[int, float]] = WeakKeyDictionary()
-"""When the ranks of each node of a simulation have written all that they have begun to write with torch.save."""
+"""Time at which the ranks of each node of a simulation will have finished all begun writes of torch.save."""
 _inside: set[RankTask] = set()
 """Threads that are in a call of DCP, which counts itself."""
 
@@ -310,13 +310,13 @@ def _load(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _unknown(data: Tensor) -> bool:
-    """Whether it is a GPU's tensor whose values nobody knows, copied to the host and not written to since."""
+    """Return whether *data* has unknown values of a GPU that were copied to the host and not written to since."""
     storage = data.untyped_storage()
     return storage.__dict__.get("_distsim_placeholders") == data._version or still_unknown(storage)
 
 
 def _zeros(data: Tensor) -> Tensor:
-    """They take no memory before they are written to."""
+    """Return zeros that take no memory before they are written to."""
     nbytes = data.numel() * data.element_size()
     there = torch.from_numpy(np.zeros(nbytes, dtype=np.uint8))
     tensor = torch.empty(0, dtype=data.dtype, device="cpu")
@@ -401,7 +401,7 @@ def _by_each(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _plan_for_all(real: Callable[..., Any]) -> Callable[..., Any]:
-    """DefaultSavePlanner's plan for all ranks, made of what ranks say of which some stand for others."""
+    """Return DefaultSavePlanner's plan for all ranks, made from the plans of ranks of which some stand for others."""
 
     @functools.wraps(real)
     def plan_for_all(self: Any, plans: list[Any]) -> Any:
@@ -427,8 +427,11 @@ def _plan_for_all(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_equal_ranks(plans: list[Any]) -> list[Any]:
-    """*plans*, in which a part of a tensor is repeated for all whom a rank stands for: it is left to that one, and to
-    as many others as have copies of it, for DCP divides the writing of copies."""
+    """Return *plans* without repetitions of a part that a rank has on behalf of others.
+
+    The part is left to that rank, and to as many others as have copies of it, because DCP divides the writing of
+    copies.
+    """
     plans_with = Counter(item.index for plan in plans for item in plan.items)
     holders: Counter[Any] = Counter()
     left = []
@@ -443,8 +446,10 @@ def _of_equal_ranks(plans: list[Any]) -> list[Any]:
 
 
 def _share(item: Any) -> float:
-    """How much of its tensor a part is; none where it is so little that it does not matter who writes it: a step's
-    number, which is read again, stays with the rank that is traced."""
+    """Return the share of its tensor that a part is; 0 if it is too small to matter which rank writes it.
+
+    A step number, which is read again, thus stays with the traced rank.
+    """
     data = item.tensor_data
     return float(data.chunk.sizes.numel() / data.size.numel()) if (item.tensor_storage_size() or 0) > _SMALL else 0.0
 

@@ -40,8 +40,10 @@ __all__ = [
 # Source of the error texts: ATen/cuda/CUDAEvent.h.
 
 CALL_S = 1e-6
-"""What a call of the CUDA runtime (cudaEventRecord, cudaStreamWaitEvent, cudaEventQuery) costs the host. An estimate:
-traces of Nsight Systems usually show 0.5 to 2 us; nobody has measured it for this."""
+"""Host seconds of a call of the CUDA runtime (cudaEventRecord, cudaStreamWaitEvent, cudaEventQuery).
+
+Estimate: traces of Nsight Systems usually show 0.5 to 2 us; it was not measured for this.
+"""
 _FEW_POLLS = 16
 _ADDRESS = 0x6_0000_0000
 
@@ -167,8 +169,11 @@ class CudaEventBase(Event):
 
 
 def reached(task: RankTask, on: Device, mark: timeline.Mark, looked_at: object = None) -> bool:
-    """Whether it is reached by now. Who asks again and again is woken when it is; the time that the asking takes is not
-    counted then, which would pass in steps of a microsecond. *looked_at* is looked at, where it is not the mark."""
+    """Return whether *mark* is reached.
+
+    A thread that polls is woken when it is; the time of polling, which would pass in steps of a microsecond, does
+    not count then. *looked_at* is what it polls, if not the mark.
+    """
     waits = task.looks_on(mark if looked_at is None else looked_at)
     if not waits and task.quiet_polls < _FEW_POLLS:
         polls = task.quiet_polls
@@ -359,8 +364,11 @@ def make_current(task: RankTask, index: int, stream: timeline.StreamTimeline | N
 # a replay puts all of them, in order, into the stream that it is called on, and nobody knows what they write.
 
 LAUNCH_S, NODE_S = 2.5e-6, 1e-9
-"""What cudaGraphLaunch takes on the host, and for each node (NVIDIA's technical blog, "Constant Time Launch for
-Straight-Line CUDA Graphs and Other Performance Enhancements", September 2024)."""
+"""Host seconds of cudaGraphLaunch, and of each node.
+
+Source: NVIDIA's technical blog, "Constant Time Launch for Straight-Line CUDA Graphs and Other Performance
+Enhancements", September 2024.
+"""
 _pools = itertools.count(1)
 
 

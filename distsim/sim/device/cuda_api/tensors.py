@@ -162,10 +162,10 @@ _str = STR.get()
 _tensor_str = TENSOR_STR.get()
 
 _BASE = 0x7F00_0000_0000
-"""Where the memory of GPU 0 begins, as addresses go."""
+"""First memory address of GPU 0."""
 _BETWEEN = 1 << 38
 _LOADED = 1 << 15
-"""Bytes of a storage that comes from the host whose values are kept: as many as 4,096 double precision numbers take."""
+"""Maximum bytes of a host storage whose values are kept on a GPU: 4,096 double precision numbers."""
 
 _SPARSE = 1 << 16
 """Bytes of unknown values from which on a file has a hole in their place."""
@@ -239,7 +239,7 @@ def _resize(storage: UntypedStorage, size: int) -> UntypedStorage:
 
 
 def _to_host(storage: UntypedStorage, purpose: str) -> UntypedStorage:
-    """A copy on the host; zeros where nobody knows the values."""
+    """Return a copy on the host, with zeros for unknown values."""
     mode, there = _mode(), _bytes_of(storage)
     if mode.values.host(there) is not None:
         return there.cpu().untyped_storage()
@@ -440,7 +440,7 @@ _Plain = torch.Generator
 
 
 class _KindOfGenerator(type):
-    """Whatever is a generator of torch's is an instance of what stands in for its class."""
+    """Metaclass by which every generator of torch is an instance of the replacement of its class."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, _Plain)

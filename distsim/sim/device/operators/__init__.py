@@ -1,6 +1,6 @@
-"""What an operator does to tensors of a simulated GPU: the looks of its results, their values where they are known.
+"""Results of operators on tensors of a simulated GPU: shapes and dtypes, and values if they are known.
 
-Start with `plan.py`; `values.py` says which values are known, `transfers.py` moves them to the host and back.
+Start with `plan.py`; `values.py` keeps known values, and `transfers.py` moves them to the host and back.
 """
 
 from __future__ import annotations

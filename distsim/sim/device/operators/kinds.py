@@ -123,12 +123,12 @@ run_dtensor_rng_op = RUN_DTENSOR_RNG_OP.get()
 VIEW, COMPOSITE, PASSED, PLANNED, HIGHER, PYTHON = range(6)
 
 kinds: dict[Any, int] = {}
-"""Of the operators that were met."""
+"""Kind of every operator that was called so far."""
 
 _ALIASES = frozenset({aten.detach.default, aten._unsafe_view.default, aten.lift_fresh.default, aten.lift.default,
                       aten.alias.default})  # fmt: skip
 _ANEW = frozenset({aten.resize_.default, aten.resize_as_.default, aten.set_.default})
-"""They change what a tensor looks like, and may need other memory."""
+"""Operators that change a tensor's shape and may need other memory."""
 _REGISTERED = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
 
 
@@ -156,8 +156,10 @@ def classify(func: Any) -> int:
 
 
 def _written_in_python(func: Any) -> int | None:
-    """How to run a program's own operator that is made of others: its Python function says what it does and costs,
-    unless `kernel_cost` says so. None: it is not one."""
+    """Return how to run a program's custom operator that is made of other operators; None if it is not one.
+
+    Its Python function determines its results and its cost, unless `kernel_cost` sets the cost.
+    """
     name, overload = func._schema.name, func._schema.overload_name
     if has_custom_cost(name, overload):
         return None

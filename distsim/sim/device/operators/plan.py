@@ -1,4 +1,4 @@
-"""What comes out of an operator, worked out once on meta tensors, and torch's errors for bad arguments."""
+"""Computes the results of an operator once on meta tensors, and torch's errors for bad arguments."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ __all__ = [
 # CUDA's kernels say otherwise is put right in the text, with its file.
 
 MISTAKES = (RuntimeError, IndexError, ValueError, TypeError, AssertionError, ArithmeticError)
-"""What meta kernels raise for a program's mistake."""
+"""Exceptions that meta kernels raise for a mistake of the program."""
 _MOST_BYTES = 1 << 34
-"""Of address space."""
+"""Maximum bytes of address space."""
 
 _ON_CUDA = (
     (re.compile(r"\btorch\.(\w+Tensor)\b"), r"torch.cuda.\1"),
@@ -194,7 +194,7 @@ class Given:
 
 
 class OperatorPlan:
-    """How to answer a call: *outs* holds `NewTensor`, `Given` or values that are not tensors."""
+    """Results of a call: *outs* holds `NewTensor`, `Given` or values that are not tensors."""
 
     __slots__ = (
         "checks",
@@ -217,34 +217,37 @@ class OperatorPlan:
         self, kind: Callable[[list[Any]], Any] | None, outs: list[Any], device: torch.device | None, cost: Cost
     ) -> None:
         self.checks = False
-        """Whether it makes truths of its arguments (checks.py)."""
+        """Whether the operator computes booleans from its arguments (checks.py)."""
         self.number = 0
-        """The same for operators that differ in numbers alone, not in shapes."""
+        """Number of the plan; equal for operators that differ in numbers only, not in shapes."""
         self.kind = kind
         """Makes the result of its parts; None: there is one."""
         self.outs = outs
         self.device = device
         self.precision: tuple[str, str] | None = None
-        """What its cost was found under, where the program's choice of precision decides it."""
+        """Precision settings under which the cost was computed, if the cost depends on them."""
         self.offset = 0
-        """Of the device's number from that of the call."""
+        """Difference between the device index of the result and that of the call."""
         self.cost = cost
         self.written: tuple[tuple[Any, ...], ...] = ()
         """Paths of the arguments, tensors or lists of them, that it writes to."""
         self.grown: tuple[tuple[tuple[Any, ...], tuple[int, ...]], ...] = ()
         """(path, size) of those (out=) that it makes larger or smaller first."""
         self.valued = True
-        """Whether values can be known at all."""
+        """Whether values of the results can be known at all."""
         self.random = False
         self.typical: float | None = None
         """The number in the middle of those that it draws."""
         self.counted: Counted | None = None
-        """What it adds to a step's flops or tokens."""
+        """Flops or tokens that the operator adds to a step."""
 
 
 def takes_any_float(func: Any) -> bool:
-    """Whether the floats that *func* gets never change what its result looks like: optimizers give other ones each
-    step (bias corrections, learning rates), which would each be a call of its own."""
+    """Return whether floats among the arguments of *func* never change the shape of its result.
+
+    Optimizers pass other floats in each step (bias corrections, learning rates), each of which would otherwise need
+    a plan of its own.
+    """
     known = _any_float.get(func)
     if known is None:
         is_one_by_one = torch.Tag.pointwise in func.tags or func._schema.name.startswith(
@@ -278,7 +281,7 @@ def key_of(value: Any, base: int, any_float: bool = False) -> Any:
 
 
 class _Twins:
-    """Arguments as meta tensors: one twin for each tensor, where it stands, and the devices that were named."""
+    """Arguments as meta tensors: a twin of each tensor with its position, and the devices among the arguments."""
 
     def __init__(self, current: torch.device) -> None:
         self.by_id: dict[int, Tensor] = {}
@@ -287,7 +290,7 @@ class _Twins:
         self._current = current
 
     def of(self, value: Any, path: tuple[Any, ...]) -> Any:
-        """*value*, which stands at *path* among the arguments, for the meta kernel."""
+        """Return the twin of *value*, whose position among the arguments is *path*, for the meta kernel."""
         if isinstance(value, Tensor):
             return self._of_tensor(value, path)
         if isinstance(value, torch.device):
@@ -419,7 +422,7 @@ LOOKS_LIKE = frozenset(
                    aten.new_zeros, aten.new_ones, aten.new_full)
     for overload in packet.overloads() if "out" not in overload
 )  # fmt: skip
-"""Of their first argument only its looks are asked for."""
+"""Operators that use only the shape and dtype of their first argument."""
 
 FEW_FLOATS = 4_096
 MANY_INTEGERS = 1 << 20
@@ -434,7 +437,7 @@ def limit(dtype: torch.dtype) -> int:
 
 
 def _small(tensor: Tensor) -> bool:
-    """Whether its storage may be one that keeps values."""
+    """Return whether the tensor's storage is small enough for its values to be kept."""
     return bool(tensor.numel() <= limit(tensor.dtype) or 0 in tensor.stride())
 
 
@@ -452,7 +455,7 @@ _MIXED = frozenset(
 
 
 def refuse_mixed_devices(func: Any, args: Any, kwargs: Any) -> None:
-    """torch's error for tensors of two devices; numbers of no dimension may come from the host."""
+    """Raise torch's error for tensors of two devices; zero-dimensional tensors may be on the host."""
     if func._schema.name in _MIXED or func._schema.name.startswith(("aten::_fused_", "aten::_amp", "aten::_foreach")):
         return
     seen: torch.device | None = None

@@ -85,7 +85,9 @@ _CUDA = 1
 
 
 def _unscale(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """GradScaler: gradients that nobody knows are finite, so `found_inf` keeps its value; known ones are looked at."""
+    """Unscale GradScaler's gradients: unknown gradients are finite, so `found_inf` keeps its value; known ones are
+    checked.
+    """
     gradients, found_inf, inverse_scale = args
     scale = mode.values.host(inverse_scale)
     found_inf_value = mode.values.host(found_inf)
@@ -228,7 +230,7 @@ SPECIAL: dict[Any, Handler] = {
 FEWEST = 1 << 16
 """Elements below which a copy is hardly quicker."""
 MOST_BYTES = 2 << 30
-"""Of all that is kept in one run."""
+"""Maximum bytes of random numbers that are kept in one run."""
 _state, _set_state = torch.default_generator.get_state, torch.default_generator.set_state
 _copy = torch.ops.aten.copy_.default
 _aten = torch.ops.aten
@@ -244,7 +246,7 @@ class RandomFills:
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
         self._known: dict[Any, tuple[Tensor, Tensor]] = {}
-        """By what decides it: the numbers, and the generator's state behind them."""
+        """Random numbers and the generator's state after them, by what determines them."""
         self._left: dict[Any, int] = {}
         self._nbytes = 0
 
@@ -297,7 +299,7 @@ def _overloads(*packets: Any) -> frozenset[Any]:
 
 
 EITHER = "either"
-"""What a check finds right: true for `all`, false for `any`."""
+"""Unknown truth that passes every check: true for `all`, false for `any`."""
 Truth = bool | str | None
 _ALL = _overloads(aten.all)
 _ANY = _overloads(aten.any, aten._is_any_true)
@@ -322,7 +324,7 @@ _CHECKS = _ALL | _ANY | _LOGIC | _ORDER | _CLASS | _SAME | _overloads(aten.isclo
 
 
 def is_check(func: Any, args: tuple[Any, ...], outs: list[Any]) -> bool:
-    """Whether what *func* makes of *args* is truths, element by element or of all."""
+    """Return whether *func* computes booleans from *args*, for each element or for all."""
     return func in _CHECKS and getattr(args[0] if func in _PLAIN else outs[0], "dtype", None) is torch.bool
 
 

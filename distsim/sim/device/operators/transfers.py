@@ -53,11 +53,13 @@ def _pin(run: Any, args: tuple[Any, ...]) -> Tensor:
 PINNING: dict[Any, Any] = {aten.is_pinned.default: _ask, aten._pin_memory.default: _pin, aten.pin_memory.default: _pin}
 
 _memory_askers: dict[int, tuple[Any, bool]] = {}
-"""By identity of the operator, which is kept alive here: OpOverload's own hash is Python's."""
+"""(operator, answer of `asks_for_memory`) by the identity of the operator, which is kept alive here."""
 
 
 def asks_for_memory(func: Any) -> bool:
-    """Whether *func* can have to do with a GPU where none of its tensors lies on one: it names a device or pins."""
+    """Return whether *func* can involve a GPU although none of its tensors is on one: it names a device or pins
+    memory.
+    """
     known = _memory_askers.get(id(func))
     if known is None:
         schema = getattr(func, "_schema", None)
@@ -309,7 +311,7 @@ def _to_copy(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _as_it_is(host: Tensor, how: dict[str, Any]) -> bool:
-    """Whether a copy of *host*, of which there is no other, would be the same once more."""
+    """Return whether another copy of *host*, the only one, would be equal to it."""
     return (
         how.get("dtype") in (None, host.dtype)
         and how.get("layout") in (None, host.layout)
@@ -366,8 +368,11 @@ def _sized(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
 
 
 def _bincount(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """aten.bincount. Numbers that nobody knows are spread over the bins that there shall be at least: so a mixture of
-    experts counts its tokens, and placeholders, all 0, would send every token to the first."""
+    """Compute aten.bincount. Unknown numbers are spread evenly over the requested bins.
+
+    A mixture of experts counts its tokens in this way, and placeholders, all 0, would send every token to the first
+    expert.
+    """
     mode.synchronize(args[0])
     hosts = [_read_for_size(mode, func, a) for a in args]
     bins = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
@@ -409,8 +414,11 @@ def _is_mask(index: Tensor | None) -> bool:
 
 
 def _put_masked(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """x[mask] = value. torch fills where the value is one number of the host and there is one mask
-    (canDispatchToMaskedFill in aten/src/ATen/native/TensorAdvancedIndexing.cpp), and nobody waits."""
+    """Compute x[mask] = value without waiting where torch fills.
+
+    torch fills if the value is one number on the host and there is one mask (canDispatchToMaskedFill in
+    aten/src/ATen/native/TensorAdvancedIndexing.cpp).
+    """
     target, indices, value = args[:3]
     masks = [index for index in indices if _is_mask(index)]
     if (

@@ -1,4 +1,4 @@
-"""Which simulated tensors carry real values, and the cells of the host that hold them."""
+"""Known values of simulated tensors, stored on the host."""
 
 from __future__ import annotations
 
@@ -170,7 +170,9 @@ _conj = CONJ.get()
 _neg_view = NEG_VIEW.get()
 
 KNOWLEDGE = ("_distsim_shadow", "_distsim_truth", "_distsim_typical")
-"""What a storage has of its values: the values, and what is guessed of unknown truths and draws (checks.py)."""
+"""Attributes of a storage that describe its values: known values, and guesses about unknown truths and draws
+(checks.py).
+"""
 _set_ = torch.Tensor.set_
 _empty = torch.empty
 _conj, _neg_view = _conj, _neg_view
@@ -199,14 +201,14 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class ValuePolicy:
-    """Which values a run knows on its GPUs, and how it takes their kernels."""
+    """Which values on GPUs are known, and how kernels are priced."""
 
     real: bool = False
-    """All of them (`--data real`): every operator is computed on the host as well."""
+    """Whether all values are known (`--data real`), because every operator is also computed on the host."""
     placeholder: float = 1.0
-    """A number that nobody knows; integers are 0."""
+    """Value of an unknown floating-point number; unknown integers are 0."""
     fuse: bool = False
-    """Whether what torch.compile is given is priced as fused kernels (`--fuse`)."""
+    """Whether functions under torch.compile are priced as fused kernels (`--fuse`)."""
     strict_kernels: bool = False
     """Whether a Triton kernel without a declared cost is refused (`--strict-kernels`)."""
     SHAPES: ClassVar[ValuePolicy]
@@ -222,7 +224,7 @@ class Values:
         self.placeholder = data.placeholder
         self.everything = data.real
         self.reads: dict[tuple[str, Reading], int] = {}
-        """(what was read, where) -> how often nobody knew it."""
+        """Number of reads of unknown values by (reader, line)."""
         self.written: list[weakref.ref[torch.UntypedStorage]] | None = None
         """Storages that were written to since a capture began; None: nothing is captured."""
         self._counted: Reading | None = None
@@ -260,7 +262,7 @@ class Values:
         return self.everything or numel <= limit(dtype)
 
     def know(self, tensor: Tensor, host: Tensor, guess: bool = False) -> None:
-        """*tensor* has the values of *host*, which nobody else will write to."""
+        """Set the values of *tensor* to those of *host*, which nothing else writes to."""
         storage = tensor.untyped_storage()
         if self.written is not None:
             self.written.append(weakref.ref(storage))
@@ -314,7 +316,11 @@ class Values:
         return filled(tensor.shape, number, tensor.dtype)
 
     def count(self, reader: str, where: Callable[[], Reading]) -> None:
-        """Values that nobody knows were asked for. Raises NotSimulated where a loop may wait for one for ever."""
+        """Count a read of unknown values.
+
+        Raises:
+            NotSimulated: A loop may wait for such a value for ever.
+        """
         reading = where()
         passes = self.reads[reader, reading] = self.reads.get((reader, reading), 0) + 1
         self._in_row = self._in_row + 1 if self._counted == reading else 1
@@ -327,8 +333,11 @@ class Values:
             )
 
     def awaits(self, value: object, num_calls: int, where: Callable[[], Reading]) -> Reading | None:
-        """*value* was read for the host, which has made *num_calls* calls of others so far. Where it has been the same
-        many times in a row, and a loop goes on for as long as it is: the place that reads it."""
+        """Return the line that reads *value*, if it was equal many times in a row and a loop continues while it is;
+        else None.
+
+        *num_calls* is the number of calls that the host has made with other ranks so far.
+        """
         if self._last != (value, num_calls):
             self._last, self._times = (value, num_calls), 0
         self._times += 1
@@ -338,7 +347,7 @@ class Values:
         return reading if reading.fixed else None
 
     def read(self, tensor: Tensor, reader: str, where: Callable[[], Reading]) -> Tensor:
-        """A copy of *tensor* on the host; where nobody knows its values, placeholders, and that is noted."""
+        """Return a copy of *tensor* on the host; unknown values are placeholders, and the read is counted."""
         host = self.host(tensor)
         if host is None or self.guessed(tensor):
             self.count(reader, where)
@@ -364,8 +373,11 @@ class Values:
 
 
 def _is_lazy(tensor: Tensor) -> bool:
-    """Whether its numbers are not those in its storage: their conjugates or negatives, or zeros without memory
-    (`_efficientzerotensor`, which torch takes for tangents)."""
+    """Return whether the tensor's numbers are not those of its storage.
+
+    They are conjugates or negatives, or zeros without memory (`_efficientzerotensor`, which torch uses for
+    tangents).
+    """
     return bool(tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor())
 
 

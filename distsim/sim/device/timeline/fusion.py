@@ -86,21 +86,23 @@ class Fusion:
 
     def __init__(self) -> None:
         self.calls: dict[str, int] = {}
-        """By compiled function."""
+        """Number of calls by compiled function."""
         self.kernels_before = self.kernels_after = 0
         self.gpu_saved_s = self.host_saved_s = 0.0
         self._inside: dict[RankTask, int] = {}
         """Threads that are in a compiled function, and in how many."""
         self._nodes: dict[RankTask, tuple[list[int], list[int], list[bool]]] = {}
-        """Where the numbers of the nodes of each call begin and end, and whether it is a CUDA graph, by thread."""
+        """By thread: where the numbers of the autograd nodes of each call begin and end, and whether it is a CUDA
+        graph.
+        """
         self._replays = False
-        """Whether what is met now is replayed as a CUDA graph, which costs the host nothing for each kernel."""
+        """Whether operators are replayed as a CUDA graph now, without host time for each kernel."""
         self._backward_of: tuple[RankTask, int] | None = None
         self._held: list[_Kernel] = []
         self._unwritten: weakref.WeakKeyDictionary[Any, dict[_Place, int]] = weakref.WeakKeyDictionary()
-        """Memory (gpu.Held) that nobody has read since its kernel -> what that kernel read, and the bytes of it."""
+        """Memory (gpu.Held) not read since its kernel -> what that kernel read, with its bytes."""
         self._recent: list[weakref.ref[Any]] = []
-        """What the call that runs has not written."""
+        """Results of the running call that were not written to memory."""
         self._task: RankTask | None = None
         """The thread that ran compiled code last."""
         self._around = NO_BACKWARD
@@ -116,8 +118,10 @@ class Fusion:
         replays: bool,
         module: Callable[[], torch.nn.Module | None] | None = None,
     ) -> Any:
-        """What *call* returns, a compiled function, of *module* if it is one's forward; one within another is part of
-        it. *replays*: as a CUDA graph."""
+        """Return the result of *call*, a compiled function; a function inside another is part of it.
+
+        *module* is the module whose forward it is, if any. *replays* says that it runs as a CUDA graph.
+        """
         depth = self._inside.get(task, 0)
         if depth == 0:
             self.flush()
@@ -147,7 +151,7 @@ class Fusion:
                     del begins[: MOST_CALLS // 2], ends[: MOST_CALLS // 2], replayed[: MOST_CALLS // 2]
 
     def compiles(self, task: RankTask) -> bool:
-        """Whether what *task* launches is part of a compiled graph, or of its backward."""
+        """Return whether the operators of *task* are part of a compiled graph, or of its backward."""
         if task in self._inside:
             return True
         known = self._nodes.get(task)
@@ -184,7 +188,7 @@ class Fusion:
 
     @staticmethod
     def merges(cost: Cost, func: Any) -> bool:
-        """Whether the kernels of an operator may become a part of others."""
+        """Return whether the kernels of an operator may be fused with others."""
         return cost.kind in FUSABLE and not func._schema.name.startswith("aten::_foreach")
 
     def launch(
@@ -245,8 +249,11 @@ class Fusion:
         device.launch(stream, cost, task, func)
 
     def _settled(self, reads: dict[_Place, int]) -> tuple[dict[_Place, int], int]:
-        """What is read for *reads*, and bytes that are written for it: of what was not written, backward reads what it
-        is computed from; forward has it written after all."""
+        """Return what is read instead of *reads*, and the bytes that must be written for it.
+
+        For results that were not written, backward reads their inputs and recomputes them; forward writes them after
+        all.
+        """
         sizes: dict[_Place, int] = {}
         late = 0
         for storage, size in reads.items():
@@ -267,9 +274,12 @@ class Fusion:
         return bool(_in_backward() != self._around)
 
     def _end(self, result: Any, autograd_keeps: bool, module: torch.nn.Module | None) -> None:
-        """Launch what is held back when a compiled function returns *result*, and write the result
-        and what *module* keeps. Where autograd keeps nothing of the call, the program keeps all that lives, and that is
-        written as well."""
+        """Launch pending operators when a compiled function returns *result*, and write the result and what *module*
+        keeps.
+
+        If autograd keeps nothing of the call, the program itself keeps all live tensors, which are then written as
+        well.
+        """
         tensors = _results(result)
         places = self.read(tensors)
         if module is not None and (self._held or self._recent):
@@ -322,7 +332,9 @@ class Fusion:
         return beside
 
     def flush(self, needed: Collection[_Place] | None = None) -> None:
-        """Launch what is held back. Of what it makes, forward writes what is *needed* now; None: whatever lives."""
+        """Launch pending operators. Forward writes those of their results that are *needed* now; None: all that are
+        alive.
+        """
         if self._where is None:
             return
         (device, stream, task), self._where = self._where, None

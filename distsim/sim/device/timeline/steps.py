@@ -1,4 +1,4 @@
-"""The training steps of a device: marks, autograd's events, and what is in flight."""
+"""Training steps of a device: marks, autograd's events, and buffers in flight."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["EVENT_FUNCTIONS", "Counted", "InFlight", "StepEnd", "Steps", "counte
 Tell = Callable[[bool, bool], None]
 """Takes whether the kernel writes, and whether any stream has waited since."""
 Bytes = tuple[Any, int, int]
-"""Of a storage's memory, from and up to."""
+"""A range of a storage's memory: storage, begin, end."""
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class InFlight:
         self.open.clear()
 
     def forget(self, record: Any) -> None:
-        """Somebody has a future of that call, and may wait for it where nobody sees it."""
+        """Stop watching the call's buffers, because the program has its future and may wait for it unseen."""
         self.open = [one for one in self.open if record not in one.comm.records]
 
     def used(self, stream: StreamTimeline, written: Sequence[Tensor], read: Sequence[Tensor]) -> None:
@@ -159,7 +159,7 @@ def _destroy(_: int, event: int | None, index: int) -> None:
 
 
 EVENT_FUNCTIONS = {_DESTROY: _destroy, _RECORD: _record, _BLOCK: _block}
-"""By their places in the guard's table of functions."""
+"""Functions of events by their position in the guard's table."""
 
 
 # -- The training steps of one process: what it had launched, and what its GPU had done, when each ended.
@@ -169,7 +169,7 @@ EVENT_FUNCTIONS = {_DESTROY: _destroy, _RECORD: _record, _BLOCK: _block}
 
 aten = torch.ops.aten
 PRODUCTS = frozenset({"gemm", "attention", "conv"})
-"""Kinds of operators whose flops count: the others' are few, and no published figure has them."""
+"""Kinds of operators whose flops count; all others have few, and no published figure includes them."""
 TWICE, ATTENTION_BACKWARD = 4, 5
 """Products of attention's backward, for two of its forward: those that belong to it, and with the one that its kernel
 computes again (kernels/pricing.py)."""
@@ -189,10 +189,10 @@ class Counted:
     """Counts that one call of an operator adds."""
 
     dtype: str = ""
-    """In which a product is computed: fp64, fp32, tf32, fp16, bf16, fp8."""
+    """Data type in which a product is computed: fp64, fp32, tf32, fp16, bf16, fp8."""
     flops: int = 0
     model_flops: int = 0
-    """Without what a kernel of attention computes again for its backward."""
+    """Flops without those that an attention kernel recomputes for its backward."""
     table: tuple[int, ...] = ()
     """The shape of an embedding."""
     tokens: int = 0
