@@ -384,32 +384,35 @@ def of_bulk_reductions(view: View) -> Iterator[ReplicaSet]:
     experts = _ranks_of_experts(view)
     for optimizer in sorted({key.optimizer for key in view.parameters}):
         keys = [key for key in view.parameters if key.optimizer == optimizer]
-        for group, elements in _reduced_elements(view, optimizer).items():
+        for group, (elements, of_gradients) in _reduced_elements(view, optimizer).items():
             holders = {key: tuple(rank for rank in group if rank in view.parameters[key]) for key in keys}
             equal = [key for key in keys if _began_equal(view, key, holders[key])]
             same = sum(key.numel for key in equal)
             others = sum(key.numel for key in keys) - same
-            if not experts.isdisjoint(group):  # those that began unlike are the experts, if they are the larger part
-                is_bulk = 2 * elements >= same and others >= same - elements
-            else:
+            if experts.isdisjoint(group):
                 is_bulk = 2 * elements >= same + others
+            else:  # those that began unlike are the experts, if they are the larger part
+                is_bulk = 2 * of_gradients >= same and others >= same - of_gradients
             for key in equal if is_bulk else ():
                 yield ReplicaSet(key, holders[key], SilentEvidence.BULK)
 
 
-def _reduced_elements(view: View, optimizer: int) -> dict[tuple[int, ...], int]:
-    """Elements of an optimizer that were reduced between backward and step, by the group, at most in any step."""
-    most: dict[tuple[int, ...], int] = defaultdict(int)
+def _reduced_elements(view: View, optimizer: int) -> dict[tuple[int, ...], tuple[int, int]]:
+    """Elements that were reduced between backward and step, by the group, at most in any step: of all calls, and of
+    those that reduce a `.grad` of this optimizer."""
+    most: dict[tuple[int, ...], tuple[int, int]] = {}
     for _, steps in view.steps_of(optimizer):
         for rank, step in steps.items():
-            parameters = view.facts[rank].parameters
-            reduced: dict[tuple[int, ...], int] = defaultdict(int)
+            parameters, in_optimizer = view.facts[rank].parameters, set(step.parameters)
+            reduced: dict[tuple[int, ...], tuple[int, int]] = {}
             for call in step.window.calls:
                 if call.pass_ is TrainingPhase.REDUCTION and call.op in SYMMETRIC and not call.values:
-                    own = sum(parameters[number].numel for number in call.gradients)
-                    reduced[tuple(sorted(call.ranks))] += own or call.largest
-            for group, elements in reduced.items():
-                most[group] = max(most[group], elements)
+                    total, own = reduced.get(group := tuple(sorted(call.ranks)), (0, 0))
+                    elements = sum(parameters[number].numel for number in call.gradients) or call.largest
+                    of_call = sum(parameters[number].numel for number in call.gradients & in_optimizer)
+                    reduced[group] = total + elements, own + of_call
+            for group, counts in reduced.items():
+                most[group] = max(most.get(group, (0, 0)), counts)
     return dict(sorted(most.items()))
 
 

@@ -33,7 +33,10 @@ def _data_parallel(view: View, sets: Sets) -> list[tuple[int, tuple[int, ...]]]:
         (key.optimizer, one.ranks) for key, of_key in sets.items() for one in of_key if one.evidence in DATA_PARALLEL
     }
     pairs |= {
-        (key.optimizer, fact.fsdp) for key, facts in view.parameters.items() for fact in facts.values() if fact.fsdp
+        (key.optimizer, fact.fsdp)
+        for key, facts in view.parameters.items()
+        for fact in facts.values()
+        if len(fact.fsdp) > 1
     }
     return sorted(pair for pair in pairs if not any(len(group & set(pair[1])) > 1 for group in groups))
 
