@@ -12,9 +12,10 @@ import torch
 
 from distsim.kernels import Cost, Gpu, pricing
 from distsim.kernels.cost import OperatorCall, nbytes
-from distsim.kernels.gpu import fused_cost
+from distsim.kernels.gpu import core_speed, fused_cost
 from distsim.kernels.gpu_file import AttentionKernel, ChipSpec, GemmSpec, GpuFile, read_gpu
 from distsim.kernels.pricing import RULES, Attention, Gemm, Pricing, attention_seconds, gemm_seconds, math_dtype
+from distsim.kernels.rules.memory_bound import is_transposed
 from tests.kernels.shapes import meta
 
 aten, F32, I64 = torch.ops.aten, torch.float32, torch.int64
@@ -528,3 +529,80 @@ def test_a_value_that_the_host_reads_goes_over_pcie() -> None:
     assert Gpu(GPU.spec).cost(aten._local_scalar_dense.default, (X,), {}, 1.0) == GPU.transfer(
         4, to_device=False, pinned=True
     )
+
+
+def test_a_depthwise_convolution_has_a_group_for_each_channel() -> None:
+    """Which its operator does not say."""
+    given, weight, output = meta(2, 6, 9, 9), meta(6, 1, 3, 3), meta(2, 6, 7, 7)
+    args = (given, weight, [3, 3], None, [1, 1], [0, 0], [1, 1])
+    expected = GPU.gemm(Gemm(2 * 49, 1, 9, 6, "bf16", nbytes([given, weight, output])), kind="conv")
+    assert Gpu(GPU.spec).cost(aten._conv_depthwise2d.default, args, {}, output) == expected
+
+
+def test_a_matrix_by_a_vector_is_its_bytes() -> None:
+    """With two flops for each element of the matrix."""
+    cost = Gpu(GPU.spec).cost(aten.mv.default, (X, STATS), {}, meta(4, dtype=F32))
+    assert cost == GPU.bytes(96 + 24 + 16, SHARES["elementwise"], "gemm", flops=2 * 24)
+
+
+@pytest.mark.parametrize(
+    ("func", "num_lists", "most"),
+    [
+        (aten._foreach_add_.Scalar, 1, 770), (aten._foreach_add_.List, 2, 448),
+        (aten._foreach_addcmul_.Scalar, 3, 336), (aten._fused_adam_.default, 4, 252),
+        (aten._fused_adam_.default, 5, 210),
+    ],
+)  # fmt: skip
+def test_a_launch_takes_so_many_tensors(func: Any, num_lists: int, most: int) -> None:
+    """By how many lists it has (MultiTensorApply.cuh)."""
+    for count, kernels in ((most, 1), (most + 1, 2)):
+        lists = [many(count, 2) for _ in range(num_lists)]
+        cost = Gpu(GPU.spec).cost(func, tuple(lists), {}, None)
+        assert cost.kernels == kernels
+
+
+@pytest.mark.parametrize(
+    ("given", "output", "transposed"),
+    [
+        (TURNED, LARGE, True),
+        (LARGE, LARGE, False),
+        (LARGE, TURNED, True),
+        (meta(512, 511, dtype=F32).t(), meta(511, 512, dtype=F32), False),  # less than a MiB fits into a cache
+        (meta(MIB, 1), meta(1, MIB).t(), False),  # one element is as fast either way
+        (meta(512, 1, dtype=F32).expand(512, 512), LARGE, False),
+        (meta(MIB), meta(MIB), False),
+    ],
+)
+def test_what_is_transposed(given: Any, output: Any, transposed: bool) -> None:
+    """A large input whose fastest dimension is another than the output's, of the same shape."""
+    assert is_transposed(OperatorCall(aten.relu.default, (given,), {}, output)) == transposed
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_view"),
+    [
+        ("x::a(Tensor(a) self) -> Tensor(a)", True),
+        ("x::a(Tensor(a) self) -> (Tensor(a), Tensor)", False),
+        ("x::a(Tensor(a!) self) -> Tensor(a!)", False),
+        ("x::a(Tensor self) -> ()", False),
+    ],
+)
+def test_a_view_is_all_arguments_seen_otherwise(schema: str, is_view: bool) -> None:
+    """And nothing is written."""
+    func = SimpleNamespace(_schema=torch._C.parse_schema(schema))
+    assert OperatorCall(func, (X,), {}, X).is_view == is_view
+
+
+@pytest.mark.parametrize(
+    ("model", "core", "speed"),
+    [
+        ("EPYC 7742", "zen2", 3.4 / 1.19), ("EPYC 7R13", "zen3", 3.6), ("EPYC 9554", "zen4", 3.75 * 1.14),
+        ("EPYC 9575F", "zen5", 5.0 * 1.14 * 1.17), ("EPYC 9655", "zen5", 4.1 * 1.14 * 1.17),
+        ("Xeon Platinum 8275CL", "skylake", 3.6 / 1.19), ("Xeon Platinum 8358", "ice lake", 3.4),
+        ("Xeon Platinum 8480C", "golden cove", 3.8 * 1.15), ("Xeon 6776P", "golden cove", 4.0 * 1.15),
+        ("NVIDIA Grace", "neoverse v2", 3.4),
+    ],
+)  # fmt: skip
+def test_the_core_of_a_host(model: str, core: str, speed: float) -> None:
+    """Its clock, by its instructions a clock beside Zen 3's."""
+    assert core_speed(model) == (core, pytest.approx(speed))

@@ -176,7 +176,7 @@ def _nothing(pricing: Pricing, call: OperatorCall) -> Cost:
 def _gather(pricing: Pricing, call: OperatorCall) -> Cost:
     """Price a gather: it reads as many bytes as it writes, whatever the size of the source."""
     table = call["weight"] if call["weight"] is not None else call["self"]
-    indices = max(0, call.read - nbytes(table))
+    indices = call.read - nbytes(table)
     kind = "embedding" if "embedding" in call.name else "index"
     return pricing.bytes(2 * call.write + indices, pricing.spec.memory.gather, kind)
 
@@ -217,7 +217,7 @@ def _scatter(pricing: Pricing, call: OperatorCall) -> Cost:
     """Price a scatter: the values are read, their targets read and written; an operator that is not in place copies
     first."""
     given = nbytes(call["self"])
-    put = max(0, call.read - given)
+    put = call.read - given
     memory = pricing.spec.memory
     cost = pricing.bytes(3 * put, memory.scatter, "index")
     if call.name.endswith("_"):
@@ -353,12 +353,10 @@ def _flops(call: OperatorCall) -> int:
 @rule("binary_cross_entropy_with_logits", "binary_cross_entropy", "smooth_l1_loss", "huber_loss", "l1_loss", "kl_div")
 def _reduction(pricing: Pricing, call: OperatorCall) -> Cost:
     """A whole tensor to one value takes a second, small kernel."""
-    small = call.write * 64 < call.read and any(each.numel() == 1 for each in call.outputs)
-    kernels = 2 if small and call.read > 1 << 22 else 1
     cost = pricing.bytes(call.read + call.write, pricing.spec.memory.reduction, "reduction")
-    if kernels == 1:
-        return cost
-    return cost.plus(pricing.bytes(0, 1.0, "reduction"))
+    if call.read > 1 << 22 and any(each.numel() == 1 for each in call.outputs):
+        return cost.plus(pricing.bytes(0, 1.0, "reduction"))
+    return cost
 
 
 @rule("max", "min")
