@@ -45,18 +45,11 @@ def gemm(m: int, n: int, k: int, batch: int = 1, nbytes: int = 0, **fields: Any)
 @pytest.mark.parametrize(
     ("shape", "seconds"),
     [
-        ((256, 128, 64), 1.25),
-        ((256, 128, 65), 2.25),
-        ((128, 256, 64), 1.25),  # the tile turned
-        ((256 * 4, 128, 64), 1.25),
-        ((256 * 4 + 1, 128, 64), 2.5),
-        ((256 * 4, 128, 64, 2), 2.5),
-        ((256, 128, 64, 5), 2.5),
-        ((64, 64, 64), 1 + 1 / 32),
-        ((64, 64, 128), 2 + 1 / 32),
-        ((64, 64 * 2, 64), 1 + 1 / 32),
+        ((256, 128, 64), 1.25), ((256, 128, 65), 2.25), ((128, 256, 64), 1.25), ((256 * 4, 128, 64), 1.25),
+        ((256 * 4 + 1, 128, 64), 2.5), ((256 * 4, 128, 64, 2), 2.5), ((256, 128, 64, 5), 2.5),
+        ((64, 64, 64), 1 + 1 / 32), ((64, 64, 128), 2 + 1 / 32), ((64, 64 * 2, 64), 1 + 1 / 32),
     ],
-)
+)  # fmt: skip
 def test_tiles_go_in_waves_of_as_many_as_there_are_multiprocessors(shape: tuple[int, ...], seconds: float) -> None:
     """Each through its steps of k, and a begin and an end by its size; the quickest tile is taken."""
     assert gemm(*shape)[0] == pytest.approx(seconds)

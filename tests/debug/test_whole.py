@@ -1,0 +1,39 @@
+"""Whole diagnoses of every kind of fault, as a table: a change of any field is seen by whoever reviews it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
+from tests.debug.builders import play
+from tests.debug.faults import MISCALLED
+from tests.debug.faults_between import STUCK
+from tests.golden import assert_golden
+
+
+def lines(diagnosis: Diagnosis) -> Iterator[str]:
+    """Its fields, those that are empty left out."""
+    yield f"  {diagnosis.kind}: {diagnosis.culprits} of {diagnosis.victims}, {diagnosis.call}, {diagnosis.proof}"
+    yield f"    after {diagnosis.detected_after_s} s, exit code {diagnosis.exit_code}"
+    yield "    at " + ", ".join(f"{rank}: {site}" for rank, site in sorted(diagnosis.sites.items()))
+    stuck = sorted(diagnosis.stuck.items())
+    yield "    in " + ", ".join(f"{rank}: {call.op} #{call.seq} {call.line} {call.group}" for rank, call in stuck)
+    for name in ("cycle", "pair", "causes", "explanation", "suggestion"):
+        if value := getattr(diagnosis, name):
+            yield f"    {value}"
+
+
+def test_whole_diagnoses() -> None:
+    """At the end of a job, and what is other while a monitor that has waited for long enough, or not, watches it."""
+    text = []
+    for name, fault in {**MISCALLED, **STUCK}.items():
+        before: list[str] = []
+        for way, hang_after_s in (("ended", fault.evidence.get("hang_after_s")), ("waited", 0.5), ("waiting", 1e6)):
+            evidence = play(fault.size, fault.programs, **fault.evidence)
+            evidence.hang_after_s = hang_after_s
+            now = [line for diagnosis in diagnose(evidence) for line in lines(diagnosis)]
+            if now != before:
+                text += [f"{name}, {way}", *(line for line in now if line not in before)]
+            before = now
+    assert_golden(Path(__file__).parent / "golden" / "whole.txt", "\n".join(text) + "\n")
