@@ -96,3 +96,10 @@ def test_ranks_blocked_for_ever_are_a_finding_even_where_nobody_knows_what_they_
     assert diagnose(evidence) == []
     (found,) = diagnose(evidence, nothing_moves=True)
     assert (found.kind, found.exit_code, {*found.culprits, *found.victims}) == (Kind.HOST_STUCK, 3, {0, 1})
+
+
+@pytest.mark.parametrize(("arrived", "is_even"), [(1, False), (2, True), (3, False)])
+def test_an_even_split_leaves_open_who_is_wrong(arrived: int, is_even: bool) -> None:
+    """Of ranks that ended without a call as many as came to it: one call too few, or one too many."""
+    (d,) = diagnose(play(4, lambda r: [all_reduce(10), *([barrier(11)] if r < arrived else [finish()])]))
+    assert ("The group is split evenly" in d.explanation) == is_even

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
+from distsim.sim.run import RunRequest, run_program
 from tests.debug.builders import play
 from tests.debug.faults import MISCALLED
 from tests.debug.faults_between import STUCK
 from tests.golden import assert_golden
+
+TESTS = Path(__file__).resolve().parents[1]
+GOLDEN = TESTS / "debug" / "golden"
+ENDS_THE_PROCESS = ("holds_gil", "rank_segfault")
 
 
 def lines(diagnosis: Diagnosis) -> Iterator[str]:
@@ -36,4 +44,20 @@ def test_whole_diagnoses() -> None:
             if now != before:
                 text += [f"{name}, {way}", *(line for line in now if line not in before)]
             before = now
-    assert_golden(Path(__file__).parent / "golden" / "whole.txt", "\n".join(text) + "\n")
+    assert_golden(GOLDEN / "whole.txt", "\n".join(text) + "\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["parity/cases", "realexec/faults"])
+def test_whole_diagnoses_of_programs(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which the text is known, simulated on as many ranks as their first lines say."""
+    monkeypatch.chdir(TESTS / folder)
+    text = []
+    for path in sorted(Path().glob("*.py")):
+        if path.stem in ENDS_THE_PROCESS:
+            continue
+        head = dict(re.findall(r"^# (\w+): (.*)$", path.read_text(), re.MULTILINE))
+        ranks = int(head.get("ranks", "2"))
+        outcome = run_program(RunRequest(str(path), on="ethernet-cpu:1", nproc_per_node=ranks, host_timeout_s=1.0))
+        text += [path.stem, *(line for diagnosis in outcome.diagnoses for line in lines(diagnosis))]
+    assert_golden(GOLDEN / f"{folder.replace('/', '_')}.txt", "\n".join(text) + "\n")

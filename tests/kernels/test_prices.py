@@ -272,7 +272,6 @@ BYTES: list[tuple[Any, tuple[Any, ...], Any, list[tuple[int, str, int, str]]]] =
     (aten.copy_.default, (LARGE, LARGE), LARGE, [(2 * MIB, "elementwise", 1, "copy")]),
     (aten.copy_.default, (LARGE, TURNED), LARGE, [(2 * MIB, "strided", 1, "copy")]),
     (aten.add.Tensor, (LARGE, TURNED), LARGE, [(3 * MIB, "strided", 1, "elementwise")]),
-    (aten.add.Tensor, (X, X), X, [(3 * 96, "elementwise", 1, "elementwise")]),
     (aten._foreach_copy_.default, (many(252, 1), many(252, 1)), None, [(2 * 4 * 252, "elementwise", 1, "copy")]),
     (aten._foreach_copy_.default, (many(253, 1), many(253, 1)), None, [(2 * 4 * 253, "elementwise", 2, "copy")]),
     (aten.zero_.default, (X,), X, [(96, "elementwise", 1, "elementwise")]),
