@@ -54,8 +54,8 @@ EVERY = 100
 """All tensors are sketched in the first steps of an optimizer, and in every hundredth."""
 TURNS = 16
 """Between, one tensor in sixteen in turn."""
-SMALL = 1 << 20
-"""Elements of an optimizer's parameters up to which all are sketched in every step."""
+SMALL, FEW = 1 << 18, 256
+"""Elements and number of an optimizer's parameters up to which all are sketched in every step."""
 MOST_INPUTS, MOST_ELEMENTS = 8, 1 << 20
 """Tensors of a model's input that are sketched, and elements of each."""
 MOST_FACTS = 64
@@ -409,7 +409,7 @@ class Collector:
         return frozenset(numbers)
 
     def _is_large(self, numbers: Sequence[int]) -> bool:
-        return len(numbers) > SMALL >> 12 or sum(self.parameters.facts[number].numel for number in numbers) > SMALL
+        return len(numbers) > FEW or sum(self.parameters.facts[number].numel for number in numbers) > SMALL
 
     def _state_of(self, optimizer: Any, parameter: Any) -> dict[str, Vector]:
         state = getattr(optimizer, "state", {})
