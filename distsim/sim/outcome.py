@@ -51,7 +51,10 @@ class RankSummary:
 
 @dataclass(slots=True)
 class CollectiveTotal:
-    """All calls of one operation on one group with one dtype. A call takes from the last arrival to its end."""
+    """All calls of one operation on one group with one dtype.
+
+    A call lasts from the last member's arrival to its end.
+    """
 
     group: str
     op: str
@@ -119,13 +122,13 @@ class Outcome:
     events: int
     """Number of simulated events."""
     results: list[Any] = field(default_factory=list)
-    """What *fn* returned, by rank."""
+    """Return values of *fn* by rank."""
     ranks: list[RankSummary] = field(default_factory=list)
     """Times of each rank."""
     records: dict[int, list[CallRecord]] = field(default_factory=dict)
     """Last calls of each rank; all calls in a scenario or with *trace*."""
     diagnoses: list[Diagnosis] = field(default_factory=list)
-    """What is wrong, the root cause first; empty for a healthy run."""
+    """Diagnoses, the root cause first; empty for a healthy run."""
     evidence: Evidence | None = None
     """Records and states from which the diagnoses were made."""
     failures: list[Failure] = field(default_factory=list)
@@ -145,7 +148,7 @@ class Outcome:
     training: Training | None = None
     """Step time, memory and other figures of the GPUs; None if no rank used one."""
     gpu_tracks: Mapping[int, list[GpuTrack]] = field(default_factory=dict)
-    """What the GPUs of each rank ran, for the trace."""
+    """Kernels of each rank's GPUs, for the trace."""
     silent: list[SilentFinding] = field(default_factory=list)
     """Silent wrong results: all calls matched, and the ranks computed values that do not fit."""
     notes: list[str] = field(default_factory=list)

@@ -61,8 +61,11 @@ _set_thread_isolation_mode = SET_THREAD_ISOLATION_MODE.get()
 
 @contextlib.contextmanager
 def simulation(gpus: bool, silent: bool = False) -> Iterator[HostState]:
-    """Python and torch as simulated ranks see them, for the time of one simulation in this process. *gpus*: torch
-    accepts CUDA tensors. *silent*: torch tells the ranks' collectors of their steps."""
+    """Return a context in which Python and torch behave as simulated ranks expect, for one simulation in this
+    process.
+
+    With *gpus*, torch accepts CUDA tensors. With *silent*, torch reports steps to the ranks' collectors.
+    """
     if _active[0]:
         raise UsageError(
             "a simulation already runs in this process: distsim.simulate and run_program cannot be called by a rank"
@@ -119,8 +122,11 @@ def simulation(gpus: bool, silent: bool = False) -> Iterator[HostState]:
 
 
 def all_patches() -> list[Patch]:
-    """(holder, attribute, replacement) of everything that is led elsewhere. A replacement has the
-    signature, names and doc of what it stands for: Lightning rebuilds a data loader by `__init__`'s."""
+    """Return (holder, attribute, replacement) of everything that is patched.
+
+    A replacement has the signature, names and docstring of its original: Lightning rebuilds a data loader by its
+    `__init__`'s.
+    """
     try:
         return _TABLE.look()
     except AttributeError as error:  # a torch that is not tested lacks a public name
@@ -131,7 +137,9 @@ _active = [False]
 
 
 def _mode_flags() -> dict[str, Any]:
-    """torch counts dispatch modes for the whole process, and ours come and go in no order: put back after."""
+    """Return torch's process-wide counts of dispatch modes, to be restored, because ours are entered and left in any
+    order.
+    """
     return {name: flag.get() for name, flag in MODE_FLAGS.items() if flag.exists()}
 
 

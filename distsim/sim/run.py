@@ -59,7 +59,7 @@ with undrawn():  # rich.style draws a number when it is imported
 __all__ = ["RunRequest", "run_program", "simulate"]
 
 REST = "the Outcome"
-"""Where a Python caller finds the parts that a report leaves out."""
+"""Where a Python caller finds the parts that a shortened report leaves out."""
 DEFAULT_HOST_TIMEOUT_S = 30.0
 DEFAULT_PATIENCE = 20.0
 _real_perf_counter = time.perf_counter

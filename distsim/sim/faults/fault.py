@@ -1,9 +1,8 @@
-"""A fault: the rule that a user writes, plain data, and the rule at work in one world.
+"""A fault: its rule, which the user writes as plain data, and the fault at work in one world.
 
-The fields of a rule are the keys of the fault's table in a scenario file, which bears the name `what`: their types and
-bounds say what is accepted, their docstrings stand in the JSON schema and in the reference. The simulator asks all
-faults at each place where something can go wrong; a fault answers where it has something to say, and is not asked
-elsewhere.
+The fields of a rule are the keys of the fault's table in a scenario file, whose key `what` names the fault: their
+types and bounds validate the file, and their docstrings appear in the JSON schema and the reference. The simulator
+calls all faults at every point where something can go wrong; a fault overrides the methods that concern it.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class When:
     after_s: Annotated[float, Ge(0)] = 0.0
     """Strike this long after the time or call."""
     for_s: Annotated[float, Ge(0)] | None = None
-    """How long (default: for good)."""
+    """Duration (default: until the end)."""
 
     def __post_init__(self) -> None:
         if self.at_s is not None and self.call is not None:
@@ -125,7 +124,7 @@ class Rule(ABC):
     what: ClassVar[str]
     """The name of the fault in a scenario file; a rule without one is a base of others."""
     path: str = "faults"
-    """Where the rule stands in its file, for messages."""
+    """Path of the rule in its file, for messages."""
     when: When = field(default_factory=When)
     """Its fields are keys of the fault's table, too."""
 
@@ -135,7 +134,7 @@ class Rule(ABC):
 
     @abstractmethod
     def check(self, cluster: Cluster, world_size: int) -> None:
-        """Raise `UsageError` where it names what is not there."""
+        """Raise `UsageError` if the rule names something that the cluster or the job does not have."""
 
 
 R = TypeVar("R", bound=Rule)
@@ -149,7 +148,7 @@ class Fault(Generic[R]):
         self.world = world
         self.number = number
         self.struck_s: float | None = None
-        """When it first struck."""
+        """Virtual time at which the fault first had an effect; None before that."""
 
     def hit(self) -> None:
         """Strike now."""
@@ -165,13 +164,13 @@ class Fault(Generic[R]):
         """The world has its processes and has not run yet: clocks are set."""
 
     def on_call(self, task: RankTask, record: CallRecord) -> None:
-        """Called in the rank's thread after it made a call that has not reached the others yet."""
+        """Called in the rank's thread after it made a call that has not reached the other members yet."""
 
     def on_start(self, members: Sequence[Arrival]) -> None:
         """A call has all its members: its first byte moves now."""
 
     def after_data(self, members: Sequence[Arrival]) -> None:
-        """The members' outputs are written, and nobody has read them."""
+        """Called when the members' outputs are written, before any rank reads them."""
 
     def compute_s(self, process: SimProcess, start_s: float, seconds: float) -> float:
         """Return the seconds of an operator that takes *seconds* without the fault."""
@@ -215,7 +214,7 @@ def check_ranks(ranks: Sequence[int], world_size: int) -> None:
 
 
 class Lasting(Fault[R]):
-    """At work from its time on, or from the moment at which the first rank makes its call."""
+    """A fault that is at work from a time on, or from the moment at which the first rank makes its call."""
 
     def __init__(self, rule: R, world: World, number: int) -> None:
         super().__init__(rule, world, number)
@@ -232,5 +231,7 @@ class Lasting(Fault[R]):
         return math.inf if self.rule.when.for_s is None else self._from_s + self.rule.when.for_s
 
     def active(self, now_s: float) -> bool:
-        """Whether it is at work at *now_s* of the rank's own clock, which is ahead of the world's while it computes."""
+        """Return whether the fault is at work at *now_s* of the rank's own clock, which is ahead of the world's
+        while it computes.
+        """
         return self._from_s <= now_s < self.until_s

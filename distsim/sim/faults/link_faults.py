@@ -48,7 +48,7 @@ class NetworkRule(Rule):
         """Their indices; `UsageError` where there are none."""
 
     def has_detour(self) -> bool:
-        """Whether it names another way for the traffic."""
+        """Return whether the rule names another route for the traffic."""
         return False
 
     def check(self, cluster: Cluster, world_size: int) -> None:
@@ -84,7 +84,7 @@ class NetworkFault(Fault[NetworkR]):
         super().__init__(rule, world, number)
         self.state = state
         self._call = rule.when.call
-        """What it waits for."""
+        """Call for which the fault waits."""
 
     def begin(self) -> None:
         if self._call is None:
@@ -117,12 +117,12 @@ class Outage(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartDown(NetworkRule):
-    """All links of one vertex of the cluster are cut."""
+    """A fault in which all links of one vertex of the cluster are down."""
 
     kind: ClassVar[str]
-    """What it is in words."""
+    """Name of the kind of vertex in messages."""
     kinds: ClassVar[tuple[str, ...]]
-    """What it may be in a cluster."""
+    """Kinds of vertices that the rule accepts."""
 
     @property
     @abstractmethod
@@ -252,7 +252,10 @@ class _Flap(NetworkFault[LinkFlap]):
 PACKET_BYTES = 4096
 """RoCE's largest path MTU (InfiniBand Architecture Specification, vol. 1, sec. 9.3.1)."""
 ROUND_TRIP_S = 8e-6
-"""Between two NICs through two switches; assumed, of the order that perftest shows on RoCE fabrics."""
+"""Seconds of a round trip between two NICs through two switches.
+
+Assumption, of the order that perftest shows on RoCE fabrics.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

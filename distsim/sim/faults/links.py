@@ -21,7 +21,7 @@ __all__ = ["CUTS", "Cut", "LinkState", "Slowed", "links_of", "links_of_part", "s
 # -- The links that a rule names: by pattern, or by the part that they belong to.
 
 CUTS = ("link_cut", "nic_down", "switch_down")
-"""What may cut hosts off: these rules can be carried out on a real network, too."""
+"""Faults that can cut hosts off, and that can be imitated on a real network."""
 
 
 def links_of(cluster: Cluster, patterns: Sequence[str]) -> list[int]:
@@ -81,7 +81,7 @@ class LinkState:
         self.down: dict[int, list[Cut]] = {}
         """Links that carry nothing now, and what cut them."""
         self._noticed: dict[Cut, None] = {}
-        """What the fabric leads its traffic around."""
+        """Cuts around which the fabric already routes its traffic."""
         self._slow: dict[int, list[Slowed]] = {}
 
     def cut(self, links: Sequence[int], why: str, struck_s: float | None) -> Cut:

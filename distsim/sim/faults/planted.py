@@ -1,6 +1,6 @@
-"""The faults of one world: at every place where one may strike, the simulator asks here.
+"""The faults of one world, which the simulator calls at every point where something can go wrong.
 
-Every world has them; one without rules asks nobody.
+Every world has such an object; without rules it does nothing.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Faults:
             fault.on_connect(task, host_name, port, timeout, explicit)
 
     def accesses(self) -> AbstractContextManager[None]:
-        """While the world runs: file accesses of ranks are asked about, where a fault is about them."""
+        """Return a context in which file accesses of ranks are reported to the faults, if a fault concerns them."""
         return seen_accesses(self._on_access) if self._at_accesses else contextlib.nullcontext()
 
     def _on_access(self, task: RankTask, path: str) -> None:
@@ -92,7 +92,7 @@ class Faults:
 
     @property
     def are_planted(self) -> bool:
-        """Whether there are any: then a call is asked about in the thread that makes it."""
+        """Return whether there are faults; then they are called in the thread that makes a call."""
         return bool(self.faults)
 
     # -- what the report says

@@ -104,7 +104,7 @@ class RankFault(Fault[RankR]):
 
 
 def _target_is_alive(process: SimProcess) -> bool:
-    """Whether a fault can strike *process*; one that is ABSENT is on its way into the rendezvous."""
+    """Return whether a fault can affect *process*; an ABSENT one is still on its way to the rendezvous."""
     return process.phase in (Phase.RUNNING, Phase.ABSENT)
 
 
@@ -373,7 +373,7 @@ class _Straggler(Lasting[Straggler]):
     def __init__(self, rule: Straggler, world: World, number: int) -> None:
         super().__init__(rule, world, number)
         self._draws: dict[int, random.Random] = {}
-        """By rank."""
+        """Random generators by rank."""
 
     def on_call(self, task: RankTask, record: CallRecord) -> None:
         super().on_call(task, record)

@@ -67,7 +67,7 @@ class Unreached(Lasting[R]):
         """Ranks that will never reach it."""
 
     def means(self, process: SimProcess) -> bool:
-        """Whether the rule is about *process*."""
+        """Return whether the rule concerns *process*."""
         raise NotImplementedError
 
     def on_connect(self, task: RankTask, host_name: str, port: int, timeout: timedelta, explicit: bool) -> None:
@@ -171,7 +171,7 @@ class _SlowStorage(Lasting[SlowStorage]):
     def __init__(self, rule: SlowStorage, world: World, number: int) -> None:
         super().__init__(rule, world, number)
         self._accesses = Counter[int]()
-        """By rank."""
+        """Number of accesses by rank."""
 
     def on_access(self, task: RankTask, path: str) -> None:
         rule, rank = self.rule, task.process.rank

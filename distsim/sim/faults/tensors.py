@@ -32,13 +32,18 @@ GUARDS = ("nan", "buffers", "payloads")
 """nan: NaN in what goes into a call. buffers: written to while a call has them. payloads:
 what arrives against what was sent."""
 ALWAYS = ("nan", "buffers")
-"""What an ordinary simulation looks at: it costs little, and what is found is only a warning."""
+"""Checks of an ordinary simulation: they cost little, and what they find is only a warning."""
 LARGE_BYTES = 1 << 20
-"""From here on words are added up instead of a CRC, ten times as fast, and only where torch counts a write."""
+"""Bytes from which a checksum adds words instead of computing a CRC.
+
+This is ten times as fast, and only done if torch counts a write to the tensor.
+"""
 
 
 class Guards:
-    """Looks at the tensors of one world's calls. *warns*: nobody asked for it, so a find ends nothing."""
+    """Checks the tensors of one world's calls. *warns* means that no user asked for the checks, so a finding ends
+    nothing.
+    """
 
     def __init__(self, watch: Collection[str] = ALWAYS, warns: bool = True) -> None:
         self.watch = frozenset(watch)
@@ -52,8 +57,11 @@ class Guards:
             arrival.sums = [(checksum(tensor), _writes(tensor)) for tensor in arrival.inputs]
 
     def on_finish(self, members: Sequence[Arrival], folded: Sequence[torch.Tensor] = ()) -> None:
-        """Scheduler side: the last byte has moved, and nothing was written yet. *folded*: what their inputs come to
-        together, if that is known: without NaN, none of them has one."""
+        """Check the inputs when the last byte has arrived and nothing is written yet. Runs in the scheduler's
+        thread.
+
+        *folded* is the sum of the inputs, if known: without NaN in it, no input has one.
+        """
         for member in members:
             if member.sums is not None:
                 if any(map(_changed, member.inputs, member.sums)):
@@ -67,7 +75,7 @@ class Guards:
                     break
 
     def saw_aliased(self, record: CallRecord) -> None:
-        """All outputs of a call are one tensor."""
+        """Report that all outputs of a call are one tensor."""
         self._tell(seen.aliased(record))
 
     def used_in_flight(self, record: CallRecord, writes: bool, was_waited: bool) -> None:

@@ -1,6 +1,6 @@
-"""What makes threads of one interpreter look like processes: each state that Python and torch keep once.
+"""Makes threads of one interpreter look like processes, by swapping the state that Python and torch keep only once.
 
-`process.py` swaps it in and out; every other module is one such state.
+`process.py` swaps it; every other module has one kind of state.
 """
 
 from __future__ import annotations

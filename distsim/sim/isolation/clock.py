@@ -17,7 +17,7 @@ from distsim.sim.isolation.process import current_task
 __all__ = ["clock_patches", "datetime_clock"]
 
 EPOCH_S = 1_700_000_000.0
-"""What `time.time()` answers when a simulation begins: fixed, so that runs are repeatable."""
+"""Value of `time.time()` at the start of a simulation, fixed so that runs are repeatable."""
 
 _REAL_TIME = ("distsim.", "simpy", "subprocess", "selectors", "socket", "_pytest", "pytest", "xdist", "execnet")
 """Modules that keep the real clock: ours, and those that wait for things outside the simulation."""

@@ -35,11 +35,11 @@ TORCHRUN = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
     *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
 )
-"""What torchrun says to a worker about its place; what else it sets begins with TORCHELASTIC_."""
+"""Variables by which torchrun describes a worker's position; its others begin with TORCHELASTIC_."""
 _PER_PROCESS = re.compile(
     rb"TORCHELASTIC_|OMPI_COMM_WORLD_|PMI_|PMIX_|MV2_COMM_WORLD_|HYDRA|SLURM_(PROCID|LOCALID|NODEID|STEP_|NTASKS|TASK_PID)"
 )
-"""What torchrun, mpirun and srun tell one process about itself: untrue for a simulated rank."""
+"""Variables of torchrun, mpirun and srun about one process, which do not apply to a simulated rank."""
 
 _is_per_process = functools.lru_cache(1_024)(_PER_PROCESS.match)
 _real_putenv, _real_unsetenv = os.putenv, os.unsetenv
@@ -60,8 +60,11 @@ def leave_environ(host: dict[bytes, bytes], changed: dict[bytes, None]) -> None:
 
 
 def without_launchers(environ: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """*environ*, as `os.environb` has it, without what a launcher around this simulation said to its own worker. With
-    torchrun's TORCHELASTIC_USE_AGENT_STORE a rank would wait for a store of an agent that no simulated node has."""
+    """Return *environ* (like `os.environb`) without the variables of a launcher that started this simulation.
+
+    With torchrun's TORCHELASTIC_USE_AGENT_STORE a rank would wait for the store of an agent that no simulated node
+    has.
+    """
     kept = {name: value for name, value in environ.items() if not _is_per_process(name)}
     if b"TORCHELASTIC_RUN_ID" in environ:
         for name in TORCHRUN:

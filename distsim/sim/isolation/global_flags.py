@@ -154,7 +154,9 @@ PLACES: tuple[tuple[Any, str], ...] = (
 
 _SPACES: tuple[dict[str, Any], ...] = tuple(vars(holder) for holder, _ in PLACES)
 _NAMES = tuple(name for _, name in PLACES)
-"""The same as names in dictionaries: past `__setattr__`, which shared modules have while a simulation runs."""
+"""Names of the places in their dictionaries, which avoids the `__setattr__` of modules that are watched in a
+simulation.
+"""
 _NUMBERS = range(len(PLACES))
 
 
@@ -210,7 +212,7 @@ _FIRST: tuple[tuple[int, Callable[[], Any]], ...] = (
     (PLACES.index((warnings, "filters")), lambda: list(warnings.filters)),
     (PLACES.index((multiprocessing.context._default_context, "_actual_context")), lambda: None),
 )
-"""Places, by number, in which a process finds something of its own."""
+"""Initial values of places, by number, that differ between processes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -312,7 +314,7 @@ SWITCHES: tuple[Switch, ...] = (
 
 
 _BOUNDED: dict[tuple[Any, str], Callable[..., Any]] = {(sys, "setrecursionlimit"): _ask_for_recursion_limit}
-"""Setters that in a rank do not give all they are asked for."""
+"""Setters whose effect is limited in a rank."""
 
 
 def _turning(switch: Switch, real: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,8 +1,9 @@
 """Stops files, sockets, processes and output of a rank that is over.
 
-After a mismatch ranks hold unreduced data; they go on to their next wait (lookahead.py), and in the end every
-thread unwinds through the program's `finally` blocks. On machines they would be dead. So from then on what a rank
-has open for writing leads nowhere, and the rank ends at the first attempt to open, remove, connect or start something.
+After a mismatch ranks hold unreduced data. They run to their next wait (Lookahead), and in the end every thread
+unwinds through the program's `finally` blocks. On real machines they would be dead. So from then on everything that
+a rank has open for writing leads nowhere, and the rank ends at its first attempt to open, remove, connect or start
+something.
 """
 
 from __future__ import annotations
@@ -48,10 +49,11 @@ class Leaves(Protocol):
 
 
 def note_opened(number: int) -> None:
-    """Descriptor *number* has just been opened: it is the rank's whose thread calls this, if one does.
+    """Note that descriptor *number* was just opened by the calling thread's rank, if it has one.
 
-    Told apart at the opening: later the machine does not say which thread a descriptor belongs to, and threads
-    of the surrounding program open files of their own while a simulation runs."""
+    This must happen at the opening: the operating system does not say later which thread opened a descriptor, and
+    threads of the surrounding program open files of their own during a simulation.
+    """
     process = current_process()
     if process is not None:
         with contextlib.suppress(OSError):
@@ -141,6 +143,6 @@ def _lead_nowhere(world: Leaves) -> None:
 
 
 def _reaches_out(number: int) -> bool:
-    """Whether a socket is one of a network: a pair within this process wakes threads that read from it."""
+    """Return whether a socket belongs to a network; a pair within this process only wakes threads."""
     with socket.socket(fileno=os.dup(number)) as same:
         return same.family in (socket.AF_INET, socket.AF_INET6)

@@ -1,4 +1,4 @@
-"""What ranks print and log: every line once, whole, behind its rank; or one file per rank."""
+"""Output of ranks: each line once, complete, with its rank in front; or one file per rank."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RankStream(io.TextIOBase):
         self._raw = raw
         self.muted = False
         self.said: set[str] = set()
-        """What was written to it, without numbers."""
+        """Lines that were written, without their numbers."""
 
     @functools.cached_property
     def buffer(self) -> _Bytes:
@@ -150,7 +150,7 @@ class HeldOutput:
 
 
 Shown = TextIO | HeldOutput
-"""Where the lines of ranks go."""
+"""Destination of the ranks' lines."""
 
 
 class _Bytes(io.RawIOBase):
@@ -225,10 +225,12 @@ class StreamProxy(io.TextIOBase):
 def open_streams(
     label: Callable[[], str], fresh: bool, width: int, log_dir: str | None, stdout: Shown, stderr: Shown
 ) -> tuple[RankStream, RankStream]:
-    """The two streams of a process: lines behind `[label]`, or files `LOG_DIR/<label>/stdout.log` and
-    `stderr.log`, as torchrun names them; *fresh* ones, or those that a process of that label has begun.
-    A process may be found to be the launcher later: its *label* is asked for with every line; with an empty one a line
-    is shown as it is."""
+    """Return the two output streams of a process.
+
+    They print lines with `[label]` in front, or write the files `LOG_DIR/<label>/stdout.log` and `stderr.log`, as
+    torchrun names them: *fresh* ones, or those that a process with that label has begun. *label* is called for every
+    line, because a process may turn out to be a launcher later; an empty label adds nothing.
+    """
     if log_dir is not None:
         folder = Path(log_dir) / label()
         try:
@@ -382,17 +384,18 @@ class LogState:
 
 
 _LOST_AT_MOST = 10_000
-"""More than there will be ranks that end at the moment when another counts the same object."""
+"""Upper bound of the number of ranks that end while another thread counts references of the same object."""
 _kept: list[object] = []
 
 
 def outlive_threads() -> None:
-    """Before the first rank begins: what torch's C++ lets go of as a thread dies is never the last reference.
+    """Keep references to objects that torch's C++ releases when a thread ends. Called before the first rank begins.
 
     `dtensor_dispatch_logger` and `logging_DEBUG` are `thread_local py::object`s (torch 2.13,
-    torch/csrc/autograd/python_variable.cpp), destroyed after Python has let the thread go: their counts of references
-    fall without the lock that guards them, beside whichever rank runs. The last reference, or a count that is lost so,
-    frees an object without Python, and the process dies of it. The logger is everybody's here, never a rank's."""
+    torch/csrc/autograd/python_variable.cpp), destroyed after the thread has left Python: their reference counts fall
+    without the interpreter lock, concurrently with the running rank. If that were the last reference, or if a count
+    were lost, an object would be freed without the lock, and the process would crash.
+    """
     if not _kept:
         _kept.extend([logging.getLogger("torch.distributed.tensor._dispatch"), logging.DEBUG] * _LOST_AT_MOST)
 

@@ -51,7 +51,9 @@ class Notes:
     joining: CallRecord | None = None
     """The `init_process_group` that has begun and has no group yet."""
     job: str = ""
-    """Where it met the others of its job, if ranks were given there: several jobs may be in one simulation."""
+    """Where the process met the others of its job, if ranks were given there; one simulation may contain several
+    jobs.
+    """
     groups_made: dict[Any, int] = field(default_factory=dict)
     """World and name of a group, or place and size of a world -> how often it was made."""
     rendezvous: Any = None
@@ -71,13 +73,13 @@ class Notes:
     ddp_waits_in_cpp: bool = False
     """A future made now has to be done when C++ gets it."""
     in_worker: str = ""
-    """How the data loader's worker whose work it does would have been started: fork, spawn."""
+    """Start method (fork, spawn) of the data loader's worker whose work the process does; empty if it does not."""
 
     # Environment
     environ_defaults: dict[bytes, bytes] = field(default_factory=dict)
-    """What `os.environ.setdefault` would have set, had torchrun not been there."""
+    """Variables that `os.environ.setdefault` would have set without torchrun."""
     told_of_torchrun: bool = False
-    """It asked torch whether torchrun started it, and was told so."""
+    """Whether the process asked torch if torchrun started it, and the answer was yes."""
 
     # Threads and pipes
     thread_names: Iterator[int] = field(default_factory=lambda: itertools.count(1))
@@ -149,7 +151,7 @@ class HostTimes:
     """For a trace: the ends of the steps of each optimizer on the CPU, by the optimizer's id."""
 
     def account_wait(self, why: Wait | None, since_s: float, until_s: float) -> None:
-        """Split a wait into communication nobody hid (exposed) and waiting for others (idle)."""
+        """Split a wait into communication that nothing hides (exposed) and waiting for other ranks (idle)."""
         if isinstance(why, CallWait):
             started = why.record.started_s
             moving = since_s if started is None else min(max(started, since_s), until_s)
@@ -186,7 +188,7 @@ class SimProcess:
         self.is_rank = True
         """False for a launcher that only starts others (the parent of `mp.spawn`)."""
         self.environ = environ
-        """As `os.environb` has it."""
+        """Environment variables, like `os.environb`."""
         self.changed_environ: dict[bytes, None] = {}
         """Variables that the process set or removed itself."""
         self.places = world.host.first_places()
@@ -194,7 +196,7 @@ class SimProcess:
         """Positions of the switches that the process turned."""
         self.logs: LogState | None = None
         self.recorder: Any = None
-        """Of `torch.profiler`, while the program profiles itself."""
+        """Recorder of `torch.profiler`, while the program profiles itself."""
         self.argv = argv
         self.sys_path = list(sys.path)
         self.modules: ModuleTable | None = None
@@ -211,7 +213,7 @@ class SimProcess:
         self.numpy_random: Any = None
         self.torch_rng: torch.Tensor | None = None
         self.torch_own = Own()
-        """What it has changed of torch's state (torch_state.py)."""
+        """Parts of torch's state that the process has changed (torch_state.py)."""
         self.group_objects: list[Any] = []
         self.calls = CallLog(world.calls_kept)
         self.caught = CaughtLog()
@@ -224,7 +226,7 @@ class SimProcess:
         self.family = Family()
         self.times = HostTimes()
         self.thaw: simpy.Event | None = None
-        """Set while the process is stopped (SIGSTOP): what it waits for to go on."""
+        """Event for which the process waits while it is stopped (SIGSTOP); None while it runs."""
         self.ended = world.env.event()
         self.last_site: Site | None = None
         self.last_stack: tuple[Site, ...] = ()
@@ -234,20 +236,20 @@ class SimProcess:
         self.signals_due: deque[tuple[Callable[..., Any], int]] = deque()
         """Handlers to call in its main thread, with their signals."""
         self.main_thread: threading.Thread | None = None
-        """What `threading.main_thread()` gives; None until somebody asks."""
+        """Value of `threading.main_thread()`; None before its first use."""
         self.threads: list[weakref.ref[threading.Thread]] = []
         self.program: Any = None
         """The script or module it runs (`rank.Program`); None for a function."""
         self.silent: Any = None
-        """Records facts for silent faults (debug/diagnosis/silent/collect), where somebody watches."""
+        """Recorder for silent faults (debug/diagnosis/silent/collect); None if they are not searched for."""
         self.unarmed: dict[tuple[str, Any], Any] = {}
-        """What it has set without effect (processes/process_settings.py)."""
+        """Settings that the process changed without effect (processes/process_settings.py)."""
         self.notes = Notes()
-        """From one of our hooks to another in the same process."""
+        """Notes that one hook leaves for another in the same process."""
 
     @functools.cached_property
     def random(self) -> Random:
-        """Python's generator, made when first asked: few programs draw."""
+        """Return the process's random generator, created at first use because few programs need it."""
         return Random(f"{self.world.seed}:{self.index}")
 
     @functools.cached_property
@@ -361,7 +363,7 @@ class SimProcess:
 
     @property
     def told_its_parent(self) -> bool:
-        """Whether its exit code was a message to a parent that read it and ended well: no fault."""
+        """Return whether the exit code was a message to a parent that read it and ended well, which is not a fault."""
         parent = self.family.parent
         return (
             self.phase is Phase.EXITED
@@ -395,13 +397,13 @@ class RankTask(Task):
     cuda_device = 0
     """The current GPU, which torch keeps by thread."""
     serves = False
-    """Whether it does what another worker has asked for (rpc/transport.py)."""
+    """Whether the thread serves requests of other workers (rpc/transport.py)."""
     served: CallRecord | None = None
     """The record of that."""
     dispatch_mode: Any = None
-    """Where its operators pass (device/dispatch.py)."""
+    """Mode that dispatches the thread's operators (device/dispatch.py)."""
     cuda_streams = False
-    """Whether it has ever worked on another stream than a default one."""
+    """Whether the thread has ever used a stream other than a default one."""
 
     def programs_work(self) -> int:
         """The work of the real children of its process."""

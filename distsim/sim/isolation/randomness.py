@@ -28,8 +28,11 @@ def undrawn() -> Iterator[None]:
 
 
 def random_patches() -> list[tuple[Any, str, Any]]:
-    """(holder, attribute, replacement) of everything that draws: `random` and `numpy.random` act on the
-    running process's own generators, and what the operating system would give comes from its seed."""
+    """Return patches of everything that draws random numbers.
+
+    `random` and `numpy.random` use the running process's own generators, and the operating system's random numbers
+    come from its seed.
+    """
     patches: list[tuple[Any, str, Any]] = []
     for name, bound in list(vars(random).items()):
         if getattr(bound, "__self__", None) is random._inst:

@@ -65,8 +65,9 @@ def refusing_class(real: type, error: Callable[[], Exception]) -> type:
 
 
 _signatures: dict[int, tuple[Any, inspect.Signature | None]] = {}
-"""By the function's id, with the function: worked out once a process, for that of a compiled function takes most of a
-millisecond."""
+"""Signatures by the function's id, with the function; computing that of a compiled function takes most of a
+millisecond.
+"""
 _MOST = 2_000
 
 

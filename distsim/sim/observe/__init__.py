@@ -1,7 +1,7 @@
-"""What is seen of a simulation: evidence for a diagnosis, profiles, totals, the user's lines.
+"""Observations of a simulation: evidence for a diagnosis, profiles, totals, the user's lines.
 
-`evidence.py` is where every rank stands; `totals.py` becomes the Outcome, `training.py` what it says of GPUs,
-`silent.py` what it says of wrong results.
+`evidence.py` collects the state of every rank; `totals.py` makes the Outcome, `training.py` its part about GPUs, and
+`silent.py` its part about silent faults.
 """
 
 from __future__ import annotations

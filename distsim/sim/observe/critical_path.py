@@ -83,7 +83,7 @@ MOST_MOVES = 500_000
 
 
 class Ran:
-    """What one rank's GPUs ran, searchable by time; complete from *since_s* on."""
+    """Kernels of one rank's GPUs, searchable by time; complete from *since_s* on."""
 
     def __init__(self, items: Sequence[Kernel | Comm], since_s: float = float("-inf")) -> None:
         self.since_s = since_s
@@ -96,7 +96,7 @@ class Ran:
             for record in item.records
             if record.started_s is not None
         }
-        """By group and moment: the communication kernel that began to move then."""
+        """Communication kernels by group and the time at which they began to transfer."""
 
 
 class _Sorted:
@@ -121,8 +121,11 @@ class _Sorted:
 
 
 def critical_path(ran: Mapping[int, Ran], rank: int, begin_s: float, end_s: float) -> tuple[list[PathPart], float]:
-    """The path that ends on *rank* at *end_s*, back to *begin_s*; equal parts summed up, the longest first. With where
-    it begins: later than *begin_s* where a rank that it comes to does not remember what it ran before."""
+    """Return the path that ends on *rank* at *end_s*, back to *begin_s*, and the time at which it begins.
+
+    Equal parts are summed, the longest first. The path begins later than *begin_s* if a rank on it no longer has
+    records of its earlier kernels.
+    """
     parts: dict[tuple[str, str], float] = {}
 
     def took(kind: str, name: str, from_s: float, to_s: float) -> None:

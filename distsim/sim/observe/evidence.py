@@ -1,4 +1,4 @@
-"""Where every rank of a world stands: the evidence that a diagnosis is made from."""
+"""Collects the state of every rank of a world, as the evidence for a diagnosis."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def _on_its_way(process: SimProcess) -> BaseException | None:
 
 
 def _mark_absent(states: dict[int, RankState], records: dict[int, list[CallRecord]]) -> None:
-    """A rank without a call never joined where others wait in init_process_group or init_rpc: it ended, or stands."""
+    """Mark ranks without a call as absent if other ranks wait in init_process_group or init_rpc."""
     joining = [
         w.record
         for state in states.values()
@@ -303,7 +303,7 @@ def _sources(states: dict[int, RankState], records: dict[int, list[CallRecord]])
 
 
 class _Texts(Mapping[str, str]):
-    """The text of *files*, read when somebody asks: where every rank has finished hardly anybody does."""
+    """Texts of *files*, read on access, because a run in which every rank finishes hardly needs them."""
 
     def __init__(self, files: Iterable[str]) -> None:
         self._files: dict[str, str | None] = dict.fromkeys(files)
@@ -334,8 +334,10 @@ WALL_LIMIT_S = 2.0
 
 
 class Lookahead:
-    """Runs once, when *met* (the calls of one meeting) do not fit each other; without any, a guard has seen
-    what is wrong, and nobody need go on."""
+    """Runs the ranks on to their next wait once, when *met* (the calls of one meeting) contradict each other.
+
+    Without *met*, a guard has found the fault, and no rank needs to continue.
+    """
 
     def __init__(self, world: World, met: Sequence[SimWork]) -> None:
         self.world = world

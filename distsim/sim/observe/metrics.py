@@ -1,4 +1,4 @@
-"""What a run's training steps were: plain data, a part of the Outcome."""
+"""Figures of a run's training steps: plain data, a part of the Outcome."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ class KernelSlice:
     name: str
     kind: str
     launched_s: float
-    """When the host went on, what it launched was under way."""
+    """Time at which the host continued after the launch."""
     host_s: float
-    """What the host spent on it before that."""
+    """Seconds that the host spent on the launch before that."""
     records: tuple[CallRecord, ...] = ()
     """The calls that a communication kernel carries out."""
 
 
 @dataclass(slots=True)
 class GpuTrack:
-    """What one GPU of a rank ran; only the end if that is much."""
+    """Kernels of one GPU of a rank; only the last ones if there are many."""
 
     index: int
     streams: list[str]
     slices: Sequence[KernelSlice]
     steps: list[tuple[float, float]]
-    """When each step ended for the host, and on the device."""
+    """End of each step on the host and on the device."""
 
 
 @dataclass(slots=True)
@@ -61,15 +61,15 @@ class Wait:
     group: str
     moving_s: float
     late_s: float
-    """Before the last member (the other end) had come."""
+    """Seconds before the last member (or the other end) arrived."""
     busy_s: float
-    """All that this communication's bytes moved, hidden or not."""
+    """Seconds in which this communication transferred bytes, hidden or not."""
     spared_s: float
-    """Of moving_s: what would be hidden if each call took half the time."""
+    """Part of moving_s that would be hidden if each call took half the time."""
 
 
 HOST_BOUND = 0.1
-"""Of a step, that the GPU waits for the host to launch something: the host sets the pace."""
+"""Share of a step that the GPU waits for launches, from which the step counts as host-bound."""
 
 
 @dataclass(slots=True)
@@ -77,11 +77,11 @@ class MemorySite:
     """GPU memory in use at a rank's peak that one operator took at one line of the program."""
 
     kind: str
-    """What it was for: one of `RankTraining.memory`."""
+    """Kind of the memory: a key of `RankTraining.memory`."""
     where: str
     """file:line of the innermost user code; empty where none was on the stack."""
     code: str
-    """That line."""
+    """Source text of the line."""
     operator: str
     tensor: str
     """dtype and shape of the result that took most, as `float32[8192,128256]`."""
@@ -96,12 +96,12 @@ class RankTraining:
 
     rank: int
     like: tuple[int, ...]
-    """Ranks whose figures are taken to be the same, itself included: the others of them did not run."""
+    """Ranks with these figures, including this one; the others of them did not run."""
     step_s: float
     compute_s: float
     overlapped_s: float
     slowed_s: float
-    """Of the overlapped time: what the communication beside it took."""
+    """Part of the overlapped time by which simultaneous communication slowed computation."""
     exposed_s: float
     late_s: float
     bubble_s: float
@@ -111,7 +111,7 @@ class RankTraining:
     memory: dict[str, int] = field(default_factory=dict)
     """Allocated bytes by what they were for (device/allocator/allocator.py), when they were most."""
     modules: dict[str, int] = field(default_factory=dict)
-    """The same by module, `layers.*.mlp`: that of the parameter, that in whose forward it was allocated."""
+    """Memory at the peak by module (`layers.*.mlp`): the parameter's, or the one in whose forward it was allocated."""
     waits: list[Wait] = field(default_factory=list)
     sites: list[MemorySite] = field(default_factory=list)
     """The peak by line and operator; empty unless the run measures memory (RunRequest.measures_memory)."""
@@ -124,27 +124,27 @@ class OutOfMemory:
     ranks: tuple[int, ...]
     asked: int
     capacity: int
-    """Without the context."""
+    """Bytes of the GPU, without the context."""
     reserved: int
     allocated: int
     missing: int
     held: dict[str, int]
-    """Of the allocated: by what it was for."""
+    """Allocated bytes by kind."""
     sharded: bool
     in_backward: bool
-    """Or later: all activations are there."""
+    """Whether backward had begun, so that all activations were allocated."""
     asked_as: str = "activations"
-    """What was asked for was for: one of `held`."""
+    """Kind of the requested memory: a key of `held`."""
     coming_gradients: int = 0
-    """Not there yet."""
+    """Bytes of gradients that were not allocated yet."""
     coming_optimizer: int | None = None
-    """Not made yet, its scratch memory included; None: nobody knows, or no optimizer is there."""
+    """Bytes of optimizer state not allocated yet, including scratch memory; None if unknown or without an optimizer."""
     one_sequence: bool = False
     """The micro-batch is one."""
     sequences: int = 0
-    """Of a micro-batch; 0: not known."""
+    """Number of sequences in a micro-batch; 0 if unknown."""
     site: MemorySite | None = None
-    """What asked for it; None unless the run measures memory."""
+    """Site of the request; None unless the run measures memory."""
 
 
 @dataclass(slots=True)
@@ -153,13 +153,13 @@ class Fused:
 
     rank: int
     functions: dict[str, int]
-    """How often each was called."""
+    """Number of calls of each compiled function."""
     kernels_before: int
     kernels_after: int
     gpu_saved_s: float
-    """Of the kernels' own time; against what would have run eagerly."""
+    """Seconds of kernels that fusing saves, compared with eager execution."""
     host_saved_s: float
-    """Of the host's; below 0 where guards and launchers cost more than what is not launched any more."""
+    """Seconds of the host that fusing saves; negative if guards and launchers cost more than the saved launches."""
 
 
 @dataclass(slots=True)
@@ -213,76 +213,79 @@ class UnknownRead:
     what: str
     where: str
     code: str
-    """That line."""
+    """Source text of the line."""
     count: int
-    """On one rank: the one that read it most often."""
+    """Number of reads on the rank that read the value most often."""
     expression: str = ""
-    """Of that line, what read it: `loss.item()`."""
+    """Expression of the line that read the value: `loss.item()`."""
     condition: str = ""
     """`if`, `while` or `assert`: the program went the way that the placeholder led to."""
 
 
 @dataclass(slots=True)
 class Training:
-    """The GPUs' work in steps. Without a step of any optimizer `steps` is 0 and what is of a step is None."""
+    """Figures of the GPUs' work in training steps. Without an optimizer step `steps` is 0 and step figures are None."""
 
     gpu: str
     num_gpus: int
     memory_bytes: int
-    """Of one GPU."""
+    """Bytes of one GPU."""
     context_bytes: int
-    """Of them outside torch's allocator."""
+    """Bytes of the CUDA context, outside torch's allocator."""
     steps: int = 0
     first_counted: int = 0
-    """From this step on, counted from 1, steps are counted."""
+    """First step, counted from 1, whose figures are used."""
     step_times_s: list[float] = field(default_factory=list)
     """Each the slowest rank's, from the second on; of a single step, that one's."""
     step_time_s: float | None = None
     step_low_s: float | None = None
-    """Where a measured step would lie in eight cases of ten, by the errors of published steps of its regime
-    (step_errors.py) and of what communication is exposed (confidence.py)."""
+    """Lower end of the interval in which a measured step lies in eight cases of ten.
+
+    It comes from the errors of published steps of its regime (step_errors.py) and of the exposed communication
+    (confidence.py).
+    """
     step_high_s: float | None = None
     step_regime: str | None = None
-    """What the errors of a step go by: one node, many nodes, near launch-bound."""
+    """Regime whose errors apply to the step: one node, many nodes, or near launch-bound."""
     launching_s: float | None = None
-    """What the host of the mean rank needs to launch the kernels of a step: what its regime goes by."""
+    """Seconds that the host of the mean rank needs to launch the kernels of a step; it decides the regime."""
     host_work_s: float | None = None
-    """What it spends on all classes of that work (kernels/gpu.py): views, functions in Python and collectives, too."""
+    """Seconds of all classes of host work (kernels/gpu.py), including views, Python functions and collectives."""
     tokens_per_step: float | None = None
     tokens_how: str = ""
-    """Where the number of tokens is from."""
+    """Source of the number of tokens."""
     model_flops: float | None = None
     """A step's, all GPUs together: the products of forward and backward."""
     hardware_flops: float | None = None
-    """All products that ran, recomputed ones as well."""
+    """Flops of all products that ran, including recomputed ones."""
     recomputes: bool = False
-    """Whether the program computes parts of its forward again (checkpoints), and not its attention kernels alone."""
+    """Whether the program recomputes parts of its forward (checkpointing), besides attention kernels."""
     peak_dtype: str | None = None
     peak_flops_per_s: float | None = None
     ranks: list[RankTraining] = field(default_factory=list)
     operators: list[OperatorTime] = field(default_factory=list)
     critical_path: list[PathPart] = field(default_factory=list)
-    """Of the last step, the longest part first (critical_path.py)."""
+    """Parts of the last step's critical path, the longest first (critical_path.py)."""
     critical_path_share: float | None = None
-    """How much of that step, up to its end, the path tells of: all, unless it had more kernels than are remembered."""
+    """Share of that step that the path covers: 1 unless it had more kernels than are recorded."""
     out_of_memory: list[OutOfMemory] = field(default_factory=list)
     """Ranks that lacked the same are one."""
     placeholder: float = 1.0
-    """What the program got for values that nobody knew."""
+    """Value that the program got for unknown numbers."""
     reads: list[UnknownRead] = field(default_factory=list)
     saved: Saved = field(default_factory=Saved)
-    """Of the rank that spent most time on it."""
+    """Checkpoints of the rank that spent most time on them."""
     saved_rank: int = 0
     price: float | None = None
-    """Of a GPU's hour."""
+    """Price of one GPU hour."""
     power_w: float | None = None
-    """Of a GPU at work, or at most."""
+    """Watts of one GPU under load, or its limit."""
     power_is_limit: bool = False
-    """Whether `power_w` is what its maker allows, not what the cluster file says."""
+    """Whether `power_w` is the maker's limit instead of a figure from the cluster file."""
     planned_tokens: float | None = None
-    """Of the whole training."""
+    """Number of tokens of the whole training."""
     fused: Fused | None = None
-    """Of the rank with most; None: nobody asked for it."""
+    """Fused kernels of the rank with most of them; None if nothing is fused."""
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -294,14 +297,14 @@ class Training:
 
     @property
     def pacing(self) -> RankTraining | None:
-        """The rank for which the others wait: of those whose steps are longest the one that works longest."""
+        """Return the rank for which the others wait: among those with the longest steps the one that works longest."""
         longest = max((rank.step_s for rank in self.ranks), default=0.0)
         slow = [rank for rank in self.ranks if rank.step_s >= longest * (1 - 1e-3)]
         return max(slow, key=lambda r: (r.compute_s + r.host_s, -r.rank), default=None) if longest else None
 
     @property
     def host_bound(self) -> bool:
-        """Whether the pacing rank's GPU stands idle for a tenth of the step or more because nothing was launched."""
+        """Return whether the pacing rank's GPU is idle for a tenth of the step or more because nothing was launched."""
         rank = self.pacing
         return rank is not None and rank.host_s >= HOST_BOUND * rank.step_s
 

@@ -85,7 +85,7 @@ _ANSWERS: dict[str, Any] = {
     "stack": [],
     "typed_metadata": {},
 }
-"""What a Kineto event of a plain operator on the CPU answers."""
+"""Attributes of a Kineto event for a plain operator on the CPU."""
 
 
 class ProfilerEvent:
@@ -182,7 +182,7 @@ _NCCL = {
     "reduce": "Reduce",
     "barrier": "AllReduce",
 }
-"""How NCCL names its kernels (src/device/generate.py), without algorithm and protocol; all else is SendRecv."""
+"""NCCL's names of kernels (src/device/generate.py), without algorithm and protocol; all others are SendRecv."""
 _TITLES = {
     "gloo": {
         "all_reduce_coalesced": "all_reduce",
@@ -200,7 +200,9 @@ _TITLES = {
         "all_to_all_single": "all_to_all",
     },
 }
-"""What a backend calls the work that it does (ProcessGroupGloo.cpp, ProcessGroupNCCL.cpp), where not as torch does."""
+"""Names that a backend gives to its work where they differ from torch's (ProcessGroupGloo.cpp,
+ProcessGroupNCCL.cpp).
+"""
 
 
 class ProfileRecorder:
@@ -216,9 +218,9 @@ class ProfileRecorder:
         """Name, begin, end, what it answers, and what it has launched, or called others by."""
         self._launched: list[tuple[Device, StreamTimeline, Kernel | Comm]] = []
         self.arguments: Any = ()
-        """Of the operator that launches next."""
+        """Arguments of the operator that launches next."""
         self._works: list[tuple[str, CallRecord, list[Any]]] = []
-        """What backends do beside the program: name, call, shapes."""
+        """Work of backends in the background: name, call, shapes."""
         self.labels: list[tuple[str, float]] = []
 
     def operator(self, name: str, start_s: float, seconds: float, inputs: Any) -> None:
@@ -258,7 +260,9 @@ class ProfileRecorder:
         self._slice(name, start_s, end_s, [], is_user_annotation=True, activity_type="user_annotation", scope=7)
 
     def call(self, record: CallRecord, backend: str, sparse: bool) -> None:
-        """A call of torch.distributed begins: torch shows an operator of its own and the work of the backend."""
+        """Record the start of a call of torch.distributed: torch shows an operator of its own and the backend's
+        work.
+        """
         name = OPERATORS.get(record.op)
         if name is None:
             return
@@ -330,7 +334,7 @@ _NOT_RECORDED = {
     "with_stack": "export_stacks writes an empty file, and traces have no Python frames",
     "profile_memory": "tables have no CUDA Mem; see torch.cuda.memory_stats(), and the report for the peak",
 }
-"""What a profile may be asked for beside time, and has not."""
+"""Options of a profile that are accepted but not recorded, with the consequence."""
 
 
 def profiler_patches() -> list[Patch]:

@@ -45,8 +45,10 @@ CommDebugMode."""
 C10D = (vars(c10d), vars(c10d_logger))
 
 _known: dict[tuple[int, ...], tuple[tuple[Site, ...], list[CodeType]]] = {}
-"""By the identity of each frame's code and the place in it: its sites, and the code, so that it stays the same.
-A program comes to few places from few others."""
+"""Sites by the identity of each frame's code and position, with the code objects, which are thereby kept alive.
+
+A program reaches few positions from few others.
+"""
 _KNOWN_MAX = 4_096
 
 
@@ -87,8 +89,10 @@ def forget_stacks() -> None:
 
 
 def handle_is_the_users(frame: FrameType) -> bool:
-    """Whether the user's own code called torch.distributed: what it calls for torch's (DDP's join, ZeRO, functional
-    collectives) keeps or drops handles as torch sees fit."""
+    """Return whether the user's own code called torch.distributed.
+
+    Calls by torch's own code (DDP's join, ZeRO, functional collectives) keep or drop handles as torch decides.
+    """
     walk: FrameType | None = frame
     while walk is not None and owner(walk.f_code.co_filename) is not Owner.USER:
         file = walk.f_code.co_filename
@@ -99,8 +103,10 @@ def handle_is_the_users(frame: FrameType) -> bool:
 
 
 def waits_itself(frame: FrameType | None) -> bool:
-    """Whether the function of torch.distributed that a program called waits for its message: `send` calls `isend`,
-    and `send_object_list` calls `send`."""
+    """Return whether the function of torch.distributed that a program called waits for its message.
+
+    `send` calls `isend`, and `send_object_list` calls `send`.
+    """
     while frame is not None and any(frame.f_globals is one for one in C10D):
         if frame.f_code.co_name in SYNCHRONOUS_P2P:
             return True
@@ -111,19 +117,21 @@ def waits_itself(frame: FrameType | None) -> bool:
 # -- Where a program reads a value: its line, the expression that reads, and the condition that the value decides.
 
 MOST_PASSES, MOST_READINGS = 100, 2_000
-"""Of a `while` that only a value nobody knows can end; the second where it stands in another loop or a function, which
-may come to it anew as often."""
+"""Number of reads after which a `while` on an unknown value counts as endless.
+
+The second applies inside another loop or a function, which may reach the loop anew that often.
+"""
 IN_LIBRARY = 10_000
-"""Of one in an installed library, in a row."""
+"""The same limit for a loop in an installed library, in consecutive reads."""
 AGAIN = (ast.For, ast.AsyncFor, ast.While, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 LONGEST = 60
 """Characters of an expression that are shown."""
 IDLE = frozenset({"sleep", "synchronize", "sched_yield", "print", "flush", "debug", "info", "warning"})
-"""What a loop calls that only waits, or says so."""
+"""Functions that a loop calls only to wait or to print."""
 ASKS = frozenset(
     {"item", "all", "any", "sum", "max", "min", "cpu", "tolist", "bool", "int", "float", "eq", "ne", "gt", "lt"}
 )
-"""What a condition calls that has the same answer as long as its tensor has the same values."""
+"""Methods whose result in a condition stays the same as long as the tensor has the same values."""
 CONDITIONS = (ast.If, ast.While, ast.IfExp, ast.Assert)
 
 
@@ -134,16 +142,20 @@ class Reading:
     where: str
     """file:line; "torch" where no line of the program's is to blame."""
     expression: str = ""
-    """As the program writes it: `loss.item()`; empty where its text is not known."""
+    """Expression in the program: `loss.item()`; empty if the source is not known."""
     condition: str = ""
     """`if`, `while`, `assert` where the value decides which way the program goes."""
     most_passes: int = 0
-    """Of a `while` that this value alone can end (nothing else with `and` or `or`, no break, return or raise inside):
-    after how many readings it is one that never ends. 0: something else may end it."""
+    """For a `while` that only this value can end: the number of reads after which it counts as endless; else 0.
+
+    Only this value ends it if the condition has no other operand and the loop no break, return or raise.
+    """
     in_library: bool = False
     """The `while` is an installed library's, which the place calls: other calls are other loops."""
     fixed: bool = False
-    """Of a `while`: nothing in it changes what its condition asks, nor leaves it: it waits for the value to change."""
+    """Whether nothing in the `while` changes its condition or leaves the loop, so that it waits for the value to
+    change.
+    """
 
 
 def reading(frame: FrameType) -> Reading:
@@ -290,8 +302,9 @@ def _can_be_left(loop: ast.While) -> bool:
 
 
 def _can_change(loop: ast.While) -> bool:
-    """Whether *loop* may do anything to what its condition asks: it gives names, parts or attributes new values, or
-    calls what might."""
+    """Return whether *loop* may change what its condition reads: it assigns names, items or attributes, or calls
+    functions.
+    """
     for part in loop.body:
         for node in ast.walk(part):
             if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):

@@ -23,7 +23,7 @@ MOST_RANKS = 64
 
 
 def current_collector() -> Collector | None:
-    """The collector of the rank that runs; None outside of ranks, and where nobody watches."""
+    """Return the collector of the running rank; None outside of ranks, and if silent faults are not searched for."""
     task = current_task()
     return None if task is None else task.process.silent
 

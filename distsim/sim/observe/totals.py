@@ -1,4 +1,4 @@
-"""From a world that has ended to its Outcome, with the intervals of its times."""
+"""Makes the Outcome of a world that has ended, with the intervals of its times."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ __all__ = [
 # which has the errors of operators, of the host and of what is taken to be hidden.
 
 UNMEASURED = 0.01
-"""Of a step, that communication nobody measured may take of it before its interval says nothing."""
+"""Share of a step that communication without measurements may take before the step has no interval."""
 
 
 class Confidence:
@@ -55,12 +55,12 @@ class Confidence:
     def __init__(self, world: World, nccl_version: str | None) -> None:
         self._world = world
         self.is_known = nccl_version != "ideal"
-        """Whether its times are of a machine that one could measure."""
+        """Whether the times are of a machine that could be measured."""
         self._nodes: dict[tuple[str, int | None, int | None], int] = {}
         self._factors: dict[tuple[int, str, str, str], tuple[float, float] | None] = {}
 
     def of(self, sums: Sequence[CallSum], group: Questions | None) -> tuple[float, float] | None:
-        """(low_s, high_s) of all these calls of *group* together; None where one is of a kind that nobody measured."""
+        """Return (low_s, high_s) of all these calls of *group* together; None if such a call was never measured."""
         if group is None:
             return None
         low_s = high_s = 0.0
@@ -90,10 +90,10 @@ class Confidence:
 
 
 def step_interval(training: Training, totals: Sequence[CollectiveTotal]) -> tuple[float, float] | None:
-    """(low_s, high_s) of a step; None without a step, or where nothing hides communication that nobody measured.
+    """Return (low_s, high_s) of a step; None without a step, or if unmeasured communication is exposed.
 
-    The errors of its exposed communication and those of published steps of its regime have nothing to do with each
-    other: their squares are added.
+    The errors of its exposed communication and those of published steps of its regime are independent, so their
+    squares are added.
     """
     rank = training.pacing
     if rank is None or not training.step_time_s or training.step_regime is None:

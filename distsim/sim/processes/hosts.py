@@ -148,7 +148,7 @@ def _reachable(name: Any) -> Any:
 
 
 def host_patches() -> list[tuple[Any, str, Any]]:
-    """(holder, attribute, replacement) of everything that tells or resolves a machine's name."""
+    """Return patches of everything that returns or resolves a machine's name."""
     real_fqdn, real_info, real_uname = socket.getfqdn, socket.getaddrinfo, os.uname
     real_by_name = socket.gethostbyname
 
@@ -210,9 +210,11 @@ def host_patches() -> list[tuple[Any, str, Any]]:
 
 
 def launcher_environ(process: SimProcess) -> None:
-    """*process* starts its ranks itself, so torchrun did not start it: of torchrun's names it has those that it
-    set itself and, as it has seen them until now, those that the shell has as well. One that asked whether
-    torchrun started it has built on the answer (Lightning's `ddp_spawn`): it keeps what it has."""
+    """Remove torchrun's variables from *process*, which starts its ranks itself.
+
+    It keeps the variables that it set itself and those that the shell has. A process that asked whether torchrun
+    started it has relied on the answer (Lightning's `ddp_spawn`), and keeps all of them.
+    """
     if was_told_of_torchrun(process):
         process.world.note(
             "the program has torchrun's variables and then started its own ranks, which inherit them "
@@ -230,7 +232,7 @@ def launcher_environ(process: SimProcess) -> None:
 
 
 def was_told_of_torchrun(process: SimProcess) -> bool:
-    """Whether *process* has asked torch whether torchrun started it, and was told so."""
+    """Return whether *process* asked torch if torchrun started it, and the answer was yes."""
     return process.notes.told_of_torchrun
 
 
@@ -250,7 +252,7 @@ SLURM = (
 
 
 def _give_slurm(environ: Any) -> bool:
-    """Whether the rank that runs, which needs a variable of srun, has them now: all, beside torchrun's."""
+    """Give the running rank srun's variables besides torchrun's, and return whether it has them now."""
     process = current_process()
     if process is None or environ is not os.environ or not process.is_rank:
         return False

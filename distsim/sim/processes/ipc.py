@@ -1,4 +1,4 @@
-"""What simulated processes share: `multiprocessing`'s queues, pipes, locks, events."""
+"""Objects that simulated processes share: `multiprocessing`'s queues, pipes, locks, events."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Waitable:
     """An object that `multiprocessing.connection.wait` accepts."""
 
     def ready(self) -> bool:
-        """Whether there is something, or nothing can come."""
+        """Return whether something is there, or nothing can come any more."""
         raise NotImplementedError
 
     def signs(self) -> list[simpy.Event]:
@@ -110,7 +110,7 @@ class _Reader(Waitable):
 
 
 _departed: list[Shared] = []
-"""What is shared in that which is being pickled."""
+"""Shared objects inside the object that is being pickled."""
 
 
 class _Crossing:
@@ -228,7 +228,7 @@ class _ExecutorInside(ThreadPoolExecutor):
 
 
 class _Copying:
-    """A container of a manager: what is taken out is a copy, as by a proxy."""
+    """A container of a manager: elements are returned as copies, like by a proxy."""
 
     def __getitem__(self, key: Any) -> Any:
         return pickle.loads(pickled(super().__getitem__(key)))  # type: ignore[misc]
@@ -258,7 +258,7 @@ class _Manager:
         raise NotSimulated(f"multiprocessing.Manager().{name}", "use its dict, list, Namespace, Queue, Pool or locks")
 
     def start(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: there is no server."""
+        """Do nothing, because there is no server."""
 
     connect = shutdown = join = start
 

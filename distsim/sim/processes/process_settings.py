@@ -36,7 +36,10 @@ def _without_effect(real: Callable[..., Any], answer: Any = None) -> Callable[..
 
 
 def _pair(get: Callable[..., Any], put: Callable[..., Any], name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """A getter and a setter: *put(what, value)* is remembered by its first argument, *get(what)* asked with it."""
+    """Return a getter and a setter of a setting that is recorded and not applied.
+
+    Values are stored and looked up by the first argument.
+    """
 
     def ask(key: Any, *rest: Any) -> Any:
         process = current_process()
@@ -82,7 +85,7 @@ def unarmed_patches() -> list[tuple[Any, str, Any]]:
 
 
 _told: weakref.WeakKeyDictionary[Any, dict[str, SimProcess]] = weakref.WeakKeyDictionary()
-"""By world: the texts, and who told each."""
+"""Texts that were printed, and the process that caused each, by world."""
 
 
 def usage_patches() -> list[tuple[Any, str, Any]]:

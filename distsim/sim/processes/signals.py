@@ -38,7 +38,7 @@ __all__ = ["FIRST_PID", "parent_pid", "pid_of", "pid_patches", "process_with", "
 FIRST_PID = 4_194_304
 """Linux's pids are below 2**22 (man 5 proc, pid_max)."""
 _AGENT_PID = 2 * FIRST_PID
-"""Of the launcher (torchrun's agent) on the first node; the other nodes' follow."""
+"""Process id of the launcher (torchrun's agent) on the first node; those of the other nodes follow."""
 _THREAD_ID = 4 * FIRST_PID
 """Native ids of threads other than a process's first, whose id is the process's."""
 
@@ -48,7 +48,7 @@ def pid_of(process: SimProcess) -> int:
 
 
 def parent_pid(process: SimProcess) -> int:
-    """A rank's parent is its node's launcher; a child whose parent has ended belongs to init."""
+    """Return the process id of the parent: a rank's is its node's launcher, and an orphan's is init."""
     if process.family.parent is None:
         return _AGENT_PID + process.slot.host
     return 1 if process.family.parent.ended.triggered else pid_of(process.family.parent)
@@ -85,7 +85,9 @@ def _per_process(real: Callable[..., Any], own: Callable[[SimProcess], Any]) -> 
 
 
 def _of_pid(real: Callable[[int], int]) -> Callable[[int], int]:
-    """`os.getpgid`, `os.getsid`: each simulated process leads a group and session of its own, as torchrun's do."""
+    """Return `os.getpgid` or `os.getsid` for simulated processes, each of which leads its own group and session, as
+    under torchrun.
+    """
 
     @functools.wraps(real)
     def ask(pid: int, /) -> int:
@@ -338,7 +340,7 @@ _FIRST: dict[int, Any] = {
     signal.SIGPIPE: signal.SIG_IGN,
     signal.SIGXFSZ: signal.SIG_IGN,
 }
-"""What Python sets when a process begins."""
+"""Handlers that Python sets at the start of a process."""
 
 
 def _handler(process: SimProcess, number: int) -> Any:

@@ -194,7 +194,7 @@ def begin_multiprocessing() -> None:
 
 
 def end_children(process: SimProcess) -> None:
-    """A process that ends takes its daemonic children with it and waits for the others."""
+    """End the daemonic children of a process that ends, and wait for its other children."""
     for child in process.family.children:
         if not child.ended.triggered and child.family.daemonic:
             end_child(child, signal.SIGTERM)

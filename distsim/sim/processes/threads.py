@@ -1,4 +1,4 @@
-"""Threads and locks of a rank: cooperative, so that whoever waits gives the baton away."""
+"""Threads and locks of a rank: cooperative, so that a waiting thread gives the baton away."""
 
 from __future__ import annotations
 

@@ -28,10 +28,13 @@ __all__ = ["CALL_S", "SERVE_S", "PendingCall", "SimAgent", "faulty_init"]
 # needs a thread of the pool, so that a chain of calls with more links than threads stands still here as it does there.
 
 CALL_S = 30e-6
-"""What torch's C++ takes on the caller's host for a request with its reply (a third of rpc_sync's 150 to 200 us between
-two processes of one machine; the rest is the network's and Python's, which is charged as it runs)."""
+"""Seconds of torch's C++ on the caller's host for a request with its reply.
+
+This is a third of rpc_sync's 150 to 200 us between two processes of one machine; the rest is the network's and
+Python's, which is charged as it runs.
+"""
 SERVE_S = 30e-6
-"""The same on the callee's."""
+"""Seconds of torch's C++ on the callee's host for a request with its reply."""
 DEFAULT_TIMEOUT_S = 60.0
 INFINITE = 0.0
 MOST_RETRIES = 20
@@ -63,7 +66,7 @@ class SimAgent:
     """`TensorPipeAgent(store, name, rank, world_size, options, reverse_device_maps, devices)` of a process."""
 
     serve: Callable[[SimAgent, RpcMessage, Answered], None]
-    """What a thread does with a request (serving.serve)."""
+    """Function by which a thread serves a request (serving.serve)."""
 
     def __init__(
         self,
@@ -328,7 +331,7 @@ class SimAgent:
                 event.succeed()
 
     def lost(self, worker: int) -> None:
-        """*worker* is gone: it answers nothing of ours any more."""
+        """Fail all calls to *worker*, which is gone."""
         for call in [call for call in self._calls.values() if call.to == worker]:
             self.end_call(call, Failed("EOF: end of file (simulated: the worker is gone)"))
 
@@ -337,7 +340,7 @@ class SimAgent:
         return 0.0
 
     def tell(self, to: int, message: RpcMessage, answered: Answered | None = None, attempt: int = 0) -> None:
-        """Send what torch sends by itself, and again where it was lost; nobody waits for the reply."""
+        """Send a message that torch sends by itself, and again if it was lost; no thread waits for the reply."""
 
         def came(reply: RpcMessage | Failed) -> None:
             if isinstance(reply, Failed) and reply.kind == 2 and attempt < MOST_RETRIES:
@@ -352,7 +355,7 @@ class SimAgent:
 
     @property
     def limits(self) -> bool:
-        """Whether the program has set how long its calls may take."""
+        """Return whether the program has set a timeout for its calls."""
         return self.timeout_s not in (DEFAULT_TIMEOUT_S, INFINITE)
 
     def name_of(self, worker: int) -> str:

@@ -66,7 +66,7 @@ class Context:
         self.sends: dict[int, Send] = {}
         self.recvs: dict[int, Any] = {}
         self.workers: dict[int, None] = {}
-        """Those it has sent something to."""
+        """Workers to which the context was sent."""
         self.grads: dict[Tensor, Tensor] = {}
         self.backward: Any = None
         """The pass that runs (engine.Pass)."""
@@ -85,7 +85,7 @@ class Context:
 
 
 class Container:
-    """All contexts of one worker."""
+    """All autograd contexts of one worker."""
 
     def __init__(self) -> None:
         self.worker: int | None = None
@@ -191,11 +191,11 @@ class Pass:
         self._outstanding = 0
         self._to_come = len(context.sends) + bool(roots)
         self._left: dict[Any, int] = {}
-        """For each node, how many edges that lead to it have not brought a gradient."""
+        """For each node the number of incoming edges that have not brought a gradient yet."""
         self._held: dict[Any, dict[int, list[Tensor]]] = {}
         """Gradients at nodes that wait for more of them: by input."""
         self._leaves: dict[Tensor, None] = {}
-        """Those that have run: DDP writes the gradients of all its parameters when the last of them has."""
+        """Leaves that have run: DDP writes the gradients of all its parameters when the last of them has."""
         starts = [edge for send in context.sends.values() for edge in send.edges]
         todo = [(edge.node, edge.output_nr) for edge in (*starts, *roots)]
         while todo:
@@ -228,7 +228,7 @@ class Pass:
         self._look()
 
     def _ready(self, entered: list[Any]) -> tuple[list[Any], list[tuple[Any, int]]]:
-        """All nodes that can run now, and the edges out of them to nodes that cannot."""
+        """Return all nodes that can run now, and their edges to nodes that cannot."""
         inside, edges = list(entered), []
         for node in inside:  # it grows
             for after, number in node.next_functions:
@@ -272,7 +272,7 @@ class Pass:
         outputs: list[Any],
         given: list[Tensor],
     ) -> tuple[list[Any], list[Tensor]]:
-        """torch's engine runs those *inside*, up to the *boundary*; what comes to leaves is returned."""
+        """Run the nodes *inside* with torch's engine up to the *boundary*, and return the gradients of leaves."""
         leaf_edges = [GradientEdge(node, 0) for node in leaves]
         wanted = [*leaf_edges, *(GradientEdge(*edge) for edge in boundary)]
         gradients = torch.autograd.grad(outputs, wanted, given, retain_graph=self.retain_graph, allow_unused=True)
@@ -290,8 +290,11 @@ class Pass:
         outputs: list[Any],
         given: list[Tensor],
     ) -> tuple[list[Any], list[Tensor]]:
-        """The same where one node of the boundary leads to another: torch's engine would run it on the way. Each node
-        is called by itself (a hook on a tensor between two of them is not)."""
+        """Run the nodes one by one if a node of the boundary leads to another, which torch's engine would run as
+        well.
+
+        A hook on a tensor between two nodes is not called.
+        """
         held: dict[Any, dict[int, list[Tensor]]] = {}
         for edge, grad in zip(outputs, given, strict=True):
             held.setdefault(edge.node, {}).setdefault(edge.output_nr, []).append(grad)
@@ -343,7 +346,7 @@ class Pass:
 
 
 def _apart(boundary: Sequence[tuple[Any, int]]) -> bool:
-    """Whether no node of the boundary leads to another."""
+    """Return whether no node of the boundary leads to another."""
     ends = {node for node, _ in boundary}
     if len(ends) < 2:
         return True
@@ -398,7 +401,7 @@ def label(name: str) -> Iterator[None]:
 
 
 def came_back(context: Context, message: RpcMessage, grads: Sequence[Tensor]) -> None:
-    """torch's engine has come to a node where tensors came in."""
+    """Continue with the sender's part: torch's engine has reached a node at which tensors were received."""
     if context.backward is None:
         raise RuntimeError("RecvRpcBackward: the autograd context is no longer valid. Use dist_autograd.backward")
     context.backward.propagate(message, grads)
@@ -564,7 +567,7 @@ def release(container: Container, agent: Any, context_id: int) -> None:
 
 
 def release_if_there(container: Container, agent: Any, context_id: int) -> None:
-    """The same where another worker may have come first."""
+    """Release a context, unless another worker already did."""
     context = container.contexts.get(context_id)
     if context is None:
         return

@@ -38,7 +38,7 @@ _rref_typeof_on_user = RREF_TYPEOF_ON_USER.get()
 T = TypeVar("T")
 
 arriving: list[Callable[[User], None]] = []
-"""Who wants to know of references that are unpickled now (serving.py); a list because calls nest."""
+"""Callbacks for references that are being unpickled (serving.py); a list because calls nest."""
 
 
 class SimPyRRef(Generic[T]):

@@ -1,6 +1,6 @@
-"""Where torch's Python takes RPC and distributed autograd from C++, a rank is led to its own.
+"""Redirects RPC and distributed autograd from torch's C++ to the agent of the rank.
 
-A name is replaced in every module that has imported it. Outside a rank what torch has is called.
+A name is replaced in every module that has imported it. Outside of ranks torch's own function is called.
 """
 
 from __future__ import annotations

@@ -24,11 +24,11 @@ _clock_s = time.perf_counter
 _real_enable: Any = _enable_profiler_legacy
 _real_disable: Any = _disable_profiler_legacy
 _here = threading.local()
-"""Of a thread: `profile`, and `key`, what the call that it is about to make is shown as."""
+"""Per thread: `profile`, and `key`, the name under which its next call is shown."""
 _handles = itertools.count(1 << 40)
 
 REMOTE = "#remote_op: "
-"""Between the name of a call and that of what it ran (torch/csrc/distributed/rpc/profiler)."""
+"""Separator between the name of a call and that of an operator it ran (torch/csrc/distributed/rpc/profiler)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +154,10 @@ _MODE = "PythonDispatchMode"
 
 
 def _ours(records: Sequence[Any], keys: set[str]) -> set[int]:
-    """Handles of what is there because this is a simulation: calls that are told otherwise, dispatch modes, and the
-    operators that these run again."""
+    """Return handles of events that exist only because this is a simulation.
+
+    These are calls that are shown differently, dispatch modes, and the operators that these modes run again.
+    """
     result: set[int] = set()
     open_now: list[Any] = []
     for one in records:
@@ -217,7 +219,7 @@ class ProfilerKeys:
 
 
 def begin_call(message: RpcMessage) -> ProfiledCall | None:
-    """*message* is about to be sent: the callee is to be profiled, if this thread is."""
+    """Return the profile of a call whose *message* is about to be sent; None if this thread is not profiled."""
     key: str | None = getattr(_here, "key", None)
     profile: Profile | None = getattr(_here, "profile", None)
     if key is None or profile is None:

@@ -38,7 +38,7 @@ TORCHS_OWN = frozenset({api.__name__, "torch.distributed.rpc.backend_registry"})
 """Modules whose functions torch calls remotely by itself: to meet, to join, to shut down."""
 OPERATORS = "_VariableFunctionsClass."
 OPS = {"sync": "rpc_sync", "remote": "remote"}
-"""By torch's RPCExecMode; all else is rpc_async."""
+"""Operations by torch's RPCExecMode; all others are rpc_async."""
 
 
 def called(

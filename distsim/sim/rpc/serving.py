@@ -41,7 +41,7 @@ _script = SCRIPT.get()
 _real_name = QUALIFIED_NAME.get()
 _real_script = SCRIPT_IMPL.get()
 _functions: dict[str, Any] = {}
-"""By qualified name: TorchScript functions whose Python text is known."""
+"""TorchScript functions with known Python source, by qualified name."""
 
 
 def qualified_name(obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -64,7 +64,7 @@ _AS_TEXT = frozenset({"_ScriptLocalOptimizer", "_RemoteModule"})
 _real_call = torch.jit.ScriptFunction.__call__
 _CALLS = ("rpc_sync", "rpc_async", "rpc_remote", "RRef", "get_gradients", "dist_backward", "aten::backward")
 _makes_calls: dict[str, bool] = {}
-"""By qualified name: whether a TorchScript function asks RPC or distributed autograd for something."""
+"""Whether a TorchScript function uses RPC or distributed autograd, by qualified name."""
 
 
 def call_script(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -315,4 +315,4 @@ _HANDLERS: dict[str, Callable[[SimAgent, RpcMessage, Respond], None]] = {
     "BACKWARD_AUTOGRAD_REQ": _gradients,
     "CLEANUP_AUTOGRAD_CONTEXT_REQ": _cleanup,
 }
-"""By torch's `MessageType`."""
+"""Handlers of requests by torch's `MessageType`."""

@@ -1,4 +1,4 @@
-"""What a simulated process has of RPC, and the protocol that counts remote references."""
+"""RPC state of a simulated process, and the protocol that counts remote references."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TIMED_OUT = (
     "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node does not exist."
 )
 FLUSH_S = 100.0
-"""How long a graceful shutdown waits for references (torch's default)."""
+"""Seconds that a graceful shutdown waits for references (torch's default)."""
 
 
 def shown(id_: Id) -> str:
@@ -221,7 +221,7 @@ class RRefContext:
     # -- crossing
 
     def fork(self, rref: OwnedValue | User) -> ForkData:
-        """*rref* is on its way to another worker."""
+        """Note that *rref* is being sent to another worker."""
         if isinstance(rref, User) and rref.deleted:
             raise RuntimeError(f"{rref} has been deleted. Cannot call fork an UserRRef after deletion.")
         fork_id = self.new_id()
@@ -233,7 +233,7 @@ class RRefContext:
         return rref.owner, rref.rref_id, fork_id, self.agent.id
 
     def arrived(self, data: ForkData) -> OwnedValue | User:
-        """A reference that has come from its parent."""
+        """Return the local reference for one that was received from its parent."""
         owner, rref_id, fork_id, parent = data
         me = self.agent.id
         if owner == me:
@@ -269,7 +269,9 @@ class RRefContext:
     # -- the end
 
     def flush(self, timeout_s: float = FLUSH_S) -> None:
-        """Before a graceful shutdown: every user is known, then dies; then every owner may go."""
+        """Prepare a graceful shutdown: every user is confirmed and then deleted; after that every owner may be
+        deleted.
+        """
         self._wait(lambda: not self.pending_users and not self.pending_children, timeout_s)
         users, self.confirmed_users = self.confirmed_users, {}
         for weak in users.values():
@@ -312,11 +314,11 @@ class RpcState:
         self.rrefs: RRefContext | None = None
         self.autograd = Container()
         self.calling: tuple[str, str, bool] = ("async", "", False)
-        """What torch is about to call: its RPCExecMode, the function's name, whether it is torch's own."""
+        """The call that torch is about to make: its RPCExecMode, the function's name, and whether it is torch's own."""
         self.meeting: CallRecord | None = None
         """The init_rpc or the shutdown that the process is in."""
         self.rounds: dict[str, int] = {}
-        """How often it has been in each."""
+        """Number of rounds of each barrier that the process has completed."""
 
 
 def rpc_here() -> RpcState:

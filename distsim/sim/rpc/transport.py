@@ -1,4 +1,4 @@
-"""What goes over the pipes between RPC workers, and the threads and futures at both ends."""
+"""Messages between RPC workers, with the pipes, threads and futures at both ends."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ class RpcMessage:
     fields: Any = None
     """The few numbers and names that C++ writes beside the payload."""
     wants_grad: Sequence[bool] = ()
-    """Of each tensor, whether the sender's requires a gradient."""
+    """For each tensor whether the sender's tensor requires a gradient."""
     context_id: int | None = None
     """The autograd context it was sent in; None: in none."""
     autograd_id: int = 0
     sender: int = -1
     """Worker that sent it."""
     request: tuple[int, int] | None = None
-    """Of a request: rank and index of its record."""
+    """For a request: rank and index of its record."""
     profile: Any = None
-    """How the sender is profiled, and with it the callee (profiling.py); None: not."""
+    """Settings of the sender's profile, which also apply to the callee (profiling.py); None without a profile."""
     events: Any = ()
-    """What a profile of the callee has seen."""
+    """Events that the callee's profile recorded."""
 
     @property
     def wire_kind(self) -> str:
@@ -115,7 +115,9 @@ def copied(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """With its strides, as torch sends it: a view with the storage below it, unless that is much larger."""
+    """Return a copy with the tensor's strides, as torch sends it: a view with its storage, unless that is much
+    larger.
+    """
     if tensor.layout is not torch.strided or tensor.is_contiguous():
         return tensor.clone()
     held, own = tensor.untyped_storage().nbytes(), _nbytes(tensor)
@@ -131,8 +133,7 @@ _collect_all = COLLECT_ALL.get()
 
 
 class Reply(Future[Any]):
-    """The reply to one request. *read* makes of what came the value, or raises; *why* is what a thread that waits for
-    it is said to wait for."""
+    """Reply to one request. *read* returns its value or raises; *why* is the reason of a thread that waits for it."""
 
     def __init__(self, process: SimProcess, why: Wait, read: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -145,7 +146,7 @@ class Reply(Future[Any]):
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a thread of its process sleeps until it comes, and can do what is to be done with it."""
+        """Return whether a thread of its process sleeps until the reply arrives and can process it."""
         return self._waiters > 0
 
     def hand_to_waiter(self, raw: Any) -> None:
@@ -219,7 +220,7 @@ def _error_of(future: Any) -> Exception | None:
 
 
 class Worker(Protocol):
-    """An agent, as the others know it (agent.SimAgent)."""
+    """An agent as other agents see it (agent.SimAgent)."""
 
     id: int
     process: SimProcess
@@ -233,7 +234,7 @@ class _Pipe:
     """One direction of a connection: messages arrive in the order they were sent."""
 
     under_way: deque[list[Any]] = field(default_factory=deque)
-    """For each message: whether it has come, and what happens then."""
+    """For each message whether it has arrived, and what then happens."""
 
 
 @dataclass(slots=True)
@@ -243,13 +244,13 @@ class _Meeting:
 
 
 class Workers:
-    """All workers that met in one store. Shared by their processes."""
+    """All workers that met in one store, shared by their processes."""
 
     def __init__(self, world: World, key: str) -> None:
         self.world = world
         self.key = key
         self.agents: dict[int, Any] = {}
-        """By number (agent.SimAgent)."""
+        """Agents by number (agent.SimAgent)."""
         self._pipes: dict[tuple[int, int, bool], _Pipe] = {}
         self._meetings: dict[str, _Meeting] = {}
 
@@ -296,7 +297,7 @@ class Workers:
         moved.callbacks.append(arrived)
 
     def left(self, agent: Worker) -> None:
-        """*agent* answers no more: what others have asked it has failed."""
+        """Fail all calls to *agent*, which no longer answers."""
         if self.agents.get(agent.id) is agent:
             del self.agents[agent.id]
         for other in list(self.agents.values()):
@@ -323,8 +324,10 @@ Job = Callable[[], None]
 
 
 class ThreadPool:
-    """At most *size* threads of *process*. As Python's interpreter lock has it, one of them runs at a time: another
-    takes a job only where those that are awake wait for something."""
+    """At most *size* threads of *process*, of which one runs at a time, like under Python's interpreter lock.
+
+    Another thread takes a job only if all that are awake wait for something.
+    """
 
     def __init__(self, process: SimProcess, size: int) -> None:
         self.process = process
@@ -344,7 +347,7 @@ class ThreadPool:
 
     @property
     def has_room(self) -> bool:
-        """Whether a job would begin at once, or as soon as one ends that does not wait."""
+        """Return whether a job would start at once, or as soon as a job ends that does not wait."""
         return self._busy + len(self._jobs) < self.size
 
     def submit(self, job: Job) -> None:
@@ -365,7 +368,7 @@ class ThreadPool:
             self.process.world.start_task(self.process, self._body, f"RPC {self._started}", daemon=True)
 
     def stop(self) -> None:
-        """Threads that are idle end now, the others when they are."""
+        """End idle threads now, and the others when they become idle."""
         self._stopped = True
         self._jobs.clear()
         waiting, self._idle = self._idle, []

@@ -1,7 +1,7 @@
-"""Modules are imported once per simulated process, as they would be in separate ones.
+"""Imports modules once per simulated process, as separate processes would.
 
-`modules.py` runs a body per process and exchanges sys.modules; `patch_table.py` puts what stands for others into them;
-`own_code.py` has the user's files and modules that this machine lacks.
+`modules.py` runs a module's body per process and exchanges sys.modules; `patch_table.py` installs replacements;
+`own_code.py` knows the user's files, and provides modules that this machine lacks.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Modules that took their own name for a function: `from time import sleep`, `from os import getpid`.
+"""Finds modules that bound a patched function to their own name: `from time import sleep`.
 
-A simulation leads such names elsewhere, too. There are some thousand modules, and most never change: each is looked
-through once a process, and again where it has grown, or was imported anew. The user's own, whose names tests
-exchange, are looked through every time.
-
-To see that nothing has changed is no step of Python's a module: it is asked before every simulation.
+A simulation patches such names, too. There are about a thousand modules, and most never change: each is searched
+once per process, and again if it has grown or was imported anew. The user's modules, in which tests exchange names,
+are searched every time. The check that nothing has changed runs before every simulation, so it avoids a Python step
+per module.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ CLOCKS = (
 
 
 class _Aliases:
-    """Which modules have a name out of *names*."""
+    """Modules that have bound one of *names*."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
         self._seen: dict[str, tuple[weakref.ref[Any], int]] = {}
         """Name of a module -> the module, and how many names it had."""
         self._holding: dict[str, tuple[str, ...]] = {}
-        """Which of our names it had."""
+        """Names that each module had bound."""
         self._listed: list[str] = []
         self._listed_seen: list[str] = []
         self._there: list[Callable[[], Any]] = []
@@ -53,9 +52,9 @@ class _Aliases:
         """`sys.modules` at the last look: names, modules; of those not looked through every time how many names each
         had."""
         self._own: list[str] = []
-        """Those that are looked through every time."""
+        """Modules that are searched every time."""
         self._meanings: dict[str, list[Callable[[], Any]]] = {}
-        """What they meant."""
+        """Objects to which the names were bound."""
         self._tag: Callable[[], bytes] = reader([tag_at(sys.modules)] if TAGS_ARE_THERE else [])
         self._tag_listed = b""
         """The number of `sys.modules` (words.py), and what it was."""
@@ -70,8 +69,10 @@ class _Aliases:
         self._tag_listed = b""
 
     def look(self, written: Collection[str] | None = None) -> None:
-        """A simulation begins: look through what is new. *written*: the modules out of `spaces` that were written to
-        since the last look, where that is known."""
+        """Search what is new at the start of a simulation.
+
+        *written* are the modules of `spaces` that were written to since the last search, if known.
+        """
         if not (self._is_as_it_was() if written is None else self._is_as_large(written)):
             self._look_everywhere()
             self._means_what_it_did(list(self._meanings.keys() | self._holding.keys()))
@@ -108,11 +109,11 @@ class _Aliases:
         return self._has_the_same() and self._sizes == list(map(len, self._spaces))
 
     def _is_as_large(self, written: Iterable[str]) -> bool:
-        """The same, where only modules *written* may have grown."""
+        """Return whether no module has grown, if only modules *written* may have."""
         return self._has_the_same() and all(self._seen[name][1] == len(vars(sys.modules[name])) for name in written)
 
     def _has_the_same(self) -> bool:
-        """Whether `sys.modules` holds what it did."""
+        """Return whether `sys.modules` is unchanged."""
         tag = self._tag()
         if not tag or tag != self._tag_listed:
             modules = list(sys.modules.values())

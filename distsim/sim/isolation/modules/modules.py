@@ -47,8 +47,10 @@ __all__ = [
 # first process entered stands for all; the others go on with the statement after it.
 
 _AGAIN = re.compile(r"already|duplicate|more than once|twice|re-?regist|exists|conflict", re.IGNORECASE)
-"""In the words of a library's registry. The operating system has the same words (`File exists`) for what every
-process would be told."""
+"""Words by which a library's registry reports a second registration.
+
+The operating system uses the same words (`File exists`) for errors that every process would get.
+"""
 _ANNOTATIONS = 0x1000000
 """CO_FUTURE_ANNOTATIONS, the one future that changes how today's Python compiles (Lib/__future__.py)."""
 
@@ -158,7 +160,9 @@ class SharedImports:
 
     @property
     def may_be_lent(self) -> bool:
-        """Whether a process may begin with the host's own: a write to it is noticed, and nothing in it is apart."""
+        """Return whether a process may start with the host's own modules: writes are detected, and nothing in them
+        differs.
+        """
         return TAGS_ARE_THERE and not any(name in sys.modules for name in self.apart)
 
     def lend(self) -> int:
@@ -297,7 +301,7 @@ _TEST_BODIES = "torch.testing._internal.distributed"
 
 
 def is_own_file(path: str | None) -> bool:
-    """Whether *path* is source of the user's own program."""
+    """Return whether *path* is a source file of the user's program."""
     if not path or path.startswith("<"):
         return False
     return not path.startswith(_SHARED)
@@ -343,7 +347,7 @@ def _needed() -> frozenset[str]:
 
 @functools.cache
 def _is_compiled_namespace(folders: tuple[str, ...]) -> bool:
-    """Whether a part of a package without `__init__` is compiled: google._upb knows google.protobuf's classes."""
+    """Return whether a part of a namespace package is compiled: google._upb knows google.protobuf's classes."""
     parts = (os.path.join(folder, name) for folder in folders if os.path.isdir(folder) for name in os.listdir(folder))
     return any(os.path.isdir(part) and _is_compiled(part) for part in parts)
 
@@ -384,7 +388,7 @@ class RankModules:
     def __init__(self) -> None:
         self.shared = SharedImports((_TEST_BODIES,))
         self._loaded: frozenset[str] | None = None
-        """What was there when the first import came: there may be none, and a thousand names."""
+        """Names that existed at the first import; None before it."""
         self._own: dict[str, bool] = {}
         self._extensions: dict[str, _OnceLoader] = {}
         self._loading: set[int] = set()
@@ -404,7 +408,7 @@ class RankModules:
             spec.loader = self._extensions.setdefault(fullname, _OnceLoader(spec.loader))
 
     def is_shared(self, fullname: str) -> bool:
-        """Whether the module that was found as *fullname* is there once for all processes."""
+        """Return whether the module *fullname* exists once for all processes."""
         return not self._own.get(fullname, True)
 
     @contextlib.contextmanager
@@ -452,8 +456,10 @@ class RankModules:
         return not folders or not _is_compiled(folders[0])
 
     def _decides_for_parts(self, package: str) -> bool:
-        """Whether parts of *package* are shared as it is: all but those of a package without `__init__`, each of which
-        decides for itself."""
+        """Return whether the parts of *package* are shared if it is.
+
+        This holds for all packages but namespace packages, whose parts decide for themselves.
+        """
         module = sys.modules.get(package)
         if getattr(module, "__file__", None) is not None or self._own.get(package) is False:
             return True
@@ -478,14 +484,16 @@ _deciding: list[RankModules] = []
 
 
 def decide(modules: RankModules | None) -> None:
-    """*modules* hears of every import from now on; None: nobody does."""
+    """Let *modules* handle every import from now on; None: no rank's."""
     _deciding[:] = [] if modules is None else [modules]
 
 
 def import_patches() -> list[tuple[Any, str, Any]]:
-    """Who decides hears of every import, whatever finder there is for it. Import locks are per process: a
-    module that calls a collective while it is imported must not block the same import in another rank.
-    And installed code is read once for all."""
+    """Return patches that let the rank's modules handle every import, whatever its finder.
+
+    Import locks are per process: a module that makes a collective during its import must not block the same import
+    in another rank. Installed code is read once for all ranks.
+    """
     real_find, real_lock = bootstrap._find_spec, bootstrap._get_module_lock  # type: ignore[attr-defined]
     real_load = bootstrap._load_unlocked  # type: ignore[attr-defined]
     loader = bootstrap_external._LoaderBasics

@@ -36,7 +36,7 @@ __all__ = ["caught_by_ranks", "launch", "needs_gpu", "no_launch", "own_code", "s
 
 ORDERED, HASHED = "__distsim_ordered__", "__distsim_hashed__"
 TAKES_ALL = frozenset({"list", "tuple", "enumerate", "iter", "zip", "map", "filter", "fromkeys", "join", "extend"})
-"""Functions and methods that go through an argument of theirs in its order."""
+"""Functions and methods that iterate over an argument in its order."""
 _ORDERED_ALREADY = frozenset({"range", "enumerate", "zip", "sorted", "reversed", "items", "keys", "values"})
 
 
@@ -170,18 +170,21 @@ def _note(error: BaseException, code: CodeType, line: int) -> None:
 # refused. Libraries of `distsim/sim/stand_ins` stand in where a program does not catch the ImportError.
 
 _VERSION = "3.7.0"
-"""Of triton beside torch 2.13."""
+"""Version of Triton that belongs to torch 2.13."""
 
 
 def needs_gpu(name: str, spec: importlib.machinery.ModuleSpec) -> bool:
-    """Whether *spec* is an installed library that has a stand-in, and compiled kernels that simulated GPUs cannot run.
-    Liger's kernels are Triton's, which are priced where they are launched."""
+    """Return whether *spec* is an installed library with a stand-in, whose compiled kernels simulated GPUs cannot
+    run.
+
+    Liger's kernels are Triton's, which are priced at their launch.
+    """
     has_stand_in = LIBRARIES.get(name) is not None and name != "liger_kernel"
     return has_stand_in and "site-packages" in (spec.origin or "")
 
 
 def stand_in(name: str, installed: bool = False) -> importlib.machinery.ModuleSpec | None:
-    """A module that stands for *name*, which is not installed; None: it is missing there, too."""
+    """Return a module that replaces *name*, which is not installed; None if a GPU machine would not have it either."""
     library = name.partition(".")[0]
     if library != "triton" and library not in LIBRARIES:
         return None
@@ -203,14 +206,15 @@ def stand_in(name: str, installed: bool = False) -> importlib.machinery.ModuleSp
 
 
 def _torch_does_without() -> None:
-    """The module in which torch's compiler asks for Triton: it would find what the program has imported, and go on to
-    its inside."""
+    """Hide a stand-in of Triton from torch's compiler, which would otherwise import its internals."""
     with contextlib.suppress(ImportError):
         importlib.import_module("torch._inductor.runtime.triton_compat")
 
 
 def _is_optional() -> bool:
-    """Whether the program goes on without the module that is being imported: it catches the exception."""
+    """Return whether the program continues without the module that is being imported, because it catches the
+    exception.
+    """
     frame: Any = sys._getframe(1)
     while frame is not None:
         if frame.f_lineno in _guarded_lines(frame.f_code.co_filename):
@@ -292,7 +296,7 @@ class _Loader(importlib.abc.Loader):
 
 
 class _Package(ModuleType):
-    """Has whatever is asked of it."""
+    """A module that has every attribute that is accessed."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

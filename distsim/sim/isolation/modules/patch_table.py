@@ -1,7 +1,7 @@
-"""Attributes that are led elsewhere while a simulation runs: worked out once a process, exchanged all at once.
+"""Attributes that are replaced during a simulation: computed once per process, and exchanged all at once.
 
-A test of four ranks is over in milliseconds, and there are hundreds of attributes: to see that what stands for what
-still holds, to put it in place and to take it away is no step of Python's for each.
+A test of four ranks takes milliseconds, and there are hundreds of attributes: checking that the replacements are
+still valid, installing them and removing them therefore avoids a Python step for each.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MISSING = object()
 
 
 def attribute_of(holder: Any, name: str) -> Any:
-    """The attribute as it stands in *holder* itself, descriptors included."""
+    """Return the attribute as it is in *holder* itself, including descriptors."""
     return _reader(holder)(name, MISSING)
 
 
@@ -43,8 +43,10 @@ def _reader(holder: Any) -> Callable[[str, Any], Any]:
 
 
 class PatchTable:
-    """Patches that know nothing of the simulation they are for: made once, and again where one of the things that they
-    stand for is another, or modules have come, or taken another name."""
+    """Patches that are independent of the single simulation.
+
+    They are made once, and again if an original has changed, or if modules were added or have bound another name.
+    """
 
     def __init__(self, *makers: Callable[[], list[Patch]]) -> None:
         self._makers = makers
@@ -54,15 +56,15 @@ class PatchTable:
         self._names: list[str] = []
         self._readers: list[Callable[[str, Any], Any]] = []
         self._in_modules: tuple[list[dict[str, Any]], list[str], list[Any], list[Any]] = [], [], [], []
-        """Of those that stand in a module: its dictionary, name, replacement, what it stands for."""
+        """For patches in modules: the modules' dictionaries, names, replacements and originals."""
         self._new_in_modules: tuple[list[dict[str, Any]], list[str], list[Any], list[Any]] = [], [], [], []
-        """Those that stand for nothing."""
+        """Patches in modules that replace nothing."""
         self._others: list[tuple[Any, str, Any, Any]] = []
         self._operators: dict[int, str] = {}
         self._known_operators = -1
         self._is_put = False
         self._writes = _Writes([], [])
-        """Who was written to since the last look: first the modules of these names, then other holders."""
+        """Holders written to since the last search: first the modules of these names, then other holders."""
         self._modules: list[str] = []
         self._holders: list[Any] = []
         self._held: dict[int, list[int]] = {}
@@ -74,7 +76,7 @@ class PatchTable:
         """Holders (`id`) whose own attributes may be others than when this was put in place last; None: all."""
 
     def look(self) -> list[Patch]:
-        """A simulation begins: what stands for what."""
+        """Return the valid patches at the start of a simulation."""
         written = self._writes.found()
         if written is None:
             ALIASES.look()
@@ -92,7 +94,9 @@ class PatchTable:
         return self.patches
 
     def is_as_put(self, holder: Any) -> bool:
-        """Whether *holder*, which is watched, has what it had when this was put in place for the last simulation."""
+        """Return whether *holder*, which is watched, is as it was when patches were installed for the last
+        simulation.
+        """
         return self._anew is not None and id(holder) in self._watched and id(holder) not in self._anew
 
     def put(self, *renewals: Callable[[], None]) -> None:
@@ -131,7 +135,7 @@ class PatchTable:
                     delattr(holder, name)
 
     def _stand(self, numbers: Sequence[int]) -> bool:
-        """Whether patches *numbers* stand for what they stood for."""
+        """Return whether the originals of patches *numbers* are unchanged."""
         return all(self._readers[n](self._names[n], MISSING) is self._real[n] for n in numbers)
 
     def _watch(self) -> None:
@@ -180,7 +184,7 @@ class PatchTable:
         self._changes, self._known_operators = ALIASES.changes, -1
 
     def _tell_compiler(self) -> None:
-        """TorchScript knows some of torch's functions (torch.save) as operators: so does it what stands for them."""
+        """Register replacements with TorchScript, which knows some of torch's functions (torch.save) as operators."""
         known = _get_builtin_table()
         if self._known_operators != len(known):
             self._known_operators = len(known)
@@ -190,8 +194,9 @@ class PatchTable:
 
 
 class _Writes:
-    """Which of *spaces* were written to, by others than a patch table: each write gives a dictionary another number
-    (words.py)."""
+    """Detects which of *spaces* were written to by others than a patch table, by the version of a dictionary
+    (words.py).
+    """
 
     def __init__(self, spaces: Sequence[dict[str, Any]], patched: Sequence[int]) -> None:
         self._spaces = spaces

@@ -1,7 +1,7 @@
-"""torch's state for the whole process, kept once per simulated rank.
+"""Process-wide state of torch, kept once per simulated rank.
 
-The places are listed in torch_compat; `torch_state.py` swaps what a rank changed, `words.py` sees that nobody has
-written anywhere; `distributed.py` shares what is the same for every rank.
+torch_compat lists the places; `torch_state.py` swaps what a rank changed; `words.py` detects writes;
+`distributed.py` shares what is equal for every rank.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ __all__ = [
 # its mesh (it is not so for views and factories, whose shapes are local); only the mesh itself has to be the rank's.
 
 SHARDING_MODULE = "torch.distributed.tensor._sharding_prop"
-"""What works them out; programs import it with the first DTensor."""
+"""Module that computes sharding rules; programs import it with the first DTensor."""
 _METHOD = "propagate_op_sharding_non_cached"
 
 
@@ -47,7 +47,7 @@ class SharedRules:
         self._holder: Any = None
         """Its class; its module may be gone from `sys.modules` when the simulation ends."""
         self._known: dict[Hashable, Any] = {}
-        """By operator and what is known of its arguments but their mesh."""
+        """Results by operator and its arguments apart from their mesh."""
 
     def begin(self, module: ModuleType | None) -> None:
         """*module* (`MODULE`) is there, or None."""
@@ -127,7 +127,7 @@ def _moved(spec: Any, mesh: Any) -> Any:
 # traced.
 
 FSDP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param"
-"""What cuts them; programs import it with the first `fully_shard`."""
+"""Module that shards parameters; programs import it with the first `fully_shard`."""
 _FUNCTION = "_chunk_with_empty"
 
 
@@ -170,8 +170,11 @@ def _owner() -> int | None:
 
 
 def mesh_patches() -> list[tuple[Any, str, Any]]:
-    """A mesh is its rank's own. torch's caches take meshes of equal shape for one, though what they
-    keep holds for one coordinate; `_thread_id` is what torch itself tells the meshes of threads apart by."""
+    """Return patches that keep the meshes of ranks apart.
+
+    torch's caches treat meshes of equal shape as one although their entries hold for one coordinate; torch itself
+    distinguishes the meshes of threads by `_thread_id`.
+    """
     real_init, real_get, real_set = DeviceMesh.__init__, DeviceMesh.__getstate__, DeviceMesh.__setstate__
 
     @functools.wraps(real_init)

@@ -65,22 +65,22 @@ _LIBRARY_FILES = (torch.library.__file__, os.path.join(_TORCH, "_library"), func
 
 @dataclass(slots=True, eq=False)
 class _Registration:
-    """What one library has registered with torch's dispatcher under one name."""
+    """Registration of one library with torch's dispatcher under one name."""
 
     library: Any
     text: str
-    """Of the schema that defines an operator; empty for a function."""
+    """Schema of a defined operator; empty for a function."""
     answer: Any = None
     functions: dict[SimProcess, Any] = field(default_factory=dict)
-    """What the program of each rank has registered; a definition has no function."""
+    """Functions that the program of each rank registered; a definition has none."""
 
 
 class _Registrations:
-    """All that the ranks of one run have registered with torch's dispatcher."""
+    """All registrations of one run's ranks with torch's dispatcher."""
 
     def __init__(self) -> None:
         self.libraries: dict[int, tuple[Any, set[tuple[str, ...]]]] = {}
-        """By identity: the libraries of the ranks, and what each has registered."""
+        """Libraries of the ranks by identity, with the registrations of each."""
         self.known: dict[tuple[str, ...], _Registration] = {}
 
     def take(
@@ -132,7 +132,7 @@ _run = _Registrations()
 
 
 def is_registered(name: str, dispatch_key: str) -> bool:
-    """Whether a rank has registered a Python function for operator *name* under *dispatch_key*."""
+    """Return whether a rank has registered a Python function for operator *name* under *dispatch_key*."""
     return (name, dispatch_key) in _run.known
 
 
@@ -155,7 +155,7 @@ def _of_the_rank(functions: dict[SimProcess, Any]) -> Callable[..., Any]:
 
 
 def _is_programs() -> bool:
-    """Whether the program makes the library that begins, and not torch, distsim or a module that all ranks share."""
+    """Return whether the program creates the library, and not torch, distsim or a module that all ranks share."""
     frame = sys._getframe(2)
     while frame.f_code.co_filename.startswith(_LIBRARY_FILES) and frame.f_back is not None:
         frame = frame.f_back

@@ -49,7 +49,7 @@ class Name:
     space: Any
     name: str
     shared: Any
-    """What those ranks find that have not changed it."""
+    """Value for ranks that have not changed it."""
 
     def get(self) -> Any:
         space = self.space
@@ -95,7 +95,7 @@ class Own:
 
     values: dict[Name | Content, Any] = field(default_factory=dict)
     has_classes: bool = False
-    """Whether attributes of classes are among it."""
+    """Whether the changed places include attributes of classes."""
 
 
 class Known:
@@ -127,8 +127,7 @@ class Known:
 
 
 def _make_all(modules: Sequence[ModuleType], kind: type[ModuleType]) -> None:
-    """All are of *kind* from now on. There are a thousand of them: past what watched modules do, and no step of
-    Python's for each."""
+    """Set the class of all *modules* to *kind*, bypassing watched modules and without a Python step for each."""
     deque(map(_set_class, modules, repeat(kind)), maxlen=0)
 
 
@@ -136,7 +135,9 @@ _set_class = object.__dict__["__class__"].__set__
 
 
 class TorchState:
-    """All places, with what is everyone's in them; to find them takes long: one for all simulations (`STATE`)."""
+    """All places of torch's state with their shared values. Finding them is slow, so there is one for all
+    simulations (`STATE`).
+    """
 
     def __init__(self) -> None:
         self._names: list[Name] = []
@@ -148,24 +149,24 @@ class TorchState:
         self._begun_with: list[ModuleType] = []
         self._kinds = Kinds([], ModuleType, ModuleType)
         self._adopted = -1
-        """Those that the last simulation began with, and how often modules had changed by then."""
+        """Number of module changes when the last simulation began."""
         self._kind = _watched(self)
         self._known = Known()
         self.shared: dict[str, distributed.SharedRules | distributed.EmptyShards] = {
             distributed.SHARDING_MODULE: distributed.SharedRules(),
             distributed.FSDP_MODULE: distributed.EmptyShards(),
         }
-        """By module: what it makes once for all ranks."""
+        """By module: what it computes once for all ranks."""
         self.importer: Task | None = None  # of a module of torch
         self._finder = TorchFinder(self)
         self.swapped_anyway: frozenset[tuple[int, str]] = frozenset()
-        """(id of a module, name) of what is swapped with every hand-over (switches.PLACES)."""
+        """(id of a module, name) of places that are swapped at every switch of ranks (global_flags.PLACES)."""
         self._words: Callable[[], object] = object
         self._is_stale = True
         self._is_unmarked = False
-        """Some class was taken over that need not have a guard: nothing tells that it was not written to."""
+        """Whether a class was adopted that may have no guard, so that writes to it are not detected."""
         self._at_enter: object = None
-        """What `_words` said when the process that runs began to."""
+        """State of `_words` when the running process was entered."""
 
     # -- the baton
 
@@ -200,8 +201,11 @@ class TorchState:
             self._at_enter = self._words()
 
     def _is_unwritten(self, running: Own) -> bool:
-        """Whether all is as it was when the process that runs began to. So it is where classes were assigned and hold
-        what they held, and nothing else was written: DDP keeps in one the module that is in its forward."""
+        """Return whether nothing has changed since the running process was entered.
+
+        Class attributes may have been assigned if they have their old values again: DDP stores the module that is in
+        its forward in one.
+        """
         words, before = self._words(), self._at_enter
         if words == before:
             return True
@@ -219,7 +223,7 @@ class TorchState:
         return not self._is_stale
 
     def _plain_changed(self) -> bool:
-        """Whether a list or set, which has no number, holds anything but everyone's."""
+        """Return whether a list or set, which has no version number, differs from the shared one."""
         containers, shared = self._plain
         return containers != shared
 
@@ -292,7 +296,7 @@ class TorchState:
         self._plain = [content.container for content in plain], [content.shared for content in plain]
 
     def _assigned_classes(self) -> list[ClassGuard]:
-        """Guards of classes that somebody has assigned an attribute of."""
+        """Return the guards of classes with an assigned attribute."""
         marks = self._marks()
         if marks == self._at_rest:
             return []
@@ -455,7 +459,7 @@ class TorchState:
 
 @functools.lru_cache(1 << 14)
 def _is_shared(name: str, file: str | None) -> bool:
-    """Whether a module is torch's, Python's or an installed package's: the user's own are as the host made them."""
+    """Return whether a module belongs to torch, Python or an installed package; the user's own are per rank."""
     if name.partition(".")[0] in ("sys", "distsim", "__main__", "__mp_main__"):
         return False  # import makes new modules of the type that `sys` has
     return not is_own_file(file)

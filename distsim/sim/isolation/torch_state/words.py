@@ -38,10 +38,12 @@ __all__ = [
 # of some numbers has changed, nobody need look at what the dictionaries hold.
 
 WORD_BYTES = 8
-"""Of what `reader` reads."""
+"""Bytes of a word that `reader` reads."""
 
 _TAG_AT = object.__basicsize__ + 8
-"""After the head and `ma_used` (CPython 3.6 to 3.13, Include/cpython/dictobject.h)."""
+"""Offset of a dictionary's version, after the head and `ma_used` (CPython 3.6 to 3.13,
+Include/cpython/dictobject.h).
+"""
 
 
 def tag_at(held: dict[Any, Any]) -> int:
@@ -86,11 +88,11 @@ class Kinds:
         self._count = ctypes.c_ssize_t.from_address(id(kind))
 
     def give(self) -> bool:
-        """All are of *kind* now; False, and nothing is done, where one is not plain."""
+        """Set the class of all objects to *kind*; return False without any change if one is not plain."""
         return self._exchange(self._plain, self._kind, len(self._things))
 
     def take_back(self) -> bool:
-        """All are plain again; False, and nothing is done, where one is not of *kind*."""
+        """Restore the plain class of all objects; return False without any change if one is not of *kind*."""
         return self._exchange(self._kind, self._plain, -len(self._things))
 
     def _exchange(self, before: int, after: int, more: int) -> bool:
@@ -110,7 +112,9 @@ class _Memory:
 
 
 def _kinds_tested() -> bool:
-    """Whether an object's class is the last word of its head, and its count the first one of a class that it has."""
+    """Return whether an object's class is the last word of its head, and a class's reference count the first of its
+    own.
+    """
 
     class Thing:
         pass
@@ -128,7 +132,9 @@ KINDS_ARE_THERE = _kinds_tested()
 
 
 def _tested() -> bool:
-    """Whether each way to change a dictionary, or an object's or module's attributes, gives a number never seen."""
+    """Return whether every way to change a dictionary, or an object's or module's attributes, gives a new version
+    number.
+    """
 
     class Thing:
         pass
@@ -162,16 +168,16 @@ MISSING = object()
 _IN_GUARD = 64
 """Classes watched by one guard: more make its method resolution order slow to work out."""
 _PICKLES_CACHE = "__slotnames__"
-"""What pickle keeps in a class, alike in all ranks: to put it in and take it out would be an assignment each time."""
+"""Attribute in which pickle caches slot names in a class; equal in all ranks, so it is not swapped."""
 _VALID_VERSION_TAG = 1 << 19
 """Py_TPFLAGS_VALID_VERSION_TAG (CPython's object.h): cleared in a class and all that inherit from it
 by any assignment to one of its attributes, set again by the next look-up."""
 _VERSION_AT = 384
-"""Where a class keeps the number of its state (`tp_version_tag`, 32 bits), which is 0 where the mark is missing."""
+"""Offset of a class's version number (`tp_version_tag`, 32 bits), which is 0 if the mark is missing."""
 _VERSION = np.uint64((1 << 32) - 1)
 _HEAP_TYPE = 1 << 9
 _FLAGS_AT = 168
-"""Where a class keeps them: after 21 words, in CPython 3.8 to 3.14."""
+"""Offset of a class's flags: after 21 words, in CPython 3.8 to 3.14."""
 _GUARDED_ALONE = frozenset({"_TensorMeta", "_ParameterMeta", "_BufferMeta", "OpaqueBaseMeta"})
 """Metaclasses whose classes have an heir each. Classes of others (pybind11's, enumerations, autograd's
 functions) are not guarded."""
@@ -184,7 +190,7 @@ _FLAGS_ARE_THERE = all(
 
 
 def _are_versions_there() -> bool:
-    """Whether the number stands in for the mark, which CPython no longer sets from 3.14 on."""
+    """Return whether the version number replaces the mark, which CPython no longer sets since 3.14."""
 
     class Base:
         pass
@@ -227,17 +233,17 @@ def unmarked(marks: Any) -> list[int]:
 
 
 def has_guarded_classes(module: str) -> bool:
-    """Whether classes of a module of that name are guarded."""
+    """Return whether classes of a module of that name are guarded."""
     return module == "torch" or module.startswith(MODULES_OF_CLASSES)
 
 
 def may_be_guarded(cls: type) -> bool:
-    """Whether *cls* was made in Python: its attributes may be assigned."""
+    """Return whether *cls* was defined in Python, so that its attributes can be assigned."""
     return bool(cls.__flags__ & _HEAP_TYPE)
 
 
 class ClassGuard:
-    """Says whether an attribute of one of *classes* has been assigned since it was last asked."""
+    """Detects whether an attribute of one of *classes* was assigned since the last check."""
 
     def __init__(self, sentinel: type, classes: Sequence[type]) -> None:
         self.sentinel = sentinel
@@ -269,8 +275,11 @@ class ClassGuard:
         self.rest()
 
     def is_as_accepted(self, is_known: Callable[[type], bool]) -> bool:
-        """Whether all classes hold what they held: what was assigned was of one that they inherit from, or it
-        *is_known* to be as before."""
+        """Return whether all classes have their accepted attributes.
+
+        An assignment may have been to a class that they inherit from, or *is_known* says that the class is as
+        before.
+        """
         accepted, tags = self._accepted, self._tags()
         if not tags:
             return False
@@ -301,7 +310,9 @@ def guards_of(classes: list[type]) -> list[ClassGuard]:
 
 
 def _heirs(classes: list[type]) -> list[ClassGuard]:
-    """The mark of a class comes back with the next look-up in it; nobody looks into an heir but us."""
+    """Return guards of the subclasses of *classes*, whose marks return only with the next look-up, which only we
+    make.
+    """
     try:
         heir = type(classes[0])("_Heir", tuple(classes), {"_looked_up": None})  # found at once, and nowhere else
     except TypeError:  # no common order of resolution, or a class that has no heirs
