@@ -197,7 +197,6 @@ class FluidNetwork:
             engine.num_flows,
             engine.num_active,
             engine.num_settlements,
-            float(engine.usage.bytes.sum()),
         )
 
 

@@ -33,8 +33,6 @@ class Statistics:
     num_active_flows: int
     num_settlements: int
     """Number of times that the rates of flows were recomputed."""
-    bytes_moved: float
-    """Bytes over all links."""
 
 
 @dataclass(frozen=True, slots=True)

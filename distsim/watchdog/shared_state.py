@@ -21,7 +21,7 @@ from typing import Any
 
 __all__ = ["ProcessOutcome", "SharedState", "crash_stack_for_this_thread", "here", "light"]
 
-_TURN, _BEAT, _RANK, _THREAD, _LIMIT_MS, _JOB, _ASKED, _BUSY, _EVENTS = range(9)
+_TURN, _BEAT, _RANK, _THREAD, _LIMIT_MS, _ASKED, _BUSY, _EVENTS = range(8)
 _TIME_AT = 16
 """Word (a double) with the virtual time; the numbers above are words as well."""
 _TEXT_AT = 256
@@ -47,7 +47,7 @@ class SharedState:
         self._times = memoryview(self._page).cast("d")
         self._text: bytes = b""
         if page_fd is None:
-            self._words[_RANK] = self._words[_JOB] = -1
+            self._words[_RANK] = -1
 
     # -- the simulating process
 
@@ -90,10 +90,6 @@ class SharedState:
         """Ctrl-C has come in: nobody needs to pass it on."""
         self._words[_ASKED] = 1
 
-    def job(self, number: int) -> None:
-        """Which of several runs this is; -1: none."""
-        self._words[_JOB] = number
-
     def leave_threads_behind(self) -> None:
         """A thread was given up that may never end: the interpreter must not wait for it."""
         self._words[_BUSY] = 1
@@ -134,10 +130,6 @@ class SharedState:
     @property
     def limit_s(self) -> float:
         return self._words[_LIMIT_MS] / 1e3
-
-    @property
-    def running_job(self) -> int:
-        return self._words[_JOB]
 
     @property
     def interrupt_seen(self) -> bool:

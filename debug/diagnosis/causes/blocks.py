@@ -40,7 +40,6 @@ DDP = re.compile(r"\bDistributedDataParallel\b|\bDDP\(")
 SHARDED = re.compile(r"\bfully_shard\b|\bFullyShardedDataParallel\b|\bFSDP\(|\bdeepspeed\b")
 JOIN = re.compile(r"\bjoin\(|\bJoin\(")
 NO_SYNC = re.compile(r"no_sync|accumulate\(|set_requires_gradient_sync|require_backward_grad_sync")
-OWN_CALLS = r"all_reduce|all_gather|broadcast|barrier|\breduce\(|gather\("
 OUT_OF_MEMORY = "OutOfMemoryError"
 
 

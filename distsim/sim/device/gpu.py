@@ -131,7 +131,6 @@ class Device:
         self.in_flight = InFlight()
         self.watchdog: Any = None
         """Watchdog that ends the process if a collective takes too long (c10d/gpu_work.py)."""
-        self.last_launch_s = 0.0
         self._deferred: list[tuple[Block, list[Mark]]] = []
         self._waiting: list[RankTask] = []
 

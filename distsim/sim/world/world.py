@@ -212,7 +212,6 @@ class World(Scheduler):
         self.notes: list[str] = []
         self.ended = False
         self.slots = slots
-        self.children_started = 0
         self.launcher: SimProcess | None = None
         self.host = setting.host
         self.opened: dict[int, tuple[int, int]] = {}
@@ -527,9 +526,6 @@ class World(Scheduler):
     def evidence(self) -> Evidence:
         """Return the evidence for a diagnosis: where every rank is."""
         return self._around.witness(self, asleep=self.asleep)
-
-    def world_group(self) -> Group:
-        return Group("0", "default_pg", tuple(range(self.world_size)))
 
 
 def _renumber(record: CallRecord, numbers: Mapping[int, int], groups: dict[Group, Group]) -> None:
