@@ -1,6 +1,6 @@
-"""From evidence to diagnoses, root cause first. Pure: no I/O, no clock; `silent.collect` alone imports torch.
+"""Diagnoses evidence, root cause first. Pure: no I/O, no clock; only `silent.collect` imports torch.
 
-Read `diagnose.py`; each other module answers for one family of faults.
+Start with `diagnose.py`; each other module handles one family of faults.
 """
 
 from __future__ import annotations

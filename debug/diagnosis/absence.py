@@ -34,8 +34,11 @@ __all__ = ["absent_from_call", "extra_call", "group_mismatch", "loop_ended"]
 
 
 def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
-    """*ranks* are not in *call*: they skipped it, left the loop, never waited for their handle, or
-    are right, and those in it make one call too many."""
+    """Diagnose *ranks* that are not in *call*.
+
+    They skipped it, left the loop, or never waited for their handle; or they are right, and the ranks in the call
+    make one too many.
+    """
     log = case.index.group_log(call)
     unknown = [r for r in ranks if case.unknown(r)]
     if len(unknown) == len(ranks):
@@ -79,7 +82,7 @@ def _hung_up(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> bool:
 
 
 def _past_the_loop(case: Case, call: CallRecord, ranks: Sequence[int]) -> bool:
-    """*ranks* run, at lines that stand behind the loop in which *call* is made: they will not come back to it."""
+    """Return whether *ranks* run at lines after the loop of *call*, so that they will not return to it."""
     for rank in ranks:
         state = case.index.states[rank]
         if state.phase is not Phase.RUNNING or state.site is None:
@@ -211,8 +214,10 @@ def loop_ended(
 
 
 def _passed_by(case: Case, rank: int, call: CallRecord) -> int:
-    """Rounds of the innermost loop around *call* in which *rank* made another call of the loop, and not this one: a
-    line right in the loop is come to once a round, so that one made twice in between has passed *call* by."""
+    """Return the number of iterations in which *rank* made another call of the loop around *call*, but not this one.
+
+    A line directly in the loop runs once per iteration, so if it was called twice in between, *call* was skipped.
+    """
     text = ProgramText(case.index.evidence.sources)
     site = call.way[0]
     loop = next((loop for _, loop in text.loops([site])), None)
@@ -290,7 +295,7 @@ def _split_over_groups(
 
 
 def _one_call_of_the_text(case: Case, mine: CallRecord, other: CallRecord) -> bool:
-    """The same line, or two branches that each have the call once."""
+    """Return whether two calls have the same line, or are in two branches that each contain the call once."""
     if mine.site is not None and mine.site == other.site:
         return True
     relation = relate(mine, other, case.index.evidence.sources)

@@ -67,7 +67,7 @@ class Case:
         return Stuck("unknown", (), None, file, line)
 
     def any_raised(self, ranks: Iterable[int]) -> bool:
-        """Whether an exception has ended one of *ranks*."""
+        """Return whether an exception has ended one of *ranks*."""
         states = self.index.states
         return any(states[rank].phase is Phase.RAISED for rank in ranks if rank in states)
 
@@ -161,7 +161,7 @@ class Case:
         )
 
     def _nobody_waits(self, ranks: Sequence[int]) -> str:
-        """The sentence about the others where none waits for *ranks*."""
+        """Return a sentence about the other ranks if none of them waits for *ranks*."""
         others = self.index.states.keys() - set(ranks)
         all_known = len(self.index.states) >= self.index.evidence.world_size
         if others and all_known and all(self.index.states[rank].phase is Phase.RAISED for rank in others):

@@ -28,7 +28,7 @@ from distsim.debug.records.kinds import Kind, Proof
 __all__ = ["contradiction", "explanation", "suggestion"]
 
 MOST_SIDES = 6
-"""Of ranks that all say something else, so many are told."""
+"""Maximum number of different values that are listed."""
 
 
 def contradiction(case: Case, divergence: Divergence, victims: Sequence[int]) -> Diagnosis:

@@ -44,7 +44,7 @@ def knot(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
 def _left_out(
     case: Case, cycle: Sequence[int], calls: dict[int, CallRecord | None], everyone: Sequence[int]
 ) -> Diagnosis | None:
-    """A circle that is there only because one rank left out a call, or made one that nobody else makes."""
+    """Diagnose a cycle that exists only because one rank skipped a call, or made one that no other rank makes."""
     diagnoses: list[Diagnosis] = []
     for i, rank in enumerate(cycle):
         awaited, call = calls[cycle[i - 1]], calls[rank]
@@ -110,8 +110,9 @@ def _left_loop(
 
 
 def _under_condition(case: Case, awaited: CallRecord, call: CallRecord) -> bool:
-    """*call* stands under an `if` of its own, before *awaited* or behind it for some ranks only, and no other rank has
-    ever made it."""
+    """Return whether *call* is inside an `if` of its own, before *awaited* or after it for some ranks, and no other
+    rank made it.
+    """
     relation = relate(call, awaited, case.index.evidence.sources)
     before = relation.order is Order.BEFORE and relation.my_guard is not None
     for_some = relation.mine_for_some and not relation.theirs_for_some
@@ -176,8 +177,11 @@ def _cycle(
 
 
 def _messages_advice(calls: Sequence[CallRecord]) -> str:
-    """How to break a circle of messages. NCCL runs the messages of a pair on one stream, in the order of the calls:
-    there `isend` waits for the other side as `send` does."""
+    """Return advice on breaking a cycle of messages.
+
+    NCCL runs the messages of a pair on one stream in the order of the calls, so that `isend` waits for the other
+    side like `send`.
+    """
     if any(c.device != "cpu" for c in calls):
         return (
             "Start both with batch_isend_irecv([P2POp(isend, ...), P2POp(irecv, ...)]), or let one rank receive "

@@ -45,7 +45,7 @@ _UNSEEN = (
 
 
 def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
-    """Diagnose ranks that ended alike: `rank_raised`, `rank_exited`, `rank_killed`, frozen, stuck or absent."""
+    """Diagnose ranks with the same end: `rank_raised`, `rank_exited`, `rank_killed`, frozen, stuck or absent."""
     first = case.index.states[ranks[0]]
     if first.signal in FROM_OUTSIDE and not first.over and len(ranks) == case.index.evidence.world_size > 1:
         return _ended_from_outside(case, ranks)
@@ -84,7 +84,7 @@ def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis
 
 
 def _ended_from_outside(case: Case, ranks: Sequence[int]) -> Diagnosis:
-    """All ranks have got a signal by which people, launchers and schedulers end a job."""
+    """Diagnose ranks that all got a signal by which people, launchers and schedulers end a job."""
     places: dict[str, list[int]] = {}
     for rank in ranks:
         places.setdefault(site_text(case.site(rank), function=True), []).append(rank)

@@ -1,8 +1,8 @@
-"""From evidence to diagnoses, root cause first. Pure: no I/O, no clock, no torch.
+"""Diagnoses evidence, root cause first. Pure: no I/O, no clock, no torch.
 
-The order of the work: which calls contradict each other (`align`), who can never go on and what
-that ends in (`waitfor`), what each such end is (`causes`, `cycles`, `pairs`, `mismatches`), and what
-guards have seen by themselves (`findings`).
+The order of the work: which calls contradict each other (divergence), which ranks can never continue and why
+(waits), a diagnosis for each of these (absence, deadlock, point_to_point, contradiction, deaths), and the findings
+of guards (ranking).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["Call", "Diagnosis", "Kind", "Stuck", "diagnose"]
 
 INIT = "init_process_group"
 ENDED = "SIGTERM"
-"""How launchers end the ranks that are left when one has failed."""
+"""Signal by which launchers end the remaining ranks after one has failed."""
 MOST_NAMED = 4
 """Culprits of one diagnosis whose processes are named."""
 MANY = 8
@@ -43,8 +43,10 @@ MANY = 8
 
 
 def diagnose(evidence: Evidence, *, nothing_moves: bool = False) -> list[Diagnosis]:
-    """Return what is wrong, the root cause first; empty if nothing is. If *nothing_moves* any more (at the end of a
-    simulation), blocked ranks are reported even without a known reason."""
+    """Return the diagnoses, the root cause first; empty if nothing is wrong.
+
+    If *nothing_moves* any more (at the end of a simulation), blocked ranks are reported even without a known reason.
+    """
     index = EvidenceIndex(evidence)
     divergences = [d for log in index.group_logs for d in find_divergences(index, log)]
     pairs = disagreeing(index)
@@ -124,7 +126,7 @@ def _with_processes(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:
 
 
 def _as_doubles(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:
-    """A rank that nobody is, because two processes call themselves another one."""
+    """Diagnose a rank that no process has, because two processes have the same other rank."""
     reasons, _, cures = zip(*(text.rpartition(": ") for text in evidence.doubles), strict=True)
     members = frozenset(diagnosis.group.ranks if diagnosis.group is not None else diagnosis.victims)
     verb = are(diagnosis.culprits, "has", "have")
@@ -163,7 +165,7 @@ def _confused(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:
 
 
 def _told_once(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
-    """Hundreds of ranks with an exception each: who waits for them all is said of the first few, not of each."""
+    """Mention the victims of hundreds of failed ranks with the first few failures only."""
     raised = [i for i, d in enumerate(diagnoses) if d.kind is Kind.RANK_RAISED and d.victims]
     for i in raised[MANY:]:
         diagnosis = diagnoses[i]
@@ -299,8 +301,10 @@ def _never_came(
 
 
 def _with_refused(case: Case, diagnosis: Diagnosis) -> Diagnosis:
-    """With the ranks that died of what strict told them about this very contradiction, later and elsewhere than in
-    the call itself: in the wait() of an asynchronous one."""
+    """Return *diagnosis* with the ranks that strict ended because of this contradiction elsewhere than in the call.
+
+    An asynchronous call raises in its wait().
+    """
     if diagnosis.kind not in INCONSISTENT or diagnosis.group is None:
         return diagnosis
     ends = diagnosis.pair or diagnosis.group.ranks
@@ -347,8 +351,10 @@ def _refused(case: Case, rank: int, diagnosis: Diagnosis) -> bool:
 
 
 def _refused_to_begin(case: Case) -> bool:
-    """Whether all ranks have left alike before any of them called another: a wrong flag, say. The program has told the
-    user why, in its own words."""
+    """Return whether all ranks left in the same way before any communication, as after a wrong flag.
+
+    The program has then told the user why.
+    """
     states, records = case.index.states, case.index.evidence.records
     codes = {state.exit_code for state in states.values()}
     return (
@@ -360,7 +366,7 @@ def _refused_to_begin(case: Case) -> bool:
 
 
 def _unwaited_deaths(case: Case, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
-    """Diagnose ranks that failed while nobody waits for them yet."""
+    """Diagnose ranks that failed while no other rank waits for them yet."""
     if _refused_to_begin(case):
         return []
     named = {rank for d in diagnoses for rank in (*d.culprits, *d.victims)}

@@ -62,7 +62,9 @@ def near_miss(index: EvidenceIndex, call: CallRecord) -> NearMiss | None:
 
 
 def _fewest(index: EvidenceIndex, call: CallRecord) -> tuple[tuple[int, ...], int, int] | None:
-    """The ranks that have sent fewer messages to a receive from any rank than the others, how many, and the others'."""
+    """Return the ranks that sent the fewest messages to a receive from any rank, their number, and that of the other
+    ranks.
+    """
     sent = {
         rank: sum(r.op == "send" and r.peer == call.rank and r.tag == call.tag for r in index.records(rank))
         for rank in call.group.ranks
@@ -161,7 +163,7 @@ Disagreement = tuple[Mismatch, CallRecord, CallRecord]
 
 
 def disagreeing(index: EvidenceIndex) -> list[Disagreement]:
-    """Matched pairs whose sizes or dtypes differ; pairs that went wrong in the same line are told once."""
+    """Return matched pairs whose sizes or dtypes differ; pairs of the same two lines are reported once."""
     result: list[Disagreement] = []
     reported: set[tuple[object, ...]] = set()
     for send, recv in index.pairs_in_order():

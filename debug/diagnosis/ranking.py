@@ -1,4 +1,4 @@
-"""What guards saw and what records say, as one list: the root cause first."""
+"""Merges the findings of guards with the diagnoses from records, and ranks them, root cause first."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ EXPLAINING = frozenset(
 
 
 def merge_findings(case: Case, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
-    """A finding that explains a hang takes over its victims; the others stand by themselves."""
+    """Merge findings into *diagnoses*: a finding that explains a hang takes over its victims; the others are added."""
     left = list(diagnoses)
     merged: list[Diagnosis] = []
     for finding in case.index.evidence.findings:
@@ -111,7 +111,9 @@ def _from_finding(case: Case, finding: Finding, effect: Diagnosis | None) -> Dia
 
 
 def _waiting_in(case: Case, finding: Finding) -> list[int]:
-    """A network fault stalls calls that have all their members: whoever waits in one with its ranks."""
+    """Return the ranks that a network fault blocks: those that wait with its ranks in a call that all members have
+    reached.
+    """
     if finding.kind is not Kind.NETWORK_FAULT:
         return []
     hit = set(finding.ranks)
@@ -138,9 +140,11 @@ def _consequence(effect: Diagnosis | None, finding: Finding) -> str:
 
 
 def order(index: EvidenceIndex, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
-    """Errors before warnings, what records show before what is guessed of unrecorded ranks, and a fault before an
-    exception that only tells of a lost peer and a death after the end of a program that nobody waits for; then what
-    happened first, then what hurts most ranks."""
+    """Sort diagnoses: errors before warnings, and facts before guesses about unrecorded ranks.
+
+    A fault comes before the exceptions that only report a lost peer, and before a death after the end of a program.
+    Then what happened first, then what affects most ranks.
+    """
     unrecorded = index.evidence.unrecorded
 
     def key(d: Diagnosis) -> tuple[bool, bool, bool, float, int, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""Remote calls that nobody answers: threads that wait for one another, a function without an end, a silent worker."""
+"""Diagnoses unanswered remote calls: threads that wait for one another, a function that never ends, a silent worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["died_serving", "gave_up", "unanswered"]
 
 SHOWN = 6
 GAVE_UP = "RPC ran for more than set timeout"
-"""So torch says that a call's own time is over."""
+"""Error text of torch for a call whose own timeout is over."""
 
 
 def unanswered(case: Case, root: Root, victims: Sequence[int]) -> Diagnosis:

@@ -57,23 +57,27 @@ EVERYBODY = frozenset(
         "barrier",
     }
 )
-"""Collectives in which each member waits for all others; in the others only for the root, or the root for all."""
+"""Collectives in which each member waits for all others; in all others members wait for the root, or the root for
+them.
+"""
 MIN_SHARE = 0.2
-"""Of the time that the records span: less is not worth a word, ranks are never equally fast."""
+"""Smallest share of the recorded time that is worth reporting, because ranks are never equally fast."""
 MIN_SCORE = 0.75
-"""Relative score from which on a rank is as fast as the others (NVIDIA's default threshold)."""
+"""Relative score from which a rank counts as being as fast as the others (NVIDIA's default threshold)."""
 HABIT = 0.75
 """A section is habitually late where the rank was late in that part of its turns: noise alone makes half of them late,
 and checkpoints, evaluations, a first step that compiles are rare turns."""
 LATE = 0.25
-"""A turn counts as late where it cost the others this part of what a turn takes on average."""
+"""Share of an average turn that a late turn costs the other ranks."""
 NEW_STEP = 3.0
-"""A pause this many times the usual one begins a new step: its first collective is a section of its own, however
-many like it follow."""
+"""Length of a pause, relative to the usual one, that begins a new step.
+
+The first collective of a step is a section of its own, however many equal ones follow.
+"""
 STEPS = 4
-"""Fewer beginnings of a step are none that can be trusted."""
+"""Smallest number of step beginnings that are trusted."""
 THIRDS = 12
-"""With so many collectives and more, the first, the middle and the last third must show it, too."""
+"""Number of collectives from which the first, the middle and the last third must all show the delay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +87,11 @@ class Demand:
     meetings: int
     """Collectives of one group that all its members have completed."""
     span_s: float
-    """From the first of them to the last."""
+    """Seconds from the first of the meetings to the last."""
     lost_s: float
-    """What the rank cost the others in that time."""
+    """Seconds that the rank cost the others in that time."""
     share: float = MIN_SHARE
-    """Of that time, at least so much."""
+    """Smallest share of that time that the rank cost the others."""
     score: float = MIN_SCORE
     """A relative score below this."""
     habit: float = HABIT
@@ -95,29 +99,29 @@ class Demand:
     repeats: int = 2
     """Turns of a section from which on lateness is a habit."""
     apart: bool = False
-    """Its own work is longer than that of the others in nine of ten turns."""
+    """Whether its own work must be longer than the others' in nine of ten turns."""
 
 
 LIVE = Demand(meetings=10, span_s=5.0, lost_s=1.0)
-"""For real jobs: shorter than seconds, the operating system's scheduler picks the slowest."""
+"""Demand for running real jobs: below seconds, the operating system's scheduler decides who is slowest."""
 SHORT = Demand(meetings=10, span_s=1.0, lost_s=0.3, share=0.3, score=0.65, habit=0.9, repeats=6, apart=True)
-"""For a real job that was over before that: with less time for noise to even out, the rank must stand out more."""
+"""Demand for a real job that ended earlier: noise averages out less, so the rank must stand out more."""
 PLANTED = Demand(meetings=3, span_s=0.0, lost_s=0.0)
-"""For a simulation with planted faults: it has no noise, and somebody wants to see them."""
+"""Demand for a simulation with injected faults, which has no noise and should show them."""
 SIMULATED = Demand(meetings=5, span_s=0.0, lost_s=0.01)
-"""For any other simulation: a program of a few microseconds has nobody to accuse."""
+"""Demand for any other simulation: programs of a few microseconds are not worth an accusation."""
 
 
 @dataclass(frozen=True, slots=True)
 class LateRank:
-    """One rank, and what it costs the others."""
+    """A straggler and its cost for the other ranks."""
 
     rank: int
     group: Group
     lost_s: float
-    """What the others have waited for it (the lower median of them, so that one early rank accuses nobody)."""
+    """Seconds that the others waited for the rank (their lower median, so that one early rank accuses no one)."""
     share: float
-    """Of the time that was looked at."""
+    """Share of the examined time."""
     late: int
     """Collectives to which it came late, of *meetings*."""
     meetings: int
@@ -181,8 +185,10 @@ def stragglers(records: Mapping[int, Sequence[CallRecord]], demand: Demand) -> l
 
 
 def _keep_pace(group: Group, full: Sequence[dict[int, CallRecord]], demand: Demand) -> bool:
-    """Whether nobody can be named: a rank costs the others at most what is between the longest and the shortest call of
-    each meeting. Most jobs need no closer look."""
+    """Return whether no rank can be named, because longest and shortest calls of each meeting are close.
+
+    Most jobs need no further check.
+    """
     any_rank = group.ranks[0]
     span_s = (full[-1][any_rank].completed_s or 0.0) - full[0][any_rank].issued_s
     at_most_s = 0.0
@@ -250,7 +256,7 @@ def _in_group(
 
 
 def _turns(full: Sequence[dict[int, CallRecord]], away: Mapping[int, _Away]) -> list[_Turn]:
-    """The meetings after the first (before it nobody knows what the ranks did), in sections."""
+    """Return the meetings after the first, in sections; the work before the first one is not known."""
     turns: list[_Turn] = []
     pauses: list[float] = []
     for before, met in pairwise(full):
@@ -307,7 +313,7 @@ def _habit(costs: Sequence[float], turn_s: float, demand: Demand) -> bool:
 
 
 def _apart(turns: Sequence[_Turn], rank: int) -> bool:
-    """Whether it works longer than any other rank does on average, in nine of ten turns."""
+    """Return whether the rank works longer than any other rank does on average, in nine of ten turns."""
     others = [other for other in turns[0].work_s if other != rank]
     usual_s = max(median(turn.work_s[other] for turn in turns) for other in others)
     return sum(turn.work_s[rank] > usual_s for turn in turns) >= 0.9 * len(turns)

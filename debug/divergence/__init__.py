@@ -1,7 +1,7 @@
-"""Finds where a rank left the common order of calls: skipped, added or swapped one.
+"""Finds where a rank left the common order of calls: it skipped, added or swapped one.
 
-`find.py` is asked; `divergence.py` is its answer and lays calls beside each other; `history.py`, `not_arrived.py` and
-`source_order.py` are its witnesses.
+`find.py` is the entry point; `divergence.py` has its result and compares calls; `history.py`, `not_arrived.py` and
+`source_order.py` supply evidence.
 """
 
 from __future__ import annotations

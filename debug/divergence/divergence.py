@@ -1,6 +1,6 @@
-"""The first number at which the members of a group are not in the same call, and hypotheses of how that came.
+"""The first call number at which the members of a group are in different calls, and hypotheses about its cause.
 
-Two ranks' calls from there on are laid beside each other under each hypothesis in turn.
+The calls of two ranks from there on are compared under each hypothesis in turn.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 SHIFTS = frozenset({Kind.MISSING_RANK, Kind.EXTRA_COLLECTIVE, Kind.UNEVEN_ITERATIONS})
 """Every later call of the group is paired with a wrong one."""
 HORIZON = 12
-"""Calls laid beside each other after a divergence: more only repeats the loop."""
+"""Number of calls after a divergence that are compared; more would only repeat the loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +51,18 @@ class Divergence:
     mismatch: Mismatch | None = None
     relation: Relation | None = None
     borne_out: bool = False
-    """Only the calls' lines show it, but later calls of the group do contradict each other."""
+    """Whether only the lines of the calls differ, but later calls of the group do contradict each other."""
     refused: CallRecord | None = None
     """The first culprit's call that torch refused, and that is missing."""
 
     @property
     def met(self) -> bool:
-        """Calls met that contradict each other; else they are alike, and go together from whatever lines they come."""
+        """Return whether calls that met contradict each other; otherwise they agree, and only their lines differ."""
         return self.mismatch is not None or self.borne_out
 
     @property
     def blocks(self) -> bool:
-        """Later calls of the group can not be trusted, or somebody is still in this one."""
+        """Return whether later calls of the group cannot be trusted, or a rank is still in this one."""
         met = self.group_log.meetings[self.seq].values()
         return self.kind in SHIFTS or any(r.state is not State.COMPLETED for r in met)
 
@@ -105,8 +105,10 @@ def permuted(mine: Sequence[CallRecord], others: Sequence[CallRecord], least: in
 
 
 def hypotheses(mine: Sequence[CallRecord], others: Sequence[CallRecord], least: int) -> list[tuple[int, Kind]]:
-    """Every way the two stretches can be explained, the best supported first; where several are
-    supported alike, the one that explains why one of them is longer."""
+    """Return every explanation of the two sequences, the best supported first.
+
+    Of equally supported ones, the explanation of why one sequence is longer comes first.
+    """
     longer = len(mine) - len(others)
     # Two calls of one line that no signature tells apart differ in their shapes, and so may all that follow:
     # which of them is which, only shapes tell.
@@ -158,8 +160,10 @@ def _lines_differ(log: GroupCalls, rank: int, witness: int, seq: int) -> bool:
 
 
 def calls_from(log: GroupCalls, rank: int, seq: int) -> list[CallRecord]:
-    """The rank's calls on this group from *seq* on, as far as they are worth a look. What it calls after strict has
-    refused one of them is no part of the program's plan."""
+    """Return the rank's calls on this group from *seq* on, without those after a call that strict refused.
+
+    These are not part of the program's plan.
+    """
     calls = log.calls.get(rank, [])
     start = next((i for i, r in enumerate(calls) if r.seq >= seq), len(calls))
     ahead = calls[start : start + 3 * HORIZON]

@@ -1,11 +1,10 @@
 """Finds where a rank left the common order: it skipped, added, swapped or replaced a call.
 
-The calls of a rank from the point of divergence are laid beside the majority's, under each
-hypothesis in turn; the hypothesis that the most calls bear out wins. Where a group's future is
-not recorded (everybody is blocked), earlier rounds of the same loop predict it, and where there
-was no earlier round the program's text decides (`source_order.relate`).
+The calls of a rank from the divergence on are compared with the majority's under each hypothesis in turn; the one
+that most calls support wins. If a group's later calls are not recorded (all ranks are blocked), earlier iterations
+of the same loop predict them, and without an earlier iteration the program's source decides (`source_order.relate`).
 
-Contradictions that only the call sites show, where every call looks alike and is not the same one, come last.
+Contradictions that only the call sites show, where calls agree but are different ones, come last.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ NUMBER = re.compile(r"\d+")
 
 
 def find_divergences(index: EvidenceIndex, log: GroupCalls) -> list[Divergence]:
-    """The contradictions among the calls of one group, up to the first that nobody gets past.
+    """Return the contradictions among the calls of one group, up to the first one that blocks all ranks.
 
-    One that did no visible harm (a reduce op that differs) is told once, however often it comes.
+    A contradiction without visible effect (a different reduce op) is reported once, however often it occurs.
     """
     divergences: list[Divergence] = []
     unlike_sites: list[int] = []
@@ -78,7 +77,7 @@ def find_divergences(index: EvidenceIndex, log: GroupCalls) -> list[Divergence]:
 
 
 def _uneven(records: Sequence[CallRecord]) -> bool:
-    """Splits, for which it is not enough to be alike on every rank."""
+    """Return whether calls have splits, for which equal arguments on every rank are not enough."""
     if not records[0].op.startswith("all_to_all"):
         return False
     return any(len(set(splits or ())) > 1 for r in records for splits in (r.input_splits, r.output_splits))
@@ -88,7 +87,7 @@ def _uneven(records: Sequence[CallRecord]) -> bool:
 
 
 def _classify(index: EvidenceIndex, log: GroupCalls, mismatch: Mismatch) -> Divergence:
-    """A mismatch is what is seen; a skipped or added call is why."""
+    """Return the divergence behind a mismatch, such as a skipped or an added call."""
     culprit, witness = mismatch.culprits[0], (mismatch.reference or mismatch.culprits)[0]
     mine, reference_call = mismatch.records[culprit], mismatch.records[witness]
     divergence = Divergence(
@@ -224,7 +223,7 @@ def _settled(index: EvidenceIndex, divergence: Divergence) -> Divergence:
 
 
 def _other_way_round(divergence: Divergence) -> Divergence:
-    """The reference is the culprit, and it is no tie."""
+    """Return the divergence with the reference as the culprit, and not as a tie."""
     return replace(
         divergence,
         culprits=tuple(sorted(divergence.reference)),
@@ -314,11 +313,11 @@ def _by_text(log: GroupCalls, mine: CallRecord, other: CallRecord, relation: Rel
 
 
 def by_site(index: EvidenceIndex, log: GroupCalls, seq: int) -> Divergence | None:
-    """The calls look alike, but a rank makes them at lines that the others use for other calls.
+    """Return a divergence in which the calls agree, but a rank makes them at lines that the others use for other
+    calls.
 
-    Ranks may legally call from different lines (`if rank == 0: ... else: ...`). So a rank is
-    named only if its lines are the majority's lines, skipped, repeated or swapped, and its own
-    past does not explain it.
+    Ranks may legally make a call from different lines (`if rank == 0: ... else: ...`). So a rank is named only if
+    its lines are the majority's lines, skipped, repeated or swapped, and its own past does not explain it.
     """
     met = log.meetings[seq]
     came = [met[rank] for rank in log.group.ranks if rank in met and met[rank].site]

@@ -1,6 +1,7 @@
-"""Which calls belong together, and whether they agree: pure comparisons of records.
+"""Matches calls with each other and checks whether they agree: pure comparisons of records.
 
-`index.py` sorts evidence into meetings; `agreement.py` checks one; `comparer.py` does it as calls arrive.
+`index.py` sorts evidence into meetings; `agreement.py` checks one meeting; `comparer.py` compares calls as they
+arrive.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ __all__ = [
 
 ROOTED = frozenset(op for op, fields in FIELDS.items() if fields.rooted)
 BY_LISTS = frozenset(op for op, fields in FIELDS.items() if fields.pairwise)
-"""Alike on all ranks is not enough: one rank's list is compared with the others' tensors."""
+"""Operations for which equal calls are not enough: one rank's list is compared with the other ranks' tensors."""
 BARRIERS = frozenset(
     {"barrier", "monitored_barrier", "init_process_group", "destroy_process_group", "init_rpc", "rpc_shutdown"}
 )
@@ -60,15 +60,15 @@ class Mismatch:
     reference: tuple[int, ...]
     """Global ranks that agree with each other: the majority, or in a tie the lowest rank's side."""
     expected: str
-    """What the reference side says: `all_reduce`, `float32[4,8]`, `SUM`."""
+    """Value on the reference side: `all_reduce`, `float32[4,8]`, `SUM`."""
     found: Mapping[int, str]
-    """What each culprit says."""
+    """Value on each culprit."""
     tie: bool
-    """There was no majority."""
+    """Whether there was no majority."""
     records: Mapping[int, CallRecord]
 
     def swapped(self) -> Mismatch:
-        """The same seen from the other side: the reference becomes the culprit."""
+        """Return the mismatch with the reference as the culprit."""
         expected = next(iter(self.found.values()), "")
         descriptions = dict.fromkeys(self.reference, self.expected)
         return replace(
@@ -90,11 +90,11 @@ def check_meeting(
     records: Sequence[CallRecord],
     histories: Mapping[int, Sequence[CallRecord]] | None = None,
 ) -> Mismatch | None:
-    """Compare the calls that ranks of one group brought to the same sequence number.
+    """Compare the calls that ranks of one group made as the same sequence number.
 
-    Members may be absent: what is there is compared. *histories* (each rank's own earlier records)
-    settles a tie: the rank that says something else than it used to at the same line is the culprit.
-    Without a majority and without history, the side of the lowest group rank is the reference.
+    Members may be absent; the others are compared. *histories* (each rank's earlier records) settle a tie: the rank
+    whose call differs from its earlier ones at the same line is the culprit. Without a majority and without history,
+    the side of the lowest group rank is the reference.
     """
     if len(records) < 2:
         return None
@@ -159,10 +159,9 @@ def _dtypes(record: CallRecord) -> Hashable:
 
 
 def check_pair(send: CallRecord, recv: CallRecord) -> Mismatch | None:
-    """Compare a send with the receive it is to meet: tag, size in bytes, dtype.
+    """Compare a send with its receive: tag, size in bytes, dtype.
 
-    There is no majority of two, so both ends are culprits and it is a tie; `diagnose` asks the
-    ranks' histories as well.
+    Two calls have no majority, so both ends are culprits of a tie; `diagnose` also uses the ranks' histories.
     """
     kind: Kind | None = None
     says: dict[int, str] = {}
@@ -188,7 +187,7 @@ def check_pair(send: CallRecord, recv: CallRecord) -> Mismatch | None:
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes of one element; 1 for a dtype nobody knows here."""
+    """Return the bytes of one element; 1 for an unknown dtype."""
     return _ITEMSIZE.get(dtype.removeprefix("torch."), 1)
 
 
@@ -380,7 +379,7 @@ _ASPECT: dict[Kind, Callable[[CallRecord], Hashable]] = {
 def _settle(
     vote: Vote, kind: Kind, ordered: Sequence[CallRecord], histories: Mapping[int, Sequence[CallRecord]]
 ) -> Vote:
-    """A tie: blame the ranks that left their own habit at this line, if the others kept theirs."""
+    """Settle a tie: the culprits are the ranks that left their habit at this line, if the other ranks kept theirs."""
     aspect = _ASPECT[kind]
     strayed: list[int] = []
     for record in ordered:
@@ -446,12 +445,11 @@ def blame_conflicts(
     innocent: int | None = None,
     odd: Collection[int] = (),
 ) -> Vote:
-    """The fewest ranks whose removal leaves no two that contradict each other (greedily).
+    """Return the fewest ranks whose removal leaves no two that contradict each other (found greedily).
 
-    Of two that contradict each other equally often, the *odd* one is blamed.
-
-    A rank that contradicts itself is always one of them. *innocent* (a root whose list is the
-    reference) is blamed only if it contradicts at least half of the others.
+    Of two that contradict each other equally often, the *odd* one is blamed. A rank that contradicts itself is
+    always blamed. *innocent* (a root whose list is the reference) is blamed only if it contradicts at least half of
+    the others.
     """
     left = list(dict.fromkeys(conflicts))
     culprits: list[int] = []

@@ -36,7 +36,7 @@ __all__ = ["MARK", "PAIR", "Comparer", "GroupKey", "StreamKey", "Suspicion", "Su
 
 Numbers = NDArray[np.uint64]
 MARK = "\0"
-"""Begins a key that is no group's: names of groups are printable."""
+"""First character of keys that do not belong to groups, whose names are printable."""
 PAIR = f"{MARK}pair"
 """Begins the first word of a suspicion's key, which its world ends: (PAIR + world, (sender, receiver), index of the
 send); its number is the receive's index."""
@@ -54,10 +54,12 @@ MOST_WAITING = 65536
 """Messages of which one end was seen; the oldest are forgotten (an end that never comes stays for ever)."""
 MOST_KNOWN = 65536
 SETTLE_S = 0.25
-"""Whether two lines were swapped is known only when both have been reached by all."""
+"""Seconds after which two lines can be compared: whether they were swapped is known only when all ranks have reached
+both.
+"""
 AGAIN_S = 0.5
 MOST_LOOKS = 20
-"""How often a call is looked at whose members' hosts do not answer: ten seconds, and they count as cut off."""
+"""Number of attempts for a call whose members' hosts do not answer (ten seconds), after which they count as cut off."""
 MOST_HELD = 4096
 """Beyond it the first are kept: what comes later follows from them."""
 
@@ -70,7 +72,7 @@ class Suspicion:
     key: GroupKey
     seq: int
     lines_only: bool
-    """The calls are alike; only the lines they come from are not."""
+    """Whether the calls agree and only their lines differ."""
 
 
 @dataclass
@@ -103,10 +105,13 @@ class Comparer:
         route: Any = None,
         rank_in: Callable[[GroupKey], int] | None = None,
     ) -> None:
-        """Take new calls of a process; *key_of(table offset)* answers the group's key, None: not compared;
-        *signature_of(position, fingerprint)* what a message was asked to do.
-        *route(rank, key, rows)* may take them away, to be compared on another host. *rank_in(key)* is the process's
-        rank in the world whose numbers the key's members are; without it *process* is its rank."""
+        """Take new calls of a process.
+
+        *key_of(table offset)* returns the group's key, or None if the call is not compared; *signature_of(position,
+        fingerprint)* returns the arguments of a message. *route(rank, key, rows)* may take calls away to be compared
+        on another host. *rank_in(key)* is the process's rank in the world of the key's members; without it *process*
+        is its rank.
+        """
         rank_in = rank_in or (lambda key: int(process))
         self.messages.feed(process, records, key_of, signature_of, route, rank_in)
         collective = records[(records["flags"] & (rings.OF_TWO | rings.REJECTED)) == 0]
@@ -290,7 +295,7 @@ class Messages:
         return streams
 
     def _follows(self, stream: StreamKey, ordinal: int) -> bool:
-        """Whether a receive is the next of its stream; if not, one from any source was among them."""
+        """Return whether a receive is the next of its stream; otherwise one from any source was among them."""
         last = self._received.pop(stream, 0)
         if stream[1][0] < 0 or ordinal != last + 1:
             self._leave_out(stream)
@@ -327,7 +332,7 @@ class Messages:
                 self._leave_out((self._name(key), (-1, receiver), int(call["tag"])))
 
     def _learn(self, calls: Records, signature_of: Callable[[int, int], Signature]) -> None:
-        """Read what is sent or received, once for each new fingerprint."""
+        """Read the arguments of messages, once for each new fingerprint."""
         prints, places = np.unique(calls["fingerprint"][::-1], return_index=True)
         for print_, index in zip(prints.tolist(), places.tolist(), strict=True):
             if print_ in self._ends:
@@ -361,7 +366,9 @@ class Messages:
                 _drop_oldest(self._forgotten)
 
     def _suspect(self, stream: StreamKey, send: tuple[int, int], recv: tuple[int, int]) -> None:
-        """The same again is looked at more and more seldom: the first look may have come too late."""
+        """Note a pair that does not match; equal pairs are checked again at growing intervals, as the first check
+        may be too late.
+        """
         if len(self._patterns) > MOST_KNOWN:
             self._patterns.clear()
         pattern = stream[1], send[0], recv[0]
@@ -402,7 +409,7 @@ def _drop_oldest(table: dict[Any, Any]) -> list[Any]:
 @dataclass
 class _Held:
     first: Suspicion
-    """Of the group's suspected calls the earliest."""
+    """Earliest suspected call of the group."""
     due: float
     looks: int = 0
 
@@ -426,7 +433,7 @@ class Suspicions:
                 self._held[suspicion.key] = _Held(suspicion, due)
 
     def hand_over(self) -> list[Suspicion]:
-        """All, for the monitor that judges."""
+        """Return all suspicions, for the monitor that judges."""
         all_, self._held = [held.first for held in self._held.values()], {}
         return all_
 
@@ -441,7 +448,7 @@ class Suspicions:
         now: float,
         members: Callable[[GroupKey], Sequence[int]] = itemgetter(1),
     ) -> None:
-        """*calls* were held against the records of *ranks*; those with other *members*, too, stay."""
+        """Note that *calls* were compared with the records of *ranks*; those with other *members* as well remain."""
         for key in calls:
             held = self._held.pop(key)
             held.looks += 1

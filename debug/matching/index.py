@@ -19,7 +19,7 @@ APART = frozenset({"init_process_group", "new_group"})
 DEAD = frozenset(
     {Phase.FINISHED, Phase.EXITED, Phase.RAISED, Phase.KILLED, Phase.FROZEN, Phase.HOST_STUCK, Phase.ABSENT}
 )
-"""Phases in which a rank makes no further call (or not until somebody outside helps)."""
+"""Phases in which a rank makes no further call without outside help."""
 
 
 @dataclass(slots=True)
@@ -71,13 +71,13 @@ class EvidenceIndex:
             rank: [call for call in calls if not call.rejected] if any(call.rejected for call in calls) else calls
             for rank, calls in evidence.records.items()
         }
-        """Without calls that their own rank has refused: nobody else has heard of them."""
+        """Records by rank, without calls that their own rank refused, because no other rank noticed these."""
         self.refused = [call for rank in sorted(evidence.records) for call in evidence.records[rank] if call.rejected]
         self.group_logs: list[GroupCalls] = []
         self._logs_of: dict[tuple[str, tuple[int, ...], str], list[GroupCalls]] = {}
-        """By group's name and ranks, and the operation where that has logs of its own."""
+        """Logs by the group's name and ranks, and by operation if that has logs of its own."""
         self._logs_of_members: dict[tuple[str, int, str], list[GroupCalls]] = {}
-        """The same by the identity of the ranks: to hash thousands of them for each rank takes longer than the rest."""
+        """The same logs by the identity of the ranks, because hashing thousands of ranks for each rank is slow."""
         self._unsorted: list[list[CallRecord]] = []
         self._p2p: list[CallRecord] = []
         self._index()
@@ -144,8 +144,11 @@ class EvidenceIndex:
             log.calls = {rank: calls for rank, calls in log.calls.items() if calls}
 
     def _in_a_row(self, rank: int) -> int:
-        """The number from which on all calls of a rank are on record. What is kept of those before, because nobody has
-        waited for its handle, has none beside it: nothing follows from that another rank did not make it."""
+        """Return the number from which on all calls of a rank are recorded.
+
+        Earlier records are kept if their handle was never waited for, without their neighbours; a missing one among
+        them proves nothing.
+        """
         if rank not in self.evidence.cut:
             return 0
         numbers = [record.index for record in self.evidence.records.get(rank, ())]

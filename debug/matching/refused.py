@@ -43,10 +43,10 @@ _AFTERWARDS = "_tensor_to_object"
 
 
 def came_out(error: BaseException, made_record: Callable[[CodeType, bool], bool]) -> bool:
-    """Whether a call was on record, or another public function has told of it, before *error* was raised.
+    """Return whether a call was recorded, or another public function reported it, before *error* was raised.
 
-    *made(code, innermost)* says whether a frame of this code has made a record; the outermost frame of the
-    traceback is that of the logging decorator itself.
+    *made_record(code, innermost)* says whether a frame of this code has made a record; the outermost frame of the
+    traceback is that of the logging decorator.
     """
     step = error.__traceback__
     step = None if step is None else step.tb_next

@@ -29,7 +29,7 @@ def agent(rank: int) -> Actor:
 
 
 def anyone(rank: int) -> Actor:
-    """Whichever of a rank's threads, its program's or those that serve, comes to a group's call."""
+    """Return the actor that stands for any thread of a rank that may make a group's call."""
     return "anyone", rank, 0
 
 
@@ -40,11 +40,11 @@ def rank_of(actor: Actor) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an open call waits for."""
+    """The actors for which an open remote call waits."""
 
     actors: tuple[Actor, ...]
     busy: int | None = None
-    """All threads of this rank's worker serve: any of *actors* that ends would do."""
+    """Rank whose worker's threads are all serving: any of *actors* that ends would be enough; None if one is free."""
 
 
 class RemoteCalls:
@@ -53,9 +53,9 @@ class RemoteCalls:
     def __init__(self, records: Mapping[int, Sequence[CallRecord]]) -> None:
         self._by_number: dict[tuple[int, int], CallRecord] = {}
         self._serves: dict[tuple[int, int], CallRecord] = {}
-        """By rank and index of the request."""
+        """Served calls by rank and index of the request."""
         self._makers: dict[tuple[int, int], CallRecord] = {}
-        """By RRefId: the `remote` that asked for the value."""
+        """`remote` calls by the RRefId of the value that they requested."""
         self.open: dict[int, list[CallRecord]] = {}
         """Rank -> what it serves and has not answered."""
         self._names: dict[int, str] = {}

@@ -14,20 +14,22 @@ TIMEOUTS = re.compile(
     r"(?:wait|read|connect|connection|socket|operation|application) timeout)\b",
     re.IGNORECASE,
 )
-"""What gloo, NCCL's watchdog, c10d's stores and sockets say of a wait that was given up."""
+"""Error texts of gloo, NCCL's watchdog, c10d's stores and sockets about a wait that timed out."""
 LOSSES = re.compile(
     r"\b(?:connection (?:was likely )?(?:closed|reset|refused|aborted|lost)|closed the connection|not connected|"
     r"broken pipe|failed to (?:recv|send)|remote (?:process|peer|server)|sockets?|SocketImpl|DistNetworkError|"
     r"EOF: end of file|eof \(this error|NCCL|ncclRemoteError|aborted|(?:failed to pass|reached) monitoredBarrier)\b",
     re.IGNORECASE,
 )
-"""What they, and TensorPipe, say when the other end is gone. Whole phrases: a user's own error may tell of a pipeline
-or a peer."""
+"""Error texts of these, and of TensorPipe, about a lost peer.
+
+They are whole phrases, because a user's own error may mention a pipeline or a peer.
+"""
 
 WORDS = 1_000
 """Letters by which an error is known again: a longer one is cut, in one place or another."""
 USAGE = re.compile(r"\bnccl(?:InvalidUsage|InvalidArgument)\b")
-"""What NCCL says of a program's own mistake (its documentation, "ncclResult_t"), beside its words for any error."""
+"""Error names of NCCL for a program's own mistake (its documentation, "ncclResult_t")."""
 
 
 def last_words(call: CallRecord | None, state: RankState) -> str | None:
@@ -51,7 +53,7 @@ def lost_in(calls: Sequence[CallRecord], state: RankState) -> CallRecord | None:
 
 
 def _got_over(lost: CallRecord, calls: Sequence[CallRecord]) -> bool:
-    """Whether the same thread has made a call since that came to its end."""
+    """Return whether the same thread has made a call since *lost* ended."""
     end_s = lost.completed_s
     return end_s is not None and any(
         call.state is State.COMPLETED and call.issued_s > end_s and call.thread == lost.thread for call in calls
@@ -59,8 +61,10 @@ def _got_over(lost: CallRecord, calls: Sequence[CallRecord]) -> bool:
 
 
 def unrelated(call: CallRecord, state: RankState) -> bool:
-    """Whether *call* failed for another rank's sake, and what its rank raised is known to have come from something
-    else: it had caught that loss, and was through with it."""
+    """Return whether *call* failed because of another rank, although its rank raised for an unrelated reason.
+
+    The rank had caught the loss and continued.
+    """
     if state.origins is None or call.error is None or aftermath(state.exception):
         return False
     return aftermath(call.error) and call.error[:WORDS] not in state.origins

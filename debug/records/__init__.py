@@ -1,6 +1,6 @@
-"""The call record, the one currency of distsim, and what is said of calls: ranks, evidence, diagnoses.
+"""The call record, on which all of distsim builds, and its companions: ranks, evidence, diagnoses.
 
-Start with `call.py`; `arguments.py` is the one table of operations, for whoever records torch's calls, simulated or
+Start with `call.py`; `arguments.py` is the table of operations for every recorder of torch's calls, simulated or
 real. Nothing here knows a ring or a clock, or imports torch.
 """
 

@@ -1,8 +1,8 @@
-"""What a method of torch's process group was asked to do: one reader of its arguments, for simulated and real groups.
+"""Reads the arguments of torch's process group methods, for simulated and real groups.
 
-`FIELDS` is the one table of operations: which methods are which, and what their arguments say. A *reader* answers a
-`MethodCall`, whose `key` is cheap to build and to hash; it runs on every call. `signature.py` spells a key out for a
-record, once for each new one. torch is not imported here: a tensor is what has a shape, a dtype and a device.
+`FIELDS` is the table of operations: their methods, and what their arguments mean. A *reader* returns a `MethodCall`,
+whose `key` is cheap to build and to hash, because it runs at every call. `signature.py` expands a key for a record,
+once for each new one. torch is not imported here: a tensor is an object with a shape, a dtype and a device.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from typing import Any, NamedTuple
 __all__ = ["FIELDS", "INPUTS", "METHODS", "OUTPUTS", "SYNCHRONOUS_P2P", "Fields", "Key", "MethodCall", "Reader"]
 
 Key = tuple[Any, ...]
-"""(operation, input shapes, output shapes, dtype, number of the reduce op, root, input splits, output splits, device).
-The dtype is a tuple where tensors differ in it; root is a global rank; what is not said is None or empty."""
+"""(operation, input shapes, output shapes, dtype, number of the reduce op, root, input splits, output splits,
+device).
+
+The dtype is a tuple if tensors differ in it; root is a global rank; missing items are None or empty.
+"""
 
 
 class MethodCall(NamedTuple):
@@ -24,7 +27,9 @@ class MethodCall(NamedTuple):
 
     key: Key
     is_async: bool = True
-    """The caller goes on; of sends and receives only torch's own function knows (see `SYNCHRONOUS_P2P`)."""
+    """Whether the caller continues at once; for sends and receives only torch's own function knows (see
+    `SYNCHRONOUS_P2P`).
+    """
     first: Any = None
     """The first tensor: its device decides which backend serves the call."""
     direct: bool = False
@@ -40,8 +45,10 @@ class MethodCall(NamedTuple):
     """torch's options object, or what was given in its place (a root, a reduce op); None: nothing."""
 
     def is_for_host(self) -> bool:
-        """Whether the CPU's backend serves it, where a group has several: by the first tensor, as torch dispatches;
-        a barrier says it in its options (distributed_c10d.py, `barrier`)."""
+        """Return whether the CPU's backend serves the call, if a group has several backends.
+
+        torch dispatches by the first tensor; a barrier has it in its options (distributed_c10d.py, `barrier`).
+        """
         device = getattr(self.opts, "device", None) if self.first is None else self.first.device
         return device is None or device.type == "cpu"
 
@@ -57,8 +64,9 @@ class Fields:
     """One operation, and what its arguments say."""
 
     methods: tuple[str, ...]
-    """Of torch's ProcessGroup, in the names of torch 2.11 and of 2.13 (which renamed the `_base` forms and kept the
-    old names beside them)."""
+    """Methods of torch's ProcessGroup, named as in torch 2.11 and in 2.13 (which renamed the `_base` forms and kept
+    the old names).
+    """
     reader: Callable[[str, Fields, str], Reader]
     """Makes the reader of an operation and a method."""
     reduces: bool = False
@@ -67,7 +75,7 @@ class Fields:
     lists: tuple[int, ...] = ()
     """Parts of the key that hold one tensor for each member."""
     pairwise: bool = False
-    """Equal arguments on all ranks are no proof that they fit together."""
+    """Whether equal arguments on all ranks do not prove that the calls match."""
     sized_by: int = 1
     """Part of the key whose bytes are the call's payload, in nccl-tests' meaning of size: the whole buffer of
     all_gather, reduce_scatter and all_to_all, one rank's share of all else."""
@@ -124,7 +132,7 @@ def _dtype(tensors: Sequence[Any], first: Any) -> Any:
 
 
 def _reduce_op(opts: Any) -> int:
-    """torch's number of it, which is its hash; the sum where nothing is said."""
+    """Return torch's number of the reduce op, which is its hash; that of the sum if none is given."""
     return 0 if opts is None else hash(getattr(opts, "reduceOp", opts))
 
 
@@ -226,7 +234,7 @@ def _by_splits(op: str, fields: Fields, method: str) -> Reader:
 
 
 def _message(op: str, fields: Fields, method: str) -> Reader:
-    """(tensors, rank in the group, tag), or (tensors, tag) where it may come from any rank."""
+    """Return a reader of (tensors, rank in the group, tag), or of (tensors, tag) if the sender may be any rank."""
     names: tuple[tuple[str, ...], ...] = (("tensors", "arg0"), ("dstRank", "srcRank"), ("tag",))
     if method == "recv_anysource":
         names = (names[0], ("tag", "arg1"))

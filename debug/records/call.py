@@ -100,7 +100,7 @@ class Group:
     name: str
     """torch's internal unique name (`"0"`, or a hash)."""
     description: str
-    """What people call it: `default_pg`, `group_desc=`, `mesh_dp`; may be empty."""
+    """Name for people: `default_pg`, `group_desc=`, `mesh_dp`; may be empty."""
     ranks: tuple[int, ...]
     """Global ranks in group order."""
 
@@ -114,9 +114,11 @@ class Group:
         return self.description if self.description not in ("", "undefined") else self.name
 
     def on_host(self) -> Group:
-        """The backend of its tensors on the CPU where those on the GPU have another (`cpu:gloo,cuda:nccl`). The calls
-        of each meet by themselves and have their own numbers, as in torch: in records it is a group of its own. So
-        torch.distributed.checkpoint gathers its plans in a thread while the main thread trains."""
+        """Return the group of the calls on CPU tensors, if GPU tensors have another backend (`cpu:gloo,cuda:nccl`).
+
+        The calls of each backend are matched and numbered separately, as in torch, so records treat them as two
+        groups. torch.distributed.checkpoint can therefore gather its plans in a thread while the main thread trains.
+        """
         return Group(f"{self.name}/cpu", f"{self.label} (cpu)", self.ranks)
 
 
@@ -128,8 +130,10 @@ class CallRecord:
     """Global rank."""
     group: Group
     seq: int
-    """Number of this call in its group on this rank, from 1. Collectives and point-to-point
-    calls are counted apart (as torch's Flight Recorder does): a send moves no collective."""
+    """Number of the call in its group on this rank, from 1.
+
+    Collectives and point-to-point calls are counted separately, as in torch's Flight Recorder.
+    """
     op: str
     """torch.distributed's public name: a member of `COLLECTIVES` or `P2P`."""
     input_shapes: tuple[tuple[int, ...], ...] = ()
@@ -145,18 +149,24 @@ class CallRecord:
     """Global rank of the other end of a send / recv; None: recv from any source."""
     tag: int | None = None
     input_splits: tuple[int, ...] | None = None
-    """As the program gave them to all_to_all_single; None: equal shares."""
+    """Split sizes that the program passed to all_to_all_single; None: equal shares."""
     output_splits: tuple[int, ...] | None = None
     new_ranks: tuple[int, ...] | None = None
-    """new_group only: the ranks asked for. Its `group` is the world, its `seq` counts new_group calls
-    alone, and every rank that calls it has a record, members or not; only members wait for each other."""
+    """For new_group: the requested ranks.
+
+    Its `group` is the world and its `seq` counts only new_group calls. Every rank that calls it has a record,
+    whether it is a member or not; only members wait for each other.
+    """
     nbytes: int = 0
     """Payload, with nccl-tests' meaning of size."""
     device: str = "cpu"
     is_async: bool = False
     waited: bool = False
-    """Async calls: somebody called wait() (or the future was waited for), or it is torch's own code that has the
-    handle: DDP's join never waits for some."""
+    """For asynchronous calls: whether wait() was called, the future was waited for, or torch's own code has the
+    handle.
+
+    DDP's join never waits for some of its handles.
+    """
     site: Site | None = None
     """The innermost frame of the user's own code."""
     stack: tuple[Site, ...] = ()
@@ -168,10 +178,14 @@ class CallRecord:
     state: State = State.ISSUED
     error: str | None = None
     fleeing: bool = False
-    """Made while an exception was on its way, in a `finally` or `except` block; known of real ranks only."""
+    """Whether the call was made in a `finally` or `except` block while an exception propagated; known for real ranks
+    only.
+    """
     rejected: bool = False
-    """It failed at its own rank before anybody heard of it (a wrong argument): it has not arrived, and `seq` is
-    the next call's as well."""
+    """Whether the call failed on its own rank before any other rank could notice it (a wrong argument).
+
+    It does not count as made, and the next call has the same `seq`.
+    """
     index: int = 0
     """Number of this record on its rank over all groups, from 0: the rank's program order."""
     remote: Remote | None = None
@@ -207,7 +221,7 @@ class CallRecord:
 
 @dataclass(frozen=True, slots=True)
 class CallWait:
-    """A rank cannot go on before this call of its own ends."""
+    """A wait for the end of the rank's own call."""
 
     record: CallRecord
 
@@ -226,7 +240,7 @@ class HostWait:
 
     what: str
     on_ranks: tuple[int, ...] = ()
-    """Ranks that could end the wait; empty where nobody knows."""
+    """Ranks that could end the wait; empty if they are not known."""
 
 
 Wait = CallWait | StoreWait | HostWait
@@ -255,7 +269,7 @@ class Caught:
     site: Site
     """The line of its `except`."""
     times: int = 1
-    """How often the rank came there with an exception of this type."""
+    """Number of times that the rank caught an exception of this type at this line."""
     calls: int = 0
     """Calls that the rank had made when it last did."""
 
@@ -272,7 +286,7 @@ class RankState:
     rank: int
     phase: Phase = Phase.RUNNING
     waits: tuple[Wait, ...] = ()
-    """All of them must end before the rank goes on (a wait for any is one CallWait with peer None)."""
+    """Waits that must all end before the rank continues (a wait for any sender is one CallWait with peer None)."""
     site: Site | None = None
     stack: tuple[Site, ...] = ()
     since_s: float | None = None
@@ -284,39 +298,48 @@ class RankState:
     on its way while a `finally` or `except` block makes calls."""
     traceback: str | None = None
     origins: str | None = None
-    """The last lines of the exception and of all that it was raised from, or while handling, whether the traceback
-    shows them or not; None: nobody knows."""
+    """Last lines of the exception and of all exceptions behind it, whether the traceback shows them or not; None if
+    unknown.
+    """
     host: str | None = None
     pid: int | None = None
     over: bool = False
-    """It was killed after its program and all its calls had ended: while the interpreter went down."""
+    """Whether the rank was killed after its program and all its calls had ended, while the interpreter shut down."""
     at_large: bool = False
-    """It waits, but another of its threads does not, and may end the wait."""
+    """Whether another thread of the waiting rank is not waiting, and may end the wait."""
     joining: bool = False
-    """Its program has begun, and has not come to its first call."""
+    """Whether the rank's program has started and has not reached its first call."""
     leaving: bool = False
     """Its program has ended; its process is on the way out."""
     left_group: bool = False
-    """It has destroyed its process group, so that no other rank waits for it, or makes calls that nobody watches."""
+    """Whether the rank has destroyed its process group, or makes calls that are not watched, so that no rank waits
+    for it.
+    """
     silent_s: float | None = None
-    """It lives, but none of its Python threads has run for so long: one of them holds the interpreter (the GIL)."""
+    """Seconds for which none of its Python threads has run: one of them holds the interpreter lock (the GIL)."""
     idle_s: float | None = None
-    """For so long it has made no call, and its main thread has not moved, and its processes have neither computed nor
-    read nor written; None: nobody watched it."""
+    """Seconds without a call, in which the main thread has not moved and its processes neither computed nor read nor
+    wrote.
+
+    None if the rank was not watched.
+    """
     asleep_s: float | None = None
-    """For so long the main thread, which alone makes its calls, has used no CPU time, whatever other threads and child
-    processes did; None: nobody watched it."""
+    """Seconds in which the main thread, the only one that makes calls, used no CPU time, whatever its other threads
+    did.
+
+    None if the rank was not watched.
+    """
     meets_at: str | None = None
-    """Address of the store in which it meets the others in init_process_group: `host:port`."""
+    """Address `host:port` of the store that the rank uses in init_process_group."""
     reached_store: bool = True
-    """It has reached that store."""
+    """Whether the rank has connected to that store."""
     meets_by_hand: str | None = None
     """Address of the store, and name of the group, where it meets others by the program's own call of `rendezvous` or
     `_new_process_group_helper`."""
     reused_store: str | None = None
     """The store of its world where that holds the keys of an earlier world, too: `host:port`."""
     reason: str | None = None
-    """What it does where it is stuck, or did when it died, if somebody knows: `it recurses without end`."""
+    """What the rank does where it is stuck, or did when it died, if known: `it recurses without end`."""
     caught: tuple[Caught, ...] = ()
     """Exceptions that the program handled, the last ones of different lines and types."""
 
@@ -339,14 +362,14 @@ class Finding:
     suggestion: str = ""
     at_s: float | None = None
     guess: bool = False
-    """It explains what is found of the same ranks, and is not told by itself."""
+    """Whether the finding only explains other findings about the same ranks, and is not reported by itself."""
     warns: bool = False
-    """Nobody asked for the guard: what it saw is worth a word, and fails nothing."""
+    """Whether no user asked for the check, so that the finding is only a warning."""
 
 
 @dataclass(slots=True)
 class Evidence:
-    """All that a diagnosis may look at."""
+    """All facts on which a diagnosis may be based."""
 
     world_size: int
     ranks: Mapping[int, RankState]
@@ -356,7 +379,7 @@ class Evidence:
     notes: Sequence[str] = ()
     """Injected faults and other context, one sentence each."""
     findings: Sequence[Finding] = ()
-    """What guards saw by themselves."""
+    """Findings of guards."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """Text of the users' files named by sites, where the caller can read them. They tell a rank
     that skipped a call from one that took the other branch; without them it is `op_mismatch`."""
@@ -367,7 +390,7 @@ class Evidence:
     quiet_after_s: float | None = None
     """Take a job without a call for a hang after this long, also while its ranks compute; None: never."""
     unrecorded: frozenset[int] = frozenset()
-    """Ranks that left no record that can be read, and whose end nobody saw: nothing is known about them."""
+    """Ranks without a readable record and with an unknown end: nothing is known about them."""
     not_run: frozenset[int] = frozenset()
     """Ranks that a simulation did not run, or not to its end: they are in no group of a record, and in no diagnosis."""
     members_guessed: bool = False
@@ -375,7 +398,7 @@ class Evidence:
     cut: frozenset[int] = frozenset()
     """Ranks whose oldest calls are not among the records, but for some that are still open."""
     unseen: frozenset[int] = frozenset()
-    """Members of groups that are no processes of this job, as far as anybody knows: they may come at any time."""
+    """Members of groups that are not known to be processes of this job: they may still arrive."""
     launched: int = 0
     """World size of the ranks' launcher, where it is another than the program's; 0: the same, or there is none."""
     doubles: Sequence[str] = ()
@@ -383,18 +406,20 @@ class Evidence:
     double_ranks: Mapping[int, int] = field(default_factory=dict)
     """Their numbers in this evidence -> the rank that they call themselves."""
     processes: Mapping[int, str] = field(default_factory=dict)
-    """What processes are whose rank is another than their launcher's."""
+    """Descriptions of processes whose rank differs from their launcher's."""
     away_s: Sequence[tuple[float, float]] = ()
-    """When nobody watched (from, to): the monitor was stopped itself, or its host suspended. No wait counts then."""
+    """Periods (from, to) without a watcher: the monitor was stopped, or its host suspended. Waits do not count in
+    them.
+    """
 
     def watched_s(self, since_s: float) -> float:
-        """Seconds since then during which somebody watched, and the ranks could move."""
+        """Return the seconds since *since_s* in which the ranks were watched and could run."""
         away_s = sum(max(0.0, end - max(begin, since_s)) for begin, end in self.away_s)
         return max(0.0, self.now_s - since_s - away_s)
 
 
 def was_refused(call: CallRecord) -> bool:
-    """Whether the strict level did not let *call* go out."""
+    """Return whether level strict refused *call*."""
     return call.state is State.FAILED and (call.error or "").startswith(f"{CollectiveMismatch.__name__}: ")
 
 
@@ -408,16 +433,16 @@ class Remote:
     callee: str
     """Names of the workers."""
     threads: int = 0
-    """How many threads the worker has whose record this is: they serve, and take replies. 0: not known."""
+    """Number of threads of the recording worker, which serve requests and process replies; 0 if unknown."""
     gives_up_s: float | None = None
-    """The call raises after that long; None: the program has set no limit of its own."""
+    """Seconds after which the call raises; None if the program has set no limit."""
     request: tuple[int, int] | None = None
-    """Of what is served: rank and index of the caller's record."""
+    """For a served call: rank and index of the caller's record."""
     rref: tuple[int, int] | None = None
-    """torch's RRefId, of a value that is made (`remote`) or fetched (`to_here`): who asked for it, and a number."""
+    """torch's RRefId of a value that is created (`remote`) or fetched (`to_here`): the requesting rank and a number."""
 
     def to_json(self) -> list[Any]:
-        """All fields in their order."""
+        """Return all fields in their order."""
         request, rref = (None if pair is None else list(pair) for pair in (self.request, self.rref))
         return [self.function, self.caller, self.callee, self.threads, self.gives_up_s, request, rref]
 

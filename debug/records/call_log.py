@@ -1,4 +1,4 @@
-"""The calls that one rank has made: the last of them, and what all before them come to."""
+"""The calls of one rank: the last ones, and the sums of all earlier ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Alike = tuple[Group, str, str, str, int | None, int, int]
 KEPT, MOST_KEPT, LEAST_KEPT = 1 << 21, 4_000, 500
 """Calls that are kept of all ranks together, and of one at most and at least: some 430 bytes each."""
 _ALWAYS_KEPT = frozenset({"init_process_group", "new_group"})
-"""They are few, and say which groups there are."""
+"""Operations whose records are always kept: they are few, and define the groups."""
 
 
 def window(num_ranks: int) -> int:
@@ -25,13 +25,13 @@ def window(num_ranks: int) -> int:
 
 @dataclass(slots=True)
 class CallSum:
-    """Calls that are alike, together: those that have ended well."""
+    """Sums over equal calls that have completed."""
 
     first: CallRecord
     count: int = 0
     nbytes: int = 0
     time_s: float = 0.0
-    """From the last arrival to the end."""
+    """Seconds from the last arrival to the end."""
 
 
 @dataclass(slots=True)
@@ -40,18 +40,18 @@ class CallLog:
     handle."""
 
     keep: int | None = None
-    """So many calls are kept at least, a quarter more at most; None: all."""
+    """Number of calls that are kept at least, and at most a quarter more; None: all."""
     last: list[CallRecord] = field(default_factory=list)
     made: int = 0
     """Calls in all."""
     sums: dict[Alike, CallSum] = field(default_factory=dict)
-    """Of the calls that are not among `last`."""
+    """Sums of the calls that are not in `last`."""
     _left: list[CallRecord] = field(default_factory=list)
     """Summed up, and kept all the same: `keep` at most, but for those that make groups."""
     _moved_s: float = 0.0
-    """In which bytes of a call that is summed up moved."""
+    """Seconds in which a summed call transferred bytes."""
     _spans: list[Span] = field(default_factory=list)
-    """When such did that may have moved beside those of a call among `last`."""
+    """Periods in which summed calls transferred bytes, and which may overlap with calls in `last`."""
 
     def add(self, record: CallRecord, now_s: float) -> None:
         """The rank's next call; *now_s*: none begins to move before that."""
@@ -64,16 +64,16 @@ class CallLog:
 
     @property
     def is_cut(self) -> bool:
-        """Whether some call is not among `kept`."""
+        """Return whether some call is not in `kept`."""
         return self.made > len(self.last) + len(self._left)
 
     def kept(self) -> list[CallRecord]:
-        """All that are left, by number."""
+        """Return all remaining records, by number."""
         left = [record for record in self._left if _stays(record)]
         return sorted([*left, *self.last], key=lambda record: record.index) if left else self.last
 
     def together(self) -> Iterator[CallSum]:
-        """All that have ended, in order: what is summed up, then one by one those of `last`."""
+        """Yield sums of all completed calls: first the earlier ones, then those of `last` one by one."""
         yield from self.sums.values()
         for record in self.last:
             if record.started_s is not None and record.completed_s is not None:

@@ -31,7 +31,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """Where one rank is blocked. A rank that waits for a store or on its host has no group and no number."""
+    """Location at which one rank is blocked. A wait for a store or on the host has no group and no number."""
 
     op: str
     """Call in which the rank waits."""
@@ -49,7 +49,7 @@ class Stuck:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What is wrong, which ranks are at fault, which ranks are blocked, and what to do next."""
+    """A fault: its kind, the ranks at fault, the blocked ranks, and what to do next."""
 
     kind: Kind
     """Kind of the diagnosis (docs/kinds.md)."""
@@ -64,7 +64,7 @@ class Diagnosis:
     sites: Mapping[int, Site] = field(default_factory=dict)
     """Current source line of each rank."""
     stuck: Mapping[int, Stuck] = field(default_factory=dict)
-    """Where each blocked rank waits."""
+    """Locations of the blocked ranks."""
     cycle: tuple[int, ...] | None = None
     """Ranks in a cycle: each waits for the next, and the last for the first."""
     pair: tuple[int, int] | None = None
@@ -72,9 +72,9 @@ class Diagnosis:
     detected_after_s: float | None = None
     """Seconds from the fault to the diagnosis."""
     explanation: str = ""
-    """What happened, in sentences."""
+    """Description of what happened, in sentences."""
     suggestion: str = ""
-    """What to do next."""
+    """Advice on what to do next."""
     proof: Proof | None = None
     """Ground of the verdict; None if the job has ended or cannot move, so that everything is certain."""
     only_warns: bool = False

@@ -1,9 +1,9 @@
-"""Whose a line of a program is: the user's own, an installed library's, or machinery that nobody asks about.
+"""Classifies the lines of a program: the user's own, an installed library's, or machinery.
 
-The one definition, for simulated and for real runs, for stacks of live ranks and for those in somebody's dumps.
-A report names the innermost line of the user's code, however deep below it the call was made; the line of the
-installed library that made it stands beside it (`Site.through`). Where no frame is the user's (a program that is
-itself an installed package), the outermost one of a library stands in.
+This is the only definition, for simulated and real runs, for stacks of live ranks and for those in dumps. A report
+names the innermost line of the user's code, however deep below it the call was made; the line of the installed
+library that made it is shown beside it (`Site.through`). If no frame is the user's (a program that is itself an
+installed package), the outermost frame of a library is used.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Owner(enum.IntEnum):
     LIBRARY = 1
     """Installed: site-packages, dist-packages."""
     USER = 2
-    """All else: a script, a module beside it, an editable install, a notebook's cell, what was typed."""
+    """Everything else: a script, a module beside it, an editable install, a notebook cell, interactive input."""
 
 
 TYPED = ("<string>", "<stdin>", "<console>", "<ipython-input-", "<python-input-", "<doctest ", "<torch_package_")
@@ -70,8 +70,11 @@ TORCH_ABROAD = re.compile(r"/torch/(distributed|nn|optim|autograd|utils|_\w+|(fu
 TORCHS_TESTS = "/torch/testing/_internal/"
 """Programs that happen to lie among torch's modules."""
 ASYNCHRONOUS = "/torch/distributed/checkpoint/"
-"""What torch runs in a thread of its own. What anybody may hand to a thread is not of these, nor are hooks and
-callbacks, which run now in this thread and now in that one."""
+"""Part of torch that runs in threads of its own.
+
+Functions that a program passes to a thread do not belong here, nor do hooks and callbacks, which run in changing
+threads.
+"""
 SPAWNERS = ("/multiprocessing/spawn.py", "/multiprocessing/forkserver.py", "/execnet/gateway_base.py")
 
 
@@ -116,8 +119,11 @@ def _standard() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def installed_here() -> tuple[str, ...]:
-    """Folders of installed packages: this environment's, those of another one that a .pth file or PYTHONPATH has
-    brought onto the path, and those in which a package lies beside what pip wrote of it (`pip install --target`)."""
+    """Return the folders of installed packages.
+
+    These are the folders of this environment, those of another one that a .pth file or PYTHONPATH adds, and those in
+    which a package is beside pip's metadata (`pip install --target`).
+    """
     paths = sysconfig.get_paths()
     folders = {paths["purelib"], paths["platlib"], site.getusersitepackages(), *site.getsitepackages()}
     candidates = {os.path.abspath(entry) for entry in sys.path} - {os.getcwd()}
@@ -172,7 +178,7 @@ def _decide(file: str, abroad: bool) -> Owner:
 
 
 def is_ours(file: str) -> bool:
-    """Whether *file* is distsim's."""
+    """Return whether *file* belongs to distsim."""
     return file.startswith(OURS)
 
 
@@ -274,8 +280,11 @@ def torchs_thread(stack: Iterable[Frame]) -> tuple[Site, ...]:
 
 
 def _typed(stack: Sequence[Frame]) -> bool:
-    """Whether the program is what `python -c` was given. Dataclasses and named tuples make `<string>` code, too, and
-    a spawned process, or one of pytest-xdist, begins in such lines."""
+    """Return whether the program is the argument of `python -c`.
+
+    Dataclasses and named tuples make `<string>` code, too, and a spawned process or one of pytest-xdist begins in
+    such lines.
+    """
     if not stack or stack[-1][0] != TYPED[0]:
         return False
     called = next((frame[0] for frame in reversed(stack) if frame[0] != TYPED[0]), "")
@@ -293,7 +302,7 @@ def raised_at(trace: TracebackType | None) -> tuple[Site, ...]:
 
 
 def defined_at(function: Any) -> Site | None:
-    """The first line of a function of the program's; None of anybody else's."""
+    """Return the first line of a function of the program; None for other functions."""
     code = getattr(getattr(function, ASYNC_EXECUTION, function), "__code__", None)  # async_execution's
     if code is None or owner(code.co_filename) is Owner.MACHINERY:
         return None

@@ -1,13 +1,14 @@
-"""The kinds of diagnosis: what each means for the exit code, and what proves it.
+"""The kinds of diagnosis with their exit codes, and the proof that each needs.
 
-An abort needs proof, not a guess. What can still go on by itself is a warning (`Proof.NOT_YET`): told at once,
-withdrawn when it went on, and of no weight in the exit code. Only what cannot ends a job: calls that met and contradict
-each other, a closed circle of waits, a rank that is gone and needed, patience (`Settings.hang_after_s`) that is over.
+An abort needs proof. Whatever may still continue is a warning (`Proof.NOT_YET`): it is reported at once, withdrawn
+if the job continued, and does not change the exit code. A job is ended only if it cannot continue: calls contradict
+each other, waits form a cycle, a needed rank is gone, or `Settings.hang_after_s` is over.
 
-How it is found (`waits.assess_proof`): ranks that may move by themselves (stopped, in a loop, waiting for a store or on
-the host, with another thread at large) are taken for moving until others have waited for them as long as patience
-lasts; who is stuck in the wait-for graph all the same can never go on. Where nothing moves by itself any
-more (a simulation, records of a dead job) `Evidence.hang_after_s` is None or 0, and everything is proven.
+How that is decided (`waits.assess_proof`): ranks that may move by themselves (stopped, in a loop, waiting for a
+store or on the host, with another running thread) count as moving until other ranks have waited for them for
+`hang_after_s`; a rank that is stuck in the wait-for graph in spite of that can never continue. Where nothing moves
+by itself any more (a simulation, records of a dead job), `Evidence.hang_after_s` is None or 0, and everything is
+proven.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ SHOW_BY_THEMSELVES = frozenset({Kind.RANK_EXITED, Kind.RANK_RAISED, Kind.RANK_KI
 
 
 def ends(kind: Kind, proof: Proof | None, victims: Collection[int]) -> bool:
-    """Whether a verdict may end a job; *proof* None: evidence in which nothing moves any more."""
+    """Return whether a verdict may end a job. *proof* None means evidence in which nothing moves any more."""
     if proof is not None:
         return proof in END_A_JOB and (proof is not Proof.GONE or bool(victims) or kind not in SHOW_BY_THEMSELVES)
     return bool(PROOFS[kind] & END_A_JOB) and (bool(victims) or kind not in SHOW_BY_THEMSELVES)

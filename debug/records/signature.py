@@ -1,4 +1,4 @@
-"""What a call was asked to do, spelled out: from the key of its arguments, to and from a ring's JSON, into a record."""
+"""Expands the key of a call's arguments, converts it to and from a ring's JSON, and makes records of it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from distsim.text.untrusted_input import MOST_RANKS, text, whole, wholes, wrong
 __all__ = ["REDUCE_OPS", "Signature", "content"]
 
 REDUCE_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
-"""By torch's numbers (ReduceOp.RedOpType)."""
+"""Names of reduce ops by torch's numbers (ReduceOp.RedOpType)."""
 
 
 @dataclass(frozen=True)
 class Signature:
-    """The part of a `CallRecord` that comes from the arguments; fields are named as there."""
+    """The part of a `CallRecord` that comes from the arguments, with the same field names."""
 
     op: str = "?"
     inputs: tuple[tuple[int, ...], ...] = ()
@@ -91,8 +91,11 @@ class Signature:
         return {name: value for name, value in content.items() if value is not None and value != []}
 
     def remote_call(self, peer: int, tag: int, ordinal: int) -> Remote:
-        """With what the call's record itself says. *ordinal*, less one: of what is served, the index of the record of
-        rank *peer*; else the number of an RRef that rank *tag* has asked for. 0: not known."""
+        """Return the remote call, completed by fields of the call's record.
+
+        *ordinal* - 1 is, for a served call, the index of the record of rank *peer*; else the number of an RRef that
+        rank *tag* requested. 0 means unknown.
+        """
         remote = self.remote or Remote("?", "?", "?")
         first = peer if self.op == SERVE else tag
         if not ordinal or not 0 <= first < MOST_RANKS:
@@ -101,7 +104,7 @@ class Signature:
         return replace(remote, request=pair) if self.op == SERVE else replace(remote, rref=pair)
 
     def renumbered(self, number: Callable[[int], int]) -> Signature:
-        """With the ranks that *number* has for those of the call's world."""
+        """Return the signature with ranks translated by *number*."""
         if self.root is None and self.new_ranks is None:
             return self
         root = None if self.root is None else number(self.root)
@@ -136,7 +139,10 @@ def _reduce_op(number: int) -> str:
 
 
 def _bytes(shapes: Sequence[Sequence[int]], dtypes: Sequence[Any]) -> int:
-    """*dtypes* are those of the inputs; of outputs that are others', as many times as there are members."""
+    """Return the bytes of tensors.
+
+    *dtypes* are those of the inputs; if outputs belong to other members, they count once for each member.
+    """
     return sum(prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, cycle(dtypes), strict=False))
 
 

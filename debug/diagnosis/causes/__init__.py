@@ -1,4 +1,4 @@
-"""What in the program caused a diagnosis, and the advice that removes it: one rule a family of causes.
+"""Finds what in the program caused a diagnosis, and the advice that removes it: one rule for each family of causes.
 
 `find_cause.py` has the order of the rules; `program_text.py` reads the user's source as a syntax tree.
 """

@@ -1,7 +1,8 @@
-"""Blocks around a call: branches, `with` blocks that change what the ranks do, and `except` blocks.
+"""Causes in blocks around a call: branches, `with` blocks that change what ranks do, and `except` blocks.
 
-The condition of an `if` differs between ranks: one side took a branch and the other did not. A `with` block is `join()`
-or `no_sync()`. A rank that caught an exception may go on without calls that the others make, or make some again.
+The condition of an `if` differs between ranks, so one side took a branch and the other did not. A `with` block is
+`join()` or `no_sync()`. A rank that caught an exception may continue without calls that the others make, or repeat
+some.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ OUT_OF_MEMORY = "OutOfMemoryError"
 
 
 def guard_by_rank(text: ProgramText, sides: Sides, d: Diagnosis) -> Cause | None:
-    """The call of one side stands under an `if` that asks for the rank."""
+    """Return the cause if one side's call is inside an `if` on the rank."""
     for guard in _guards(text, *_guarded(sides, d)):
         if RANK.search(guard.text) is None:
             continue
@@ -61,7 +62,7 @@ def guard_by_rank(text: ProgramText, sides: Sides, d: Diagnosis) -> Cause | None
 
 
 def guarded_call(text: ProgramText, sides: Sides, d: Diagnosis) -> Cause | None:
-    """The call of one side stands under an `if` that each rank may decide for itself."""
+    """Return the cause if one side's call is inside an `if` whose condition may differ between ranks."""
     decision = guard_decision(text, *_guarded(sides, d))
     if decision is None:
         return None
@@ -232,7 +233,7 @@ def _calls_it(line: str, op: str) -> bool:
 
 
 def no_sync_block(text: ProgramText, sides: Sides) -> Cause | None:
-    """Whether `backward()` all_reduces is decided by a count that each rank keeps by itself."""
+    """Return the cause if a counter that each rank keeps for itself decides whether `backward()` reduces gradients."""
     frames = (*sides.culprits, *sides.others)
     block = _block(text, frames, NO_SYNC)
     if block is not None:
@@ -319,7 +320,9 @@ def caught_exception(case: Case, d: Diagnosis, text: ProgramText) -> Cause | Non
 
 
 def repeated_calls(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
-    """A culprit caught an exception in a loop, and has made calls of its `try` once more than the others."""
+    """Return the cause if a culprit caught an exception in a loop and made calls of the `try` once more than the
+    others.
+    """
     if d.call is None or d.call.op in P2P:
         return None
     for rank in d.culprits:

@@ -1,4 +1,4 @@
-"""The cause of one diagnosis, and where its two sides stand in the program."""
+"""The cause of one diagnosis, and the locations of its two sides in the program."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ class Sides:
     culprits: tuple[Site, ...]
     others: tuple[Site, ...]
     op: str
-    """The operation that the others wait in."""
+    """Operation in which the other ranks wait."""
     culprit_lines: frozenset[tuple[str, int]] = frozenset()
     """File and line of the frames of all that the first culprit has called, and below of the other rank."""
     other_lines: frozenset[tuple[str, int]] = frozenset()
 
 
 def sides_of(case: Case, d: Diagnosis) -> Sides:
-    """The frames of the first culprit, and of a rank that is not one: at a line that the culprit has called before,
-    where there is one, for two ranks may come to a call by loops of their own."""
+    """Return the frames of the first culprit, and those of another rank.
+
+    A line that the culprit has called before is preferred, because two ranks may reach a call by different loops.
+    """
     calls = met_calls(case, d)
     culprit = next(iter(d.culprits), None)
     ways = set() if culprit is None else {record.way for record in case.index.records(culprit)}

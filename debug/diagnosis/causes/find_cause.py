@@ -144,7 +144,7 @@ def _after_last_call(case: Case, d: Diagnosis, text: ProgramText) -> Cause | Non
 
 
 def _at_one_line(case: Case, d: Diagnosis) -> bool:
-    """The ranks in the call are all at one line, so that what is around it is what let them come to it."""
+    """Return whether all ranks in the call are at one line, so that the code around it led them there."""
     log = None if d.call is None else next((log for log in case.index.group_logs if log.group == d.group), None)
     met = {} if log is None or d.call is None else log.meetings.get(d.call.seq, {})
     return len({call.site for call in met.values()}) == 1
@@ -293,7 +293,7 @@ def unlike_mesh(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
 
 
 def message_loop(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
-    """The messages stand in a loop that one end has left: the bounds differ."""
+    """Return the cause if the messages are in a loop that one end has left, because the bounds differ."""
     waits = [wait.record for r in d.victims for wait in case.index.waits(r) if isinstance(wait, CallWait)]
     call = next((r for r in waits if r.is_p2p and r.peer in d.culprits), None)
     if call is None or call.peer is None:
@@ -316,7 +316,7 @@ ELSEWHERE = {
 
 
 def unordered_operands(case: Case, d: Diagnosis, text: ProgramText, sides: Sides) -> Cause | None:
-    """A loop around the calls runs over a set, or over a listing of files, that nobody has sorted."""
+    """Return the cause if a loop around the calls iterates over an unsorted set or listing of files."""
     for site, loop in text.loops((*sides.culprits, *sides.others)):
         if isinstance(loop, ast.While):
             continue
@@ -356,7 +356,7 @@ def _permuted(case: Case, d: Diagnosis) -> bool:
 
 
 def _origin(text: ProgramText, site: Site, value: ast.expr, depth: int) -> tuple[int, bool] | None:
-    """Line at which *value* takes an order of its own, and whether that is a set's; None where it is ordered."""
+    """Return the line at which *value* gets an order of its own, and whether it is a set; None if it is ordered."""
     if depth == 0:
         return None
     match value:
@@ -400,7 +400,7 @@ def _set_in(text: ProgramText, site: Site, value: ast.expr, depth: int) -> tuple
 
 
 def _sorted(text: ProgramText, site: Site, name: str, values: list[tuple[int, ast.expr]]) -> bool:
-    """*name* is sorted on its way, under no condition: `name = sorted(...)` or `name.sort()`."""
+    """Return whether *name* is sorted unconditionally before its use: `name = sorted(...)` or `name.sort()`."""
     tree = text.tree(site.file)
     lines = [line for line, value in values if words_of(value) & {"sorted", "sort"}]
     lines += [

@@ -124,7 +124,7 @@ def _by_decision(decisions: Sequence[Decision], header: Cause | None) -> Cause:
 
 
 def skipped_round(text: ProgramText, sides: Sides) -> Cause | None:
-    """A condition above the call of the others by which a round of their loop may go past it."""
+    """Return the cause if a condition before the others' call may skip it in an iteration of their loop."""
     for site, loop in text.loops(sides.others):
         if not any(o.file == site.file and loop.lineno <= o.line <= (loop.end_lineno or 0) for o in sides.culprits):
             continue
@@ -283,7 +283,9 @@ def _subscripted(loop: ast.For | ast.AsyncFor, value: ast.expr) -> bool:
 def _is_a(
     text: ProgramText, site: Site, value: ast.expr, display: type | object, makers: frozenset[str], depth: int = DEEPEST
 ) -> bool:
-    """*value* is a *display*, or made by one of *makers*, through assignments and arguments of the same file."""
+    """Return whether *value* is a *display* or made by one of *makers*, through assignments and arguments of the
+    same file.
+    """
     if isinstance(value, display):  # type: ignore[arg-type]
         return True
     if depth == 0:

@@ -32,7 +32,7 @@ class Decision:
     words: frozenset[str]
     """Names that it reads, through assignments in the loop and functions of the same file."""
     leaves: bool
-    """It ends the loop; else it skips the rest of the round."""
+    """Whether the statement ends the loop, instead of skipping the rest of the iteration."""
 
 
 class ProgramText:
@@ -49,7 +49,7 @@ class ProgramText:
         return _parsed(text) if text else None
 
     def trees(self) -> Iterator[tuple[str, ast.Module]]:
-        """All files that can be parsed."""
+        """Yield all files that can be parsed."""
         for file in self._sources:
             if (tree := self.tree(file)) is not None:
                 yield file, tree
@@ -147,7 +147,7 @@ class ProgramText:
         return written
 
     def _left_out(self, file: str, scope: ast.AST, call: ast.Call) -> bool:
-        """An `if` of *scope* stands around *call*, and no record shows its line."""
+        """Return whether *call* is inside an `if` of *scope*, and no record has its line."""
         lines = range(call.lineno, (call.end_lineno or call.lineno) + 1)
         if self._called is None or any((file, line) in self._called for line in lines):
             return False

@@ -1,6 +1,7 @@
-"""Who waits for whom, who can never go on, and whether that is proven.
+"""Finds which rank waits for which, which can never continue, and whether that is proven.
 
-`wait_graph.py` is the graph, `remote_waits.py` its part of remote calls; `assess_proof.py` asks it what is proven.
+`wait_graph.py` is the graph, `remote_waits.py` its part about remote calls; `assess_proof.py` decides what is
+proven.
 """
 
 from __future__ import annotations

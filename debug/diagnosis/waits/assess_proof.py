@@ -26,7 +26,7 @@ ENDED = frozenset({Phase.FINISHED, Phase.EXITED, Phase.RAISED, Phase.KILLED})
 """Phases of a process, or a program, that is over for good."""
 
 UNSEEN_BY_WAITS = frozenset({Kind.NETWORK_FAULT, Kind.NEVER_JOINED})
-"""Somebody else tells of these (`Evidence.findings`): by the records all have come to the call, and none is missing."""
+"""Kinds that other findings report (`Evidence.findings`): by the records all ranks have reached the call."""
 INIT = "init_process_group"
 
 
@@ -67,7 +67,7 @@ class Weigher:
         self._lost = frozenset(
             rank for finding in index.evidence.findings if finding.kind is Kind.NETWORK_FAULT for rank in finding.ranks
         )
-        """Of a host that is not heard of: they may run on."""
+        """Ranks of a host that no longer answers; they may still run."""
 
     def proof(self, diagnosis: Diagnosis) -> Proof | None:
         """Return the ground of a diagnosis; None if nothing moves any more, so that it is certain."""

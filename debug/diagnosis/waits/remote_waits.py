@@ -1,4 +1,4 @@
-"""What remote calls, and the threads that serve them, wait for."""
+"""Waits of remote calls, and of the threads that serve them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RemoteNeed:
     ranks: tuple[Actor, ...]
     any_of: bool = False
     mismatch: int | None = None
-    """It can never be met: number of the contradiction that the call ran into."""
+    """Number of the contradiction that the call ran into, so that the need can never be met; None if it can."""
 
     @property
     def hopeless(self) -> bool:
@@ -109,8 +109,10 @@ class RemoteWaits:
         return RemoteNeed(CallWait(call), answer.actors, any_of=answer.busy is not None)
 
     def _may_be_overwritten(self, call: CallRecord, to: int) -> bool:
-        """Whether a call's other end may have been on record, and thousands of later ones have taken its place: a
-        trainer's whole training is a single remote call."""
+        """Return whether the record of a call's other end may have been overwritten by thousands of later ones.
+
+        A trainer's whole training may be a single remote call.
+        """
         index = self._index
         request, rref = index.remote.asked(call), None if call.remote is None else call.remote.rref
         if request is call and call.op == "to_here":
@@ -121,6 +123,6 @@ class RemoteWaits:
         return not records or records[0].issued_s > request.issued_s
 
     def to_shut_down(self, call: CallRecord) -> RemoteNeed | None:
-        """All workers have come to their shutdown: each waits until no call of any is under way."""
+        """Return the need of a worker in its shutdown: once all workers are there, no call of any may be under way."""
         left = [one for one in self.served() if one.rank in call.group.ranks]
         return RemoteNeed(CallWait(call), tuple(serving(one) for one in left)) if left else None

@@ -16,7 +16,9 @@ from distsim.debug.records.kinds import Kind, Proof
 __all__ = ["MEETING_S", "apart", "follows", "stale_addresses"]
 
 MEETING_S = 3.0
-"""All have waited for so long before anything is said of their addresses: processes start one after the other."""
+"""Seconds that all must have waited before their addresses are compared, because processes start one after the
+other.
+"""
 INIT = "init_process_group"
 STALE_FILE = (
     "Delete {path} before each run, give each run a file of its own, or leave init_method out under torchrun, which "
@@ -107,20 +109,20 @@ def _last_init(case: Case, rank: int) -> CallRecord | None:
 
 
 def _has_connected(case: Case, init: CallRecord) -> bool:
-    """Whether a call of the new group has come to its end on this rank."""
+    """Return whether a call of the new group has completed on this rank."""
     calls = case.index.records(init.rank)
     return any(call.state is State.COMPLETED and call.index > init.index for call in calls)
 
 
 def _lost(case: Case, rank: int) -> bool:
-    """Whether the rank has raised what gloo says of a peer that is gone."""
+    """Return whether the rank raised gloo's error about a lost peer."""
     state = case.index.states[rank]
     words = last_words(case.index.died_inside(rank), state)
     return state.phase is Phase.RAISED and (aftermath(words) or "connectFullMesh" in str(state.exception))
 
 
 def follows(diagnosis: Diagnosis, meeting: Sequence[Diagnosis]) -> bool:
-    """Whether a diagnosis only says that ranks of a *meeting* which can not take place waited, or gave up."""
+    """Return whether a diagnosis only reports ranks that waited, or gave up, in a *meeting* that cannot take place."""
     ranks = {rank for d in meeting for rank in (*d.culprits, *d.victims)}
     return diagnosis.kind in (Kind.RANK_RAISED, Kind.NEVER_JOINED, Kind.MISSING_RANK) and ranks.issuperset(
         diagnosis.culprits

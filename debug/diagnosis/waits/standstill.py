@@ -1,7 +1,7 @@
-"""Jobs that stand still though no rank is missing from a call.
+"""Diagnoses jobs that make no progress although no rank is missing from a call.
 
-Either no rank waits in a call (each is stuck on its own host, or computes for long), or every rank has reached a call
-that does not end: the transfer itself is stuck, or very slow.
+Either no rank waits in a call (each is stuck on its own host, or computes for long), or every rank has reached a
+call that does not end: the transfer itself is stuck, or very slow.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from distsim.debug.records.kinds import Kind, Proof
 __all__ = ["IDLE_S", "idle_job", "unending"]
 
 IDLE_S = 5.0
-"""All ranks have stood still for so long before they are reported, as a warning."""
+"""Seconds without any activity of all ranks before a warning."""
 RECENT_S = 2.0
 """A rank that has not computed for so long does not compute now: it is sampled once a second."""
 MOST_PLACES = 6
@@ -47,7 +47,7 @@ COMPUTES = (
     "--hang-after to more than it takes."
 )
 ENDED = frozenset({Phase.FINISHED, Phase.EXITED})
-"""Phases of ranks that have left a job which the others may go on with."""
+"""Phases of ranks that have left a job in which the others may continue."""
 INIT = "init_process_group"
 ON_HOSTS = (
     "Look at the network between the hosts: a ping, a firewall, retransmissions (ss -ti), errors of the NIC (ethtool "
@@ -64,12 +64,12 @@ OLD_ADDRESSES = (
 
 
 def idle_job(case: Case) -> list[Diagnosis]:
-    """The ranks of a live job in which no rank waits and none has made a call for long.
+    """Diagnose the ranks of a live job in which no rank waits and none has made a call for long.
 
-    Ranks that stand still, without computing, reading or writing, become a hang when `hang_after_s` is over. Ranks
-    that compute are a warning by then: what they compute may be long, and no rank waits for it. They are a hang only
-    after `quiet_after_s`, the limit that the user has set, and where several are in a group that is watched: a rank
-    that never joined one, is alone in it or has left it owes no call.
+    Ranks without activity become a hang after `hang_after_s`. Ranks that compute are then a warning: their
+    computation may be long, and no rank waits for it. They become a hang only after `quiet_after_s`, the user's own
+    limit, and only if several of them are in a watched group: a rank that never joined a group, is alone in it or
+    has left it owes no call.
     """
     evidence = case.index.evidence
     limit_s = evidence.hang_after_s

@@ -30,26 +30,25 @@ Node = Actor
 ACTORS = frozenset({"serving", "agent", "anyone"})
 
 MEETINGS_OF_PROGRAMS = frozenset({"init_process_group", "init_rpc", "rpc_shutdown"})
-"""Nobody comes to these from a function that serves."""
+"""Calls that functions served for other workers never make."""
 
 Meeting = tuple[int, int, tuple[int, ...] | None]
 """GroupLog, number, and of a new_group the ranks it is for."""
 
 INIT = "init_process_group"
 ABSENT, UNABLE, LATE, HERE = range(4)
-"""How far a member is from a meeting: it never came; it came and is gone, or raised; it came when others had given
-up; it is there."""
+"""States of a member of a meeting: never arrived; arrived and left or raised; arrived after others gave up; there."""
 N = TypeVar("N", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A terminal component: nothing it waits for lies outside it."""
+    """A terminal component of the graph: all that it waits for lies inside it."""
 
     ranks: tuple[int, ...]
     """One rank that is gone or stuck by itself, or the ranks that wait for each other."""
     remote: tuple[Actor, ...] = ()
-    """With threads that serve calls, or a worker that answers none: all actors of the component."""
+    """All actors of the component, if it has threads that serve calls, or a worker that answers none."""
     mismatch: int | None = None
     """Number of a contradiction."""
 
@@ -212,7 +211,7 @@ class WaitGraph:
     # --- who can never go on
 
     def _fixpoint(self) -> tuple[Actor, ...]:
-        """Free whoever can be freed, until nothing changes; the rest is stuck."""
+        """Free the actors that can continue until nothing changes, and return the stuck rest."""
         states = self.index.states
         free: list[Actor] = [
             rank
@@ -340,7 +339,7 @@ class WaitGraph:
         return tuple(rank_of(actor) for actor in self.actors_cycle(ranks))
 
     def actors_cycle(self, actors: Sequence[Actor]) -> tuple[Actor, ...]:
-        """The same of any actors."""
+        """Return a cycle of the given actors."""
         inside = frozenset(actors)
         best: list[Actor] | None = None
         for start in sorted(actors, key=_by_rank)[:64]:
