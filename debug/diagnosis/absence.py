@@ -260,7 +260,7 @@ def _like(log: GroupCalls, rank: int, call: CallRecord) -> list[int]:
 
 
 def _ordinal(n: int) -> str:
-    if 10 <= n % 100 <= 20:
+    if n % 100 in (11, 12, 13):
         return f"{n}th"
     return f"{n}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(n % 10, 'th') }"
 

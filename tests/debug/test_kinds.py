@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from distsim.debug.diagnosis.absence import _ordinal
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records import CallWait, Phase, RankState, Site, State
 from distsim.debug.records.kinds import Kind
@@ -103,3 +104,10 @@ def test_an_even_split_leaves_open_who_is_wrong(arrived: int, is_even: bool) -> 
     """Of ranks that ended without a call as many as came to it: one call too few, or one too many."""
     (d,) = diagnose(play(4, lambda r: [all_reduce(10), *([barrier(11)] if r < arrived else [finish()])]))
     assert ("The group is split evenly" in d.explanation) == is_even
+
+
+def test_ordinals() -> None:
+    """11th to 13th, and 21st."""
+    numbers = (1, 2, 3, 4, 10, 11, 12, 13, 19, 20, 21, 22, 23, 101, 111, 112, 113, 121)
+    words = "1st 2nd 3rd 4th 10th 11th 12th 13th 19th 20th 21st 22nd 23rd 101st 111th 112th 113th 121st"
+    assert " ".join(map(_ordinal, numbers)) == words

@@ -115,6 +115,9 @@ def test_a_circle_with_a_thread_at_large_is_none_yet() -> None:
     evidence.now_s += PATIENCE_S
     (told,) = diagnose(evidence)
     assert (told.kind, told.ends_job) == (Kind.DEADLOCK_CYCLE, True)
+    evidence.ranks[0].since_s = evidence.now_s - 1.0  # the wait that began first counts
+    (told,) = diagnose(evidence)
+    assert told.ends_job
 
 
 def test_calls_that_met_are_proof() -> None:

@@ -215,3 +215,22 @@ def test_noise_names_nobody_in_a_short_job(size: int) -> None:
         noise = [[draw.lognormvariate(0.0, 0.4) for _ in range(12)] for _ in range(size)]
         records = job(lambda rank, step, noise=noise: 0.1 * noise[rank][step], size=size, steps=12)  # type: ignore[misc]
         assert stragglers(records, SHORT) == [], seed
+
+
+@pytest.mark.parametrize(
+    ("op", "peer", "late_ranks"),
+    [("send", 0, []), ("recv", 2, []), ("send", 9, [1]), ("recv", None, [1]), ("broadcast", 0, [1])],
+)
+def test_nobody_is_late_in_a_group_whose_members_send_each_other_messages(
+    op: str, peer: int | None, late_ranks: list[int]
+) -> None:
+    """Two of four are enough, and a message to a rank outside says nothing."""
+    records = job(late(1))
+    message = CallRecord(3, records[3][0].group, 1, op, peer=peer, state=State.COMPLETED, index=len(records[3]))
+    assert named(records | {3: [*records[3], message]}) == late_ranks
+
+
+def test_a_rank_can_be_late_for_one_other() -> None:
+    """A group of two has two clocks; a group of one waits for nobody."""
+    assert named(job(late(1), size=2)) == [1]
+    assert named(job(late(0), size=1)) == []
