@@ -1,7 +1,7 @@
-"""Where evidence comes from: rings and /proc of living ranks, dumps, stacks, what guards noted.
+"""Collects evidence: from rings and /proc of living ranks, dumps, stacks, and notes of guards.
 
-`processes.py` says which rank each process is, `rank_state.py` where it stands and what it called; everything ends in
-an `Evidence` of `records`.
+`processes.py` finds the rank of each process, and `rank_state.py` its state and calls; all modules produce an
+`Evidence` of `records`.
 """
 
 from __future__ import annotations

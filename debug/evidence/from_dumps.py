@@ -61,7 +61,7 @@ DTYPES = {
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"})
 
 MOST_BYTES = 256 << 20
-"""Of a dump: a hundred times as much as the recorder's default of 2,000 entries takes."""
+"""Maximum bytes of a dump: a hundred times the size of the recorder's default of 2,000 entries."""
 MOST_ENTRIES = 1 << 20
 MOST_FRAMES = 1024
 _PLAIN = """
@@ -88,7 +88,7 @@ class Dump:
 
 
 def read_dump(path: Path) -> Dump:
-    """Read one file; what is no dump is a UsageError of one line."""
+    """Read one file, or raise a UsageError of one line if it is not a dump."""
     try:
         data = read_bytes(path, MOST_BYTES)
     except OSError as error:
@@ -143,8 +143,10 @@ def _load(path: Path, data: bytes) -> Any:
 
 
 def dump_evidence(dumps: Sequence[Dump], others: Collection[int] = (), roots: Sequence[Path] | None = None) -> Evidence:
-    """All dumps as one Evidence, at the moment of the last entry. *others* are ranks of unreadable dumps; source
-    lines come from files under *roots* only."""
+    """Return all dumps as one Evidence, at the time of the last entry.
+
+    *others* are ranks with unreadable dumps; source lines come only from files under *roots*.
+    """
     by_rank = {dump.rank: dump for dump in dumps}
     others = [rank for rank in others if rank < MOST_RANKS]
     groups, guessed = _groups(by_rank, others)
@@ -307,7 +309,7 @@ def _state(entry: Mapping[str, Any]) -> State:
 
 
 def loads(data: bytes) -> Any:
-    """The value that *data* holds; `pickle.UnpicklingError` for what is broken or no plain data."""
+    """Return the value in *data*; raise `pickle.UnpicklingError` if it is broken or not plain data."""
     try:
         return _Reader(io.BytesIO(data), encoding="latin-1").load()
     except (EOFError, IndexError, struct.error):

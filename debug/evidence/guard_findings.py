@@ -1,9 +1,9 @@
-"""What a guard says of a call that it saw go wrong, in a real job and in a simulated one: a call in, a finding out.
+"""Makes findings of calls that a guard saw go wrong, in a real job and in a simulation.
 
-Two findings need more than one call. Handles that nobody waited for are counted at a job's end. A forked child of a
-rank (a data loader's worker, say) that calls a collective leaves a note beside the rank's ring,
-`forked.RANK.aATTEMPT.JOB.PID.json`: a process group's threads and connections do not survive a fork, so the call never
-ends.
+Two findings need more than one call. Handles that were never waited for are counted at the end of a job. A forked
+child of a rank (such as a data loader's worker) that calls a collective leaves a note beside the rank's ring,
+`forked.RANK.aATTEMPT.JOB.PID.json`: the threads and connections of a process group do not survive a fork, so the
+call never ends.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def raced_by_kernel(call: CallRecord, at: Site | None, *, writes: bool, was_wait
 
 
 def aliased(call: CallRecord) -> Finding:
-    """All outputs of a call are one tensor."""
+    """Return the finding that all outputs of a call are one tensor."""
     return _finding(
         Kind.ALIASED_OUTPUTS,
         call,

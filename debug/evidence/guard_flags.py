@@ -1,4 +1,4 @@
-"""What guards saw with their own eyes and wrote into flags and notes: NaN, changed buffers, dropped handles."""
+"""Reads the flags and notes that guards write into rings: NaN, modified buffers, dropped handles."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from distsim.text.untrusted_input import printable
 __all__ = ["findings", "merged"]
 
 MOST_LINES = 16
-"""Lines of one rank that are told of one kind of finding."""
+"""Maximum number of lines of one rank that are reported for one kind of finding."""
 
 
 def findings(readers: Sequence[RingReader], evidence: Evidence, origin_wall_ns: int) -> list[Finding]:
-    """Findings of all ranks, the earliest first; ranks that show the same are one finding.
+    """Return the findings of all ranks, the earliest first; equal findings of several ranks are merged.
 
-    *origin_wall_ns* is second 0 of the evidence. Rings are read one after the other while the ranks go on, so
-    they are read twice: what caused a thing that the first reading saw was written before the second began.
+    *origin_wall_ns* is second 0 of the evidence. Rings are read one after the other while the ranks continue, so
+    they are read twice: the cause of whatever the first reading saw was written before the second began.
     """
     _flagged(readers, evidence, origin_wall_ns)
     all_findings = _flagged(readers, evidence, origin_wall_ns)
@@ -105,7 +105,7 @@ def _left(reader: RingReader, evidence: Evidence) -> list[Finding]:
 
 
 def _others_reduce(rank: int, evidence: Evidence) -> bool:
-    """Other ranks are in all_reduces such as DDP's, which this one has not come to."""
+    """Return whether other ranks are in all_reduces such as DDP's, which this rank has not reached."""
     return any(
         call.op == "all_reduce" and not call.done and call.is_async
         for other, calls in evidence.records.items()

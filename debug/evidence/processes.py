@@ -1,9 +1,9 @@
-"""Which rank a diagnosis means by a number: processes of a job are numbered as the world that the program uses.
+"""Numbers the processes of a job like the world that the program uses.
 
-Each process keeps the worlds that it has joined (`rings.world`). One of them, the *main world*, gives the numbers: of
-the default groups that processes are in now the largest. Where several are as large (two halves of a job that have each
-a default group), or none is joined yet, the launcher's numbers serve. Processes outside of the main world get the
-numbers behind its last.
+Each process records the worlds that it has joined (`rings.world`). One of them, the *main world*, gives the numbers:
+the largest of the default groups that processes are in now. If several are equally large (two halves of a job with a
+default group each), or none is joined yet, the launcher's numbers are used. Processes outside of the main world get
+the numbers after its last.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class Numbering:
     size: int = 0
     """Ranks of the main world."""
     total: int = 0
-    """Those, and the processes outside of it."""
+    """Number of the members of the main world and of the processes outside of it."""
     main: str = ""
     """Identifier of the main world; empty: the launcher's."""
     numbers: Mapping[Key, int] = field(default_factory=dict)
-    """Of each process that matters: not of one that a later process has replaced, or that only started ranks."""
+    """Numbers of the processes, without those that a later process replaced, and those that only started ranks."""
     worlds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """World -> the numbers of its ranks, where they are not the same."""
     names: Mapping[int, str] = field(default_factory=dict)
-    """What processes are whose number is not the launcher's."""
+    """Descriptions of the processes whose number differs from the launcher's."""
     unseen: frozenset[int] = frozenset()
     """Members of other worlds of which no process of this job is known."""
     launched: int = 0
@@ -46,11 +46,11 @@ class Numbering:
     fits_launcher: bool = False
     """A launcher has started as many ranks."""
     doubles: tuple[str, ...] = ()
-    """Processes that call themselves alike, a sentence each."""
+    """Sentences about processes with the same rank."""
     double_ranks: Mapping[int, int] = field(default_factory=dict)
     """The numbers of those -> the rank that they call themselves."""
     known: frozenset[str] | None = None
-    """Worlds that some process had joined by then: who is who in another cannot be told yet. None: all."""
+    """Worlds that some process had joined by then; the members of other worlds cannot be identified yet. None: all."""
 
     def in_job(self, world: str, rank: int) -> int:
         """The number of the process that is *rank* of *world*."""

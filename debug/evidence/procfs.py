@@ -1,4 +1,4 @@
-"""What /proc says about a process that cannot speak for itself."""
+"""Reads /proc about processes that cannot report their state themselves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SystemProcess:
     """R, S, D, T (stopped), t (traced), Z (dead, not yet reaped)."""
     start_ticks: int
     wait_status: int | None
-    """Of a zombie: how it ended, as os.waitpid says it; None where the kernel does not tell."""
+    """For a zombie: its end, as os.waitpid returns it; None if the kernel does not say."""
 
     @property
     def exit_code(self) -> int | None:
@@ -32,7 +32,7 @@ class SystemProcess:
 
 
 def look(pid: int, start_ticks: int = 0) -> SystemProcess | None:
-    """The process, or None when it is gone (or its number belongs to another one by now)."""
+    """Return the process; None if it is gone, or if its number now belongs to another process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,6 +1,6 @@
-"""From rings and /proc to Evidence: how every rank is, and the calls that matter.
+"""Makes Evidence from rings and /proc: the state of every rank, and the relevant calls.
 
-These are what each group did last, and whatever is unfinished.
+These are the last calls of each group, and all calls that have not completed.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ __all__ = [
 MOST_SOURCES = 64
 LONGEST_SOURCE = 1 << 20
 STORE_STILL_S = 2.0
-"""A key may be set by somebody outside the job, so a wait for one counts a little later."""
+"""Seconds after which a wait for a key counts, because a process outside of the job may set it."""
 STILL_S = 0.3
-"""A main thread that stood this long inside a library is blocked there, if a call of its own is under way."""
+"""Seconds after which a main thread inside a library counts as blocked, if it has a call under way."""
 
 MAIN = "MainThread"
 WAITS_FOR_THREADS = ("/threading.py", "/queue.py", "/concurrent/futures/_base.py")
-"""A main thread that stands in one of these waits for another thread of its process."""
+"""Files in which a main thread waits for another thread of its process."""
 HELD_S = 2.0
-"""One that holds the interpreter for so long while others wait is told of, as a warning."""
+"""Seconds after which a rank that holds the interpreter lock while others wait is a warning."""
 NOTICED_S = 3.0
-"""After so long at most it is seen that a rank stands still."""
+"""Maximum seconds until it is noticed that a rank does not move."""
 SILENT_S = 1.0
 """A heartbeat this old (it beats ten times a second) means that no thread of the process gets the interpreter."""
 HISTORY = 48
@@ -92,15 +92,15 @@ class Knowledge:
     quiet_after_s: float | None = None
     straggler_after_s: float | None = None
     all_over: bool = False
-    """All ranks here have given up, and none has gone: they are on their way out, together."""
+    """Whether all ranks here have failed and none has ended yet, so that they are exiting together."""
     post_mortem: bool = False
-    """Nothing moves any more: pids and heartbeats say nothing."""
+    """Whether nothing moves any more, so that process ids and heartbeats mean nothing."""
     directory: Path | None = None
     roots: Sequence[Path] | None = None
     """Folders whose files' lines may be shown; None: any, the ranks are our own and run."""
     now_ns: int | None = None
     away_ns: Sequence[tuple[int, int]] = ()
-    """When the monitor was stopped itself (monotonic, from and to): what it did not see counts for nobody's wait."""
+    """Periods (monotonic, from and to) in which the monitor was stopped; they count for no rank's wait."""
     idle_since_ns: Mapping[int, int] = field(default_factory=dict)
     """Rank -> since when it has shown no sign of progress."""
     asleep_since_ns: Mapping[int, int] = field(default_factory=dict)
@@ -112,9 +112,11 @@ class Knowledge:
 
 
 def given_up(reader: RingReader) -> bool:
-    """An exception, or an exit code other than 0, has ended the program, or its exit handlers are over, too. Those may
-    still make calls, to which all come that have given up alike: nothing is wrong with it in their eyes
-    (`Knowledge.all_over`)."""
+    """Return whether an exception or an exit code other than 0 has ended the program.
+
+    Its exit handlers may still make calls, in which all ranks that failed in this way meet, without anything being
+    wrong from their point of view (`Knowledge.all_over`).
+    """
     failed = reader.word(rings.W_EXIT_CODE) not in (0, rings.EXIT_CODE_0)
     return failed or reader.word(rings.W_LIFE) in (rings.LIFE_RAISED, rings.LIFE_OVER)
 
@@ -225,7 +227,7 @@ def _by_itself(waiting: Sequence[CallRecord], records: Sequence[CallRecord]) -> 
 
 
 def _since(reader: RingReader, records: Sequence[CallRecord], origin_ns: int) -> CallRecord | None:
-    """The main thread's last call, where it was made after the last heartbeat that saw this thread stand still."""
+    """Return the main thread's last call if it was made after the last heartbeat that saw this thread not moving."""
     last = next((call for call in reversed(records) if call.thread == "MainThread"), None)
     if last is None or origin_ns + last.issued_s * 1e9 <= reader.word(rings.W_POSITION_SINCE):
         return None
@@ -275,8 +277,10 @@ def _settle_given_up(evidence: Evidence) -> None:
 
 
 def _at_large(reader: RingReader, waiting: Sequence[CallRecord], inner: Site | None) -> bool:
-    """Another of its threads that makes calls does not wait in one: the main thread, unless that waits for a thread
-    of its own, or one of several."""
+    """Return whether another thread that makes calls does not wait in one.
+
+    The main thread counts, unless it waits for a thread of its own, or for one of several.
+    """
     threads = {record.thread for record in waiting}
     if MAIN not in threads:
         return inner is None or not inner.file.endswith(WAITS_FOR_THREADS)
@@ -387,8 +391,10 @@ def build_evidence(
     focus: Mapping[tuple[Any, ...], int] | None = None,
     origin_wall: int | None = None,
 ) -> Evidence:
-    """All that a diagnosis may look at. *readers*: of the processes that have a number. *extra* are states
-    of ranks without a ring."""
+    """Return the evidence for a diagnosis.
+
+    *readers* are the rings of the processes that have a number. *extra* are states of ranks without a ring.
+    """
     import time
 
     now_ns = known.now_ns if known.now_ns is not None else time.monotonic_ns()
@@ -437,7 +443,7 @@ def sources(
 
 
 def sources_at(sites: Iterable[Site], roots: Sequence[Path] | None = None) -> dict[str, str]:
-    """The same of the files that *sites* are in."""
+    """Return the texts of the files in which *sites* are."""
     sources: dict[str, str] = {}
     for site in sites:
         if site.file in sources or len(sources) >= MOST_SOURCES:

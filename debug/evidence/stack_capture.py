@@ -136,7 +136,7 @@ def _py_spy(pid: int) -> tuple[tuple[Site, ...], str]:
 
 
 def is_library(site: Site) -> bool:
-    """Frames that are no news to the user: torch, distsim, the interpreter's own."""
+    """Return whether a frame is of no interest to the user: torch's, distsim's, or the interpreter's."""
     return owner(site.file) is Owner.MACHINERY
 
 

@@ -84,7 +84,7 @@ def caught_here(line: int) -> None:
 
 
 def _crossed_the_user(error: BaseException) -> bool:
-    """A frame of the user's stands between the handler and the line that raised."""
+    """Return whether a frame of the user is between the handler and the line that raised."""
     step = error.__traceback__
     while step is not None:
         if owner(step.tb_frame.f_code.co_filename) is Owner.USER:
@@ -164,7 +164,7 @@ class CaughtLog:
     """The last exceptions that one rank handled, by handler and type."""
 
     def __init__(self, write: Callable[[int, Caught], None] | None = None) -> None:
-        """*write* is told which of `MOST_KEPT` slots holds what from now on."""
+        """Create the log. *write* is called with the slot (of `MOST_KEPT`) and its new content."""
         self._kept: dict[tuple[type[BaseException], CodeType, int], tuple[int, Caught]] = {}
         self._write = write
 

@@ -1,6 +1,6 @@
-"""What people see of a diagnosis: the report, the live table, where every rank was.
+"""Output of a diagnosis: the report, the live table, and the locations of all ranks.
 
-`render.py` makes the report, `console.py` is the one way to a terminal.
+`render.py` makes the report; `console.py` is the only way to a terminal.
 """
 
 from __future__ import annotations

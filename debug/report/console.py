@@ -1,7 +1,7 @@
-"""The console that everything of distsim's is printed on, and the lines of a report: how one wraps, what is cut.
+"""The console for all output of distsim, and the lines of a report: how they wrap, and what is shortened.
 
-Group names, exceptions and file names come from programs and files of anybody. Square brackets in them are no
-markup, and an escape sequence (of a colour, a window title, a link, a direction of writing) is shown as its digits.
+Group names, exceptions and file names come from any program or file. Square brackets in them are not markup, and
+escape sequences (colours, window titles, links, writing directions) are shown as their characters.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ from distsim.text.untrusted_input import printable
 __all__ = ["Console", "Line", "most_lines", "piped_width", "shortened", "stream_width"]
 
 PLAIN_WIDTH = 120
-"""Columns where the output is no terminal (a file, a CI log)."""
+"""Columns if the output is not a terminal (a file, a CI log)."""
 LONGEST_LINE = 1_000
 """Letters of a line of a traceback."""
 
 MAX_TRACEBACK_LINES = 24, 200
-"""Where there are many diagnoses, and where there are few. What is cut is cut from the middle: the last lines
-name the error, the first ones the way in."""
+"""Maximum number of lines of a traceback with many diagnoses, and with few.
+
+Lines in the middle are cut: the last ones name the error, the first ones the way in.
+"""
 _COMMA = re.compile(r"(?<=\d,)(?=\d)")
 MANY = 4
-"""More diagnoses, or exceptions, than these are many."""
+"""Number of diagnoses, or exceptions, above which there are many."""
 
 
 def piped_width(otherwise: int = PLAIN_WIDTH) -> int:
@@ -108,7 +110,7 @@ def most_lines(number: int) -> int:
 
 
 def shortened(lines: Sequence[str], most: int, where: str = "--report FILE has them") -> list[str]:
-    """*lines* without those in the middle that are too many, and what is longer than anybody reads cut."""
+    """Return *lines* without superfluous ones in the middle, and with overlong ones cut."""
     kept = [line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} ..." for line in lines]
     if len(kept) <= most:
         return kept

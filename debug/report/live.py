@@ -162,7 +162,7 @@ def _breakable(ranks: Sequence[int]) -> str:
 
 
 def straggler_lines(readers: Sequence[RingReader]) -> list[str]:
-    """One line for each rank that keeps the others waiting at every step."""
+    """Return one line for each rank that makes the others wait at every step."""
     return [f"straggler: {straggler_text(one)}" for one in recent_stragglers(readers, WINDOW)]
 
 

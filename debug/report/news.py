@@ -1,5 +1,4 @@
-"""What a monitor says: which diagnoses are news, which hold still, how a line is said, where and how a report is
-left."""
+"""What a monitor prints: which diagnoses are new, which still hold, and how and where a report is written."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Where each rank is, for reports that blame none: of interrupted runs, and of records that are not all there.
+"""Locations of ranks for reports that accuse none: interrupted runs, and incomplete records.
 
-Records may show nothing wrong and still be incomplete: a rank without any is the usual sign of the dead one.
+Records may show nothing wrong and still be incomplete: a rank without any is usually the dead one.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Inconclusive:
 
     text: str
     details: tuple[str, ...]
-    """Which calls are open, one sentence each."""
+    """Sentences about the calls that have not completed."""
     suggestion: str
 
     def __str__(self) -> str:

@@ -1,7 +1,6 @@
-"""The report people read: verdict, culprit and place first, then who waits, the evidence, what next.
+"""The report for people: verdict, culprit and location first, then who waits, the evidence, and the next step.
 
-Ranks that raised alike but for the numbers in their messages are told once. `python -m distsim.debug.report.render`
-shows a report.
+Ranks whose exceptions differ only in numbers are shown once. `python -m distsim.debug.report.render` shows a report.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class DiagnosisReport:
     whole: bool = False
     """Every diagnosis in full, however many there are."""
     rest: str = REST
-    """What has those that are not shown."""
+    """Command or file that has the diagnoses which are not shown."""
 
     def __rich_console__(self, console: object, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
@@ -274,7 +273,7 @@ def _last_calls(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
 
 
 def _source(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
-    """The culprits' lines, the others', and what caused it, where the caller gave the files' text."""
+    """Yield the source lines of the culprits, of the other ranks, and of the cause, if the files' texts are known."""
     shown: set[tuple[str, int]] = set()
     own = _unlike(d.sites[r] for r in d.culprits if r in d.sites)[:2]
     others = [site for site in _unlike(d.sites[r] for r in d.sites if r not in d.culprits) if site not in own]
@@ -304,7 +303,7 @@ def shown_tracebacks(d: Diagnosis, evidence: Evidence) -> list[tuple[tuple[int, 
 
 
 def _named(d: Diagnosis, ranks: Sequence[int]) -> str:
-    """All *ranks*, or the first of very many where they are the culprits, whose list stands above."""
+    """Return all *ranks*; if there are very many culprits, which are listed above, the first ones."""
     return some_ranks_text(ranks) if set(ranks) == set(d.culprits) else ranks_text(ranks)
 
 
@@ -318,7 +317,7 @@ def _tracebacks(d: Diagnosis, evidence: Evidence, most: int, rest: str) -> Itera
 
 
 def _stacks(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
-    """STAT's prefix tree of all ranks concerned, when it tells more than the lines above."""
+    """Yield the merged stacks of all ranks concerned (STAT's prefix tree), if they show more than the lines above."""
     stacks: dict[int, tuple[Site, ...]] = {}
     for rank in (*d.culprits, *d.victims):
         stack = stack_of(rank, evidence)
@@ -417,7 +416,7 @@ def told_once(diagnoses: Sequence[Diagnosis], evidence: Evidence | None) -> list
 
 
 def and_others(first: Diagnosis, others: Sequence[Diagnosis], evidence: Evidence, rest: str) -> str:
-    """The line for those that are not told in full as *first* is; *rest* is what has them."""
+    """Return the line for diagnoses that are not shown in full like *first*; *rest* is where they are."""
     ranks = sorted({rank for d in others for rank in d.culprits})
     last = max(others, key=lambda d: max(d.culprits))
     who = "" if len(others) == 1 else f", {some_ranks_text(ranks)} (all of them: {rest})"

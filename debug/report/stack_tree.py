@@ -19,7 +19,7 @@ T = TypeVar("T", bound=Hashable)
 
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,16}\b")
 _OWN_GPU = re.compile(r"\bGPU \d+(?= has a total capacity)")
-"""In torch's words for out of memory."""
+"""GPU number in torch's message about being out of memory."""
 
 
 def blank_addresses(text: str) -> str:

@@ -1,9 +1,9 @@
-"""Where in the user's program a call was made: the user's frames, found once for each way to a call.
+"""Finds the user's frames of a call, once for each way to the call.
 
-A way is every position on the stack from the call outward, so a helper that is reached from two places, however
-far above it, has two sites. Looking a way up costs a third of a microsecond a frame, and ten times that where the
-caches are cold; so what is beyond a frame is left there for the next time. What started the program, below the
-module's own frame, is not walked. Whether a way is one that is known already costs a third of looking it up
+A way is every position on the stack from the call outward, so a helper that is reached from two lines, however far
+above it, has two sites. Looking a way up takes a third of a microsecond per frame, and ten times that with cold
+caches; so each frame keeps the part beyond it for the next time. The frames that started the program, below the
+module's own frame, are not walked. Checking whether a way is already known takes a third of looking it up
 (`standing`).
 """
 
@@ -50,7 +50,7 @@ _bottom: FrameType | None = None
 
 
 def calling(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame that is no machinery: who called torch."""
+    """Return the innermost frame that is not machinery: the one that called torch."""
     owners = _owners
     while frame is not None:
         file = frame.f_code.co_filename
@@ -68,9 +68,11 @@ Way = tuple[Any, ...]
 
 
 class _Outward:
-    """Left at a frame (as `f_trace`, which nothing reads unless somebody traces): the way from its caller outward.
-    While a function's frame is on the stack, those who called it stand where they stood. There is one of each way, so
-    it stands for the rest of a way that ends in it, and is compared by identity."""
+    """The way from a frame's caller outward, kept at the frame (as `f_trace`, which only a tracer reads).
+
+    While a function's frame is on the stack, its callers stay where they are. There is one object for each way, so
+    it represents the rest of every way that ends in it, and is compared by identity.
+    """
 
     def __call__(self, *_: object) -> _Outward:
         """Somebody traces this frame, and takes this for a tracer."""
@@ -85,8 +87,10 @@ _outward: dict[tuple[type[_Outward], Way], tuple[_Outward, tuple[CodeType, ...]]
 
 
 def way_to(frame: FrameType) -> Way:
-    """Every position on the stack from *frame* outward; the same until one of its frames has gone. Code is told by its
-    id: hashing it would hash its constants."""
+    """Return every position on the stack from *frame* outward, which is the same until one of its frames returns.
+
+    Code objects are compared by id, because hashing them would hash their constants.
+    """
     way = _walk(frame)
     while len(way) > FAR and _leave(frame, way):
         way = _walk(frame)
@@ -110,8 +114,10 @@ def _walk(frame: FrameType) -> list[Any]:
 
 
 def _leave(frame: FrameType, way: Sequence[Any]) -> bool:
-    """Leave the outward way half-way: the next walk is half as long, and in the end only what is called anew each time
-    is walked. False: nothing can be left there."""
+    """Keep the outward way at a frame in the middle; return False if no frame can keep it.
+
+    The next walk is half as long, until only frames are walked that are new in each call.
+    """
     half = len(way) // 4
     at: FrameType | None = frame
     for _ in range(half):
@@ -124,7 +130,7 @@ def _leave(frame: FrameType, way: Sequence[Any]) -> bool:
 
 
 def _mark_of(kind: type[_Outward], way: Sequence[Any], frame: FrameType | None) -> _Outward:
-    """The mark that stands for the way to a frame."""
+    """Return the mark that represents the way to a frame."""
     beyond = kind, tuple(way)
     known = _outward.get(beyond)
     if known is None:
@@ -135,8 +141,7 @@ def _mark_of(kind: type[_Outward], way: Sequence[Any], frame: FrameType | None) 
 
 
 def leave_marks(frame: FrameType | None) -> None:
-    """Leave at each frame outward what is beyond it, as far as no other call has: those that are still on the stack
-    at the next call from here are not walked again."""
+    """Keep at each outer frame the way beyond it, so that frames that are still on the stack are not walked again."""
     if sys.gettrace() is not None:
         return
     walked: list[FrameType] = []
@@ -168,7 +173,7 @@ def standing(frame: FrameType, at_least: int = 0) -> Standing | None:
 
 
 def stands(frame: Any, there: Standing) -> bool:
-    """Whether the callers of a frame stand as they did, all the way outward."""
+    """Return whether the callers of a frame are where they were, all the way outward."""
     steps, mark = there
     last = after(frame, steps)
     return last is not None and last.f_trace is mark
@@ -184,7 +189,7 @@ def after(frame: Any, steps: Sequence[tuple[CodeType, int]]) -> FrameType | None
 
 
 def codes_of(frame: FrameType | None) -> tuple[CodeType, ...]:
-    """The code objects on a stack; while somebody has them, their ids are theirs."""
+    """Return the code objects on a stack; holding them keeps their ids valid."""
     codes = []
     while frame is not None:
         codes.append(frame.f_code)
@@ -234,7 +239,7 @@ class CallSites:
         return site if site is not None else self._look(frame, sys._getframe(skip))
 
     def knows(self, way: Way) -> bool:
-        """Whether the site of a way depends on nothing but the way, and was looked up."""
+        """Return whether the site of a way depends on nothing but the way, and was looked up."""
         return way in self._known
 
     def _look(self, frame: FrameType, innermost: FrameType) -> Place:
@@ -262,15 +267,17 @@ class CallSites:
         return offset, crc32(f"{first} {first.through or ''}".encode()) or 1, called
 
     def _elsewhere(self, own: Sequence[Site], called: str = "") -> Place:
-        """A thread that Python did not start, without user code (autograd's on an accelerator): where the main
-        thread stands, else what it has."""
+        """Return the main thread's position for a thread without user code, or else its own frames.
+
+        Python did not start such a thread (autograd's on an accelerator).
+        """
         main = threading.main_thread().ident
         frame = sys._current_frames().get(main) if main is not None else None
         return self.intern(program_frames(steps(frame)) or own, called)
 
 
 def _of_python(frame: FrameType) -> bool:
-    """Whether its thread was started by Python: by the program, or by `threading`."""
+    """Return whether Python started the frame's thread: it is the program's, or `threading`'s."""
     while frame.f_back is not None:
         frame = frame.f_back
     return frame.f_code.co_name in ("<module>", "_run_module_as_main", "_bootstrap")

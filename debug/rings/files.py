@@ -43,7 +43,7 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def job_name(environ: Mapping[str, str], where: str = "") -> str:
-    """The same short name on every rank of a job: from its rendezvous (*where*, or the environment)."""
+    """Return a short name of the job, equal on all its ranks, from its rendezvous (*where*, or the environment)."""
     parts = [
         where or f"{environ.get('MASTER_ADDR', '')}:{environ.get('MASTER_PORT', '')}",
         environ.get("TORCHELASTIC_RUN_ID", ""),
@@ -101,7 +101,9 @@ def _has_room(base: Path, job: str, ranks: int) -> bool:
 
 
 def ring_path(directory: Path, rank: int, attempt: int, job: str) -> Path:
-    """The ring of this process. *rank* helps whoever lists the folder; several processes may be given the same."""
+    """Return the path of this process's ring. *rank* is for people who list the folder; several processes may have
+    the same.
+    """
     return directory / f"rank{rank:05d}.{os.getpid()}.a{attempt}.{job}.ring"
 
 
@@ -120,10 +122,13 @@ def verdict_path(directory: Path, job: str) -> Path:
 
 
 def private_folder(path: Path, *, chosen: bool = False) -> None:
-    """Make *path* if it is not there, with mode 0700; else see whether it is ours alone.
+    """Create *path* with mode 0700 if it does not exist, else check that only this user can write to it.
 
-    PermissionError with one line in `strerror` where it is not. A folder that its user has *chosen* may be a link of
-    his own and may be readable by others (what we put into it is not), but nobody else may write there.
+    A folder that the user has *chosen* may be the user's own link and may be readable by others (the files in it are
+    not).
+
+    Raises:
+        PermissionError: Another user could write there; `strerror` is one line.
     """
     if _make(path):
         return
@@ -167,7 +172,7 @@ def _close_to_others(folder: int, path: Path, chosen: bool) -> None:
 
 
 def _make(path: Path) -> bool:
-    """Whether *path* was not there; the ranks of a job make it at the same moment."""
+    """Create *path*, and return whether it did not exist; the ranks of a job create it at the same time."""
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:

@@ -85,7 +85,10 @@ WORDS_AT = 512
 ) = range(21)
 
 W_CAUGHT, CAUGHT_SLOTS, CAUGHT_WORDS = 34, 10, 3
-"""From this word on, the last exceptions that the program handled: table offset + 1, how often, calls made by then."""
+"""First word, number and length of the slots of the last handled exceptions.
+
+Each has: table offset + 1, how often, number of calls by then.
+"""
 
 POSITION_AT = 1024
 POSITION_BYTES = HEADER_BYTES - POSITION_AT
@@ -94,7 +97,7 @@ POSITION_BYTES = HEADER_BYTES - POSITION_AT
 # Life of a rank, as itself sees it.
 LIFE_STARTED, LIFE_JOINED, LIFE_EXITING, LIFE_RAISED, LIFE_OVER = 1, 2, 3, 4, 5
 EXIT_CODE_0 = 1000
-"""What W_EXIT_CODE says of exit code 0; 0 there says nothing."""
+"""Value of W_EXIT_CODE for exit code 0, because 0 means that there is none."""
 
 # Flags of a record; the lowest three bits are its state.
 STATE_MASK = 7

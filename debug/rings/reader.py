@@ -1,7 +1,7 @@
-"""Reading a ring file: while its process writes, after it died, or when it is no ring at all.
+"""Reads a ring file: while its process writes, after it died, or if it is not a ring at all.
 
-Everything read may be half written or overwritten a moment later. A record counts only when its
-commit word is right before and after it was copied; what cannot be read is left out.
+Everything may be half written, or overwritten a moment later. A record counts only if its commit word is right
+before and after it was copied; what cannot be read is left out.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Header:
     """Constant part of a ring."""
 
     rank: int
-    """This and the next two as `layout.HEADER` has them: they are not the ranks of any diagnosis."""
+    """This and the next two as in `layout.HEADER`; diagnoses use other numbers."""
     world_size: int
     local_rank: int
     attempt: int
@@ -88,7 +88,7 @@ class GroupEntry:
 
     @property
     def key(self) -> tuple[str, tuple[int, ...], int]:
-        """The same on every member, and of no other group."""
+        """Return a key that is equal on every member, and different from that of every other group."""
         name = self.group.name
         return f"{self.world}:{name}" if self.world else name, self.group.ranks, self.generation
 
@@ -100,14 +100,14 @@ MOST_MEMBERS = 1 << 22
 MOST_FRAMES = 1024
 MOST_WORLDS = 4096
 LATEST = 1 << 62
-"""More calls, or a later moment in nanoseconds, than there will ever be: such a word is damaged."""
+"""More calls, or a later time in nanoseconds, than possible: such a word is damaged."""
 
 
 class RingReader:
     """One ring file, mapped read-only; another user's is copied, at each `refresh`."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Map the file; a file that is no ring of this version is a UsageError of one line."""
+        """Map the file, or raise a UsageError of one line if it is not a ring of this version."""
         self.path = Path(path)
         try:
             with open_regular(self.path) as file:
@@ -159,7 +159,7 @@ class RingReader:
         self._payloads: dict[tuple[int, int], Signature] = {}
         self._members = 0
         self.damage = ""
-        """What was found that no rank writes; a live job's monitor goes on with the rest."""
+        """Description of content that no rank writes; the monitor of a live job continues with the rest."""
         self._groups: dict[int, GroupEntry] = {}
         self._worlds: tuple[int, tuple[RecordedWorld, ...]] = 0, ()
         self.number = self.header.rank
@@ -171,7 +171,7 @@ class RingReader:
         self._sites: dict[int, tuple[Site, ...]] = {}
 
     def refresh(self) -> bool:
-        """Look at the file again, where it is not mapped; False when that cannot be done, and what is here stays."""
+        """Read the file again if it is not mapped; return False if that fails, and keep what was read."""
         if not self._is_copy:
             return True
         try:
@@ -250,8 +250,11 @@ class RingReader:
         )
 
     def called(self, number: int, numbers: Mapping[str, Sequence[int]], known: Collection[str] | None = None) -> None:
-        """Set the rank that diagnoses call this process by, and those of the members of its worlds. In a world that is
-        not *known*, which a process has joined since, nobody can be named yet: its groups have no members."""
+        """Set the rank by which diagnoses call this process, and those of the members of its worlds.
+
+        The members of a world that is not *known*, which a process has joined since, cannot be named yet: its groups
+        have no members.
+        """
         self.number, self.known = number, known
         if numbers != self.numbers:
             self.numbers = numbers
@@ -390,12 +393,15 @@ class RingReader:
         return entry.group.ranks if to is None else tuple(_number(to, rank) for rank in entry.group.ranks)
 
     def _is_new(self, world: str) -> bool:
-        """Whether the members of *world* have not been numbered yet."""
+        """Return whether the members of *world* have not been numbered yet."""
         return bool(world) and self.known is not None and world not in self.known
 
     def job_group(self, offset: int) -> Group:
-        """The group that a record names, with the ranks that diagnoses use. Where these are not those of its world, it
-        has a name of its own: worlds count their groups alike."""
+        """Return the group of a record, with the ranks that diagnoses use.
+
+        If these differ from those of its world, the group gets a name of its own, because all worlds number their
+        groups equally.
+        """
         entry = self.group(offset)
         if self._is_new(entry.world):
             return Group(entry.group.name, entry.group.description, ())
@@ -442,7 +448,9 @@ class RingReader:
         return {key: printable(text) for key, text in texts.items()}, self._frames(content.get("frames", []))
 
     def meets(self) -> tuple[str | None, bool]:
-        """The address of the store that the rank meets the others in, until it has, and whether it has reached it."""
+        """Return the address of the store in which the rank is waiting (None once it has joined), and whether it has
+        reached it.
+        """
         content = self.text(rings.W_MEETS)
         if not isinstance(content, dict) or not isinstance(content.get("at"), str) or content.get("by_hand"):
             return None, True

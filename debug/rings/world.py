@@ -1,7 +1,7 @@
-"""Worlds: which rank a process has in each rendezvous that it has joined.
+"""Worlds: the rank of a process in each rendezvous that it has joined.
 
-A process is what the operating system runs (host, pid), a *world* one rendezvous: `init_process_group`, or a group of
-ranks of its own that a framework makes by hand. Ranks are numbers within a world. A launcher's RANK is a number in a
+A process belongs to the operating system (host, pid); a *world* is one rendezvous: `init_process_group`, or a group
+with its own ranks that a framework constructs. Ranks are numbers within a world. A launcher's RANK is a number in a
 world that the program need not use.
 """
 
@@ -17,7 +17,7 @@ __all__ = ["Process", "RecordedWorld", "WorldKind"]
 
 
 class WorldKind(enum.StrEnum):
-    """Who created a world."""
+    """Creator of a world."""
 
     DEFAULT = "default"  # init_process_group: its ranks are the numbers that the program calls ranks
     RPC = "rpc"  # init_rpc: likewise
@@ -29,7 +29,7 @@ class RecordedWorld:
     """One process's membership in a world."""
 
     id: str
-    """The same on every member, and of no other world of the job."""
+    """Identifier that is equal on every member, and different from that of every other world of the job."""
     rank: int
     size: int
     kind: WorldKind
@@ -39,10 +39,10 @@ class RecordedWorld:
     """Its store still holds what an earlier world of this process, or in a file an earlier job, wrote there under the
     same keys."""
     met: str = ""
-    """The world of the rendezvous by hand that its store comes from: the same ranks, some of which may still wait."""
+    """Identifier of the world from whose rendezvous its store comes: the same ranks, some of which may still wait."""
 
     def to_json(self) -> list[Any]:
-        """All fields in their order."""
+        """Return all fields in their order."""
         return [self.id, self.rank, self.size, self.kind.value, self.where, self.reuses_store, self.met]
 
     @classmethod
@@ -62,13 +62,13 @@ class Process:
     host: str
     pid: int
     rank: int
-    """As `layout.HEADER` has it."""
+    """Rank as in `layout.HEADER`."""
     world_size: int
     has_launcher: bool
     """A launcher gave it these two numbers."""
     opened_ns: int
     seen_ns: int
-    """When it made its ring, and its last heartbeat (wall clock)."""
+    """Time of its last heartbeat (wall clock)."""
     worlds: tuple[RecordedWorld, ...] = ()
 
     @property
@@ -77,7 +77,7 @@ class Process:
         return self.host, self.pid, self.opened_ns
 
     def to_json(self) -> list[Any]:
-        """All fields in their order."""
+        """Return all fields in their order."""
         worlds = [world.to_json() for world in self.worlds]
         times = self.opened_ns, self.seen_ns
         return [self.host, self.pid, self.rank, self.world_size, int(self.has_launcher), *times, worlds]

@@ -141,11 +141,11 @@ class RingWriter:
         self.words = memoryview(self._map).cast("Q")
         self.buffer = memoryview(self._map)
         self.numbers = itertools.count()
-        """Of the records to come; taken by whoever writes one."""
+        """Numbers of the next records; every writing thread takes one."""
         self._table: dict[tuple[int, Any], int] = {}
         self._payload: dict[Any, tuple[int, int]] = {}
         self.payload_end = 0
-        """Where the next signature goes; one that lies further back than the payload ring is long is lost."""
+        """Position of the next signature; signatures further back than the length of the payload ring are lost."""
         self._rows = 0
         self._header(W_OPENED, now)
         self._header(W_BEAT, now)
@@ -382,7 +382,9 @@ class RingWriter:
             struct.pack_into("<i", self.buffer, (word + WORD_PEER) * 8, peer)
 
     def number_rref(self, index: int, rank: int, number: int) -> None:
-        """Which value a remote call makes or fetches: of the rank that asked for it, and its number there, plus one."""
+        """Record which value a remote call creates or fetches: the rank that requested it, and its number there plus
+        one.
+        """
         word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
         if self.words[word] == index + 1:
             struct.pack_into("<i", self.buffer, (word + WORD_PEER) * 8 + 4, rank)
