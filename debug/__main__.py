@@ -1,8 +1,8 @@
-"""`python -m distsim.debug train.py ...` (or `-m package.module ...`): a script under guard, as one rank.
+"""Runs a script under the guard, as one rank: `python -m distsim.debug train.py ...` (or `-m package.module ...`).
 
-For jobs that have a launcher already: `torchrun --no-python python -m distsim.debug train.py`, or under
-srun. The settings come from the environment (`DISTSIM_LEVEL`, `DISTSIM_ON_HANG`, `DISTSIM_DIR`, ...).
-`--verbose`: every rank says at its start where its flight records and the report are.
+For jobs that already have a launcher: `torchrun --no-python python -m distsim.debug train.py`, or under srun. The
+settings come from the environment (`DISTSIM_LEVEL`, `DISTSIM_ON_HANG`, `DISTSIM_DIR`, ...). With `--verbose`, every
+rank prints at its start where its flight records and the report are.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def main(argv: list[str]) -> None:
 
 
 def _installed_guard() -> Any:
-    """The module of the guard, which is installed; None, and a line, where torch cannot be imported.
+    """Install the guard and return its module; None, after a line, if torch cannot be imported.
 
-    The script runs all the same: it may need no torch, or say itself what is wrong with it.
+    The script runs in any case: it may not need torch, or may report the problem itself.
     """
     try:
         guard = importlib.import_module("distsim.realexec.install")

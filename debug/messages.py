@@ -1,7 +1,7 @@
-"""The words of a diagnosis: calls, lines, ranks and waits as people write them, and what to do next.
+"""Texts of diagnoses: calls, lines, ranks and waits as people write them, and advice.
 
-Nothing here decides anything. The advice is one sentence a kind: `{who}` the culprits, `{mine}` their line, `{theirs}`
-the others'.
+Nothing is decided here. The advice is one sentence for each kind: `{who}` are the culprits, `{mine}` their line,
+`{theirs}` that of the other ranks.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ LONGEST = 300
 MOST_RUNS = 24
 """Ranges of ranks that a sentence holds; the lists of a diagnosis, and its report, have all its culprits."""
 RAISES = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b")
-"""How the last line of a traceback begins."""
+"""Pattern of the beginning of a traceback's last line."""
 _NEXT = {
     Kind.MISSING_RANK: "Make every rank of the group reach {theirs}, or none.",
     Kind.EXTRA_COLLECTIVE: "Make the call at {mine} on every rank of the group, or on none.",
@@ -118,7 +118,7 @@ _ALIKE = {
         "may differ between ranks."
     ),
 }
-"""Where the ranks are at one line."""
+"""Advice if all ranks are at one line."""
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
@@ -135,7 +135,7 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 
 def some_ranks_text(ranks: Iterable[int]) -> str:
-    """`ranks 0,2,4,6 and 16 more`, where the whole list stands elsewhere; few as `ranks_text`."""
+    """Return `ranks 0,2,4,6 and 16 more` if the whole list is elsewhere; a few ranks like `ranks_text`."""
     listed = list(ranks)
     return some_ranks(listed) if listed else ranks_text(listed)
 
@@ -192,7 +192,7 @@ def call_text(call: CallRecord) -> str:
 
 
 def remote_text(call: CallRecord) -> str:
-    """`rpc_sync of train.step to worker1 (rank 1)`; what is served: `train.step for worker0 (rank 0)`."""
+    """Return `rpc_sync of train.step to worker1 (rank 1)`; for a served call `train.step for worker0 (rank 0)`."""
     remote = call.remote
     if remote is None:
         return call.op
@@ -244,13 +244,18 @@ def wait_text(wait: Wait) -> str:
 
 
 def exception_text(state: RankState) -> str | None:
-    """`ValueError: bad batch`, without the addresses of objects: ranks that raised alike say the same."""
+    """Return `ValueError: bad batch` without the addresses of objects, so that ranks with the same exception have
+    the same text.
+    """
     return None if state.exception is None else blank_addresses(state.exception)
 
 
 def exception_line(state: RankState) -> str | None:
-    """The same in one line, for a sentence: the whole of it is in the traceback. The last line of one that a
-    data loader's worker has sent is the error itself; NCCL names its reason under `Last error:`."""
+    """Return the exception in one line for a sentence, as the traceback has the whole.
+
+    The last line of an exception from a data loader's worker is the error itself; NCCL gives its reason after `Last
+    error:`.
+    """
     text = exception_text(state)
     return None if text is None else one_line(text)
 
@@ -389,7 +394,7 @@ def raised_advice(who: str, exception: str, awaited: bool, *, everyone: bool = F
 
 
 def advice(kind: Kind, *, who: str = "the rank", mine: str = "", other: str = "") -> str:
-    """The suggestion for a kind; where there is none of its own, to make the two lines alike."""
+    """Return the advice for a kind; if it has none of its own, to make the calls at the two lines match."""
     text = _NEXT.get(kind)
     if text is not None:
         spends = "spend their" if who.startswith("ranks ") else "spends its"

@@ -1,4 +1,4 @@
-"""What a directory of flight records says: our rings or Flight Recorder dumps, whatever state they are in."""
+"""Diagnoses a folder of flight records: our rings or Flight Recorder dumps, whatever their state."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ OURS = (
     "forked.",
     "stacks.txt",
 )
-"""How the names begin of what launcher and monitor leave beside the rings."""
+"""Beginnings of the names of files that launcher and monitor leave beside the rings."""
 
 
 @dataclass
@@ -62,9 +62,11 @@ class Found:
     inconclusive: Inconclusive | None = None
     """Why nothing wrong here does not mean that nothing is wrong."""
     silent: list[SilentFinding] | None = None
-    """Silent wrong results; None: nobody recorded what the ranks trained."""
+    """Findings of silent faults; None if the ranks recorded none of the facts for them."""
     judged: bool = True
-    """By the job's own monitor, or after all its ranks have ended; of a job that runs, who is late is no finding."""
+    """Whether the job's own monitor has judged it, or all its ranks have ended; a running job's stragglers are no
+    finding.
+    """
 
 
 @dataclass
@@ -169,7 +171,7 @@ def _from_dumps(dumps: Sequence[Dump], known: Collection[int], roots: Sequence[P
 
 
 def load_jobs(directory: Path) -> tuple[list[Job], list[str]]:
-    """The jobs that left rings in a directory, the newest first, and what is wrong with files there."""
+    """Return the jobs whose rings are in a folder, the newest first, and what is wrong with files there."""
     complaints: list[str] = []
     readers_of: dict[str, list[RingReader]] = defaultdict(list)
     for path in sorted(directory.glob("*.ring")):
@@ -193,7 +195,7 @@ def load_jobs(directory: Path) -> tuple[list[Job], list[str]]:
 
 
 def load_rings(directory: Path, name: str = "") -> tuple[list[RingReader], list[str]]:
-    """The rings of one job of a directory, the newest where none is named, and what is wrong with others."""
+    """Return the rings of one job in a folder (by default of the newest), and what is wrong with others."""
     jobs, complaints = load_jobs(directory)
     if not jobs:
         return [], complaints
@@ -333,7 +335,7 @@ def _verdict(directory: Path, job: str) -> tuple[list[Diagnosis], list[str]]:
 
 
 def _load_dumps(directory: Path) -> tuple[list[Dump], set[int], list[str]]:
-    """The dumps, the ranks of files beside them that are named alike but cannot be read, and a line for each."""
+    """Return the dumps, the ranks of unreadable files with similar names, and a line for each of these."""
     dumps: dict[int, Dump] = {}
     bad: list[Path] = []
     complaints: list[str] = []

@@ -19,7 +19,7 @@ __all__ = ["HostPositions", "judge_hosts", "look_at_host"]
 
 SCHEMA = "distsim.places/2"
 MOST_LINES = 1_000_000
-"""Of a file whose lines another host sends."""
+"""Maximum line number of a file whose lines another host sends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class HostPositions:
     gone: Sequence[int] = ()
     """Ranks that should run on this host and have no process."""
     lines: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
-    """By file: the lines of the program at which ranks are."""
+    """Source lines at which ranks are, by file and line number."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, for another host."""

@@ -1,6 +1,6 @@
-"""What else can be asked about a running job than its stacks: Flight Recorder, PyTorch's debug server, NCCL RAS.
+"""Evidence about a running job besides its stacks: Flight Recorder, PyTorch's debug server, NCCL RAS.
 
-Each is joined to what the stacks have shown (`join`), and says in a note what it could not see.
+Each source is joined with the stacks (`join`), and a note says what it could not see.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DEBUG_PORT = 25999
 PAGE_S = 10.0
 MOST_BYTES = 256 << 20
 PAGES = ("fr_trace_json", "fr_trace_nccl_json")
-"""What its groups on CPUs have recorded, and ProcessGroupNCCL."""
+"""Pages of the debug server with the records of CPU groups and of ProcessGroupNCCL."""
 
 
 @dataclass
@@ -46,9 +46,9 @@ class Joined:
     """Answers of other services of the job."""
 
     records: Found | None = None
-    """What Flight Recorder's dumps say."""
+    """Result of reading Flight Recorder's dumps."""
     source: str = ""
-    """Where the dumps came from, as the end of a sentence."""
+    """Origin of the dumps, as the end of a sentence."""
     ras: Sequence[RasStatus] = ()
     """Two answers, before and after the stacks were sampled."""
     notes: list[str] = field(default_factory=list)

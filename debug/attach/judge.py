@@ -1,7 +1,8 @@
-"""From positions to diagnoses: who is elsewhere than the others. Pure.
+"""Diagnoses positions: which ranks are elsewhere than the others. Pure.
 
-Stacks show where ranks are and not what they called before, so every sentence says what it rests on: a diagnosis names
-the ranks that are not where most of the others wait, in another call, on the host, at another turn of the same loop.
+Stacks show where ranks are, but not what they called before, so every sentence says what it is based on. A diagnosis
+names the ranks that are not where most of the others wait: in another call, on the host, or in another iteration of
+the same loop.
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ class Judged:
     evidence: Evidence
     inconclusive: Inconclusive | None = None
     running: str = ""
-    """Where the ranks are, if no rank waits for another."""
+    """Locations of the ranks, if no rank waits for another."""
 
 
 def judge(
     positions: Iterable[Position], world_size: int, gone: Iterable[int] = (), sources: Mapping[str, str] = {}
 ) -> Judged:
-    """Diagnose a job by the *positions* of its ranks. *gone*: ranks that should run on these hosts and have no process.
+    """Diagnose a job by the *positions* of its ranks.
 
-    *sources* are texts of the program's files. Nothing is said of ranks of other hosts.
+    *gone* are ranks that should run on these hosts and have no process; *sources* are texts of the program's files.
+    Ranks of other hosts are not judged.
     """
     by_rank = {position.rank: position for position in positions}
     gone = sorted(set(gone) - set(by_rank))
@@ -210,7 +212,7 @@ def _roots(waiting: Mapping[int, Position]) -> Diagnosis | None:
 
 
 def _groups_cross(waiting: Mapping[int, Position]) -> Diagnosis | None:
-    """All wait at one line, in calls that were given a group: of one group, they would have met."""
+    """Diagnose ranks that all wait at one line in calls with a group: if it were one group, they would have met."""
     if len(waiting) < 2 or not all(position.on_group and position.doing is Doing.CALL for position in waiting.values()):
         return None
     return _diagnosis(
@@ -315,7 +317,7 @@ def _other_turn(seen: Mapping[int, Position], waiting: Mapping[int, Position], t
 
 
 def _meeting(waiting: Mapping[int, Position], world_size: int) -> Diagnosis | None:
-    """All that are here wait for others to join."""
+    """Diagnose ranks that all wait for others to join."""
     if not waiting or any(position.doing is not Doing.MEETING for position in waiting.values()):
         return None
     missing = sorted(set(range(world_size)) - set(waiting))

@@ -18,7 +18,7 @@ __all__ = ["Doing", "Position", "position_of"]
 
 
 class Doing(enum.Enum):
-    """What a rank does at its position."""
+    """Activity of a rank at its position."""
 
     CALL = "waits in a call of torch.distributed"
     MEETING = "waits for others to join"
@@ -62,7 +62,7 @@ COUNTED_FRAMES = 3
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where one rank is."""
+    """Location and activity of one rank."""
 
     rank: int
     pid: int
@@ -73,13 +73,13 @@ class Position:
     stack: tuple[Site, ...] = ()
     """The user's frames, innermost first."""
     peer: int | None = None
-    """The rank that a message comes from or goes to."""
+    """Rank that sends or receives the message."""
     root: int | None = None
     """The root of a collective that has one."""
     on_group: bool = False
     """The program gave the call a group."""
     members: str = ""
-    """The ranks that new_group was asked for, as Python writes them."""
+    """Ranks passed to new_group, as Python prints them."""
     blocks: tuple[str, ...] | None = ()
     """The blocks of the program that its line is in, from their lines; None: the file cannot be read."""
     counters: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -176,7 +176,9 @@ def _is_call(frame: Frame) -> bool:
 
 
 def _has_group(thread: Thread) -> bool:
-    """Whether a process group is among the arguments of the call, as torch's wrapper around each of them has them."""
+    """Return whether a process group is among the arguments of the call, which torch's wrapper around each call
+    shows.
+    """
     wrapper = next((frame for frame in thread.frames if frame.file.endswith("c10d_logger.py")), None)
     given = "" if wrapper is None else f"{wrapper.variable('args')} {wrapper.variable('kwargs')}"
     return "ProcessGroup at 0x" in given

@@ -36,12 +36,12 @@ __all__ = [
 ]
 
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
-"""Where launchers put a rank's number: torchrun, Open MPI, PMIx, MPICH, SLURM."""
+"""Variables in which launchers store a rank: torchrun, Open MPI, PMIx, MPICH, SLURM."""
 SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 JOB_VARIABLES = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE")
 """Ranks that agree in these belong to one job."""
 APART_S = 2.0
-"""Between the two samples."""
+"""Seconds between the two samples."""
 DUMP_S = 20
 """A dump of py-spy that takes longer is given up."""
 BUSY = 0.2
@@ -68,8 +68,13 @@ class RankProcess:
 
 
 def find_ranks(pids: Iterable[int] = (), pattern: str = "") -> list[RankProcess]:
-    """The ranks among processes *pids* and all that these started; without them, among all whose command line matches
-    *pattern* (all processes where it is empty). A UsageError where there is no rank, or more than one job."""
+    """Return the ranks among processes *pids* and their descendants.
+
+    Without *pids*, ranks are searched among all processes whose command line matches *pattern* (all if it is empty).
+
+    Raises:
+        UsageError: There is no rank, or there are ranks of several jobs.
+    """
     if not Path("/proc/self/stat").exists():
         raise UsageError(f"attach finds ranks in /proc, which Linux has and {sys.platform} has not; run it there")
     table = _table()
@@ -200,7 +205,7 @@ class _Spent:
 
     cpu_s: float
     sleeps: int
-    """How often it gave up its core by itself."""
+    """Number of voluntary context switches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +230,7 @@ class Thread:
     frames: tuple[Frame, ...]
     """Innermost first."""
     busy: bool = False
-    """It computed between the samples."""
+    """Whether the thread computed between the samples."""
     moved: bool = False
     """Its frames changed between the samples, or it slept and woke: in a loop both samples may meet one line."""
 
@@ -242,12 +247,16 @@ class StackSample:
     stopped: bool = False
     """The process is stopped (SIGSTOP)."""
     ended: bool = False
-    """The process was there when the ranks were looked for, and is no more."""
+    """Whether the process has ended since it was found."""
 
 
 def sample_ranks(processes: Iterable[RankProcess], apart_s: float = APART_S) -> list[StackSample]:
-    """Sample each process twice, *apart_s* seconds apart; again where some have moved, which may have been on their way
-    to where they hang. A UsageError where py-spy is missing, or may read none."""
+    """Sample each process twice, *apart_s* seconds apart, and again if ranks moved, as they may be on the way to
+    their hang.
+
+    Raises:
+        UsageError: py-spy is missing, or cannot read any process.
+    """
     processes = list(processes)
     tool = _tool()
     with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -1,7 +1,8 @@
-"""NCCL's RAS service (2.24 and later): asked over TCP, its answer read, and its ranks found among those of a job.
+"""Client of NCCL's RAS service (2.24 and later): queries it over TCP and finds its ranks among those of a job.
 
-It answers in text, since NCCL 2.28.7 also in JSON, which is asked for first. Source of the format: the page "RAS" of
-NCCL's documentation (docs.nvidia.com/deeplearning/nccl, troubleshooting), and the service's own source, src/ras.
+It answers in text, and since NCCL 2.28.7 also in JSON, which is requested first. Source of the format: the page
+"RAS" of NCCL's documentation (docs.nvidia.com/deeplearning/nccl, troubleshooting), and the service's source,
+src/ras.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class RasMember:
     """A rank of a communicator, as RAS names it."""
 
     rank: int
-    """In the communicator."""
+    """Rank in the communicator."""
     pid: int | None = None
     host: str = ""
     why: str = ""
@@ -41,7 +42,7 @@ class RasMember:
 
 @dataclass(slots=True)
 class RasCommunicator:
-    """One of them, and its members that are not as the others."""
+    """A communicator, and those of its members that differ from the others."""
 
     name: str
     """Its hash, as NCCL's own log has it."""

@@ -17,7 +17,7 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m distsim.debug.monitor DIR --job JOB`; the settings come from the environment."""
+    """Run `python -m distsim.debug.monitor DIR --job JOB`; the settings come from the environment."""
     parser = argparse.ArgumentParser(prog="distsim.debug.monitor")
     parser.add_argument("directory", type=Path, nargs="?")
     parser.add_argument("--job")

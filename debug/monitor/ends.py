@@ -1,8 +1,8 @@
-"""How ranks end that do not end themselves.
+"""Ends ranks that do not end themselves.
 
-A hang may end those of a host: politely, then not. A job that still makes calls is ended for nothing that is only long,
-unless the user has set how long. Ranks whose launcher was killed are orphans: it takes the store along that they meet
-in, and nobody tells them.
+A hang may end the ranks of a host, first by SIGTERM. A job that still makes calls is not ended because something is
+only slow, unless the user has set a limit. Ranks whose launcher was killed are orphans: the store in which they meet
+is gone with it, and they do not know.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from distsim.debug.settings import OnHang, Settings
 __all__ = ["ORPHANS_S", "Orphans", "among_moving", "end_ranks", "kill", "without_guesses"]
 
 GOES_ON_S = 10.0
-"""A job goes on where some rank has made or ended a call in so long."""
+"""Seconds within which some rank has made or ended a call in a job that makes progress."""
 BY_THE_LIMIT = (
     "Other ranks still make calls, so this is not proof that it never comes: it is a hang by the limit you set "
     "(--hang-after)."
@@ -38,12 +38,14 @@ ORPHANS_S = 10.0
 """Ranks whose launcher was killed while they met have this long to meet all the same."""
 
 SHOWN = 16
-"""Process numbers in the line that is said."""
+"""Maximum number of process ids in a line."""
 
 
 def end_ranks(host: Host, grace_s: float) -> None:
-    """SIGTERM, at last SIGKILL, to every rank of *host* that still lives; exit handlers of ranks that have raised get
-    *grace_s* to save and upload what is left."""
+    """Send SIGTERM, and finally SIGKILL, to every living rank of *host*.
+
+    Exit handlers of ranks that have raised get *grace_s* seconds to save and upload their data.
+    """
     families = _families(host)
     leaving = {rank for rank, reader in host.readers.items() if given_up(reader)}
     kill(host, signal.SIGTERM, but=leaving)
@@ -124,7 +126,7 @@ class Orphans:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._since: float | None = None
-        """When it was seen, and said."""
+        """Time at which the launcher's death was noticed and reported."""
 
     def step(self, monitor: WatchingMonitor) -> None:
         """Say it once; end ranks that can not meet any more, where a hang is to end the job."""
@@ -149,7 +151,7 @@ class Orphans:
             monitor.abort()
 
     def launcher_died(self) -> bool:
-        """There was one on this host, and it has not said that the job is over."""
+        """Return whether this host's launcher has died without reporting the end of the job."""
         try:
             content = json.loads((self._directory / "launcher.json").read_text())
             gone = content.get("host") == platform.node() and look(int(content["pid"]), int(content["start"])) is None

@@ -38,13 +38,13 @@ MOST_FLAGGED = 256
 Route = Callable[[int, GroupKey, Rows, set[int]], bool]
 """(rank, group, its calls, ranks of its world that are on this host) -> whether another host has them now."""
 SAMPLE_S = 1.0
-"""Between two looks at a rank that makes no calls."""
+"""Seconds between two samples of a rank that makes no calls."""
 WORKS = 0.03
-"""Share of one core from which on a process tree works. A rank that stands still needs less for its heartbeat."""
+"""Share of one core from which a process tree counts as computing; the heartbeat of an idle rank needs less."""
 
 NAP_S = 0.1
 AWAY_S = 1.0
-"""Between two looks at the clock, beyond the nap."""
+"""Seconds by which a nap may be too long before it counts as an absence."""
 MOST_ABSENCES = 64
 
 
@@ -55,10 +55,10 @@ class Host:
         self.directory = directory
         self.job = job
         self.readers: dict[int, RingReader] = {}
-        """By the rank that diagnoses call the process."""
+        """Rings by the rank that diagnoses use for the process."""
         self.numbering = Numbering()
         self._mapped: dict[Path, RingReader] = {}
-        """All of this attempt, also those of processes that are no ranks."""
+        """All rings of this attempt, including those of processes that are no ranks."""
         self.comparer = Comparer()
         self.exits: dict[tuple[int, int], int] = {}
         self._next: dict[Path, int] = {}
@@ -90,7 +90,7 @@ class Host:
         return self.world_size
 
     def joined(self) -> bool:
-        """Whether a rank of this host came through init_process_group, in the world that the program uses."""
+        """Return whether a rank of this host completed init_process_group in the world that the program uses."""
         main = self.numbering.main
         for reader in self.readers.values():
             defaults = [world.id for world in reader.worlds if world.kind is WorldKind.DEFAULT]
@@ -254,7 +254,7 @@ class Host:
         return answer
 
     def gone(self) -> bool:
-        """A rank has ended, or given up where others go on: nobody need wait for it any longer."""
+        """Return whether a rank has ended, or failed while others continue, so that waiting for it is useless."""
         ended = self.ended()
         over = [given_up(reader) for reader in self.readers.values()]
         return any(ended.values()) or (any(over) and not all(over))
@@ -280,9 +280,9 @@ class _Sample:
     taken_ns: int
     count: int
     position: object
-    """Where the main thread stands, as its heartbeat wrote it."""
+    """Position of the main thread, as its heartbeat wrote it."""
     work: Work | None
-    """None: it had made calls since the sample before, so nobody looked."""
+    """Work done so far; None if the rank had made calls since the previous sample, so that it was not measured."""
     idle_since_ns: int
     asleep_since_ns: int
     """Since then the main thread has used no CPU time, whatever its other threads and child processes did."""
@@ -336,7 +336,7 @@ def _main_active(before: _Sample, after: _Sample) -> bool:
 
 
 def _works(before: _Sample, after: _Sample) -> bool:
-    """Whether any thread or child process has computed, read or written between two samples."""
+    """Return whether any thread or child process has computed, read or written between two samples."""
     assert before.work is not None
     assert after.work is not None
     # A process that ends takes its CPU time out of the sum: less than before is a change, too.
@@ -346,16 +346,16 @@ def _works(before: _Sample, after: _Sample) -> bool:
 
 
 class SuspensionDetector:
-    """Times at which nobody watched: the monitor was stopped with its container, or its host was suspended.
+    """Detects periods without a watcher: the monitor was stopped with its container, or its host was suspended.
 
-    Its own work may take long (hundreds of ranks, another host that is slow to answer), and is no absence: so a thread
-    beside it naps and looks at the clock, whatever the monitor does meanwhile. Only when neither has run was it away.
-    *clock* is in nanoseconds (monotonic).
+    The monitor's own work may take long (hundreds of ranks, another host that answers slowly) and is not an absence,
+    so a second thread naps and reads the clock. Only if neither has run was the monitor away. *clock* returns
+    monotonic nanoseconds.
     """
 
     def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self.spans_ns: list[tuple[int, int]] = []
-        """From, to; the last of them."""
+        """The last periods (from, to)."""
         self.times = 0
         self._clock = clock
         self._last_ns = clock()

@@ -36,7 +36,7 @@ class JobReport:
     def __init__(self, directory: Path, settings: Settings, host: Host, together: PeerSession) -> None:
         self.diagnoses: list[Diagnosis] = []
         self.inconclusive = ""
-        """Why nothing can be said about the job."""
+        """Reason why the job cannot be judged; empty if it can."""
         self.silent: list[dict[str, Any]] | None = None
         """Findings of silent faults as JSON; None where the job was not watched for them."""
         self.places: list[str] = []

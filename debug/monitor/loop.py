@@ -1,7 +1,7 @@
-"""The monitor process of a host: reads its ranks' rings, names what is wrong, ends the job if asked to.
+"""The monitor process of a host: reads the rings of its ranks, diagnoses faults, and ends the job if asked to.
 
-It needs nothing from the ranks: one that was killed, stopped, or holds the interpreter is diagnosed all
-the same. It imports no torch. Started by `distsim.debug.monitor.start`; ends when the ranks have.
+It needs no cooperation of the ranks, so it also diagnoses one that was killed, stopped, or holds the interpreter
+lock. It imports no torch. Started by `distsim.debug.monitor.start`; ends when the ranks have ended.
 """
 
 from __future__ import annotations
@@ -44,17 +44,19 @@ __all__ = ["RAISE_S", "Monitor"]
 
 BUSY_POLL_S = 0.1
 QUIET_POLL_S = 0.05
-"""Polls when ranks make calls, and when they do not: then somebody may be stuck."""
+"""Seconds between polls while ranks make calls (BUSY_POLL_S) and while they do not, when one may be stuck."""
 SETTLE_S = 0.25
-"""Nothing is judged before a call has waited this long, and twice in a row with nothing moving in between."""
+"""Seconds that a call must have waited before a judgement, and twice in a row without any progress in between."""
 DEATH_SETTLE_S = 0.35
-"""After a death: its peers' own errors arrive, and the launcher's word how it died."""
+"""Seconds after a death in which the errors of other ranks and the launcher's report about the exit code arrive."""
 ON_THEIR_WAY_S = 1.5
-"""A death is told without anybody who waits for it only after this long: the others may come to their next call."""
+"""Seconds before a death is reported for which no rank waits, because the others may still reach their next call."""
 RAISE_S = 5.0
-"""What strict has to raise, on a busy host, before calls that do not fit are taken for ones that nobody holds."""
+"""Seconds that level strict has to raise, on a busy host, before contradicting calls are taken for calls it did not
+hold.
+"""
 BACK_S = 1.0
-"""What ranks have, after the monitor was away, to show that they are there (a heartbeat takes a tenth of it)."""
+"""Seconds that ranks have after an absence of the monitor to write a heartbeat, which takes a tenth of that."""
 WITHDRAW_S = 0.5
 """How often a warning is held against what the ranks do now."""
 LIVING = (Phase.RUNNING, Phase.BLOCKED, Phase.FROZEN, Phase.HOST_STUCK)
@@ -66,7 +68,7 @@ class Monitor:
     """One host's watch over its ranks."""
 
     grace_s = 10.0
-    """What an abort gives exit handlers of ranks that have raised."""
+    """Seconds that an abort leaves exit handlers of ranks that have raised."""
 
     def __init__(self, directory: Path, settings: Settings, job: str | None) -> None:
         self.directory = directory
@@ -83,7 +85,7 @@ class Monitor:
         self._first_death: float | None = None
         self._first_found: float | None = None
         self._first_met: float | None = None
-        """When there was something to tell, though nobody waited for anybody."""
+        """Time of the first contradiction that blocks no rank; None before it."""
         self._suspicions = Suspicions()
         self.aborted = False
         self._attempt = 0
@@ -93,10 +95,10 @@ class Monitor:
         self._last_back = 0.0
         self._absences = 0
         self._closing = False
-        """The launcher ends the ranks: their deaths are no news."""
+        """Whether the launcher is ending the ranks, so that their deaths are not reported."""
         self._orphans = Orphans(directory)
         self._launcher: Any = None
-        """What `launcher.json` says of it."""
+        """Content of `launcher.json`."""
         self._launched()
 
     # The loop -----------------------------------------------------------------------------------
@@ -135,7 +137,7 @@ class Monitor:
         return False
 
     def _was_away(self) -> bool:
-        """Whether the monitor has been away itself since it was last asked."""
+        """Return whether the monitor itself was suspended since the last call."""
         times = self.host.away.look()
         if times == self._absences:
             return False
@@ -144,8 +146,10 @@ class Monitor:
         return True
 
     def _miss_rings(self) -> None:
-        """Rings that were taken away before they were mapped: of their ranks nothing will ever be known, so no call
-        can be said to miss one."""
+        """Note that rings were removed before they were mapped.
+
+        Nothing will ever be known about their ranks, so no call can be reported as missing.
+        """
         readers = self.host.readers.values()
         if self.report.inconclusive or not readers or len(readers) >= self.host.local_world:
             return
@@ -165,7 +169,7 @@ class Monitor:
             self._first_death = self._first_found = None
 
     def _new_attempt(self) -> None:
-        """After a restart everything begins anew; the verdict over the attempt before is history."""
+        """Forget the previous attempt after a restart of the job."""
         attempt = self.host.attempt
         if attempt == self._attempt:
             return
@@ -176,7 +180,7 @@ class Monitor:
         self._closing = self.aborted = False
 
     def _answer(self) -> None:
-        """The launcher saw a rank fail and waits for a last look before it ends the others."""
+        """Judge once more for a launcher that saw a rank fail and waits before it ends the others."""
         requests = [path for path in self.directory.glob("ask.*") if path.name not in self._answered]
         if not requests:
             return
@@ -206,7 +210,7 @@ class Monitor:
         return self._released() or not self._launched()
 
     def _launched(self) -> bool:
-        """A launcher is there, who tells when all is over; one that was killed tells nobody."""
+        """Return whether there is a living launcher, which reports the end of the job."""
         try:
             with contextlib.suppress(FileNotFoundError):  # removed with the folder: the launcher is there all the same
                 self._launcher = json.loads((self.directory / "launcher.json").read_text())
@@ -238,8 +242,10 @@ class Monitor:
             self.together.suspect(self._suspicions.hand_over())
 
     def _ranks_raise(self, suspicion: Suspicion) -> bool:
-        """At level strict ranks see themselves what does not fit, before any byte goes out: of messages those between
-        ranks of one host."""
+        """Return whether level strict reports the contradiction itself, before any byte is sent.
+
+        For messages it does so only between ranks of one host.
+        """
         if self.settings.level is not Level.STRICT or suspicion.lines_only:
             return False
         key = suspicion.key
@@ -251,7 +257,7 @@ class Monitor:
         return tuple(numbering.in_job(world, rank) for rank in key[1])
 
     def _look_at_suspicions(self, until: float) -> None:
-        """Hold against the evidence what is due by then."""
+        """Check the suspicions that are due by *until* against the evidence."""
         focus = self._suspicions.due(until)
         if not focus:
             return
@@ -271,7 +277,7 @@ class Monitor:
             self.tell([d for d in diagnose(evidence) if d.kind in seen], evidence)
 
     def _keep_pace(self) -> None:
-        """A rank that makes the others wait at every step is a warning, taken back when it is over."""
+        """Warn about a rank that makes the others wait at every step, and withdraw the warning when it is over."""
         if self._closing or self.aborted or self.report.inconclusive or not self.pace.due(time.monotonic()):
             return
         new = self.pace.look_back(self.host, lambda: self.look().records)
@@ -341,8 +347,11 @@ class Monitor:
             self.report.withdraw(diagnose(evidence), evidence)
 
     def _premature(self, diagnoses: Sequence[Diagnosis], evidence: Evidence) -> bool:
-        """A rank is gone, or stopped, and nobody waits for it yet, but some are on their way to their next call. Or
-        calls do not fit that strict holds: it raises as soon as its threads get to run."""
+        """Return whether it is too early to report *diagnoses*.
+
+        Either a rank is gone or stopped, no rank waits for it yet, and some are on their way to their next call; or
+        level strict holds calls that contradict each other, and raises as soon as its threads run.
+        """
         now = time.monotonic()
         if self.settings.level is Level.STRICT and any(d.ends_job and d.proof is Proof.MET for d in diagnoses):
             self._first_met = self._first_met or now
@@ -417,7 +426,7 @@ class Monitor:
     # What follows -----------------------------------------------------------------------------------
 
     def tell(self, diagnoses: Sequence[Diagnosis], evidence: Evidence) -> None:
-        """Report what is new, and do what --on-hang asks for."""
+        """Report new diagnoses, and do what --on-hang says."""
         new = self.report.add(diagnoses, evidence)
         if any(d.ends_job for d in new) and not self.aborted:
             if self.settings.on_hang is OnHang.ABORT:
@@ -440,7 +449,7 @@ class Monitor:
         end_ranks(self.host, self.grace_s)
 
     def _farewell(self) -> None:
-        """All ranks are gone: what they leave behind, and the rings of a healthy job go."""
+        """Judge the remains after the end of all ranks, and remove the rings of a healthy job."""
         self.host.find(self.together.processes())
         self.host.read(self.together.route)
         self._compare()
@@ -481,6 +490,8 @@ class Monitor:
         return search_silent(rings, self.host.world_size, self.settings.silent_patterns, self.report.say)
 
     def _ours(self) -> bool:
-        """A folder that we chose, in memory: nobody would look there for a healthy job's rings."""
+        """Return whether distsim chose the folder, in memory, where a user would not look for the rings of a healthy
+        job.
+        """
         chosen = self.directory.parent in default_bases() and not self.settings.directory
         return chosen and not (self.directory / "launcher.json").exists()

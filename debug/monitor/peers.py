@@ -1,6 +1,6 @@
-"""How a monitor takes part in a job of several hosts: alone at first, then leading or following.
+"""A monitor's part in a job of several hosts: alone at first, then leading or following.
 
-States, calls and findings go between them as JSON.
+Monitors exchange states, calls and findings as JSON.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LAST_WORD_S = 3.0
 MOST_ROWS = 4096
 """Row blocks kept for a leader that is not there yet."""
 _CALL = {f.name: f for f in fields(CallRecord) if f.name not in ("rank", "group", "site", "stack", "remote")}
-"""Fields of a call that are said as they are; most have their default, and are left out then."""
+"""Fields of a call that are sent unchanged; those with their default, which are most, are left out."""
 _STATE = [f.name for f in fields(RankState) if f.name not in ("rank", "phase", "waits", "site", "stack", "caught")]
 _FINDING = [f.name for f in fields(Finding) if f.name not in ("kind", "ranks", "group", "call", "site")]
 
@@ -176,8 +176,11 @@ class PeerSession:
     # What the rest of the monitor asks -------------------------------------------------------------------
 
     def judges(self, host: Host) -> bool:
-        """Whether this monitor gives verdicts: that of a job on one host does, a leader that hears all
-        hosts, and whoever is left alone for too long."""
+        """Return whether this monitor gives verdicts.
+
+        The monitor of a job on one host does, a leader that hears all hosts, and one that has been alone for too
+        long.
+        """
         if host.local_world >= host.world_size:
             return True
         if self.leader is not None:
@@ -219,12 +222,12 @@ class PeerSession:
         return result
 
     def hears_suspicions(self) -> bool:
-        """Whether there is a leader who hears what this host suspects."""
+        """Return whether there is a leader to which this host's suspicions are sent."""
         return self.follower is not None and self.follower.connected
 
     @property
     def has_leader(self) -> bool:
-        """Whether the monitor of another host gives the verdicts, or gave them until it ended."""
+        """Return whether the monitor of another host gives the verdicts, or gave them until it ended."""
         return self.follower is not None and (self.follower.connected or self.follower.left)
 
     def suspect(self, suspicions: Sequence[Suspicion]) -> None:
@@ -342,8 +345,11 @@ class PeerSession:
                 (self._directory / name).unlink()
 
     def waits_for_others(self, host: Host) -> bool:
-        """A leader stays while other hosts' ranks run: they have nobody else who sees all. A follower stays for the
-        leader's last word. Of a job that was over before they met, all stay until they have, for as long."""
+        """Return whether this monitor has to stay although its ranks have ended.
+
+        A leader stays while other hosts' ranks run, because no other monitor sees all ranks. A follower stays for
+        the leader's last message. If the job was over before they met, all stay until they have, for a limited time.
+        """
         if host.local_world >= host.world_size or not host.joined():
             return False
         now = time.monotonic()

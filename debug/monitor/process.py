@@ -26,7 +26,7 @@ from distsim.debug.settings import Settings
 __all__ = ["MOST_FAULTS", "Series", "Steady", "watch_series"]
 
 MOST_FAULTS = 50
-"""Faults of its own in a row, at five a second, after which a monitor gives up."""
+"""Number of consecutive faults of its own, at five a second, after which a monitor gives up."""
 
 
 class GaveUp(Exception):
@@ -34,11 +34,14 @@ class GaveUp(Exception):
 
 
 class Steady(Monitor):
-    """A monitor that outlives a fault of its own: it writes it down and goes on. One that can not is no healthy job's:
-    it leaves the rings, and says that it knows nothing."""
+    """A monitor that survives faults of its own: it logs them and continues.
+
+    If it cannot continue, it leaves the rings and reports that nothing is known about the job, which is then not
+    called healthy.
+    """
 
     faults = 0
-    """In a row: a good turn ends it."""
+    """Number of consecutive faults; a turn without one resets it."""
     _said_fault = False
 
     def run(self) -> int:

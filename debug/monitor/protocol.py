@@ -47,7 +47,7 @@ MOST_UNKNOWN = 64
 Rows = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
 LONGEST_LINE = 64 << 20
 LONGEST_PROOF = 1024
-"""Bytes that somebody may send who has not proved anything."""
+"""Maximum bytes accepted from a peer that has not authenticated itself."""
 MOST_WAITING = 256 << 20
 """Bytes for an end that does not read."""
 AT_ONCE = 16 << 20
@@ -71,7 +71,7 @@ class Leader:
         self.held: list[tuple[int, GroupKey, Rows]] = []
         """Rows that came in during `look`."""
         self.suspected: list[Suspicion] = []
-        """What other hosts' comparers have found."""
+        """Suspicions of other hosts' comparers."""
         address, port = self._server.getsockname()[:2]
         write_private(directory / "monitor.json", json.dumps({"address": address, "port": port, "salt": salt}))
 
@@ -170,7 +170,7 @@ class Leader:
 
 
 class Follower:
-    """On every other host."""
+    """The monitor of every other host."""
 
     def __init__(self, address: str, port: int, secret: str, host: str) -> None:
         self._address, self._port, self._secret, self._host = address, port, secret, host
@@ -179,12 +179,12 @@ class Follower:
         self._tried = 0.0
         self._introduced = False
         self.processes: list[Any] = []
-        """Those of this host, as JSON."""
+        """Processes of this host, as JSON."""
         self.notes: list[str] = []
         """Why a link was dropped, one line each."""
         self.lost_since: float | None = None
         self.left = False
-        """The leader said goodbye: its ranks have ended."""
+        """Whether the leader said goodbye because its ranks have ended."""
 
     def step(
         self,
@@ -192,7 +192,7 @@ class Follower:
         rows: list[tuple[int, GroupKey, Rows]],
         answer: Callable[[dict[str, Any]], Any],
     ) -> list[dict[str, Any]]:
-        """Tell what is new; answer the leader's looks; other messages come back."""
+        """Send what is new, answer the leader's requests, and return other messages."""
         now = time.monotonic()
         self.processes = status["processes"]
         if self.link is None or not self.link.open:
@@ -232,7 +232,7 @@ class Follower:
         return messages
 
     def send_rows(self, rows: list[tuple[int, GroupKey, Rows]]) -> None:
-        """Tell what is new, where there is a leader to hear it."""
+        """Send new rows, if there is a leader."""
         if rows and self.link is not None and self.link.open and self.link.known:
             content = [[rank, list(key), base64.b64encode(r.tobytes()).decode()] for rank, key, r in rows]
             self.link.send({"rows": content})
@@ -309,7 +309,7 @@ class PeerLink:
     socket: socket.socket
     secret: str
     leads: bool
-    """Which end this is: the leader's speaks first."""
+    """Whether this is the leader's end, which speaks first."""
     host: str = "?"
     known: bool = False
     """The other end has proved that it knows the secret."""

@@ -18,7 +18,7 @@ from distsim.debug.settings import Settings
 __all__ = ["VERDICT_WAIT_S", "ask", "gone_text", "importable", "start_monitor"]
 
 VERDICT_WAIT_S = 4.0
-"""How long a failed rank's peers are spared for the monitor's last look."""
+"""Seconds for which a failed rank's peers are left alive for the monitor's last judgement."""
 
 
 def start_monitor(

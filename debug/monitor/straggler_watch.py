@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 __all__ = ["Pace", "recent_calls", "recent_stragglers"]
 
 LOOK_S = 5.0
-"""Between two looks."""
+"""Seconds between two checks."""
 STREAK = 3
-"""Looks in a row before a rank is told, and before it is taken back: a start, a compilation, an evaluation is over
-by then."""
+"""Number of consecutive checks before a straggler is reported, and before its warning is withdrawn.
+
+A start, a compilation or an evaluation is over by then.
+"""
 WINDOW = 1024
 """Calls of each rank in one look."""
 WHOLE = 4000
@@ -38,7 +40,7 @@ class Pace:
         self._fine: dict[int, int] = {}
 
     def due(self, now_s: float) -> bool:
-        """Whether it is time to look again."""
+        """Return whether it is time for the next check."""
         if self._next_s is None or now_s >= self._next_s:
             first = self._next_s is None
             self._next_s = now_s + LOOK_S
@@ -56,14 +58,16 @@ class Pace:
         return new, over
 
     def look_back(self, host: Host, everywhere: Callable[[], Mapping[int, Sequence[CallRecord]]]) -> list[LateRank]:
-        """Look at a live job: who is to be told now. *everywhere* gives the last calls where a job has several hosts,
-        as many of them as their monitors send."""
+        """Check a live job, and return the stragglers to report now.
+
+        *everywhere* returns the last calls of a job on several hosts, as many as their monitors send.
+        """
         readers = list(host.readers.values())
         records = recent_calls(readers, WINDOW) if len(readers) == host.world_size else everywhere()
         return self.judge(stragglers(records, LIVE))[0]
 
     def has_told(self, diagnosis: Diagnosis) -> bool:
-        """The diagnosis says again what a warning has said while the job ran."""
+        """Return whether *diagnosis* repeats a warning that was given while the job ran."""
         return diagnosis.kind is Kind.STRAGGLER and set(diagnosis.culprits) <= self.told.keys()
 
     def findings(self) -> list[Finding]:

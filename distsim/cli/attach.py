@@ -68,7 +68,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look at the ranks, print what is seen, and answer the exit code."""
+    """Examine the ranks, print the result, and return the exit code."""
     from distsim.debug.attach import find_ranks, judge_hosts, look_at_host
 
     check_writable(args.report, "--report")

@@ -301,7 +301,7 @@ def _notes(args: argparse.Namespace) -> list[str]:
 
 
 def _fluid(args: argparse.Namespace, rows: list[Any]) -> list[str]:
-    """Which rows have no form message by message."""
+    """Return lines about the rows that cannot be simulated message by message."""
     if args.fidelity != "message":
         return []
     algos = list(dict.fromkeys(row.algo for row in rows if row.fidelity != "message"))

@@ -57,7 +57,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Diagnose and print; what is wrong with single files is said in one line each."""
+    """Diagnose and print; each faulty file is reported in one line."""
     from distsim.debug.postmortem import examine, examine_jobs
     from distsim.debug.records.diagnosis import diagnoses_to_json, exit_code
     from distsim.debug.report.console import Console, piped_width

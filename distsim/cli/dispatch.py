@@ -54,7 +54,7 @@ ROOMS = {
     "sweep": "plan.sweep",
     "tune": "plan.tune",
 }
-"""Commands whose module lies in a room of its own."""
+"""Commands whose module is in a sub-package."""
 
 EXIT_CODES = """\
 exit codes:
@@ -67,7 +67,7 @@ exit codes:
 """
 
 REAL_BACKENDS = ("gloo", "nccl", "mpi")
-"""What `distsim run --on` takes for a real run."""
+"""Values of `distsim run --on` that mean a real run."""
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
@@ -79,8 +79,11 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """The flags that a shortened one may be. Before 3.12 Python complains of a word that may be several wherever it
-        stands: also among a script's own arguments, which are not looked at for flags of ours."""
+        """Return the flags that an abbreviation may stand for.
+
+        Before 3.12 Python complains about an ambiguous word wherever it is, even among a script's own arguments, in
+        which our flags are not searched.
+        """
         options: list[Any] = super()._get_option_tuples(option_string)
         takes_the_rest = any(action.nargs == argparse.REMAINDER for action in self._actions)
         return [] if takes_the_rest and len(options) > 1 else options

@@ -65,7 +65,7 @@ def lines() -> Iterator[tuple[str, str]]:
 
 
 def _or_error(describe: Callable[[], str]) -> str:
-    """A report of what is broken must not break."""
+    """Return a description, or its error: a report about broken things must not break."""
     try:
         return describe()
     except DistsimError as error:

@@ -15,7 +15,7 @@ __all__ = ["add_parser"]
 LARGEST = 256 << 20
 MAKE = "write it with --report FILE"
 _ENDS = re.compile(r"[\w.+-]*\s*")
-"""What is left where a text is cut off: half a number or word, if anything."""
+"""Pattern of what may remain at the end of a text that was cut off: a part of a number or word."""
 DESCRIPTION = """\
 Make a page one can look at of a JSON report: of any --report FILE, or of the JSON that such a page has.
 
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _is_cut(error: json.JSONDecodeError) -> bool:
-    """Whether the text ends where there should be more: a report begins with a brace, and goes on to its end."""
+    """Return whether the text ends too early: a report begins with a brace, and ends with its counterpart."""
     ends = _ENDS.fullmatch(error.doc, error.pos) is not None or error.msg.startswith("Unterminated string")
     return ends and error.doc.lstrip().startswith("{")
 

@@ -403,7 +403,7 @@ OWN = ("--on", "--nnodes", "--nproc-per-node", "--nproc_per_node", "--host-timeo
 
 
 def misplaced(script: str, arguments: Sequence[str]) -> list[str]:
-    """A note where a flag of ours stands behind the script, which gets it instead of us."""
+    """Return a note for each of our flags that is after the script, which gets it instead of distsim."""
     given = [word for word in arguments if word.partition("=")[0] in OWN]
     if not given:
         return []
@@ -415,7 +415,7 @@ def misplaced(script: str, arguments: Sequence[str]) -> list[str]:
 
 
 def check_script(path: str) -> None:
-    """Refuse what is no Python script."""
+    """Refuse a file that is not a Python script."""
     script = Path(path)
     if script.is_dir():
         raise UsageError(f"expected a Python script, got the folder {path}; for a package use -m {script.name}")

@@ -1,6 +1,6 @@
-"""The Python program that a launcher's command starts, its ranks, and what the launcher tells them.
+"""Finds the Python program that a launcher's command starts, its ranks, and the variables that the launcher sets.
 
-Launchers may stand in each other: `srun torchrun train.py`. The innermost one that says how many ranks there are wins.
+Launchers may be nested: `srun torchrun train.py`. The innermost one that gives the number of ranks wins.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Launched:
     arguments: list[str]
     module: bool = False
     nnodes: str | None = None
-    """As torchrun's `--nnodes`; None: the launcher does not say."""
+    """Number of nodes like torchrun's `--nnodes`; None if the launcher does not give it."""
     nproc_per_node: str | None = None
     ntasks: int | None = None
-    """All ranks, where the launcher does not say how many a node has."""
+    """Number of all ranks, if the launcher does not give the number per node."""
     use_env: bool = True
-    """Whether the program learns its local rank from the environment alone."""
+    """Whether the program gets its local rank from the environment only."""
     environ: dict[str, str] = field(default_factory=dict)
     """Variables that each rank is given."""
     launchers: list[str] = field(default_factory=list)
@@ -145,7 +145,7 @@ def _torchrun(command: Launched) -> None:
 
 
 def _torch_launch(command: Launched) -> None:
-    """torch.distributed.launch: torchrun, and an argument that tells the local rank."""
+    """Parse torch.distributed.launch: torchrun with an argument for the local rank."""
     switches = [word for word in command.arguments if word in ("--use-env", "--use_env")]
     command.use_env = bool(switches)
     command.arguments = [word for word in command.arguments if word not in switches]

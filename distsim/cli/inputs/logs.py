@@ -28,7 +28,7 @@ _WIDE = 120
 
 
 def run_logs(args: argparse.Namespace) -> int:
-    """Read, check, fit, show and write; answers 0. What is told goes to stderr where the file goes to stdout."""
+    """Read, check, fit, show and write; return 0. If the file goes to stdout, all other output goes to stderr."""
     from distsim.calibration.constants import nccl_constants
     from distsim.calibration.logs.fit import benches_of, bounds, fit_to_logs, spreads
     from distsim.calibration.logs.folder import agreed, fits, read_logs
@@ -122,7 +122,7 @@ def _larger(benches: Sequence[Bench], start: Constants, limits: Callable[[str], 
 
 
 def write(output: str | None, text: str, say: Callable[[str], None] = print) -> None:
-    """Into the file *output*, which is then told with *say*; or print it."""
+    """Write *text* to the file *output* and report that with *say*; without *output* print it."""
     if output is None:
         print(text, end="")
         return

@@ -76,7 +76,7 @@ def line_of(run: SimulatedRow, width: int) -> str:
 
 
 def print_summary(summary: StepSummary, seconds: float) -> None:
-    """The medians beside their bounds, what is broken, and how long it all took."""
+    """Print the medians beside their bounds, the broken bounds, and the elapsed time."""
     from distsim.calibration.training.steps import LARGEST, MEDIANS, MEMORY
 
     for regime, middle in summary.medians.items():

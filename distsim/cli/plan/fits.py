@@ -28,11 +28,11 @@ __all__ = ["add_parser"]
 DOES_NOT_FIT = 5
 MOST_LINES = 12
 LEAST_WIDE, MOST_WIDE = 24, 44
-"""Of the column that says what memory is for."""
+"""Smallest and largest width of the column that describes the memory."""
 LINE_WIDE = 48
-"""Columns that are left for the others: memory, its share, the line."""
+"""Width of the other columns: memory, its share, the line."""
 LEAST_SHARE = 0.005
-"""Of the peak: smaller lines are left out."""
+"""Share of the peak below which a line is left out."""
 DESCRIPTION = """\
 Simulate the first two steps of a training script and say what its GPUs' memory is needed for: by rank and pipeline
 stage, by kind, by line and operator. If it does not fit, changes for which the script has a flag (micro-batch,

@@ -1,4 +1,4 @@
-"""What a person sees while points run: a table on a terminal, a line for each point that ends elsewhere."""
+"""Progress of running points: a table on a terminal, otherwise a line for each point that ends."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ __all__ = [
 MOST_LIVE = 12
 """Rows of the table that a terminal shows while points run."""
 WHOLE = 16
-"""Up to this width a column of a setting is not broken."""
+"""Width up to which a column of a setting is not wrapped."""
 DESCRIPTION = """\
 Run one scenario, or one script, under every combination of some settings, and compare.
 
@@ -380,7 +380,7 @@ def _rates(points: list[Point]) -> dict[str, list[str]]:
 
 
 def _plot(points: list[Point], figure: str) -> dict[str, Any]:
-    """*figure* over the first variation, a line for each combination of the others; plotly's, as plain data."""
+    """Return *figure* over the first variation as a plotly figure, with a line for each combination of the others."""
     from distsim.report.html.draw.plots import label
     from distsim.report.quantities import figure_name, figure_unit
 

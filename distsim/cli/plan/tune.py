@@ -209,7 +209,7 @@ def _point(search: Search, point: Place) -> Point:
 
 
 def _print(search: Search, price: float | None, args: argparse.Namespace) -> list[Point]:
-    """Print what is known; return all points, the best first, those that failed last."""
+    """Print the result; return all points, the best first and failed ones last."""
     from rich.table import Table
     from rich.text import Text
 
@@ -245,7 +245,7 @@ def _named(point: Point) -> str:
 
 
 def _verdict(search: Search, points: Sequence[Point], objective: str) -> list[tuple[str, str]]:
-    """The best, the runner-up, and what lies between them: a word, and what it says."""
+    """Return the best point, the runner-up and their difference, each as a word and its text."""
     from distsim.scenario.explore.fits import WORST_ERROR
     from distsim.scenario.explore.why import difference, spent
 
