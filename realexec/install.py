@@ -35,7 +35,7 @@ _agent_port = ""
 _by_hooks = False
 """Whether torch's own groups are watched through their hooks."""
 _refused = False
-"""Whether the ring could not be created; the process then continues without a guard."""
+"""Whether the ring could not be created, so that the process continues without a guard."""
 
 
 def current_session() -> Session | None:

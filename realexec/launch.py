@@ -1,7 +1,7 @@
 """`distsim run --on gloo|nccl|mpi`: torch elastic with every rank under guard and a monitor beside it.
 
-Its rings lie in a folder of the run, which stays for a while; its last line says what to do, when all that the ranks
-have printed is above it.
+Its rings are in a folder of the run, which is kept for a while; the last line says what to do, after everything that
+the ranks have printed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from distsim.torch_compat.releases import guard_refusal, remarks
 __all__ = ["forget_old_runs", "launch", "say_if_killed"]
 
 SEARCH_S = 120.0
-"""How long the monitor may search for silent faults when the ranks have ended."""
+"""Seconds that the monitor may search for silent faults after the ranks have ended."""
 SILENT_FAULT = 5
 """The exit code of a job that ended well and has a silent error, with `--silent strict`."""
 KEPT_RUNS = 32
@@ -131,7 +131,7 @@ def _to_the_end(args: argparse.Namespace, kept: _Folder, own: bool, over: thread
 def _exit_code(
     args: argparse.Namespace, kept: _Folder, own: bool, code: int, verdict: dict[str, Any], failed: list[str]
 ) -> int:
-    """The launcher's, from the ranks' and the monitor's; what becomes of the folder of the rings is said."""
+    """Return the launcher's exit code, from the ranks' and the monitor's, and print where the rings are kept."""
     directory, monitor = kept.directory, kept.monitor
     if not verdict.get("exit_code"):
         print("".join(failed), end="", file=sys.stderr)
@@ -174,15 +174,15 @@ class _Folder:
         self.monitor = monitor
         self.silent = settings.silent
         self.wait_s = VERDICT_WAIT_S + (2 if self.silent is Silent.OFF else SEARCH_S)
-        """How long the monitor may take when the ranks have ended."""
+        """Seconds that the monitor may take after the ranks have ended."""
         if settings.on_verdict:
             self.wait_s += COMMAND_S
         self.restored = False
         """Somebody took it away, with the rings in it, while the job ran."""
         self.contexts: list[Any] = []
-        """What torch elastic started: the ranks of each attempt."""
+        """Processes that torch elastic started: the ranks of each attempt."""
         self.mpirun: list[subprocess.Popen[bytes]] = []
-        """What started the ranks instead; it takes them along."""
+        """Processes of mpirun that started the ranks instead, and end with them."""
 
     def restore(self) -> None:
         """Make it anew where it is gone: the monitor, which has the rings mapped, still looks there for notes."""
@@ -245,8 +245,10 @@ def _check_backend(on: str) -> None:
 
 
 def _leave_outer_job() -> None:
-    """A rank of a job under guard may launch a job of its own: how closely to look is for both, but the rings, the
-    report and the monitor are the outer job's."""
+    """Remove the outer job's settings from the environment of a rank that launches a job of its own.
+
+    The level applies to both, but the rings, the report and the monitor belong to the outer job.
+    """
     outer = os.environ.pop(LAUNCHED, None)
     if outer is None:
         return
@@ -364,7 +366,9 @@ def run_guarded_path(script: str, *words: str) -> None:
 
 @contextlib.contextmanager
 def _exits_recorded(kept: _Folder) -> Iterator[None]:
-    """Before torch elastic ends the peers of a failed rank: note who ended how, let the monitor look."""
+    """Return a context in which the ends of ranks are recorded, and the monitor judges, before torch elastic ends
+    the others.
+    """
     patched = []
     directory = kept.directory
     for kind in (processes.SubprocessContext, processes.MultiprocessContext):
@@ -492,7 +496,7 @@ def failure_line(error: ChildFailedError) -> str:
 
 
 def say_if_killed(monitor: subprocess.Popen[bytes], over: threading.Event) -> None:
-    """Wait for a monitor; that one is gone before the job is *over* is told at once. Any other has said why it ends."""
+    """Wait for a monitor, and report at once if it is gone before the job is *over* without having said why."""
     monitor.wait()
     if monitor.returncode < 0 and not over.is_set():
         print(gone_text(monitor.pid, monitor.returncode), file=sys.stderr, flush=True)

@@ -1,9 +1,9 @@
-"""What torch.distributed has dropped, on today's: `import distsim.deprecated as dist` in a program of torch 0.x or 1.0.
+"""Names that torch.distributed has dropped: `import distsim.deprecated as dist` in a program for torch 0.x or 1.0.
 
-Begin at functions.py, the names of that time. rendezvous.py gives ranks to processes that were given none, at a
-file or a `tcp://` multicast address, multigpu.py has the collectives of several devices a rank,
-in_torch.py puts it all into torch.distributed itself while a program is simulated or under guard, and launch.py is
-`python -m distsim.deprecated.launch`, torch.distributed.launch's way of starting a script.
+functions.py has the names of that time; rendezvous.py assigns ranks at a file or a `tcp://` multicast address;
+multigpu.py has the collectives of several devices per rank; in_torch.py puts all of it into torch.distributed during
+a simulation or under the guard; launch.py is `python -m distsim.deprecated.launch`, which starts a script like
+torch.distributed.launch.
 """
 
 from __future__ import annotations

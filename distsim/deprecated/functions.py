@@ -70,7 +70,7 @@ class Request:
         self.request = request
 
     def is_completed(self) -> bool:
-        """Whether the tensor has been sent or received."""
+        """Return whether the tensor has been sent or received."""
         return bool(self.request.is_completed())
 
     def wait(self) -> None:
@@ -82,12 +82,12 @@ _BACKENDS = ("tcp", "mpi", "gloo", "nccl")
 
 
 def is_available() -> bool:
-    """Whether torch was built with torch.distributed."""
+    """Return whether torch was built with torch.distributed."""
     return bool(dist.is_available())
 
 
 def is_initialized() -> bool:
-    """Whether init_process_group was called."""
+    """Return whether init_process_group was called."""
     return bool(dist.is_initialized())
 
 

@@ -1,7 +1,7 @@
-"""What torch.distributed had once, put back into it: for the time of a simulation, and under guard.
+"""Puts dropped parts of torch.distributed back into it, for the time of a simulation, and under the guard.
 
-Programs call torch's own names, so they are met there: the backend `tcp`, `init_process_group` without ranks, the
-collectives of several devices a rank.
+Programs call torch's own names, so these are replaced: the backend `tcp`, `init_process_group` without ranks, the
+collectives of several devices per rank.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ GLOO_FOR_TCP = "backend 'tcp', which torch has dropped, is served by gloo"
 
 
 def note(text: str) -> None:
-    """Tell the user, at the line that asked, what is not as the program says. A simulation notes it in its report."""
+    """Tell the user, at the calling line, what differs from the program's request; a simulation adds it to its
+    report.
+    """
     level, frame = 1, sys._getframe(0)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("torch.", "distsim.")):
         level, frame = level + 1, frame.f_back
@@ -40,7 +42,7 @@ def begins(meeting: OldMeeting, rank: int) -> None:
 
 
 def asked(backend: Any) -> None:
-    """A program asks for its default group on *backend*, as it said it. A simulation learns what it will use."""
+    """Note that the program requests its default group on *backend*, so that a simulation knows what it will use."""
 
 
 def known_backend(backend: Any) -> Any:
@@ -54,8 +56,12 @@ def known_backend(backend: Any) -> Any:
 def with_ranks(
     backend: Any, init_method: Any, timeout: timedelta | None, world_size: int, rank: int, group_name: str
 ) -> dict[str, Any]:
-    """What is to be said to torch's init_process_group instead: where the processes meet, and which rank this one is;
-    nothing where torch finds out by itself. MPI gives its ranks itself. Waits for the others at a multicast address."""
+    """Return additional arguments for torch's init_process_group: where the processes meet, and the rank of this
+    one.
+
+    The result is empty if torch finds out by itself. MPI assigns its own ranks. At a multicast address this waits
+    for the others.
+    """
     if isinstance(backend, str) and backend.lower() == "mpi":
         return {}
     meeting = meeting_at(init_method, rank, world_size, group_name)
@@ -71,8 +77,11 @@ def with_ranks(
 
 
 def torch_patches() -> list[tuple[Any, str, Any]]:
-    """(holder, attribute, replacement). The public init_process_group stays the same object, for those who have
-    imported it: what is exchanged is the function within its decorator."""
+    """Return (holder, attribute, replacement) of everything that is patched.
+
+    The public init_process_group stays the same object, for modules that have imported it; the function within its
+    decorator is exchanged.
+    """
     patches: list[tuple[Any, str, Any]] = [(c10d.Backend, "__new__", _backend(c10d.Backend.__new__))]
     public = c10d.init_process_group
     cells = dict(zip(public.__code__.co_freevars, public.__closure__ or (), strict=True))

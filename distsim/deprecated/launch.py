@@ -1,7 +1,7 @@
-"""`python -m distsim.deprecated.launch [distsim run's flags] SCRIPT ...`: as torch.distributed.launch starts a script.
+"""Starts a script like torch.distributed.launch: `python -m distsim.deprecated.launch [flags] SCRIPT ...`.
 
-It is told its local rank by an argument, `--local_rank=N`, unless `--use_env` is given; the environment has it in both
-cases.
+The flags are those of `distsim run`. The script gets its local rank by the argument `--local_rank=N` unless
+`--use_env` is given; the environment has it in both cases.
 """
 
 from __future__ import annotations

@@ -26,14 +26,14 @@ SUM = dist.ReduceOp.SUM
 
 
 class MultiWork:
-    """A request whose last step, the way to the rank's other devices, is taken by whoever waits for it."""
+    """A request whose last step, the copy to the rank's other devices, runs when it is waited for."""
 
     def __init__(self, work: Any, finish: Callable[[], None]) -> None:
         self._work = work
         self._finish: Callable[[], None] | None = finish
 
     def is_completed(self) -> bool:
-        """Whether what went over the network has come."""
+        """Return whether the data from the network have arrived."""
         return bool(self._work.is_completed())
 
     def wait(self, *timeout: Any) -> bool:
@@ -162,7 +162,7 @@ _TOGETHER: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def _reduced(tensors: Sequence[Tensor], op: Any) -> Tensor:
-    """One tensor, in memory of its own, on the device of the first."""
+    """Return the reduction of *tensors* as a new tensor on the device of the first."""
     kind = next((known for known in _TOGETHER if op == known), None)
     if kind is None:
         raise ValueError(f"{op}: the collectives of several devices a rank know SUM, AVG, PRODUCT, MIN, MAX and bits")

@@ -1,11 +1,11 @@
-"""Ranks for processes that were given none: where they meet, by file or multicast address, and who gets which.
+"""Assigns ranks to processes that were given none, at a file or a multicast address.
 
-torch.distributed's documentation up to 1.0: with `file://` and with a multicast `tcp://` address "ranks can be assigned
-automatically", and `group_name` lets jobs use one file or address.
+torch.distributed's documentation up to 1.0: with `file://` and with a multicast `tcp://` address "ranks can be
+assigned automatically", and `group_name` lets several jobs use one file or address.
 
-At a multicast address each process says over and over who it is, on every network interface, until as many as there are
-ranks have heard of each other; the first of them, by host and identifier, has the store that all connect to, and nobody
-leaves before all have. Packets go one hop: to this host and its network.
+At a multicast address each process announces itself repeatedly on every network interface, until as many processes
+as there are ranks know each other. The first of them, by host and identifier, has the store to which all connect,
+and none leaves before all have connected. Packets go one hop: to this host and its network.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class OldMeeting:
     """One process's side of a meeting."""
 
     url: str
-    """As the program wrote it, without what stands behind `?`."""
+    """URL as the program wrote it, without the part after `?`."""
     world_size: int
     rank: int
     """-1: to be given."""
@@ -122,7 +122,7 @@ def take_place(meeting: OldMeeting, store: Any) -> tuple[int, Any]:
 
 @dataclass(frozen=True, order=True)
 class RendezvousMember:
-    """A process that has said who it is. Sorted, the ranks of a host follow each other."""
+    """A process that has announced itself. In sorted order, the ranks of a host are consecutive."""
 
     host: str
     pid: int
@@ -165,15 +165,15 @@ def _store_of(first: RendezvousMember, voice: _Voice, timeout: timedelta) -> Any
 
 
 class _Voice:
-    """Says who this process is, and hears the others."""
+    """Announces this process, and listens to the others."""
 
     def __init__(self, meeting: OldMeeting) -> None:
         self.meeting = meeting
         self.identifier = secrets.token_hex(8)
         self._members: dict[str, RendezvousMember] = {}
-        """By identifier: who still looks for others."""
+        """Processes that still look for others, by identifier."""
         self._complete: dict[str, dict[str, RendezvousMember]] = {}
-        """By what they call their job: who has found all others. They may be of a job that is over."""
+        """Processes that have found all others, by the name of their job, which may be over."""
         self._found: set[tuple[str, str]] = set()
         """Identifiers of those, with what they call their job."""
         self._is_6 = ipaddress.ip_address(meeting.address).version == 6
@@ -196,7 +196,7 @@ class _Voice:
         return listener.detach()
 
     def all_members(self, give_up_s: float, timeout: timedelta) -> list[RendezvousMember]:
-        """All, sorted, once they are as many as there are ranks."""
+        """Return all members, sorted, once there are as many as ranks."""
         while True:
             self.speak(())
             self.listen(EVERY_S)

@@ -1,7 +1,7 @@
-"""What the pytest plugin does once a test asks for it; `distsim.pytest_plugin` is the door.
+"""The part of the pytest plugin that is loaded when a test needs it; `distsim.pytest_plugin` is its entry point.
 
-`body.py` says which tests are ours, and is what pytest calls instead of one; `run_sim.py` and `run_gloo.py` run it on
-ranks (`on_rank.py`, with what each rank has of its own: `fixtures.py`); `verdict.py` judges.
+`body.py` decides which tests are ours and replaces their bodies; `run_sim.py` and `run_gloo.py` run a body on ranks
+(`on_rank.py`, with each rank's own objects: `fixtures.py`); `verdict.py` judges.
 """
 
 from __future__ import annotations

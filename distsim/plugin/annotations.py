@@ -1,4 +1,4 @@
-"""What GitHub Actions is told of failed tests on ranks and of failed scenarios."""
+"""GitHub Actions annotations of failed tests on ranks and of failed scenarios."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["error_lines", "in_library", "place"]
 
 
 def in_library(file: str) -> bool:
-    """Whether *file* is Python's, distsim's or some other package's."""
+    """Return whether *file* belongs to Python, distsim or another package."""
     return owner(os.path.abspath(file)) is not Owner.USER
 
 

@@ -1,9 +1,9 @@
-"""A test's body on every rank: which tests are ours, and what pytest calls instead of their bodies.
+"""Runs a test's body on every rank: selects our tests, and replaces their bodies.
 
-Ours are those with `@pytest.mark.ranks(n)`, and with `world_size(n)` where no other harness means something by it:
-composer, streaming, llm-foundry and DeepSpeed have a marker `world_size` of their own, for tests that a launcher runs.
-So `world_size` is ours where `distsim_world_size = true` says so, or, if nothing is said, where nobody but us has
-registered it: no line of `markers` in the project's configuration, no plugin, no conftest.py.
+Ours are tests with `@pytest.mark.ranks(n)`, and with `world_size(n)` unless another harness uses that marker:
+composer, streaming, llm-foundry and DeepSpeed have a `world_size` of their own for tests that a launcher starts. So
+`world_size` is ours if `distsim_world_size = true` says so, or, without that setting, if nothing else has registered
+it: no line of `markers` in the project's configuration, no plugin, no conftest.py.
 """
 
 from __future__ import annotations

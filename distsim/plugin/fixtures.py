@@ -1,8 +1,8 @@
-"""Fixtures in a body that runs on every rank: there is one of each, and many ranks.
+"""Fixtures in a body that runs on every rank: one object of each, and many ranks.
 
-Most simply work (`tmp_path`, values of the user's own). These do not: `capsys` and `caplog` would hold what all ranks
-print and log, what `subtests` reports from another process is never heard of, and a model that simulated ranks shared
-would be trained by all of them at once: `on_this_rank` says what is copied and what is shared.
+Most simply work (`tmp_path`, the user's own values). These do not: `capsys` and `caplog` would contain the output of
+all ranks, `subtests` cannot report from another process, and a model that simulated ranks shared would be trained by
+all of them at once. `on_this_rank` decides what is copied and what is shared.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _no_copy(name: str, value: object, error: Exception) -> str:
 
 
 def holds_tensors(value: object) -> bool:
-    """Whether *value* is something that is trained, or holds it in a dict, list or tuple."""
+    """Return whether *value* is trainable, or contains something trainable in a dict, list or tuple."""
     import torch
     from torch.optim.lr_scheduler import LRScheduler
 
@@ -223,8 +223,11 @@ _PLAIN = (list, dict, set, tuple, deque)
 def on_own_instance(
     body: functools.partial[Any], arguments: Mapping[str, Any], instance: object, own: Callable[[str, Any], Any]
 ) -> tuple[functools.partial[Any], dict[str, Any]]:
-    """*body* and its *arguments* with a copy of *instance* as `self`: its tensors, models, lists, dicts and sets are
-    copied by *own*, which is told their names; other objects it refers to are everybody's."""
+    """Return *body* and its *arguments* with a copy of *instance* as `self`.
+
+    Its tensors, models, lists, dicts and sets are copied by *own*, which gets their names; all other objects are
+    shared.
+    """
     mine = copy.copy(instance)
     for name, value in vars(mine).items():
         if not name.startswith("_"):  # unittest's own
@@ -238,5 +241,5 @@ def on_own_instance(
 
 
 def is_plain(value: object) -> bool:
-    """Whether *value* is one of Python's containers."""
+    """Return whether *value* is one of Python's containers."""
     return type(value) in _PLAIN

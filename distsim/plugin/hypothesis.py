@@ -1,8 +1,8 @@
-"""hypothesis: one engine draws, in pytest's own thread, and all ranks run each example.
+"""Runs hypothesis tests: one engine draws in pytest's own thread, and all ranks run each example.
 
-As pytest-asyncio does it: what is put in the place of the body is what the engine calls, `hypothesis.inner_test`. So
-examples are drawn once, all ranks see the same, and what fails on any of them is made smaller. Where a rank rejects an
-example (`assume`), it is rejected.
+As in pytest-asyncio, the replacement of the body is what the engine calls, `hypothesis.inner_test`. Examples are
+therefore drawn once, all ranks see the same, and a failure on any rank shrinks. An example that a rank rejects
+(`assume`) is rejected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OURS = "distsim.pytest_plugin"
 
 
 def draws(body: object) -> bool:
-    """Whether *body* is made by `@given`."""
+    """Return whether `@given` made *body*."""
     return bool(getattr(body, "is_hypothesis_test", False)) and hasattr(body, "hypothesis")
 
 
@@ -82,7 +82,7 @@ def _for_ranks(item: pytest.Function, settings: Any) -> Any:
 
 
 def refuse_draws(arguments: Mapping[str, Any]) -> None:
-    """`st.data()` draws inside the body: each rank would draw values of its own."""
+    """Refuse `st.data()`, which draws inside the body, so that each rank would draw other values."""
     for name, value in arguments.items():
         if type(value).__name__ == "DataObject" and type(value).__module__.startswith("hypothesis."):
             raise pytest.UsageError(
@@ -92,7 +92,7 @@ def refuse_draws(arguments: Mapping[str, Any]) -> None:
 
 
 def rejected(bases: tuple[str, ...]) -> bool:
-    """Whether an exception with these *bases* says that the example is none."""
+    """Return whether an exception with these *bases* rejects the example."""
     return _REJECTED in bases
 
 

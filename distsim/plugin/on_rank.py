@@ -22,7 +22,7 @@ from distsim.plugin.options import PluginOptions
 __all__ = ["RankReport", "describe", "full_names", "pruned", "rank_body"]
 
 _CALLS = (os.path.join("torch", "distributed", "c10d_logger.py"), os.path.join("distributed", "distributed_c10d.py"))
-"""What lies between the user's `dist.all_reduce(t)` and the group: the same for every error of every call."""
+"""Files between the user's `dist.all_reduce(t)` and the group, which are equal for every error of every call."""
 
 
 def rank_body(
@@ -32,9 +32,11 @@ def rank_body(
     instance: object = None,
     joined: Callable[[], object] = lambda: None,
 ) -> Callable[[], Any]:
-    """The body as one rank runs it; *instance* is the `self` of a method. A rank calls *joined* when it has joined the
-    others and nothing of the test's own has run in it. It returns what the test returns, an `async`
-    one's result, and raises what it raises; `describe` tells that afterwards."""
+    """Return the body as one rank runs it; *instance* is the `self` of a method.
+
+    The rank calls *joined* when it has joined the others, before any of the test's code runs. The body returns what
+    the test returns (the result of an `async` one) and raises what it raises, which `describe` then describes.
+    """
 
     def run() -> Any:
         __tracebackhide__ = True
@@ -67,7 +69,7 @@ class RankReport:
     error: str = ""
     """The exception's type."""
     bases: tuple[str, ...] = ()
-    """It and its bases, by their full names."""
+    """Full names of the exception's class and its bases."""
     frames: tuple[tuple[str, int], ...] = ()
     """File and line of the user's frames, outermost first."""
 

@@ -77,7 +77,7 @@ class WorldOfAll(PerRank):
 
     @property
     def results(self) -> list[Any]:
-        """What the body returned on each rank; None for a rank that failed."""
+        """Return values of the body on each rank; None for a rank that failed."""
         returned: list[Any] | None = self.__dict__.get("returned")
         if returned is None:
             raise pytest.UsageError("world.results: there is none before the body has run: ask after `yield`")

@@ -1,9 +1,9 @@
-"""The real arm: every rank a process of its own on gloo, under guard, with a monitor beside them.
+"""Runs a body on real ranks: every rank is a process on gloo, under the guard, with a monitor beside them.
 
-The processes are forked from pytest's own, so fixtures, parametrized values and rewritten assertions
-are there. What they print is shown behind their rank when they have ended. Each hands its coverage data to pytest's
-process, which has the only file; nobody writes a line of configuration for it. (Simulated ranks need nothing: their
-threads take up the trace function of `threading`, as every thread does.)
+The processes are forked from pytest's own, so fixtures, parametrized values and rewritten assertions are available.
+Their output is shown with its rank when they have ended. Each sends its coverage data to pytest's process, which has
+the only data file, without any configuration. (Simulated ranks need nothing: their threads use the trace function of
+`threading`.)
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ MONITOR = Series()
 """One for all tests of this process."""
 
 GRACE_S = 2.0
-"""How long the others may go on when one rank has failed: most follow by themselves."""
+"""Seconds that the other ranks may run after one has failed; most of them fail, too."""
 MONITOR_WAIT_S, SEARCH_WAIT_S = 5.0, 60.0
-"""What the monitor has for its last word, and for a search for silent faults before it."""
+"""Seconds for the monitor's last judgement, and for a search for silent faults before it."""
 _OPTIONS = (
     *("branch", "source", "source_pkgs", "source_dirs", "include", "omit", "context", "dynamic_context"),
     *("plugins", "relative_files", "cover_pylib", "core", "timid", "concurrency"),
 )
-"""Of its section `run`: what is measured, and how."""
+"""Options of coverage's section `run` that decide what is measured, and how."""
 
 
 def run_real(
@@ -399,7 +399,7 @@ def measured_apart(file: Path) -> Iterator[None]:
 
 
 def take_in(directory: Path) -> None:
-    """Add what ranks have left in *directory* to what is measured here."""
+    """Add the coverage data that ranks have left in *directory* to that of this process."""
     cov = _current()
     if cov is None:
         return

@@ -218,7 +218,7 @@ _HARMLESS = (
     *(int, float, complex, str, bytes, bool, type(None), range, slice, frozenset, enum.Enum, os.PathLike, type),
     *(FunctionType, BuiltinFunctionType, MethodType, ModuleType, PerRank),
 )
-"""Nothing that a rank could change under another."""
+"""Types of objects that a rank cannot change."""
 _CONTAINERS = (list, dict, set, deque)
 
 

@@ -1,6 +1,6 @@
 """`caplog` and `monkeypatch` of one simulated rank, as in a process of its own.
 
-It has the log and the levels of this rank alone; what it sets is there for this rank alone.
+They contain the log and the levels of this rank only, and their changes apply to this rank only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class _Own:
 
 
 def rank_log(everybodys: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """A fixture of its own in the place of *everybodys*; the root logger, which has its handler, is this rank's own."""
+    """Return a fixture of this rank in place of *everybodys*; the root logger, which has its handler, is the rank's
+    own.
+    """
     handler, own = LogCaptureHandler(), _Own()
     handler.setLevel(everybodys.handler.level)
     own.stash[caplog_handler_key] = handler

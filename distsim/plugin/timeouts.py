@@ -1,7 +1,7 @@
-"""pytest-timeout and a simulated test: its signal, and its timer that would end the whole of pytest.
+"""pytest-timeout and simulated tests: its signal, and its timer, which would end all of pytest.
 
-Neither interrupts a rank in the middle of things. Whoever has the baton is left behind, the others go on as far as
-they can, and only then the test ends: so the report can say who was waited for.
+Neither interrupts a rank at an arbitrary point. The running rank is left behind, the others continue as far as they
+can, and only then does the test end, so that the report can name the rank that was waited for.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ if TYPE_CHECKING:
 __all__ = ["TimedConditions", "set_timer"]
 
 GRACE_S = 1.0
-"""How long the rank that runs may take to come back or to give a sign of life."""
+"""Seconds that the running rank has to return or to show activity."""
 CALLS_S = 5.0
-"""How long the others may then take to come to their calls, while the one left behind still takes its share of Python's
-time."""
+"""Seconds that the other ranks then have to reach their calls, while the rank left behind still uses a share of
+Python's time.
+"""
 KILL_S = 20.0
-"""How long after its time a test may take to end in good order."""
+"""Seconds after its timeout that a test has to end regularly."""
 _monotonic = time.monotonic
 
 
 def _ends_tests(handler: Callable[..., Any]) -> bool:
-    """Whether *handler* is pytest-timeout's, or the one that `set_timer` puts in its place."""
+    """Return whether *handler* is pytest-timeout's, or the one with which `set_timer` replaced it."""
     return getattr(handler, "__module__", None) in ("pytest_timeout", __name__)
 
 
 def _debugged() -> bool:
-    """Whether pytest-timeout's handlers let a test go on because somebody debugs it."""
+    """Return whether pytest-timeout's handlers let a test continue because it is being debugged."""
     module = sys.modules.get("pytest_timeout")
     return module is not None and bool(module.is_debugging())
 
@@ -55,7 +56,7 @@ class LastWord(Interrupts):
         self.left_behind: int | None = None
         """The rank that ran when the signal came, and did not come back."""
         self.lives = False
-        """It ran operators all the same."""
+        """Whether the rank has run operators since."""
         self._until_s: float | None = None
         self._ticks = 0
         self._patience_s = world.host_timeout_s

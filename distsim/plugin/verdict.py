@@ -1,6 +1,6 @@
-"""What all ranks of a test say together: passed, skipped, or one failure with one text.
+"""Combines the outcomes of all ranks of a test: passed, skipped, or one failure with one text.
 
-With `--pdb` the frame in which a rank failed, or why there is none.
+With `--pdb` it has the frame in which a rank failed, or the reason why there is none.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ __all__ = [
 ]
 
 SHOWN_IN_FULL = 2
-"""Failures shown whole of those that differ only in their values, as long as nobody asks for -vv."""
+"""Number of failures shown completely among those that differ only in values, without -vv."""
 SHOWN_IN_A_LINE = 8
 """Further ones shown as a line each."""
 
 MAX_DIAGNOSES = 3
 """Diagnoses shown whole."""
 REST = "pytest -vv"
-"""What shows those that are not, and tracebacks to their last line."""
+"""Command that shows the other failures, and complete tracebacks."""
 
 _RAISED = ("rank_raised", "rank_exited", "ddp_unused_parameter")
 """Kinds that say of a rank what its own exception says."""
@@ -75,9 +75,9 @@ class Verdict:
     """File and line that the diagnosis names."""
     notes: list[str] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
-    """What each rank returned."""
+    """Return values by rank."""
     traces: dict[int, TracebackType] = field(default_factory=dict)
-    """Where simulated ranks were when they failed or were ended, for a debugger."""
+    """Tracebacks of simulated ranks that failed or were ended, for a debugger."""
 
     def explain(self, diagnoses: Sequence[Diagnosis], evidence: Evidence | None, *, every: bool) -> None:
         """Add the diagnoses to the verdict: the first few, or *every* one."""
@@ -112,7 +112,7 @@ def columns() -> int:
 
 
 def whole(item: pytest.Item) -> bool:
-    """Whether everything of every rank is asked for (-vv)."""
+    """Return whether the user asked for everything (-vv)."""
     return item.config.get_verbosity() >= 2
 
 
@@ -148,7 +148,7 @@ def judge(verdict: Verdict, item: pytest.Function, options: PluginOptions) -> No
 
 
 def _expected(raises: object, failed: Mapping[int, RankReport]) -> bool:
-    """Whether every rank that failed raised what `xfail(raises=...)` names."""
+    """Return whether every failed rank raised what `xfail(raises=...)` names."""
     kinds = raises if isinstance(raises, tuple) else (raises,)
     names = {full_names(kind)[0] for kind in kinds if isinstance(kind, type)}
     return all(names & set(report.bases) for report in failed.values())
@@ -269,7 +269,7 @@ NoPrompt.__qualname__ = Failed.__qualname__  # in pytest's summary it is a failu
 
 
 def wants_frames(item: pytest.Item) -> bool:
-    """Whether a debugger is to look at what failed."""
+    """Return whether a debugger is to show the failure."""
     return bool(item.config.getoption("usepdb", False))
 
 

@@ -1,7 +1,7 @@
-"""Text in and out: quantities with units, bounded reading of untrusted input, annotations, ranges of ranks.
+"""Text input and output: quantities with units, bounded reading of untrusted input, annotations, ranges of ranks.
 
-`units.py`, `ranks.py`, `untrusted_input.py`, `github.py`, `exceptions.py`, `tracebacks.py`, `output_files.py`; no part
-of distsim lies below these but its errors.
+`units.py`, `ranks.py`, `untrusted_input.py`, `github.py`, `exceptions.py`, `tracebacks.py`, `output_files.py`. They
+use no other part of distsim but its errors.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ __all__ = ["error_line", "on_github"]
 
 
 def on_github(environ: Mapping[str, str]) -> bool:
-    """Whether the lines are read by anybody."""
+    """Return whether the process runs in GitHub Actions, which reads annotations."""
     return environ.get("GITHUB_ACTIONS") == "true"
 
 

@@ -33,7 +33,7 @@ def check_folder(path: str, flag: str) -> None:
 
 
 def check_file_or_folder(path: str | None, flag: str) -> None:
-    """The same of a path that means a folder where it ends in a slash, or is one."""
+    """Check like `check_file` a path that means a folder if it ends in a slash, or is one."""
     if path is not None and (path.endswith(os.sep) or Path(path).is_dir()):
         check_folder(path, flag)
     else:

@@ -1,4 +1,4 @@
-"""Many ranks in few words."""
+"""Formats many ranks in few words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 __all__ = ["format_ranks", "of_ranks", "some_ranks"]
 
 FEW_RUNS = 8
-"""So many ranges a line holds that has more to say."""
+"""Maximum number of ranges in a line that also has other content."""
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
@@ -32,7 +32,7 @@ def of_ranks(ranks: Iterable[int]) -> str:
 
 
 def some_ranks(ranks: Iterable[int]) -> str:
-    """`ranks 0,2,4,6 and 16 more`, where the whole list stands elsewhere; few as `of_ranks`."""
+    """Return `ranks 0,2,4,6 and 16 more` if the whole list is elsewhere; a few ranks like `of_ranks`."""
     listed = sorted(set(ranks))
     runs = format_ranks(listed).split(",")
     if len(runs) <= FEW_RUNS:

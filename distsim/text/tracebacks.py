@@ -22,7 +22,7 @@ __all__ = [
 
 LONGEST_LINE = 2_000
 LONGEST = 20_000
-"""Letters of a message, or a traceback, that are kept: a report is read by people. What is cut is said."""
+"""Maximum number of characters of a message or traceback; a mark shows that something was cut."""
 MOST_ORIGINS, LONGEST_ORIGINS = 50, 8_000
 _NUMBER = re.compile(r"0x[0-9a-f]+|[-+]?\d+(\.\d+)?(e[-+]?\d+)?", re.IGNORECASE)
 _BEGIN = "Traceback (most recent call last):"
@@ -108,7 +108,7 @@ def others_differ(num: int) -> str:
 
 
 def first_difference(first: str, other: str) -> str:
-    """The line of *other* that first tells it from *first*, which is alike: of any of its messages, at any line."""
+    """Return the first line of *other* that differs from *first*, a similar traceback."""
     lines = other.rstrip().splitlines()
     pairs = zip(first.splitlines(), lines, strict=False)
     return next((line for one, line in pairs if one != line), lines[-1] if lines else "").strip()

@@ -1,6 +1,6 @@
-"""Private names of torch that distsim uses: no other package may write one.
+"""Private names of torch that distsim uses; no other package may contain one.
 
-`names.py` says what an entry is and looks it up; each other module holds the entries of one subject.
+`names.py` defines an entry and looks it up; each other module has the entries of one subject.
 """
 
 from __future__ import annotations

@@ -41,7 +41,9 @@ def scripted_as(original: Callable[..., Any], wrapper: Callable[..., Any]) -> Ca
 
 
 def has_hooks_of_the_program() -> bool:
-    """Whether hooks on all modules are others than ours: torch warns of any when a compiled module is called."""
+    """Return whether there are hooks on all modules besides ours; torch warns about any when a compiled module is
+    called.
+    """
     modules: Any = sys.modules["torch.nn.modules.module"]
     hooks = [
         hook

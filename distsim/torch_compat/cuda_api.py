@@ -1,4 +1,4 @@
-"""What torch.cuda and torch.accelerator ask of C++."""
+"""C++ functions that torch.cuda and torch.accelerator call."""
 
 from __future__ import annotations
 

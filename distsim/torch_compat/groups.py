@@ -25,7 +25,7 @@ def _asks_exact_type() -> bool:
 
 
 def _tells_of_calls() -> bool:
-    """A hook on a group is told of a call before the backend is asked for."""
+    """Test that a hook on a group is called before the backend is."""
     from torch.distributed import ProcessGroup
 
     calls: list[Any] = []

@@ -1,6 +1,6 @@
-"""Entries for private names of torch: data that says what each is for, and its lookup.
+"""Entries for private names of torch, with their purpose, and their lookup.
 
-Nothing here imports torch. An entry imports the module that holds its name when it is looked up.
+Nothing here imports torch. An entry imports the module of its name when it is looked up.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MISSING: Any = type("_Missing", (), {"__repr__": lambda self: "MISSING", "__bool
 
 
 class Need(enum.Flag):
-    """How important a name is for distsim."""
+    """Importance of a name for distsim."""
 
     OPTIONAL = 0
     """A release without it needs no replacement."""
@@ -68,7 +68,7 @@ class TorchName:
 
     @property
     def private(self) -> bool:
-        """Whether torch promises nothing about it; public functions are listed where they are replaced."""
+        """Return whether the name is private; public functions are also listed if they are replaced."""
         return any(part.startswith("_") and not part.startswith("__") for part in self.path.split("."))
 
     @property
@@ -93,11 +93,11 @@ class TorchName:
         return operator.attrgetter(self.attribute)
 
     def exists(self) -> bool:
-        """Whether this torch has the name."""
+        """Return whether this torch has the name."""
         return _value(self.path) is not MISSING
 
     def works(self) -> bool:
-        """Whether this torch has the name and it passes its behaviour test."""
+        """Return whether this torch has the name and it passes its behaviour test."""
         return self.exists() and (self.test is None or _passes(self.test))
 
     def replaced_by(self, value: Any) -> list[tuple[Any, str, Any]]:

@@ -19,10 +19,10 @@ __all__ = ["Patches"]
 
 
 class Patches:
-    """Attributes of torch that were replaced, and their values before.
+    """Replaced attributes of torch with their previous values.
 
     Args:
-        apply: asked at each call of a wrapped function; where it answers False, torch's own is called.
+        apply: Called at each call of a wrapped function; if it returns False, torch's own function is called.
     """
 
     def __init__(self, apply: Callable[[], bool] | None = None) -> None:

@@ -73,7 +73,7 @@ VERSIONS = (
         "README's first command, and each process's own test when torch.cuda begins",
     ),
 )
-"""For each part: releases of torch, of Python, and what was tested there."""
+"""For each part: the releases of torch and Python, and what was tested there."""
 _PARTS = {GUARD: "the guard of real jobs", SIM: "simulations"}
 _TESTED_PART = {GUARD: "the guard of real jobs was", SIM: "simulations were"}
 
@@ -91,7 +91,7 @@ def compared(version: str, part: Need) -> int:
 
 
 def is_tested(version: str, part: Need) -> bool:
-    """Whether tests of *part* ran on the minor release of *version*."""
+    """Return whether tests of *part* ran on the minor release of *version*."""
     return _minor(version) in map(_minor, TESTED[part])
 
 
@@ -116,7 +116,7 @@ def check_simulation() -> None:
 
 
 def is_free_threaded() -> bool:
-    """Whether this Python was built without a global lock."""
+    """Return whether this Python was built without the global interpreter lock."""
     return bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 

@@ -9,7 +9,7 @@ __all__ = ["ASYNC_EXECUTION", "LOCAL_INVOKE"]
 ASYNC_EXECUTION = "_wrapped_async_rpc_function"
 """The attribute that rpc.functions.async_execution sets on a function."""
 LOCAL_INVOKE = "_local_invoke"
-"""How the functions begin that call a method of an RRef's value at its owner."""
+"""Beginning of the names of functions that call a method of an RRef's value at its owner."""
 API = "torch.distributed.rpc.api."
 
 

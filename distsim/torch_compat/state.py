@@ -1,7 +1,7 @@
-"""State of torch for the whole process that each simulated rank has for itself: flags in C++, and places in modules.
+"""Process-wide state of torch that each simulated rank has for itself: flags in C++, and places in modules.
 
-Every rank is a thread of one process, so what torch keeps in a module's dictionary would be one for all.
-tests/sim/test_torch_walk.py walks torch itself and fails when a release brings a place that is neither here nor known
+Every rank is a thread of one process, so whatever torch keeps in a module's dictionary would be shared by all ranks.
+tests/sim/test_torch_walk.py walks through torch and fails if a release adds a place that is neither here nor known
 to be harmless.
 """
 
@@ -66,8 +66,10 @@ FLAG_PAIRS = (
     ("_get_overrideable_sdp_enabled", "_set_sdp_use_overrideable"),
     ("_get_warnAlways", "_set_warnAlways"),
 )
-"""Getter and setter of what is a bool, a number or a list, in torch._C. Not here: what torch keeps for
-each thread (autocast, gradient modes), and what only a GPU or the old JIT reads."""
+"""Getters and setters of flags in torch._C: bools, numbers and lists.
+
+Not here: what torch keeps for each thread (autocast, gradient modes), and what only a GPU or the old JIT reads.
+"""
 FLAGS_IN_C = {
     name: TorchName(f"torch._C.{name}", "flags of torch that each rank has for itself", OPTIONAL)
     for pair in FLAG_PAIRS
@@ -193,8 +195,7 @@ CONTENTS: dict[str, tuple[str, ...]] = {
 GROWING: dict[str, tuple[str, ...]] = {
     "torch.utils._pytree": ("SERIALIZED_TYPE_TO_PYTHON_TYPE", "SUPPORTED_NODES", "SUPPORTED_SERIALIZED_TYPES"),
 }
-"""The same, where nothing is ever exchanged for another under the same key (torch raises): only their
-sizes are looked at."""
+"""Containers in which no key ever gets another value (torch raises), so that only their sizes are compared."""
 
 RANK_KEYED: tuple[tuple[str, str], ...] = (
     ("torch.distributed.tensor._redistribute", "_gen_transform_infos"),

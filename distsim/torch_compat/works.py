@@ -11,7 +11,7 @@ __all__ = ["unknown"]
 
 
 def unknown() -> bool:
-    """The answer in a release that cannot be asked: assume that there is one, and take the long path."""
+    """Return True in a release that cannot be asked, so that callers take the long path."""
     return True
 
 

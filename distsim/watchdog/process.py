@@ -1,12 +1,12 @@
 """The watchdog: a process that watches a simulating process, so that every run ends with a report.
 
-The command line forks before it has imported anything heavy: the child simulates, the parent waits. The
-child's exit code is the parent's. Where the child crashes, or a rank holds the interpreter for longer than
-the host timeout, the parent ends it and tells what it knows (`ProcessOutcome`) in its stead.
+The command line forks before it has imported anything large: the child simulates, and the parent waits. The child's
+exit code is the parent's. If the child crashes, or a rank holds the interpreter lock for longer than the host
+timeout, the parent ends it and reports what it knows (`ProcessOutcome`).
 
-A process that is not ours (pytest, a script that calls `distsim.simulate`) is watched by a process of its own,
-a bare interpreter that is started by its first simulation and ends with it. It is no child of the program's, which
-may wait for all that it has (`os.wait`).
+A process that distsim did not start (pytest, a script that calls `distsim.simulate`) is watched by a separate bare
+interpreter, which its first simulation starts, and which ends with it. It is not a child of the program, which may
+wait for all its children (`os.wait`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ __all__ = ["Watch", "can_watch", "fork_watched", "watch_from_outside"]
 POLL_S = 0.2
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 MARGIN_S = 1.0
-"""A turn may last that much longer than the host timeout: the simulating process itself, where it still gets
-the interpreter, says more than can be said from outside."""
+"""Seconds by which a turn may exceed the host timeout: the simulating process itself can report more, if it gets to
+run.
+"""
 FORWARD_S = 0.3
 """A signal of a whole process group has reached the child by then, too."""
 CRASHES = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGKILL", "SIGSYS", "SIGTRAP")
-"""What a process does not ask for. Other signals are somebody's wish, and the parent obeys it alike."""
+"""Signals that mean a crash. Other signals are sent on purpose, and the parent obeys them, too."""
 
 
 class Watch:
@@ -79,7 +80,7 @@ class Watch:
 
 
 def _held(pid: int) -> bool:
-    """Whether the process is stopped, or somebody traces it."""
+    """Return whether the process is stopped or traced."""
     try:
         with open(f"/proc/{pid}/status") as file:
             fields = dict(line.split(":", 1) for line in file if line.startswith(("State", "TracerPid")))
@@ -104,18 +105,20 @@ def _used(pid: int) -> float:
 
 
 def _runnable(pid: int, thread: int) -> bool:
-    """Whether a thread of a process runs, or would if a core were free."""
+    """Return whether a thread of a process runs, or would if a core were free."""
     return _stat(f"/proc/{pid}/task/{thread or pid}/stat")[:1] == [b"R"]
 
 
 def can_watch() -> bool:
-    """Whether this process may fork: it is one thread, and nobody steps through it."""
+    """Return whether this process may fork: it has one thread, and is not being debugged."""
     return hasattr(os, "memfd_create") and sys.gettrace() is None and threading.active_count() == 1
 
 
 def fork_watched(explain: Callable[[ProcessOutcome], int]) -> None:
-    """Fork. The child returns and goes on as if nothing had been; the parent never returns: it exits with the
-    child's code, or with what *explain* answers to the fate of a child that cannot tell."""
+    """Fork. The child returns and continues; the parent never returns.
+
+    The parent exits with the child's code, or with the result of *explain* for a child that cannot report its end.
+    """
     shared_state = SharedState()
     watched = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
@@ -130,7 +133,7 @@ def fork_watched(explain: Callable[[ProcessOutcome], int]) -> None:
 
 
 def die_with(parent: int) -> None:
-    """End this process when *parent* does: whoever kills that one means both."""
+    """End this process when *parent* ends, because a user who kills the parent means both."""
     import ctypes
 
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG, linux/prctl.h
@@ -198,7 +201,7 @@ def _end_with_3_on_quit() -> None:
 
 
 def _gone(pid: int) -> bool:
-    """Whether the process has ended; a zombie has."""
+    """Return whether the process has ended; a zombie has."""
     try:
         os.kill(pid, 0)
         with open(f"/proc/{pid}/stat", "rb") as file:

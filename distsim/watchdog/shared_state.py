@@ -1,9 +1,9 @@
-"""A page of memory in which a simulation tells its watchdog which rank runs, and what the watchdog makes of it.
+"""A page of shared memory in which a simulation writes which rank runs, for its watchdog.
 
-A rank that holds the interpreter (the GIL) in C code cannot be asked, and one that crashes cannot tell. So
-the scheduler writes which rank it lets run into a shared page, a few machine words a turn, and whoever
-watches (process.py) reads it without the simulating process having to do anything. `ProcessOutcome` is how such a
-process ended.
+A rank that holds the interpreter lock (the GIL) in C code cannot answer, and one that crashes cannot report. So the
+scheduler writes which rank it lets run into a shared page, a few machine words per turn, and the watchdog
+(process.py) reads it without any help of the simulating process. `ProcessOutcome` describes how such a process
+ended.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TEXT_AT = 256
 _PAGE_BYTES = 8192
 _STACK_BYTES = 1 << 20
 STACK_SIGNAL = signal.SIGRTMAX - 5 if hasattr(signal, "SIGRTMAX") else 0
-"""Asks a thread for its stack. Programs that use real-time signals begin at SIGRTMIN. 0: on macOS nobody watches."""
+"""Signal that asks a thread for its stack; 0 on macOS, which has no watchdog. Programs use signals from SIGRTMIN on."""
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$', re.MULTILINE)
 _ALTERNATE_STACK_BYTES = 1 << 16
 
@@ -61,7 +61,7 @@ class SharedState:
         self._page[_TEXT_AT : _TEXT_AT + 4 + len(text)] = len(text).to_bytes(4, "little") + text
 
     def rest(self) -> None:
-        """The run is over, however it ended: what its process does from now on is nobody's business."""
+        """Note that the run is over, so that the process is no longer watched."""
         self._words[_RANK] = -1
         self._words[_LIMIT_MS] = 0
 
@@ -83,11 +83,11 @@ class SharedState:
         self._words[_RANK] = -1
 
     def beat(self) -> None:
-        """The scheduler, too, gets the interpreter now and then: nobody holds it."""
+        """Note that the scheduler runs, so that no rank holds the interpreter lock."""
         self._words[_BEAT] += 1
 
     def noted_interrupt(self) -> None:
-        """Ctrl-C has come in: nobody needs to pass it on."""
+        """Note that Ctrl-C has arrived, so that it need not be passed on."""
         self._words[_ASKED] = 1
 
     def leave_threads_behind(self) -> None:
@@ -190,7 +190,7 @@ _alternate_stack: Any = None
 
 
 def here() -> SharedState | None:
-    """The page of this process; None where nobody watches it, as after a fork of a watched one."""
+    """Return the page of this process; None if it is not watched, as after a fork of a watched process."""
     return _here if _lit_by == os.getpid() else None
 
 
@@ -221,14 +221,14 @@ def crash_stack_for_this_thread() -> None:
 
 @dataclass(frozen=True, slots=True)
 class ProcessOutcome:
-    """How a simulating process ended that could not report it itself."""
+    """End of a simulating process that could not report it itself."""
 
     rank: int | None
     """The rank that ran; None: none did."""
     stack: tuple[tuple[str, int, str], ...]
     """File, line and function, innermost first."""
     signal_name: str | None
-    """Of what crashed it; None: it was stuck, and ended from outside."""
+    """Signal of the crash; None: it was stuck and was ended from outside."""
     stuck_s: float
     now_s: float
     """Virtual time."""

@@ -1,6 +1,6 @@
-"""A process group under guard: torch's own does the work, every call is recorded first.
+"""A process group under guard: torch's own group does the work, and every call is recorded first.
 
-`group.py` stands in for torch's group, `hooked.py` watches it by hooks; `recorder.py` is the hot path into the ring.
+`group.py` replaces torch's group, `hooked.py` watches it by hooks; `recorder.py` is the hot path into the ring.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def posts(name: str, up: int = 1) -> Callable[[Public], Public]:
     later, receives = name.startswith("i"), name.endswith("recv")
     method, above = RECV if receives else SEND, up + 1
     by_group = name != "recv"
-    """The backend is told of the group's own rank as it was given; `recv` answers with the global one."""
+    """Whether the backend gets the rank in the group as it was given; `recv` returns the global one."""
 
     def way(long: Public) -> Public:
         def post(tensor: Any, peer: Any, group: Any, tag: Any, group_peer: Any) -> Any:
@@ -180,7 +180,9 @@ MESSAGES: dict[str, tuple[Any, Callable[[Public], Public]]] = {
     "isend": (isend, posts("isend")),
     "irecv": (irecv, posts("irecv")),
 }
-"""Without decorator: code that calls what it finds in torch's module under `HIDDEN`, and the entrance put there."""
+"""Functions without torch's decorator: code that calls the module's attribute under `HIDDEN`, and the wrapper put
+there.
+"""
 
 
 if not hasattr(c10d, ALL_GATHER):  # torch 2.11
@@ -192,8 +194,11 @@ def _backends(name: str) -> Any:
 
 
 def _listed(name: str, source: Any, out: Any, op: Any, group: Any, async_op: bool) -> bool:
-    """Add a call inside a coalescing block to torch's list, as the function *name* would; False: that is for torch to
-    do. The group's own method, which is called at the block's end, is what is recorded."""
+    """Add a call inside a coalescing block to torch's list like the function *name*; return False if torch has to do
+    it.
+
+    The group's own method, which is called at the end of the block, is what is recorded.
+    """
     calls = coalescing(USUAL).get(default_group(USUAL) if group is None else group)
     if (
         calls is None
@@ -400,7 +405,7 @@ WAYS: dict[str, tuple[str, Callable[[Public], Public]]] = {
     "send": ("tensor, dst, group, tag, group_dst", posts("send")),
     "recv": ("tensor, src, group, tag, group_src", posts("recv")),
 }
-"""Of torch's functions with its decorator: the parameters, and the entrance."""
+"""Functions with torch's decorator: the parameters, and the wrapper."""
 BARE = {**MESSAGES, "batch_isend_irecv": (batch_isend_irecv, _batch)}
 
 
@@ -486,7 +491,7 @@ def _put_back(cell: CellType, original: Any) -> Callable[[], None]:
 
 
 def _takes(function: Any, ours: CodeType) -> bool:
-    """Whether a function of torch's has the parameters that ours has."""
+    """Return whether a function of torch has the same parameters as ours."""
     code = getattr(function, "__code__", None)
     return type(code) is CodeType and code.co_varnames[: code.co_argcount] == ours.co_varnames[: ours.co_argcount]
 

@@ -14,7 +14,7 @@ LOOK_S = 0.01
 QUIET_LOOKS = 2
 """A job that sleeps through so many looks in a row waits for something, maybe for what a later one does."""
 LEAVE_S = 2.0
-"""How long the end of the process waits for callbacks that still run."""
+"""Seconds that the end of the process waits for running callbacks."""
 
 
 class _Turn:
@@ -113,5 +113,5 @@ def run_apart(job: Callable[[], object]) -> None:
 
 
 def drain() -> bool:
-    """Before the interpreter goes down: a thread that it finds inside torch's C++ then takes the process with it."""
+    """Wait for callbacks before the interpreter shuts down, which would crash a thread that is inside torch's C++."""
     return _pool.drain(LEAVE_S)

@@ -1,16 +1,15 @@
-"""A call that the same line has made before with the same arguments takes a short way to gloo.
+"""A short path for a call that the same line has made before with the same arguments.
 
-Training loops do little else. Between two calls a rank waits, its caches grow cold, and then every line of
-Python costs ten times what a benchmark says. torch's own function spends more of it than the guard does: it
-checks its arguments, makes an options object, asks for the default group, and passes torch's dispatcher. All of
-that came out well the last time and depends only on what is compared here, so it is not done again; what that
-saves pays for the record. The record itself is copied from the one before, and is in the ring before gloo
-hears of the call.
+Training loops do little else. Between two calls a rank waits, its caches grow cold, and every line of Python then
+costs ten times what a benchmark shows. torch's own function costs more than the guard: it checks its arguments,
+makes an options object, looks up the default group, and passes torch's dispatcher. The results of all that depend
+only on what is compared here, so they are reused, and the time saved pays for the record. The record itself is
+copied from the previous one, and is in the ring before gloo gets the call.
 
-There are two ways in: torch's public functions (`api_wrappers` has what each passes on), and methods of a group
-(`group`). A call is remembered when it is made the second time: the first one leaves marks on the stack
-(`callsite`), so only the frames between the call and the loop that it is in are compared later. All that is compared is
-written out in one function: where the caches are cold, one more costs as much as half of what it does.
+There are two entrances: torch's public functions (`api_wrappers` knows what each passes on), and methods of a group
+(`group`). A call is remembered when it is made for the second time: the first one leaves marks on the stack
+(`callsite`), so that later only the frames between the call and its loop are compared. All comparisons are written
+out in one function, because with cold caches one more function call costs half as much as its work.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ __all__ = ["BACKWARD", "MISSED", "Public", "find", "learn", "looks_of", "may_be_
 
 C10D = vars(c10d)
 WORLD, USUAL = groups.WORLD.attribute, groups.WORLD.get()
-"""torch's table of groups. Another may stand there: torch's own tests run ranks as threads, each with its own."""
+"""torch's table of groups. It may be replaced: torch's own tests run ranks as threads, each with its own table."""
 default_group, coalescing = groups.DEFAULT_GROUP.getter(), groups.COALESCING.getter()
 dispatch_modes, function_modes = works.DISPATCH_MODES.get(works.unknown), works.FUNCTION_MODES.get(works.unknown)
 profiler_enabled = works.PROFILES.get(works.unknown)
@@ -52,12 +51,17 @@ WINDOW = rings.MEETING_WINDOW
 COUNT = rings.WORDS_AT // 8 + rings.W_COUNT
 pack = rings.AGAIN.pack_into
 FEW = 4
-"""So many asynchronous calls may have ended before a new one looks at them. The heartbeat looks, too, and where the
-caches are cold, as they are in a backward pass, a look takes 20 us."""
+"""Number of outstanding asynchronous calls above which a new call checks which have completed.
+
+The heartbeat checks, too, and with cold caches, as in a backward pass, a check takes 20 us.
+"""
 SPIN_S, AT_ONCE_S = 300e-6, 50e-6
-"""Strict level: how long a synchronous call looks for its members without a pause (a sleep and its end cost 25 us of
-CPU here, which is about what the members of a group are apart), and an asynchronous one before it is held: holding one
-costs as much, and the thread that lets it out more."""
+"""At level strict: seconds that a synchronous call, and an asynchronous one before it is held, polls for its
+members.
+
+A sleep with its wake-up costs 25 us of CPU here, about the time between the members of a group; holding a call costs
+as much, and the thread that releases it more.
+"""
 
 is_nested: Any = Tensor.is_nested.__get__
 MISSED: Any = object()
@@ -67,14 +71,14 @@ Public = Callable[..., Any]
 MOST = 4096
 """Calls that are remembered for a group."""
 OTHERS = 7
-"""Of one key that are looked through: a helper is seldom called from more lines in turn."""
+"""Maximum number of cached calls of one key that are searched, as a helper is seldom called from more lines in turn."""
 STRIDED = torch.strided
 transforms = works.TRANSFORMS.get(works.unknown)
 HEAD = struct.Struct("<QQQ")
 BACKWARD = getattr(works.RUN_BACKWARD.get(None), "__code__", None)
 """Whatever calls a group from here without a frame of Python's between is C++: DDP's reducer."""
 LEARNT = frozenset({rings.WAITING, rings.ASYNC, rings.WAITING | rings.P2P_CALL, rings.ASYNC | rings.P2P_CALL})
-"""What a record may say besides that the call is made: no race, no exception on its way, nothing found in its data."""
+"""Flags that a record may have besides that the call was made: no race, no exception under way, no finding."""
 TensorGuards: Any = compiler.TENSOR_GUARDS.get(None)
 """torch.compile's own look at tensors: type, dispatch keys (device, layout, sign), dtype, shape and strides at once."""
 
@@ -89,12 +93,12 @@ def through(
     later: bool,
     caller: Any = None,
 ) -> Any:
-    """Make a call the short way: its answer, or MISSED where the call must take the long way; a synchronous call has
-    ended then.
+    """Make a call by the short path, and return its result, or MISSED if it must take the long path.
 
-    *method* of the backend is called with *lead* and what torch makes of the other arguments, *options*. *kind* tells
-    calls of one line apart besides the shapes of *tensors*, all there are; the caller goes on if *later*. *caller*: who
-    called a method of *group*; None: a public function was called, and who did is to be found.
+    A synchronous call has completed then. *method* of the backend is called with *lead* and torch's version of the
+    other arguments, *options*. *kind* distinguishes calls of one line besides the shapes of *tensors*; *later* says
+    that the caller continues at once. *caller* is the frame that called a method of *group*; None: a public function
+    was called, and the frame has to be found.
     """
     if caller is None:
         world = C10D[WORLD]
@@ -383,17 +387,19 @@ class CachedCall:
     ) -> None:
         self.thread = made_call.thread
         self.what = kind
-        """Which operation; of a message, with whom, too."""
+        """Operation; for a message also its peer."""
         self.code, self.at = caller.f_code, caller.f_lasti
-        """Where the caller was; kept alive, as the key has the id of the code."""
+        """Position of the caller; the code is kept alive, because the key contains its id."""
         self.num = len(tensors)
         self.alike = _alike(tensors)
-        """Whether so many others are as its tensors. It may answer False wrongly, but not True. Asked of a nested
-        one, which has no strides, it would end the process."""
+        """Function that checks whether as many other tensors look like the cached ones.
+
+        It may return False wrongly, but not True. A nested tensor, which has no strides, would crash it.
+        """
         self.next: Any = UNKNOWN
-        """What the group called after it the last time."""
+        """The group's call after this one the last time."""
         self.bare = bare
-        """Nobody wants the handle: C++ takes the future, and torch's own Work has that."""
+        """Whether only C++ takes the future, which torch's own Work has, so that no handle is needed."""
         first, second = stays(made_call.body)
         if bare:  # `get_future` of our handle would note it
             completed, flags, rest = HEAD.unpack(first)
@@ -403,26 +409,26 @@ class CachedCall:
         self.done = flags & ~(rings.STATE_MASK | rings.WAITING) | rings.COMPLETED
         """Flags of the record once the call has ended."""
         self.tail = made_call.args[num_lead:]
-        """What torch made of the arguments besides the tensors."""
+        """Arguments besides the tensors, as torch passes them to the backend."""
         self.said = options
         """The arguments besides tensors and group."""
         self.owned = made_call.owned
-        """A user gets the handle, and is told of one that he drops."""
+        """Whether a user gets the handle, and is warned if it is dropped."""
         call = made_call.call
         self.end = (call.key[0], call.peer, call.tag) if flags & rings.P2P_CALL else None
         self.made: list[int] = log.ordinals[self.end] if self.end is not None else []
         self.line: Any = None
-        """Of a message at the strict level: where both ends show theirs."""
+        """For a message at level strict: where both ends show their calls."""
         self.payload = 0
-        """And what they have in common."""
+        """For a message at level strict: the part that both ends have in common."""
         self.print_: int = rings.RECORD_BODY.unpack(made_call.body)[8]
         """Fingerprint, by which strict ranks compare their calls."""
         self.expires = int.from_bytes(made_call.body[5 * 8 : 6 * 8], "little") + rings.PAYLOAD_BYTES // 2
         """Position of the payload ring from which on the signature must be written anew."""
         self.steps, self.mark = there
-        """Where the caller stood, as `stands` tells it again."""
+        """Position of the caller, for `stands`."""
         self.others = others
-        """Of the same key, where the caller was called from elsewhere, or said something else."""
+        """Cached calls with the same key, from other callers or with other arguments."""
 
 
 def find(log: GroupLog, kind: Any, tensors: Sequence[Any], options: Any, caller: FrameType) -> CachedCall | None:
@@ -538,7 +544,7 @@ def _all(seen: CachedCall | None) -> tuple[CachedCall, ...]:
 
 
 def _only_its_future(words: memoryview, index: int) -> bool:
-    """Whether somebody took the future of a call, and nobody waited for its handle."""
+    """Return whether the program took the future of a call and never waited for its handle."""
     word = FIRST + index % RECORDS * EACH
     flags = words[word + rings.WORD_FLAGS] if words[word] == index + 1 else 0
     return bool(flags & rings.FUTURE) and not flags & (rings.WAITED | rings.WAITING)

@@ -49,9 +49,12 @@ __all__ = ["HOOKED", "ONE_TENSOR", "Guarded", "GuardedGroup", "HeldGroup", "guar
 C10D = vars(c10d)
 
 Words = Callable[[tuple[int, ...], tuple[Any, ...], bool], tuple[Sequence[Any], bool, Any]]
-"""Of a group's ranks and a method's arguments: the tensors, whether the caller goes on, what else is said.
-The caller is C++ of which it is known that it goes on, if so.
-TypeError, ValueError or the like where they are none of the method's, or no backend takes them as they are."""
+"""Function from a group's ranks, a method's arguments and whether the caller is C++ to: tensors, later, other
+arguments.
+
+*later* says that the caller continues at once. Raises TypeError, ValueError or similar if the arguments are not the
+method's, or no backend accepts them.
+"""
 Backend = groups.BACKEND.get(None)
 profiler_enabled, dispatch_modes = works.PROFILES.get(works.unknown), works.DISPATCH_MODES.get(works.unknown)
 transforms = works.TRANSFORMS.get(works.unknown)
@@ -64,7 +67,7 @@ PASSED_THROUGH = (
 
 
 def words_of(op: str, read: Reader) -> Words:
-    """What reads the arguments of a method of *op*; those that training calls are read without a `MethodCall`."""
+    """Return the reader of the arguments of *op*'s methods; those of training calls are read without a `MethodCall`."""
     fields = FIELDS[op]
     reduces, rooted = fields.reduces, fields.rooted
 
@@ -173,7 +176,7 @@ class Guarded:
         """The program's own hooks on the group, by kind and id: they fire in torch's group, so that no call may go to a
         backend at once."""
         self.backends: dict[str, Any] = {}
-        """By type of device; empty where *inner* is a group of Python's."""
+        """Backends by device type; empty if *inner* is a Python group."""
         self.on_host: Any = None
         """The backend of tensors on the CPU, where they have one of their own (`Group.on_host`)."""
 
@@ -183,7 +186,7 @@ class Guarded:
         return self.group_log.ranks
 
     def has_two_backends(self) -> bool:
-        """Whether the CPU's differs from the others'."""
+        """Return whether the CPU's backend differs from the others."""
         host = self.backends.get("cpu")
         return host is not None and any(backend.name() != host.name() for backend in self.backends.values())
 
@@ -216,7 +219,7 @@ class Guarded:
 
 
 class GuardedGroup(Guarded, ProcessGroup):
-    """A group that stands for torch's own, `inner`, and records its calls."""
+    """A group that replaces torch's own, `inner`, and records its calls."""
 
     def __init__(self, inner: ProcessGroup, log: GroupLog, recorder: Recorder) -> None:
         ProcessGroup.__init__(self, inner.rank(), inner.size())
@@ -256,7 +259,7 @@ def _backend_type(backend: Any) -> Any:
 
 
 HOOKED: dict[int, Guarded] = {}
-"""By the id of torch's group: those that are told of their calls by hooks (`hooked`)."""
+"""Groups that report their calls by hooks (`hooked`), by the id of torch's group."""
 
 UNWATCHED = frozenset({"backward", "_verify_params_across_processes"})
 """Library functions that call from C++ and take futures: they are trusted with their buffers."""
@@ -274,7 +277,7 @@ BACKEND_NAMES = {
 
 
 def _torchs_own(name: str, of_backend: Any, issue: Callable[..., Any] | None) -> Callable[..., Any]:
-    """What makes a recorded call: the method *name* of torch's group, or *of_backend* where that does the same."""
+    """Return what makes a recorded call: method *name* of torch's group, or *of_backend* if that does the same."""
 
     def raw(self: Guarded, call: MethodCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if issue is not None:
@@ -352,14 +355,14 @@ def _handle_of(
 
 
 def record_method(op: str, name: str, read: Reader, issue: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """A method that records the call that it makes.
+    """Return a method that records the call that it makes.
 
     Args:
         op: torch.distributed's name of the operation.
-        name: the method's.
-        read: reads its arguments.
-        issue: calls torch's own method of a `hooked.HookedGroup`, where ours stands in torch's own class; None: ours is
-            a method of `GuardedGroup`.
+        name: Name of the method.
+        read: Reads its arguments.
+        issue: Calls torch's own method of a `hooked.HookedGroup`, if our method is in torch's own class; None: ours
+            is a method of `GuardedGroup`.
     """
     of_backend = getattr(Backend, BACKEND_NAMES.get(name, name), None)
     words, only_options = words_of(op, read), op == "barrier"

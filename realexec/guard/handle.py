@@ -25,14 +25,14 @@ WAITS, DONE, GOES_ON = rings.WAITING | rings.WAITED, rings.COMPLETED, rings.STAT
 
 
 _alive: deque[Any] = deque(maxlen=1024)
-"""Below torch 2.7: handles that C++ may still wait for."""
+"""Below torch 2.7: handles for which C++ may still wait."""
 
 
 def keep_alive(handle: Any) -> None:
-    """Keep the Python object of a handle that goes to C++, until somebody has waited for it.
+    """Keep the Python object of a handle that goes to C++ until it was waited for.
 
-    Below torch 2.7, C++ keeps a Work without its Python object. Once that is gone it calls `Work::wait` of C++, which
-    never comes back: DistributedDataParallel's constructor hangs there.
+    Below torch 2.7, C++ keeps a Work without its Python object. Once that is gone, it calls C++'s `Work::wait`,
+    which never returns: DistributedDataParallel's constructor hangs there.
     """
     while _alive and _alive[0].is_waited_for():
         _alive.popleft()
@@ -52,7 +52,7 @@ class _Noted:
     _group_log: GroupLog
     _index: int
     _word: int
-    """Where its record begins in the ring."""
+    """Position of its record in the ring."""
     _touched: bool
     _is_async: bool
     _polled: bool
@@ -80,7 +80,7 @@ class _Noted:
         return bool(ended)
 
     def is_waited_for(self) -> bool:
-        """Whether wait() was called, or the future taken: what C++ does at most once."""
+        """Return whether wait() was called or the future was taken, which C++ does at most once."""
         words, word = self._group_log.words, FIRST + self._index % RECORDS * EACH
         return bool(words[word] != self._index + 1 or words[word + FLAGS] & WAITED_FOR)
 
@@ -180,7 +180,7 @@ class Handle(_Noted, Work):
         self._again = on_host and not p2p
         """wait() may be called twice: gloo's send and receive block for ever the second time."""
         self._touched = not (is_async and owned)
-        """Nothing is to be said if the handle is dropped: it was waited for, or torch's own code holds it."""
+        """Whether dropping the handle is no fault: it was waited for, or torch's own code has it."""
         self._after: Any = None
         """Called once when the first wait() has come back (NaN watch, checksums)."""
         self._polled = not p2p or not on_host

@@ -37,7 +37,7 @@ UNSEEN = (
     "of the calls that C++ makes (DDP's buckets, functional collectives) it does not see who waits, nor how a compiled "
     "one reduces and splits, nor sends and receives"
 )
-"""What a guard by hooks goes without."""
+"""What a guard by hooks does not see."""
 
 
 def refusal(settings: Settings) -> str:
@@ -66,11 +66,11 @@ FAR = 16
 """Frames between a hook and the functional collective that makes the call: the dispatcher's and autograd's."""
 
 _issuing: dict[int, Any] = {}
-"""By thread: the group whose call a method of ours is just making, and has recorded."""
+"""By thread: the group whose recorded call one of our methods is making."""
 
 
 class HookedGroup(Guarded):
-    """A group of torch's own that tells of its calls."""
+    """A group of torch's own that reports its calls by hooks."""
 
     def __init__(self, group: ProcessGroup, log: GroupLog, recorder: Recorder) -> None:
         # The hooks belong to the group in C++, where no garbage collector looks: they must not keep it alive.
@@ -111,7 +111,7 @@ class HookedGroup(Guarded):
             group.unregister_post_hook(HOOK_ID)
 
     def _begin(self, hook_call: Any) -> None:
-        """Before a call goes out."""
+        """Record a call before it is made."""
         me = get_ident()
         if _issuing.get(me) is self or self.recorder is None:
             return
@@ -131,7 +131,7 @@ class HookedGroup(Guarded):
         recorder.ring.mark(index, waits)
 
     def _issued(self, hook_call: Any) -> None:
-        """After it went out."""
+        """Take the handle after the call was made."""
         _, index = self._open.pop(get_ident(), (None, None))
         recorder, work = self.recorder, hook_call.work
         if index is None or recorder is None:
@@ -190,7 +190,9 @@ TWO_LISTS = {"GATHER": "gather", "SCATTER": "scatter", "ALLTOALL": "all_to_all"}
 
 
 def call_of(hook_call: Any, ranks: tuple[int, ...], caller: FrameType | None) -> MethodCall | None:
-    """The call that a pre-hook is told of; None for what moves no data, and for messages, whose tag it is not told."""
+    """Return the call that a pre-hook reports; None if it moves no data, and for messages, whose tag hooks do not
+    get.
+    """
     name, inputs, outputs = hook_call.name.name, hook_call.input_tensors, hook_call.output_tensors
     num_in, num_out, size = len(inputs), len(outputs), len(ranks)
     single = num_in == num_out == 1
@@ -246,7 +248,7 @@ def _of_functional(caller: FrameType | None) -> Mapping[str, Any]:
 
 
 def _reduce_op(given: Mapping[str, Any], caller: FrameType | None) -> int | None:
-    """torch's number of it; None where nobody says, which agrees with any."""
+    """Return torch's number of the reduce op; None if it is unknown, which agrees with any."""
     name = given.get("reduceOp")
     if name is None:  # DDP divides by itself, and sums
         return 0 if caller is not None and caller.f_code is BACKWARD else None

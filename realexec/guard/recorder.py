@@ -1,4 +1,4 @@
-"""What one process notes about its own calls: the hot path between a guarded group and the ring."""
+"""Records a process's own calls: the hot path between a guarded group and the ring."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["UNKNOWN", "GroupLog", "Made", "Recorder"]
 
 COMPLETED, FAILED = rings.COMPLETED, rings.FAILED
 HEADS = range(4)
-"""How many calls that have ended are stamped at each new one: more than one, or the queue would not grow shorter."""
+"""Number of completed calls that are stamped at each new call: more than one, or the queue would not shrink."""
 
 
 class Completable(Protocol):
@@ -46,7 +46,7 @@ class Made(NamedTuple):
     body: bytes
     """Its record as it was when the call was made."""
     args: tuple[Any, ...]
-    """What the backend was called with."""
+    """Arguments with which the backend was called."""
     owned: bool
     """A user gets its handle."""
 
@@ -62,7 +62,7 @@ class _Unknown:
     __slots__ = ("next",)
     what = None
     next: Any
-    """What came after it."""
+    """The call that came after it."""
 
     def __init__(self) -> None:
         self.next = UNKNOWN
@@ -73,7 +73,7 @@ UNKNOWN.next = UNKNOWN
 
 
 class GroupLog:
-    """One group's log in this process: its members, the numbers its next calls take, the call that goes on."""
+    """A group's state in this process: its members, the next call numbers, and the call under way."""
 
     __slots__ = (
         "before",
@@ -106,38 +106,44 @@ class GroupLog:
     ) -> None:
         self.name = name
         self.world = RecordedWorld("", 0, len(ranks), WorldKind.DEFAULT, "") if world is None else world
-        """Whose numbers the ranks are."""
+        """World that numbers the ranks."""
         self.recorder: Any = recorder
-        """Of this process; None in tests of a log alone."""
+        """Recorder of this process; None in tests of a log alone."""
         self.words: Any = None if recorder is None else recorder.ring.words
         self.key = f"{self.world.id}:{name}/{generation}/{','.join(map(str, ranks))}"
-        """The same on every member, and of no other group."""
+        """Key that is equal on every member, and different from that of every other group."""
         self.ranks = tuple(ranks)
         self.group = group
         self.seq = count(1)
         self.p2p = count(1)
         self.ordinals: dict[tuple[str, int, int], list[int]] = {}
-        """How many messages there were, by operation, peer and tag: lists of one number, which `fast_path` keeps."""
+        """Number of messages by operation, peer and tag, in lists of one element, which `fast_path` keeps."""
         self.seen: dict[tuple[Any, ...], Any] = {}
         """Calls made before, by line and shape: see `fast_path`."""
         self.before: Any = _Unknown()
         """The last call that was one of them: the next is likely the one that came after it."""
         self.marked: dict[tuple[Any, ...], int] = {}
-        """Of those that are not kept yet: marks were left on the way to them. The index of the record."""
+        """Index of the record by key, for calls that are not cached yet but have left marks on the stack."""
         self.last: Made | tuple[()] | None = None
-        """The call just made the long way. Empty: `fast_path` wants to know; None: nobody does, and no tensor is to be
-        kept alive."""
+        """The last call by the long path; empty while `fast_path` waits for it; None otherwise, so that no tensor is
+        kept alive.
+        """
         self.busy = 0
-        """Thread that is inside a synchronous collective of this group, 0: none. (A message has no place among
-        the others' calls: a thread may wait for one all along.)"""
+        """Thread that is inside a synchronous collective of this group; 0: none.
+
+        Messages do not count, because they have no order among the calls of other threads.
+        """
         self.near: Any = None
         """Strict level: the members' own queue (`strict.queue`), where all are on this host and have shown a call."""
         self.refusing: Callable[[int, int], bool] | None = None
-        """Strict level: told the number and index of a collective that the backend refused, before the record says so.
-        Whether the number is used up."""
+        """At level strict: called with the number and index of a collective that the backend refused, before it is
+        recorded.
+
+        It returns whether the number is used up.
+        """
 
     def forget(self, calls: Iterable[Any]) -> None:
-        """They are kept no more: no guess leads to them, or on from them, or a chain of them would keep them all."""
+        """Drop cached calls: no guess leads to or from them, or a chain of them would keep them all alive."""
         for seen in calls:
             seen.what, seen.next = None, UNKNOWN
             if self.before is seen:
@@ -166,15 +172,15 @@ class Recorder:
         self.num_serving = 0
         """Threads among them that are torch's, and serve remote calls."""
         self.look: Callable[[], None] | None = None
-        """Called once a beat: where threads that serve remote calls stand."""
+        """Called once per heartbeat to record where threads that serve remote calls are."""
         self._pending: BaseException | None = None
         self.caught = CaughtLog(ring.caught)
         self.outstanding: dict[int, Completable] = {}
-        """Asynchronous calls whose end nobody has seen yet, by index, in their order."""
+        """Asynchronous calls that have not been seen to complete, by index, in order."""
         self._creations: GroupLog | None = None
         self._generations: dict[tuple[str, str, tuple[int, ...]], int] = {}
         self.launcher = RecordedWorld("", ring.rank, ring.world_size, WorldKind.DEFAULT, "its launcher")
-        """As `layout.HEADER` has it."""
+        """The launcher's world, as in `layout.HEADER`."""
         self.world = self.launcher
         """The world of the default group; before there is one, the launcher's."""
         main = threading.main_thread().ident
@@ -273,7 +279,7 @@ class Recorder:
         self.ring.finish(index, flags)
 
     def note(self, log: GroupLog, op: str, seq: int, new_ranks: tuple[int, ...] | None = None) -> int:
-        """Record a call that is no method of a group: init_process_group, new_group."""
+        """Record a call that is not a method of a group: init_process_group, new_group."""
         site = self.sites.here(3)
         me = threading.get_ident()
         thread = self._threads.get(me) or self._thread(me)

@@ -44,7 +44,7 @@ def _values(tensor: Tensor) -> Tensor | None:
 
 
 def _has_bytes(tensor: Tensor) -> bool:
-    """Whether its storage is its content."""
+    """Return whether the tensor's storage is its content."""
     return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
 
 
@@ -58,10 +58,10 @@ def find_nan(recorder: Recorder, call: MethodCall, index: int, rank: int) -> Non
 
 
 class Checksums:
-    """Compares a call's buffers before and after its flight.
+    """Compares a call's buffers before and after the call.
 
-    A call that works in place runs on a copy, so what is found in the buffer afterwards was written
-    by somebody else; the result is put there when the handle is waited for.
+    A call that works in place runs on a copy, so that any other content of the buffer afterwards was written by the
+    program; the result is copied there when the handle is waited for.
     """
 
     def __init__(self, recorder: Recorder) -> None:

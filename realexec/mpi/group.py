@@ -42,7 +42,7 @@ _LOGICAL = {"SUM": "LOR", "MAX": "LOR", "PRODUCT": "LAND", "MIN": "LAND"}
 
 
 class MpiGroup(ProcessGroup):
-    """The ranks of *comm*, an mpi4py communicator of its own."""
+    """A process group on *comm*, an mpi4py communicator of its own."""
 
     def __init__(self, comm: Any) -> None:
         super().__init__(comm.Get_rank(), comm.Get_size())
@@ -82,7 +82,7 @@ class MpiGroup(ProcessGroup):
         """Do nothing: sequence numbers are not used."""
 
     def shutdown(self) -> None:
-        """MPI keeps the communicator until its end: to free it is a collective call, which nobody promised."""
+        """Do nothing: freeing the communicator would be a collective call, which not all ranks need make."""
 
     abort = shutdown
 
@@ -286,7 +286,7 @@ def _single(op: str, tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _apart(tensor: Tensor, output: Tensor) -> Tensor:
-    """*tensor*, or a copy where *output* lies in the same memory: FSDP gathers in place, MPI wants two buffers."""
+    """Return *tensor*, or a copy if *output* overlaps with it: FSDP gathers in place, and MPI needs two buffers."""
     same = tensor.untyped_storage().data_ptr() == output.untyped_storage().data_ptr()
     return tensor.clone() if same and tensor.is_contiguous() else tensor
 
@@ -323,7 +323,7 @@ class MpiWork(Work):
         PROGRESS.start(self, begin)
 
     def ends(self, statuses: Sequence[Any], error: BaseException | None) -> None:
-        """All requests are over; called once, by whoever saw it."""
+        """Complete the work when all requests are done; called once, by the thread that noticed it."""
         self._error = error
         if error is None:
             if self._land is not None:
@@ -436,8 +436,12 @@ class ProcessGroupMPI:
 
     @staticmethod
     def create(ranks: Sequence[int]) -> MpiGroup | None:
-        """The group of *ranks* (none: the world), or None where this process is not in it. All members must call;
-        RuntimeError where there is no MPI, or mpirun started another number of ranks than the environment says."""
+        """Return the group of *ranks* (empty: the world), or None if this process is not a member. All members must
+        call this.
+
+        Raises:
+            RuntimeError: There is no MPI, or mpirun started another number of ranks than the environment says.
+        """
         mpi = library.mpi()
         world = mpi.COMM_WORLD
         if not ranks:
@@ -463,8 +467,10 @@ _patches = Patches()
 
 
 def enable(may_end: Callable[[], bool] = lambda: True) -> None:
-    """Make backend "mpi" available in this process, where torch has none of its own and mpi4py is installed. At the end
-    of the process *may_end* is asked whether it should wait there for all others, as MPI wants it."""
+    """Make backend "mpi" available in this process if torch has none of its own and mpi4py is installed.
+
+    At the end of the process, *may_end* decides whether it waits for all other ranks, as MPI requires.
+    """
     if groups.MPI_AVAILABLE.get(True) or not library.found():
         return
     library.finalize_at_exit(may_end)

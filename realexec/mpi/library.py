@@ -33,16 +33,16 @@ BEFORE_THE_END: list[Callable[[], None]] = []
 """Called before MPI ends, in any case: what else is inside MPI."""
 _MPI: Any = None
 INTERVAL_S = 0.001
-"""Between two looks of the thread: a call that nobody waits for ends at most so much later."""
+"""Seconds between two polls of the thread, by which a call that is not waited for may end late."""
 SPIN_S = 0.0005
-"""So long somebody who waits asks again at once; after that he leaves the core to others in between."""
+"""Seconds for which a waiting thread polls without pause; after that it yields the core in between."""
 PAUSE_S = 0.00005
 TAG = 1
 _INTRODUCTIONS: list[Introduction] = []
 
 
 def found() -> bool:
-    """Whether mpi4py is installed; nothing is imported."""
+    """Return whether mpi4py is installed, without importing it."""
     return importlib.util.find_spec("mpi4py") is not None
 
 
@@ -95,11 +95,11 @@ class Begun(Protocol):
 
 
 class ProgressThread:
-    """All calls of a process that are under way."""
+    """Makes progress on all calls of a process that are under way."""
 
     def __init__(self) -> None:
         self._mpi = threading.RLock()
-        """Held by whoever is inside MPI."""
+        """Lock of the thread that is inside MPI."""
         self._open: list[Begun] = []
         self._thread: threading.Thread | None = None
         self._asked = threading.Event()
@@ -181,7 +181,7 @@ def meet(world: Any) -> None:
 
 
 def introduction() -> Introduction | None:
-    """The way to them; None where no rank of MPI's has met the others."""
+    """Return the connection over which monitors are introduced; None before MPI's ranks have met."""
     return _INTRODUCTIONS[0] if _INTRODUCTIONS else None
 
 
@@ -195,13 +195,13 @@ class Introduction:
         self._read: bytes | None = None
 
     def set(self, key: str, value: str) -> None:
-        """Send *value*; nobody waits for its arrival."""
+        """Send *value* without waiting for its arrival."""
         with PROGRESS.alone():
             message = [value.encode(), mpi().BYTE]
             self._under_way = [(message, self._comm.Isend(message, reader, TAG)) for reader in self._readers]
 
     def check(self, keys: list[str]) -> bool:
-        """Whether the text is here."""
+        """Return whether the text has arrived."""
         library = mpi()
         status = library.Status()
         with PROGRESS.alone():

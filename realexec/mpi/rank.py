@@ -1,5 +1,6 @@
-"""`python -m distsim.realexec.mpi.rank train.py ...`: what mpirun starts. It tells the program its place by torchrun's
-variables, too, and runs it under guard.
+"""The program that mpirun starts: `python -m distsim.realexec.mpi.rank train.py ...`.
+
+It sets torchrun's variables as well, and runs the script under the guard.
 """
 
 from __future__ import annotations

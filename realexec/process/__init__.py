@@ -1,6 +1,6 @@
-"""What the guard is in one process: its ring, hooks, heartbeat, and the ranks it starts itself.
+"""The guard's parts in one process: its ring, hooks, heartbeat, and the ranks that it starts itself.
 
-`session.py` holds it all together.
+`session.py` connects them.
 """
 
 from __future__ import annotations

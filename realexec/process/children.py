@@ -1,7 +1,7 @@
-"""Processes that a rank starts: ranks of its own, which get the guard as well, and forked children that call a group.
+"""Processes that a rank starts: ranks, which get the guard as well, and forked children that call a group.
 
-mp.spawn, Process and Python subprocesses start ranks. A forked child (a data loader's worker, say) should not call the
-group of its parent: its first call is noted, for the monitor to report.
+mp.spawn, Process and Python subprocesses start ranks. A forked child (such as a data loader's worker) should not
+call its parent's group: its first call is noted for the monitor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from distsim.debug.records.frames import program_frames, steps
 __all__ = ["GuardedChild", "InheritedGroup", "PopenHook", "SpawnHook", "guarded_command"]
 
 Run = Callable[[Mapping[str, Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-"""Runs a target in a process of its own, under guard with the settings given: a function of a module, to be pickled."""
+"""Runs a target in a new process with the given settings under the guard: a function of a module, to be pickled."""
 OPERATIONS = {method: op for op, fields in FIELDS.items() for method in fields.methods}
 """Methods of a process group, and what torch.distributed calls them."""
 
@@ -41,7 +41,7 @@ class GuardedChild:
 
 
 class SpawnHook:
-    """Patches `Process.start`. Processes of a rank (a data loader's workers) are no ranks and stay as they are."""
+    """Patches `Process.start`. Processes of a rank that are no ranks (a data loader's workers) are not changed."""
 
     def __init__(self, run: Run, given: Mapping[str, Any], is_rank: Callable[[], bool]) -> None:
         self._run = run

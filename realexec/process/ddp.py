@@ -52,7 +52,7 @@ class DdpHook:
         return hand_over(reducer, work, *args, **kwargs)
 
     def explain(self, error: BaseException) -> str | None:
-        """The sentence that belongs to DDP's error about a reduction that was not finished."""
+        """Return a sentence about DDP's error that a reduction was not finished; None for other errors."""
         text = message(error)
         if "Expected to have finished reduction in the prior iteration" not in text:
             return None
@@ -65,8 +65,10 @@ class DdpHook:
         return "parameters of a DDP model got no gradient in the last backward pass"
 
     def without_gradient(self) -> str | None:
-        """While a rank stands still outside of any backward pass, where no gradient is on its way: parameters of a
-        model whose others have one."""
+        """Return a sentence about parameters without a gradient, of a model whose other parameters have one.
+
+        It is called while a rank does not move outside of any backward pass, when no gradient is under way.
+        """
         if _in_backward():
             return None
         for ddp in list(self._models):

@@ -1,4 +1,4 @@
-"""The thread that shows that a process lives, its interpreter is free, and where its main thread stands."""
+"""The thread that shows that a process lives, that its interpreter lock is free, and where its main thread is."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ __all__ = ["BEAT_S", "Heartbeat"]
 BEAT_S = 0.1
 """A beat costs some 20 us of the interpreter, so a hundredth of a percent or two."""
 LEAVE_S = 2.0
-"""How long the end of the process waits for a beat that is under way."""
+"""Seconds that the end of the process waits for a heartbeat under way."""
 
 
 class Heartbeat:
-    """Beats into the ring; stamps asynchronous calls that ended; notes a main thread that stands still."""
+    """Writes heartbeats into the ring, stamps asynchronous calls that ended, and notes a main thread that does not
+    move.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -42,9 +44,9 @@ class Heartbeat:
         self.makes_unwatched_calls = False
         """The program has made a process group by hand."""
         self.look: Callable[[], None] | None = None
-        """Called once whenever the main thread stands still."""
+        """Called once whenever the main thread does not move."""
         self.monitor: subprocess.Popen[bytes] | None = None
-        """That this process has started."""
+        """Monitor that this process has started; None if it has not."""
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="distsim-heartbeat", daemon=True)

@@ -1,7 +1,7 @@
-"""Where the guard enters torch.distributed: the private helpers that every way of making a group goes through.
+"""Patches of torch.distributed's private helpers through which every group is made.
 
-The helpers are looked up in `distributed_c10d` at each call, so also a script that said
-`from torch.distributed import init_process_group` before is met.
+The helpers are looked up in `distributed_c10d` at each call, so a script that imported `init_process_group` before
+is covered, too.
 """
 
 from __future__ import annotations
@@ -178,7 +178,9 @@ class Hooks:
             yield answer
 
     def begin_init(self, rank: int, world_size: int, url: str = "env://") -> None:
-        """init_process_group begins on *rank*, which meets the others at *url*; without both, as a launcher says."""
+        """Note that init_process_group begins on *rank*, which meets the others at *url*; without both, as the
+        launcher says.
+        """
         launcher = launched(os.environ)
         rank = rank if rank >= 0 or launcher is None else launcher.rank
         world_size = world_size if world_size > 0 or launcher is None else launcher.size
@@ -339,23 +341,23 @@ def _group_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _called_by_init() -> bool:
-    """Whether torch's own init_process_group has called a helper: frameworks that make worlds by hand do so, too."""
+    """Return whether torch's own init_process_group called a helper; frameworks that construct worlds do so, too."""
     caller = sys._getframe(3)  # below: this function, the hook, and its wrapper
     return caller.f_code.co_name == "init_process_group" and caller.f_globals is vars(c10d)
 
 
 def _called_by_torch() -> bool:
-    """Whether torch itself has called a hook: init_process_group, init_rpc."""
+    """Return whether torch itself called a hook: init_process_group, init_rpc."""
     return str(sys._getframe(3).f_globals.get("__name__", "")).startswith("torch.")
 
 
 def _in_usual_world() -> bool:
-    """Whether torch's table of groups is that of the process: torch's own tests give one to each thread, as a rank."""
+    """Return whether torch's table of groups is the process's own; torch's tests give one to each thread."""
     return vars(c10d)[shortcut.WORLD] is shortcut.USUAL
 
 
 def _waiting(original: Any) -> Callable[..., Any]:
-    """A store's `get` or `wait`: the heartbeat finds the keys in this frame if the thread stands in it."""
+    """Return a store's `get` or `wait` in whose frame the heartbeat finds the keys that the thread waits for."""
 
     @functools.wraps(original)
     def distsim_store_wait(self: Any, keys: Any, *args: Any, **kwargs: Any) -> Any:
@@ -369,7 +371,9 @@ def _type_of(thing: Any) -> Any:
 
 
 def _attach(original: Any, group: Any, *args: Any, **kwargs: Any) -> Any:
-    """A hook of torch's own goes on the C++ group, whose calls it sees; the guard does not learn when it is removed."""
+    """Attach a hook of torch's own to the C++ group, whose calls it sees; the guard does not learn when it is
+    removed.
+    """
     guard = guard_of(group)
     if guard is not None:
         guard.note_hook("attached", 0, registered=True)

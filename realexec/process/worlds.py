@@ -74,7 +74,7 @@ class Worlds:
 
 
 def _is_older_than_this_process(meeting: str) -> bool:
-    """Whether the file of a FileStore has been written to before this process began, and not since."""
+    """Return whether the file of a FileStore was written to before this process began, and not since."""
     try:
         file = os.stat(meeting.removeprefix("file:"))
     except OSError:
@@ -83,7 +83,7 @@ def _is_older_than_this_process(meeting: str) -> bool:
 
 
 def _has_agent_store() -> bool:
-    """Whether `env://` means the store of torchrun's agent."""
+    """Return whether `env://` means the store of torchrun's agent."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
@@ -113,7 +113,9 @@ def place_of_url(url: str) -> tuple[str, str]:
 
 
 def place_of_store(store: Any, name: str = "") -> tuple[str, str]:
-    """The same of a rendezvous in a store of the program's own; *name*: what it calls the group."""
+    """Return the key and the text of a rendezvous in a store of the program's own; *name* is the program's name of
+    the group.
+    """
     prefix = _prefixes.get(store, "")
     base = store
     while hasattr(base, "underlying_store"):
@@ -167,7 +169,7 @@ class Started:
     local_rank: int
     local_world_size: int
     job: str
-    """The same for all of its processes on a host."""
+    """Name of the job, equal for all of its processes on a host."""
 
     def environment(self) -> dict[str, str]:
         """torchrun's variables for the same place."""

@@ -1,14 +1,14 @@
-"""Where the guard enters torch.distributed.rpc: its public functions, and the one that C++ calls to serve a request.
+"""Patches of torch.distributed.rpc: its public functions, and the one that C++ calls to serve a request.
 
-`rpc_sync` and its like are torch's decorator around the function proper, which it finds in a closure cell. That cell is
-what is exchanged, so a name that a script imported before is met, too.
+`rpc_sync` and the other functions are torch's decorator around the actual function, which is in a closure cell. That
+cell is exchanged, so a name that a script imported before is covered, too.
 
-A call that the same line has made before, and one that the same thread has served before, take a fast path. Between two
-calls a worker waits, its caches grow cold, and every line of Python costs several times what a benchmark says. torch's
-own rpc_sync looks among its operators for the user's function, asks the agent who the callee is and the profiler
-whether it runs, in half a dozen functions. What these found the last time depends only on what is compared here, so it
-is not done again, and that pays for the record. The record itself is copied from the one before, and is in the ring
-before C++ hears of the call.
+A call that the same line has made before, and one that the same thread has served before, take a fast path. Between
+two calls a worker waits, its caches grow cold, and every line of Python costs several times what a benchmark shows.
+torch's own rpc_sync searches its operators for the user's function, asks the agent for the callee and the profiler
+whether it runs, in half a dozen functions. Their results depend only on what is compared here, so they are reused,
+and that pays for the record. The record itself is copied from the previous one, and is in the ring before C++ gets
+the call.
 """
 
 from __future__ import annotations
@@ -45,9 +45,11 @@ rref_future = names.RREF_FUTURE.get(None)
 
 GROUP = "rpc"
 KEY = "distsim_worker/"
-"""In the store of init_rpc, with a worker's number: the rank of its ring, and the job that this is of."""
+"""Beginning of a key in the store of init_rpc, before a worker's number; its value is the rank of its ring, and the
+job.
+"""
 NOBODYS = -1
-"""The rank of a worker of which there is no record here: nothing is said of what it does."""
+"""Rank of a worker without a record here, about which nothing is reported."""
 TORCHS_OWN = frozenset({api.__name__, "torch.distributed.rpc.backend_registry"})
 """Modules whose functions torch calls remotely by itself: to meet, to join, to shut down."""
 API = vars(api)
@@ -55,7 +57,7 @@ SENDS, PICKLER = names.SEND_FUNCTION.attribute, names.PICKLER.attribute
 profiler_enabled = works.PROFILES.get(works.unknown)
 find_builtin = names.FIND_BUILTIN.get(None)
 THERE = {SENDS, PICKLER, "get_worker_info"} <= API.keys() and find_builtin is not None
-"""This torch has what the short way calls."""
+"""Whether this torch has everything that the fast path calls."""
 MOST = 512
 """Calls that are remembered."""
 DONE = rings.REMOTE | rings.COMPLETED
@@ -67,7 +69,7 @@ Long = Callable[[Any, Any, Any, Any, Any, Key | None], Any]
 
 class _Here(threading.local):
     request: tuple[int, int] | None = None
-    """Of the call that this thread is making: it goes with the function."""
+    """Number of the call that this thread is making, which travels with the function."""
 
 
 class RpcHooks:
@@ -83,11 +85,11 @@ class RpcHooks:
         self._here = _Here()
         self.log: RemoteLog | None = None
         self.quiet = 0
-        """The thread in which torch makes calls of its own: to meet, to join, to shut down."""
+        """Thread in which torch makes calls of its own: to meet, to join, to shut down."""
         self._members: GroupLog | None = None
-        """Of the init_rpc that goes on."""
+        """Group of the init_rpc under way."""
         self._joining: Callable[[], RemoteLog | None] | None = None
-        """Makes the log of the init_rpc that goes on."""
+        """Makes the log of the init_rpc under way."""
 
     def install(self) -> None:
         self._cell(api.rpc_sync, self._rpc_sync)
@@ -328,7 +330,7 @@ class RpcHooks:
             self.quiet = 0
 
     def _init_states(self, original: Any, agent: Any) -> Any:
-        """All workers are known, and none has left init_rpc: from here on another may call this one."""
+        """Begin to record: all workers are known, and none has left init_rpc, after which others may call this one."""
         answer = original(agent)
         joining, self._joining = self._joining, None  # torch comes by twice: what is served in between is on record
         if joining is not None:
@@ -382,8 +384,10 @@ class RpcHooks:
 
 
 def _ring_rank(store: Any, worker: int, job: str) -> int | None:
-    """The rank of a worker's ring; None: it is not under guard, or its ring is another job's, as where trainers have
-    met in a group of their own before: there that rank is somebody else."""
+    """Return the rank of a worker's ring; None if it is not guarded, or its ring belongs to another job.
+
+    Trainers that met in a group of their own before have such rings, in which this rank is another process.
+    """
     with contextlib.suppress(Exception):
         if store.check([f"{KEY}{worker}"]):
             rank, its_job = store.get(f"{KEY}{worker}").decode().split()

@@ -1,9 +1,9 @@
-"""What one worker records of its remote calls: those it makes, and those it serves.
+"""Records the remote calls of one worker: those that it makes, and those that it serves.
 
-Between workers that are under guard (they say so in the store of `init_rpc`) a Python function travels in a
-`NumberedFunction`, with the number of the call's record, so that the callee knows which call it serves. Futures that a
-program makes of those of its calls (`then`, `collect_all`, `wait_all`) are followed: who waits for one waits for the
-calls behind it.
+Between workers under the guard (which announce that in the store of `init_rpc`) a Python function travels in a
+`NumberedFunction` with the number of the call's record, so that the callee knows which call it serves. Futures that
+a program derives from those of its calls (`then`, `collect_all`, `wait_all`) are followed: waiting for one means
+waiting for the calls behind it.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from distsim.torch_compat.rpc import ASYNC_EXECUTION, LOCAL_INVOKE
 __all__ = ["NumberedFunction", "Peer", "RemoteLog", "answers_later"]
 
 DEFAULT_TIMEOUT_S = 60.0
-"""rpc_timeout where a program sets none: nobody's limit."""
+"""rpc_timeout if a program sets none; it does not count as a limit of the program."""
 RREF = re.compile(r"created_on=(\d+), local_id=(\d+)")
 OPERATORS = "_VariableFunctionsClass."
 METHOD = "RRef."
-"""Before the name of a method of an RRef's value."""
+"""Beginning of the name of a method of an RRef's value."""
 MOST_PLACES = 512
-"""Places of threads that stand still, kept in the ring's table."""
+"""Maximum number of positions of blocked threads in the ring's table."""
 MOST_ERRORS, LONGEST_ERROR = 64, 2000
 """Texts of exceptions kept in that table, which has half a MiB for them and all else."""
 IDLE = -1
-"""In place of the index of a record: none."""
+"""Value in place of a record's index if there is none."""
 NO_LIMIT = -1.0
 """torch's UNSET_RPC_TIMEOUT."""
 MOST_DERIVED = 1024
-"""From so many derived futures on, those whose calls are all over are let go of."""
+"""Number of derived futures from which those whose calls are all over are dropped."""
 
 
 class Peer(NamedTuple):
@@ -50,7 +50,7 @@ class Peer(NamedTuple):
 
     name: str
     rank: int
-    """Of its ring."""
+    """Rank of its ring."""
     guarded: bool
 
 
@@ -63,7 +63,7 @@ class Same(NamedTuple):
 
     body: Stays
     position: int
-    """Of its signature: another may have its place by then."""
+    """Position of its signature, which another may have overwritten."""
     alive: tuple[CodeType, ...] | None
     """The code on the way to it, so that its ids stay its own."""
 
@@ -75,18 +75,18 @@ class Standing:
 
     def __init__(self) -> None:
         self.index = IDLE
-        """Of the record of what it serves."""
+        """Index of the record of the call that the thread serves."""
         self.looked = IDLE
-        """The same at the last beat."""
+        """That index at the last heartbeat."""
         self.last = 0
         """The frame's number then: to hold the frame would keep its tensors alive."""
         self.at = 0
         self.said = False
-        """The record says where it stands."""
+        """Whether the record has the thread's position."""
 
 
 class Future:
-    """A future of torch's, as the recorder polls what is outstanding."""
+    """A future of torch that the recorder can poll like other outstanding calls."""
 
     __slots__ = ("_forget", "_future")
 
@@ -114,7 +114,7 @@ class RemoteLog:
         self.rank = recorder.ring.rank
         self.members = members
         self.peers: dict[Any, Peer] = {}
-        """By worker's name and number."""
+        """Peers by the worker's name and number."""
         limit_s = float(options.rpc_timeout)
         self.limit_s = 0.0 if limit_s == DEFAULT_TIMEOUT_S else limit_s
         self.threads = int(getattr(options, "num_worker_threads", 0))
@@ -123,12 +123,13 @@ class RemoteLog:
         self.derived = Derived(recorder, self.futures)
         self.numbers = itertools.count(1)
         self.calls: dict[Key, tuple[Stays, int, Any, Any]] = {}
-        """Of the fast path (`hooks`): a call made before -> what its record has in common with the next one's, the
-        position of the payload ring from which on its signature must be written anew, torch's WorkerInfo of the callee,
-        and the code on the way to it."""
+        """Calls for the fast path (`hooks`), by key.
+
+        Each has what its record has in common with the next one's, the position of the payload ring from which its
+        signature must be written again, torch's WorkerInfo of the callee, and the code on the way to it.
+        """
         self.served: dict[Key, tuple[Stays, int, Standing]] = {}
-        """Of the fast path (`hooks`): function, rank of the caller, thread -> the same of a call served before, and the
-        thread."""
+        """Served calls for the fast path (`hooks`), by function, rank of the caller, and thread."""
         self._standing: dict[int, Standing] = {}
         self._names: dict[int, str] = {}
         self._places = 0
@@ -204,8 +205,11 @@ class RemoteLog:
         self.ring.finish(index, rings.FAILED)
 
     def _say(self, index: int, error: BaseException) -> None:
-        """Attach an error's text to a record. Of a worker that lives on errors (a queue that is empty) those of the
-        first ones are kept: all else that is ever to be said goes into the same table."""
+        """Attach an error's text to a record.
+
+        If a worker raises all the time (an empty queue), only the first texts are kept, because the table has other
+        content, too.
+        """
         text = error_line(error)[:LONGEST_ERROR]
         if text not in self._errors and len(self._errors) >= MOST_ERRORS:
             return
@@ -218,7 +222,7 @@ class RemoteLog:
         self.ring.finish(index, state)
 
     def note_rref(self, index: int, rref: Any) -> None:
-        """Which value a call makes or fetches."""
+        """Record which value a call creates or fetches."""
         match = RREF.search(str(rref))
         if match is None:
             return
@@ -283,7 +287,7 @@ class RemoteLog:
         return 0 if site is None else self.recorder.sites.intern([site])[0]
 
     def look(self) -> None:
-        """Once a beat: where threads stand that have served one call for a while."""
+        """Record, once per heartbeat, the positions of threads that have served one call for a while."""
         frames = None
         for thread, standing in list(self._standing.items()):
             index = standing.index
@@ -302,7 +306,7 @@ class RemoteLog:
             standing.looked, standing.last, standing.at, standing.said = index, id(frame), frame.f_lasti, is_noted
 
     def end(self) -> None:
-        """shutdown: no future of this log is asked for any more."""
+        """Stop polling futures of this log at shutdown."""
         for index in self.futures.values():
             self.recorder.outstanding.pop(index, None)
             self.ring.finish(index, rings.COMPLETED)
@@ -343,7 +347,7 @@ class Derived:
         """id of a future -> itself, so that the id stays its own, and the records of the calls behind it."""
 
     def made(self, future: Any, of: Iterable[Any]) -> None:
-        """*future* is done when those *of* which it was made are."""
+        """Declare that *future* is done when the futures *of* which it was made are."""
         behind: set[int] = set()
         for source in of:
             index = self._calls.get(id(source))
@@ -359,7 +363,7 @@ class Derived:
         self._known[id(future)] = future, frozenset(behind)
 
     def wait(self, future: Any, original: Callable[[Any], Any]) -> Any:
-        """`future.wait()` of one that is no call's own."""
+        """Wait for a future that does not belong to a call itself."""
         known = self._known.pop(id(future), None)
         if known is None:
             return original(future)
@@ -385,5 +389,5 @@ class NumberedFunction(NamedTuple):
 
 
 def answers_later(function: Any) -> bool:
-    """Whether its future is the answer (`@rpc.functions.async_execution`)."""
+    """Return whether the function's future is the reply (`@rpc.functions.async_execution`)."""
     return hasattr(function, ASYNC_EXECUTION)

@@ -1,10 +1,9 @@
 """Handles of calls that strict holds, and their futures.
 
-A call is held because it has not gone out yet, or because its other end was not there yet. What a program hangs on its
-future runs on threads of ours: it may wait for a call that only the thread that is here can let go out, or that one of
-gloo's two threads is to carry. A call that is held has a future of ours. One that went out has gloo's own: whoever
-waits for it, in Python or C++, pays for nothing, and only what Python hangs on it (`then`, `add_done_callback`) is led
-through a future of ours.
+A call is held because it has not been made yet, or because its other end was missing. Callbacks on its future run on
+threads of ours: they may wait for a call that only the current thread can release, or that one of gloo's two threads
+carries out. A held call has a future of ours. One that was made has gloo's own: waiting for it, in Python or C++,
+costs nothing extra, and only Python's callbacks (`then`, `add_done_callback`) go through a future of ours.
 """
 
 from __future__ import annotations
@@ -45,15 +44,17 @@ LIFE_CHECK_S = 0.2
 FIRST_SLEEP_S = 20e-6
 LAST_SLEEP_S = 1e-3
 AWAKE_S = 50e-6
-"""How long the other end of a message is looked for without a pause: one costs half of that."""
+"""Seconds for which the other end of a message is polled without a pause, which costs half of that."""
 LOOK_S = 300e-6
-"""How long who asks for a future looks for the others: to wake the thread that lets calls out, and its looks in quick
-succession, cost as much."""
+"""Seconds for which a caller that wants a future polls for the other members.
+
+Waking the thread that releases calls, and its quick polls, cost as much.
+"""
 FUTURE = works.FUTURE.get(torch.futures.Future)
 ADD = FUTURE.add_done_callback
 SET_UNWRAP = works.UNWRAP.get()
 _apart: WeakSet[Any] = WeakSet()
-"""Futures of gloo's whose callbacks run apart."""
+"""Futures of gloo whose callbacks run on threads of ours."""
 
 
 class Deferred(Handle):
@@ -80,7 +81,7 @@ class Deferred(Handle):
         self.said: MethodCall | None = None
         self.shown = False
         self.began = time.monotonic()
-        """When its turn came, or it was made."""
+        """Time at which it was made, or became the next in its queue."""
         self.timeout_s: Callable[[], float] = lambda: math.inf
         self.hasten: Callable[[float], bool] = lambda _: False
         """Wait until the call goes out, and let it out when it may; with a limit in seconds: False, it took longer."""
@@ -96,7 +97,7 @@ class Deferred(Handle):
         """Held while the call goes out or its future is made: one of the two joins them."""
 
     def went_out(self) -> None:
-        """All members are there and agree: make the call."""
+        """Make the call: all members are there and agree."""
         try:
             self._inner = self.issue()
         except BaseException as error:
@@ -219,7 +220,7 @@ class Deferred(Handle):
 
 
 class WentOut(HostHandle):
-    """The handle of an asynchronous call that was not held: what the program hangs on its future runs apart, too."""
+    """Handle of an asynchronous call that was not held; callbacks on its future also run on threads of ours."""
 
     __slots__ = ()
 
@@ -236,8 +237,11 @@ def _nothing() -> None:
 
 
 def _pass_on_device(device: torch.device, source: Any, target: Any) -> None:
-    """On a stream of its own: wait() makes the current stream wait for the call, set_result() makes who waits for
-    *target* wait for the current stream, and the program's own kernels are to do neither."""
+    """Pass the result of *source* to *target* on a stream of its own.
+
+    wait() makes the current stream wait for the call, and set_result() makes those who wait for *target* wait for
+    the current stream; the program's own kernels should do neither.
+    """
     streams = torch.get_device_module(device)
     with streams.stream(streams.Stream(device)):
         pass_on(source, target)
@@ -293,8 +297,7 @@ class Hastened(Protocol):
 
 
 def callbacks_apart(future: Any) -> Any:
-    """gloo's future, with its callbacks to come on threads of ours. One that is done calls back whoever hangs on it,
-    there and then."""
+    """Return gloo's future with its later callbacks on threads of ours; a future that is done calls back at once."""
     if not future.done():
         _apart.add(future)
     return future
@@ -326,15 +329,17 @@ class CallbackHooks:
         return undo
 
     def remove(self) -> None:
-        """Leave what somebody else has put in their place meanwhile."""
+        """Restore the original functions, unless other code has replaced ours meanwhile."""
         while self._undo:
             self._undo.pop()()
         _apart.clear()
 
 
 class HeldFuture(torch.futures.Future):
-    """The future of a call that is held, or was. Callbacks that Python hangs on it run apart: they may wait for a call
-    that only the thread that is here can let go out, or one of gloo's two threads can carry."""
+    """Future of a call that is or was held. Its Python callbacks run on threads of ours.
+
+    They may wait for a call that only the current thread can release, or that one of gloo's two threads carries out.
+    """
 
     def __init__(self, call: Hastened | None, device: torch.device | None) -> None:
         super().__init__(devices=[] if device is None else [device])
@@ -357,8 +362,11 @@ class HeldFuture(torch.futures.Future):
         run_apart(lambda: pass_on(source, self))
 
     def set_exception(self, error: BaseException) -> None:
-        """End with *error*, for whoever waits in C++, too: torch's own stores the exception as a value, and DDP's
-        reducer, which looks for a tensor in it (`parseCppCommHookResult` of torch 2.13), dies of SIGSEGV."""
+        """End with *error*, also for those who wait in C++.
+
+        torch's own method stores the exception as a value, and DDP's reducer, which looks for a tensor in it
+        (`parseCppCommHookResult` of torch 2.13), dies of SIGSEGV.
+        """
         SET_UNWRAP(self, _raise)
         self.set_result(_Failure(error))
 

@@ -55,16 +55,16 @@ class _Line:
         self.any_here = any_here
         """Name under which this rank shows that it receives from any source, where it receives."""
         self.any_there = any_there
-        """The same of the other end, where this one sends."""
+        """Whether the other end may receive from any rank, if this one sends."""
         self.row = row
         self.neighbour = neighbour
         self.own = own
-        """This rank, as the others see it."""
+        """This rank, as the other ranks see it."""
         self.words = neighbour.words
         self.guard = ref(guard)
 
     def is_there(self, ordinal: int, print_: int) -> bool:
-        """Whether the other end of a message is there, and fits."""
+        """Return whether the other end of a message is there and matches."""
         row = self.neighbour.rows.get(self.theirs)
         if row is None:
             return False
@@ -172,7 +172,7 @@ class HeldMessages:
         return not line.is_there(ordinal, print_) and not self.check(line, ordinal, print_, index)
 
     def check(self, line: _Line, ordinal: int, print_: int, index: int) -> bool:
-        """Whether the other end of a message is there; raises where it is of another size or dtype."""
+        """Return whether the other end of a message is there; raise if its size or dtype differs."""
         neighbour, other_key = line.neighbour, line.theirs
         answer = neighbour.said(other_key, ordinal)
         if answer is None and neighbour.passed(other_key, ordinal):

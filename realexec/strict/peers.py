@@ -1,4 +1,4 @@
-"""What the other ranks of a group say about a call: from their rings on this host, from the store elsewhere."""
+"""Reads the calls of a group's other ranks: from their rings on this host, from the store on other hosts."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = ["Neighbour", "Peers", "StorePeer", "refused_key", "timeout_s"]
 
 DEFAULT_TIMEOUT_S = 1800.0
 WRITTEN_S = 5.0
-"""How long a record may come after the call was shown: its writer may have lost its core in between."""
+"""Seconds by which a record may follow the shown call, because its writer may have lost its core in between."""
 SEEK_S = 0.5
-"""Between two looks for the rings of members that have none yet."""
+"""Seconds between two searches for the rings of members that have none yet."""
 ROWS_END = rings.MEETING_AT // 8 + rings.MEETING_GROUPS * rings.MEETING_WORDS
 
 
@@ -42,9 +42,9 @@ class Neighbour:
         self.rows: dict[str, int] = {}
         """First words of those that were looked for and found."""
         self._sought: dict[str, tuple[int, int]] = {}
-        """Of names that it has no row for: where the next look begins (rows are only added), and the hash."""
+        """For names without a row: where the next search begins (rows are only added), and the hash."""
         self.reader: RingReader | None = None
-        """Of its ring, once a whole call of it was read."""
+        """Reader of its ring, once a whole call of it was read."""
 
     def said(self, name: str, seq: int) -> tuple[int, int] | None:
         """Fingerprint and record index of the peer's call *seq* on a group; None: it has not made it yet."""
@@ -95,7 +95,7 @@ class Neighbour:
         return self.reader.decode(row.copy(), 0)
 
     def refused(self, name: str, seq: int, shown: tuple[int, int]) -> bool:
-        """Whether the backend refused what it *shown* its call *seq* is, or it says another thing by now."""
+        """Return whether the backend refused the *shown* call *seq*, or the rank shows another call by now."""
         index = shown[1]
         word = rings.RECORDS_AT // 8 + index % rings.RECORDS * rings.RECORD_WORDS
         rejected = self.words[word + rings.WORD_FLAGS] & rings.REJECTED
@@ -150,7 +150,7 @@ def call_from(content: dict[str, Any], rank: int, group: Group, seq: int) -> Cal
 
 
 class Peers:
-    """Finds the members of worlds: those of this host by their rings, the others in the store in which they meet."""
+    """Finds the members of worlds: those on this host by their rings, the others in the store in which they meet."""
 
     def __init__(self, directory: Path, ring: RingWriter, attempt: int) -> None:
         self._directory = directory
@@ -171,7 +171,7 @@ class Peers:
             self._prefixed(base).set(_guarded_key(world, world.rank), "1")
 
     def here(self, world: RecordedWorld, rank: int) -> bool:
-        """Whether a rank runs on this host, under guard."""
+        """Return whether a rank runs on this host under the guard."""
         if rank in self._paths.get(world.id, ()):
             return True
         now = time.monotonic()
@@ -181,7 +181,7 @@ class Peers:
         return rank in self._paths[world.id]
 
     def guarded(self, world: RecordedWorld, rank: int) -> bool:
-        """Whether a rank of another host is known to be under guard."""
+        """Return whether a rank of another host is known to be guarded."""
         key = world.id, rank
         if key not in self._guarded and self.store(world).check([_guarded_key(world, rank)]):
             self._guarded.add(key)

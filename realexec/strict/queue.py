@@ -22,9 +22,11 @@ from distsim.text.ranks import of_ranks
 __all__ = ["Queue"]
 
 REFUSED_S, LEAST_S = 0.5, 0.02
-"""How long after a refusal here the same may come at another rank, which had seen that all agree: its core may be taken
-from it. A rank whose backend took the call says nothing more until the call ends: where that was so, less is waited the
-next time."""
+"""Largest and smallest number of seconds to wait after a refusal here for the same refusal on another rank.
+
+That rank had seen that all agree, and may have lost its core. A rank whose backend accepted the call shows nothing
+until the call ends; if that happened, the next wait is shorter.
+"""
 
 
 class Queue:
@@ -47,15 +49,18 @@ class Queue:
         self.done = 0
         """Number of the last call that went out."""
         self.again: tuple[int, dict[int, tuple[int, int]]] = (0, {})
-        """Number of a call that the backend refused here and that is to be made anew, and what the peers, by rank, had
-        shown under it: of one that is refused there, too, that is no answer to the new one."""
+        """Number of a call that the backend refused and that is made again, and what the peers had shown under it,
+        by rank.
+
+        If a peer's call is refused, too, what it showed is no answer to the new call.
+        """
         self.patience_s = REFUSED_S
         self.remote = any(isinstance(peer, StorePeer) for peer in peers)
         self.rows: list[tuple[memoryview, int]] = []
         """Where each peer shows its calls, once all have shown one."""
 
     def is_near(self) -> bool:
-        """Whether the calls of all members can be read in place."""
+        """Return whether the calls of all members can be read in shared memory."""
         if self.remote or self.row is None:
             return False
         if not self.rows:
@@ -67,8 +72,11 @@ class Queue:
         return True
 
     def meet(self, seq: int, slot: int, print_: int, limit_s: float) -> bool:
-        """Look for the calls *seq* of members that are near, for so long, leaving the core to whoever wants it: whether
-        they all came, and fingerprints are enough to know that they agree. *slot*: of that number in a row."""
+        """Poll for the calls *seq* of near members for *limit_s*, yielding the core to others in between.
+
+        Return whether all came, and fingerprints are enough to know that they agree. *slot* is the position of that
+        number in a row.
+        """
         until = 0.0
         odd = print_ & 1
         for words, row in self.rows:
@@ -105,9 +113,12 @@ class Queue:
         return [peer for peer in self.peers if (answer := peer.said(name, seq)) is None or answer == old.get(peer.rank)]
 
     def refused(self, seq: int, index: int, ring: RingWriter) -> bool:
-        """The backend refused a call of this rank, and no record says so yet, so no peer has shown its next. Whether
-        the number is used up: that of an asynchronous call is, as others may have numbered more calls before they heard
-        of it. One that nobody was shown leaves no trace."""
+        """Handle a call of this rank that the backend refused, before it is recorded, and return whether its number
+        is used up.
+
+        No peer has shown its next call yet. An asynchronous call uses up its number, because others may have
+        numbered more calls before they notice. A call that no rank was shown leaves no trace.
+        """
         if self.row is None or ring.words[self.row + rings.meeting_slot(seq) + 2] != index + 1:
             return False
         if ring.flags(index) & rings.ASYNC:
@@ -118,8 +129,10 @@ class Queue:
         return False
 
     def settle(self, seq: int) -> None:
-        """Before a call is shown under a number that was refused: wait until the peers are through with the old one,
-        for they would take this one for it. Who made it without being refused is held to it."""
+        """Wait, before a call is shown under a refused number, until the peers have finished with the old call.
+
+        They would take the new one for it. A peer that made the old call without being refused is held to it.
+        """
         name, old = self.group_log.key, self.again[1] if seq == self.again[0] else {}
         until = monotonic() + self.patience_s
         for peer in self.peers:
@@ -144,7 +157,7 @@ class Queue:
         return (print_, *[answer[0] for answer in answers])
 
     def equal(self, print_: int, answers: Sequence[tuple[int, int]]) -> bool:
-        """Whether it takes no more than fingerprints to know that the members agree."""
+        """Return whether fingerprints are enough to know that the members agree."""
         if self._verdicts and self._pattern(print_, answers) in self._verdicts:
             return True
         if print_ & 1:

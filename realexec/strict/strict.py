@@ -1,8 +1,8 @@
-"""The strict level: a collective goes out only when all its members have called the same.
+"""The strict level: a collective is made only when all its members have called the same.
 
-Each rank shows the fingerprint of its call to its peers and looks at theirs. A synchronous call waits
-for them in place, as the collective itself would. An asynchronous one is put into its group's queue and
-goes out from a thread of ours, so the caller goes on. Sends and receives are never held (`messages`).
+Each rank shows the fingerprint of its call to its peers and compares it with theirs. A synchronous call waits for
+them in place, as the collective itself would. An asynchronous one is put into its group's queue and made by a thread
+of ours, so that the caller continues. Sends and receives are never held (`messages`).
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ profiler_enabled = works.PROFILES.get(works.unknown)
 AHEAD = rings.MEETING_WINDOW // 2
 """Asynchronous calls of a group that may be shown before they went out; beyond it they queue unseen."""
 DOZE_S = 0.25
-"""A program that makes asynchronous calls makes more: so long the thread looks by itself, and nobody need wake it."""
+"""Seconds for which the thread polls by itself without being woken, because asynchronous calls come in series."""
 STRIDED, COORDINATES = torch.strided, torch.sparse_coo
 SUM = 0
 """torch's number of it."""
 LEAVE_S = 2.0
-"""How long the end of the process waits for a call that is just going out."""
+"""Seconds that the end of the process waits for a call that is being made."""
 
 
 class Strict:
     """Holds calls until their members agree."""
 
     handle = WentOut
-    """Of an asynchronous collective on the host that was not held."""
+    """Handle class of an asynchronous collective on the host that was not held."""
 
     def __init__(self, recorder: Recorder, peers: Peers) -> None:
         self._recorder = recorder
@@ -64,7 +64,7 @@ class Strict:
         self._busy: list[Queue] = []
         self._thread: threading.Thread | None = None
         self._pause_s = FIRST_SLEEP_S
-        """Between two looks of the thread."""
+        """Seconds between two polls of the thread."""
         self._asleep = False
         """The thread waits to be woken."""
         self._over = False
@@ -373,7 +373,7 @@ def _on_gloo(guard: Any) -> bool:
 
 
 def _is_refused(call: MethodCall, size: int, on_gloo: bool) -> bool:
-    """The backend refuses such a call at this rank, so nobody else is to hear of it."""
+    """Return whether the backend refuses such a call on this rank, so that no other rank should see it."""
     op = call.key[0]
     lists = [call.key[part] for part in FIELDS[op].lists if call.key[part]]
     if any(len(shapes) != size for shapes in lists):
