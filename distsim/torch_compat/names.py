@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import functools
 import importlib
+import inspect
 import operator
 import pkgutil
 import sys
@@ -141,7 +142,9 @@ def _value(path: str) -> Any:
         value: Any = _module(".".join(parts[:length]))
         if value is not None:
             for part in parts[length:]:
-                value = getattr(value, part, MISSING)
+                owner, value = value, getattr(value, part, MISSING)
+                if value is MISSING and isinstance(owner, type):
+                    value = inspect.get_annotations(owner).get(part, MISSING)  # an attribute of instances
                 if value is MISSING:
                     break
             return value

@@ -230,7 +230,7 @@ def _trust(fit: Fit) -> RenderableType:
         "an error of that size could turn this answer around" if fit.is_close else "no such error changes this answer"
     )
     lines = [
-        f"predicted peaks of 32 published runs err by {ERROR:.1%} in the median, {WORST_ERROR:.1%} at most: {stands}"
+        f"predicted peaks of 38 published runs err by {ERROR:.1%} in the median, {WORST_ERROR:.1%} at most: {stands}"
     ]
     steps = fit.training.steps
     if steps < STEPS:
