@@ -76,7 +76,9 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose complaints are one `UsageError`, as everywhere else."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see {self.prog} --help)")
+        flag = re.fullmatch(r"argument (?:\S+/)?(--[\w-]+)(?:/\S+)?: expected one argument", message)
+        hint = f"; a value that begins with a dash is written {flag[1]}=VALUE" if flag else ""
+        raise UsageError(f"{message}{hint} (see {self.prog} --help)")
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """Return the flags that an abbreviation may stand for.

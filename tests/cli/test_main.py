@@ -103,7 +103,11 @@ def test_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> Non
             "distsim bench does not know --sixe; did you mean --size? see distsim bench --help",
         ),
         (["bench", "--size", "x"], "argument --size: invalid int value: 'x' (see distsim bench --help)"),
-        (["bench", "--size"], "argument --size: expected one argument (see distsim bench --help)"),
+        (
+            ["bench", "--size"],
+            "argument --size: expected one argument; a value that begins with a dash is written --size=VALUE "
+            "(see distsim bench --help)",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(

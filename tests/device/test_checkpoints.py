@@ -17,6 +17,8 @@ import distsim
 from distsim.cluster.files.load import load_cluster, preset_text
 from distsim.cluster.graph.link import STORAGE_READ_BYTES_PER_S, STORAGE_WRITE_BYTES_PER_S
 from distsim.cluster.show import render_cluster
+from distsim.report.training.section import gains
+from distsim.report.training.terminal import training_parts
 
 SIZE = 2048
 NBYTES = 4 * SIZE * SIZE
@@ -55,6 +57,33 @@ def test_torch_save_takes_the_time_of_the_file_system(tmp_path: Path) -> None:
     assert (saved.writes, saved.reads) == (1, 1)
     assert saved.written_bytes == pytest.approx(NBYTES, rel=0.01)
     assert saved.write_s == pytest.approx(2 * once, rel=0.02), "the rank that waited for the other one"
+
+
+def test_a_step_that_waits_for_its_checkpoint_is_not_host_bound(tmp_path: Path) -> None:
+    """The writing has its own share of the mean step, in the table and among what would help."""
+
+    def body() -> None:
+        model = torch.nn.Linear(SIZE, SIZE, device="cuda")
+        optimizer = torch.optim.SGD(model.parameters())
+        for step in range(6):
+            model(torch.randn(8 * SIZE, SIZE, device="cuda")).sum().backward()
+            optimizer.step()
+            if step == 3:
+                torch.save(model.state_dict(), tmp_path / "x.pt")
+
+    training = distsim.simulate(body, on="dgx-h100:1", nproc_per_node=1).training
+    assert training is not None
+    (rank,) = training.ranks
+    written_s = NBYTES / STORAGE_WRITE_BYTES_PER_S / 4
+    assert rank.saving_s == pytest.approx(written_s, rel=0.01), "a quarter for each of the steps 3 to 6"
+    assert rank.host_s < 0.1 * rank.saving_s
+    assert not training.host_bound
+    assert gains(training)[0].name == "asynchronous checkpoints"
+    (span,) = training.saved.spans
+    assert span[1] - span[0] == pytest.approx(4 * written_s, rel=0.01)
+    console = Console(width=100, file=io.StringIO())
+    console.print(*(part for _, part in training_parts(training)))
+    assert "saving: waiting until a checkpoint is written" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_a_cluster_file_says_how_fast_its_storage_is(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import torch
 
-from distsim.sim.device.allocator.allocator import ACTIVATIONS, GRADIENTS, KINDS, OTHER, Ledger
+from distsim.sim.device.allocator.allocator import ACTIVATIONS, GRADIENTS, KINDS, MOST_POINTS, OTHER, Ledger
 from distsim.sim.device.allocator.sites import site_reader
 
 
@@ -27,6 +27,31 @@ def test_a_ledger_finds_the_peak_by_what_is_known_later() -> None:
     ledger.settle()
     assert ledger.peak_bytes == 140, "130 bytes are no new peak"
     assert ledger.now()[ACTIVATIONS] == 90
+
+
+def test_the_curve_is_that_of_the_step_with_the_peak() -> None:
+    """Bytes by kind over its allocations, by what is known at its end; a later, lower step leaves it as it is."""
+    ledger = Ledger()
+    ledger.born(10)
+    ledger.kind = ACTIVATIONS
+    gradient = ledger.born(30)
+    ledger.died(ledger.born(60))
+    gradient.kind = GRADIENTS
+    ledger.settle()
+    ledger.died(ledger.born(5))
+    ledger.settle()
+    curve = [tuple(held[kind] for kind in (OTHER, GRADIENTS, ACTIVATIONS)) for held in ledger.peak_curve]
+    assert curve == [(10, 0, 0), (10, 30, 0), (10, 30, 60), (10, 30, 0)]
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_peak() -> None:
+    """Each part shows its maximum."""
+    ledger = Ledger()
+    for number in range(1000):
+        ledger.died(ledger.born(500 if number == 700 else 1))
+    ledger.settle()
+    assert len(ledger.peak_curve) <= MOST_POINTS
+    assert max(held[OTHER] for held in ledger.peak_curve) == 500
 
 
 def test_names_of_modules_outlast_a_peak_a_little_higher() -> None:

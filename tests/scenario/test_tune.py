@@ -113,15 +113,13 @@ def test_a_search_has_its_objective() -> None:
 def test_why_is_told_from_the_reports_own_figures() -> None:
     """Where the best one's step goes, and which parts of the other's are longer for a token."""
     training = {
+        "pacing_rank": 0,
         "ranks": [
             {
                 "rank": 0,
-                "step_s": 1.2,
-                "compute_s": 0.8,
-                "host_s": 0.0,
                 "waits": [{"op": "all_gather_into_tensor", "group": "dp", "moving_s": 0.35, "late_s": 0.0}],
             }
-        ]
+        ],
     }
     best = result(1.0, tokens_per_s=1000.0, step_compute_s=0.9, step_bubble_s=0.1)
     other = result(1.2, tokens_per_s=1000 / 1.2, step_compute_s=0.8, step_exposed_s=0.4)

@@ -12,6 +12,7 @@
 - `waits[]`: `ranks, needs, any_of, what, where`: the wait-for graph with equal waits merged
 - `stacks[]`, `sources[]`, `links` over time
 - `faults[]`: from, to or null, text
+- `steps[]`: `[from_s, to_s, text]` of the training steps and checkpoints of one rank
 - `left_out`: by part, a sentence on what was too much
 
 Times are seconds since the run began.
@@ -22,6 +23,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from distsim.debug.diagnosis.waits.assess_proof import lateness, patience
@@ -70,6 +72,7 @@ def picture(material: Material, replay: str = "") -> dict[str, Any]:
     result["stacks"] = stacks(material)
     result["links"] = usage(material)
     result["faults"] = [list(fault) for fault in material.faults]
+    result["steps"] = [list(step) for step in material.steps]
     result["sources"] = sources(material)
     if material.diagnoses:
         text = render_diagnoses(material.diagnoses, material.evidence).plain(WIDTH)
@@ -201,6 +204,8 @@ class Material:
     link_names: Sequence[str] = ()
     link_samples: Sequence[tuple[float, int, float]] = ()
     faults: Sequence[Fault] = ()
+    steps: Sequence[tuple[float, float, str]] = ()
+    """Begin, end and name of training steps and checkpoints, of one rank."""
     snapshot: bool = False
     """Whether the job is still running: the ranks that wait are shown although no rank may be at fault."""
 
@@ -219,7 +224,20 @@ def of_outcome(outcome: Outcome, faults: Sequence[Fault] = ()) -> Material:
         link_names=[link.name for link in outcome.links],
         link_samples=outcome.link_samples,
         faults=faults,
+        steps=_steps(outcome),
     )
+
+
+def _steps(outcome: Outcome) -> list[tuple[float, float, str]]:
+    """Return the training steps of the first rank that made any, and the checkpoints that held steps up."""
+    tracks = [track for rank in sorted(outcome.gpu_tracks) for track in outcome.gpu_tracks[rank] if track.steps]
+    on_cpu = outcome.step_ends[min(outcome.step_ends)] if outcome.step_ends else []
+    ends_s = [end_s for _, end_s in tracks[0].steps] if tracks else on_cpu
+    steps = [
+        (begin_s, end_s, f"step {number}") for number, (begin_s, end_s) in enumerate(pairwise([0.0, *ends_s]), start=1)
+    ]
+    spans = [] if outcome.training is None else outcome.training.saved.spans
+    return steps + [(begin_s, end_s, "checkpoint") for begin_s, end_s in spans]
 
 
 def of_records(diagnoses: Sequence[Diagnosis], evidence: Evidence, snapshot: bool = False) -> Material:

@@ -17,15 +17,19 @@
   outside torch's allocator
 - `peak_allocated_bytes`, `peak_reserved_bytes`: torch's max_memory_allocated and max_memory_reserved of the rank with
   most, whatever the program has reset; `peak_memory_bytes`: the second, which is what is usually published
+- `pacing_rank`: the rank for which the others wait
 - `ranks[]`: `rank`, `alike` (how many ranks it stands for, itself included), `step_s` and what it was: `compute_s` (of
   it `overlapped_s` beside communication, which took `slowed_s` of it), `exposed_s` (communication that nothing hid; of
   it `late_s` before the last member came), `bubble_s` (a message whose other end had not come), `host_s` (nothing was
-  launched); `peak_allocated_bytes`, `peak_reserved_bytes`; `waits[]`: `op, group, moving_s, late_s` of what was
-  exposed, `busy_s`, all that its bytes moved, `spared_s`, what of moving_s half as long calls would hide;
+  launched), `saving_s` (a checkpoint was being written); `peak_allocated_bytes`, `peak_reserved_bytes`; `waits[]`:
+  `op, group, moving_s, late_s` of what was exposed, `busy_s`, all that its bytes moved, `spared_s`, what of moving_s
+  half as long calls would hide;
   `memory`: bytes allocated when they were most, by what they were for (the rule: device/allocator/allocator.py);
   `modules`: the same by module, `layers.*.mlp`, as the second step had it (at its own peak, where a later one
   is little higher); empty where the peak was in the first; `sites[]` (of `distsim fits` alone): the same by line and
   operator: `kind, where, code, operator, tensor` (of the largest), `nbytes, count`
+- `memory_curve[]`: bytes by kind of memory over the step with the peak, of the rank with the most memory: at most 240
+  points, equally many allocations and frees apart, each with the maximum of its part
 - `operators[]`: those that took longest: `name, count, time_s`, a step of the mean rank
 - `critical_path[]`: of the last step: `kind` (compute, communication, host), `name, time_s`, the longest part first;
   `critical_path_share`: how much of the step, up to its end, it tells of (1, unless the step has very many kernels)
@@ -113,7 +117,9 @@ def training_section(training: Training) -> dict[str, Any]:
     return {name: getattr(training, name) for name in _FIELDS} | {
         "gpu_memory_bytes": training.memory_bytes,
         "peak_memory_bytes": training.peak_reserved_bytes,
+        "pacing_rank": None if training.pacing is None else training.pacing.rank,
         "ranks": [_rank(rank) for rank in training.ranks],
+        "memory_curve": training.memory_curve,
         "operators": [asdict(operator) for operator in training.operators],
         "critical_path": [asdict(part) for part in training.critical_path],
         "out_of_memory": [_short(short, training) for short in training.out_of_memory],
@@ -139,7 +145,7 @@ def _cost(training: Training) -> dict[str, Any] | None:
 
 def _checkpoints(training: Training) -> dict[str, Any]:
     section = {"rank": training.saved_rank} | asdict(training.saved)
-    del section["by_step"]
+    del section["by_step"], section["spans"]
     saved = training.saved
     return section | {"every_steps": saved.every, "mean_write_s": saved.mean_s, "share": saving_share(training)}
 
@@ -175,6 +181,7 @@ def gains(training: Training) -> list[Gain]:
         ("no pipeline bubble", "no stage waits for another's message", rank.bubble_s),
         ("no stragglers", "all ranks reach each collective at the same time", rank.late_s),
         ("no host overhead", "all kernels are launched in time", rank.host_s),
+        ("asynchronous checkpoints", "no step waits until a checkpoint is written", rank.saving_s),
     ]
     step_s = rank.step_s
     least_s = max(one.compute_s - one.slowed_s for one in training.ranks)

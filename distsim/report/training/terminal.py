@@ -212,15 +212,16 @@ def _why_too_much(training: Training) -> str:
 
 def _ranks(training: Training) -> RenderableType:
     alike: dict[tuple[str, ...], list[RankTraining]] = {}
+    saves = any(rank.saving_s for rank in training.ranks)
     for rank in training.ranks:
         if rank.step_s:
-            alike.setdefault(_cells(rank), []).append(rank)
+            alike.setdefault(_cells(rank, saves), []).append(rank)
     rows = sorted(alike.items(), key=lambda item: item[1][0].rank)
     if len(rows) > MOST_ROWS:
         rows = sorted(rows, key=lambda item: -item[1][0].step_s)[:MOST_ROWS]
     table = plain_table()
     table.add_column("ranks", justify="right", no_wrap=True)
-    for name in ("step", "compute", "exposed", "bubble", "host-bound", "overlap"):
+    for name in ("step", "compute", "exposed", "bubble", "host-bound", *(["saving"] if saves else []), "overlap"):
         table.add_column(name, justify="right")
     table.add_column("memory", justify="right")
     paces = training.pacing
@@ -230,12 +231,13 @@ def _ranks(training: Training) -> RenderableType:
         others = sum(len(rank.like) for rank in ranks) - len(ranks)
         numbers += f" (for {others} more)" if others else ""
         table.add_row(numbers, *cells, style="bold" if paces in ranks and len(rows) > 1 else "")
-    legend = Text(
-        "exposed: communication that no computation hides; bubble: waiting for a\n"
-        "pipeline message; host-bound: waiting for launches; overlap: the share of\n"
+    lines = [
+        "exposed: communication that no computation hides; bubble: waiting for a",
+        "pipeline message; host-bound: waiting for launches; overlap: the share of",
         "communication that computation hides",
-        style="dim",
-    )
+        *(["saving: waiting until a checkpoint is written"] if saves else []),
+    ]
+    legend = Text("\n".join(lines), style="dim")
     left = len(alike) - len(rows)
     if left > 0:
         legend = Text.assemble((f"and {left} more with shorter steps\n", "dim"), legend)
@@ -256,9 +258,10 @@ def _waits(rank: RankTraining) -> Text:
     return Text(f"rank {rank.rank}, the slowest, waits for: {'; '.join(waits) or 'nothing for long'}")
 
 
-def _cells(rank: RankTraining) -> tuple[str, ...]:
+def _cells(rank: RankTraining, saves: bool) -> tuple[str, ...]:
     step_s = rank.step_s
-    shares = [f"{part / step_s:.1%}" for part in (rank.compute_s, rank.exposed_s, rank.bubble_s, rank.host_s)]
+    parts = [rank.compute_s, rank.exposed_s, rank.bubble_s, rank.host_s, *([rank.saving_s] if saves else [])]
+    shares = [f"{part / step_s:.1%}" for part in parts]
     busy_s = rank.overlapped_s + rank.exposed_s
     hidden = f"{rank.overlapped_s / busy_s:.0%}" if busy_s else "-"
     return format_time(step_s), *shares, hidden, format_bytes(rank.peak_reserved_bytes)

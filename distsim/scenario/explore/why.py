@@ -42,11 +42,8 @@ def spent(result: Result) -> str:
 
 def _waits(result: Result, step_s: float) -> str:
     training = result.document.get("training", {})
-    ranks: list[dict[str, Any]] = training.get("ranks", [])
-    longest = max((rank["step_s"] for rank in ranks), default=0.0)
-    slow = [rank for rank in ranks if rank["step_s"] >= longest * (1 - 1e-3)]
-    pacing = max(slow, key=lambda rank: (rank["compute_s"] + rank["host_s"], -rank["rank"]), default=None)
-    waits = [] if pacing is None else pacing["waits"]
+    pacing = [rank for rank in training.get("ranks", ()) if rank["rank"] == training.get("pacing_rank")]
+    waits: list[dict[str, Any]] = pacing[0]["waits"] if pacing else []
     shares = [((wait["moving_s"] + wait["late_s"]) / step_s, wait) for wait in waits]
     shares_text = [f"{wait['op']} of {wait['group']} {share:.0%}" for share, wait in shares[:2] if share >= LEAST]
     return ", ".join(shares_text)

@@ -92,7 +92,7 @@ class MemorySite:
 
 @dataclass(slots=True)
 class RankTraining:
-    """One rank's mean step, of those that count. compute + exposed + bubble + host is the step."""
+    """One rank's mean step, of those that count. compute + exposed + bubble + host + saving is the step."""
 
     rank: int
     like: tuple[int, ...]
@@ -115,6 +115,8 @@ class RankTraining:
     waits: list[Wait] = field(default_factory=list)
     sites: list[MemorySite] = field(default_factory=list)
     """The peak by line and operator; empty unless the run measures memory (RunRequest.measures_memory)."""
+    saving_s: float = 0.0
+    """Seconds in which the GPU had nothing to do because the step waited for a checkpoint to be written."""
 
 
 @dataclass(slots=True)
@@ -174,6 +176,8 @@ class Saved:
     read_s: float = 0.0
     by_step: dict[int, float] = field(default_factory=dict)
     """Seconds of writing that the steps waited for, by how many steps had ended."""
+    spans: list[tuple[float, float]] = field(default_factory=list)
+    """Begin and end of each checkpoint for which the steps waited, in seconds since the run began."""
 
     @property
     def every(self) -> float | None:
@@ -268,6 +272,8 @@ class Training:
     """Parts of the last step's critical path, the longest first (critical_path.py)."""
     critical_path_share: float | None = None
     """Share of that step that the path covers: 1 unless it had more kernels than are recorded."""
+    memory_curve: list[dict[str, int]] = field(default_factory=list)
+    """Bytes by kind over the step with the peak, of the rank with the most memory."""
     out_of_memory: list[OutOfMemory] = field(default_factory=list)
     """Ranks that lacked the same are one."""
     placeholder: float = 1.0
@@ -300,7 +306,9 @@ class Training:
         """Return the rank for which the others wait: among those with the longest steps the one that works longest."""
         longest = max((rank.step_s for rank in self.ranks), default=0.0)
         slow = [rank for rank in self.ranks if rank.step_s >= longest * (1 - 1e-3)]
-        return max(slow, key=lambda r: (r.compute_s + r.host_s, -r.rank), default=None) if longest else None
+        return (
+            max(slow, key=lambda r: (r.compute_s + r.host_s + r.saving_s, -r.rank), default=None) if longest else None
+        )
 
     @property
     def host_bound(self) -> bool:

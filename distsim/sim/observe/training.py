@@ -146,7 +146,14 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
         account = Account()
         if process in begins:
             account = _account(ends[process][result.steps - 1]).since(begins[process][1])
-        result.ranks.append(_rank(process, account, max(1, counted), like[process]))
+        rank = _rank(process, account, max(1, counted), like[process])
+        by_step = process.accelerators.saved.by_step
+        written_s = sum(by_step.get(ended, 0.0) for ended in range(first - 1, result.steps))
+        rank.saving_s = min(written_s / max(1, counted), rank.host_s)
+        rank.host_s -= rank.saving_s
+        result.ranks.append(rank)
+    fullest = max(used, key=lambda p: (max(d.memory.highest[0] for d in p.accelerators.devices), -p.rank))
+    result.memory_curve = _fullest_ledger(fullest).peak_curve
     if not result.steps:
         return result
     result.step_times_s = _durations(ends, stepping, result.steps)
@@ -286,7 +293,7 @@ def _rank(process: SimProcess, account: Account, counted: int, like: tuple[int, 
             account.waits.items(), key=lambda item: (-sum(item[1][:2]), item[0])
         )
     ]
-    ledger = max((device.memory.ledger for device in process.accelerators.devices), key=lambda one: one.peak_bytes)
+    ledger = _fullest_ledger(process)
     return RankTraining(
         process.rank,
         like,
@@ -305,6 +312,11 @@ def _rank(process: SimProcess, account: Account, counted: int, like: tuple[int, 
         waits,
         _sites(ledger),
     )
+
+
+def _fullest_ledger(process: SimProcess) -> Ledger:
+    ledgers: list[Ledger] = [device.memory.ledger for device in process.accelerators.devices]
+    return max(ledgers, key=lambda ledger: ledger.peak_bytes)
 
 
 def _sites(ledger: Ledger) -> list[MemorySite]:

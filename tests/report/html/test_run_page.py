@@ -17,12 +17,15 @@ from distsim.debug.records.kinds import Kind
 from distsim.report.document import report_document
 from distsim.report.html.collect import thinned
 from distsim.report.html.draw.cluster import cluster
+from distsim.report.html.draw.timeline import timeline
+from distsim.report.html.draw.training import memory_plot
 from distsim.report.html.page import html, run_page
 from distsim.report.html.reports import outcome_document, records_document
 from tests.debug.builders import all_reduce, fail, finding, play
 from tests.report.html.pages import Seen, circle, document, many_ranks, messages, seen_of, unpacked
 from tests.report.made import finished
 
+REST = ("gradients", "optimizer", "communication")
 LOADING = ("src", "href", "action", "data", "poster", "srcset", "xlink:href")
 
 
@@ -136,7 +139,8 @@ def test_the_times_say_whose_they_are_and_how_sure() -> None:
 def test_the_first_screen_of_training_has_figures_and_bars() -> None:
     """Step, tokens, MFU and memory; where a step goes, what memory holds, what would help."""
     memory = {"activations": 6 << 30, "parameters": 2 << 30, "other": 0}
-    rank = {"rank": 3, "compute_s": 0.6, "exposed_s": 0.3, "bubble_s": 0.0, "host_s": 0.1, "memory": memory}
+    parts = {"compute_s": 0.6, "exposed_s": 0.3, "bubble_s": 0.0, "host_s": 0.05, "saving_s": 0.05}
+    rank = {"rank": 3, "step_s": 1.0, **parts, "memory": memory}
     training = {
         "step_time_s": 1.0, "tokens_per_s": 8000.0, "num_gpus": 8, "gpu": "h100", "mfu": 0.4,
         "peak_memory_bytes": 10 << 30, "gpu_memory_bytes": 80 << 30,
@@ -148,12 +152,40 @@ def test_the_first_screen_of_training_has_figures_and_bars() -> None:
         "tokens/s 8,000 1,000 per GPU",
         "peak memory 10 GiB 12% of 80 GiB",
         "Where a step goes on rank 3",
+        "checkpoints 50 ms, 5.0%",
         "exposed communication 300 ms, 30.0%",
         "reserved beyond that 2 GiB, 2.5%",
         "ideal network: communication takes no time 25.0% less",
     ):
         assert shown in text, shown
     assert "bubble 0" not in text
+
+
+def test_memory_is_drawn_over_the_step_with_its_peak() -> None:
+    """An area a kind that matters, and the highest point with its bytes."""
+    curve = [{"parameters": 1 << 30, "activations": n << 30, "other": 0} | dict.fromkeys(REST, 0) for n in (1, 5, 2)]
+    plot = memory_plot({"memory_curve": curve})
+    assert plot is not None
+    assert [(area["name"], area["y"]) for area in plot["data"]] == [
+        ("parameters", [1, 1, 1]),
+        ("activations", [1, 5, 2]),
+    ]
+    (mark,) = plot["layout"]["annotations"]
+    assert (mark["text"], mark["y"]) == ("peak 6 GiB", 6)
+    assert memory_plot({}) is None
+
+
+def test_steps_and_checkpoints_are_bands_below_the_lanes() -> None:
+    """Every second step is shaded; a checkpoint has a band of its own; both are named."""
+    picture = outcome_document(finished())["picture"]
+    plain = timeline(picture)
+    steps = [[0.0, 0.001, "step 1"], [0.001, 0.003, "step 2"], [0.003, 0.004, "checkpoint"]]
+    banded = timeline(picture | {"steps": steps})
+    assert plain is not None
+    assert banded is not None
+    assert not plain["layout"]["shapes"]
+    assert [shape["x1"] - shape["x0"] for shape in banded["layout"]["shapes"]] == pytest.approx([2.0, 1.0])
+    assert [note["text"] for note in banded["layout"]["annotations"]] == ["step 1", "step 2", "checkpoint"]
 
 
 @pytest.mark.parametrize(("groups", "switch"), [(1, "group0/switch0"), (12, "group*/switch*")])

@@ -109,6 +109,7 @@ def test_programs_that_cannot_be_compared(
         (["gone.py"], "no script gone.py"),
         (["--steps", "0", __file__], "--steps: expected 1 or more, got 0"),
         (["--and-nproc-per-node", "0", __file__], "--and-nproc-per-node: expected 1 or more, got 0"),
+        (["--and-args", "--seq", __file__], "a value that begins with a dash is written --and-args=VALUE"),
         (["--and-args", "'", __file__], "--and-args: expected arguments as a shell takes them"),
         (["--map", "a", __file__], "--map: expected [RANKS:]NAME=NAME, as 1:layers.0=layers.4, got 'a'"),
         (["--map", "x:a=b", __file__], "--map: expected [RANKS:]NAME=NAME"),

@@ -20,7 +20,7 @@ from distsim.report.html.draw.drawing import Drawing
 from distsim.report.html.draw.plots import ACCUSED, COMPUTE, Figure, figure, label
 from distsim.report.html.draw.tables import PageTable, of_run
 from distsim.report.html.draw.timeline import arrows, timeline
-from distsim.report.html.draw.training import Figures, training_figures
+from distsim.report.html.draw.training import Figures, memory_plot, training_figures
 from distsim.report.html.draw.wait_graph import wait_graph
 from distsim.text.units import format_time
 
@@ -145,6 +145,8 @@ def _parts(document: Mapping[str, Any], picture: dict[str, Any] | None, diagnose
     left_out = picture["left_out"] if picture else {}
     real = "links" not in document
     bare = "" if picture else BARE
+    memory = Part("memory", "Memory over the step with the peak, of the rank with the most memory")
+    memory.figure = memory_plot(document.get("training") or {})
     lanes = Part("lanes", "Activity of the ranks over time", str(left_out.get("lanes", "")))
     accused = {rank for d in diagnoses if d.exit_code for rank in d.culprits}
     lanes.figure = timeline(picture, accused) if picture else None
@@ -164,7 +166,7 @@ def _parts(document: Mapping[str, Any], picture: dict[str, Any] | None, diagnose
     fabric = Part("cluster", "Links of the cluster that carried traffic", FABRIC)
     fabric.drawing = cluster(document.get("links") or ())
     fabric.missing = REAL_LINKS if real else "No link carried traffic."
-    parts = [lanes, waits, stacks, messages, links, fabric]
+    parts = [memory, lanes, waits, stacks, messages, links, fabric]
     return [part for part in parts if part.figure or part.drawing or (bare and part is lanes)] or [lanes]
 
 

@@ -5,7 +5,7 @@ Messages are arrows between the lanes of their ends; those without an other end 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from distsim.report.html.draw.plots import (
@@ -24,6 +24,11 @@ __all__ = ["LANE_PX", "arrows", "lane_axis", "timeline"]
 
 LANE_PX = 26
 ARRIVAL = "#8a8f98"
+CHECKPOINT = "checkpoint"
+STEP_NAMES = 1.0
+"""Height of the names below the lanes, in lanes."""
+MOST_NAMED = 12
+"""Steps whose names stand in the figure; of more, every second or third has its name there."""
 FADES = (0.85, 0.6, 0.4, 0.22, 0.1)
 """Opacity of the pieces of an open call's tail."""
 TAIL = 0.1
@@ -62,9 +67,43 @@ def timeline(picture: dict[str, Any], accused: Collection[int] = ()) -> Figure |
         traces.append(piece | {"showlegend": False, "legendgroup": KINDS["open"][0]})
     traces.append(_arrivals(slices, scale, unit))
     height = 120 + LANE_PX * len(picture["lanes"])
+    shapes, notes = _steps(picture.get("steps") or (), scale, len(picture["lanes"]))
+    axes = lane_axis(picture, accused)
+    if notes:
+        axes["yaxis"]["range"][0] += STEP_NAMES
     return figure(
-        traces, height, f"time since the run began ({unit})", barmode="overlay", **lane_axis(picture, accused)
+        traces,
+        height,
+        f"time since the run began ({unit})",
+        barmode="overlay",
+        shapes=shapes,
+        annotations=notes,
+        **axes,
     )
+
+
+def _steps(
+    steps: Sequence[Sequence[Any]], scale: float, lanes: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return a band for every second training step and for each checkpoint, and their names below the *lanes*."""
+    shapes, notes = [], []
+    named = 1 + sum(text != CHECKPOINT for *_, text in steps) // MOST_NAMED
+    for number, (begin_s, end_s, text) in enumerate(steps):
+        is_step = text != CHECKPOINT
+        if not is_step or number % 2:
+            colour, opacity = (ARRIVAL, 0.12) if is_step else (WAITING, 0.35)
+            band = {"type": "rect", "xref": "x", "yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
+            edges = {"x0": begin_s * scale, "x1": end_s * scale, "line": {"width": 0}}
+            shapes.append(band | edges | {"fillcolor": colour, "opacity": opacity})
+        if not is_step or number % named == 0:
+            where = {
+                "x": (begin_s + end_s) / 2 * scale,
+                "y": lanes - (0.1 if is_step else -0.3),
+                "xref": "x",
+                "yref": "y",
+            }
+            notes.append(where | {"text": text, "showarrow": False, "font": {"size": 11}})
+    return shapes, notes
 
 
 def lane_axis(picture: dict[str, Any], accused: Collection[int] = ()) -> dict[str, Any]:

@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from distsim.report.html.draw.plots import ACCUSED, COMMUNICATION, COMPUTE, OPEN, WAITING
+from distsim.report.html.draw.plots import ACCUSED, COMMUNICATION, COMPUTE, OPEN, WAITING, Figure, figure
 from distsim.text.units import format_bytes, format_time
 
-__all__ = ["Bar", "Figures", "Segment", "training_figures"]
+__all__ = ["Bar", "Figures", "Segment", "memory_plot", "training_figures"]
 
 _STEP = (
     ("compute", "compute_s", COMPUTE),
     ("exposed communication", "exposed_s", COMMUNICATION),
     ("bubble", "bubble_s", WAITING),
     ("host", "host_s", OPEN),
+    ("checkpoints", "saving_s", ACCUSED),
 )
 """Parts of a step: name, key in the report, colour."""
 _MEMORY = {
@@ -83,10 +84,9 @@ def _cards(training: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _step(training: Mapping[str, Any]) -> Bar:
-    ranks = training.get("ranks")
-    if not ranks:
+    if not training.get("ranks"):
         return Bar("", [])
-    slowest = max(ranks, key=lambda rank: (rank["compute_s"] + rank["host_s"], -rank["rank"]))
+    slowest = _pacing(training)
     whole_s = sum(slowest[key] for _, key, _ in _STEP)
     segments = [
         Segment(name, f"{format_time(slowest[key])}, {slowest[key] / whole_s:.1%}", slowest[key] / whole_s, colour)
@@ -94,6 +94,12 @@ def _step(training: Mapping[str, Any]) -> Bar:
         if whole_s and slowest[key] > 0.0005 * whole_s
     ]
     return Bar(f"Where a step goes on rank {slowest['rank']}, which has most to do", segments)
+
+
+def _pacing(training: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the figures of the rank for which the others wait."""
+    ranks: list[Mapping[str, Any]] = training["ranks"]
+    return next((rank for rank in ranks if rank["rank"] == training.get("pacing_rank")), ranks[0])
 
 
 def _memory(training: Mapping[str, Any]) -> Bar:
@@ -113,10 +119,53 @@ def _memory(training: Mapping[str, Any]) -> Bar:
     return Bar(f"Memory of rank {fullest['rank']} at its peak, of {format_bytes(capacity)}", segments)
 
 
+def memory_plot(training: Mapping[str, Any]) -> Figure | None:
+    """Return stacked areas of a GPU's memory by kind over the step with the peak, which is marked; None without one."""
+    curve = training.get("memory_curve")
+    if not curve:
+        return None
+    totals = [sum(held.values()) for held in curve]
+    shares = [100 * number / len(curve) for number in range(len(curve))]
+    traces = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": kind,
+            "stackgroup": "memory",
+            "x": shares,
+            "y": [held[kind] / 2**30 for held in curve],
+            "line": {"width": 0, "shape": "hv"},
+            "fillcolor": colour,
+            "hovertemplate": f"%{{y:.2f}} GiB {kind}<extra></extra>",
+        }
+        for kind, colour in _MEMORY.items()
+        if any(held[kind] > 0.0005 * max(totals) for held in curve)
+    ]
+    peak = totals.index(max(totals))
+    mark = {
+        "x": shares[peak],
+        "y": totals[peak] / 2**30,
+        "text": f"peak {format_bytes(totals[peak])}",
+        "showarrow": True,
+        "arrowhead": 2,
+        "ax": 0 if 15 < shares[peak] < 85 else (40 if peak < len(curve) / 2 else -40),
+        "ay": -24,
+    }
+    return figure(
+        traces,
+        300,
+        "allocations and frees of the step (%)",
+        yaxis={"title": {"text": "GiB"}, "rangemode": "tozero"},
+        margin={"t": 40},
+        annotations=[mark],
+        hovermode="x unified",
+    )
+
+
 def _gains(training: Mapping[str, Any]) -> Bar:
-    step_s = training["step_time_s"]
+    step_s = _pacing(training)["step_s"] if training.get("gains") else 0.0
     segments = []
     for gain in training.get("gains") or ():
         less = 1 - gain["step_s"] / step_s
         segments.append(Segment(f"{gain['name']}: {gain['how']}", f"{less:.1%} less", max(0.0, less), COMPUTE))
-    return Bar("What would help most, as a share of the step", segments, stacked=False)
+    return Bar("What would help most, as a share of the mean step", segments, stacked=False)

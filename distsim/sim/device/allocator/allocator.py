@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,8 @@ __all__ = [
 KINDS = ("parameters", "gradients", "optimizer", "activations", "communication", "other")
 PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, COMMUNICATION, OTHER = KINDS
 
+MOST_POINTS = 240
+"""Points of a memory curve, about as many as a page shows."""
 ALIKE = 0.8
 """Share of the peak from which the step with named allocations stands for it."""
 
@@ -72,6 +74,8 @@ class Ledger:
         """Whether allocations record `module`."""
         self.peak: dict[str, int] = dict.fromkeys(KINDS, 0)
         """Bytes by kind when most were in use."""
+        self.peak_curve: list[dict[str, int]] = []
+        """Bytes by kind over the step that contains the peak."""
         self.peak_modules: dict[str, int] = {}
         """Bytes at the peak by module, from the step with named allocations if a later one needs little more."""
         self.site_of: Callable[[], Any] | None = None
@@ -113,6 +117,8 @@ class Ledger:
     def settle(self) -> None:
         """Find the peak among the recorded allocations, once all their tags are known."""
         peak_event = self._peak_at() if self.has_risen else None
+        if peak_event is not None:
+            self.peak_curve = self._curve()
         for number, tag in enumerate(self._events):
             if number == peak_event:
                 self._look(self._events[:peak_event])
@@ -127,16 +133,34 @@ class Ledger:
     def _peak_at(self) -> int | None:
         """Return the number of events at the peak; None if the previous peak was not exceeded."""
         now, peak_event, most = sum(tag.nbytes for tag in self._alive), None, self._beaten
-        on = {id(tag) for tag in self._alive}
-        for number, tag in enumerate(self._events, 1):
-            if id(tag) in on:
-                now -= tag.nbytes
-            else:
-                on.add(id(tag))
-                now += tag.nbytes
-                if now > most:
-                    peak_event, most = number, now
+        for number, (_, change) in enumerate(self._changes(), 1):
+            now += change
+            if now > most:
+                peak_event, most = number, now
         return peak_event
+
+    def _changes(self) -> Iterator[tuple[str, int]]:
+        """Yield the kind of memory and the change in bytes of each recorded event."""
+        on = {id(tag) for tag in self._alive}
+        for tag in self._events:
+            is_free = id(tag) in on
+            on.add(id(tag))
+            yield tag.kind, -tag.nbytes if is_free else tag.nbytes
+
+    def _curve(self) -> list[dict[str, int]]:
+        """Return the bytes in use by kind over the recorded events, in equal parts; each part shows its maximum."""
+        now = self._held()
+        total = sum(now.values())
+        every = -(-len(self._events) // MOST_POINTS)
+        points: list[tuple[int, dict[str, int]]] = []
+        for number, (kind, change) in enumerate(self._changes()):
+            now[kind] += change
+            total += change
+            if number % every == 0:
+                points.append((total, {**now}))
+            elif total > points[-1][0]:
+                points[-1] = (total, {**now})
+        return [by_kind for _, by_kind in points]
 
     def _look(self, events: list[Tag]) -> None:
         """The peak is now, after *events*."""

@@ -260,6 +260,10 @@ def _wrote(task: RankTask, nbytes: int, seconds: float) -> None:
     saved.write_s += seconds
     if task is task.process.main_task:  # an asynchronous checkpoint holds up no step
         step = task.process.accelerators.steps.num_ended
+        begin_s = task.now_s()
+        if step in saved.by_step:  # another file of the same checkpoint
+            begin_s = saved.spans.pop()[0]
+        saved.spans.append((begin_s, task.now_s() + seconds))
         saved.by_step[step] = saved.by_step.get(step, 0.0) + seconds
     task.sleep(seconds)
 
