@@ -74,6 +74,7 @@ def test_flags_and_clusters_of_a_script_vary(tmp_path: Path, capsys: pytest.Capt
     ("arguments", "line"),
     [
         (["nowhere.py", "--tp", "2"], "nothing to vary: expected --vary PATH=A,B, or several clusters after --on"),
+        (["--vary", "--tp=1", "--on", "nope:1", "x.py"], "error: --on: unknown cluster 'nope'"),
         (["--vary", "--tp=1", "nowhere.py"], "no script nowhere.py: no such file"),
         (["--on", "dgx-h100:1", "--vary", "seed=1,2", "x.toml"], "--on: a scenario file contains it"),
         (["--price", "-1", "--vary", "seed=1,2", "x.toml"], "--price: expected an amount of money"),

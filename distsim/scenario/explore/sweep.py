@@ -19,7 +19,7 @@ from typing import Any
 from distsim.errors import UsageError
 from distsim.scenario.expect.result import Result
 from distsim.scenario.explore.points import KeptPoints, run_points
-from distsim.scenario.file.load import Scenario, check
+from distsim.scenario.file.load import BadFile, Scenario, check
 from distsim.scenario.file.schema import ScenarioSpec
 from distsim.scenario.suite import run_suite
 from distsim.text.untrusted_input import brief, load_toml
@@ -66,7 +66,13 @@ def script(path: Path, arguments: Sequence[str], **keys: Any) -> Scenario:
     if not path.is_file():
         raise UsageError(f"no script {path}: no such file")
     limits = {"wall_time_s": POINT_S, "host_timeout_s": POINT_S / 4}
-    return check({"program": path.name, "args": list(arguments), "limits": limits, **keys}, path.with_suffix(".toml"))
+    content = {"program": path.name, "args": list(arguments), "limits": limits, **keys}
+    try:
+        return check(content, path.with_suffix(".toml"))
+    except BadFile as error:  # the user wrote flags, not a file
+        keys_and_faults = (fault.partition(": ") for fault in error.faults)
+        flags = [f"--{key.replace('_', '-')}: {fault}" for key, _, fault in keys_and_faults]
+        raise UsageError("; ".join(flags)) from None
 
 
 def parse_variation(text: str) -> Variation:
