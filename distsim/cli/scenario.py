@@ -122,14 +122,14 @@ def _chosen(args: argparse.Namespace) -> tuple[list[Scenario], list[BadFile]]:
 
 def _write(results: Sequence[Result], junit: str | None) -> None:
     if junit is not None:
-        from distsim.scenario.expect.junit import write_junit
+        from distsim.scenario.expect.formats import write_junit
 
         write_junit(results, junit)
 
 
 def _write_page(results: Sequence[Result], path: str) -> None:
     from distsim.report.html.page import suite_page, write_page
-    from distsim.scenario.expect.entries import entry
+    from distsim.scenario.expect.result import entry
 
     try:
         write_page(suite_page([entry(result) for result in results], _count(results)), path)
@@ -146,7 +146,7 @@ def _count(results: Sequence[Result]) -> str:
 
 
 def _show(result: Result, verbose: bool) -> None:
-    from distsim.scenario.expect.github import annotation, on_github
+    from distsim.scenario.expect.formats import annotation, on_github
 
     word = "ok    " if result.passed else "FAILED" if result.ran else "ERROR "
     print(f"{word} {printable(result.name)}  ({result.verdict}, {result.wall_s:.2f} s)", flush=True)
@@ -159,7 +159,7 @@ def _show(result: Result, verbose: bool) -> None:
 
 
 def _explore(scenarios: list[Scenario], num: int) -> Iterator[Result]:
-    from distsim.scenario.expect.github import annotation, on_github
+    from distsim.scenario.expect.formats import annotation, on_github
     from distsim.scenario.expect.result import NOT_RUN, Result
     from distsim.scenario.explore.explore import explore
 
@@ -196,7 +196,7 @@ def _from(args: argparse.Namespace) -> int:
 
 
 def _schema(args: argparse.Namespace) -> int:
-    from distsim.scenario.file.json_schema import json_schema
+    from distsim.scenario.file.schema import json_schema
 
     print(json_schema())
     return 0

@@ -5,8 +5,7 @@ once.
 from __future__ import annotations
 
 from distsim.scenario.expect.result import Result
-from distsim.scenario.file.find import find_scenarios, is_scenario, load_scenarios
-from distsim.scenario.file.load import Scenario, load_scenario
+from distsim.scenario.file.load import Scenario, find_scenarios, is_scenario, load_scenario, load_scenarios
 from distsim.scenario.run import run_scenario
 
 __all__ = [

@@ -19,10 +19,8 @@ from distsim.debug.report.render import render_diagnoses
 from distsim.errors import DistsimError
 from distsim.options import options_of
 from distsim.report import Summary, report_document
-from distsim.scenario.expect.figures import figures
-from distsim.scenario.expect.replay import REST, WIDTH, never_struck, replay_command
-from distsim.scenario.expect.result import NOT_RUN, Result
-from distsim.scenario.expect.run_result import result_of
+from distsim.scenario.expect.expect import figures, result_of
+from distsim.scenario.expect.result import NOT_RUN, REST, WIDTH, Result, never_struck, replay_command
 from distsim.scenario.file.load import Scenario
 from distsim.sim.faults.fault import Rule
 from distsim.sim.kernel.schedule import Limits, Schedule

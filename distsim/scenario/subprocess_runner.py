@@ -11,8 +11,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from distsim.scenario.expect.replay import replay_command
-from distsim.scenario.expect.result import Result
+from distsim.scenario.expect.result import Result, replay_command
 from distsim.scenario.file.load import Scenario
 from distsim.watchdog import shared_state as beacons
 from distsim.watchdog.process import CRASHES, POLL_S, Watch, die_with

@@ -17,7 +17,7 @@ from distsim.cli.dispatch import COMMANDS, EXIT_CODES, Parser, module_of
 from distsim.cluster.files.spec import ClusterSpec
 from distsim.cluster.files.table import Table, TableKey
 from distsim.debug.settings import VARIABLES, Settings
-from distsim.scenario.file.json_schema import json_schema
+from distsim.scenario.file.schema import json_schema
 from distsim.torch_compat.releases import VERSIONS
 
 __all__ = ["PAGES", "clusters", "commands", "environment", "python", "scenarios", "versions"]

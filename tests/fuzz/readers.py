@@ -189,8 +189,8 @@ def _scenario() -> dict[str, bytes]:
 
 def _use_scenario(folder: Path) -> None:
     from distsim.pytest_plugin import _looks_like_scenario
-    from distsim.scenario.expect.baseline import baseline_path, read_baseline
-    from distsim.scenario.file.find import is_scenario, load_scenarios
+    from distsim.scenario.expect.expect import baseline_path, read_baseline
+    from distsim.scenario.file.load import is_scenario, load_scenarios
 
     _looks_like_scenario(folder / "one.toml")
     is_scenario(folder / "one.toml")
@@ -201,7 +201,7 @@ def _use_scenario(folder: Path) -> None:
 
 
 def _use_baseline(folder: Path) -> None:
-    from distsim.scenario.expect.baseline import read_baseline
+    from distsim.scenario.expect.expect import read_baseline
 
     read_baseline(folder / "one.baseline.json")
 

@@ -14,12 +14,11 @@ import pytest
 
 from distsim.cli import main
 from distsim.errors import UsageError
-from distsim.scenario.expect.github import annotation
-from distsim.scenario.expect.junit import write_junit
+from distsim.scenario.expect.formats import annotation, write_junit
 from distsim.scenario.expect.result import NOT_RUN, Result
 from distsim.scenario.explore.sweep import parse_variation
-from distsim.scenario.file.json_schema import json_schema
 from distsim.scenario.file.new import SCHEMA
+from distsim.scenario.file.schema import json_schema
 from distsim.scenario.suite import _imports, matching, run_one
 from tests.scenario.made import RACE, STEPS, made
 

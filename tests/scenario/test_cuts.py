@@ -15,9 +15,8 @@ from distsim.debug.records import Evidence, RankState, Site
 from distsim.debug.records.kinds import Kind
 from distsim.errors import UsageError
 from distsim.scenario.file.load import read_faults
-from distsim.scenario.real.cut_hosts import Cuts, cut_off
 from distsim.scenario.real.inject import Injector
-from distsim.scenario.real.namespaces import Hosts, hosts, missing
+from distsim.scenario.real.namespaces import Cuts, Hosts, cut_off, hosts, missing
 from distsim.scenario.real.real import _Ended, _placed, _verdict, _with_texts
 from distsim.sim.faults.link_faults import NetworkRule
 from tests.scenario.made import made, ran
@@ -96,7 +95,7 @@ class Plugs(Hosts):
 def test_the_plug_is_pulled_when_the_rule_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At a call; some time after all ranks have begun; and put back after a while."""
     now_s = 0.0
-    monkeypatch.setattr("distsim.scenario.real.cut_hosts._monotonic", lambda: now_s)
+    monkeypatch.setattr("distsim.scenario.real.namespaces._monotonic", lambda: now_s)
     faults = "what = 'nic_down', nic = 'n1/nic0', call = 3, for_s = 5", "what = 'nic_down', nic = 'n2/nic0', at_s = 2"
     scenario = made(tmp_path, f"{REAL}faults = [{{ {faults[0]} }}, {{ {faults[1]} }}]\n[expect]", STEPS)
     job = Plugs(("a", "b", "c"), ("1", "2", "3"))
@@ -129,7 +128,7 @@ def test_the_plug_is_pulled_when_the_rule_says_so(tmp_path: Path, monkeypatch: p
 def test_a_job_whose_monitors_never_meet_is_cut_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten seconds after its ranks have begun."""
     now_s = 0.0
-    monkeypatch.setattr("distsim.scenario.real.cut_hosts._monotonic", lambda: now_s)
+    monkeypatch.setattr("distsim.scenario.real.namespaces._monotonic", lambda: now_s)
     scenario = made(tmp_path, f"{REAL}faults = [{{ what = 'nic_down', nic = 'n1/nic0' }}]\n[expect]", STEPS)
     job = Plugs(("a", "b", "c"), ("1", "2", "3"))
     cuts = Cuts.of(scenario, tmp_path, job)

@@ -11,7 +11,7 @@ from annotated_types import Gt, Le
 from pydantic import ValidationError
 
 from distsim.errors import UsageError
-from distsim.scenario.file.fault_schema import FAULT_TABLES, FaultTable, table_of
+from distsim.scenario.file.schema import FAULT_TABLES, FaultTable, table_of
 from distsim.sim.faults.fault import CallPoint, Rank, Rule, When
 
 

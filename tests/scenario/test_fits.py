@@ -11,7 +11,7 @@ import pytest
 from distsim.cli.dispatch import main
 from distsim.errors import UsageError
 from distsim.scenario.explore.fits import Fit, search_change
-from distsim.scenario.explore.script_flags import Flag, role_of, script_flags, with_flag
+from distsim.scenario.explore.points import Flag, role_of, script_flags, with_flag
 from distsim.sim import RunRequest
 from distsim.sim.observe.metrics import OutOfMemory, RankTraining, Training
 

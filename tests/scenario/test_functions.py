@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from distsim.cli import main
-from distsim.scenario.file.functions import lacks, module_source
+from distsim.scenario.file.load import lacks, module_source
 from tests.scenario.made import made
 
 PROGRAM = """\

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from distsim.debug.evidence.procfs import look
-from distsim.scenario.real.processes import descendants, end
+from distsim.scenario.real.real import descendants, end
 from tests.scenario.made import ran
 
 ONE_IS_ELSEWHERE = """\

@@ -11,8 +11,8 @@ import pytest
 from distsim.debug.records.kinds import Kind
 from distsim.errors import UsageError
 from distsim.scenario import find_scenarios, load_scenario, load_scenarios
-from distsim.scenario.file.json_schema import json_schema
 from distsim.scenario.file.load import BadFile, read_faults
+from distsim.scenario.file.schema import json_schema
 from tests.scenario.made import made
 
 WRONG = {

@@ -18,7 +18,7 @@ from distsim.errors import UsageError
 from distsim.scenario import find_scenarios, load_scenario, run_scenario
 from distsim.scenario.reproduce import reproduce as reproduce_module
 from distsim.scenario.reproduce.calls import calls_of
-from distsim.scenario.reproduce.loops import looped
+from distsim.scenario.reproduce.write_program import looped
 from distsim.scenario.run import simulate_scenario
 from tests.kin import one_in
 from tests.scenario.made import made

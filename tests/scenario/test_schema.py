@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from distsim.scenario import find_scenarios
-from distsim.scenario.file.json_schema import json_schema
 from distsim.scenario.file.load import FAULTS
 from distsim.scenario.file.new import new_scenario
+from distsim.scenario.file.schema import json_schema
 from tests.kin import one_in
 
 LIBRARY = Path(__file__).parents[2] / "scenarios"

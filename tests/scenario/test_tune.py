@@ -15,8 +15,7 @@ from distsim.errors import UsageError
 from distsim.scenario.expect.result import Result
 from distsim.scenario.explore.points import KeptPoints
 from distsim.scenario.explore.sweep import Variation, parse_variation, script
-from distsim.scenario.explore.tune import Axis, Objective, Search, axis_of, seconds_of
-from distsim.scenario.explore.why import difference, spent
+from distsim.scenario.explore.tune import Axis, Objective, Search, axis_of, difference, seconds_of, spent
 from tests.scenario.test_sweep_scripts import TRAIN
 
 

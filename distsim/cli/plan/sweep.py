@@ -199,7 +199,7 @@ def _scenario(args: argparse.Namespace) -> Scenario:
 
 def _write_page(points: list[Point], args: argparse.Namespace) -> None:
     from distsim.report.html.page import sweep_page, write_page
-    from distsim.scenario.expect.entries import entry
+    from distsim.scenario.expect.result import entry
 
     _known(points, args.figure)
     try:

@@ -247,7 +247,7 @@ def _named(point: Point) -> str:
 def _verdict(search: Search, points: Sequence[Point], objective: str) -> list[tuple[str, str]]:
     """Return the best point, the runner-up and their difference, each as a word and its text."""
     from distsim.scenario.explore.fits import WORST_ERROR
-    from distsim.scenario.explore.why import difference, spent
+    from distsim.scenario.explore.tune import difference, spent
 
     best = points[0]
     lines = [("best", _named(best)), ("", spent(best.result))]
@@ -304,7 +304,7 @@ def _document(search: Search, points: Sequence[Point], price: float | None) -> d
 
 def _write_page(search: Search, points: Sequence[Point], args: argparse.Namespace) -> None:
     from distsim.report.html.page import tune_page, write_page
-    from distsim.scenario.expect.entries import entry
+    from distsim.scenario.expect.result import entry
 
     fitting = len(search.ranking())
     lines = _verdict(search, points, args.objective) if fitting else [("", "No point is valid.")]

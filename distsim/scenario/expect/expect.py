@@ -1,26 +1,163 @@
-"""Compares a result with a scenario's expectations: one line for each difference, with its path in the file."""
+"""Compares a run with a scenario's expectations: one line for each difference, with its path in the file.
+
+The figures of a run may be bounded by those of earlier runs, which lie beside the scenario: `NAME.baseline.json`.
+"""
 
 from __future__ import annotations
 
 import fnmatch
+import json
 import math
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from distsim.debug.diagnosis.silent.finding import Severity
 from distsim.debug.records.kinds import Kind
-from distsim.scenario.expect.baseline import read_baseline, write_baseline
-from distsim.scenario.expect.figures import step_time_s
+from distsim.errors import UsageError
+from distsim.scenario.expect.result import Result
 from distsim.text.units import format_bandwidth, format_bytes, format_time
+from distsim.text.untrusted_input import brief, load_json, read_bytes
 
 if TYPE_CHECKING:
     from distsim.debug.diagnosis.diagnose import Diagnosis
     from distsim.scenario.file.load import Scenario
     from distsim.sim import Outcome
+    from distsim.sim.kernel.schedule import Limits
+    from distsim.sim.observe.metrics import Training
 
-__all__ = ["lines_by_rank", "mistakes"]
+__all__ = [
+    "baseline_path",
+    "figures",
+    "lines_by_rank",
+    "mistakes",
+    "read_baseline",
+    "result_of",
+    "step_time_s",
+    "write_baseline",
+]
+
+LARGEST_FILE = 1 << 20
+
+
+def baseline_path(scenario: Scenario) -> Path:
+    return scenario.path.with_suffix(".baseline.json")
+
+
+def read_baseline(path: Path) -> dict[str, float]:
+    """Return the stored figures; empty if there is no file."""
+    try:
+        data = load_json(read_bytes(path, LARGEST_FILE))
+        return {name: _figure(name, value) for name, value in data.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, OverflowError, AttributeError) as error:
+        problem = brief(str(error), 200)
+        raise UsageError(
+            f"{path}: expected figures by name as JSON ({problem}); write it anew with --update-baselines"
+        ) from None
+
+
+def _figure(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
+        raise ValueError(f"{brief(name)}: expected a number, got {brief(value)}")
+    return float(value)
+
+
+def write_baseline(path: Path, figures: dict[str, float]) -> None:
+    path.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def figures(outcome: Outcome) -> dict[str, float]:
+    """Name -> figure; the unit is in the name."""
+    result = {"virtual_time_s": outcome.virtual_time_s, "events": float(outcome.events)}
+    for part in ("compute_s", "communication_s", "exposed_s", "idle_s"):
+        values = [getattr(rank, part) for rank in outcome.ranks]
+        result[part] = max(values, default=0.0)
+    result |= _sure(outcome, result["exposed_s"])
+    peaks = [rank.peak_memory_bytes for rank in outcome.ranks if rank.peak_memory_bytes is not None]
+    if peaks:
+        result["peak_memory_bytes"] = float(max(peaks))
+    for total in outcome.collectives:
+        name = f"busbw_bytes_per_s.{total.op}"
+        result[name] = max(result.get(name, 0.0), total.busbw_bytes_per_s)
+    if outcome.links:
+        result["busiest_link"] = max(link.mean_utilisation for link in outcome.links)
+    if outcome.training is not None:
+        result |= _of_training(outcome.training)
+    return result
+
+
+def _of_training(training: Training) -> dict[str, float]:
+    """Return the step time of the slowest rank and the peak memory of the fullest GPU.
+
+    If a rank ran out of memory, the peak is the least that it would have needed.
+    """
+    peak = float(training.peak_reserved_bytes)
+    short = max((one.allocated + one.asked for one in training.out_of_memory), default=0)
+    missing = max((one.missing for one in training.out_of_memory), default=0)
+    capacity = training.memory_bytes - training.context_bytes
+    values = {
+        "gpus": float(training.num_gpus),
+        "peak_gpu_memory_bytes": max(peak, float(short)),
+        "gpu_memory_share": max(peak, float(short)) / capacity if capacity > 0 else 0.0,
+        "fits": float(not training.out_of_memory),
+        "missing_gpu_memory_bytes": float(missing),
+    }
+    figures = {
+        "step_s": training.step_time_s,
+        "tokens_per_step": training.tokens_per_step,
+        "tokens_per_s": training.tokens_per_s,
+        "mfu": training.mfu,
+        "hfu": training.hfu,
+        "price": training.price,
+    }
+    pacing = training.pacing
+    if pacing is not None:
+        figures |= {
+            "step_compute_s": pacing.compute_s,
+            "step_exposed_s": pacing.exposed_s,
+            "step_bubble_s": pacing.bubble_s,
+            "step_host_s": pacing.host_s,
+        }
+    return values | {name: value for name, value in figures.items() if value is not None}
+
+
+def _sure(outcome: Outcome, exposed_s: float) -> dict[str, float]:
+    """Return the intervals of the run and of a step that hold eight of ten measured times: those of collectives,
+    weighted by their exposed share. Empty without measurements."""
+    known = [total for total in outcome.collectives if total.low_s is not None and total.high_s is not None]
+    if not known:
+        return {}
+    time_s = sum(total.time_s for total in outcome.collectives) or 1.0
+    lower_s = sum(total.time_s - (total.low_s or 0.0) for total in known)
+    higher_s = sum((total.high_s or 0.0) - total.time_s for total in known)
+    result = {
+        "virtual_time_low_s": outcome.virtual_time_s - exposed_s * lower_s / time_s,
+        "virtual_time_high_s": outcome.virtual_time_s + exposed_s * higher_s / time_s,
+    }
+    training = outcome.training
+    if training is not None and training.step_low_s is not None and training.step_high_s is not None:
+        result |= {"step_low_s": training.step_low_s, "step_high_s": training.step_high_s}
+    return result
+
+
+def step_time_s(outcome: Outcome, lines: list[int]) -> float | None:
+    """Median time between one call at a marked line and the next, on the rank that is slowest; None where
+    no rank came there twice. Without lines: the whole run."""
+    if not lines:
+        return outcome.virtual_time_s
+    slowest: float | None = None
+    for records in outcome.records.values():
+        times = [r.issued_s for r in records if r.site is not None and r.site.line in lines]
+        if len(times) > 1:
+            step_s = median(after - before for before, after in pairwise(times))
+            slowest = step_s if slowest is None else max(slowest, step_s)
+    return slowest
+
 
 _LINE = re.compile(r"\[ *(\d+)\] ?(.*)")
 
@@ -251,3 +388,43 @@ def _step_time(scenario: Scenario, outcome: Outcome, path: Path, update: bool) -
             f"expect.step_time: expected {format_time(before_s)} within {wanted.band:.0%}, got {format_time(step_s)} "
             f"({step_s / before_s - 1:+.1%})"
         )
+
+
+def result_of(
+    scenario: Scenario,
+    outcome: Outcome,
+    output: str,
+    *,
+    report: str,
+    replay: str,
+    figures: dict[str, float],
+    unstruck: Sequence[str],
+    limits: Limits,
+    standing: Sequence[str],
+    update_baseline: bool = False,
+) -> Result:
+    """Return the result of *outcome*, compared with the scenario's expectations.
+
+    *unstruck* are lines on faults that had no effect; *standing* says where the ranks were when one of *limits* ended
+    the run.
+    """
+    result = Result(
+        scenario.name,
+        str(scenario.path),
+        report=report,
+        output=output,
+        replay=replay,
+        exit_code=outcome.exit_code,
+        figures=figures,
+    )
+    if outcome.diagnoses:
+        first = outcome.diagnoses[0]
+        result.accuses(first, next((first.sites[r] for r in first.culprits if r in first.sites), None))
+    if result.place is None and scenario.file is not None:
+        result.place = (str(scenario.file), 1)
+    result.wrong = [*mistakes(scenario, outcome, output, baseline_path(scenario), update_baseline), *unstruck]
+    if limits.reached is not None:
+        result.ended_by(limits)
+        if standing:
+            result.report = "\n".join([*standing, *(["", report] if report else [])])
+    return result

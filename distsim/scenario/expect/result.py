@@ -1,16 +1,25 @@
-"""Result of one scenario as plain data that can be sent between processes."""
+"""Result of one scenario as plain data that can be sent between processes, and the command that repeats its run."""
 
 from __future__ import annotations
 
+import os
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from distsim.report.html.page import PageEntry
+from distsim.scenario.file.load import Scenario
+from distsim.sim.faults.fault import Rule
+from distsim.sim.kernel.schedule import Schedule
+from distsim.text.units import format_time
 
 if TYPE_CHECKING:
     from distsim.debug.records import Site
     from distsim.debug.records.diagnosis import Diagnosis
     from distsim.sim.kernel.schedule import Limits
 
-__all__ = ["NOT_RUN", "Result"]
+__all__ = ["NOT_RUN", "REST", "WIDTH", "Result", "entry", "never_struck", "replay_command"]
 
 NOT_RUN = "not run"
 """The kind of a scenario whose file, or whose surroundings, do not let it run."""
@@ -88,3 +97,44 @@ class Result:
         if self.replay:
             parts += ["", f"replay: {self.replay}"]
         return "\n".join(parts).strip() + "\n"
+
+
+WIDTH = 100
+"""Columns of a report in a log."""
+REST = "distsim scenario run --html FILE"
+"""Command that shows the whole of a shortened report."""
+
+
+def replay_command(scenario: Scenario, schedule: Schedule | None = None) -> str:
+    """Return the command that repeats the run."""
+    words = ["distsim", "scenario", "run", os.path.relpath(scenario.path), "--seed", str(scenario.spec.seed)]
+    schedule = schedule or scenario.schedule
+    if schedule is not None:
+        words += ["--schedule", str(schedule)]
+    return shlex.join(words)
+
+
+def never_struck(rule: Rule, ended_s: float | None = None) -> str:
+    """Return a note that *rule* never struck, and the remedy if the run ended first, after *ended_s*."""
+    text = f"{rule.path}: never struck ({rule}, {rule.when})"
+    if ended_s is None or ended_s > rule.when.start_s:
+        return text
+    return f"{text}; the run was over after {format_time(ended_s)}: choose an earlier at_s, or a call (call = 3)"
+
+
+def entry(result: Result, settings: Mapping[str, Any] | None = None) -> PageEntry:
+    """Return the entry of a result on a page of several runs.
+
+    *settings* are those of a point of a sweep; there the state of the run counts, and not the file's expectations.
+    """
+    passed = result.passed if settings is None else result.ran and not result.exit_code and not result.limit
+    return PageEntry(
+        result.name,
+        passed,
+        result.verdict,
+        wrong=result.wrong,
+        settings=settings or {},
+        figures=result.figures,
+        wall_s=result.wall_s,
+        document=result.document,
+    )

@@ -1,8 +1,8 @@
 """One program many times: under many schedules (`explore.py`), many settings (`sweep.py`), until it fits (`fits.py`).
 
-`script_flags.py` finds the flags of a script that change its layout.
+`points.py` runs the points, and finds the flags of a script that change its layout.
 """
 
 from __future__ import annotations
 
-__all__ = ["explore", "fits", "points", "script_flags", "sweep", "tune", "why"]
+__all__ = ["explore", "fits", "points", "sweep", "tune"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from distsim.debug.records import P2P
 from distsim.errors import UsageError
-from distsim.scenario.explore.script_flags import Flag, role_of, script_flags, with_flag
+from distsim.scenario.explore.points import Flag, role_of, script_flags, with_flag
 from distsim.sim import RunRequest, run_program
 
 if TYPE_CHECKING:

@@ -1,32 +1,122 @@
-"""Reading a scenario file: every fault at once, each with its path in the file."""
+"""Finds and reads scenario files: reports every fault at once, each with its path in the file."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import difflib
+import re
+import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from distsim.cluster import Cluster, load_cluster
 from distsim.debug.diagnosis.silent.finding import check_patterns
 from distsim.errors import UsageError
-from distsim.scenario.file.cut_off import cut_off
-from distsim.scenario.file.fault_schema import FAULT_TABLES, FaultSpec
-from distsim.scenario.file.functions import lacks, module_source
-from distsim.scenario.file.schema import ScenarioSpec
+from distsim.scenario.file.schema import FAULT_TABLES, FaultSpec, ScenarioSpec
 from distsim.sim.faults.fault import Rule
 from distsim.sim.faults.link_faults import NetworkRule
 from distsim.sim.faults.links import CUTS
 from distsim.sim.kernel.schedule import Schedule
 from distsim.text.untrusted_input import brief, folded, load_toml, read_bytes
 
-__all__ = ["FAULTS", "BadFile", "Scenario", "check", "load_scenario", "read_faults"]
+if TYPE_CHECKING:
+    from distsim.cluster import Cluster
+    from distsim.sim.faults.link_faults import NetworkRule
+
+__all__ = [
+    "FAULTS",
+    "BadFile",
+    "Scenario",
+    "check",
+    "cut_off",
+    "find_scenarios",
+    "is_scenario",
+    "lacks",
+    "load_scenario",
+    "load_scenarios",
+    "module_source",
+    "read_faults",
+]
+
+
+def cut_off(cluster: Cluster, rule: NetworkRule, num_hosts: int) -> tuple[int, ...]:
+    """The hosts that *rule* leaves without any way out, or without any way in. `UsageError` where there is none:
+    a real host has one cable, which is in or out."""
+    if rule.has_detour():
+        raise UsageError("a real run has no second way for the traffic; leave the detour out, or use backend = 'sim'")
+    cut = set(rule.links_in(cluster))
+    host_of = {vertex.name: vertex.host for vertex in cluster.vertices if vertex.kind == "nic"}
+    hosts = []
+    for host in range(num_hosts):
+        out = [link.index for link in cluster.links if link.kind == "nic" and host_of.get(link.src) == host]
+        into = [link.index for link in cluster.links if link.kind == "nic" and host_of.get(link.dst) == host]
+        if (out and cut.issuperset(out)) or (into and cut.issuperset(into)):
+            hosts.append(host)
+    if not hosts:
+        raise UsageError(
+            "a real run can only cut whole hosts off, and this leaves every host a way to the others; "
+            "name all NICs of one ('n0/nic*->*'), or use backend = 'sim'"
+        )
+    if len(hosts) == num_hosts == 1:
+        raise UsageError("a real run on one host has no network to cut; take more nodes (on, nnodes)")
+    return tuple(hosts)
+
+
+_DYNAMIC = {"globals", "vars", "exec", "setattr", "__dict__", "__getattr__"}
+"""Names whose use can bind other names dynamically."""
+
+
+def lacks(source: Path, function: str) -> bool:
+    """Return whether *source* certainly binds no *function* at its top level; False if that is not known."""
+    try:
+        tree = ast.parse(read_bytes(source, LARGEST_FILE))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # the run says so, with the line
+        return False
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.FunctionDef(name=name) if name in _DYNAMIC:
+                return False
+            case ast.Global(names=names) if function in names:
+                return False
+    bound = set(_bound(tree))
+    return function not in bound and "*" not in bound
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
+    """Return names that *node* binds, outside of functions and classes."""
+    for child in ast.iter_child_nodes(node):
+        match child:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield child.name
+                continue
+            case ast.Name(ctx=ast.Store()):
+                yield child.id
+            case ast.alias():
+                yield child.asname or child.name.partition(".")[0]
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)) | ast.MatchMapping(rest=str(name)):
+                yield name
+        yield from _bound(child)
+
+
+def module_source(name: str, folder: Path) -> Path | None:
+    """The source of a module that ranks can import beside *folder*; None where there is none to read.
+    Nothing is imported, so the packages around it are searched one by one."""
+    path = [str(folder.resolve()), *sys.path]
+    parts, origin = name.split("."), None
+    for depth in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:depth]), path)
+        if spec is None:
+            return None
+        origin, path = spec.origin, list(spec.submodule_search_locations or ())
+    return Path(origin) if origin is not None and origin.endswith(".py") else None
 
 
 LARGEST_FILE = 16 << 20
@@ -380,3 +470,59 @@ def _table(location: Sequence[Any]) -> type[BaseModel] | None:
         inner = [a for a in types if issubclass(a, BaseModel)]
         table = inner[0] if inner else table
     return table if isinstance(table, type) and issubclass(table, BaseModel) else None
+
+
+_PROGRAM = re.compile(r"^\s*program\s*=", re.MULTILINE)
+_MORE = re.compile(r"^\s*\[*\s*(expect|faults|schema)\b", re.MULTILINE)
+
+
+def is_scenario(path: Path) -> bool:
+    """Return whether a TOML file is meant to be a scenario: it has a program and expectations.
+
+    A file that cannot be parsed is searched for these words, so that a typing error does not remove it from the suite
+    unnoticed.
+    """
+    try:
+        text = read_bytes(path, LARGEST_FILE).decode(errors="replace")
+    except OSError:
+        return False
+    try:
+        data = load_toml(text)
+    except ValueError:
+        return _PROGRAM.search(text) is not None and _MORE.search(text) is not None
+    return "program" in data and ("expect" in data or "faults" in data or data.get("schema", "") != "")
+
+
+def find_scenarios(paths: Sequence[str | Path]) -> list[Path]:
+    """Scenario files: those named, and those in the folders named, in order of their paths."""
+    scenario_paths: dict[Path, None] = {}
+    for given in paths:
+        path = Path(given)
+        if path.is_dir():
+            inside = [p for p in sorted(path.rglob("*.toml")) if is_scenario(p)]
+            if not inside:
+                raise UsageError(f"no scenario in {path}: expected .toml files with program and [expect]")
+            scenario_paths.update(dict.fromkeys(inside))
+        elif path.exists():
+            scenario_paths[path] = None
+        else:
+            raise UsageError(f"no scenario {path}: no such file or folder")
+    return list(scenario_paths)
+
+
+def load_scenarios(paths: Sequence[str | Path], bad: list[BadFile] | None = None) -> list[Scenario]:
+    """Load all scenarios, or raise one UsageError with every fault of every file.
+
+    With a list *bad*, faulty files are appended to it and the others are returned.
+    """
+    scenarios, wrong = [], list[BadFile]()
+    for path in find_scenarios(paths):
+        try:
+            scenarios.append(load_scenario(path))
+        except BadFile as error:
+            wrong.append(error)
+    if bad is not None:
+        bad += wrong
+    elif wrong:
+        raise UsageError("\n".join(map(str, wrong)))
+    return scenarios

@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from distsim.errors import UsageError
-from distsim.scenario.file.functions import lacks
-from distsim.scenario.file.json_schema import ID, json_schema
+from distsim.scenario.file.load import lacks
+from distsim.scenario.file.schema import ID, json_schema
 from distsim.text.untrusted_input import brief
 
 __all__ = ["SCHEMA", "new_scenario"]

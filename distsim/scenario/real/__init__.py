@@ -5,4 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = ["cut_hosts", "evidence", "inject", "namespaces", "processes", "real"]
+__all__ = ["inject", "namespaces", "real"]

@@ -5,34 +5,96 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from distsim.debug.diagnosis.diagnose import Diagnosis
 from distsim.debug.diagnosis.silent.finding import SilentFinding
-from distsim.debug.records import Evidence
+from distsim.debug.postmortem import examine
+from distsim.debug.records import CallRecord, Evidence, Phase, RankState
 from distsim.debug.report.rank_states import whereabouts
 from distsim.debug.report.render import render_diagnoses
 from distsim.errors import UsageError
-from distsim.scenario.expect.replay import REST, WIDTH, never_struck, replay_command
-from distsim.scenario.expect.result import Result
-from distsim.scenario.expect.run_result import result_of
+from distsim.scenario.expect.expect import result_of
+from distsim.scenario.expect.result import REST, WIDTH, Result, never_struck, replay_command
 from distsim.scenario.file.load import Scenario
-from distsim.scenario.real.cut_hosts import Cuts, spans_hosts
-from distsim.scenario.real.evidence import seen
-from distsim.scenario.real.namespaces import hosts, missing
-from distsim.scenario.real.processes import end
+from distsim.scenario.real.namespaces import Cuts, hosts, missing, spans_hosts
 from distsim.sim.faults.fault import Rule
 from distsim.sim.kernel.schedule import Limits
 from distsim.sim.outcome import Outcome
 
-__all__ = ["run_for_real"]
+__all__ = ["descendants", "end", "run_for_real", "seen"]
+
+
+def seen(folder: Path, num_hosts: int, world_size: int) -> Evidence | None:
+    """Return the evidence in the rings of *folder* (`rings0`, `rings1`, ...); None if there are no rings.
+
+    The job may still run. Each host contributes what it knows of its own ranks.
+    """
+    parts = []
+    for host in range(num_hosts):
+        try:
+            parts.append(examine(folder / f"rings{host}").evidence)
+        except UsageError:
+            continue  # no rank of this host has come that far
+    if not parts:
+        return None
+    ranks = {rank: RankState(rank, Phase.ABSENT) for rank in range(world_size)}
+    records: dict[int, Sequence[CallRecord]] = {}
+    sources: dict[str, str] = {}
+    for part in parts:
+        own = [rank for rank, state in part.ranks.items() if state.host is not None]
+        for rank in own:
+            state = ranks[rank] = part.ranks[rank]
+            if state.site is not None and not state.site.line:
+                state.site = None  # inside the interpreter's own start
+        records.update((rank, part.records.get(rank, ())) for rank in own)
+        sources.update(part.sources)
+    return Evidence(world_size, ranks, records, sources=sources)
+
+
+def end(pids: Iterable[int]) -> None:
+    """Kill *pids* and their descendants at once.
+
+    They are stopped first: processes that are killed one by one could start others in between, or report the death of
+    the others.
+    """
+    roots = list(pids)
+    known: dict[int, None] = {}
+    while more := [pid for pid in descendants(roots) if pid not in known]:
+        for pid in more:
+            known[pid] = None
+            _send(pid, signal.SIGSTOP)
+    for pid in known:
+        _send(pid, signal.SIGKILL)
+
+
+def descendants(pids: Iterable[int]) -> list[int]:
+    """*pids*, and the children of all of them, as /proc has them at this moment."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = path.read_text()
+        except OSError:
+            continue  # it has ended
+        children.setdefault(int(text.rpartition(")")[2].split()[1]), []).append(int(path.parent.name))
+    result = list(pids)
+    for pid in result:
+        result += children.get(pid, ())
+    return result
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
 
 _monotonic = time.monotonic
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from distsim.report.html.page import PageEntry, html, suite_page, sweep_page
 from distsim.report.html.reports import outcome_document
-from distsim.scenario.expect.entries import entry
-from distsim.scenario.expect.result import NOT_RUN, Result
+from distsim.scenario.expect.result import NOT_RUN, Result, entry
 from tests.report.html.pages import Seen, circle, document, unpacked
 from tests.report.made import finished
 

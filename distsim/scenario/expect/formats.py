@@ -1,5 +1,7 @@
-"""JUnit XML of a suite of scenarios, as CI servers read it: what Jenkins' xunit plugin takes (junit-10.xsd), the
-strictest of them."""
+"""Results for CI: JUnit XML of a suite, and annotations of GitHub Actions.
+
+The XML is what Jenkins' xunit plugin takes (junit-10.xsd), the strictest of its readers.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from distsim.scenario.expect.result import Result
+from distsim.text.github import error_line, on_github
 
-__all__ = ["write_junit"]
+__all__ = ["annotation", "on_github", "write_junit"]
 
 _ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 """Characters that XML 1.0 cannot hold (https://www.w3.org/TR/xml/#charsets)."""
@@ -43,3 +46,10 @@ def write_junit(results: Sequence[Result], path: str) -> None:
 
 def _clean(text: str) -> str:
     return _ILLEGAL.sub("?", text)
+
+
+def annotation(result: Result, root: str | None = None) -> str:
+    """The line that GitHub reads, at the culprit's line."""
+    file, line = result.place or (result.path, 1)
+    title = f"scenario {result.name}: {result.wrong[0]}" if result.wrong else f"scenario {result.name}"
+    return error_line(file, line, title, result.text, root)
