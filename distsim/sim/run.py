@@ -36,7 +36,7 @@ from distsim.sim.kernel.interrupts import CtrlC, paced, set_aside, set_more_asid
 from distsim.sim.observe.evidence import Lookahead
 from distsim.sim.observe.evidence import evidence as evidence_of
 from distsim.sim.observe.reading import forget_readings, forget_stacks
-from distsim.sim.observe.silent import MOST_RANKS, collector_of
+from distsim.sim.observe.silent import MOST_RANKS, collector_of, collectors_of_origins
 from distsim.sim.observe.totals import summing_up
 from distsim.sim.observe.training import finish
 from distsim.sim.outcome import Outcome, Progress
@@ -307,6 +307,8 @@ def _attempt(
     silent = request.silent != "off" and len(slots) <= MOST_RANKS
     sample = None if again is None else again.sample
     data = ValuePolicy(request.data == "real", request.placeholder, request.fuse, request.strict_kernels)
+    follows_origins = request.silent is not None and cluster.node.num_gpus > 0 and not data.real
+    collector = collectors_of_origins() if follows_origins else collector_of
     is_alone = request.launcher == "python"
     unbounded = data.real or len(slots) <= MANY_RANKS or is_alone
     budget_s = None if unbounded else request.budget_s
@@ -339,7 +341,7 @@ def _attempt(
                 torch_rng=_fresh_rng(),
                 open_streams=streams_of,
                 guards=Guards(),
-                silent=collector_of if silent else None,
+                silent=collector if silent else None,
                 faults=Faults,
                 data=data,
                 keeps_all_calls=request.trace,

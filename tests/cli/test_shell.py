@@ -99,7 +99,7 @@ def test_a_shell_in_a_shell_is_one_line(
 @pytest.mark.slow
 def test_a_start_script_runs_as_it_is(folder: Path) -> None:
     """What needs torch is simulated, what does not is real, each run has its report, and the exit code passes."""
-    (folder / "prepare.py").write_text("import sys\nprint('prepared by', sys.executable)\n")
+    (folder / "prepare.py").write_text("import sys\nprint('prepared by', sys.prefix)\n")
     done = shell(
         "python prepare.py\n"
         'GPUS=$(python -c "import torch; print(torch.cuda.device_count())")\n'
@@ -113,7 +113,7 @@ def test_a_start_script_runs_as_it_is(folder: Path) -> None:
         "--trace=t.json",
     )
     lines = done.stdout.splitlines()
-    assert lines[:2] == [f"prepared by {sys.executable}", "8"], done.stderr
+    assert lines[:2] == [f"prepared by {sys.prefix}", "8"], done.stderr
     assert [line for line in lines if "rank" in line and "8" in line][:8] == [f"[{r}] rank {r} 8" for r in range(8)]
     assert "rank None 2" in lines
     assert "mpirun" not in done.stdout

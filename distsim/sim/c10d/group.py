@@ -347,6 +347,8 @@ class SimGroup(Questions):
             inputs = tuple(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in call.inputs)
         arrival = Arrival(process, record, work, inputs, (), side)
         self._number(record, call.outputs)
+        if process.provenance is not None:
+            process.provenance.called(record, call.inputs, call.outputs)
         self._tell_others(task, arrival)
         assert meet is not None
         self._on_gpu.launch(task, device, call, is_async, (arrival, work, meet))

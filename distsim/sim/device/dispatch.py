@@ -167,6 +167,8 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
             if done is not NotImplemented:
                 self._saw_operator(None)
                 self._reads((args, kwargs))
+                if self._process.provenance is not None:
+                    self._process.provenance.ran(func, args, kwargs, done)
                 return done
         if kind == COMPOSITE:
             with self:
@@ -259,6 +261,8 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
                 fusion.launch(gpu, stream, plan.cost, task, func, (args, kwargs), result)
         if plan.counted is not None:
             accelerators.steps.count(plan.counted, args)
+        if self._process.provenance is not None:
+            self._process.provenance.ran(func, args, kwargs, result)
         return result
 
     def _unvalued(self, args: Any, kwargs: Any, plan: OperatorPlan, gpu: Device, stream: Any) -> Any:
@@ -390,6 +394,8 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         self._reads(tensors)
         for tensor in tensors:
             self._forget(tensor)
+        if self._process.provenance is not None:
+            self._process.provenance.wrote(name, tensors)
         task.world.ticks += 1
         task.quiet_polls = task.time_queries = 0
         self.launch(gpu.torch_device, cost, name.partition("::")[2])

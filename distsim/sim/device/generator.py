@@ -8,11 +8,12 @@ never occurred, such as an offset that DTensor computed, begins a new sequence.
 from __future__ import annotations
 
 import struct
+import weakref
 from typing import Any
 
 import torch
 
-__all__ = ["CudaGenerator", "PlainGenerator", "is_for_gpu"]
+__all__ = ["CudaGenerator", "PlainGenerator", "is_for_gpu", "of_gpu"]
 
 PlainGenerator = torch.Generator
 _Bytes = torch.frombuffer
@@ -23,12 +24,17 @@ _STEP = 4
 _MOST = 4_096
 
 
-_for_gpus: set[int] = set()
-"""C++'s objects of those that live: operators get these, and not what Python derived from them."""
+_for_gpus: weakref.WeakValueDictionary[int, CudaGenerator] = weakref.WeakValueDictionary()
+"""Generators by their object in C++: operators get that object, and not the one that Python derived from it."""
 
 
 def is_for_gpu(generator: torch.Generator) -> bool:
     return generator._cdata in _for_gpus
+
+
+def of_gpu(generator: torch.Generator) -> CudaGenerator | None:
+    """Return the generator of a GPU that an operator has received; None for one of the CPU."""
+    return _for_gpus.get(generator._cdata)
 
 
 class CudaGenerator(torch.Generator):
@@ -42,12 +48,9 @@ class CudaGenerator(torch.Generator):
         result._index = index
         result._entropy = entropy
         result._moments = {}
-        _for_gpus.add(result._cdata)
+        _for_gpus[result._cdata] = result
         result.manual_seed(_DEFAULT_SEED)
         return result
-
-    def __del__(self) -> None:
-        _for_gpus.discard(self._cdata)
 
     def host_state(self) -> torch.Tensor:
         """Return the state of the underlying host generator."""

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from distsim.debug.diagnosis.silent.collect.collector import Collector
 from distsim.debug.diagnosis.silent.collect.hooks import function_patches
 from distsim.debug.diagnosis.silent.collect.sketch import array_of
-from distsim.debug.diagnosis.silent.finding import SilentFinding
+from distsim.debug.diagnosis.silent.facts import RankFacts
+from distsim.debug.diagnosis.silent.finding import Severity, SilentFinding, SilentKind
 from distsim.debug.diagnosis.silent.judge import judge
+from distsim.debug.messages import site_text
 from distsim.sim.isolation.process import current_task
+from distsim.sim.observe.provenance import Meetings, Origin, Provenance, first_difference, resolve
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
     from distsim.sim.world import World
 
-__all__ = ["MOST_RANKS", "collector_of", "current_collector", "reader_of", "silent_findings", "silent_patches"]
+__all__ = [
+    "MOST_RANKS",
+    "collector_of",
+    "collectors_of_origins",
+    "current_collector",
+    "reader_of",
+    "silent_findings",
+    "silent_patches",
+]
 
 MOST_RANKS = 64
 """Ranks up to which a simulation looks for silent faults."""
@@ -29,8 +42,24 @@ def current_collector() -> Collector | None:
 
 
 def collector_of(process: SimProcess) -> Collector:
-    """A new collector for *process*."""
+    """Return a new collector for *process*, which reads values."""
     return Collector(process.rank, read=reader_of(process))
+
+
+def collectors_of_origins() -> Callable[[SimProcess], Collector]:
+    """Return what makes the collectors of a run that know origins instead of values of tensors on GPUs."""
+    meetings = Meetings()
+
+    def collector_of_origins(process: SimProcess) -> Collector:
+        collector: Collector
+        provenance = Provenance(
+            meetings, lambda index: process.accelerators.generator(index), lambda: collector.num_steps
+        )
+        collector = Collector(process.rank, read=provenance.read, sketch_of=provenance.sketch)
+        process.provenance = provenance
+        return collector
+
+    return collector_of_origins
 
 
 def reader_of(process: SimProcess) -> Callable[[Any], Any]:
@@ -55,6 +84,7 @@ def silent_patches() -> list[tuple[Any, str, Any]]:
 
 def silent_findings(world: World, allowed: Sequence[str]) -> list[SilentFinding]:
     """Return the silent findings in the facts of the ranks that ran."""
+    resolve(process.provenance for process in world.processes if process.provenance is not None)
     facts = {}
     for process in world.processes:
         if process.silent is not None and process.is_rank and process.silent.facts.steps:
@@ -66,4 +96,57 @@ def silent_findings(world: World, allowed: Sequence[str]) -> list[SilentFinding]
             world.note(
                 f"rank {process.rank} was searched for silent faults only until the search itself failed with {kind}"
             )
-    return judge(facts, allowed) if len(facts) > 1 else []
+    findings = judge(facts, allowed) if len(facts) > 1 else []
+    origins = {id(vector): origin for p in world.processes if p.provenance for vector, origin in p.provenance.vectors}
+    if not origins:
+        return findings
+    return [_by_origins(finding, facts, origins) for finding in findings if finding.kind not in _OF_VALUES]
+
+
+_OF_VALUES = frozenset(
+    {
+        *(SilentKind.GRADIENT_SCALE, SilentKind.MIXED_SCALE, SilentKind.STALE_GRADIENT, SilentKind.SAME_BATCH),
+        *(SilentKind.TOKENS_WEIGH_DIFFERENTLY, SilentKind.EQUAL_DROPOUT),
+    }
+)
+"""Kinds that calculate with values, which origins do not give."""
+_OF_EQUALITY = frozenset(
+    {
+        *(SilentKind.REPLICAS_DIFFER_AT_START, SilentKind.REPLICAS_DIVERGE, SilentKind.CHANGED_OUTSIDE_STEP),
+        *(SilentKind.OPTIMIZER_STATE_DIFFERS, SilentKind.REPLICATE_IS_NOT, SilentKind.BUFFERS_DIFFER),
+        *(SilentKind.DROPOUT_DIFFERS, SilentKind.TIED_NOT_SYNCHRONIZED),
+    }
+)
+"""Kinds that only ask whether values are equal."""
+_NAMES = dict.fromkeys(("part", "parts", "view", "strided"), "a part of a tensor") | {
+    "from the host": "data of the host"
+}
+
+
+def _by_origins(finding: SilentFinding, facts: Mapping[int, RankFacts], origins: Mapping[int, Origin]) -> SilentFinding:
+    """Return *finding* as a warning, with the line where the values begin to differ, if it rests on origins."""
+    if finding.kind not in _OF_EQUALITY:
+        return finding
+    place = ""
+    for roles in (("gradients", "after"), ("before",)):
+        tensors = [origin for rank in finding.ranks if (origin := _origin(finding, facts[rank], roles, origins))]
+        unlike = next((pair for pair in pairwise(tensors) if pair[0].key != pair[1].key), None)
+        difference = first_difference(*unlike) if unlike else None
+        if difference is not None:
+            name, site = difference
+            place = f" They begin to differ with {_NAMES.get(name, name)} at {site_text(site, function=True)}."
+            break
+    text = f"{finding.explanation}{place} Judged by how the values are computed, because they are not simulated."
+    return replace(finding, level=Severity.WARNING, distance=None, explanation=text)
+
+
+def _origin(
+    finding: SilentFinding, facts: RankFacts, roles: Sequence[str], origins: Mapping[int, Origin]
+) -> Origin | None:
+    """Return the origin of the finding's first tensor in its step."""
+    for step in facts.steps:
+        for number in step.parameters if step.number == max(1, finding.step) else ():
+            if facts.parameters[number].name == (finding.tensors or ("",))[0]:
+                vectors = (getattr(step, role).get(number) for role in roles)
+                return next((origins[id(vector)] for vector in vectors if id(vector) in origins), None)
+    return None

@@ -95,7 +95,8 @@ class _Optimizer:
 
 class Collector:
     """Records one rank. *publish* gets each step; *read* answers the values of a tensor, where somebody knows them;
-    *on_failure* is called where the record ends before the program."""
+    *on_failure* is called where the record ends before the program; *sketch_of* replaces the sketch of values that are
+    read."""
 
     def __init__(
         self,
@@ -103,9 +104,11 @@ class Collector:
         publish: Callable[[StepFact], None] | None = None,
         read: Reader = array_of,
         on_failure: Callable[[], None] | None = None,
+        sketch_of: Callable[[Any], Vector | None] | None = None,
     ) -> None:
         self.facts = RankFacts(rank)
         self.read = read
+        self._sketch = sketch_of or functools.partial(sketch, read=read)
         self.parameters = Parameters(read, self._on_gradient)
         self.facts.parameters = self.parameters.facts
         self._addresses = Addresses(self.parameters)
@@ -177,7 +180,7 @@ class Collector:
 
     def sketch(self, tensor: Any) -> Vector | None:
         """The sketch of a tensor that holds finite numbers."""
-        vector = sketch(tensor, self.read)
+        vector = self._sketch(tensor)
         return vector if vector is not None and np.isfinite(vector).all() else None
 
     def here(self, kind: str) -> Site | None:
