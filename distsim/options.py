@@ -55,9 +55,10 @@ class RunOptions:
     silent: Silent | None = field(
         default=None,
         metadata=_about(
-            "look for silent wrong results in tensors with real values: replicas that drift apart, gradients that no "
-            "call reduced, the same batch on all ranks (docs/silent.md). watch: report them after the verdict; strict: "
-            "exit with code 5 if one is an error (default: watch in simulations of up to 64 ranks, off in real jobs)",
+            "look for silent wrong results: replicas that drift apart, gradients that no call reduced, the same batch "
+            "on all ranks (docs/silent.md). watch: report them after the verdict, and compare tensors on simulated "
+            "GPUs by how they are computed; strict: exit with code 5 if one is an error (default: watch for tensors "
+            "with real values in simulations of up to 64 ranks, off in real jobs)",
             Silent,
         ),
     )

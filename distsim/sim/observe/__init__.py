@@ -1,7 +1,7 @@
 """Observations of a simulation: evidence for a diagnosis, profiles, totals, the user's lines.
 
 `evidence.py` collects the state of every rank; `totals.py` makes the Outcome, `training.py` its part about GPUs, and
-`silent.py` its part about silent faults.
+`silent.py` its part about silent faults, on simulated GPUs by the origins of tensors (`origins.py`, `provenance.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ __all__ = [
     "critical_path",
     "evidence",
     "metrics",
+    "origins",
     "profiler",
+    "provenance",
     "reading",
     "silent",
     "totals",

@@ -15,7 +15,8 @@ from distsim.debug.diagnosis.silent.finding import Severity, SilentFinding, Sile
 from distsim.debug.diagnosis.silent.judge import judge
 from distsim.debug.messages import site_text
 from distsim.sim.isolation.process import current_task
-from distsim.sim.observe.provenance import Meetings, Origin, Provenance, first_difference, resolve
+from distsim.sim.observe.origins import Meetings, Origin, first_difference, resolve
+from distsim.sim.observe.provenance import Provenance
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
@@ -84,7 +85,8 @@ def silent_patches() -> list[tuple[Any, str, Any]]:
 
 def silent_findings(world: World, allowed: Sequence[str]) -> list[SilentFinding]:
     """Return the silent findings in the facts of the ranks that ran."""
-    resolve(process.provenance for process in world.processes if process.provenance is not None)
+    sketches = [pair for process in world.processes if process.provenance for pair in process.provenance.vectors]
+    resolve(sketches)
     facts = {}
     for process in world.processes:
         if process.silent is not None and process.is_rank and process.silent.facts.steps:
@@ -97,9 +99,9 @@ def silent_findings(world: World, allowed: Sequence[str]) -> list[SilentFinding]
                 f"rank {process.rank} was searched for silent faults only until the search itself failed with {kind}"
             )
     findings = judge(facts, allowed) if len(facts) > 1 else []
-    origins = {id(vector): origin for p in world.processes if p.provenance for vector, origin in p.provenance.vectors}
-    if not origins:
+    if not sketches:
         return findings
+    origins = {id(vector): origin for vector, origin in sketches}
     return [_by_origins(finding, facts, origins) for finding in findings if finding.kind not in _OF_VALUES]
 
 
@@ -127,16 +129,16 @@ def _by_origins(finding: SilentFinding, facts: Mapping[int, RankFacts], origins:
     """Return *finding* as a warning, with the line where the values begin to differ, if it rests on origins."""
     if finding.kind not in _OF_EQUALITY:
         return finding
-    place = ""
+    begin = ""
     for roles in (("gradients", "after"), ("before",)):
         tensors = [origin for rank in finding.ranks if (origin := _origin(finding, facts[rank], roles, origins))]
         unlike = next((pair for pair in pairwise(tensors) if pair[0].key != pair[1].key), None)
         difference = first_difference(*unlike) if unlike else None
         if difference is not None:
             name, site = difference
-            place = f" They begin to differ with {_NAMES.get(name, name)} at {site_text(site, function=True)}."
+            begin = f" They begin to differ with {_NAMES.get(name, name)} at {site_text(site, function=True)}."
             break
-    text = f"{finding.explanation}{place} Judged by how the values are computed, because they are not simulated."
+    text = f"{finding.explanation}{begin} Judged by how the values are computed, because they are not simulated."
     return replace(finding, level=Severity.WARNING, distance=None, explanation=text)
 
 
