@@ -1,0 +1,155 @@
+"""Silent faults on simulated GPUs without values: equal origins mean equal values."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from distsim.debug.diagnosis.silent.collect.sketch import WIDTH
+from distsim.debug.diagnosis.silent.finding import Severity, SilentFinding
+from distsim.sim.observe.origins import CONSTANT, Meeting, Origin, Parts, Received, first_difference, resolve, slice_of
+from distsim.sim.run import RunRequest, run_program
+
+PROGRAMS = Path(__file__).parent / "programs"
+FAULTY = {
+    "s05_tp_batches": ("replicate_is_not", None),
+    "s14_dropout_differs": ("replicas_diverge", "native_dropout"),
+    "s43_buffers": ("buffers_differ", None),
+    "s92_reduce": ("replicas_diverge", None),
+}
+"""Programs, the kind of their fault, and the operator that the report must name."""
+
+
+def on_gpus(name: str, folder: Path) -> tuple[Path, int]:
+    """Write the GPU version of a program, and return its path and number of ranks."""
+    text = (PROGRAMS / f"{name}.py").read_text(encoding="utf-8")
+    text = (
+        text.replace('"gloo"', '"nccl"')
+        .replace('mesh("cpu"', 'mesh("cuda"')
+        .replace("Generator()", 'Generator("cuda")')
+    )
+    line = re.compile(r'^(dist\.init_process_group\("nccl"\).*)$', re.MULTILINE)
+    text, number = line.subn(
+        r'\1\ntorch.cuda.set_device(dist.get_rank()); torch.set_default_device("cuda")', text, count=1
+    )
+    ranks = re.search(r"ranks: (\d+)", text)
+    assert number == 1
+    assert ranks is not None
+    path = folder / f"{name}.py"
+    path.write_text(text, encoding="utf-8")
+    return path, int(ranks[1])
+
+
+def findings(name: str, folder: Path, *arguments: str) -> list[SilentFinding]:
+    """Silent findings of a program on simulated GPUs."""
+    path, ranks = on_gpus(name, folder)
+    outcome = run_program(
+        RunRequest(str(path), args=list(arguments), on="dgx-h100:1", nproc_per_node=ranks, silent="watch")
+    )
+    assert outcome.exit_code == 0
+    assert not [note for note in outcome.notes if "silent" in note]
+    return outcome.silent
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*broadcast_buffers")
+@pytest.mark.parametrize("name", sorted(FAULTY))
+def test_a_faulty_program_is_warned_of_without_values(name: str, tmp_path: Path) -> None:
+    """Never more than a warning: two ranks may compute one value in different ways."""
+    kind, operator = FAULTY[name]
+    silent = findings(name, tmp_path)
+    assert [(finding.kind.value, finding.level) for finding in silent] == [(kind, Severity.WARNING)]
+    text = silent[0].explanation
+    assert "Judged by how the values are computed" in text
+    if operator:
+        assert f"begin to differ with {operator} at " in text
+        assert f"{name}.py:" in text
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*broadcast_buffers")
+@pytest.mark.parametrize("name", ["s07_sp_layernorm", "s14_dropout_differs"])
+def test_a_repaired_program_is_silent_without_values(name: str, tmp_path: Path) -> None:
+    """Values that are computed alike on each rank, or come from one collective, are equal."""
+    assert findings(name, tmp_path, "fixed") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["h05_hsdp", "h12_powersgd"])
+def test_a_healthy_look_alike_is_silent_without_values(name: str, tmp_path: Path) -> None:
+    """Shards, flat buffers and collectives of parts are followed byte by byte."""
+    assert findings(name, tmp_path) == []
+
+
+def leaf(name: str, order: int = 0) -> Origin:
+    """Return the origin of a value that has no sources."""
+    return Origin(name, (), (), None, order)
+
+
+def sketches(*origins: Origin) -> list[tuple[float, ...]]:
+    """Return the sketches of *origins* after the run."""
+    vectors = [(np.zeros(WIDTH, dtype=np.float32), origin) for origin in origins]
+    resolve(vectors)
+    return [tuple(vector.tolist()) for vector, _ in vectors]
+
+
+def gathered(op: str, rank: int, *brought: Origin) -> Received:
+    """Return the result of a collective of tensors of eight bytes, as *rank* receives it."""
+    meeting = Meeting(0, op, 0, len(brought))
+    meeting.brought = {index: [[(0, 8, origin)]] for index, origin in enumerate(brought)}
+    return Received(meeting, rank, (0, 0), (0, 8, 8), None, 0)
+
+
+def test_a_result_of_an_all_reduce_is_equal_on_all_members() -> None:
+    """It is another value than each input, and than the sum of other inputs."""
+    one, other = leaf("one"), leaf("other")
+    of_first, of_second = gathered("all_reduce", 0, one, other), gathered("all_reduce", 1, one, other)
+    first, second, alone, third = sketches(of_first, of_second, one, gathered("all_reduce", 0, one, one))
+    assert first == second
+    assert len({first, alone, third}) == 3
+
+
+def test_a_result_of_a_broadcast_is_the_value_of_its_root() -> None:
+    """A copy is no new value."""
+    one, other = leaf("one"), leaf("other")
+    first, root = sketches(gathered("broadcast", 1, one, other), one)
+    assert first == root
+
+
+def test_what_a_missing_member_brought_is_unknown_but_equal_for_all() -> None:
+    """A rank that another stands for brings nothing."""
+    meeting = Meeting(0, "all_reduce", 0, 3)
+    meeting.brought = {0: [[(0, 8, leaf("one"))]]}
+    results = [Received(meeting, rank, (0, 0), (0, 8, 8), None, 0) for rank in (0, 1)]
+    assert len(set(sketches(*results))) == 1
+
+
+def test_a_part_of_joined_values_is_the_value_that_was_joined() -> None:
+    """Flattened gradients are their own again behind the bucket."""
+    one, other = leaf("one"), leaf("other")
+    joined = Parts(16, [(0, 8, one), (8, 16, other)], 1)
+    assert slice_of(joined.pieces, 8, 16) is other
+    across = slice_of(joined.pieces, 4, 12)
+    again = slice_of([(0, 4, slice_of([(0, 8, one)], 4, 8)), (4, 8, slice_of([(0, 8, other)], 0, 4))], 0, 8)
+    assert len(set(sketches(across, again))) == 1
+    assert len(set(sketches(across, joined))) == 2
+
+
+def test_each_part_of_a_constant_is_the_constant() -> None:
+    """Memory of zeros is equal however it is cut."""
+    zeros = Origin(CONSTANT, 0.0, (), None, 0)
+    assert slice_of([(0, 4, zeros), (4, 8, zeros)], 1, 7) is zeros
+    assert sketches(zeros) == [(0.0,) * WIDTH]
+
+
+def test_the_first_operator_that_differs_is_named() -> None:
+    """What only follows from a difference is not."""
+    code = (test_the_first_operator_that_differs_is_named.__code__, 7)
+    left, right = (Origin("dropout", seed, (leaf("x"),), code, 1) for seed in (1, 2))
+    sums = [Origin("sum", (), (origin,), code, 2) for origin in (left, right)]
+    difference = first_difference(*sums)
+    assert difference is not None
+    assert difference[0] == "dropout"
