@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from distsim.debug.evidence.watched_source import report_to, watch_imports
-from distsim.debug.rings.world import RecordedWorld
+from distsim.debug.rings.files import RecordedWorld
 from distsim.debug.settings import Attach, Level, Settings, Silent, say_once_a_job, warn_of_unknown_variables
 from distsim.deprecated import in_torch
 from distsim.deprecated.rendezvous import OldMeeting

@@ -28,11 +28,11 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from distsim.debug.diagnosis.silent.finding import check_patterns
-from distsim.debug.evidence.procfs import look, own_process
+from distsim.debug.evidence.processes import look, own_process
 from distsim.debug.monitor.start import VERDICT_WAIT_S, ask, gone_text, start_monitor
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.report.console import piped_width
-from distsim.debug.report.events import COMMAND_S
+from distsim.debug.report.news import COMMAND_S
 from distsim.debug.report.rank_states import MARKER
 from distsim.debug.report.render import render_diagnoses
 from distsim.debug.rings.files import default_bases, default_directory, private_folder, room_note, write_private

@@ -7,11 +7,19 @@ torch.distributed), `judge.py` (from positions to diagnoses; pure), `hosts.py` (
 from __future__ import annotations
 
 from distsim.debug.attach.hosts import HostPositions, judge_hosts, look_at_host
-from distsim.debug.attach.joined import Joined, ask_debug_server, ask_flight_recorders, find_debug_server, join
+from distsim.debug.attach.joined import (
+    Joined,
+    RasStatus,
+    ask_debug_server,
+    ask_flight_recorders,
+    ask_ras,
+    find_debug_server,
+    join,
+    read_status,
+)
 from distsim.debug.attach.judge import Judged, judge
 from distsim.debug.attach.positions import Doing, Position, position_of
 from distsim.debug.attach.ranks import find_ranks
-from distsim.debug.attach.ras import RasStatus, ask_ras, read_status
 
 __all__ = [
     "Doing",

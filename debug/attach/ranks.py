@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distsim.debug.evidence.procfs import look
+from distsim.debug.evidence.processes import look
 from distsim.errors import UsageError
 
 __all__ = [

@@ -11,7 +11,6 @@ __all__ = [
     "context",
     "contradiction",
     "deadlock",
-    "deaths",
     "diagnose",
     "point_to_point",
     "ranking",

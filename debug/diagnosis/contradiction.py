@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from distsim.debug.diagnosis.absence import group_mismatch
 from distsim.debug.diagnosis.context import Case
-from distsim.debug.divergence.divergence import SHIFTS, Divergence
-from distsim.debug.divergence.not_arrived import refusal_advice, refusal_text
+from distsim.debug.divergence.divergence import SHIFTS, Divergence, refusal_advice, refusal_text
 from distsim.debug.matching.agreement import Mismatch, split_conflicts
 from distsim.debug.messages import (
     advice,

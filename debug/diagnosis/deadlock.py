@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from distsim.debug.diagnosis.absence import absent_from_call, extra_call, group_mismatch, loop_ended
 from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.point_to_point import near_miss, unmatched
-from distsim.debug.divergence.history import left_out
+from distsim.debug.divergence.divergence import left_out
 from distsim.debug.divergence.source_order import Order, calls_below, relate
 from distsim.debug.messages import call_text, capital, group_text, ranks_text, site_text
 from distsim.debug.records import CallRecord, CallWait, Group, HostWait, Site

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from distsim.debug.diagnosis.absence import absent_from_call
+from distsim.debug.diagnosis.absence import absent_from_call, death, host_wait, in_flight_exception
 from distsim.debug.diagnosis.causes.find_cause import with_cause
 from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.contradiction import contradiction
 from distsim.debug.diagnosis.deadlock import knot
-from distsim.debug.diagnosis.deaths import death, host_wait, in_flight_exception
 from distsim.debug.diagnosis.point_to_point import disagreeing, disagreement, unmatched
 from distsim.debug.diagnosis.ranking import merge_findings, order
 from distsim.debug.diagnosis.remote_calls import unanswered

@@ -1,9 +1,9 @@
 """Finds where a rank left the common order of calls: it skipped, added or swapped one.
 
-`find.py` is the entry point; `divergence.py` has its result and compares calls; `history.py`, `not_arrived.py` and
-`source_order.py` supply evidence.
+`find.py` is the entry point; `divergence.py` has its result, compares calls and reads the past of ranks;
+`source_order.py` reads the program.
 """
 
 from __future__ import annotations
 
-__all__ = ["divergence", "find", "history", "not_arrived", "source_order"]
+__all__ = ["divergence", "find", "source_order"]

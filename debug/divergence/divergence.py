@@ -1,17 +1,21 @@
 """The first call number at which the members of a group are in different calls, and hypotheses about its cause.
 
-The calls of two ranks from there on are compared under each hypothesis in turn.
+The calls of two ranks from there on are compared under each hypothesis in turn. Evidence comes from what a rank usually
+does between two calls: a rank at call B that others await in call A either left A out, or is not there yet. If it used
+to make A between any two B, or if everybody who makes both makes A first, it left A out. A call that torch refused at
+its own rank, and that the rank did not make again, puts all later ones a place early.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from distsim.debug.divergence.source_order import Relation
+from distsim.debug.divergence.source_order import Order, Relation, relate
 from distsim.debug.matching.agreement import Mismatch
-from distsim.debug.matching.index import GroupCalls
+from distsim.debug.matching.index import EvidenceIndex, GroupCalls
+from distsim.debug.messages import ranks_text, site_text
 from distsim.debug.records import CallRecord, State
 from distsim.debug.records.call import was_refused
 from distsim.debug.records.kinds import Kind
@@ -24,8 +28,15 @@ __all__ = [
     "calls_from",
     "earlier_shift",
     "hypotheses",
+    "is_usual",
+    "left_out",
+    "refusal_advice",
+    "refusal_text",
+    "refused_before",
+    "refused_call",
     "signature",
     "threads_raced",
+    "usual_in_sisters",
 ]
 
 SHIFTS = frozenset({Kind.MISSING_RANK, Kind.EXTRA_COLLECTIVE, Kind.UNEVEN_ITERATIONS})
@@ -201,3 +212,210 @@ def threads_raced(mine: Sequence[CallRecord], others: Sequence[CallRecord], *, b
         return [r.site if by_site else signature(r) for r in records[:size] if r.thread == thread]
 
     return len(threads) > 1 and all(calls(mine, t) == calls(others, t) for t in threads)
+
+
+NEAR = 8
+"""Calls before a contradiction that are laid beside each other."""
+MOST_WORDS = 120
+
+
+def refused_before(index: EvidenceIndex, log: GroupCalls, divergence: Divergence) -> Divergence | None:
+    """A refused call before *divergence* that explains it: one place on, the rank's calls are those of the others."""
+    for first in index.refused:
+        met = log.meetings.get(first.seq, {})
+        if first.seq > divergence.seq or not _left_out(log, first) or first.rank not in log.meetings[divergence.seq]:
+            continue
+        alike = [r for r in index.refused if (r.seq, r.op) == (first.seq, first.op) and _left_out(log, r)]
+        culprits = tuple(sorted({r.rank for r in alike}))
+        reference = tuple(sorted(r for r, call in met.items() if r not in culprits and call.op == first.op))
+        if reference and _explains(log, first.rank, reference[0], first.seq, divergence):
+            return replace(
+                divergence,
+                kind=Kind.MISSING_RANK,
+                seq=first.seq,
+                culprits=culprits,
+                reference=reference,
+                expected=met[reference[0]],
+                got=met[first.rank],
+                tie=False,
+                refused=first,
+                borne_out=divergence.met,
+                mismatch=None,
+            )
+    return None
+
+
+def _left_out(log: GroupCalls, refused: CallRecord) -> bool:
+    """Return whether it was refused between two calls of the log."""
+    if refused.is_p2p or refused.group != log.group:
+        return False
+    calls = log.calls.get(refused.rank, ())
+    after = next((call for call in calls if call.seq >= refused.seq), None)
+    before = next((call for call in reversed(calls) if call.seq < refused.seq), None)
+    return (
+        after is not None
+        and after.index > refused.index
+        and after.seq == refused.seq
+        and (before is None or before.index < refused.index)
+    )
+
+
+def _explains(log: GroupCalls, rank: int, witness: int, seq: int, divergence: Divergence) -> bool:
+    """The rank's calls fit the witness's next ones, and better than they do number by number (after a retry they fit
+    number by number)."""
+    start = max(seq, divergence.seq - NEAR)
+    mine = calls_from(log, rank, start)
+    shifted = support(mine, calls_from(log, witness, start + 1), 1, exact=False)
+    if shifted is None:
+        return False
+    until = divergence.seq - start
+    straight = support(mine[:until], calls_from(log, witness, start)[:until], 1, exact=False) or 0
+    one_line = divergence.got.site is not None and divergence.got.way == divergence.expected.way
+    return shifted > straight or (shifted == straight and not one_line)
+
+
+def refused_call(index: EvidenceIndex, call: CallRecord, ranks: Iterable[int]) -> CallRecord | None:
+    """Return why *ranks* are not in *call*: a similar call was refused at each of them."""
+    absent = set(ranks)
+    like = [
+        r
+        for r in index.refused
+        if r.rank in absent
+        and (r.op, r.group) == (call.op, call.group)
+        and (r.seq == call.seq or (r.way == call.way and r.seq <= call.seq))
+    ]
+    return like[0] if like and {r.rank for r in like} == absent else None
+
+
+def refusal_text(refused: CallRecord, ranks: Iterable[int]) -> str:
+    """`rank 0's all_gather at train.py:7 was refused by torch with TypeError: ...`."""
+    who = list(ranks)
+    words = (refused.error or "an exception").partition("\n")[0]
+    if len(words) > MOST_WORDS:
+        words = words[: MOST_WORDS - 3] + "..."
+    whose = f"{ranks_text(who)}'s" if len(who) == 1 else f"of {ranks_text(who)},"
+    return f"{whose} {refused.op} at {site_text(refused.site)} was refused by torch with {words.rstrip('.')}"
+
+
+def refusal_advice(refused: CallRecord) -> str:
+    """Return the advice."""
+    return (
+        f"Give the call at {site_text(refused.site)} the arguments that torch wants, and do not go on after its "
+        "exception without making it again: the others wait for it."
+    )
+
+
+WITNESSES = 32
+"""Ranks asked for the order of two calls at most: what more would say is the same."""
+
+LOCKSTEP = 3
+"""Calls that groups of one dimension must have made alike before one is a witness for the other."""
+
+
+def left_out(index: EvidenceIndex, awaited: CallRecord, call: CallRecord, *, by_past: bool = False) -> bool:
+    """The rank of *call* went past *awaited* without making it; *by_past*: as its own past alone says."""
+    if awaited.site is None or call.site is None or awaited.way == call.way:
+        return False
+    own = _marks(index, call.rank, awaited, call, before=call)
+    if "B" in own:
+        first, *between, now = own.split("B")  # what stood between calls of B
+        used_to = all("A" in piece for piece in between) if between else "A" in first
+        return used_to and "A" not in now
+    if "A" in own or by_past:
+        return False
+    relation = relate(call, awaited, index.evidence.sources)
+    if relation.certain and relation.order is not Order.SAME:
+        return relation.order is Order.AFTER
+    return _usual_order(index, awaited, call) == "AB"
+
+
+def is_usual(index: EvidenceIndex, call: CallRecord, but: Collection[int] = ()) -> bool:
+    """Somebody else makes exactly this call at this line: it is no odd version of another.
+    *but*: ranks whose word does not count."""
+    return call.site is not None and any(
+        record is not call and record.way == call.way and _alike(record, call)
+        for rank in index.states
+        if rank not in but
+        for record in index.records(rank)
+    )
+
+
+def usual_in_sisters(
+    index: EvidenceIndex, log: GroupCalls, seq: int, one: CallRecord, other: CallRecord
+) -> bool | None:
+    """Whether the other groups of a mesh's dimension made *one* at this number (True), or *other* (False).
+
+    A sister has the name and the size of *log* and other members, and has made the same calls up to *seq*: at least
+    `LOCKSTEP` of them. None where there is no sister, or where they do not agree.
+    """
+    votes: set[bool] = set()
+    for sister in index.group_logs:
+        if sister is log or not _sisters(log, sister):
+            continue
+        met = list(sister.meetings.get(seq, {}).values())
+        alike = [n for n in log.meetings if n < seq and n in sister.meetings]
+        if not met or len(alike) < LOCKSTEP or any(not _ways(sister, n) <= _ways(log, n) for n in alike):
+            continue
+        ways = {(r.way, r.op) for r in met}
+        if ways <= {(one.way, one.op)}:
+            votes.add(True)
+        elif ways <= {(other.way, other.op)}:
+            votes.add(False)
+        else:
+            return None
+    return votes.pop() if len(votes) == 1 else None
+
+
+def _sisters(a: GroupCalls, b: GroupCalls) -> bool:
+    first, second = a.group, b.group
+    named = first.description not in ("", "undefined") and first.description == second.description
+    return named and len(first.ranks) == len(second.ranks) and not set(first.ranks) & set(second.ranks)
+
+
+def _ways(log: GroupCalls, seq: int) -> set[tuple[object, str]]:
+    return {(record.way, record.op) for record in log.meetings[seq].values()}
+
+
+def _alike(a: CallRecord, b: CallRecord) -> bool:
+    return (a.op, a.input_shapes, a.dtypes, a.reduce_op) == (b.op, b.input_shapes, b.dtypes, b.reduce_op)
+
+
+def _usual_order(index: EvidenceIndex, awaited: CallRecord, call: CallRecord) -> str | None:
+    """`"AB"` where ranks that make both make *awaited* first, `"BA"` the other way round."""
+    looked_at = 0
+    orders: dict[str, int] = {}
+    for rank in index.states:
+        if rank == call.rank or index.truncated(rank):
+            continue
+        marks = _marks(index, rank, awaited, call)
+        if "A" in marks and "B" in marks:
+            order = "AB" if marks.index("A") < marks.index("B") else "BA"
+            orders[order] = orders.get(order, 0) + 1
+            looked_at += 1
+            if looked_at >= WITNESSES:
+                break
+    return max(orders, key=lambda o: orders[o]) if len(orders) == 1 else None
+
+
+def _marks(
+    index: EvidenceIndex, rank: int, awaited: CallRecord, call: CallRecord, before: CallRecord | None = None
+) -> str:
+    """The calls at the two lines as a word of A and B, up to *before*. A rank may make A at a line of
+    its own (`if rank == 0: ... else: ...`): what met the awaited rank's A is an A."""
+    log = index.group_log(awaited)
+    marks: list[str] = []
+    for record in index.records(rank):
+        if record is before:
+            break
+        if record.way == call.way and record.op == call.op:
+            marks.append("B")
+        elif record.op == awaited.op and (record.way == awaited.way or _met_at(log, record, awaited)):
+            marks.append("A")
+    return "".join(marks)
+
+
+def _met_at(log: GroupCalls | None, record: CallRecord, awaited: CallRecord) -> bool:
+    if log is None or record.group != awaited.group:
+        return False
+    other = log.meetings.get(record.seq, {}).get(awaited.rank)
+    return other is not None and other is not awaited and other.way == awaited.way

@@ -24,10 +24,12 @@ from distsim.debug.divergence.divergence import (
     calls_from,
     earlier_shift,
     hypotheses,
+    is_usual,
+    left_out,
+    refused_before,
     threads_raced,
+    usual_in_sisters,
 )
-from distsim.debug.divergence.history import is_usual, left_out, usual_in_sisters
-from distsim.debug.divergence.not_arrived import refused_before
 from distsim.debug.divergence.source_order import Order, Relation, relate
 from distsim.debug.matching.agreement import Mismatch, Vote, check_meeting, majority, same_call
 from distsim.debug.matching.index import EvidenceIndex, GroupCalls

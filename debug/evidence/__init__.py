@@ -11,7 +11,6 @@ __all__ = [
     "guard_findings",
     "guard_flags",
     "processes",
-    "procfs",
     "rank_state",
     "stack_capture",
     "watched_source",

@@ -13,16 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from distsim.debug.evidence.processes import Numbering
-from distsim.debug.evidence.procfs import SystemProcess, look, signal_name
+from distsim.debug.evidence.processes import Numbering, SystemProcess, look, signal_name
 from distsim.debug.evidence.stack_capture import crash_stack, is_library, user_part
 from distsim.debug.matching.secondary_errors import lost_in, timed_out
 from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, RankState, Site, StoreWait
 from distsim.debug.records.call import SERVE, was_refused
 from distsim.debug.records.frames import absolute
 from distsim.debug.rings import layout as rings
+from distsim.debug.rings.files import WorldKind
 from distsim.debug.rings.reader import GroupEntry, Records, RingReader
-from distsim.debug.rings.world import WorldKind
 from distsim.text.untrusted_input import MOST_RANKS, load_json, read_bytes, whole, within
 
 __all__ = [

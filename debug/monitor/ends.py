@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from distsim.debug.evidence.procfs import look
+from distsim.debug.evidence.processes import look
 from distsim.debug.evidence.rank_state import given_up
 from distsim.debug.monitor.host import Host
 from distsim.debug.monitor.job_report import JobReport

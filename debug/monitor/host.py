@@ -14,15 +14,14 @@ from functools import partial
 from pathlib import Path
 
 from distsim.debug.evidence.guard_findings import count_notes
-from distsim.debug.evidence.processes import Numbering, number_processes, number_readers
-from distsim.debug.evidence.procfs import Work, look, work_of
+from distsim.debug.evidence.processes import Numbering, Work, look, number_processes, number_readers, work_of
 from distsim.debug.evidence.rank_state import Knowledge, exits_by_number, given_up, read_exits
 from distsim.debug.matching.comparer import Comparer, GroupKey, world_of
 from distsim.debug.monitor.protocol import Rows
 from distsim.debug.records import Phase, RankState
 from distsim.debug.rings import layout as rings
+from distsim.debug.rings.files import Process, WorldKind
 from distsim.debug.rings.reader import RingReader
-from distsim.debug.rings.world import Process, WorldKind
 from distsim.debug.settings import Settings
 from distsim.errors import UsageError
 
@@ -199,7 +198,7 @@ class Host:
             if code is None:
                 states[rank] = RankState(rank, joining=rank in awaited)
             elif code < 0:
-                from distsim.debug.evidence.procfs import signal_name
+                from distsim.debug.evidence.processes import signal_name
 
                 states[rank] = RankState(rank, Phase.KILLED, exit_code=code, signal=signal_name(-code))
             else:

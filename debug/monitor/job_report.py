@@ -17,8 +17,7 @@ from distsim.debug.monitor.host import Host
 from distsim.debug.monitor.peers import PeerSession
 from distsim.debug.records import Evidence
 from distsim.debug.records.diagnosis import Diagnosis, diagnoses_from_json, diagnoses_to_json
-from distsim.debug.report.events import Events
-from distsim.debug.report.news import news_key, report_files, save_report, say, show, still, went_on
+from distsim.debug.report.news import Events, news_key, report_files, save_report, say, show, still, went_on
 from distsim.debug.report.rank_states import where_ranks_were
 from distsim.debug.rings.files import verdict_path
 from distsim.debug.settings import Settings

@@ -23,7 +23,7 @@ from distsim.debug.diagnosis.stragglers import as_findings
 from distsim.debug.diagnosis.waits.standstill import IDLE_S
 from distsim.debug.evidence.guard_findings import unwaited
 from distsim.debug.evidence.guard_flags import findings
-from distsim.debug.evidence.procfs import look
+from distsim.debug.evidence.processes import look
 from distsim.debug.evidence.rank_state import build_evidence, origin_of, settle_stuck
 from distsim.debug.evidence.stack_capture import as_text, collect
 from distsim.debug.matching.comparer import PAIR, GroupKey, Suspicion, Suspicions, world_of

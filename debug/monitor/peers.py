@@ -35,7 +35,7 @@ from distsim.debug.records import (
 )
 from distsim.debug.records.call import Remote
 from distsim.debug.records.kinds import Kind
-from distsim.debug.rings.world import Process
+from distsim.debug.rings.files import Process
 from distsim.text.ranks import format_ranks
 from distsim.text.untrusted_input import load_json, read_bytes, whole
 

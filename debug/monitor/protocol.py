@@ -29,8 +29,7 @@ from typing import Any
 import numpy as np
 
 from distsim.debug.matching.comparer import MARK, GroupKey, Suspicion
-from distsim.debug.rings.files import write_private
-from distsim.debug.rings.world import Process
+from distsim.debug.rings.files import Process, write_private
 from distsim.text.untrusted_input import MOST_RANKS, load_json, number, text, whole, wholes
 
 __all__ = ["Follower", "Leader", "PeerLink", "sign"]

@@ -54,7 +54,7 @@ def start_monitor(
 
 def gone_text(pid: int, code: int) -> str:
     """Said once where a monitor was killed."""
-    from distsim.debug.evidence.procfs import signal_name
+    from distsim.debug.evidence.processes import signal_name
 
     how = signal_name(-code) or f"signal {-code}"
     return f"distsim: the monitor (pid {pid}) was killed by {how}: the job goes on without a guard, a hang is not told"

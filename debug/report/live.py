@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from distsim.debug.diagnosis.stragglers import straggler_text
-from distsim.debug.evidence.procfs import look
+from distsim.debug.evidence.processes import look
 from distsim.debug.monitor.straggler_watch import WINDOW, recent_stragglers
 from distsim.debug.records import Group
 from distsim.debug.rings import layout as rings

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from distsim.debug.records import CallRecord, Caught, Group, Site, State
 from distsim.debug.records.signature import Signature
 from distsim.debug.rings import layout as rings
-from distsim.debug.rings.world import Process, RecordedWorld
+from distsim.debug.rings.files import Process, RecordedWorld
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import MOST_RANKS, load_json, open_regular, printable, text, whole, wholes
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from distsim.debug.records import Caught
-from distsim.debug.rings.files import create_private
+from distsim.debug.rings.files import RecordedWorld, create_private
 from distsim.debug.rings.layout import (
     _ENTRY,
     _PAYLOAD,
@@ -74,7 +74,6 @@ from distsim.debug.rings.layout import (
     process_start_ticks,
     wall_offset_ns,
 )
-from distsim.debug.rings.world import RecordedWorld
 
 __all__ = ["RingWriter", "stays"]
 

@@ -519,7 +519,7 @@ def _check_events(path: str | None) -> None:
 
 
 def _send_events(outcome: Outcome, args: argparse.Namespace) -> None:
-    from distsim.debug.report.events import Events
+    from distsim.debug.report.news import Events
     from distsim.report import report_document
 
     report = report_document(outcome)

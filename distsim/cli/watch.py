@@ -157,7 +157,7 @@ def _view(readers: Any) -> Any:
 
 
 def _ended(readers: Any) -> bool:
-    from distsim.debug.evidence.procfs import look
+    from distsim.debug.evidence.processes import look
 
     processes = [look(reader.header.pid, reader.header.start_ticks) for reader in readers]
     return all(process is None or process.state in "ZX" for process in processes)

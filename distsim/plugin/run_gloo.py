@@ -63,7 +63,7 @@ def run_real(
     """Run *body* on `options.n` processes."""
     if options.cluster is not None or options.faults or options.guards:
         raise pytest.UsageError("ranks: cluster, faults and guards mean simulated ranks; leave them out on gloo")
-    from distsim.debug.evidence.procfs import own_process
+    from distsim.debug.evidence.processes import own_process
     from distsim.debug.settings import Settings, Silent
 
     # gloo's ranks connect to each other one after the other: who has, ran a short body and left, took the connection

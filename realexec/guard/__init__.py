@@ -5,4 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = ["api_wrappers", "callbacks", "fast_path", "group", "handle", "hooked", "recorder", "tensor_checks"]
+__all__ = ["api_wrappers", "fast_path", "group", "handle", "hooked", "recorder", "tensor_checks"]

@@ -17,7 +17,7 @@ from distsim.debug.records.frames import raised_at
 from distsim.debug.records.signature import content
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.callsite import CallSites, Place
-from distsim.debug.rings.world import RecordedWorld, WorldKind
+from distsim.debug.rings.files import RecordedWorld, WorldKind
 from distsim.debug.rings.writer import RingWriter
 from distsim.text.tracebacks import error_line, error_traceback, last_line, origins
 

@@ -24,7 +24,7 @@ from torch.distributed import PrefixStore, ProcessGroup
 
 from distsim.debug.matching.refused import FIRST_CALLS, came_out
 from distsim.debug.rings import layout as rings
-from distsim.debug.rings.world import RecordedWorld, WorldKind
+from distsim.debug.rings.files import RecordedWorld, WorldKind
 from distsim.realexec.guard import fast_path as shortcut
 from distsim.realexec.guard import group as guard
 from distsim.realexec.guard import handle

@@ -29,6 +29,7 @@ from distsim.debug.records.frames import is_ours, program_frames, raised_at, ste
 from distsim.debug.report.news import report_files
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.files import (
+    RecordedWorld,
     create_private,
     default_directory,
     job_name,
@@ -38,10 +39,9 @@ from distsim.debug.rings.files import (
     stack_path,
 )
 from distsim.debug.rings.reader import ranks_here
-from distsim.debug.rings.world import RecordedWorld
 from distsim.debug.rings.writer import RingWriter
 from distsim.debug.settings import LAUNCHED, Level, Settings, say_once_a_job
-from distsim.realexec.guard.callbacks import drain
+from distsim.realexec.guard.handle import drain
 from distsim.realexec.guard.recorder import Recorder
 from distsim.realexec.process.heartbeat import Heartbeat
 from distsim.realexec.process.worlds import Worlds, count_in, launcher_world

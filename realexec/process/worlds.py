@@ -1,4 +1,4 @@
-"""Which worlds this process has joined (see `debug/rings/world.py`), and the rank that its launcher gave it.
+"""Which worlds this process has joined (see `debug/rings/files.py`), and the rank that its launcher gave it.
 
 torchrun and mpirun say it in the environment.
 """
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import torch.distributed as dist
 
-from distsim.debug.rings.world import RecordedWorld, WorldKind
+from distsim.debug.rings.files import RecordedWorld, WorldKind
 from distsim.realexec.guard.recorder import Recorder
 from distsim.text.untrusted_input import MOST_RANKS
 

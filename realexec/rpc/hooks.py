@@ -28,7 +28,7 @@ from torch.distributed.rpc import WorkerInfo, api, internal
 
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.callsite import calling, codes_of, way_to
-from distsim.debug.rings.world import RecordedWorld, WorldKind
+from distsim.debug.rings.files import RecordedWorld, WorldKind
 from distsim.debug.rings.writer import stays
 from distsim.realexec.guard.recorder import GroupLog
 from distsim.realexec.process.session import Session

@@ -23,8 +23,7 @@ import torch.futures
 
 from distsim.debug.records.arguments import MethodCall
 from distsim.debug.rings import layout as rings
-from distsim.realexec.guard.callbacks import run_apart
-from distsim.realexec.guard.handle import Handle, HostHandle
+from distsim.realexec.guard.handle import Handle, HostHandle, run_apart
 from distsim.realexec.guard.recorder import GroupLog, Recorder
 from distsim.text.tracebacks import error_line
 from distsim.torch_compat import works

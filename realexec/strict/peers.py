@@ -11,12 +11,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from distsim.debug.evidence.procfs import look
+from distsim.debug.evidence.processes import look
 from distsim.debug.records import CallRecord, Group, State
 from distsim.debug.records.signature import Signature
 from distsim.debug.rings import layout as rings
+from distsim.debug.rings.files import RecordedWorld
 from distsim.debug.rings.reader import RingReader, ranks_here
-from distsim.debug.rings.world import RecordedWorld
 from distsim.debug.rings.writer import RingWriter
 from distsim.torch_compat import groups, stores
 

@@ -14,10 +14,9 @@ from distsim.cli.dispatch import main
 from distsim.debug.records import Group
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind, Proof
-from distsim.debug.report import events as module
 from distsim.debug.report import live
-from distsim.debug.report.events import Events
-from distsim.debug.report.news import report_files, save_report
+from distsim.debug.report import news as module
+from distsim.debug.report.news import Events, report_files, save_report
 from tests.debug.builders import all_reduce
 from tests.debug.test_monitor import Watching, waiting
 

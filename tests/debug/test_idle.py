@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
-from distsim.debug.evidence import procfs
+from distsim.debug.evidence import processes
 from distsim.debug.monitor import host as monitor_host
 from distsim.debug.monitor.host import ActivityWatch
 from distsim.debug.records import Evidence, Phase, RankState
@@ -208,7 +208,7 @@ class Ring:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A clock and a process's work, both set by the test."""
-    now = SimpleNamespace(s=1000.0, work=procfs.Work(0.0, 0))
+    now = SimpleNamespace(s=1000.0, work=processes.Work(0.0, 0))
     monkeypatch.setattr(monitor_host.time, "monotonic_ns", lambda: int(now.s * 1e9))
     monkeypatch.setattr(monitor_host, "work_of", lambda pid: now.work)
     return now
@@ -221,12 +221,12 @@ def test_any_sign_of_progress_ends_idleness(clock: SimpleNamespace, sign: str | 
     for _ in range(10):
         watch.step({0: ring})  # type: ignore[dict-item]
         clock.s += 1.1
-        clock.work = procfs.Work(clock.work.cpu_s + 0.01, 0)
+        clock.work = processes.Work(clock.work.cpu_s + 0.01, 0)
     idle_s = clock.s - watch.idle_since_ns()[0] / 1e9
     assert idle_s > 8.0
     ring.count += sign == "call"
     ring.place += "0" * (sign == "position")
-    clock.work = procfs.Work(clock.work.cpu_s + 0.5 * (sign == "cpu"), 512 * (sign == "transfer"))
+    clock.work = processes.Work(clock.work.cpu_s + 0.5 * (sign == "cpu"), 512 * (sign == "transfer"))
     watch.step({0: ring})  # type: ignore[dict-item]
     assert clock.s - watch.idle_since_ns()[0] / 1e9 == pytest.approx(0.0 if sign else idle_s, abs=0.01)
 
@@ -237,7 +237,7 @@ def test_a_main_thread_sleeps_while_other_threads_work(clock: SimpleNamespace) -
 
     def step(main_s: float) -> tuple[float, float]:
         clock.s += 1.1
-        clock.work = procfs.Work(clock.work.cpu_s + 0.5, 0, clock.work.main_cpu_s + main_s)
+        clock.work = processes.Work(clock.work.cpu_s + 0.5, 0, clock.work.main_cpu_s + main_s)
         watch.step({0: ring})  # type: ignore[dict-item]
         return clock.s - watch.idle_since_ns()[0] / 1e9, clock.s - watch.asleep_since_ns()[0] / 1e9
 
@@ -254,7 +254,7 @@ def test_stacks_that_the_monitor_asked_for_are_no_progress(clock: SimpleNamespac
         watch.step({0: ring})  # type: ignore[dict-item]
         clock.s += 1.1
     since_ns = watch.idle_since_ns()[0]
-    clock.work = procfs.Work(0.0, 2048)
+    clock.work = processes.Work(0.0, 2048)
     watch.pass_over({0: ring})  # type: ignore[dict-item]
     watch.step({0: ring})  # type: ignore[dict-item]
     assert watch.idle_since_ns()[0] == since_ns
@@ -265,9 +265,9 @@ def test_the_work_of_a_process_includes_its_children(tmp_path: Path) -> None:
     import subprocess
     import sys
 
-    before = procfs.work_of(procfs.os.getpid())
+    before = processes.work_of(processes.os.getpid())
     count = "sum(range(10**6)); input()"
     with subprocess.Popen([sys.executable, "-c", count], stdin=subprocess.PIPE) as child:
         assert child.stdin is not None
         child.stdin.write(b"\n")
-    assert procfs.work_of(procfs.os.getpid()).cpu_s > before.cpu_s
+    assert processes.work_of(processes.os.getpid()).cpu_s > before.cpu_s

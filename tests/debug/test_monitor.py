@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
-from distsim.debug.evidence.procfs import own_process
+from distsim.debug.evidence.processes import own_process
 from distsim.debug.monitor.ends import ORPHANS_S
 from distsim.debug.monitor.host import Host, SuspensionDetector
 from distsim.debug.monitor.job_report import JobReport

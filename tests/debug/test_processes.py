@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distsim.debug.evidence.processes import number_processes
-from distsim.debug.rings.world import Process, RecordedWorld, WorldKind
+from distsim.debug.rings.files import Process, RecordedWorld, WorldKind
 
 
 def world(name: str, rank: int, size: int, kind: WorldKind = WorldKind.DEFAULT) -> RecordedWorld:

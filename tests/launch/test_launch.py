@@ -13,7 +13,7 @@ import torch
 from jobs import ENVIRON, HERE, distsim_run, free_port, run
 
 from distsim.cli import main
-from distsim.debug.evidence.procfs import own_process
+from distsim.debug.evidence.processes import own_process
 from distsim.debug.settings import Settings
 from distsim.realexec.launch import forget_old_runs
 

@@ -13,7 +13,7 @@ import pytest
 from jobs import distsim_run
 
 from distsim.cli import main
-from distsim.debug.evidence.procfs import look, own_process
+from distsim.debug.evidence.processes import look, own_process
 
 ENDS_WELL = """
 import time

@@ -11,7 +11,7 @@ from typing import NoReturn
 import pytest
 from plugin.conftest import Run
 
-from distsim.debug.evidence.procfs import own_process
+from distsim.debug.evidence.processes import own_process
 
 
 def test_the_body_runs_on_every_rank(run: Run) -> None:

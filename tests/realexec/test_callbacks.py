@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from distsim.realexec.guard.callbacks import run_apart
+from distsim.realexec.guard.handle import run_apart
 
 
 def test_jobs_run_in_their_order() -> None:

@@ -35,7 +35,7 @@ from distsim.debug.records import (
 from distsim.debug.records.call import Remote
 from distsim.debug.records.diagnosis import Call, Diagnosis, Stuck, diagnoses_from_json, diagnoses_to_json
 from distsim.debug.records.kinds import Kind, Proof
-from distsim.debug.rings.world import Process
+from distsim.debug.rings.files import Process
 from distsim.realexec.process import introduce_monitors as real_hosts
 from distsim.realexec.process.introduce_monitors import job_addresses
 

@@ -52,7 +52,7 @@ import datetime, os, threading
 
 import torch.distributed as dist
 
-from distsim.realexec.guard.callbacks import run_apart
+from distsim.realexec.guard.handle import run_apart
 from distsim.realexec.install import current_session
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from distsim.debug.rings import files
-from distsim.debug.rings.world import RecordedWorld, WorldKind
+from distsim.debug.rings.files import RecordedWorld, WorldKind
 from distsim.debug.settings import Settings
 from distsim.realexec import launch
 from distsim.realexec.process import session

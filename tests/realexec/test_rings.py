@@ -18,9 +18,8 @@ from distsim.debug.postmortem import examine, load_rings
 from distsim.debug.records import Group, Phase, Site, State
 from distsim.debug.records.kinds import Kind
 from distsim.debug.rings import layout as rings
-from distsim.debug.rings.files import ring_path
+from distsim.debug.rings.files import RecordedWorld, WorldKind, ring_path
 from distsim.debug.rings.reader import RingReader
-from distsim.debug.rings.world import RecordedWorld, WorldKind
 from distsim.debug.rings.writer import RingWriter, stays
 from distsim.errors import UsageError
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from distsim.debug.rings import layout as rings
+from distsim.debug.rings.files import RecordedWorld, WorldKind
 from distsim.debug.rings.reader import RingReader
-from distsim.debug.rings.world import RecordedWorld, WorldKind
 from distsim.debug.rings.writer import RingWriter
 from distsim.realexec.process import hooks
 from distsim.realexec.process.worlds import Worlds, place_of_url

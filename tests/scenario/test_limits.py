@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from distsim.debug.evidence.procfs import look
+from distsim.debug.evidence.processes import look
 from distsim.scenario.real.real import descendants, end
 from tests.scenario.made import ran
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from distsim.debug.diagnosis.silent.collect.parameters import parameters_of
+from distsim.debug.diagnosis.silent.collect.sketch import parameters_of
 
 
 class CameByRpc(nn.Module):

@@ -13,10 +13,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from distsim.debug.diagnosis.causes.cause import Cause, Sides
 from distsim.debug.diagnosis.causes.loops import by_itself
 from distsim.debug.diagnosis.causes.program_text import FUNCTIONS, Decision, ProgramText, shortened, words_of
-from distsim.debug.diagnosis.context import Case
+from distsim.debug.diagnosis.context import Case, Cause, Sides
 from distsim.debug.divergence.source_order import RANK
 from distsim.debug.messages import are, call_text, capital, one_line, ranks_text, site_text
 from distsim.debug.records import P2P, Caught, Phase, Site

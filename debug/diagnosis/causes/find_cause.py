@@ -20,7 +20,6 @@ from distsim.debug.diagnosis.causes.blocks import (
     no_sync_block,
     repeated_calls,
 )
-from distsim.debug.diagnosis.causes.cause import Cause, Sides, met_calls, sides_of
 from distsim.debug.diagnosis.causes.loops import (
     generation,
     header_cause,
@@ -30,7 +29,7 @@ from distsim.debug.diagnosis.causes.loops import (
     skipped_round,
 )
 from distsim.debug.diagnosis.causes.program_text import ProgramText, shortened, words_of
-from distsim.debug.diagnosis.context import Case
+from distsim.debug.diagnosis.context import Case, Cause, Sides, met_calls, sides_of
 from distsim.debug.divergence.divergence import HORIZON, signature
 from distsim.debug.messages import are, group_text, ranks_text, site_text
 from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, Site, StoreWait

@@ -10,8 +10,8 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from distsim.debug.diagnosis.causes.cause import Cause, Sides
 from distsim.debug.diagnosis.causes.program_text import FUNCTIONS, Decision, Loop, ProgramText, shortened, words_of
+from distsim.debug.diagnosis.context import Cause, Sides
 from distsim.debug.messages import ranks_text, site_text
 from distsim.debug.records import Site
 

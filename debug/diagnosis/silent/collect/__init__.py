@@ -5,4 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = ["collector", "hooks", "parameters", "sketch"]
+__all__ = ["collector", "hooks", "sketch"]

@@ -17,16 +17,19 @@ import torch
 from torch.autograd.function import FunctionCtx
 from torch.distributed import get_process_group_ranks
 
-from distsim.debug.diagnosis.silent.collect.parameters import (
+from distsim.debug.diagnosis.silent.collect.sketch import (
     Addresses,
     Parameters,
+    Reader,
     ShardedModules,
     Tracked,
+    array_of,
     buffers_of,
+    local_part,
     mesh_ranks,
     parameters_of,
+    sketch,
 )
-from distsim.debug.diagnosis.silent.collect.sketch import Reader, array_of, local_part, sketch
 from distsim.debug.diagnosis.silent.facts import (
     BufferFact,
     CallCount,

@@ -1,22 +1,42 @@
 """The sketch of a tensor: 16 weighted sums over its elements, in one pass over memory and without torch's operators.
 
+The parameters of a rank keep such sketches between two steps. A tensor of a call is found by its address at that
+moment: which parameter's gradient it is, or which parameter.
+
 Tensors on the CPU are read where they lie: torch's operators would pass the modes, hooks and autocast of the program,
 and `Tensor.numpy` makes a storage that FSDP cannot resize any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import Module
 
-from distsim.debug.diagnosis.silent.facts import Vector
-from distsim.torch_compat.state import LOCAL_TENSOR
+from distsim.debug.diagnosis.silent.facts import ParameterFact, Vector
+from distsim.torch_compat.state import LOCAL_TENSOR, NOT_IN_CHECKPOINTS, VERSION
 
-__all__ = ["WIDTH", "Reader", "array_of", "is_constant", "local_part", "sketch", "sketch_array"]
+__all__ = [
+    "WIDTH",
+    "Addresses",
+    "Parameters",
+    "Reader",
+    "ShardedModules",
+    "Tracked",
+    "array_of",
+    "buffers_of",
+    "is_constant",
+    "local_part",
+    "mesh_ranks",
+    "parameters_of",
+    "sketch",
+    "sketch_array",
+]
 
 WIDTH = 16
 MEAN_SQUARE = 13 / 12
@@ -119,3 +139,212 @@ def is_constant(tensor: Any, read: Reader = array_of) -> bool:
     """Whether all elements are equal; False where nobody knows."""
     values = read(tensor)
     return values is not None and bool(values.size) and bool((values == values.flat[0]).all())
+
+
+_not_in_checkpoints = NOT_IN_CHECKPOINTS.getter()
+_version = VERSION.getter()
+
+
+class Tracked:
+    """A parameter that was seen, and the sketches of its gradients since its last step."""
+
+    __slots__ = ("index", "local", "reference", "sampled")
+
+    def __init__(self, index: int, parameter: Any) -> None:
+        self.index = index
+        self.reference = weakref.ref(parameter)
+        self.sampled = True
+        """Whether its gradients are sketched before the next step."""
+        self.local: list[Vector] = []
+        """Of each backward pass, before any reduction."""
+
+
+class Parameters:
+    """All parameters that a rank was seen to have. *on_gradient(tracked, gradient)* hears of each local gradient."""
+
+    def __init__(self, read: Reader, on_gradient: Callable[[Tracked, Any], None]) -> None:
+        self.facts: list[ParameterFact] = []
+        self._read = read
+        self._on_gradient = on_gradient
+        self._by_id: dict[int, Tracked] = {}
+        self._frozen: dict[int, tuple[weakref.ref[Any], str, str]] = {}
+        """Name and module of parameters that had no gradient when their model was seen."""
+
+    def get(self, parameter: Any) -> Tracked | None:
+        """Return the record of *parameter*; None if it is unknown."""
+        tracked = self._by_id.get(id(parameter))
+        return tracked if tracked is not None and tracked.reference() is parameter else None
+
+    def living(self) -> Iterable[tuple[Any, Tracked]]:
+        """All that the program still has."""
+        for tracked in list(self._by_id.values()):
+            parameter = tracked.reference()
+            if parameter is not None:
+                yield parameter, tracked
+
+    def add_model(self, model: Any) -> None:
+        """Name the parameters of *model* that have no name yet."""
+        for name, parameter, module in parameters_of(model):
+            if not parameter.requires_grad:
+                self._frozen[id(parameter)] = weakref.ref(parameter), name, module
+            elif self.get(parameter) is None:
+                self.add(parameter, name, module)
+
+    def of_optimizer(self, parameter: Any, name: str) -> Tracked:
+        """Return the record of *parameter*, which an optimizer has; *name* is for one of no model."""
+        tracked = self.get(parameter)
+        if tracked is None:
+            reference, *known = self._frozen.get(id(parameter), (None, "", ""))
+            of_model = reference is not None and reference() is parameter
+            tracked = self.add(parameter, *(known if of_model else (name, "")))
+        return tracked
+
+    def add(self, parameter: Any, name: str, module: str) -> Tracked:
+        """Begin to follow *parameter*."""
+        tracked = Tracked(len(self.facts), parameter)
+        self._by_id[id(parameter)] = tracked
+        shape = tuple(int(size) for size in local_part(parameter).shape)
+        fact = ParameterFact(name, shape, module, is_constant(parameter, self._read))
+        if type(parameter).__name__ == "DTensor":
+            fact.mesh = mesh_ranks(parameter.device_mesh, parameter.placements)
+        elif parameter.is_leaf and parameter.requires_grad:
+            parameter.register_hook(lambda gradient: self._on_gradient(tracked, gradient))
+        self.facts.append(fact)
+        return tracked
+
+
+def parameters_of(model: Module, prefix: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Any, str]]:
+    """Name, parameter and the name of its module, of all of *model*, past methods that its classes may have replaced: a
+    RemoteModule raises in `named_modules`, and one that came by RPC has no parameters at all, not even none."""
+    seen = set() if seen is None else seen
+    if id(model) in seen or not {"_parameters", "_modules"} <= vars(model).keys():
+        return
+    seen.add(id(model))
+    for leaf, parameter in Module.named_parameters(model, recurse=False):
+        yield f"{prefix}.{leaf}".lstrip("."), parameter, prefix
+    for name, part in Module.named_children(model):
+        yield from parameters_of(part, f"{prefix}.{name}".lstrip("."), seen)
+
+
+def buffers_of(model: Module, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Name and tensor of the buffers that a checkpoint has, without the statistics of normalization layers."""
+    if not {"_buffers", "_modules"} <= vars(model).keys():
+        return
+    if "norm" not in type(model).__name__.lower():
+        for leaf, buffer in Module.named_buffers(model, recurse=False):
+            if leaf not in _not_in_checkpoints(model):
+                yield f"{prefix}.{leaf}".lstrip("."), buffer
+    for name, part in Module.named_children(model):
+        yield from buffers_of(part, f"{prefix}.{name}".lstrip("."))
+
+
+def mesh_ranks(mesh: Any, placements: Any) -> tuple[int, ...]:
+    """The ranks that hold the same part as this one: alike in the coordinates of all dimensions that are no copies."""
+    ranks, coordinate = mesh.mesh, mesh.get_coordinate()
+    if coordinate is None:
+        return ()
+    shape = tuple(ranks.shape)
+    numbers = _numbers(ranks)
+    same = []
+    for dim in range(len(numbers)):
+        at: list[int] = []
+        rest = dim
+        for size in reversed(shape):
+            rest, step = divmod(rest, size)
+            at.insert(0, step)
+        if all(
+            placement.is_replicate() or mine == other
+            for placement, mine, other in zip(placements, coordinate, at, strict=True)
+        ):
+            same.append(numbers[dim])
+    return tuple(same)
+
+
+def _numbers(ranks: Any) -> list[int]:
+    """The ranks of a mesh in order, read past the program's modes."""
+    values = array_of(ranks)
+    return [int(rank) for rank in (ranks.flatten().tolist() if values is None else values.reshape(-1))]
+
+
+class ShardedModules:
+    """The modules that fully_shard divides: among which ranks, and whether somebody wrote to a parameter while it was
+    gathered. The gathered parameter lives on as an object with a count of writes; its memory is freed."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        self._parameters = parameters
+        self._sharded: weakref.WeakKeyDictionary[Any, dict[str, Tracked]] = weakref.WeakKeyDictionary()
+        self._writes: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def enter(self, module: Any) -> None:
+        """Before its forward: its parameters are shards."""
+        if module not in self._sharded:
+            known = ((name, self._parameters.get(parameter)) for name, parameter, _ in parameters_of(module))
+            self._sharded[module] = {name: tracked for name, tracked in known if tracked is not None}
+
+    def written(self, module: Any) -> Iterator[str]:
+        """At the end of its forward, where its own parameters are gathered: those that were written to since the last
+        time."""
+        of_module = self._sharded.get(module, {})
+        for name, parameter, _ in parameters_of(module):
+            shard = of_module[name].reference() if name in of_module else None
+            if shard is None or shard is parameter or type(shard).__name__ != "DTensor":
+                continue
+            if type(parameter).__name__ == "DTensor":  # not gathered, or divided by tensor parallelism, too
+                continue
+            fact = self._parameters.facts[of_module[name].index]
+            fact.fsdp = fact.fsdp or tuple(sorted(_numbers(shard.device_mesh.mesh)))
+            reference, before = self._writes.get(id(parameter), (None, 0))
+            writes = _version(parameter)
+            self._writes[id(parameter)] = weakref.ref(parameter), writes
+            if reference is not None and reference() is parameter and writes > before:
+                yield fact.name
+
+
+class Addresses:
+    """Finds parameters by address. An address is compared again when it is looked up: memory is used anew."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        self._parameters = parameters
+        self._gradients: dict[int, Tracked] = {}
+        self._values: dict[int, Tracked] = {}
+        self._are_stale = True
+
+    def forget(self) -> None:
+        """Gradients were made: their addresses are not known."""
+        self._are_stale = True
+
+    def gradient_of(self, tensor: Any) -> Tracked | None:
+        """The parameter whose `.grad` *tensor* is."""
+        return self._look_up(tensor, self._gradients, of_gradient=True)
+
+    def value_of(self, tensor: Any) -> Tracked | None:
+        """The parameter that *tensor* is, or whose `.data` it is."""
+        return self._look_up(tensor, self._values, of_gradient=False)
+
+    def _look_up(self, tensor: Any, table: dict[int, Tracked], of_gradient: bool) -> Tracked | None:
+        if self._are_stale:
+            self._learn()
+        address = _address(tensor)
+        tracked = table.get(address) if address else None
+        parameter = None if tracked is None else tracked.reference()
+        current = parameter.grad if of_gradient and parameter is not None else parameter
+        if current is None or tensor.numel() != local_part(current).numel() or _address(current) != address:
+            return None
+        return tracked
+
+    def _learn(self) -> None:
+        self._are_stale = False
+        self._gradients.clear()
+        self._values.clear()
+        for parameter, tracked in self._parameters.living():
+            self._values[_address(parameter)] = tracked
+            if parameter.grad is not None:
+                self._gradients[_address(parameter.grad)] = tracked
+
+
+def _address(tensor: Any) -> int:
+    """Zero where it has no memory of its own."""
+    try:
+        return int(local_part(tensor).data_ptr())
+    except RuntimeError:  # sparse, fake
+        return 0
