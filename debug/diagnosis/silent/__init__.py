@@ -1,8 +1,9 @@
-"""Silent wrong results: replicas that drift apart, gradients that no call reduced, batches that all ranks share.
+"""Search for silent wrong results of data-parallel and model-parallel training.
 
-`collect` records facts on each rank (sketches of tensors, calls, inputs), `facts.py` is their form, `view.py` says
-which ranks hold one value, `checks` has a rule for each kind, and `judge.py` runs them. The ranks of a real job leave
-their facts in files (`facts_file.py`). Only `collect` imports torch.
+Examples: replicas that drift apart, gradients that no call reduced, a batch that all ranks share. `collect` records
+facts on each rank (sketches of tensors, calls, inputs) in the form of `facts.py`. `view.py` finds which ranks should
+hold equal values, `checks` has one rule for each kind of fault, and `judge.py` runs the rules. The ranks of a real
+job save their facts to files (`facts_file.py`). Only `collect` imports torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What one rank records of its training: parameters, steps of optimizers, and what happens between two steps.
+"""Facts that one rank records of its training: parameters, optimizer steps, and events between them.
 
-Plain data without torch. A vector is the sketch of a tensor (`collect/sketch.py`): 16 numbers, linear in the tensor, so
-that sketches of gradients add up as gradients do and distances of sketches are distances of tensors.
+They are plain data without torch. A vector is the sketch of a tensor (`collect/sketch.py`): 16 numbers that are
+linear in the tensor. The sketch of a sum of gradients is the sum of their sketches, and the distance of two sketches
+estimates the distance of the tensors.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ Vector = NDArray[np.float32]
 
 
 class TrainingPhase(enum.StrEnum):
-    """Position in a training step."""
+    """Phase of a training step."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
     REDUCTION = "reduction"
-    """After a backward pass, before the step."""
+    """After a backward pass and before the optimizer's step."""
     BETWEEN = "between"
-    """Before the first backward pass of a step."""
+    """After a step and before the next backward pass, outside any forward pass."""
 
 
 @dataclass(slots=True)
@@ -52,23 +53,23 @@ class ParameterFact:
     """One parameter of one rank."""
 
     name: str
-    """As `named_parameters` of its model has it."""
+    """Name in `named_parameters` of its model."""
     shape: tuple[int, ...]
-    """Of the part that this rank holds."""
+    """Shape of the part that this rank holds."""
     module: str = ""
-    """Name of the module that owns it."""
+    """Name of the module that owns the parameter."""
     constant: bool = False
-    """All its elements were equal at first sight: zeros of a bias, ones of a norm."""
+    """Whether all elements were equal when the parameter was first seen, as for a zero bias or a norm's ones."""
     ddp: tuple[int, ...] = ()
-    """Ranks of the DistributedDataParallel that has it."""
+    """Ranks of the DistributedDataParallel that owns the parameter; empty without DDP."""
     mesh: tuple[int, ...] = ()
-    """Ranks that hold the same part of a DTensor, by its placements."""
+    """Ranks that hold the same part of the DTensor, by its placements; empty for other tensors."""
     fsdp: tuple[int, ...] = ()
-    """Ranks among which fully_shard divides it: they are data parallel."""
+    """Ranks over which FSDP shards the parameter, which are data parallel; empty without FSDP."""
     compressed: bool = False
-    """DDP has a communication hook: its gradient may be an approximation."""
+    """Whether DDP has a communication hook, so that the reduced gradient may be an approximation."""
     varies: bool = False
-    """The program said that it may differ (`distsim.varies`)."""
+    """Whether the program marked the parameter by `distsim.varies`: it may differ between ranks."""
 
     @property
     def numel(self) -> int:
@@ -77,28 +78,28 @@ class ParameterFact:
 
 @dataclass(slots=True)
 class CallCount:
-    """Equal calls of a window, counted."""
+    """Number of equal collectives or messages between two steps, and the tensors that they carried."""
 
     op: str
     ranks: tuple[int, ...]
-    """Of the group; of a message its two ends."""
+    """Ranks of the group, or the two ends of a message."""
     reduce_op: str | None
     pass_: TrainingPhase
     by_torch: bool
-    """The reducer of DDP or FSDP's own code made it."""
+    """Whether torch made the calls (DDP's reducer, FSDP) and not the program."""
     site: Site | None = None
     count: int = 0
     largest: int = 0
-    """Elements of its largest tensor."""
+    """Number of elements of the largest tensor in the calls."""
     gradients: set[int] = field(default_factory=set)
-    """Parameters whose `.grad` was in it."""
+    """Indices of the parameters whose `.grad` was passed to the calls."""
     values: set[int] = field(default_factory=set)
-    """Parameters that were in it themselves."""
+    """Indices of the parameters that were themselves passed to the calls."""
 
 
 @dataclass(slots=True)
 class InputFact:
-    """The tensors that a model was called with, outside of any other module."""
+    """Inputs of one call of an outermost model (not of a module inside another)."""
 
     model: str
     training: bool
@@ -110,27 +111,27 @@ class InputFact:
 
 @dataclass(slots=True)
 class LossFact:
-    """One call of a loss function: how much each counted target weighs in the gradient."""
+    """One call of a loss function, and the weight of each target in the gradient."""
 
     reduction: str
-    """`mean`, `sum`, or `none`: nobody knows what this backward pass began with."""
+    """`mean`, `sum`, or `none` if the weight of the targets is unknown."""
     targets: int
-    """Counted: without those that are ignored."""
+    """Number of targets, without those that the loss ignores."""
     weight: float | None = None
-    """The gradient that came in at the scalar; None: no backward pass came here."""
+    """Gradient that arrived at the scalar loss; None if no backward pass reached it."""
     counts_tokens: bool = False
-    """Its targets are classes, of which some may be ignored."""
+    """Whether the targets are classes, of which some may be ignored (`ignore_index`)."""
     site: Site | None = None
 
 
 @dataclass(slots=True)
 class ClipFact:
-    """One clipping of gradients."""
+    """One call that clips gradients by their norm."""
 
     limit: float
     norm: float | None
     is_plain: bool
-    """The norm is of plain tensors; that of DTensors is the same on all ranks."""
+    """Whether the norm is a plain tensor. The norm of DTensors is the same on all ranks."""
     site: Site | None = None
 
 
@@ -146,7 +147,7 @@ class EpochFact:
 
 @dataclass(slots=True)
 class PlacementFact:
-    """An input of a module that is declared to be replicated."""
+    """A DTensor input of a module that is declared as replicated."""
 
     module: str
     ranks: tuple[int, ...]
@@ -157,7 +158,7 @@ class PlacementFact:
 
 @dataclass(slots=True)
 class DropoutFact:
-    """The random state and the input of one dropout."""
+    """One call of dropout: the generator's state, and the sketch of the input."""
 
     state: int
     """Hash of the generator's state."""
@@ -168,7 +169,7 @@ class DropoutFact:
 
 @dataclass(slots=True)
 class BufferFact:
-    """A floating-point buffer of a module that is no normalization, under DDP."""
+    """A floating-point buffer under DDP that does not belong to a normalization layer."""
 
     name: str
     ranks: tuple[int, ...]
@@ -177,7 +178,7 @@ class BufferFact:
 
 @dataclass(slots=True)
 class Window:
-    """What a rank did between two steps of its optimizers."""
+    """Events of a rank between two steps of its optimizers."""
 
     calls: list[CallCount] = field(default_factory=list)
     inputs: list[InputFact] = field(default_factory=list)
@@ -186,48 +187,50 @@ class Window:
     dropouts: list[DropoutFact] = field(default_factory=list)
     buffers: list[BufferFact] = field(default_factory=list)
     aliased: list[tuple[str, tuple[int, ...], Site | None]] = field(default_factory=list)
-    """Operation, ranks and line of calls whose outputs share memory."""
+    """Operation, ranks and line of each call whose output tensors share memory."""
     clips: list[ClipFact] = field(default_factory=list)
     epochs: list[EpochFact] = field(default_factory=list)
     lost_writes: list[str] = field(default_factory=list)
-    """Parameters that were written while fully_shard had gathered them: it frees what was written."""
+    """Names of parameters that were written to while fully_shard had gathered them. fully_shard discards such
+    writes.
+    """
 
 
 @dataclass(slots=True)
 class StepFact:
-    """One step of one optimizer. Vectors are there for the parameters that were sampled in it."""
+    """One step of one optimizer. It has sketches only for the parameters that were sampled in this step."""
 
     optimizer: int
     """Number of the optimizer on its rank, in the order of first steps, from 0."""
     number: int
-    """From 1."""
+    """Number of the step, from 1."""
     parameters: tuple[int, ...]
-    """All of the optimizer, by their place in `RankFacts.parameters`."""
+    """Indices in `RankFacts.parameters` of all parameters of the optimizer."""
     site: Site | None = None
     before: dict[int, Vector] = field(default_factory=dict)
     gradients: dict[int, Vector] = field(default_factory=dict)
-    """As the optimizer finds them."""
+    """Gradients that the optimizer reads, after any reduction, by parameter."""
     local: dict[int, list[Vector]] = field(default_factory=dict)
-    """Gradients of this rank's own backward passes, before any reduction, one for each micro-batch."""
+    """Gradients of this rank's own backward passes, before any reduction, one for each micro-batch, by parameter."""
     after: dict[int, Vector] = field(default_factory=dict)
     state: dict[int, dict[str, Vector]] = field(default_factory=dict)
-    """The optimizer's state before the step."""
+    """Optimizer state before the step, by parameter and name of the entry."""
     hyperparameters: dict[int, tuple[tuple[str, float], ...]] = field(default_factory=dict)
     without_gradient: int = 0
-    """Parameters whose `.grad` was None."""
+    """Number of parameters whose `.grad` was None."""
     owns_state: bool = True
-    """False for ZeRO, where the state of a parameter lives on one rank."""
+    """False for ZeRO, where the optimizer state of each parameter is on one rank only."""
     has_closure: bool = False
     window: Window = field(default_factory=Window)
 
 
 @dataclass(slots=True)
 class RankFacts:
-    """All that one rank has recorded."""
+    """All facts of one rank."""
 
     rank: int
     parameters: list[ParameterFact] = field(default_factory=list)
     steps: list[StepFact] = field(default_factory=list)
-    """In program order over all optimizers."""
+    """Steps of all optimizers, in program order."""
     rest: Window = field(default_factory=Window)
-    """What happened after the last step."""
+    """Events after the last step."""

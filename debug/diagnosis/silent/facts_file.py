@@ -1,7 +1,7 @@
-"""The facts of one rank of a real job as a file: a record is added as each step ends, and is read as plain data.
+"""File with the facts of one rank of a real job: one record for each finished step.
 
-A record is JSON behind a fixed head, then its vectors as raw numbers; the JSON has a vector's place among them. A
-rank that is killed leaves at most its last record incomplete, which the reader drops.
+A record is a fixed header, JSON, and the vectors as raw numbers; the JSON refers to vectors by their index. If a
+rank is killed, only its last record can be incomplete, and the reader drops it. Reading executes nothing.
 """
 
 from __future__ import annotations
@@ -29,46 +29,48 @@ from distsim.text.untrusted_input import load_json, printable, read_bytes
 __all__ = ["MOST_BYTES", "FactsFull", "FactsWriter", "SavedFacts", "read_facts"]
 
 MOST_BYTES = 16 << 20
-"""Of one rank's file, which lies in memory on most systems: the search ends where it is full."""
+"""Largest size of one rank's file, which is in memory (/dev/shm) on most systems. The recording ends when the file
+is full.
+"""
 LARGEST = 2 * MOST_BYTES
 HEAD = struct.Struct("<4sII")
-"""Mark, bytes of JSON, number of vectors."""
+"""Header of a record: magic bytes, length of the JSON in bytes, number of vectors."""
 MARK = b"dsf1"
 NUMBERS = 16
-"""Of a vector."""
+"""Numbers in a vector."""
 NOT_FINITE = ("inf", "-inf", "nan")
 
 
 class FactsFull(Exception):
-    """The file has its largest size: the rank is not recorded any more."""
+    """Raised when the file has reached `MOST_BYTES`; the rank is then no longer recorded."""
 
 
 @dataclasses.dataclass
 class SavedFacts:
-    """Content of a file: the facts, and notes of the rank about the search."""
+    """Content of a facts file: the facts, and notes of the rank about its recording."""
 
     facts: RankFacts
     notes: list[str] = dataclasses.field(default_factory=list)
     saw_gpu: bool = False
-    """There were tensors on a GPU, which are not looked at."""
+    """Whether the program had GPU tensors, which are not checked."""
 
 
 class FactsWriter:
-    """Appends to the file of one rank; the file is made with the first record."""
+    """Writer of one rank's file, which is created with the first record."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
         self._size = 0
         self._written: list[tuple[Any, ...]] = []
-        """The parameters as the file has them."""
+        """Parameters as last written to the file."""
 
     def add(self, parameters: Sequence[ParameterFact], step: StepFact) -> None:
-        """Add one step, and the parameters that are new or were changed.
+        """Append one step, and the parameters that are new or have changed.
 
         Raises:
-            FactsFull: the file is full.
-            OSError: it cannot be written.
+            FactsFull: The file has reached its largest size.
+            OSError: The file cannot be written.
         """
         if self._size > MOST_BYTES:
             raise FactsFull
@@ -76,16 +78,16 @@ class FactsWriter:
         self._append({"parameters": self._changed(parameters), "step": _encode_step(step, vectors)}, vectors)
 
     def add_rest(self, window: Window) -> None:
-        """Add what happened after the last step."""
+        """Append the events after the last step."""
         vectors: list[Vector] = []
         self._append({"rest": _encode(window, vectors)}, vectors)
 
     def add_note(self, note: str, saw_gpu: bool = False) -> None:
-        """Add a line on the search itself."""
+        """Append a note about the recording itself."""
         self._append({"note": note, "gpu": saw_gpu}, [])
 
     def close(self) -> None:
-        """Note that no further record comes."""
+        """Close the file; no further record is written."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -113,15 +115,15 @@ class FactsWriter:
 
 
 def read_facts(path: Path, most: float = math.inf) -> SavedFacts:
-    """The facts in a file; nothing in it is executed.
+    """Read the facts in a file. Nothing in the file is executed.
 
     Args:
-        path: the file.
-        most: parameters, summed over the steps, after which the rest is left out, with a note.
+        path: The file.
+        most: Largest number of parameters, summed over steps, to read. If there are more, a note says so.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it holds something else.
+        OSError: The file cannot be read.
+        ValueError: The content is not a facts file.
     """
     data = memoryview(read_bytes(path, LARGEST))
     saved = SavedFacts(RankFacts(0))
@@ -146,7 +148,7 @@ def read_facts(path: Path, most: float = math.inf) -> SavedFacts:
 
 
 def _take(saved: SavedFacts, record: dict[str, Any], vectors: Any) -> int:
-    """Add a record to what was read, and answer the parameters of its step."""
+    """Add a decoded record to *saved*, and return the number of parameters in its step."""
     size = 0
     for number, values in record.get("parameters", ()):
         fact = _decoder(ParameterFact)(values, vectors)
@@ -181,7 +183,7 @@ def _values(fact: Any) -> tuple[Any, ...]:
 
 
 def _encode_step(step: StepFact, vectors: list[Vector]) -> list[Any]:
-    """Encode a step like `_encode`, with settings that parameters of a group share stored once."""
+    """Encode a step like `_encode`, but store hyperparameters that parameters share only once."""
     groups: dict[int, tuple[Any, list[int]]] = {}
     for number, settings in step.hyperparameters.items():
         groups.setdefault(id(settings), (settings, []))[1].append(number)

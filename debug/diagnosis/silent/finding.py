@@ -1,6 +1,7 @@
-"""What a check reports: a sighting in one step of one tensor, and the finding that many of them make.
+"""Findings of the silent search, and the user's exceptions from it.
 
-The user can say what is right: parameters that may differ between ranks, and findings that are not to be reported.
+A sighting is one tensor in one step in which a check saw a fault. A finding combines the sightings of one cause. The
+user can mark parameters that may differ between ranks, and suppress findings by patterns.
 """
 
 from __future__ import annotations
@@ -58,35 +59,37 @@ class SilentKind(enum.StrEnum):
 
     @property
     def label(self) -> str:
-        """Return the kind as text: `replicas diverge`."""
+        """Return the kind as text, such as `replicas diverge`."""
         return self.value.replace("_", " ")
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """One tensor of one set of ranks in which a check saw a fault."""
+    """Fault that a check saw in one tensor of one set of ranks."""
 
     kind: SilentKind
     level: Severity
     ranks: tuple[int, ...]
     tensor: str
-    """Its name; empty where the fault is not of a tensor."""
+    """Name of the tensor; empty if the fault does not concern a tensor."""
     step: int
-    """Number of the optimizer's step; 0: before the first."""
+    """Number of the optimizer's step; 0 is before the first step."""
     site: Site | None
     evidence: str
-    """Why the ranks should agree, a sentence with `{tensor}` and `{ranks}`."""
+    """Sentence on why the ranks should agree, with the fields `{tensor}` and `{ranks}`."""
     reason: str
-    """What was seen, a sentence with `{tensor}` and `{ranks}`. Sightings with one reason are one finding."""
+    """Sentence on the fault, with the fields `{tensor}` and `{ranks}`. Sightings with equal reasons become one
+    finding.
+    """
     suggestion: str
-    """What to do, likewise; `{first}` is the first tensor."""
+    """Sentence on the remedy, with the same fields and `{first}`, the name of the first tensor."""
     distance: float | None = None
     is_guess: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SilentFinding:
-    """One cause, with all tensors that show it."""
+    """One fault with one cause, and all tensors that show it."""
 
     kind: SilentKind
     level: Severity
@@ -101,7 +104,7 @@ class SilentFinding:
 
     @property
     def see(self) -> str:
-        """Return the section of the documentation."""
+        """Return the section of the documentation that describes the kind."""
         return f"docs/silent.md#{self.kind.value}"
 
     def to_json(self) -> dict[str, Any]:
@@ -122,7 +125,7 @@ class SilentFinding:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> SilentFinding:
-        """The inverse of `to_json`."""
+        """Return the finding that `to_json` wrote."""
         site = document["site"]
         return cls(
             SilentKind(document["kind"]),
@@ -165,12 +168,12 @@ def varies(module_or_parameter: Marked) -> Marked:
 
 
 def may_vary(parameter: object) -> bool:
-    """Return whether the program marked *parameter* by `varies`."""
+    """Return whether the program marked *parameter* with `varies`."""
     return hasattr(parameter, _MARK)
 
 
 def is_allowed(sighting: Sighting, patterns: Sequence[str]) -> bool:
-    """Return whether one of the *patterns* KIND:TENSOR matches; KIND alone matches every tensor."""
+    """Return whether a pattern, `KIND:TENSOR` or `KIND` for every tensor, matches the sighting."""
     for pattern in patterns:
         kind, _, tensor = pattern.partition(":")
         if fnmatch.fnmatchcase(sighting.kind.value, kind) and fnmatch.fnmatchcase(sighting.tensor, tensor or "*"):

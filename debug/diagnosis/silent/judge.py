@@ -1,6 +1,6 @@
-"""From the facts of all ranks to findings: runs the checks, and keeps one finding a cause.
+"""Judgement of the facts of all ranks: run the checks, and reduce their sightings to one finding per cause.
 
-The facts of a real job lie in files that its ranks have left on this host.
+The facts of a real job are in files that its ranks wrote on this host.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ CONSEQUENCES = {
     ),
     SilentKind.CHANGED_OUTSIDE_STEP: frozenset({SilentKind.REPLICAS_DIFFER_AT_START}),
 }
-"""What follows from what: not reported of ranks of which its cause is."""
+"""For each kind, the kinds that cause it. A consequence is not reported for ranks whose cause is reported."""
 LEVELS = list(Severity)
 SHOWN = 3
-"""Tensors that a sentence names."""
+"""Largest number of tensors that a sentence names."""
 MOST_JUDGED = 1_500_000
-"""Parameters, summed over the steps of all ranks, that are judged: half a minute or a whole one."""
+"""Largest number of parameters, summed over the steps of all ranks, that are checked. This many take 30 to 60 s."""
 
 
 def judge(facts: Mapping[int, RankFacts], allowed: Sequence[str] = ()) -> list[SilentFinding]:
-    """The findings of a run, errors first.
+    """Return the findings of a run, errors first.
 
     Args:
-        facts: what each rank has recorded, by rank.
-        allowed: patterns `kind:tensor` of what the user knows to be right.
+        facts: Facts of each rank, by rank.
+        allowed: Patterns `KIND:TENSOR` of findings that the user accepts.
     """
     view = View(facts)
     sets = replica_sets(view)
@@ -61,7 +61,7 @@ def judge(facts: Mapping[int, RankFacts], allowed: Sequence[str] = ()) -> list[S
 
 
 def _causes(sightings: Iterable[Sighting]) -> list[Sighting]:
-    """Return the root findings: of one kind the first step, and no consequences of others."""
+    """Return the sightings without the consequences of others."""
     sightings = list(sightings)
     diverged = [one for one in sightings if one.kind is SilentKind.REPLICAS_DIVERGE]
     kept = []
@@ -86,7 +86,7 @@ def _share(one: Sighting, other: Sighting) -> bool:
 
 
 def _findings(sightings: Sequence[Sighting]) -> list[SilentFinding]:
-    """Sightings with one reason are one finding, at its first step."""
+    """Merge sightings with equal reasons into one finding each, at the first step, sorted by severity and step."""
     alike: dict[tuple[SilentKind, Severity, str], list[Sighting]] = defaultdict(list)
     for one in sightings:
         alike[one.kind, one.level, one.reason].append(one)
@@ -123,25 +123,25 @@ def _finding(sightings: Sequence[Sighting]) -> SilentFinding:
 
 @dataclass
 class SilentSearch:
-    """Result of the search."""
+    """Result of the search: findings, and notes on what was not checked."""
 
     findings: list[SilentFinding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What was not looked at, and why, a line each."""
+    """One line for each part of the job that was not checked, with the reason."""
 
     @property
     def has_error(self) -> bool:
-        """Whether a finding is an error, and not a warning."""
+        """Return whether a finding is an error and not only a warning."""
         return any(one.level is Severity.ERROR for one in self.findings)
 
 
 def search(rings: Mapping[int, Path], world_size: int, allowed: Sequence[str] = ()) -> SilentSearch:
-    """Judge the facts of all ranks of a job.
+    """Check the facts of all ranks of a real job.
 
     Args:
-        rings: the ring of each rank on this host; its facts lie beside it.
-        world_size: ranks of the job.
-        allowed: patterns `kind:tensor` of what the user knows to be right.
+        rings: Ring file of each rank on this host. The facts file of a rank is in the same folder.
+        world_size: Number of ranks of the job.
+        allowed: Patterns `KIND:TENSOR` of findings that the user accepts.
     """
     result = SilentSearch()
     if len(rings) < world_size:

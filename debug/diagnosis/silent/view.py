@@ -1,6 +1,7 @@
-"""The facts of all ranks side by side, step by step: which parameter of one rank is which of another.
+"""View of the facts of all ranks, step by step, and the ranks that should hold equal values.
 
-Which ranks hold one and the same value (a replica set), and what says so: the evidence, the strongest first.
+A replica set is a parameter and the ranks that should hold it with equal values. Each set records its evidence; the
+strongest evidence wins.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ __all__ = [
 ]
 
 EQUAL = 1e-6
-"""Part of the norm by which equal tensors may differ: additions in another order."""
+"""Relative difference up to which tensors count as equal. Sums in another order cause such differences."""
 
 
 class ParameterKey(NamedTuple):
-    """Name of a parameter on all ranks that have it."""
+    """Identity of a parameter across ranks."""
 
     optimizer: int
     name: str
@@ -56,18 +57,18 @@ class ParameterKey(NamedTuple):
 
 
 def distance(one: Vector, other: Vector) -> float:
-    """The distance of two tensors, from their sketches."""
+    """Return the distance of two tensors, estimated from their sketches."""
     return float(_norms(np.subtract(one, other, dtype=np.float64)))
 
 
 def norm(vectors: Iterable[Vector]) -> float:
-    """The largest norm of some tensors."""
+    """Return the largest norm of the tensors, estimated from their sketches; 0 without tensors."""
     rows = list(vectors)
     return float(_norms(np.array(rows, dtype=np.float64)).max()) if rows else 0.0
 
 
 def differ(vectors: Mapping[int, Vector], tolerance: float = 0.0) -> bool:
-    """Whether the tensors of some ranks differ by more than *tolerance*, and by more than a rounding."""
+    """Return whether ranks' tensors differ by more than *tolerance* and by more than rounding errors."""
     if len(vectors) < 2:
         return False
     rows = np.array(list(vectors.values()), dtype=np.float64)
@@ -76,7 +77,7 @@ def differ(vectors: Mapping[int, Vector], tolerance: float = 0.0) -> bool:
 
 
 def clusters(vectors: Mapping[int, Vector], relative: float = EQUAL) -> list[tuple[int, ...]]:
-    """The ranks in groups that agree, the largest first."""
+    """Return groups of ranks whose tensors are equal, the largest group first."""
     left = sorted(vectors)
     if not left:
         return []
@@ -93,7 +94,7 @@ def clusters(vectors: Mapping[int, Vector], relative: float = EQUAL) -> list[tup
 
 
 def _norms(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The norm of each row. `np.linalg.norm` takes three times as long on 16 numbers."""
+    """Return the norm of each row. `np.linalg.norm` takes three times as long on 16 numbers."""
     norms: NDArray[np.float64] = np.sqrt(np.einsum("...i,...i->...", rows, rows))
     return norms
 
@@ -105,15 +106,15 @@ class View:
         self.facts = dict(sorted(facts.items()))
         self.parameters: dict[ParameterKey, dict[int, ParameterFact]] = defaultdict(dict)
         self.numbers: dict[int, dict[ParameterKey, int]] = {}
-        """Of each rank: the place of a parameter in its own list."""
+        """Index of each parameter in its rank's own list, by rank."""
         self.keys: dict[int, dict[int, ParameterKey]] = {}
-        """The inverse."""
+        """Inverse of `numbers`: parameter by index, by rank."""
         self.steps: dict[tuple[int, int], dict[int, StepFact]] = defaultdict(dict)
-        """By optimizer and number of the step, then by rank."""
+        """Steps by (optimizer, step number), then by rank."""
         for rank, record in self.facts.items():
             self._add(rank, record)
         self.order = sorted(self.steps, key=lambda step: (step[1], step[0]))
-        """The steps, the first of each optimizer first."""
+        """Keys of `steps`, sorted by step number, then by optimizer."""
 
     def _add(self, rank: int, record: RankFacts) -> None:
         numbers: dict[ParameterKey, int] = {}
@@ -133,7 +134,7 @@ class View:
         self.numbers[rank], self.keys[rank] = numbers, keys
 
     def steps_of(self, optimizer: int) -> Iterator[tuple[int, dict[int, StepFact]]]:
-        """Number and facts of each step of an optimizer, in order."""
+        """Yield the number and the facts by rank of each step of an optimizer, in order."""
         for step in self.order:
             if step[0] == optimizer:
                 yield step[1], self.steps[step]
@@ -141,8 +142,17 @@ class View:
     def vectors(
         self, role: str, steps: Mapping[int, StepFact], key: ParameterKey, ranks: Sequence[int]
     ) -> dict[int, Vector] | None:
-        """The sketches of a parameter in one step (*role*: before, gradients, after) on *ranks*; None where one of
-        them has none."""
+        """Return the sketches of a parameter in one step, by rank.
+
+        Args:
+            role: Field of `StepFact`: `before`, `gradients` or `after`.
+            steps: Facts of the step, by rank.
+            key: The parameter.
+            ranks: Ranks to include.
+
+        Returns:
+            None if one of *ranks* has no such sketch.
+        """
         vectors: dict[int, Vector] = {}
         for rank in ranks:
             step = steps.get(rank)
@@ -153,7 +163,7 @@ class View:
         return vectors
 
     def local(self, steps: Mapping[int, StepFact], key: ParameterKey, ranks: Sequence[int]) -> dict[int, Vector] | None:
-        """The sums of the local gradients of all micro-batches on *ranks*; None where one of them has none."""
+        """Return the sum of each rank's local gradients over its micro-batches, or None if one of *ranks* has none."""
         sums: dict[int, Vector] = {}
         for rank in ranks:
             parts = steps[rank].local.get(self.numbers[rank].get(key, -1)) if rank in steps else None
@@ -163,7 +173,7 @@ class View:
         return sums
 
     def windows(self, rank: int) -> Iterator[Window]:
-        """Return what a rank did between its steps, in order."""
+        """Yield the events of a rank before each step, and after the last one."""
         record = self.facts[rank]
         for step in record.steps:
             yield step.window
@@ -171,7 +181,7 @@ class View:
 
 
 class SilentEvidence(enum.IntEnum):
-    """Why ranks should hold one value; a smaller number is stronger."""
+    """Reason why ranks should hold equal values. A smaller number is stronger evidence."""
 
     DDP = 1
     MESH = 2
@@ -182,17 +192,17 @@ class SilentEvidence(enum.IntEnum):
 
     @property
     def is_proof(self) -> bool:
-        """Whether a divergence is an error, and not a warning."""
+        """Return whether a divergence is reported as an error; otherwise it is a warning."""
         return self <= SilentEvidence.REDUCED
 
     @property
     def is_guess(self) -> bool:
-        """Whether it is only likely: no finding but a warning rests on it."""
+        """Return whether the evidence is only likely. Findings that depend on it are warnings."""
         return self > SilentEvidence.EQUALIZED
 
     @property
     def sentence(self) -> str:
-        """Return the sentence of the finding, with `{tensor}` and `{ranks}`."""
+        """Return the sentence for a finding, with the fields `{tensor}` and `{ranks}`."""
         return _SENTENCES[self]
 
 
@@ -210,7 +220,7 @@ _SENTENCES = {
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSet:
-    """Ranks that hold one value of a parameter."""
+    """A parameter, and the ranks that should hold it with equal values."""
 
     key: ParameterKey
     ranks: tuple[int, ...]
@@ -221,7 +231,11 @@ Source = Callable[[View], Iterator[ReplicaSet]]
 
 
 def replica_sets(view: View) -> dict[ParameterKey, list[ReplicaSet]]:
-    """All replica sets by parameter; of equal ranks that of the strongest evidence alone."""
+    """Return the replica sets of each parameter.
+
+    A set whose ranks are part of a set with equal or stronger evidence is left out, and so are parameters that the
+    program marked with `varies`.
+    """
     strongest: dict[tuple[ParameterKey, tuple[int, ...]], ReplicaSet] = {}
     for source in SOURCES:
         for one in source(view):
@@ -242,17 +256,17 @@ def _declared(view: View, attribute: str, evidence: SilentEvidence) -> Iterator[
 
 
 def of_ddp(view: View) -> Iterator[ReplicaSet]:
-    """DistributedDataParallel was given the parameter."""
+    """Yield the parameters of each DistributedDataParallel model."""
     return _declared(view, "ddp", SilentEvidence.DDP)
 
 
 def of_mesh(view: View) -> Iterator[ReplicaSet]:
-    """A DTensor is replicated over a dimension of its mesh."""
+    """Yield the DTensors that are replicated over a dimension of their mesh."""
     return _declared(view, "mesh", SilentEvidence.MESH)
 
 
 def of_reduced_gradients(view: View) -> Iterator[ReplicaSet]:
-    """The parameter's own `.grad` was all-reduced between backward and step."""
+    """Yield parameters whose own `.grad` was all-reduced between backward and step."""
     for rank in view.facts:
         for window in view.windows(rank):
             for call in window.calls:
@@ -268,17 +282,21 @@ def of_reduced_gradients(view: View) -> Iterator[ReplicaSet]:
 
 
 UNLIKE = 1e-3
-"""Part of the norm from which local gradients count as different."""
+"""Relative difference above which local gradients count as different."""
 MADE_EQUAL = 1e-5
-"""Part of the norm by which gradients that were reduced may differ."""
+"""Relative difference up to which reduced gradients count as equal."""
 
 
 MOST_COMPARED = 3
-"""Steps of a parameter whose gradients are compared: as many as sketch all tensors."""
+"""Number of steps in which the gradients of a parameter are compared: the first steps, in which all tensors are
+sketched.
+"""
 
 
 def of_equalized_gradients(view: View) -> Iterator[ReplicaSet]:
-    """Local gradients differ and those that the optimizer finds are equal, whatever route they took."""
+    """Yield parameters whose local gradients differ and whose final gradients are equal, whichever calls reduced
+    them.
+    """
     for key, facts in view.parameters.items():
         ranks, compared = sorted(facts), 0
         for _, steps in view.steps_of(key.optimizer):
@@ -310,7 +328,9 @@ def _equalized(
 
 
 def of_activations(view: View) -> Iterator[ReplicaSet]:
-    """A parameter that began equal on ranks that exchange activations: tensor or sequence parallelism."""
+    """Yield parameters that were equal at the start on ranks that exchange activations (tensor or sequence
+    parallelism).
+    """
     groups = activation_groups(view)
     experts = _ranks_of_experts(view)
     for key, facts in view.parameters.items():
@@ -327,11 +347,11 @@ SYMMETRIC = frozenset(
         "reduce_scatter_tensor_coalesced",
     }
 )
-"""Operations in which all ranks have the same part."""
+"""Operations in which all ranks have the same role (no root)."""
 
 
 def activation_groups(view: View) -> list[tuple[int, ...]]:
-    """Groups of ranks that exchange activations inside of forward or backward, but those of DDP."""
+    """Return groups of ranks, other than those of DDP, that exchange activations in forward or backward."""
     data_parallel = {fact.ddp for facts in view.parameters.values() for fact in facts.values()}
     groups = {
         tuple(sorted(call.ranks))
@@ -348,7 +368,7 @@ def _calls(view: View) -> Iterator[CallCount]:
 
 
 def _ranks_of_experts(view: View) -> set[int]:
-    """Return ranks that exchange tokens by all_to_all in forward, whose unreduced parameters may be experts."""
+    """Return ranks that exchange tokens by all_to_all, whose unreduced parameters may be experts."""
     ranks: set[int] = set()
     for call in _calls(view):
         if call.op.startswith("all_to_all") and call.pass_ in (TrainingPhase.FORWARD, TrainingPhase.BACKWARD):
@@ -357,8 +377,11 @@ def _ranks_of_experts(view: View) -> set[int]:
 
 
 def _began_equal(view: View, key: ParameterKey, ranks: tuple[int, ...]) -> bool:
-    """Whether a parameter was equal before the first step, and not by chance: zeros and ones count only where all
-    parameters of their module are equal, or they may be the bias of a sharded weight."""
+    """Return whether a parameter was equal on *ranks* before the first step, and not by chance.
+
+    A constant parameter (zeros or ones) counts only if all parameters of its module were equal; otherwise it may be
+    the bias of a sharded weight.
+    """
     facts, steps = view.parameters[key], view.steps.get((key.optimizer, 1), {})
     if len(ranks) < 2 or any(facts[rank].mesh for rank in ranks) or not _is_equal(view, key, ranks, steps):
         return False
@@ -380,7 +403,9 @@ def _is_equal(view: View, key: ParameterKey, ranks: tuple[int, ...], steps: dict
 
 
 def of_bulk_reductions(view: View) -> Iterator[ReplicaSet]:
-    """A parameter that began equal on ranks that reduce most of the model's gradients between backward and step."""
+    """Yield parameters that were equal at the start on ranks that reduce most of the gradients between backward and
+    step.
+    """
     experts = _ranks_of_experts(view)
     for optimizer in sorted({key.optimizer for key in view.parameters}):
         keys = [key for key in view.parameters if key.optimizer == optimizer]
@@ -398,8 +423,10 @@ def of_bulk_reductions(view: View) -> Iterator[ReplicaSet]:
 
 
 def _reduced_elements(view: View, optimizer: int) -> dict[tuple[int, ...], tuple[int, int]]:
-    """Elements that were reduced between backward and step, by the group, at most in any step: of all calls, and of
-    those that reduce a `.grad` of this optimizer."""
+    """Return, for each group, the largest number of elements reduced between backward and step in any step.
+
+    The first number counts all calls, the second only calls that reduce a `.grad` of this optimizer.
+    """
     most: dict[tuple[int, ...], tuple[int, int]] = {}
     for _, steps in view.steps_of(optimizer):
         for rank, step in steps.items():

@@ -1,6 +1,7 @@
-"""One rule a kind of fault, as pure functions of the facts; `CHECKS` is the table of all.
+"""Rules for silent faults, one for each kind, as pure functions of the recorded facts.
 
-Each answers the sightings of its kind; `judge.py` makes findings of them.
+`CHECKS` lists all of them. Each rule yields the sightings of its kind, and `judge.py` combines sightings into
+findings.
 """
 
 from __future__ import annotations
@@ -63,4 +64,4 @@ CHECKS: dict[SilentKind, Check] = {
     SilentKind.BUFFERS_DIFFER: buffers_differ,
     SilentKind.REPLICAS_DIVERGE: replicas_diverge,
 }
-"""A cause stands before its consequences."""
+"""Rule for each kind of fault. Kinds that cause others come first."""

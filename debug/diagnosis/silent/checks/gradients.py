@@ -1,7 +1,7 @@
-"""How gradients are reduced: their scale, the operator of the call, its outputs, and steps without any.
+"""Checks of how gradients are reduced: scale, reduce operator, output buffers, missing gradients.
 
-Means that were divided twice, sums that were not, targets that weigh differently; calls whose arguments are wrong
-whatever the tensors hold.
+They report means that were divided twice or not at all, targets that weigh differently, and calls whose arguments
+are wrong whatever the tensors hold.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ __all__ = [
 
 Sets = dict[ParameterKey, list[ReplicaSet]]
 LINEAR = 1e-2
-"""Part of the gradient by which it may differ from a multiple of the sum of the local ones."""
+"""Relative error up to which a gradient counts as a linear combination of local gradients."""
 EXACT = 0.02
-"""Part by which the scale may differ from a number that explains it."""
+"""Relative error up to which a scale counts as equal to a number that explains it, such as the world size."""
 UNLIKE = 1.5
-"""Ratio of scales from which parameters are reduced differently."""
+"""Ratio of two scales above which gradients count as scaled differently."""
 MOST_STEPS = 32
-"""In which a search is made for what is wrong from the first step on."""
+"""Number of steps that are searched, from the first one. A fault of this kind is present from the start."""
 LEAST = 0.05
-"""Part of the largest factor from which on a micro-batch is in the gradient."""
+"""A micro-batch is part of the gradient if its factor is above this fraction of the largest factor."""
 MOST_PARTS = 8
-"""Micro-batches whose factors 16 numbers tell apart."""
+"""Largest number of micro-batches or ranks whose factors can be solved for from a sketch of 16 numbers."""
 HEAVIER = 1.05
-"""Ratio of weights from which targets weigh differently."""
+"""Ratio of weights above which two targets count as weighted differently."""
 STEPS = 2
-"""In which the same has to be seen."""
+"""Number of steps that must show the same fault before it is reported."""
 REDUCED = (SilentEvidence.DDP, SilentEvidence.REDUCED, SilentEvidence.EQUALIZED)
 NO_SUMS = ("MAX", "MIN", "PRODUCT")
 
 
 def _groups(sets: Sets) -> list[tuple[int, tuple[int, ...], list[ParameterKey]]]:
-    """Optimizer and ranks of gradients that are reduced together, with the parameters."""
+    """Return (optimizer, ranks, parameters) for each set of ranks that reduce gradients together."""
     keys: dict[tuple[int, tuple[int, ...]], list[ParameterKey]] = defaultdict(list)
     for key, of_key in sets.items():
         for one in of_key:
@@ -65,7 +65,10 @@ def _groups(sets: Sets) -> list[tuple[int, tuple[int, ...], list[ParameterKey]]]
 def _coefficients(
     view: View, steps: Mapping[int, StepFact], ranks: Sequence[int], keys: Sequence[ParameterKey]
 ) -> dict[ParameterKey, float]:
-    """Return the factor of the summed local gradients for each parameter whose gradient is such a multiple."""
+    """Return, by parameter, the factor between the final gradient and the sum of all local gradients.
+
+    Parameters whose final gradient is not a multiple of that sum are left out.
+    """
     coefficients = {}
     for key, parts, final in _gradients(view, steps, ranks, keys):
         weights = _weights(final, [sum(micro for of_rank in parts.values() for micro in of_rank)])
@@ -80,7 +83,11 @@ Parts = dict[int, list[Vector]]
 def _gradients(
     view: View, steps: Mapping[int, StepFact], ranks: Sequence[int], keys: Sequence[ParameterKey]
 ) -> Iterator[tuple[ParameterKey, Parts, Vector]]:
-    """Parameter, local gradients of each rank and micro-batch, and the gradient that the optimizer finds."""
+    """Yield each parameter with its local gradients by rank and micro-batch, and its final gradient.
+
+    The final gradient is the one that the optimizer reads. Parameters without sketches in this step, or under a DDP
+    communication hook, are left out.
+    """
     for key in keys:
         if any(view.parameters[key][rank].compressed for rank in ranks):
             continue
@@ -90,7 +97,10 @@ def _gradients(
 
 
 def _weights(reached: Vector, parts: Sequence[Any]) -> NDArray[np.floating[Any]] | None:
-    """The factors with which *parts* add up to a gradient; None where they do not, or in several ways."""
+    """Solve for the factors by which *parts* add up to the gradient *reached*.
+
+    Return None if they do not add up to it within `LINEAR`, or if the factors are not unique.
+    """
     columns: NDArray[np.float64] = np.array(parts, dtype=np.float64).T
     goal = np.asarray(reached, dtype=np.float64)
     weights: NDArray[np.floating[Any]]
@@ -107,7 +117,11 @@ def _weights(reached: Vector, parts: Sequence[Any]) -> NDArray[np.floating[Any]]
 
 
 def _losses(steps: Mapping[int, StepFact], ranks: Sequence[int], micro: int) -> list[LossFact] | None:
-    """The losses of all ranks in a step; None where one of them is not known, or there are others."""
+    """Return the losses of all ranks in a step.
+
+    Return None if a loss has an unknown weight, or if a rank called the loss function more or fewer than *micro*
+    times.
+    """
     losses: list[LossFact] = []
     for rank in ranks:
         known = [one for one in steps[rank].window.losses if one.weight is not None or one.reduction == "none"]
@@ -118,13 +132,16 @@ def _losses(steps: Mapping[int, StepFact], ranks: Sequence[int], micro: int) -> 
 
 
 def _micro(view: View, steps: Mapping[int, StepFact], ranks: Sequence[int], key: ParameterKey) -> int:
-    """Micro-batches of a step, the same on all ranks; 0: they differ."""
+    """Return the number of micro-batches in a step, or 0 if it differs between ranks."""
     counts = {len(steps[rank].local.get(view.numbers[rank][key], ())) for rank in ranks}
     return counts.pop() if len(counts) == 1 else 0
 
 
 def gradient_scale(view: View, sets: Sets) -> Iterator[Sighting]:
-    """The gradient that reaches the optimizer is a whole multiple, or part, of the mean over all targets."""
+    """Report gradients that are N times, or 1/N of, the gradient of the mean loss.
+
+    N is the number of ranks, of micro-batches, or their product. Clipped steps are not checked.
+    """
     for optimizer, ranks, keys in _groups(sets):
         explanations: list[tuple[str, StepFact, int]] = []
         for number, steps in view.steps_of(optimizer):
@@ -169,7 +186,7 @@ def _explained(scale: float, ranks: int, micro: int) -> str:
 
 
 def mixed_scale(view: View, sets: Sets) -> Iterator[Sighting]:
-    """Parameters that are reduced together are scaled differently, or the ranks, or the micro-batches of a step."""
+    """Report parameters, ranks or micro-batches that enter one reduced gradient with different factors."""
     yield from _mixed_parameters(view, sets)
     for optimizer, ranks, keys in _groups(sets):
         last = ""
@@ -222,7 +239,10 @@ def _mixed_parameters(view: View, sets: Sets) -> Iterator[Sighting]:
 
 
 def _unlike_parts(view: View, steps: Mapping[int, StepFact], ranks: Sequence[int], keys: Sequence[ParameterKey]) -> str:
-    """What is wrong with the factors of the micro-batches or of the ranks, the same for all parameters that tell."""
+    """Return a sentence if micro-batches or ranks enter the gradient with different factors, else an empty string.
+
+    All parameters whose factors can be solved for must agree.
+    """
     micro_ratios, missing = [], []
     for _, parts, final in _gradients(view, steps, ranks, keys):
         if len({len(of_rank) for of_rank in parts.values()}) > 1 or max(len(parts), len(parts[ranks[0]])) > MOST_PARTS:
@@ -244,7 +264,7 @@ def _unlike_parts(view: View, steps: Mapping[int, StepFact], ranks: Sequence[int
 
 
 def stale_gradient(view: View, sets: Sets) -> Iterator[Sighting]:
-    """The gradient of the last step is still in the gradient of this one."""
+    """Report steps whose gradient still contains the gradient of the previous step (a missing `zero_grad`)."""
     for optimizer, ranks, keys in _groups(sets):
         times = 0
         last: dict[ParameterKey, Vector] = {}
@@ -272,7 +292,7 @@ def stale_gradient(view: View, sets: Sets) -> Iterator[Sighting]:
 def _stale_ranks(
     gradients: Mapping[ParameterKey, tuple[Parts, Vector]], last: Mapping[ParameterKey, Vector], ranks: int
 ) -> int:
-    """On how many ranks the gradient must have been left, for all parameters alike; 0: on none, or nobody knows."""
+    """Return the number of ranks that kept the previous gradient, or 0 if there are none or parameters disagree."""
     counts = set()
     for key, (parts, final) in gradients.items():
         total = sum(micro for of_rank in parts.values() for micro in of_rank)
@@ -287,7 +307,7 @@ def _stale_ranks(
 
 
 def clipped_before_reduction(view: View, sets: Sets) -> Iterator[Sighting]:
-    """Each rank clips its own gradient, and the clipped ones are added up."""
+    """Report ranks that clip their local gradient before the gradients are reduced."""
     for optimizer, ranks, keys in _groups(sets):
         for number, steps in view.steps_of(optimizer):
             clips = [steps[rank].window.clips for rank in ranks if rank in steps]
@@ -320,12 +340,12 @@ def clipped_before_reduction(view: View, sets: Sets) -> Iterator[Sighting]:
 
 
 def _factor(clip: ClipFact) -> float:
-    """What a clipping multiplies gradients by."""
+    """Return the factor by which a clipping multiplies gradients."""
     return 1.0 if not clip.norm else min(1.0, clip.limit / clip.norm)
 
 
 def tokens_weigh_differently(view: View, sets: Sets) -> Iterator[Sighting]:
-    """A target counts more on one rank, or in one micro-batch, than in another."""
+    """Report targets (tokens) that weigh more on one rank, or in one micro-batch, than in another."""
     for optimizer, ranks, keys in _groups(sets):
         times = 0
         for number, steps in view.steps_of(optimizer):
@@ -360,7 +380,7 @@ def tokens_weigh_differently(view: View, sets: Sets) -> Iterator[Sighting]:
 
 
 def aliased_outputs(view: View, sets: Sets) -> Iterator[Sighting]:
-    """The outputs of a gather share memory: each holds what came last."""
+    """Report gathers whose output tensors share memory, so that all hold the last value written."""
     for rank in view.facts:
         for number, window in enumerate(view.windows(rank)):
             for op, _, site in window.aliased:
@@ -378,7 +398,7 @@ def aliased_outputs(view: View, sets: Sets) -> Iterator[Sighting]:
 
 
 def gradient_reduce_op(view: View, sets: Sets) -> Iterator[Sighting]:
-    """A parameter's gradient is reduced by an operator that makes no sum and no mean."""
+    """Report gradients that are reduced with MAX, MIN or PRODUCT."""
     for rank in view.facts:
         for number, window in enumerate(view.windows(rank)):
             for call in window.calls:
@@ -399,7 +419,7 @@ def gradient_reduce_op(view: View, sets: Sets) -> Iterator[Sighting]:
 
 
 def step_without_gradients(view: View, sets: Sets) -> Iterator[Sighting]:
-    """An optimizer steps twice in turn, and no parameter of it has a gradient on any rank."""
+    """Report an optimizer that steps twice in a row without a gradient of any parameter on any rank."""
     for optimizer in sorted({step[0] for step in view.order}):
         idle = 0
         for number, steps in view.steps_of(optimizer):

@@ -1,4 +1,4 @@
-"""What ranks train on: the same batch, another mode, one order again, inputs that are no copies."""
+"""Checks of inputs: equal batches, mixed train/eval modes, unshuffled epochs, unequal replicated inputs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,19 @@ __all__ = ["epochs_alike", "mode_differs", "replicate_is_not", "same_batch"]
 
 Sets = dict[ParameterKey, list[ReplicaSet]]
 STEPS = 4
-"""With equal inputs, from which on it is no chance: a warm-up batch is often the same everywhere."""
+"""Number of steps with equal inputs before they are reported. A warm-up batch is often the same on all ranks."""
 PASSES = 3
-"""Over the data in one order, from which on it is no look at one batch or at the length of an epoch."""
+"""Number of passes over the data in one order before they are reported. Two passes may be a look at one batch or at
+the length of an epoch.
+"""
 DATA_PARALLEL = (SilentEvidence.DDP, SilentEvidence.REDUCED, SilentEvidence.EQUALIZED)
 
 
 def _data_parallel(view: View, sets: Sets) -> list[tuple[int, tuple[int, ...]]]:
-    """Optimizer and ranks of sets whose members should read other data: they exchange no activations."""
+    """Return (optimizer, ranks) of data-parallel ranks, which should read different data.
+
+    Ranks that exchange activations are left out: they share a forward pass and may share a batch.
+    """
     groups = [set(group) for group in activation_groups(view)]
     pairs = {
         (key.optimizer, one.ranks) for key, of_key in sets.items() for one in of_key if one.evidence in DATA_PARALLEL
@@ -42,7 +47,7 @@ def _data_parallel(view: View, sets: Sets) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def same_batch(view: View, sets: Sets) -> Iterator[Sighting]:
-    """Data-parallel ranks were given equal inputs in every step."""
+    """Report data-parallel ranks whose inputs are equal in every step."""
     for optimizer, ranks in _data_parallel(view, sets):
         equal, seen, site = 0, set(), None
         for _, steps in view.steps_of(optimizer):
@@ -74,7 +79,7 @@ def same_batch(view: View, sets: Sets) -> Iterator[Sighting]:
 
 
 def _inputs(steps: Mapping[int, StepFact], ranks: Sequence[int]) -> list[list[InputFact]] | None:
-    """The inputs of each rank in one step; None where they cannot be compared."""
+    """Return the inputs of each rank in one step, or None if the ranks' inputs cannot be compared."""
     if any(rank not in steps for rank in ranks):
         return None
     inputs = [[fact for fact in steps[rank].window.inputs if fact.training] for rank in ranks]
@@ -93,7 +98,7 @@ def _are_equal(facts: Sequence[InputFact]) -> bool:
 
 
 def mode_differs(view: View, sets: Sets) -> Iterator[Sighting]:
-    """One rank's model is in training mode, and another's in evaluation mode, in the same call."""
+    """Report a model that is in training mode on one rank and in evaluation mode on another, in the same call."""
     pairs = {(key.optimizer, one.ranks) for key, of_key in sets.items() for one in of_key if not one.evidence.is_guess}
     for optimizer, ranks in sorted(pairs):
         for number, steps in view.steps_of(optimizer):
@@ -122,7 +127,7 @@ def mode_differs(view: View, sets: Sets) -> Iterator[Sighting]:
 
 
 def epochs_alike(view: View, sets: Sets) -> Iterator[Sighting]:
-    """A DistributedSampler shuffles, and two passes over the data have one order."""
+    """Report a shuffling DistributedSampler whose passes over the data have the same order (no `set_epoch`)."""
     for rank in view.facts:
         passes: dict[tuple[int, int], int] = defaultdict(int)
         for number, window in enumerate(view.windows(rank)):
@@ -149,7 +154,7 @@ def epochs_alike(view: View, sets: Sets) -> Iterator[Sighting]:
 
 
 def replicate_is_not(view: View, sets: Sets) -> Iterator[Sighting]:
-    """A module's input is declared to be replicated over a mesh, and the ranks hold other values."""
+    """Report a module input that is declared as replicated over a mesh but differs between its ranks."""
     for step in view.order:
         steps = view.steps[step]
         for rank, of_rank in steps.items():

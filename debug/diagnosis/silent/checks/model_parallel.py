@@ -1,4 +1,4 @@
-"""Ranks that share a forward pass: random states, norms, and weights that two stages hold."""
+"""Checks of ranks that share a forward pass: dropout seeds, clipping norms and tied weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["clipped_by_local_norm", "dropout_differs", "equal_dropout", "tied_no
 
 Sets = dict[ParameterKey, list[ReplicaSet]]
 NORMS = 1e-3
-"""Part by which the norms of ranks that share a forward may differ."""
+"""Largest relative difference between the gradient norms by which ranks of one forward pass clip."""
 OF_UPDATE = 1e-2
 
 
@@ -51,8 +51,11 @@ def _dropouts(view: View, sets: Sets, is_fault: str) -> Iterator[tuple[int, tupl
 
 
 def _reduces_all(view: View, sets: Sets, group: tuple[int, ...]) -> bool:
-    """Whether the gradients of all parameters are reduced over *group*: data parallelism whose loss is over the
-    features of all ranks."""
+    """Return whether the gradients of all parameters are reduced over *group*.
+
+    Such a group is data parallel although it exchanges activations, for example for a contrastive loss over the
+    features of all ranks.
+    """
     return all(
         any(one.evidence in REDUCED and set(group) <= set(one.ranks) for one in sets.get(key, ()))
         for key, facts in view.parameters.items()
@@ -61,7 +64,7 @@ def _reduces_all(view: View, sets: Sets, group: tuple[int, ...]) -> bool:
 
 
 def dropout_differs(view: View, sets: Sets) -> Iterator[Sighting]:
-    """Copies of one activation are dropped by other masks."""
+    """Report ranks that drop copies of one activation with different masks."""
     for number, group, where, step in _dropouts(view, sets, "dropout"):
         yield Sighting(
             SilentKind.DROPOUT_DIFFERS,
@@ -79,7 +82,7 @@ def dropout_differs(view: View, sets: Sets) -> Iterator[Sighting]:
 
 
 def equal_dropout(view: View, sets: Sets) -> Iterator[Sighting]:
-    """Parts of one activation are dropped by the same mask."""
+    """Report ranks that drop different parts of one activation with the same mask."""
     for number, group, where, step in _dropouts(view, sets, "equal"):
         yield Sighting(
             SilentKind.EQUAL_DROPOUT,
@@ -97,7 +100,7 @@ def equal_dropout(view: View, sets: Sets) -> Iterator[Sighting]:
 
 
 def clipped_by_local_norm(view: View, sets: Sets) -> Iterator[Sighting]:
-    """Find ranks that clip by the norm of their own part of the model, or of their own gradient of all of it."""
+    """Report ranks that clip by the norm of their own shard, or of their unreduced gradient, instead of the whole."""
     yield from clipped_before_reduction(view, sets)
     for group in activation_groups(view):
         for step in view.order:
@@ -126,7 +129,7 @@ def clipped_by_local_norm(view: View, sets: Sets) -> Iterator[Sighting]:
 
 
 def tied_not_synchronized(view: View, sets: Sets) -> Iterator[Sighting]:
-    """Two stages of a pipeline hold one weight, and step it apart."""
+    """Report a weight that two pipeline stages share and that differs after the first step."""
     pairs = {
         tuple(sorted(call.ranks))
         for rank in view.facts

@@ -1,4 +1,7 @@
-"""Replicas: equal at the start, after each step, and between steps; and what their optimizers start from."""
+"""Checks of replicas: parameters, buffers, hyperparameters and optimizer state that should be equal.
+
+Parameters are compared before the first step, after each step, and between steps.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ __all__ = [
 ]
 
 OF_UPDATE = 1e-2
-"""Part of its update by which a parameter may differ between replicas."""
+"""Largest difference of a parameter between replicas, as a fraction of its update in the step."""
 OF_STATE = 1e-4
-"""Part of its norm by which a moment may differ."""
+"""Largest difference of an optimizer moment between replicas, as a fraction of its norm."""
 OF_BUFFER = 1e-4
-"""Part of its norm by which a buffer may differ."""
+"""Largest difference of a buffer between replicas, as a fraction of its norm."""
 OWN = 1e-4
-"""Part of its norm by which a gradient that nobody reduced may differ from the sum of the local ones."""
+"""A gradient that differs from the rank's local gradient by less than this fraction of its norm was not reduced."""
 
 Sets = dict[ParameterKey, list[ReplicaSet]]
 Steps = Mapping[int, StepFact]
@@ -45,13 +48,16 @@ def _spread(vectors: Mapping[int, Vector]) -> float:
 
 
 def _agreeing(vectors: Mapping[int, Vector]) -> str:
-    """Which ranks agree: `ranks 0,2 agree, and ranks 1,3`; empty where no two do."""
+    """Return the groups of ranks with equal values as text, such as `ranks 0,2, and ranks 1,3`.
+
+    Empty if all ranks differ.
+    """
     groups = [group for group in clusters(vectors) if len(group) > 1]
     return ", and ".join(ranks_text(group) for group in groups)
 
 
 def replicas_differ_at_start(view: View, sets: Sets) -> Iterator[Sighting]:
-    """Find ranks whose gradients are made equal although their parameters differ at the start."""
+    """Report replicas whose parameters differ before the first step although their gradients are made equal."""
     for key, one in _each(sets):
         steps = view.steps.get((key.optimizer, 1), {})
         before = view.vectors("before", steps, key, one.ranks)
@@ -77,7 +83,7 @@ def replicas_differ_at_start(view: View, sets: Sets) -> Iterator[Sighting]:
 
 
 def replicas_diverge(view: View, sets: Sets) -> Iterator[Sighting]:
-    """Replicas that were equal before a step are not after it."""
+    """Report replicas that are equal before a step and differ after it."""
     for key, one in _each(sets, guesses=True):
         sighting = _divergence(view, key, one)
         if sighting is not None:
@@ -130,7 +136,7 @@ def _diverged(
 
 
 def _why(view: View, key: ParameterKey, one: ReplicaSet, steps: Steps) -> tuple[str, str]:
-    """Return why the replicas diverged, and the cure."""
+    """Return the reason why the replicas diverged, and the suggestion."""
     gradients, local = view.vectors("gradients", steps, key, one.ranks), view.local(steps, key, one.ranks)
     reduce = "All-reduce the gradient of {tensor} over {ranks} before the step (call the DistributedDataParallel model "
     reduce += "itself, and end each accumulation outside of no_sync), or say that it may differ: "
@@ -154,7 +160,7 @@ def _why(view: View, key: ParameterKey, one: ReplicaSet, steps: Steps) -> tuple[
 
 
 def changed_outside_step(view: View, sets: Sets) -> Iterator[Sighting]:
-    """Replicas that were equal after a step are not before the next one."""
+    """Report replicas that are equal after a step and differ before the next one."""
     for key, one in _each(sets):
         last: tuple[int, Mapping[int, Vector]] | None = None
         for number, steps in view.steps_of(key.optimizer):
@@ -192,7 +198,7 @@ def _change(
 
 
 def hyperparameter_differs(view: View, sets: Sets) -> Iterator[Sighting]:
-    """Replicas are stepped with other settings."""
+    """Report replicas, or shards of one parameter, whose optimizers have different hyperparameters."""
     for optimizer, name, numbers_of, sentence in (*_replicated(view, sets), *_divided(view)):
         ranks = tuple(sorted(numbers_of))
         for number, steps in view.steps_of(optimizer):
@@ -221,13 +227,13 @@ def hyperparameter_differs(view: View, sets: Sets) -> Iterator[Sighting]:
 
 
 def _replicated(view: View, sets: Sets) -> Iterator[tuple[int, str, dict[int, int], str]]:
-    """Optimizer, name, place on each rank and evidence of each replica set."""
+    """Yield optimizer, name, index on each rank, and evidence sentence of each replicated parameter."""
     for key, one in _each(sets):
         yield key.optimizer, key.name, {rank: view.numbers[rank][key] for rank in one.ranks}, one.evidence.sentence
 
 
 def _divided(view: View) -> Iterator[tuple[int, str, dict[int, int], str]]:
-    """The same of each parameter that fully_shard or FSDP divides, whose shards may have other shapes."""
+    """Yield the same fields for each parameter that FSDP shards, whatever the shapes of the shards."""
     places: dict[tuple[int, str, tuple[int, ...]], dict[int, int]] = {}
     for key, facts in view.parameters.items():
         for rank, fact in facts.items():
@@ -239,7 +245,7 @@ def _divided(view: View) -> Iterator[tuple[int, str, dict[int, int], str]]:
 
 
 def _unlike(numbers: Mapping[int, Mapping[str, float]]) -> str:
-    """The first setting that differs."""
+    """Return the name of the first hyperparameter that differs between ranks, or an empty string."""
     first, *others = numbers.values()
     for name, value in first.items():
         if any(name in other and abs(other[name] - value) > 1e-12 * abs(value) for other in others):
@@ -248,7 +254,7 @@ def _unlike(numbers: Mapping[int, Mapping[str, float]]) -> str:
 
 
 def optimizer_state_differs(view: View, sets: Sets) -> Iterator[Sighting]:
-    """The optimizers of replicas start a step from other moments or counts."""
+    """Report replicas whose optimizers start a step with different moments or step counts."""
     for key, one in _each(sets):
         for number, steps in view.steps_of(key.optimizer):
             if any(rank not in steps or not steps[rank].owns_state for rank in one.ranks):
@@ -273,7 +279,7 @@ def optimizer_state_differs(view: View, sets: Sets) -> Iterator[Sighting]:
 
 
 def _unlike_state(states: Mapping[int, Mapping[str, Vector] | None], number: int) -> tuple[str, str]:
-    """The first entry of the state that differs, and a sentence; empty where none does."""
+    """Return the name of the first state entry that differs, and a sentence about it; both empty if none differs."""
     known = {rank: state for rank, state in states.items() if state is not None}
     if len(known) < len(states):
         return "", ""
@@ -290,7 +296,9 @@ def _unlike_state(states: Mapping[int, Mapping[str, Vector] | None], number: int
 
 
 def _is_spread(view: View, steps: Steps, ranks: Sequence[int], optimizer: int) -> bool:
-    """Whether each parameter's state lives on one rank and several ranks have some, as ZeRO divides it."""
+    """Return whether the state is sharded as in ZeRO: each parameter's state is on one rank, and several ranks have
+    some.
+    """
     owners = set()
     for key, facts in view.parameters.items():
         if key.optimizer != optimizer or any(rank not in facts for rank in ranks):
@@ -303,7 +311,7 @@ def _is_spread(view: View, steps: Steps, ranks: Sequence[int], optimizer: int) -
 
 
 def buffers_differ(view: View, sets: Sets) -> Iterator[Sighting]:
-    """Buffers that DistributedDataParallel made equal at the start differ from some step on."""
+    """Report buffers that DistributedDataParallel made equal at the start and that differ from some step on."""
     apart: dict[tuple[str, tuple[int, ...]], tuple[int, dict[int, Vector]]] = {}
     began_equal: set[tuple[str, tuple[int, ...]]] = set()
     for _, number in view.order:
@@ -332,8 +340,10 @@ def buffers_differ(view: View, sets: Sets) -> Iterator[Sighting]:
 
 
 def _buffers(view: View, number: int) -> dict[tuple[str, tuple[int, ...]], dict[int, Vector]]:
-    """The buffers of step *number* that all of their ranks have: as the first forward pass found them, because later
-    ones of an accumulation are not made equal."""
+    """Return the buffers of step *number* by name and ranks, as the first forward pass of the step read them.
+
+    With gradient accumulation, DDP does not synchronize buffers in the later forward passes.
+    """
     buffers: dict[tuple[str, tuple[int, ...]], dict[int, Vector]] = {}
     for (_, of_step), steps in view.steps.items():
         for rank, step in steps.items() if of_step == number else ():
@@ -343,7 +353,7 @@ def _buffers(view: View, number: int) -> dict[tuple[str, tuple[int, ...]], dict[
 
 
 def unsharded_write_lost(view: View, sets: Sets) -> Iterator[Sighting]:
-    """A parameter was written to while fully_shard had gathered it."""
+    """Report a parameter that the program wrote to while fully_shard had gathered it; the write is lost."""
     for rank in view.facts:
         for number, window in enumerate(view.windows(rank)):
             for name in window.lost_writes:

@@ -1,6 +1,6 @@
-"""Records facts on a rank: hooks of torch, and the sketches of the tensors that they see.
+"""Recording of training facts on each rank: torch hooks, and sketches of the tensors that they see.
 
-`collector.py` is the record of one rank, `hooks.py` puts the hooks in place; both serve simulated and real ranks.
+`collector.py` holds the facts of one rank, and `hooks.py` installs the hooks. Simulated and real ranks use both.
 """
 
 from __future__ import annotations

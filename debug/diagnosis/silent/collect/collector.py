@@ -1,4 +1,4 @@
-"""The record of one rank: what the hooks see becomes facts, a step at a time."""
+"""Collector of one rank: turns the events that hooks report into facts, step by step."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ __all__ = ["Collector"]
 
 FIRST_STEPS = 3
 EVERY = 100
-"""All tensors are sketched in the first steps of an optimizer, and in every hundredth."""
+"""All tensors of an optimizer are sketched in its first `FIRST_STEPS` steps, and then in every 100th."""
 TURNS = 16
-"""Between, one tensor in sixteen in turn."""
+"""In the other steps, one tensor in 16 is sketched, each in its turn."""
 SMALL, FEW = 1 << 18, 256
-"""Elements and number of an optimizer's parameters up to which all are sketched in every step."""
+"""An optimizer with at most so many elements and so many parameters has all of them sketched in every step."""
 MOST_INPUTS, MOST_ELEMENTS = 8, 1 << 20
-"""Tensors of a model's input that are sketched, and elements of each."""
+"""Largest number of input tensors of a model that are sketched, and of elements of each."""
 MOST_FACTS = 64
-"""Of each kind between two steps."""
+"""Largest number of facts of each kind that are recorded between two steps."""
 GATHERS = ("all_gather", "all_gather_coalesced", "gather", "all_to_all")
-"""Operations that write one output for each rank."""
+"""Operations that write one output tensor for each rank."""
 
 _current_graph_task_id: Callable[[], int] = CURRENT_GRAPH_TASK_ID.get(lambda: -1)
 _C10D = ("/distributed_c10d.py", "/c10d_logger.py", "/_functional_collectives.py", "/torch/_ops.py")
@@ -77,14 +77,16 @@ _OF_TORCH = (
     "/torch/distributed/optim/",
     "/torch/distributed/utils.py",
 )
-"""Files of torch that reduce gradients, gather parameters, or synchronize statistics; the first calls C++."""
+"""Files of torch that reduce gradients, gather parameters, or synchronize statistics. Calls from them are torch's
+and not the program's. The first file calls into C++.
+"""
 
 
 _InDdp = weakref.WeakKeyDictionary[Any, tuple[tuple[int, ...], frozenset[str]]]
 
 
 class _Optimizer:
-    """Progress of an optimizer."""
+    """Number of steps of one optimizer, and the parameters that were sketched last."""
 
     __slots__ = ("number", "reference", "sampled", "steps")
 
@@ -93,13 +95,19 @@ class _Optimizer:
         self.reference = weakref.ref(optimizer)
         self.steps = 0
         self.sampled: frozenset[int] = frozenset()
-        """Parameters that were sketched after the last step."""
+        """Indices of the parameters that were sketched after the last step."""
 
 
 class Collector:
-    """Records one rank. *publish* gets each step; *read* answers the values of a tensor, where somebody knows them;
-    *on_failure* is called where the record ends before the program; *sketch_of* replaces the sketch of values that are
-    read."""
+    """Collector of the facts of one rank.
+
+    Args:
+        rank: Global rank.
+        publish: Called with each finished step. By default the step is appended to `facts`.
+        read: Returns the values of a tensor, or None if they are unknown.
+        on_failure: Called if an internal error ends the recording before the program ends.
+        sketch_of: Returns the sketch of a tensor, by default from its values.
+    """
 
     def __init__(
         self,
@@ -122,28 +130,28 @@ class Collector:
         self._stepping: list[tuple[Any, StepFact | None]] = []
         self.window = Window()
         self.failure: Exception | None = None
-        """Why the rank is not recorded any more."""
+        """Internal error that ended the recording; None while the rank is recorded."""
         self._calls: dict[tuple[Any, ...], CallCount] = {}
         self._sites: dict[Any, Site | None] = {}
         self._depth = 0
         self._has_gradients = False
-        """A backward pass has come to a parameter since the last step."""
+        """Whether a backward pass has produced a gradient since the last step."""
         self.looks_closely = True
-        """All tensors are sketched until the next step."""
+        """Whether all tensors are sketched until the next step, and not one in 16."""
         self.roots: dict[Any, LossFact] = {}
-        """Losses of which no backward pass has begun, by their nodes in autograd's graph."""
+        """Losses whose backward pass has not started, by their autograd nodes."""
         self._numbers: list[weakref.ref[Any]] = []
         self._new_ddps: list[weakref.ref[Any]] = []
         self._roots: weakref.WeakSet[Any] = weakref.WeakSet()
         self._in_ddp: _InDdp = weakref.WeakKeyDictionary()
-        """Models in DistributedDataParallel: its ranks, and the names that it leaves alone."""
+        """Models inside DistributedDataParallel: the group's ranks, and the parameter names that DDP ignores."""
         self._busy = threading.local()
 
     # -- where in a step
 
     @property
     def pass_(self) -> TrainingPhase:
-        """Current position of the rank in a training step."""
+        """Return the current phase of the training step."""
         if _current_graph_task_id() != -1:
             return TrainingPhase.BACKWARD
         if self._depth:
@@ -152,7 +160,7 @@ class Collector:
 
     @contextlib.contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Return a context in which nothing is recorded, because the tool itself works."""
+        """Return a context in which nothing is recorded, for calls that distsim itself makes."""
         before = getattr(self._busy, "is_set", False)
         self._busy.is_set = True
         try:
@@ -162,11 +170,11 @@ class Collector:
 
     @property
     def is_busy(self) -> bool:
-        """Whether this thread does the tool's own work, or the rank is not recorded any more."""
+        """Return whether events are ignored: this thread runs distsim's own code, or the recording has failed."""
         return self.failure is not None or getattr(self._busy, "is_set", False)
 
     def hear(self, event: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Record an event. An error ends the record and not the program."""
+        """Call *event* to record something. An exception in it ends the recording and not the program."""
         if self.is_busy:
             return
         try:
@@ -178,23 +186,23 @@ class Collector:
 
     @property
     def num_steps(self) -> int:
-        """Steps of the optimizer that has made most."""
+        """Return the largest number of steps that one optimizer has made."""
         return max((record.steps for record in self._optimizers.values()), default=0)
 
     def sketch(self, tensor: Any) -> Vector | None:
-        """The sketch of a tensor that holds finite numbers."""
+        """Return the sketch of a tensor, or None if its values are unknown or not finite."""
         vector = self._sketch(tensor)
         return vector if vector is not None and np.isfinite(vector).all() else None
 
     def here(self, kind: str) -> Site | None:
-        """The user's line that runs, looked up once for each *kind*."""
+        """Return the user's line that is running. The lookup is cached for each *kind*."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and owner(frame.f_code.co_filename) is not Owner.USER:
             frame = frame.f_back
         return None if frame is None else self.site((kind, frame.f_code, frame.f_lineno), frame)
 
     def site(self, key: Any, frame: FrameType | None) -> Site | None:
-        """The user's line above *frame*, looked up once for each *key*."""
+        """Return the innermost user's line at or above *frame*. The lookup is cached for each *key*."""
         if key not in self._sites:
             self._sites[key] = next(iter(program_frames(steps(frame))), None)
         return self._sites[key]
@@ -202,7 +210,7 @@ class Collector:
     # -- models
 
     def enter_module(self, module: Any, args: Sequence[Any], frame: FrameType) -> None:
-        """A module's forward begins."""
+        """Handle the start of a module's forward pass."""
         if _current_graph_task_id() != -1:
             return
         self._depth += 1
@@ -214,7 +222,7 @@ class Collector:
             self._add_buffers(module)
 
     def _add_buffers(self, module: Any) -> None:
-        """DistributedDataParallel has made the buffers of *module* equal, where it does so."""
+        """Record the buffers of *module* after DistributedDataParallel has broadcast them."""
         ranks, ignored = self._in_ddp[module]
         for name, buffer in buffers_of(module) if torch.is_grad_enabled() else ():
             if name in ignored or not buffer.is_floating_point() or buffer.numel() > MOST_ELEMENTS:
@@ -227,7 +235,9 @@ class Collector:
                 self.window.buffers.append(BufferFact(name, ranks, vector))
 
     def leave_module(self, module: Any, args: Sequence[Any]) -> None:
-        """A module's forward has ended, or raised. *args* are those that its own hooks have made."""
+        """Handle the end of a module's forward pass, also by an exception. *args* are the inputs after its
+        pre-hooks.
+        """
         if _current_graph_task_id() != -1 or not self._depth:
             return
         self._depth -= 1
@@ -246,11 +256,11 @@ class Collector:
             self.window.placements.append(PlacementFact(type(module).__name__, ranks, vector, shape, site))
 
     def keeps(self, facts: Sequence[Any]) -> bool:
-        """Whether there is room for one more of these *facts* before the next step."""
+        """Return whether *facts* has room for one more entry before the next step."""
         return len(facts) < MOST_FACTS
 
     def number_of(self, thing: Any) -> int:
-        """The number of something of the program's, from 0 in the order of first sight."""
+        """Return the number of an object of the program. Numbers start at 0 in the order of first use."""
         for number, reference in enumerate(self._numbers):
             if reference() is thing:
                 return number
@@ -284,16 +294,16 @@ class Collector:
             self.window.inputs.append(InputFact(name, bool(module.training), shapes, vectors, constant, site))
 
     def add_model(self, model: Any) -> None:
-        """Follow the parameters of *model*."""
+        """Start to follow the parameters of *model*."""
         self.parameters.add_model(model)
         self._addresses.forget()
 
     def new_ddp(self, ddp: Any) -> None:
-        """DistributedDataParallel is about to make copies of a model equal."""
+        """Remember a DistributedDataParallel whose constructor is about to broadcast the parameters."""
         self._new_ddps.append(weakref.ref(ddp))
 
     def _add_ddps(self) -> None:
-        """Record the models whose constructor ended since the last look."""
+        """Record each remembered DistributedDataParallel whose constructor has ended."""
         while self._new_ddps:
             ddp = self._new_ddps.pop()()
             if ddp is None or getattr(ddp, "process_group", None) is None:
@@ -306,7 +316,7 @@ class Collector:
             self._in_ddp[ddp.module] = ranks, frozenset(getattr(ddp, "parameters_to_ignore", ()))
 
     def compress(self, ddp: Any) -> None:
-        """A communication hook was registered: reduced gradients may be approximations."""
+        """Handle the registration of a DDP communication hook, which may approximate gradients."""
         self._add_ddps()
         for fact in self._facts_of(ddp):
             fact.compressed = True
@@ -319,7 +329,7 @@ class Collector:
                 yield self.parameters.facts[tracked.index]
 
     def _on_gradient(self, tracked: Tracked, gradient: Any) -> None:
-        """A backward pass has come to a parameter."""
+        """Handle a local gradient that a backward pass has computed for a parameter."""
         self.hear(self._add_gradient, tracked, gradient)
 
     def _add_gradient(self, tracked: Tracked, gradient: Any) -> None:
@@ -334,7 +344,7 @@ class Collector:
     # -- optimizers
 
     def before_step(self, optimizer: Any, has_closure: bool, frame: FrameType) -> None:
-        """`Optimizer.step` begins."""
+        """Handle the start of `Optimizer.step`."""
         if self._stepping:  # ZeRO's own optimizer steps inside its step
             self._stepping.append((optimizer, None))
             return
@@ -365,7 +375,7 @@ class Collector:
         self._stepping.append((optimizer, step))
 
     def after_step(self, optimizer: Any) -> None:
-        """`Optimizer.step` has ended."""
+        """Handle the end of `Optimizer.step`."""
         while self._stepping:
             of, step = self._stepping.pop()
             if of is optimizer:
@@ -395,7 +405,7 @@ class Collector:
         return record
 
     def _followed(self, optimizer: Any) -> list[tuple[Any, Tracked, tuple[tuple[str, float], ...]]]:
-        """The parameters of *optimizer* with their hyperparameters."""
+        """Return the parameters of *optimizer* with their records and hyperparameters."""
         followed = []
         for group_index, group in enumerate(optimizer.param_groups):
             numbers = _hyperparameters(group)
@@ -408,7 +418,7 @@ class Collector:
         return followed
 
     def _sampled(self, step: int, followed: Sequence[tuple[Any, Tracked, Any]]) -> frozenset[int]:
-        """The parameters that are sketched in *step*."""
+        """Return the indices of the parameters to sketch in *step*."""
         numbers = [tracked.index for _, tracked, _ in followed]
         if step > FIRST_STEPS and step % EVERY and self._is_large(numbers):
             return frozenset(number for index, number in enumerate(numbers) if index % TURNS == step % TURNS)
@@ -433,7 +443,9 @@ class Collector:
     # -- calls
 
     def on_call(self, call: MethodCall, ranks: tuple[int, ...], rank: int, frame: FrameType | None) -> None:
-        """A process group is about to carry out *call*; *frame* is of whoever called the group."""
+        """Record a collective or message that a process group is about to run. *frame* is the caller of the group's
+        method.
+        """
         self.hear(self._add_call, call, ranks, rank, frame)
 
     def _add_call(self, call: MethodCall, ranks: tuple[int, ...], rank: int, frame: FrameType | None) -> None:
@@ -467,12 +479,12 @@ class Collector:
 
 @functools.lru_cache(maxsize=1024)
 def _is_sharded(kind: Any) -> bool:
-    """Whether *kind* is the class that fully_shard gives to a module."""
+    """Return whether *kind* is a class that fully_shard creates for a module."""
     return any(base.__name__ == "FSDPModule" for base in kind.__mro__)
 
 
 def _is_forward(frame: FrameType) -> bool:
-    """Whether *frame* is the forward pass of an autograd.Function, whose first argument is its context."""
+    """Return whether *frame* runs the forward pass of an autograd.Function, whose first argument is its context."""
     code = frame.f_code
     if code.co_name != "forward" or not code.co_argcount:
         return False
@@ -480,7 +492,7 @@ def _is_forward(frame: FrameType) -> bool:
 
 
 def _share_memory(tensors: Sequence[Any]) -> bool:
-    """Whether two of *tensors* have a byte in common."""
+    """Return whether two of *tensors* overlap in memory."""
     ranges = []
     for tensor in tensors:
         with contextlib.suppress(RuntimeError):  # sparse, fake
@@ -496,7 +508,7 @@ def _put(vectors: dict[Any, Vector], key: Any, vector: Vector | None) -> None:
 
 
 def _tensors(values: Any, depth: int = 0) -> Iterator[Any]:
-    """The tensors in lists, tuples and dictionaries."""
+    """Yield the tensors in nested lists, tuples and dictionaries."""
     if isinstance(values, torch.Tensor):
         yield values
     elif depth < 3 and isinstance(values, list | tuple | Mapping):
@@ -505,7 +517,7 @@ def _tensors(values: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def _hyperparameters(group: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
-    """The numbers among a parameter group's settings."""
+    """Return the numeric settings of a parameter group, such as its learning rate."""
     numbers: list[tuple[str, float]] = []
     for name, value in group.items():
         if name == "params":
@@ -521,7 +533,7 @@ def _hyperparameters(group: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
 
 
 def _caller(frame: FrameType | None) -> FrameType | None:
-    """The first frame outside of distsim and of torch.distributed's public functions."""
+    """Return the first frame outside distsim and torch.distributed's public functions."""
     while frame is not None and _is_between(frame.f_code):
         frame = frame.f_back
     return frame

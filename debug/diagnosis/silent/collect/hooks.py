@@ -1,6 +1,6 @@
-"""Puts the hooks of torch in place that feed the collectors; the caller says which collector hears them.
+"""Installation of the torch hooks that report events to the collector of the running rank.
 
-Functions that have no hooks are replaced: losses, dropout, clipping, passes over data.
+Functions for which torch has no hooks (losses, dropout, clipping, data loaders) are replaced by wrappers.
 """
 
 from __future__ import annotations
@@ -32,21 +32,26 @@ from distsim.torch_compat.compiler import scripted_as
 __all__ = ["function_patches", "global_hooks"]
 
 Current = Callable[[], "Collector | None"]
-"""Answers the collector of the rank that runs."""
+"""Function that returns the collector of the running rank, or None if the rank has none."""
 
 _SCALES = tuple(f"{name}Backward" for name in ("Mul", "Div", "ToCopy", "View", "Squeeze", "Mean", "Sum"))
-"""Operators between a loss and the tensor that `backward` is called on, which only scale it."""
+"""Autograd nodes that may lie between a loss and the tensor on which `backward` is called, because they only scale
+it.
+"""
 MERSENNE_BYTES = 24 + 624 * 8
-"""Of the state of a generator on the CPU: its seed, its place, and the words of the Mersenne twister. What follows is
-padding, and a normal number kept for later."""
+"""Bytes of a CPU generator's state that are hashed: its seed, its position, and the words of the Mersenne Twister.
+The bytes after them are padding and a cached normal number.
+"""
 OTHER_LOSSES = ("kl_div", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits")
-"""Losses whose targets are not counted: beside one of them no weight is known."""
+"""Loss functions whose targets are not counted. If a step calls one, the weights of its targets are unknown."""
 
 
 @contextlib.contextmanager
 def global_hooks(current: Current) -> Iterator[None]:
-    """Return a context in which torch reports forward passes, optimizer steps and DistributedDataParallel models. Its
-    constructor is not wrapped, so that warnings name the program's line."""
+    """Return a context in which torch reports forward passes, optimizer steps and new DDP models.
+
+    DDP's constructor is not wrapped, so that its warnings point to the program's line.
+    """
 
     def enter(module: Any, args: Any) -> None:
         if is_compiling():  # traced: the compiled code calls no hook of a module inside of it
@@ -94,7 +99,9 @@ def global_hooks(current: Current) -> Iterator[None]:
 
 
 def function_patches(current: Current) -> list[tuple[Any, str, Callable[..., Any]]]:
-    """(holder, attribute, replacement); each calls torch's own function, and tells the collector of its rank."""
+    """Return (holder, attribute, wrapper) for each function to replace. A wrapper calls torch's function and reports
+    to the collector of its rank.
+    """
     of_losses = torch.nn.functional
     clips = [(holder, "clip_grad_norm_") for holder in (torch.nn.utils, torch.nn.utils.clip_grad)]
     return [
@@ -110,7 +117,7 @@ def function_patches(current: Current) -> list[tuple[Any, str, Callable[..., Any
 
 
 def _after(holder: Any, name: str, hear: Callable[..., None], current: Current) -> tuple[Any, str, Callable[..., Any]]:
-    """*hear(collector, result, *args, **kwargs)* after each call."""
+    """Return a patch that calls `hear(collector, result, *args, **kwargs)` after each call of the function."""
     original = getattr(holder, name)
 
     @functools.wraps(original)
@@ -127,7 +134,7 @@ def _after(holder: Any, name: str, hear: Callable[..., None], current: Current) 
 
 
 def _before(holder: Any, name: str, hear: Callable[..., None], current: Current) -> tuple[Any, str, Callable[..., Any]]:
-    """*hear(collector, *args, **kwargs)* before each call."""
+    """Return a patch that calls `hear(collector, *args, **kwargs)` before each call of the function."""
     original = getattr(holder, name)
 
     @functools.wraps(original)
@@ -183,7 +190,7 @@ def _lost(collector: Collector, loss: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _follow(collector: Collector, loss: Any, fact: LossFact) -> None:
-    """Write the gradient that arrives at *loss* into *fact*."""
+    """Record *fact*, and set its weight to the gradient that later arrives at *loss*."""
     if not isinstance(loss, torch.Tensor) or not loss.requires_grad or not collector.keeps(collector.window.losses):
         return
     fact.site = collector.here("loss")
@@ -202,7 +209,7 @@ def _follow(collector: Collector, loss: Any, fact: LossFact) -> None:
 
 
 def _begins_backward(collector: Collector, tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-    """`backward` is called: on a known loss, scaled or not, or on something else."""
+    """Handle a call of `backward`. Record an unknown loss unless it starts at a recorded loss or a multiple of one."""
     node = getattr(tensors, "grad_fn", None)
     while node is not None and node not in collector.roots and node.name().startswith(_SCALES):
         behind = [edge[0] for edge in node.next_functions if edge[0] is not None]

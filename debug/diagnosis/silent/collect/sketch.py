@@ -1,10 +1,9 @@
-"""The sketch of a tensor: 16 weighted sums over its elements, in one pass over memory and without torch's operators.
+"""Sketches of tensors (16 weighted sums each), and the parameters of a rank with their sketches.
 
-The parameters of a rank keep such sketches between two steps. A tensor of a call is found by its address at that
-moment: which parameter's gradient it is, or which parameter.
-
-Tensors on the CPU are read where they lie: torch's operators would pass the modes, hooks and autocast of the program,
-and `Tensor.numpy` makes a storage that FSDP cannot resize any more.
+A sketch is computed in one pass over memory. CPU tensors are read in place and without torch's operators, which
+would trigger the modes, hooks and autocast of the program. `Tensor.numpy` is not used either: it makes a storage
+that FSDP can no longer resize. A tensor that is passed to a collective is recognized as a parameter or a gradient by
+its current address.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ __all__ = [
 
 WIDTH = 16
 MEAN_SQUARE = 13 / 12
-"""Of a number drawn between 0.5 and 1.5."""
+"""Mean square of a number drawn uniformly between 0.5 and 1.5."""
 Reader = Callable[[Any], "NDArray[Any] | None"]
-"""Answers the values of a tensor; None where nobody knows them."""
+"""Function that returns the values of a tensor, or None if they are unknown."""
 
 _TYPES = {
     torch.float64: "<f8",
@@ -61,8 +60,11 @@ _signs = np.ones(0, dtype=np.float32)
 
 
 def _signs_of(count: int) -> Vector:
-    """The first *count* numbers of one sequence, the same in every process: mean 0, mean square 1. They are not just
-    -1 and 1, or a constant added to all elements would often leave no trace."""
+    """Return the first *count* numbers of a random sequence that is the same in every process: mean 0, mean square
+    1.
+
+    Plain signs of -1 and 1 would often cancel a constant that was added to all elements.
+    """
     global _signs
     if len(_signs) < count:
         size = max(1024, 1 << (count - 1).bit_length())
@@ -73,7 +75,7 @@ def _signs_of(count: int) -> Vector:
 
 
 def sketch_array(values: NDArray[Any]) -> Vector:
-    """The sketch of an array of any shape, in the order of its elements."""
+    """Return the sketch of an array of any shape, read in the order of its elements."""
     flat = values.reshape(-1)
     if flat.dtype != np.float32:
         flat = flat.astype(np.float32)
@@ -86,7 +88,7 @@ def sketch_array(values: NDArray[Any]) -> Vector:
 
 
 class _Memory:
-    """The elements of a tensor where they lie; an array that is made of it keeps the tensor alive."""
+    """NumPy array interface to a tensor's memory. An array made from it keeps the tensor alive."""
 
     __slots__ = ("__array_interface__", "tensor")
 
@@ -103,12 +105,15 @@ class _Memory:
 
 
 def local_part(tensor: Any) -> Any:
-    """The part of a DTensor that this rank holds; any other tensor itself."""
+    """Return this rank's part of a DTensor, or any other tensor itself."""
     return _of_dtensor(tensor) if type(tensor).__name__ == "DTensor" else tensor
 
 
 def array_of(tensor: Any) -> NDArray[Any] | None:
-    """The values of a tensor on the CPU, without a copy where they are contiguous; None for all others."""
+    """Return the values of a CPU tensor as an array, or None for any other tensor.
+
+    The array shares the tensor's memory, except for bfloat16, which is converted to float32.
+    """
     tensor = local_part(tensor)
     kind = type(tensor)
     if kind is not torch.Tensor and kind is not torch.nn.Parameter:
@@ -130,13 +135,13 @@ def array_of(tensor: Any) -> NDArray[Any] | None:
 
 
 def sketch(tensor: Any, read: Reader = array_of) -> Vector | None:
-    """The sketch of a tensor; None where its values are not known."""
+    """Return the sketch of a tensor, or None if its values are unknown."""
     values = read(tensor)
     return None if values is None or not values.size else sketch_array(values)
 
 
 def is_constant(tensor: Any, read: Reader = array_of) -> bool:
-    """Whether all elements are equal; False where nobody knows."""
+    """Return whether all elements are equal; False if the values are unknown."""
     values = read(tensor)
     return values is not None and bool(values.size) and bool((values == values.flat[0]).all())
 
@@ -146,7 +151,7 @@ _version = VERSION.getter()
 
 
 class Tracked:
-    """A parameter that was seen, and the sketches of its gradients since its last step."""
+    """A parameter that is followed, and the sketches of its local gradients since its last step."""
 
     __slots__ = ("index", "local", "reference", "sampled")
 
@@ -156,11 +161,13 @@ class Tracked:
         self.sampled = True
         """Whether its gradients are sketched before the next step."""
         self.local: list[Vector] = []
-        """Of each backward pass, before any reduction."""
+        """Sketch of the gradient of each backward pass, before any reduction."""
 
 
 class Parameters:
-    """All parameters that a rank was seen to have. *on_gradient(tracked, gradient)* hears of each local gradient."""
+    """All parameters of a rank that are followed. `on_gradient(tracked, gradient)` is called for each local
+    gradient.
+    """
 
     def __init__(self, read: Reader, on_gradient: Callable[[Tracked, Any], None]) -> None:
         self.facts: list[ParameterFact] = []
@@ -168,7 +175,9 @@ class Parameters:
         self._on_gradient = on_gradient
         self._by_id: dict[int, Tracked] = {}
         self._frozen: dict[int, tuple[weakref.ref[Any], str, str]] = {}
-        """Name and module of parameters that had no gradient when their model was seen."""
+        """Reference, name and module of each parameter that did not require a gradient when its model was added, by
+        id.
+        """
 
     def get(self, parameter: Any) -> Tracked | None:
         """Return the record of *parameter*; None if it is unknown."""
@@ -176,14 +185,14 @@ class Parameters:
         return tracked if tracked is not None and tracked.reference() is parameter else None
 
     def living(self) -> Iterable[tuple[Any, Tracked]]:
-        """All that the program still has."""
+        """Yield the followed parameters that the program still holds."""
         for tracked in list(self._by_id.values()):
             parameter = tracked.reference()
             if parameter is not None:
                 yield parameter, tracked
 
     def add_model(self, model: Any) -> None:
-        """Name the parameters of *model* that have no name yet."""
+        """Follow the parameters of *model* that are not followed yet, under their names in the model."""
         for name, parameter, module in parameters_of(model):
             if not parameter.requires_grad:
                 self._frozen[id(parameter)] = weakref.ref(parameter), name, module
@@ -191,7 +200,7 @@ class Parameters:
                 self.add(parameter, name, module)
 
     def of_optimizer(self, parameter: Any, name: str) -> Tracked:
-        """Return the record of *parameter*, which an optimizer has; *name* is for one of no model."""
+        """Return the record of an optimizer's *parameter*. *name* is used if no known model has the parameter."""
         tracked = self.get(parameter)
         if tracked is None:
             reference, *known = self._frozen.get(id(parameter), (None, "", ""))
@@ -200,7 +209,7 @@ class Parameters:
         return tracked
 
     def add(self, parameter: Any, name: str, module: str) -> Tracked:
-        """Begin to follow *parameter*."""
+        """Start to follow *parameter*."""
         tracked = Tracked(len(self.facts), parameter)
         self._by_id[id(parameter)] = tracked
         shape = tuple(int(size) for size in local_part(parameter).shape)
@@ -214,8 +223,11 @@ class Parameters:
 
 
 def parameters_of(model: Module, prefix: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Any, str]]:
-    """Name, parameter and the name of its module, of all of *model*, past methods that its classes may have replaced: a
-    RemoteModule raises in `named_modules`, and one that came by RPC has no parameters at all, not even none."""
+    """Yield (name, parameter, name of its module) for all parameters of *model*.
+
+    Methods that a subclass overrides are not called: `named_modules` of a RemoteModule raises, and a RemoteModule
+    that arrived by RPC does not even have a dictionary of parameters.
+    """
     seen = set() if seen is None else seen
     if id(model) in seen or not {"_parameters", "_modules"} <= vars(model).keys():
         return
@@ -227,7 +239,7 @@ def parameters_of(model: Module, prefix: str = "", seen: set[int] | None = None)
 
 
 def buffers_of(model: Module, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Name and tensor of the buffers that a checkpoint has, without the statistics of normalization layers."""
+    """Yield (name, tensor) of the buffers that a checkpoint contains, except those of normalization layers."""
     if not {"_buffers", "_modules"} <= vars(model).keys():
         return
     if "norm" not in type(model).__name__.lower():
@@ -239,7 +251,9 @@ def buffers_of(model: Module, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def mesh_ranks(mesh: Any, placements: Any) -> tuple[int, ...]:
-    """The ranks that hold the same part as this one: alike in the coordinates of all dimensions that are no copies."""
+    """Return the ranks that hold the same shard as this one: their coordinates agree in every sharded mesh
+    dimension.
+    """
     ranks, coordinate = mesh.mesh, mesh.get_coordinate()
     if coordinate is None:
         return ()
@@ -261,14 +275,17 @@ def mesh_ranks(mesh: Any, placements: Any) -> tuple[int, ...]:
 
 
 def _numbers(ranks: Any) -> list[int]:
-    """The ranks of a mesh in order, read past the program's modes."""
+    """Return the ranks of a mesh in order, without triggering the program's dispatch modes."""
     values = array_of(ranks)
     return [int(rank) for rank in (ranks.flatten().tolist() if values is None else values.reshape(-1))]
 
 
 class ShardedModules:
-    """The modules that fully_shard divides: among which ranks, and whether somebody wrote to a parameter while it was
-    gathered. The gathered parameter lives on as an object with a count of writes; its memory is freed."""
+    """The modules that fully_shard shards, and the parameters that the program wrote to while they were gathered.
+
+    fully_shard keeps the gathered tensor object and only frees its memory, so the version counter of the object
+    shows writes.
+    """
 
     def __init__(self, parameters: Parameters) -> None:
         self._parameters = parameters
@@ -276,14 +293,16 @@ class ShardedModules:
         self._writes: dict[int, tuple[weakref.ref[Any], int]] = {}
 
     def enter(self, module: Any) -> None:
-        """Before its forward: its parameters are shards."""
+        """Remember the shards of *module* before its forward pass gathers them."""
         if module not in self._sharded:
             known = ((name, self._parameters.get(parameter)) for name, parameter, _ in parameters_of(module))
             self._sharded[module] = {name: tracked for name, tracked in known if tracked is not None}
 
     def written(self, module: Any) -> Iterator[str]:
-        """At the end of its forward, where its own parameters are gathered: those that were written to since the last
-        time."""
+        """Yield the names of gathered parameters that were written to since the last call.
+
+        Call it at the end of the module's forward pass, while its own parameters are still gathered.
+        """
         of_module = self._sharded.get(module, {})
         for name, parameter, _ in parameters_of(module):
             shard = of_module[name].reference() if name in of_module else None
@@ -301,7 +320,7 @@ class ShardedModules:
 
 
 class Addresses:
-    """Finds parameters by address. An address is compared again when it is looked up: memory is used anew."""
+    """Index of parameters and gradients by memory address. Each hit is verified, because memory is reused."""
 
     def __init__(self, parameters: Parameters) -> None:
         self._parameters = parameters
@@ -310,15 +329,15 @@ class Addresses:
         self._are_stale = True
 
     def forget(self) -> None:
-        """Gradients were made: their addresses are not known."""
+        """Mark the index as stale, because new gradients have unknown addresses."""
         self._are_stale = True
 
     def gradient_of(self, tensor: Any) -> Tracked | None:
-        """The parameter whose `.grad` *tensor* is."""
+        """Return the parameter whose `.grad` is *tensor*, or None."""
         return self._look_up(tensor, self._gradients, of_gradient=True)
 
     def value_of(self, tensor: Any) -> Tracked | None:
-        """The parameter that *tensor* is, or whose `.data` it is."""
+        """Return the parameter that shares its memory with *tensor*, or None."""
         return self._look_up(tensor, self._values, of_gradient=False)
 
     def _look_up(self, tensor: Any, table: dict[int, Tracked], of_gradient: bool) -> Tracked | None:
@@ -343,7 +362,7 @@ class Addresses:
 
 
 def _address(tensor: Any) -> int:
-    """Zero where it has no memory of its own."""
+    """Return the address of a tensor's memory, or 0 if it has none of its own."""
     try:
         return int(local_part(tensor).data_ptr())
     except RuntimeError:  # sparse, fake
