@@ -69,7 +69,7 @@ def page() -> str:
         if row.section != section:
             section = row.section
             lines += [f"\n## {section}\n", "| name | simulated | guarded | real | shown in |", "| --- " * 5 + "|"]
-        shown = f"[{row.shown}](../tests/{row.shown})"
+        shown = f"`tests/{row.shown}`"
         since = f" (torch {row.since})".replace(" cuda", ", built for CUDA") if row.since else ""
         lines.append(f"| `{row.name}`{since} | {row.simulated} | {row.guarded} | {row.real} | {shown} |")
     return "\n".join(lines) + "\n"
