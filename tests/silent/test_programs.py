@@ -45,6 +45,7 @@ FAULTY = {
     "s87_no_zero_grad": "stale_gradient",
     "s92_reduce": "replicas_diverge",
     "s93_one_left_out": "mixed_scale",
+    "s94_updated_by_hand": "replicas_diverge",
 }
 """Programs with one fault each, and the kind that names it; with the argument `fixed` they have none."""
 HEALTHY = sorted(path.stem for path in PROGRAMS.glob("h*.py"))

@@ -212,7 +212,7 @@ _SENTENCES = {
     SilentEvidence.REDUCED: "The gradient of {tensor} is all-reduced over {ranks}.",
     SilentEvidence.ACTIVATIONS: "{ranks} exchange activations in forward or backward, and {tensor} was equal on them "
     "at the start.",
-    SilentEvidence.BULK: "Most gradients of this optimizer are reduced over {ranks}, and {tensor} was equal on them at "
+    SilentEvidence.BULK: "Most gradients of the step are reduced over {ranks}, and {tensor} was equal on them at "
     "the start.",
     SilentEvidence.EQUALIZED: "The gradients of {tensor} on {ranks} are made equal before the step.",
 }

@@ -141,6 +141,8 @@ def _why(view: View, key: ParameterKey, one: ReplicaSet, steps: Steps) -> tuple[
     reduce = "All-reduce the gradient of {tensor} over {ranks} before the step (call the DistributedDataParallel model "
     reduce += "itself, and end each accumulation outside of no_sync), or say that it may differ: "
     reduce += '--silent-allow "replicas_diverge:{first}".'
+    if all(not step.gradients for step in steps.values()):
+        return "The program itself updates {tensor}, and the updates differ between {ranks}.", reduce
     if gradients is None:
         without = [rank for rank in one.ranks if view.vectors("gradients", steps, key, [rank]) is None]
         return f"Some ranks ({ranks_text(tuple(without))}) have no gradient of {{tensor}}, and the others step.", reduce

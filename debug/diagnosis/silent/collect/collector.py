@@ -269,6 +269,8 @@ class Collector:
 
     def _enter_root(self, module: Any, args: Sequence[Any], frame: FrameType) -> None:
         self._add_ddps()
+        if self._has_gradients:
+            self._updated_by_hand()
         if module not in self._roots:
             if next(parameters_of(module), None) is None:
                 return
@@ -340,8 +342,28 @@ class Collector:
             tracked.local.clear()
         if tracked.sampled and self.keeps(tracked.local) and (vector := self.sketch(gradient)) is not None:
             tracked.local.append(vector)
+        if parameter is not None and tracked.before is None and not tracked.has_optimizer:
+            by_hand = self._optimizers.get(id(self))
+            if by_hand is None or by_hand.steps < FIRST_STEPS:
+                tracked.before = self.sketch(parameter)
 
     # -- optimizers
+
+    def _updated_by_hand(self) -> None:
+        """Record as a step that the program itself has changed parameters since their backward pass."""
+        waiting = [(t, t.before, self.sketch(p)) for p, t in self.parameters.living() if t.before is not None]
+        if all(after is None or np.array_equal(before, after) for _, before, after in waiting):
+            return
+        record = self._record_of(self)
+        record.steps += 1
+        step = StepFact(record.number, record.steps, tuple(tracked.index for tracked, *_ in waiting))
+        for tracked, before, after in waiting:
+            _put(step.before, tracked.index, before)
+            _put(step.after, tracked.index, after)
+            step.local[tracked.index] = tracked.local
+            step.hyperparameters[tracked.index] = ()
+            tracked.local, tracked.before = [], None
+        self._end_step(step)
 
     def before_step(self, optimizer: Any, has_closure: bool, frame: FrameType) -> None:
         """Handle the start of `Optimizer.step`."""
@@ -360,6 +382,7 @@ class Collector:
         sampled = self._sampled(record.steps, followed)
         for parameter, tracked, group in followed:
             number, gradient = tracked.index, parameter.grad
+            tracked.has_optimizer, tracked.before = True, None
             step.without_gradient += gradient is None
             self.facts.parameters[number].varies = may_vary(parameter)
             step.hyperparameters[number] = group
@@ -392,10 +415,13 @@ class Collector:
                 _put(step.after, tracked.index, self.sketch(parameter))
             tracked.local = []
             tracked.sampled = tracked.index in following
+        self.looks_closely = len(following) == len(followed)
+        self._end_step(step)
+
+    def _end_step(self, step: StepFact) -> None:
         step.window, self.window, self._calls = self.window, Window(), {}
         self._has_gradients = False
         self.roots.clear()
-        self.looks_closely = len(following) == len(followed)
         self._publish(step)
 
     def _record_of(self, optimizer: Any) -> _Optimizer:

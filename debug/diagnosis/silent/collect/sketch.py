@@ -153,10 +153,13 @@ _version = VERSION.getter()
 class Tracked:
     """A parameter that is followed, and the sketches of its local gradients since its last step."""
 
-    __slots__ = ("index", "local", "reference", "sampled")
+    __slots__ = ("before", "has_optimizer", "index", "local", "reference", "sampled")
 
     def __init__(self, index: int, parameter: Any) -> None:
         self.index = index
+        self.has_optimizer = False
+        self.before: Vector | None = None
+        """Before the first backward pass since the program's own update of it; None once an optimizer has it."""
         self.reference = weakref.ref(parameter)
         self.sampled = True
         """Whether its gradients are sketched before the next step."""
