@@ -40,7 +40,7 @@ from distsim.debug.rings.reader import RingReader
 from distsim.debug.settings import LAUNCHED, Attach, Level, OnHang, Settings, Silent, warn_of_unknown_variables
 from distsim.errors import UsageError
 from distsim.realexec.process.worlds import started_by_mpirun
-from distsim.torch_compat import elastic
+from distsim.torch_compat import works
 from distsim.torch_compat.names import GUARD
 from distsim.torch_compat.releases import guard_refusal, remarks
 
@@ -432,7 +432,7 @@ def _codes(context: Any) -> dict[int, int]:
             if code is not None:
                 codes[local_rank] = code
         return codes
-    spawned = getattr(context, elastic.PROCESSES, None)
+    spawned = getattr(context, works.PROCESSES, None)
     for local_rank, process in enumerate(getattr(spawned, "processes", ())):
         if process.exitcode is not None:
             codes[local_rank] = process.exitcode

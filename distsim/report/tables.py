@@ -1,4 +1,4 @@
-"""The three tables of the summary: time by rank, collectives, links."""
+"""The three tables of the summary: time by rank, collectives, links; and figures as people read them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distsim.text.units import format_bandwidth, format_bytes, format_time
 if TYPE_CHECKING:
     from distsim.sim.outcome import CollectiveTotal, LinkUse, RankSummary
 
-__all__ = ["collectives_table", "links_table", "ranks_table"]
+__all__ = ["collectives_table", "figure_name", "figure_text", "figure_unit", "links_table", "ranks_table", "time_unit"]
 
 MOST_RANKS = 8
 """Number of ranks above which equal ones share a row."""
@@ -230,3 +230,48 @@ def _with_rest(table: Table, count: int, noun: str) -> RenderableType:
     if count <= 0:
         return table
     return Group(table, Text(f"and {count} more {noun}: --report FILE has all", style="dim"))
+
+
+SHARES = ("busiest_link", "mfu", "hfu", "gpu_memory_share")
+
+
+def time_unit(end_s: float) -> tuple[float, str]:
+    """Return the factor and unit of seconds on an axis with this end."""
+    for limit, scale, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
+        if end_s < limit:
+            return scale, unit
+    return 1.0, "s"
+
+
+def figure_name(name: str) -> str:
+    """`virtual_time_s` -> `virtual time`; the unit is in the values."""
+    kind, _, rest = name.partition(".")
+    for ending in ("_bytes_per_s", "_bytes", "_s") if not kind.startswith("tokens") else ():
+        kind = kind.removesuffix(ending)
+    return " ".join(part for part in (kind.replace("_", " "), rest) if part)
+
+
+def figure_text(name: str, value: float | None) -> str:
+    """A figure with its unit."""
+    if value is None:
+        return "-"
+    kind = name.partition(".")[0]
+    if kind.endswith("_bytes_per_s"):
+        return format_bandwidth(value)
+    if kind.endswith("_bytes"):
+        return format_bytes(int(value))
+    if kind.endswith("_s") and not kind.endswith("per_s"):
+        return format_time(value)
+    return f"{value:.1%}" if kind in SHARES else f"{value:,.6g}"
+
+
+def figure_unit(name: str, top: float) -> tuple[float, str]:
+    """Return the factor and unit of a figure on an axis that ends at *top*."""
+    kind = name.partition(".")[0]
+    if kind.endswith("_bytes_per_s"):
+        return 1e-9, "GB/s"
+    if kind.endswith("_bytes"):
+        return 1e-9, "GB"
+    if kind.endswith("_s") and not kind.endswith("per_s"):
+        return time_unit(top)
+    return (100.0, "%") if kind in SHARES else (1.0, "number")

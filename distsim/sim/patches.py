@@ -26,7 +26,7 @@ from distsim.sim.device.cuda_api import (
 )
 from distsim.sim.device.gpu import prepare
 from distsim.sim.device.hooks import accepted, tested
-from distsim.sim.isolation.clock import clock_patches, datetime_clock
+from distsim.sim.isolation.clock import clock_patches, datetime_clock, random_patches
 from distsim.sim.isolation.environ import child_patches, environ_patches
 from distsim.sim.isolation.global_flags import HostState, switch_patches
 from distsim.sim.isolation.io_barrier import socket_patches
@@ -35,7 +35,6 @@ from distsim.sim.isolation.modules.own_code import caught_by_ranks
 from distsim.sim.isolation.modules.patch_table import Patch, PatchTable
 from distsim.sim.isolation.output import StreamProxy, forget_levels, log_patches, outlive_threads
 from distsim.sim.isolation.process import Notes, current_task
-from distsim.sim.isolation.randomness import random_patches
 from distsim.sim.isolation.torch_state.distributed import mesh_patches
 from distsim.sim.isolation.torch_state.operators import forget_operators, operator_patches, optimizer_patches
 from distsim.sim.observe.profiler import profiler_patches

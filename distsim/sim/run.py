@@ -28,10 +28,10 @@ from distsim.sim.device.gpu import Accelerators
 from distsim.sim.device.operators.values import ValuePolicy
 from distsim.sim.faults.planted import Faults
 from distsim.sim.faults.tensors import Guards
+from distsim.sim.isolation.clock import undrawn
 from distsim.sim.isolation.environ import torchruns_environ, without_launchers
 from distsim.sim.isolation.output import HeldOutput, RankStream, open_streams
 from distsim.sim.isolation.process import SimProcess
-from distsim.sim.isolation.randomness import undrawn
 from distsim.sim.kernel.interrupts import CtrlC, paced, set_aside, set_more_aside
 from distsim.sim.observe.evidence import Lookahead
 from distsim.sim.observe.evidence import evidence as evidence_of
@@ -42,7 +42,7 @@ from distsim.sim.observe.training import finish
 from distsim.sim.outcome import Outcome, Progress
 from distsim.sim.patches import simulation
 from distsim.sim.processes.hosts import environ_of_mpirun, master_address, sruns_environ
-from distsim.sim.processes.lifecycle import Program, live
+from distsim.sim.processes.spawn import Program, live
 from distsim.sim.world import Setting, Surroundings, World
 from distsim.sim.world.conditions import Conditions, RunRequest
 from distsim.sim.world.equal_ranks import StartAgain

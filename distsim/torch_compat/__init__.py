@@ -8,15 +8,12 @@ from __future__ import annotations
 __all__ = [
     "compiler",
     "cuda_api",
-    "ddp",
     "device",
-    "elastic",
     "groups",
     "names",
     "patches",
     "releases",
     "rpc",
     "state",
-    "stores",
     "works",
 ]

@@ -1,4 +1,4 @@
-"""Handles, futures and the state of a thread that decides which way a call takes."""
+"""Handles and futures, DDP's C++ half, stores, the launcher's processes, and the state that decides a call's way."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from distsim.torch_compat.names import FEATURE, GUARD, OPTIONAL, SIM, TorchName
 
-__all__ = ["unknown"]
+__all__ = ["PROCESSES", "of_default_group", "unknown"]
 
 
 def unknown() -> bool:
@@ -83,3 +83,53 @@ DISABLE_PROFILER_LEGACY = TorchName(
     "torch.autograd.profiler_legacy._disable_profiler_legacy", "profiles of remote calls", FEATURE
 )
 SUPPORTED_ACTIVITIES_HERE = TorchName("torch.autograd.profiler._supported_activities", "torch.profiler", FEATURE)
+
+
+PROCESSES = "_pc"
+"""The attribute of MultiprocessContext that holds them."""
+
+
+DEFAULT_STORE = TorchName(
+    "torch.distributed.distributed_c10d._get_default_store", "the monitors of several hosts, and strict ranks, meet"
+)
+CREATE_STORE = TorchName(
+    "torch.distributed.rendezvous._create_c10d_store", "a rendezvous beside that of the launcher", FEATURE
+)
+
+
+def of_default_group() -> Any:
+    """The store that the default group was made with, without the prefixes around it.
+
+    Raises:
+        RuntimeError, ValueError: there is no default group, or this torch does not say which store it has.
+    """
+    ask = DEFAULT_STORE.get(None)
+    if ask is None:
+        raise RuntimeError("this torch does not say which store its default group has")
+    store = ask()
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
+
+
+KEEP_HANDLE = TorchName(
+    "torch.distributed.Reducer._set_forward_pass_work_handle",
+    "a handle of DDP's join that C++ keeps",
+    OPTIONAL,
+    public="none: keep the handle alive by itself",
+)
+
+GET_DDP_LOGGING_DATA = TorchName(
+    "torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data", "DDP's logging data", FEATURE
+)
+SET_RUNTIME_STATS_AND_LOG = TorchName(
+    "torch._C._distributed_c10d.Logger.set_runtime_stats_and_log", "DDP's timer of CUDA events", FEATURE
+)
+PREPARE_FOR_BACKWARD = TorchName(
+    "torch._C._distributed_c10d.Reducer.prepare_for_backward",
+    "DDP's search for unused parameters in a profile",
+    OPTIONAL,
+)
+DELAY_ALL_REDUCE = TorchName(
+    "torch._C._distributed_c10d.Reducer._delay_all_reduce", "DDP with delayed all_reduce", OPTIONAL
+)

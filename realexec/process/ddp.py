@@ -13,7 +13,6 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from distsim.text.tracebacks import message
-from distsim.torch_compat import ddp as ddp_names
 from distsim.torch_compat import works
 from distsim.torch_compat.patches import Patches
 
@@ -42,7 +41,7 @@ class DdpHook:
             models.add(ddp)
 
         self._patches.put(DistributedDataParallel, "__init__", init)
-        self._patches.wrap(ddp_names.KEEP_HANDLE, self._keep)
+        self._patches.wrap(works.KEEP_HANDLE, self._keep)
 
     def remove(self) -> None:
         self._patches.remove()

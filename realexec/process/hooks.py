@@ -37,7 +37,7 @@ from distsim.realexec.strict import strict
 from distsim.text import original_print
 from distsim.text.tracebacks import error_line
 from distsim.text.untrusted_input import MOST_RANKS
-from distsim.torch_compat import groups, stores
+from distsim.torch_compat import groups, works
 from distsim.torch_compat.patches import Patches
 
 __all__ = ["Hooks", "guard_world", "swap"]
@@ -66,7 +66,7 @@ class Hooks:
     def install(self) -> None:
         patches = self._patches
         patches.wrap(groups.RENDEZVOUS, self._rendezvous)
-        patches.wrap(stores.CREATE_STORE, self._create_store)  # also init_rpc's and the program's own
+        patches.wrap(works.CREATE_STORE, self._create_store)  # also init_rpc's and the program's own
         patches.wrap(groups.NEW_GROUP_HELPER, self._helper)
         patches.wrap(groups.UPDATE_DEFAULT_GROUP, self._update_default)
         patches.wrap(groups.NEW_GROUP_WITH_TAG, self._new_group)
@@ -207,7 +207,7 @@ class Hooks:
 
     def late(self) -> None:
         """The guard comes after init_process_group."""
-        store = stores.of_default_group() if dist.get_backend() != "mpi" else None
+        store = works.of_default_group() if dist.get_backend() != "mpi" else None
         meeting, where = place_of_url("env://") if store is None else place_of_store(store)
         meeting = meeting.partition("|")[0]  # which prefix it has, nobody saw
         world = self._join(dist.get_rank(), dist.get_world_size(), meeting, where)

@@ -10,7 +10,7 @@ import pytest
 import distsim
 from distsim.cli.dispatch import main
 from distsim.cluster import load_cluster
-from distsim.report.training.cost import cost_of, cost_text, saving_share
+from distsim.report.training.section import cost_of, cost_text, saving_share
 from distsim.sim.observe.metrics import Saved, Training
 from distsim.text.units import format_count, parse_count
 

@@ -11,7 +11,7 @@ import pytest
 
 from distsim.cli.dispatch import main
 from distsim.cli.plan.sweep import as_good, rewritten
-from distsim.report.quantities import figure_name, figure_text, figure_unit
+from distsim.report.tables import figure_name, figure_text, figure_unit
 
 TRAIN = """\
 import argparse, sys

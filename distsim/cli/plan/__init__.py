@@ -5,4 +5,4 @@ Begin with `fits`, then `sweep` and `tune`.
 
 from __future__ import annotations
 
-__all__ = ["fits", "live", "sweep", "tune"]
+__all__ = ["fits", "sweep", "tune"]

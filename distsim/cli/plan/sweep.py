@@ -8,7 +8,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from distsim.options import add_flags, default_of
 from distsim.text.output_files import check_writable, say_written
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.table import Table
 
     from distsim.scenario.explore.sweep import Point, Variation
@@ -29,6 +31,7 @@ __all__ = [
     "as_table",
     "best_table",
     "failure",
+    "live_points",
     "rewritten",
     "tokens_rate",
     "training_columns",
@@ -146,7 +149,6 @@ def _points(
     scenario: Scenario, variations: Sequence[Variation], price: float | None, args: argparse.Namespace
 ) -> list[Point]:
     """Run all points, those of a script with a line for each that ends."""
-    from distsim.cli.plan.live import live_points
     from distsim.scenario.explore.points import KeptPoints
     from distsim.scenario.explore.sweep import sweep
     from distsim.watchdog.process import can_watch
@@ -382,7 +384,7 @@ def _rates(points: list[Point]) -> dict[str, list[str]]:
 def _plot(points: list[Point], figure: str) -> dict[str, Any]:
     """Return *figure* over the first variation as a plotly figure, with a line for each combination of the others."""
     from distsim.report.html.draw.plots import label
-    from distsim.report.quantities import figure_name, figure_unit
+    from distsim.report.tables import figure_name, figure_unit
 
     _known(points, figure)
     first, *others = list(points[0].settings)
@@ -414,3 +416,51 @@ def _plot(points: list[Point], figure: str) -> dict[str, Any]:
         "yaxis": {"title": {"text": f"{figure_name(figure)} ({unit})"}, "rangemode": "tozero"},
     }
     return {"data": traces, "layout": layout}
+
+
+Show = Callable[[Sequence["Point"]], None]
+
+
+@contextmanager
+def live_points(total: int, table: Callable[[Sequence[Point]], RenderableType] | None) -> Iterator[Show]:
+    """Return a function that shows progress; it is called with all finished points after each one.
+
+    Args:
+        total: How many there will be at most.
+        table: Makes a table of the best points; None: nothing is shown.
+    """
+    from distsim.report.progress import is_shown
+
+    if table is None:
+        yield lambda points: None
+        return
+    if not is_shown(sys.stderr):
+        yield lambda points: print(f"distsim: {_line(points, total)}", file=sys.stderr, flush=True)
+        return
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    from distsim.debug.report.console import Console
+
+    with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
+
+        def show(points: Sequence[Point]) -> None:
+            live.update(Group(table(points), Text(_line(points, total), style="dim")), refresh=True)
+
+        yield show
+
+
+def _line(points: Sequence[Point], total: int) -> str:
+    from distsim.text.units import format_time
+
+    last = points[-1]
+    figures = last.result.figures
+    settings = " ".join(f"{name}={value}" for name, value in last.settings.items())
+    if figures.get("fits") == 0.0:
+        state = "out of memory"
+    elif not last.result.ran or last.result.exit_code or not figures.get("step_s"):
+        state = last.result.verdict
+    else:
+        state = f"{format_time(figures['step_s'])} a step"
+    return f"{len(points)} of {total} points, {settings}: {state}"

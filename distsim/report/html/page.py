@@ -23,7 +23,7 @@ from distsim.errors import UsageError
 from distsim.report.html.draw.plots import bench_plot, efficiency_plot, pareto_plot, sweep_plot
 from distsim.report.html.draw.run import Part, RunParts, run_parts
 from distsim.report.html.draw.tables import PageTable, TableCell, table
-from distsim.report.quantities import figure_name, figure_text
+from distsim.report.tables import figure_name, figure_text
 from distsim.text.units import format_bytes, format_time
 from distsim.text.untrusted_input import printable
 

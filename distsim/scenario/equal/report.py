@@ -7,8 +7,7 @@ from typing import Any
 
 from distsim.debug.messages import ranks_text
 from distsim.debug.report.console import Line
-from distsim.scenario.equal.compare import Comparison, Deviation
-from distsim.scenario.equal.relation import How
+from distsim.scenario.equal.compare import Comparison, Deviation, How
 
 __all__ = ["lines", "to_json"]
 

@@ -36,7 +36,6 @@ from distsim.sim.isolation.process import SimProcess, current_task, require_task
 from distsim.sim.isolation.torch_state.torch_state import STATE
 from distsim.sim.kernel.interrupts import fill_small_blocks
 from distsim.sim.observe.reading import call_stack
-from distsim.torch_compat.ddp import GET_DDP_LOGGING_DATA, SET_RUNTIME_STATS_AND_LOG
 from distsim.torch_compat.groups import (
     CHECK_P2P_OP_LIST,
     DISTRIBUTED_C10D_WORLD,
@@ -49,6 +48,7 @@ from distsim.torch_compat.groups import (
     SYMMETRIC_MEMORY,
     WORLD,
 )
+from distsim.torch_compat.works import GET_DDP_LOGGING_DATA, SET_RUNTIME_STATS_AND_LOG
 
 __all__ = ["ProcessWorld", "backend_patches", "register_backend"]
 

@@ -17,8 +17,7 @@ from distsim.sim.c10d.futures import InBackward, callback_patches, have_stream_w
 from distsim.sim.isolation.process import RankTask, current_task, require_task
 from distsim.sim.kernel.task import calls_behind, is_done, why_it_waits
 from distsim.text.tracebacks import message
-from distsim.torch_compat.ddp import DELAY_ALL_REDUCE
-from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID, EXECUTION_ENGINE, FUTURE
+from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID, DELAY_ALL_REDUCE, EXECUTION_ENGINE, FUTURE
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess

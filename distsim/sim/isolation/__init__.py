@@ -13,7 +13,6 @@ __all__ = [
     "modules",
     "output",
     "process",
-    "randomness",
     "torch_state",
     "wraps",
 ]

@@ -18,12 +18,12 @@ from distsim.sim.device.timeline import Comm, Kernel
 from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import current_process, current_task
 from distsim.sim.observe.critical_path import operator_name
-from distsim.torch_compat.ddp import PREPARE_FOR_BACKWARD
 from distsim.torch_compat.works import (
     ADD_METADATA_JSON,
     DISABLE_PROFILER,
     ENABLE_PROFILER,
     KINETO_EVENT,
+    PREPARE_FOR_BACKWARD,
     PREPARE_PROFILER,
     PROFILES,
     SUPPORTED_ACTIVITIES,

@@ -1,6 +1,6 @@
 """Simulated processes: their life, threads, children, pipes, signals, names and numbers.
 
-`lifecycle.py` is a process from its first line to its end.
+`spawn.py` is a process from its first line to its end.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 __all__ = [
     "hosts",
     "ipc",
-    "lifecycle",
     "process_settings",
     "signals",
     "spawn",

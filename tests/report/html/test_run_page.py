@@ -16,7 +16,7 @@ from distsim.debug.records import Site
 from distsim.debug.records.kinds import Kind
 from distsim.report.document import report_document
 from distsim.report.html.collect import thinned
-from distsim.report.html.draw.cluster import cluster
+from distsim.report.html.draw.drawing import cluster
 from distsim.report.html.draw.timeline import timeline
 from distsim.report.html.draw.training import memory_plot
 from distsim.report.html.page import html, run_page

@@ -9,9 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from distsim.errors import UsageError
-from distsim.scenario.equal.compare import compare, starts, teams
+from distsim.scenario.equal.compare import How, compare, starts, teams
 from distsim.scenario.equal.record import RecordedRun, RecordedTensor, TensorKey
-from distsim.scenario.equal.relation import How
 from distsim.scenario.equal.report import lines, to_json
 
 DRAW = np.random.default_rng(3)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distsim.scenario.equal.relation import How, TensorRelation, distance, joined, relation
+from distsim.scenario.equal.compare import How, TensorRelation, distance, joined, relation
 
 DRAW = np.random.default_rng(7)
 WHOLE = DRAW.standard_normal((8, 12)).astype(np.float32)

@@ -6,7 +6,7 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from distsim.report.quantities import figure_name, figure_unit, time_unit
+from distsim.report.tables import figure_name, figure_unit, time_unit
 
 __all__ = [
     "ACCUSED",

@@ -15,13 +15,11 @@ from distsim.debug.records import Site
 from distsim.debug.records.diagnosis import Diagnosis, diagnoses_from_json
 from distsim.debug.report.render import verdict
 from distsim.debug.report.stack_tree import merge_equal
-from distsim.report.html.draw.cluster import cluster, heat_map
-from distsim.report.html.draw.drawing import Drawing
+from distsim.report.html.draw.drawing import Drawing, cluster, heat_map, wait_graph
 from distsim.report.html.draw.plots import ACCUSED, COMPUTE, Figure, figure, label
 from distsim.report.html.draw.tables import PageTable, of_run
 from distsim.report.html.draw.timeline import arrows, timeline
 from distsim.report.html.draw.training import Figures, memory_plot, training_figures
-from distsim.report.html.draw.wait_graph import wait_graph
 from distsim.text.units import format_time
 
 __all__ = ["Part", "RunParts", "run_parts"]

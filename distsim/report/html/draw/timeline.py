@@ -18,7 +18,7 @@ from distsim.report.html.draw.plots import (
     figure,
     label,
 )
-from distsim.report.quantities import time_unit
+from distsim.report.tables import time_unit
 
 __all__ = ["LANE_PX", "arrows", "lane_axis", "timeline"]
 
