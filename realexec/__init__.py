@@ -1,7 +1,7 @@
-"""The real mode: torch elastic with every rank under guard, and what the guard is inside a rank.
+"""Real runs: torch elastic with every rank guarded, and the guard inside each rank.
 
-`launch.py` is `distsim run --on gloo`; `install.py` puts the guard on in a process; `guard/` is what it does to a call,
-`rpc/` to a remote one, `mpi/` the backend "mpi" by mpi4py.
+`launch.py` is `distsim run --on gloo`; `install.py` installs the guard in a process; `guard/` records calls, `rpc/`
+remote calls, and `mpi/` is the backend "mpi" by mpi4py.
 """
 
 from __future__ import annotations

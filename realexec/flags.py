@@ -1,4 +1,4 @@
-"""The flags of `distsim run` that concern real runs. No torch here: they are part of `--help`."""
+"""Flags of `distsim run` for real runs. They are part of `--help`, so torch is not imported here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["add_real_flags"]
 
 
 def add_real_flags(parser: argparse.ArgumentParser) -> None:
-    """Add `--level`, `--on-hang`, `--hang-after` and their kin."""
+    """Add `--level`, `--on-hang`, `--hang-after` and the other flags of real runs."""
     group = parser.add_argument_group("a real run (--on gloo, nccl, mpi)")
     group.add_argument(
         "--level",

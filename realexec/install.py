@@ -29,7 +29,7 @@ _session: Session | None = None
 _settings: Settings | None = None
 _hooks: list[Any] = []
 _started = False
-"""A watched process started this one, so the variables of its launcher do not describe this rank."""
+"""Whether a watched process started this one, so that its launcher's variables do not describe this rank."""
 _agent_port = ""
 """Port of the launcher's store; empty if no launcher has one."""
 _by_hooks = False
@@ -227,7 +227,7 @@ def _leave_agent(port: int) -> None:
 
 
 def _is_rank() -> bool:
-    """Return whether this process is a rank; one that only has a number of its launcher may start ranks itself."""
+    """Return whether this process is a rank. A process with a launcher's rank may only be the parent of ranks."""
     return _session is not None and bool(_session.recorder.world.id)
 
 

@@ -1,7 +1,7 @@
-"""`distsim run --on gloo|nccl|mpi`: torch elastic with every rank under guard and a monitor beside it.
+"""`distsim run --on gloo|nccl|mpi`: torch elastic with every rank guarded and a monitor beside it.
 
-Its rings are in a folder of the run, which is kept for a while; the last line says what to do, after everything that
-the ranks have printed.
+The ranks' rings are in a folder of the run, which is kept for a while. The last line that is printed, after all
+output of the ranks, says what to do next.
 """
 
 from __future__ import annotations
@@ -49,13 +49,16 @@ __all__ = ["forget_old_runs", "launch", "say_if_killed"]
 SEARCH_S = 120.0
 """Seconds that the monitor may search for silent faults after the ranks have ended."""
 SILENT_FAULT = 5
-"""The exit code of a job that ended well and has a silent error, with `--silent strict`."""
+"""Exit code of a job that ended well with an error found by `--silent strict`."""
 KEPT_RUNS = 32
-"""Folders of failed runs that stay for `distsim diagnose`: a rank's ring takes 2 MiB of /dev/shm."""
+"""Number of failed runs whose folders are kept for `distsim diagnose`. A rank's ring takes 2 MiB of /dev/shm."""
 
 
 def launch(args: argparse.Namespace) -> int:
-    """Run under torch elastic; 0 finished, 1 a rank failed, 3 hang, 4 inconsistent collectives, 5 a silent error."""
+    """Run a script under torch elastic.
+
+    Return 0 if it finished, 1 if a rank failed, 3 for a hang, 4 for inconsistent collectives, 5 for a silent error.
+    """
     _check_backend(args.on)
     warn_of_unknown_variables()
     if Settings.read({}).guard_attach is Attach.HOOKS:
@@ -167,7 +170,7 @@ def _exit_code(
 
 
 class _Folder:
-    """Folder in which launcher and monitor leave each other notes, beside the rings."""
+    """Folder of the rings, in which launcher and monitor also exchange notes."""
 
     def __init__(self, directory: Path, monitor: subprocess.Popen[bytes] | None, settings: Settings) -> None:
         self.directory = directory
@@ -178,14 +181,16 @@ class _Folder:
         if settings.on_verdict:
             self.wait_s += COMMAND_S
         self.restored = False
-        """Somebody took it away, with the rings in it, while the job ran."""
+        """Whether another program deleted the folder, with the rings, during the job."""
         self.contexts: list[Any] = []
         """Processes that torch elastic started: the ranks of each attempt."""
         self.mpirun: list[subprocess.Popen[bytes]] = []
-        """Processes of mpirun that started the ranks instead, and end with them."""
+        """mpirun's processes, if they started the ranks instead; the ranks end with them."""
 
     def restore(self) -> None:
-        """Make it anew where it is gone: the monitor, which has the rings mapped, still looks there for notes."""
+        """Create the folder again if it was deleted: the monitor, which has the rings mapped, still reads notes from
+        it.
+        """
         if self.monitor is None or (self.directory / "launcher.json").exists():
             return
         self.restored = True
@@ -195,7 +200,7 @@ class _Folder:
             write_private(self.directory / "monitor..lock", str(self.monitor.pid))
 
     def kill_all(self) -> None:
-        """Every rank, with what it has started, and the monitor."""
+        """Kill every rank, the processes that it started, and the monitor."""
         for context in self.contexts:
             over = _codes(context)
             for pid in (pid for local_rank, pid in context.pids().items() if local_rank not in over):
@@ -213,7 +218,7 @@ def _has_silent_error(verdict: dict[str, Any]) -> bool:
 
 
 def _check_silent(args: argparse.Namespace, settings: Settings) -> None:
-    """A search that cannot take place is refused."""
+    """Raise UsageError for a search for silent faults that cannot take place."""
     if settings.silent is Silent.OFF:
         return
     check_patterns(settings.silent_patterns)
@@ -344,7 +349,7 @@ def _run(args: argparse.Namespace, guarded: bool, failed: list[str]) -> int:
 
 
 def _guarded(args: argparse.Namespace, command: Any, words: list[str]) -> tuple[Any, list[str]]:
-    """The worker's command with the guard installed before the script."""
+    """Return the worker's command, with the guard installed before the script."""
     if callable(command):  # --run-path
         return run_guarded_path, words
     if args.no_python:
@@ -358,7 +363,7 @@ def _guarded(args: argparse.Namespace, command: Any, words: list[str]) -> tuple[
 
 
 def run_guarded_path(script: str, *words: str) -> None:
-    """`--run-path` under guard."""
+    """Run a script under the guard as torchrun's `--run-path` does."""
     from distsim.debug.__main__ import main
 
     main([script, *words])
@@ -366,7 +371,7 @@ def run_guarded_path(script: str, *words: str) -> None:
 
 @contextlib.contextmanager
 def _exits_recorded(kept: _Folder) -> Iterator[None]:
-    """Return a context in which the ends of ranks are recorded, and the monitor judges, before torch elastic ends
+    """Return a context in which ranks' exits are recorded, and the monitor judges them, before torch elastic ends
     the others.
     """
     patched = []
@@ -399,7 +404,7 @@ def _exits_recorded(kept: _Folder) -> Iterator[None]:
 
 
 def _note_exits(context: Any, directory: Path) -> bool:
-    """Write down the exit codes there are by now; whether one of them is a failure."""
+    """Write the known exit codes to the folder, and return whether one of them is a failure."""
     failed = False
     for local_rank, code in _codes(context).items():
         environ = context.envs[local_rank]
@@ -459,7 +464,7 @@ def _last_word(kept: _Folder) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Entry point for tests: torchrun's flags and those of real runs."""
+    """Run torchrun's flags and those of real runs; entry point for tests."""
     from torch.distributed.run import get_args_parser
 
     from distsim.realexec.flags import add_real_flags
@@ -480,7 +485,7 @@ if __name__ == "__main__":
 
 
 def verdict_line(verdict: Mapping[str, Any]) -> str:
-    """The first line of the report that the monitor has printed; nothing where nothing was wrong."""
+    """Return the first line of the report that the monitor printed; empty if nothing was wrong."""
     diagnoses = [Diagnosis.from_json(diagnosis) for diagnosis in verdict.get("diagnoses", ())]
     if not diagnoses:
         return ""
@@ -496,21 +501,21 @@ def failure_line(error: ChildFailedError) -> str:
 
 
 def say_if_killed(monitor: subprocess.Popen[bytes], over: threading.Event) -> None:
-    """Wait for a monitor, and report at once if it is gone before the job is *over* without having said why."""
+    """Wait for a monitor, and report immediately if it ends before the job is *over* without giving a reason."""
     monitor.wait()
     if monitor.returncode < 0 and not over.is_set():
         print(gone_text(monitor.pid, monitor.returncode), file=sys.stderr, flush=True)
 
 
 def refuse_company(directory: Path) -> None:
-    """Two jobs at once in one folder would read each other's rings."""
+    """Raise UsageError if another job uses the folder: the two would read each other's rings."""
     pid = _living_launcher(directory)
     if pid is not None and pid != os.getpid():
         raise UsageError(f"--rings {directory}: a job that still runs (pid {pid}) writes there; choose another")
 
 
 def _living_launcher(directory: Path) -> int | None:
-    """The launcher that wrote into a folder, if it still runs on this host."""
+    """Return the pid of the launcher that wrote into the folder, if it still runs on this host."""
     try:
         launcher = json.loads((directory / "launcher.json").read_text())
         pid, start = int(launcher["pid"]), int(launcher["start"])
@@ -520,7 +525,7 @@ def _living_launcher(directory: Path) -> int | None:
 
 
 def forget_old_runs(base: Path, keep: int = KEPT_RUNS) -> None:
-    """Remove what all but the last failed runs have left in memory; what still runs stays."""
+    """Remove the rings of all but the last *keep* failed runs from memory. Running jobs are not touched."""
     with contextlib.suppress(OSError):  # another launcher does the same
         runs = sorted(base.glob("run-*"), key=lambda path: path.stat().st_mtime, reverse=True)
         for directory in runs[keep:]:

@@ -1,6 +1,7 @@
-"""A process group under guard: torch's own group does the work, and every call is recorded first.
+"""Guarded process groups: torch's own group does the work, and every call is recorded first.
 
-`group.py` replaces torch's group, `hooked.py` watches it by hooks; `recorder.py` is the hot path into the ring.
+`group.py` replaces torch's group, `hooked.py` observes it through torch's hooks, and `recorder.py` writes each call
+into the ring (shared memory that outlives the process).
 """
 
 from __future__ import annotations

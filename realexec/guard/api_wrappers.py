@@ -1,16 +1,16 @@
-"""Wraps torch.distributed's public functions, so that repeated calls take the fast path (`fast_path`).
+"""Wrappers of torch.distributed's public functions that send repeated calls to the fast path.
 
-Each of ours takes the arguments of one of torch's, and says which of them are tensors, how its backend takes them,
-and what the rest is. What it does not know (another type than is usual) goes to torch's own.
+Each wrapper takes the arguments of one function of torch, and splits them into tensors, arguments of the backend and
+other options. If an argument has an unusual type, torch's own function gets the call.
 
-Most of torch's functions are its decorator around the function proper, which it finds in a closure cell. That cell is
-exchanged, and the decorator's code for one that packs no arguments; of functions without decorator the code is. So a
-name that a script imported before is met, too, and the public function stays the same object, by which torch.compile
-and `P2POp` know it.
+Most of torch's functions are a decorator around an inner function in a closure cell. The content of that cell is
+exchanged, and the decorator's code is replaced by code that packs no arguments; of functions without a decorator the
+code is replaced. So a name that a script imported earlier is wrapped, too, and the public function stays the same
+object, by which torch.compile and `P2POp` recognize it.
 
-Messages have a fast path of their own, `posts`: `fast_path.through` for one tensor and one peer, written out in
-one function. A message of a few bytes costs gloo a third of what a collective does, so every call and every list of
-Python's is felt.
+Messages have a fast path of their own, `posts`: `fast_path.through` for one tensor and one peer, written as one
+function. A message of a few bytes costs gloo a third of a collective, so each Python call and list would be
+noticeable.
 """
 
 from __future__ import annotations
@@ -66,11 +66,16 @@ ALL_GATHER, REDUCE_SCATTER = "all_gather_single", "reduce_scatter_single"
 
 
 def posts(name: str, up: int = 1) -> Callable[[Public], Public]:
-    """`send`, `recv`, `isend` or `irecv`. *up*: how many frames above the entrance the public function's is."""
+    """Return the wrapper of `send`, `recv`, `isend` or `irecv`.
+
+    *up* is the number of frames between the wrapper and the caller of the public function.
+    """
     later, receives = name.startswith("i"), name.endswith("recv")
     method, above = RECV if receives else SEND, up + 1
     by_group = name != "recv"
-    """Whether the backend gets the rank in the group as it was given; `recv` returns the global one."""
+    """Whether the program may pass the peer as a group rank. `recv` may not take this path then: it returns the
+    global rank.
+    """
 
     def way(long: Public) -> Public:
         def post(tensor: Any, peer: Any, group: Any, tag: Any, group_peer: Any) -> Any:
@@ -180,8 +185,8 @@ MESSAGES: dict[str, tuple[Any, Callable[[Public], Public]]] = {
     "isend": (isend, posts("isend")),
     "irecv": (irecv, posts("irecv")),
 }
-"""Functions without torch's decorator: code that calls the module's attribute under `HIDDEN`, and the wrapper put
-there.
+"""Functions without torch's decorator: the replacement code, which calls the module's attribute under `HIDDEN`, and
+the wrapper stored there.
 """
 
 
@@ -359,7 +364,10 @@ def _barrier(long: Public) -> Public:
 
 
 def _batch(long: Public) -> Public:
-    """Yield each operation as `isend` or `irecv` would make it, after torch's own checks."""
+    """Return the wrapper of `batch_isend_irecv`, which posts each message as `isend` or `irecv` would.
+
+    Lists with anything unusual go to torch's own function *long*.
+    """
     longs: list[Any] = [getattr(C10D.get(HIDDEN + name), "long", None) for name in ("isend", "irecv")]
     if None in longs:
         return long  # this torch writes them otherwise
@@ -405,7 +413,7 @@ WAYS: dict[str, tuple[str, Callable[[Public], Public]]] = {
     "send": ("tensor, dst, group, tag, group_dst", posts("send")),
     "recv": ("tensor, src, group, tag, group_src", posts("recv")),
 }
-"""Functions with torch's decorator: the parameters, and the wrapper."""
+"""Functions with torch's decorator: their parameters, and the wrapper."""
 BARE = {**MESSAGES, "batch_isend_irecv": (batch_isend_irecv, _batch)}
 
 
@@ -428,7 +436,7 @@ def decorated(func):
 
 
 class Shortcuts:
-    """Exchanges the functions proper inside torch's public ones, and puts them back."""
+    """Installs the wrappers inside torch's public functions, and removes them."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], object]] = []
@@ -467,8 +475,11 @@ class Shortcuts:
 
 
 def _front(name: str, parameters: str) -> CodeType:
-    """Code for a function of torch's that does what its decorator does (it notes an error in torch's log), but takes
-    its arguments one by one: to pack and unpack them costs two microseconds where the caches are cold."""
+    """Return code that replaces torch's decorator and takes its arguments one by one.
+
+    It logs errors as torch's decorator does. Packing and unpacking the arguments would cost two microseconds with
+    cold caches.
+    """
     namespace: dict[str, Any] = {}
     source, file = FRONT.format(name=name, parameters=parameters, logger=LOGGER, message=MESSAGE), f"{__file__}:{name}"
     exec(compile(source, file, "exec"), namespace)
@@ -478,7 +489,7 @@ def _front(name: str, parameters: str) -> CodeType:
 
 
 def _opaque(entrance: Any) -> Any:
-    """torch.compile is to call it, and not to look into it; `session.leave_uncompiled` does the same for the rest."""
+    """Mark a function so that torch.compile calls it and does not trace into it (see `session.leave_uncompiled`)."""
     setattr(entrance, compiler.DISABLED, True)
     return entrance
 

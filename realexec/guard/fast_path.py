@@ -1,15 +1,15 @@
-"""A short path for a call that the same line has made before with the same arguments.
+"""Fast path for a call that the same line has made before with the same arguments.
 
-Training loops do little else. Between two calls a rank waits, its caches grow cold, and every line of Python then
-costs ten times what a benchmark shows. torch's own function costs more than the guard: it checks its arguments,
+Training loops mostly repeat calls. Between two calls a rank waits, its caches grow cold, and every line of Python
+then costs ten times what a benchmark shows. torch's own function costs more than the guard: it checks its arguments,
 makes an options object, looks up the default group, and passes torch's dispatcher. The results of all that depend
-only on what is compared here, so they are reused, and the time saved pays for the record. The record itself is
-copied from the previous one, and is in the ring before gloo gets the call.
+only on what is compared here, so they are reused, and the time saved pays for the record. The record is copied from
+the previous one, and is in the ring before gloo gets the call.
 
-There are two entrances: torch's public functions (`api_wrappers` knows what each passes on), and methods of a group
-(`group`). A call is remembered when it is made for the second time: the first one leaves marks on the stack
-(`callsite`), so that later only the frames between the call and its loop are compared. All comparisons are written
-out in one function, because with cold caches one more function call costs half as much as its work.
+There are two entry points: torch's public functions (`api_wrappers` knows which arguments each passes on), and
+methods of a group (`group`). A call is cached when it is made for the second time: the first one leaves marks on the
+stack (`callsite`), so that later only the frames between the call and its loop are compared. All comparisons are
+written in one function, because with cold caches one more function call costs half as much as its work.
 """
 
 from __future__ import annotations
@@ -65,22 +65,28 @@ as much, and the thread that releases it more.
 
 is_nested: Any = Tensor.is_nested.__get__
 MISSED: Any = object()
-"""The answer of `again` where the call must take the long way."""
+"""Result of `through` if the call must take the long path."""
 
 Public = Callable[..., Any]
 MOST = 4096
-"""Calls that are remembered for a group."""
+"""Largest number of calls that are cached for a group."""
 OTHERS = 7
 """Maximum number of cached calls of one key that are searched, as a helper is seldom called from more lines in turn."""
 STRIDED = torch.strided
 transforms = works.TRANSFORMS.get(works.unknown)
 HEAD = struct.Struct("<QQQ")
 BACKWARD = getattr(works.RUN_BACKWARD.get(None), "__code__", None)
-"""Whatever calls a group from here without a frame of Python's between is C++: DDP's reducer."""
+"""Code of autograd's `run_backward`. A group's method whose nearest Python frame runs this code was called by C++:
+DDP's reducer.
+"""
 LEARNT = frozenset({rings.WAITING, rings.ASYNC, rings.WAITING | rings.P2P_CALL, rings.ASYNC | rings.P2P_CALL})
-"""Flags that a record may have besides that the call was made: no race, no exception under way, no finding."""
+"""Flags of records that may be cached. A record with any other flag (a race, an exception under way, a finding) is
+not.
+"""
 TensorGuards: Any = compiler.TENSOR_GUARDS.get(None)
-"""torch.compile's own look at tensors: type, dispatch keys (device, layout, sign), dtype, shape and strides at once."""
+"""torch.compile's check of tensors: type, dispatch keys (device, layout, sign), dtype, shape and strides in one
+call.
+"""
 
 
 def through(
@@ -241,8 +247,11 @@ def _met_or_held(
     later: bool,
     issue: Callable[[], Any],
 ) -> Any:
-    """Strict level: wait for the members of a call. None where they are here, and the call may go out; the handle of a
-    call that is held until they come."""
+    """Wait for the members of a call at the strict level.
+
+    Return None if all members are present and the call may be made, or the handle of a call that is held until they
+    are.
+    """
     try:
         met = near.meet(seq, slot, seen.print_, AT_ONCE_S if later else SPIN_S)
     except BaseException as error:  # of a signal's handler: pytest-timeout, Ctrl-C
@@ -268,7 +277,7 @@ def _message(
     lead: tuple[Any, ...],
     by_public: bool,
 ) -> Any:
-    """The rest of `through` for a message where its two ends are compared."""
+    """Finish `through` for a message whose two ends are compared (strict level)."""
     messages, recorder, end = guard.strict.messages, guard.recorder, seen.end
     made_call = seen.made
     ordinal = made_call[0] = made_call[0] + 1
@@ -314,8 +323,10 @@ def learn(
     later: bool,
     up: int = 2,
 ) -> Any:
-    """Make a call that `through` missed by torch's own function, and remember how it was recorded. *up*: how many
-    frames above this one the public function's is."""
+    """Make a call that `through` missed by torch's own function, and cache how it was recorded.
+
+    *up* is the number of frames between this one and the caller of the public function.
+    """
     world = C10D[WORLD]
     if world is not USUAL:
         return long(*args)
@@ -345,7 +356,7 @@ def learn(
 
 
 class CachedCall:
-    """A call as it was recorded the long way."""
+    """A call as the slow path recorded it, ready to be replayed."""
 
     __slots__ = (
         "alike",
@@ -397,9 +408,9 @@ class CachedCall:
         It may return False wrongly, but not True. A nested tensor, which has no strides, would crash it.
         """
         self.next: Any = UNKNOWN
-        """The group's call after this one the last time."""
+        """Call that followed this one on the group the last time; a guess for the next call."""
         self.bare = bare
-        """Whether only C++ takes the future, which torch's own Work has, so that no handle is needed."""
+        """Whether only C++ takes the future. torch's own Work has one, so no handle is needed."""
         first, second = stays(made_call.body)
         if bare:  # `get_future` of our handle would note it
             completed, flags, rest = HEAD.unpack(first)
@@ -418,21 +429,23 @@ class CachedCall:
         self.end = (call.key[0], call.peer, call.tag) if flags & rings.P2P_CALL else None
         self.made: list[int] = log.ordinals[self.end] if self.end is not None else []
         self.line: Any = None
-        """For a message at level strict: where both ends show their calls."""
+        """For a message at the strict level: shared memory in which both ends show their calls."""
         self.payload = 0
-        """For a message at level strict: the part that both ends have in common."""
+        """For a message at the strict level: hash of the size and dtype, which both ends must share."""
         self.print_: int = rings.RECORD_BODY.unpack(made_call.body)[8]
-        """Fingerprint, by which strict ranks compare their calls."""
+        """Fingerprint of the call, which ranks compare at the strict level."""
         self.expires = int.from_bytes(made_call.body[5 * 8 : 6 * 8], "little") + rings.PAYLOAD_BYTES // 2
-        """Position of the payload ring from which on the signature must be written anew."""
+        """Position in the payload ring after which the signature must be written again, because it may be
+        overwritten.
+        """
         self.steps, self.mark = there
-        """Position of the caller, for `stands`."""
+        """Position of the caller on the stack, for `stands`."""
         self.others = others
         """Cached calls with the same key, from other callers or with other arguments."""
 
 
 def find(log: GroupLog, kind: Any, tensors: Sequence[Any], options: Any, caller: FrameType) -> CachedCall | None:
-    """The call that was made like this."""
+    """Return the cached call with this kind, tensors, options and caller, or None."""
     looks = looks_of(tensors)
     if looks is not None:
         try:
@@ -467,7 +480,7 @@ def _false(*_: Tensor) -> bool:
 
 
 def looks_of(tensors: Sequence[Any]) -> tuple[Any, ...] | None:
-    """Dtype and shapes of plain tensors on the host; None where one may take another way in torch."""
+    """Return dtype and shapes of plain CPU tensors, or None if torch may treat one of them differently."""
     looks = []
     dtype = None
     for tensor in tensors:
@@ -513,7 +526,10 @@ def remember(
     caller: FrameType,
     words: memoryview,
 ) -> None:
-    """Keep a call for `find`; if it is the first of its kind, leave marks on the way to it. *looks*: of *tensors*."""
+    """Cache a call for `find`. The first call of its kind only leaves marks on the stack.
+
+    *looks* is the result of `looks_of` for *tensors*.
+    """
     key = (kind, id(caller.f_code), caller.f_lasti, *looks)
     if len(log.marked) > MOST:
         log.marked.clear()

@@ -1,11 +1,12 @@
-"""A process group under guard: torch's own group does the work, every call is recorded first.
+"""Guarded process group: torch's own group does the work, and every call is recorded first.
 
-Two traps, both measured. The base of a Python process group must never be called (`super().allreduce`
-holds the GIL into gloo's queue lock and deadlocks): calls go to the plain C++ group inside, whose
-methods release it. And what is not overridden must reach the real backends, so they are registered here too.
+Two traps, both measured. The base of a Python process group must never be called (`super().allreduce` holds the GIL
+while it waits for gloo's queue lock and deadlocks), so calls go to the plain C++ group inside, whose methods release
+the GIL. And methods that are not overridden must reach the real backends, so these are registered with the guarded
+group, too.
 
-Its methods are entrances to the fast path (`fast_path`): C++ comes by them (DDP's reducer, functional collectives), and
-so do coalesced calls.
+The methods are entry points to the fast path (`fast_path`): C++ code (DDP's reducer, functional collectives) and
+coalesced calls use them.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ __all__ = ["HOOKED", "ONE_TENSOR", "Guarded", "GuardedGroup", "HeldGroup", "guar
 C10D = vars(c10d)
 
 Words = Callable[[tuple[int, ...], tuple[Any, ...], bool], tuple[Sequence[Any], bool, Any]]
-"""Function from a group's ranks, a method's arguments and whether the caller is C++ to: tensors, later, other
-arguments.
+"""Function that reads a method's arguments: (ranks, arguments, is C++ the caller) -> (tensors, later, other
+arguments).
 
-*later* says that the caller continues at once. Raises TypeError, ValueError or similar if the arguments are not the
-method's, or no backend accepts them.
+*later* says that the caller continues at once. Raises TypeError, ValueError or similar if the arguments do not fit
+the method, or if no backend accepts them.
 """
 Backend = groups.BACKEND.get(None)
 profiler_enabled, dispatch_modes = works.PROFILES.get(works.unknown), works.DISPATCH_MODES.get(works.unknown)
@@ -67,7 +68,9 @@ PASSED_THROUGH = (
 
 
 def words_of(op: str, read: Reader) -> Words:
-    """Return the reader of the arguments of *op*'s methods; those of training calls are read without a `MethodCall`."""
+    """Return the function that reads the arguments of *op*'s methods. Frequent calls of a training are read without
+    a `MethodCall`.
+    """
     fields = FIELDS[op]
     reduces, rooted = fields.reduces, fields.rooted
 
@@ -111,7 +114,7 @@ def words_of(op: str, read: Reader) -> Words:
 
 
 class _Ended:
-    """The handle of a synchronous call that has ended: torch's own function waits for it at once."""
+    """Handle of a synchronous call that has ended. torch's own function waits for it immediately."""
 
     def wait(self, timeout: Any = None) -> bool:
         return True
@@ -123,8 +126,11 @@ ENDED = _Ended()
 def again(
     guard: Any, method: Any, name: str, words: Words, args: tuple[Any, ...], caller: FrameType
 ) -> tuple[Any, Any]:
-    """Make a call of a group's method by the short way: its handle, or MISSED; and what to `keep` it by. Synchronous
-    ones are torch's own."""
+    """Make a call of a group's method by the fast path.
+
+    Return its handle, or MISSED, and the key under which `keep` caches the call. Synchronous calls are left to
+    torch.
+    """
     try:
         tensors, later, options = words(guard.group_log.ranks, args, caller.f_code is BACKWARD)
     except (TypeError, ValueError, AttributeError, LookupError):
@@ -144,7 +150,7 @@ def again(
 
 
 def keep(guard: Any, by: tuple[str, Sequence[Any], Any], made_call: Made, caller: FrameType) -> None:
-    """Remember a call of a method, which has just been made the long way."""
+    """Cache a method's call that the slow path has just made."""
     name, tensors, options = by
     looks = looks_of(tensors)
     if looks is not None and may_be_kept(guard, made_call, made_call.call.is_async, caller):
@@ -153,32 +159,31 @@ def keep(guard: Any, by: tuple[str, Sequence[Any], Any], made_call: Made, caller
 
 
 class Guarded:
-    """Records the calls of one group."""
+    """Recorder of the calls of one group."""
 
     def __init__(self, inner: Any, log: GroupLog, recorder: Recorder) -> None:
         self.inner = inner
-        """Torch's own group."""
+        """torch's own group."""
         self.group_log = log
         self.recorder: Recorder | None = recorder
         self.fast: Any = None
-        """Takes a call that was made before and goes the short way (`fast_path`): the gloo backend."""
+        """The gloo backend if calls may take the fast path (`fast_path`), else None."""
         self.nan = False
-        """Opt-in: look for NaN in what goes out."""
+        """Whether outgoing tensors are searched for NaN (opt-in)."""
         self.checksums: Checksums | None = None
-        """Opt-in: look for buffers that are written while in flight."""
+        """Detector of buffers that the program writes to while a call uses them; None unless the user opts in."""
         self.strict: Any = None
-        """Strict level: compares a call with its peers before any byte goes out."""
+        """Strict level: compares a call with its peers' before any byte is sent; None at other levels."""
         self.silent: Any = None
-        """Opt-in: the record of this process for silent faults."""
+        """Collector for the search for silent faults; None unless the user opts in."""
         self.later: type[HostHandle] = HostHandle
-        """The handle of an asynchronous collective on the host."""
+        """Handle class of asynchronous collectives on CPU tensors."""
         self.hooks: set[tuple[str, int]] = set()
-        """The program's own hooks on the group, by kind and id: they fire in torch's group, so that no call may go to a
-        backend at once."""
+        """The program's own hooks on the group, by kind and id. They run in torch's group, so no call may bypass it."""
         self.backends: dict[str, Any] = {}
         """Backends by device type; empty if *inner* is a Python group."""
         self.on_host: Any = None
-        """The backend of tensors on the CPU, where they have one of their own (`Group.on_host`)."""
+        """Guard of the backend of CPU tensors, if they have a separate one (`Group.on_host`)."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -191,7 +196,7 @@ class Guarded:
         return host is not None and any(backend.name() != host.name() for backend in self.backends.values())
 
     def decide_way(self) -> None:
-        """Settle whether calls may take the short way; after the opt-in looks are chosen."""
+        """Decide whether calls may take the fast path. Call it after the opt-in checks are set."""
         gloo = self.backends.get("cpu")
         plain = not self.nan and self.checksums is None and self.silent is None
         plain = plain and self.on_host is None and not self.hooks
@@ -203,14 +208,14 @@ class Guarded:
         self.recorder = None
 
     def note_hook(self, kind: str, hook_id: int, registered: bool) -> None:
-        """The program has registered a hook, or taken one back."""
+        """Note that the program has registered or removed a hook on the group."""
         for guard in (self, self.on_host):
             if guard is not None:
                 (guard.hooks.add if registered else guard.hooks.discard)((kind, hook_id))
                 guard.decide_way()
 
     def unhook(self) -> None:
-        """The process is at its end, and nothing of ours may outlive it."""
+        """Remove the guard's hooks at the end of the process, which they must not outlive."""
 
     def forked(self, stand_in: Callable[[Any], Any]) -> None:
         """Switch to a forked child: *stand_in* creates the object that notes its calls, which are not recorded."""
@@ -242,8 +247,11 @@ class GuardedGroup(Guarded, ProcessGroup):
 
 
 class HeldGroup(GuardedGroup):
-    """Guard of a group that existed before the guard. torch.distributed finds it in place of the old one; calls on an
-    old reference are not recorded."""
+    """Guard of a group that the program created before the guard was installed.
+
+    torch.distributed gets this group in place of the old one. Calls on the program's old references are not
+    recorded.
+    """
 
     def __eq__(self, other: object) -> bool:
         return other is self or other is self.inner
@@ -259,25 +267,27 @@ def _backend_type(backend: Any) -> Any:
 
 
 HOOKED: dict[int, Guarded] = {}
-"""Groups that report their calls by hooks (`hooked`), by the id of torch's group."""
+"""Groups that report their calls through hooks (`hooked`), by the id of torch's group."""
 
 UNWATCHED = frozenset({"backward", "_verify_params_across_processes"})
-"""Library functions that call from C++ and take futures: they are trusted with their buffers."""
+"""Library functions that call from C++ and take futures. Their buffers are not checksummed."""
 
 
 PUBLIC = frozenset({*FIELDS, "isend", "irecv", "all_gather_single", "reduce_scatter_single", "gather_single"})
-"""Functions whose handle a user gets; torch's own code (DDP's join, say) drops some without harm."""
+"""Functions that return a handle to the user. torch's own code (such as DDP's join) drops some handles without harm."""
 
 BACKEND_NAMES = {
     "all_gather_single": "_allgather_base",
     "reduce_scatter_single": "_reduce_scatter_base",
     "all_to_all_single": "alltoall_base",
 }
-"""Methods that a backend still has under the old name."""
+"""Methods whose name in a backend is still the old one."""
 
 
 def _torchs_own(name: str, of_backend: Any, issue: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Return what makes a recorded call: method *name* of torch's group, or *of_backend* if that does the same."""
+    """Return the function that makes a recorded call: method *name* of torch's group, or *of_backend* if it does the
+    same.
+    """
 
     def raw(self: Guarded, call: MethodCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if issue is not None:
@@ -310,7 +320,7 @@ def _torchs_own(name: str, of_backend: Any, issue: Callable[..., Any] | None) ->
 
 
 def _remember_call(guard: Guarded, made_call: Made, key: Any, caller: FrameType) -> None:
-    """Keep a call for the fast path: in the group's log, where that asks for it, else by its *key*."""
+    """Cache a call: in the group's log if `fast_path.learn` waits for it, else under *key*."""
     log = guard.group_log
     if log.last is not None:
         log.last = made_call
@@ -321,7 +331,7 @@ def _remember_call(guard: Guarded, made_call: Made, key: Any, caller: FrameType)
 def _note_failure(
     recorder: Recorder, log: GroupLog, name: str, call: MethodCall, index: int, error: BaseException
 ) -> None:
-    """Record that torch raised instead of making a call."""
+    """Record that torch raised an exception instead of making a call."""
     if name == "monitored_barrier":
         recorder.ring.fail(index, error_line(error))
         log.busy = 0
@@ -342,7 +352,7 @@ def _handle_of(
     by_torch: bool,
     after: Any,
 ) -> Any:
-    """The handle of a call that torch has made: *by_torch* for one of its public functions."""
+    """Return the handle of a call that torch has made. *by_torch* says that one of torch's public functions made it."""
     if is_async and on_host and after is None:
         message = MessageHandle if by_torch else MessageWork
         handle = watched(message if op in P2P else guard.later, work, guard.group_log, index, owned)
@@ -461,7 +471,9 @@ def _pass_through(name: str) -> Callable[..., Any]:
 
 
 def hook_methods() -> dict[str, Callable[..., None]]:
-    """Methods of a group that register hooks and take them back (torch 2.14), noting which there are."""
+    """Return the methods of a group that register and remove hooks (torch 2.14), wrapped so that the guard notes
+    them.
+    """
     methods = {}
     for kind, verb in itertools.product(("pre", "post"), ("register", "unregister")):
         name = f"{verb}_{kind}_hook"
@@ -484,7 +496,7 @@ def _hook_method(name: str, kind: str, registers: bool) -> Callable[..., None]:
 
 
 ONE_TENSOR = {"gather_single": "gather", "gather_into_tensor": "gather"}
-"""Methods of torch 2.14 for one tensor in the place of a list, with the operation that they are recorded as."""
+"""Methods of torch 2.14 that take one tensor instead of a list, and the operation under which they are recorded."""
 
 
 def _install_methods() -> None:
@@ -511,5 +523,5 @@ def guard_of(group: Any) -> Guarded | None:
 
 
 def group_ranks(inner: ProcessGroup, ranks: Sequence[int]) -> tuple[int, ...]:
-    """Global ranks; an empty list means the whole world, as in torch's own helper."""
+    """Return the global ranks of a group. An empty list means the whole world, as in torch's own helper."""
     return tuple(ranks) or tuple(range(inner.size()))

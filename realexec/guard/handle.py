@@ -1,6 +1,6 @@
-"""The handle of a guarded call: torch's Work, noting when it is waited for and when it ended.
+"""Handles of guarded calls: torch's Work, with a note of when it was waited for and when it ended.
 
-What a program hangs on a future of a held call (`Future.then`, a DDP communication hook) runs in threads of its own.
+Callbacks on the future of a held call (`Future.then`, a DDP communication hook) run on threads of the guard.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ WAITS, DONE, GOES_ON = rings.WAITING | rings.WAITED, rings.COMPLETED, rings.STAT
 
 
 _alive: deque[Any] = deque(maxlen=1024)
-"""Below torch 2.7: handles for which C++ may still wait."""
+"""Below torch 2.7: recent handles, kept alive because C++ may still wait for them."""
 
 
 def keep_alive(handle: Any) -> None:
-    """Keep the Python object of a handle that goes to C++ until it was waited for.
+    """Keep the Python object of a handle that is passed to C++ until it was waited for.
 
-    Below torch 2.7, C++ keeps a Work without its Python object. Once that is gone, it calls C++'s `Work::wait`,
-    which never returns: DistributedDataParallel's constructor hangs there.
+    Below torch 2.7, C++ keeps a Work without its Python object. Once that object is gone, C++ calls its own
+    `Work::wait`, which never returns: DistributedDataParallel's constructor hangs there.
     """
     while _alive and _alive[0].is_waited_for():
         _alive.popleft()
@@ -62,7 +62,7 @@ KEEPS_ALIVE = not works.WORK.works()
 
 
 class _Noted:
-    """Base of all handles: passes on to torch's Work, and notes that it was waited for."""
+    """Base of all handles: forwards to torch's Work, and notes in the record that the handle was waited for."""
 
     if not TYPE_CHECKING:
         __slots__ = ()  # a base beside Work can have none
@@ -70,7 +70,7 @@ class _Noted:
     _group_log: GroupLog
     _index: int
     _word: int
-    """Position of its record in the ring."""
+    """Position of the call's record in the ring."""
     _touched: bool
     _is_async: bool
     _polled: bool
@@ -162,7 +162,7 @@ class _Noted:
 
 
 class Handle(_Noted, Work):
-    """Wraps the Work of a real backend. C++ (DDP, functional collectives) calls `wait` and `get_future`."""
+    """Wrapper of a backend's Work. C++ code (DDP, functional collectives) calls its `wait` and `get_future`."""
 
     __slots__ = (
         "_after",
@@ -194,15 +194,17 @@ class Handle(_Noted, Work):
         self._index = index
         self._is_async = is_async
         self._on_host = on_host
-        """wait() returns when the data are there (CPU tensors); on an accelerator the stream waits."""
+        """Whether the tensors are on the CPU, so that wait() returns when the data have arrived. On a GPU, wait()
+        only makes the stream wait.
+        """
         self._again = on_host and not p2p
-        """wait() may be called twice: gloo's send and receive block for ever the second time."""
+        """Whether wait() may be called twice. A second wait() of a send or receive blocks forever in gloo."""
         self._touched = not (is_async and owned)
-        """Whether dropping the handle is no fault: it was waited for, or torch's own code has it."""
+        """Whether dropping the handle is harmless: it was waited for, or torch's own code holds it."""
         self._after: Any = None
-        """Called once when the first wait() has come back (NaN watch, checksums)."""
+        """Called once after the first wait() has returned (NaN check, checksums)."""
         self._polled = not p2p or not on_host
-        """gloo's sends and receives say that they have ended only after wait()."""
+        """Whether polling shows that the call has ended. gloo's sends and receives end only with wait()."""
         if is_async and self._polled:
             recorder.watch(index, inner, self._again)
 
@@ -232,7 +234,7 @@ class Handle(_Noted, Work):
 
 
 class HostHandle(Handle):
-    """The handle of an asynchronous collective on the host's tensors; made by `watched`."""
+    """Handle of an asynchronous collective on CPU tensors; created by `watched`."""
 
     __slots__ = ()
     __init__ = Work.__init__
@@ -269,10 +271,11 @@ class HostHandle(Handle):
 
 
 class MessageHandle(_Noted):
-    """The handle of `isend` or `irecv`: gloo's may be waited for but once, and end only with that.
+    """Handle of `isend` or `irecv`. gloo's Work may be waited for only once, and ends only with that wait.
 
-    Python alone gets it, from torch's public functions, so it says that it is a Work and is none: to make an object
-    that C++ can take costs as much as half of the record. A group's methods answer a `MessageWork`."""
+    Only Python code gets this handle, from torch's public functions, so it imitates Work without being one: an
+    object that C++ accepts costs half as much as the record. Methods of a group return a `MessageWork`.
+    """
 
     __slots__ = ("_group_log", "_index", "_inner", "_touched", "_word")
     _is_async = True
@@ -304,7 +307,7 @@ class MessageHandle(_Noted):
 
 
 class MessageWork(HostHandle):
-    """A `MessageHandle` that C++ can take."""
+    """A `MessageHandle` that C++ code accepts as a Work."""
 
     __slots__ = ()
     _again = False
@@ -320,8 +323,10 @@ class MessageWork(HostHandle):
 
 
 def watched(kind: type[HostHandle | MessageHandle], work: Any, log: GroupLog, index: int, owned: bool) -> Any:
-    """The handle of a call that has just gone out. (Not by `__init__`: a call of Python's for each costs a microsecond
-    where the caches are cold.)"""
+    """Return the handle of a call that has just been made.
+
+    It is not created by `__init__`, because one more Python call costs a microsecond with cold caches.
+    """
     handle = kind()
     handle._inner = work
     handle._group_log = log
@@ -334,8 +339,10 @@ def watched(kind: type[HostHandle | MessageHandle], work: Any, log: GroupLog, in
 
 
 class SyncHandle:
-    """The handle of a synchronous call on CPU tensors, which only torch.distributed's own function sees:
-    it calls `wait()` at once. Not a Work, so it costs next to nothing."""
+    """Handle of a synchronous call on CPU tensors. It is not a Work, which makes it cheap.
+
+    Only torch.distributed's own function sees it, and calls `wait()` immediately.
+    """
 
     __slots__ = ("_group_log", "_index", "_inner", "_ring")
 
@@ -359,13 +366,15 @@ class SyncHandle:
 
 LOOK_S = 0.01
 QUIET_LOOKS = 2
-"""A job that sleeps through so many looks in a row waits for something, maybe for what a later one does."""
+"""Number of consecutive polls that must see a callback asleep before the next callback starts: it may wait for a
+later one.
+"""
 LEAVE_S = 2.0
-"""Seconds that the end of the process waits for running callbacks."""
+"""Seconds that the process waits at its end for running callbacks."""
 
 
 class _Turn:
-    """A job's place in the order."""
+    """Turn of a callback in the order of callbacks."""
 
     def __init__(self, job: Callable[[], object], before: _Turn | None) -> None:
         self.job = job
@@ -390,8 +399,11 @@ class _Turn:
         self.done.set()
 
     def ends_or_waits(self) -> None:
-        """Return once the job has ended, or sleeps. One that computes, or wants to on a machine that is busy, does
-        not: were the next to begin, the two would make their calls in an order that differs from rank to rank."""
+        """Return once the callback has ended, or sleeps because it waits for something.
+
+        It does not return while the callback computes, or wants to on a busy machine: if the next callback started
+        then, the two could make their calls in an order that differs from rank to rank.
+        """
         quiet = 0
         while quiet < QUIET_LOOKS:
             began_s = time.monotonic()
@@ -412,19 +424,21 @@ class _Turn:
 
 
 class _Pool:
-    """Starts jobs in their order, each after the one before it or once that one is seen to wait: callbacks that make
-    calls of their own make them in one order on every rank. Grows by a thread whenever all are inside: a callback may
-    wait for another call, whose own future may have callbacks that wait, and so on. With any fixed number of threads
-    the last one would wait for ever."""
+    """Thread pool that starts callbacks in order, each once the previous one has ended or waits.
+
+    Callbacks that make calls thus make them in the same order on every rank. The pool adds a thread whenever all
+    threads are busy: a callback may wait for another call whose future has callbacks that wait, and so on, and with
+    any fixed number of threads the last callback would wait forever.
+    """
 
     def __init__(self) -> None:
         self._turns: SimpleQueue[_Turn] = SimpleQueue()
         self._lock = threading.Condition()
         self._open = 0
-        """Jobs that have not ended."""
+        """Number of callbacks that have not ended."""
         self._last: _Turn | None = None
         self._idle = 0
-        """Threads that wait for a job and that no job in the queue counts on."""
+        """Number of idle threads that no queued callback will use."""
 
     def run(self, job: Callable[[], object]) -> None:
         with self._lock:
@@ -446,7 +460,7 @@ class _Pool:
                 self._lock.notify_all()
 
     def drain(self, limit_s: float) -> bool:
-        """Wait until all jobs have ended; False: some have not in *limit_s*."""
+        """Wait until all callbacks have ended. Return False if some have not after *limit_s* seconds."""
         with self._lock:
             return self._lock.wait_for(lambda: not self._open, limit_s)
 
@@ -455,10 +469,12 @@ _pool = _Pool()
 
 
 def run_apart(job: Callable[[], object]) -> None:
-    """Run *job* on a thread where it may block for as long as it likes."""
+    """Run *job* on a thread of the pool, where it may block as long as needed."""
     _pool.run(job)
 
 
 def drain() -> bool:
-    """Wait for callbacks before the interpreter shuts down, which would crash a thread that is inside torch's C++."""
+    """Wait for callbacks before the interpreter shuts down. Shutdown would crash a thread that is inside torch's C++
+    code.
+    """
     return _pool.drain(LEAVE_S)

@@ -1,8 +1,8 @@
-"""Guards a process group by its own hooks (torch 2.14): the group stays torch's, and so does its type.
+"""Guard of a process group by torch's own hooks (torch 2.14): the group and its type stay torch's.
 
-A hook sees every call, also those that C++ makes (DDP's buckets, functional collectives), but not the reduce operation,
-the tag, the splits, or who waits. So the public methods of `ProcessGroup` record what Python calls, as those of a
-`GuardedGroup` do, and the hooks record the rest.
+A hook sees every call, also those that C++ makes (DDP's buckets, functional collectives), but not the reduce
+operation, the tag, the splits, or who waits. Therefore the public methods of `ProcessGroup` record calls from
+Python, as a `GuardedGroup` does, and the hooks record the others.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from distsim.torch_compat.patches import Patches
 __all__ = ["UNSEEN", "HookedGroup", "attach_note", "call_of", "patch_methods", "refusal"]
 
 HOOK_ID = 0x64697374
-"""Programs number their own hooks from 0, as torch's own do."""
+"""Id of the guard's hook. Programs and torch number their own hooks from 0."""
 UNSEEN = (
     "of the calls that C++ makes (DDP's buckets, functional collectives) it does not see who waits, nor how a compiled "
     "one reduces and splits, nor sends and receives"
 )
-"""What a guard by hooks does not see."""
+"""Sentence on what a guard by hooks does not see."""
 
 
 def refusal(settings: Settings) -> str:
@@ -63,14 +63,16 @@ WAITS_AT_ONCE = frozenset(
 )
 FUNCTIONAL = "_functional_collectives.py"
 FAR = 16
-"""Frames between a hook and the functional collective that makes the call: the dispatcher's and autograd's."""
+"""Largest number of frames between a hook and the functional collective that makes the call; the dispatcher's and
+autograd's frames lie between.
+"""
 
 _issuing: dict[int, Any] = {}
-"""By thread: the group whose recorded call one of our methods is making."""
+"""Group whose call is being made by a method that has already recorded it, by thread."""
 
 
 class HookedGroup(Guarded):
-    """A group of torch's own that reports its calls by hooks."""
+    """One of torch's own groups, which reports its calls through hooks."""
 
     def __init__(self, group: ProcessGroup, log: GroupLog, recorder: Recorder) -> None:
         # The hooks belong to the group in C++, where no garbage collector looks: they must not keep it alive.
@@ -79,9 +81,9 @@ class HookedGroup(Guarded):
         self.backends = groups.backends_of(group)
         self.group_desc = str(group.group_desc)
         self.inherited: Any = None
-        """Notes the calls of a forked child."""
+        """In a forked child: object that notes calls on the parent's group."""
         self._open: dict[int, tuple[GroupLog, int]] = {}
-        """Thread -> log and record of a call that C++ is just making."""
+        """Log and record index of the call that C++ is making, by thread."""
 
     def forked(self, stand_in: Callable[[Any], Any]) -> None:
         """See `Guarded.forked`."""
@@ -103,15 +105,16 @@ class HookedGroup(Guarded):
         HOOKED.pop(id(self.ref()), None)
 
     def unhook(self) -> None:
-        """Remove the hooks. A Python hook on a group that outlives the interpreter ends the process with SIGSEGV (torch
-        2.14.1)."""
+        """Remove the hooks. In torch 2.14.1, a Python hook on a group that outlives the interpreter crashes the
+        process (SIGSEGV).
+        """
         group = self.ref()
         if group is not None and HOOKED.get(id(group)) is self:
             group.unregister_pre_hook(HOOK_ID)
             group.unregister_post_hook(HOOK_ID)
 
     def _begin(self, hook_call: Any) -> None:
-        """Record a call before it is made."""
+        """Record a call before torch makes it."""
         me = get_ident()
         if _issuing.get(me) is self or self.recorder is None:
             return
@@ -131,7 +134,7 @@ class HookedGroup(Guarded):
         recorder.ring.mark(index, waits)
 
     def _issued(self, hook_call: Any) -> None:
-        """Take the handle after the call was made."""
+        """Take the call's handle after torch has made it."""
         _, index = self._open.pop(get_ident(), (None, None))
         recorder, work = self.recorder, hook_call.work
         if index is None or recorder is None:
@@ -142,14 +145,14 @@ class HookedGroup(Guarded):
             recorder.watch(index, work, again=True)
 
     def _never_issued(self, thread: int, recorder: Recorder) -> None:
-        """The backend, or another hook, has refused the thread's last call: torch fires no hook then."""
+        """Mark the thread's last call as refused by the backend or by another hook; torch calls no post-hook then."""
         log, index = self._open.pop(thread, (None, None))
         if log is not None and index is not None:
             recorder.not_issued(log, None, index, "the call did not go out")
 
 
 def patch_methods(patches: Patches) -> None:
-    """Patch the methods of torch's groups to record what Python calls."""
+    """Patch the methods of torch's groups so that they record calls from Python."""
     readers: dict[str, tuple[str, Any]] = {name: (op, METHODS[name]) for op in FIELDS for name in FIELDS[op].methods}
     readers |= {name: (op, FIELDS[op].reader(op, FIELDS[op], name)) for name, op in ONE_TENSOR.items()}
     for name, (op, read) in readers.items():
@@ -162,7 +165,7 @@ def patch_methods(patches: Patches) -> None:
 
 
 def _issuer(name: str, original: Any) -> Callable[..., Any]:
-    """Return the caller of torch's own method, whose call the hooks take as recorded."""
+    """Return a function that calls torch's own method and makes the hooks skip this call, which is already recorded."""
 
     def issue(guard: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(guard, HookedGroup):
@@ -190,8 +193,9 @@ TWO_LISTS = {"GATHER": "gather", "SCATTER": "scatter", "ALLTOALL": "all_to_all"}
 
 
 def call_of(hook_call: Any, ranks: tuple[int, ...], caller: FrameType | None) -> MethodCall | None:
-    """Return the call that a pre-hook reports; None if it moves no data, and for messages, whose tag hooks do not
-    get.
+    """Return the call that a pre-hook reports, or None if it moves no data.
+
+    Messages give None, too, because a hook does not get their tag.
     """
     name, inputs, outputs = hook_call.name.name, hook_call.input_tensors, hook_call.output_tensors
     num_in, num_out, size = len(inputs), len(outputs), len(ranks)
@@ -237,7 +241,10 @@ def call_of(hook_call: Any, ranks: tuple[int, ...], caller: FrameType | None) ->
 
 
 def _of_functional(caller: FrameType | None) -> Mapping[str, Any]:
-    """The arguments of the functional collective that makes a call; empty where none does, or a compiled one."""
+    """Return the arguments of the functional collective that makes the call.
+
+    Empty if no functional collective makes it, or if it is compiled.
+    """
     for _ in range(FAR):
         if caller is None:
             break
@@ -248,7 +255,7 @@ def _of_functional(caller: FrameType | None) -> Mapping[str, Any]:
 
 
 def _reduce_op(given: Mapping[str, Any], caller: FrameType | None) -> int | None:
-    """Return torch's number of the reduce op; None if it is unknown, which agrees with any."""
+    """Return torch's number of the reduce operation, or None if it is unknown. None matches any operation."""
     name = given.get("reduceOp")
     if name is None:  # DDP divides by itself, and sums
         return 0 if caller is not None and caller.f_code is BACKWARD else None

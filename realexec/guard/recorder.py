@@ -1,4 +1,4 @@
-"""Records a process's own calls: the hot path between a guarded group and the ring."""
+"""Recorder of the calls of one process: the hot path between a guarded group and the ring."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ __all__ = ["UNKNOWN", "GroupLog", "Made", "Recorder"]
 
 COMPLETED, FAILED = rings.COMPLETED, rings.FAILED
 HEADS = range(4)
-"""Number of completed calls that are stamped at each new call: more than one, or the queue would not shrink."""
+"""Number of outstanding calls at the head of the queue that are polled at each new call. More than one, so that the
+queue shrinks.
+"""
 
 
 class Completable(Protocol):
-    """The part of torch's Work that is polled."""
+    """Interface of torch's Work that polling uses."""
 
     def is_completed(self) -> bool: ...
 
@@ -37,22 +39,22 @@ class Completable(Protocol):
 
 
 class Made(NamedTuple):
-    """A call just made the long way, for `fast_path`."""
+    """A call that the slow path has just made, for `fast_path`."""
 
     thread: int
     call: MethodCall
     record: int
-    """Its index in the ring."""
+    """Index of its record in the ring."""
     body: bytes
-    """Its record as it was when the call was made."""
+    """Bytes of its record when the call was made."""
     args: tuple[Any, ...]
-    """Arguments with which the backend was called."""
+    """Arguments that the backend received."""
     owned: bool
-    """A user gets its handle."""
+    """Whether a user gets the handle."""
 
     @property
     def flags(self) -> int:
-        """The flags of the record."""
+        """Return the flags of the record."""
         return int.from_bytes(self.body[16:24], "little")
 
 
@@ -62,7 +64,7 @@ class _Unknown:
     __slots__ = ("next",)
     what = None
     next: Any
-    """The call that came after it."""
+    """Call that followed it."""
 
     def __init__(self) -> None:
         self.next = UNKNOWN
@@ -73,7 +75,7 @@ UNKNOWN.next = UNKNOWN
 
 
 class GroupLog:
-    """A group's state in this process: its members, the next call numbers, and the call under way."""
+    """State of a group in this process: its members, the next call numbers, and the current call."""
 
     __slots__ = (
         "before",
@@ -106,35 +108,39 @@ class GroupLog:
     ) -> None:
         self.name = name
         self.world = RecordedWorld("", 0, len(ranks), WorldKind.DEFAULT, "") if world is None else world
-        """World that numbers the ranks."""
+        """World whose ranks the group uses: the processes that met in one rendezvous."""
         self.recorder: Any = recorder
-        """Recorder of this process; None in tests of a log alone."""
+        """Recorder of this process; None in tests without one."""
         self.words: Any = None if recorder is None else recorder.ring.words
         self.key = f"{self.world.id}:{name}/{generation}/{','.join(map(str, ranks))}"
-        """Key that is equal on every member, and different from that of every other group."""
+        """Key of the group, equal on every member and unique among groups."""
         self.ranks = tuple(ranks)
         self.group = group
         self.seq = count(1)
         self.p2p = count(1)
         self.ordinals: dict[tuple[str, int, int], list[int]] = {}
-        """Number of messages by operation, peer and tag, in lists of one element, which `fast_path` keeps."""
+        """Number of messages by operation, peer and tag. Each number is in a one-element list, which `fast_path`
+        shares.
+        """
         self.seen: dict[tuple[Any, ...], Any] = {}
-        """Calls made before, by line and shape: see `fast_path`."""
+        """Cached calls, by line and shapes (see `fast_path`)."""
         self.before: Any = _Unknown()
-        """The last call that was one of them: the next is likely the one that came after it."""
+        """Last cached call that was made. Its `next` is the guess for the next call."""
         self.marked: dict[tuple[Any, ...], int] = {}
         """Index of the record by key, for calls that are not cached yet but have left marks on the stack."""
         self.last: Made | tuple[()] | None = None
-        """The last call by the long path; empty while `fast_path` waits for it; None otherwise, so that no tensor is
-        kept alive.
+        """The last call of the slow path if `fast_path` waits for it (empty until then), else None, so that no
+        tensor is kept alive.
         """
         self.busy = 0
-        """Thread that is inside a synchronous collective of this group; 0: none.
+        """Id of the thread inside a synchronous collective of this group, or 0.
 
-        Messages do not count, because they have no order among the calls of other threads.
+        Messages do not count, because they have no order relative to the calls of other threads.
         """
         self.near: Any = None
-        """Strict level: the members' own queue (`strict.queue`), where all are on this host and have shown a call."""
+        """Strict level: the group's queue (`strict.queue`) if all members are on this host and have shown a call,
+        else None.
+        """
         self.refusing: Callable[[int, int], bool] | None = None
         """At level strict: called with the number and index of a collective that the backend refused, before it is
         recorded.
@@ -143,14 +149,14 @@ class GroupLog:
         """
 
     def forget(self, calls: Iterable[Any]) -> None:
-        """Drop cached calls: no guess leads to or from them, or a chain of them would keep them all alive."""
+        """Drop cached calls, and the guesses that lead to or from them, which would keep the calls alive."""
         for seen in calls:
             seen.what, seen.next = None, UNKNOWN
             if self.before is seen:
                 self.before = _Unknown()
 
     def forget_all(self) -> None:
-        """Calls that the same line may make again."""
+        """Drop all cached calls of the group."""
         for seen in list(self.seen.values()):
             self.forget((seen, *seen.others))
         self.seen.clear()
@@ -163,26 +169,26 @@ class GroupLog:
 
 
 class Recorder:
-    """Writes this process's calls into its ring."""
+    """Writer of this process's calls into its ring."""
 
     def __init__(self, ring: RingWriter) -> None:
         self.ring = ring
         self.sites = CallSites(ring)
         self._threads: dict[int, int] = {}
         self.num_serving = 0
-        """Threads among them that are torch's, and serve remote calls."""
+        """Number of these threads that belong to torch and serve remote calls."""
         self.look: Callable[[], None] | None = None
-        """Called once per heartbeat to record where threads that serve remote calls are."""
+        """Called once per heartbeat to record the positions of threads that serve remote calls."""
         self._pending: BaseException | None = None
         self.caught = CaughtLog(ring.caught)
         self.outstanding: dict[int, Completable] = {}
-        """Asynchronous calls that have not been seen to complete, by index, in order."""
+        """Asynchronous calls that were not yet seen to end, by record index, in order."""
         self._creations: GroupLog | None = None
         self._generations: dict[tuple[str, str, tuple[int, ...]], int] = {}
         self.launcher = RecordedWorld("", ring.rank, ring.world_size, WorldKind.DEFAULT, "its launcher")
-        """The launcher's world, as in `layout.HEADER`."""
+        """World as the launcher describes it (the `layout.HEADER` of the ring)."""
         self.world = self.launcher
-        """The world of the default group; before there is one, the launcher's."""
+        """World of the default group, or the launcher's world until there is a default group."""
         main = threading.main_thread().ident
         ring.header(rings.W_MAIN_THREAD, main or 0)
 
@@ -196,9 +202,11 @@ class Recorder:
     def group_log(
         self, name: str, description: str, ranks: Sequence[int], world: RecordedWorld | None = None
     ) -> GroupLog:
-        """Counters for a group, which is written into the ring's table. A group that is made again under
-        the same name (after destroy_process_group) is another one. *ranks* are those of *world*, by default that of
-        the default group."""
+        """Return the log of a new group, and write the group into the ring's table.
+
+        A group that is created again under the same name (after destroy_process_group) gets a new log. *ranks* are
+        ranks of *world*, by default the default group's world.
+        """
         world = self.world if world is None else world
         key = (world.id, name, tuple(ranks))
         generation = self._generations[key] = self._generations.get(key, -1) + 1
@@ -206,7 +214,9 @@ class Recorder:
         return GroupLog(name, ranks, group, generation, self, world)
 
     def begin(self, log: GroupLog, call: MethodCall, site: Place) -> tuple[int, bool, int, int]:
-        """Record that a call is being made: its index, whether the caller goes on, its number, its fingerprint."""
+        """Record a call that starts, and return its index, whether the caller continues at once, its number and its
+        fingerprint.
+        """
         key, is_async, peer, tag = call.key, call.is_async, call.peer, call.tag
         ring = self.ring
         signature, fingerprint = ring.signature(key, content)
@@ -242,9 +252,12 @@ class Recorder:
         return index, is_async, seq, fingerprint
 
     def not_issued(self, log: GroupLog, end: tuple[str, int, int] | None, index: int, error: str) -> None:
-        """The backend raised at once. Unless that follows from what another rank did, it refused the call (a wrong
-        argument): it has not arrived anywhere, and the next one takes its number, as it does in the backend. *end*: the
-        operation, peer and tag of a message."""
+        """Record that the backend raised immediately.
+
+        Unless another rank caused this, the backend refused the call (a wrong argument): it has not arrived
+        anywhere, and the next call takes its number, as in the backend. *end* is the operation, peer and tag of a
+        message.
+        """
         self.ring.fail(index, error)
         if not aftermath(error):
             seq = self.ring.number(index)
@@ -260,8 +273,10 @@ class Recorder:
             log.busy = 0
 
     def refused(self, log: GroupLog, op: str, error: str) -> None:
-        """A public function of torch.distributed refused a call before the group's own method heard of it: it has no
-        number, and the next call takes the one that it would have had."""
+        """Record a call that a public function of torch.distributed refused before it reached the group.
+
+        The call has no number; the next call takes the number that it would have had.
+        """
         site = self.sites.here(3)
         me = threading.get_ident()
         flags = rings.FAILED | rings.REJECTED
@@ -279,7 +294,9 @@ class Recorder:
         self.ring.finish(index, flags)
 
     def note(self, log: GroupLog, op: str, seq: int, new_ranks: tuple[int, ...] | None = None) -> int:
-        """Record a call that is not a method of a group: init_process_group, new_group."""
+        """Record a call that is not a method of a group, such as init_process_group or new_group, and return its
+        index.
+        """
         site = self.sites.here(3)
         me = threading.get_ident()
         thread = self._threads.get(me) or self._thread(me)
@@ -298,7 +315,7 @@ class Recorder:
         )
 
     def note_new_group(self, ranks: tuple[int, ...], local: bool) -> int:
-        """new_group is numbered by itself; with local synchronization only its members take part."""
+        """Record a new_group, which has its own numbering. With local synchronization, only its members take part."""
         world = range(self.world.size)
         log = self._creations
         if log is None:
@@ -309,7 +326,7 @@ class Recorder:
         return self.note(log, "new_group", next(log.seq), ranks)
 
     def rejected_new_group(self, index: int) -> None:
-        """torch refused its arguments before it gave the group a number."""
+        """Mark a new_group as refused: torch rejected its arguments before it numbered the group."""
         self.ring.mark(index, rings.REJECTED)
         if self._creations is not None:
             self._creations.seq = count(next(self._creations.seq) - 1)
@@ -321,7 +338,7 @@ class Recorder:
         return offset
 
     def _exception_on_its_way(self) -> int:
-        """A call made in a `finally` or `except` block: say what was raised, once."""
+        """Return the flag for a call inside a `finally` or `except` block, and write the exception once."""
         error = sys.exc_info()[1]
         if error is not self._pending and error is not None:
             self._pending = error
@@ -329,7 +346,7 @@ class Recorder:
         return rings.PENDING_EXCEPTION
 
     def exception(self, error: BaseException) -> int:
-        """Offset of an exception's text: its last line, then the user's frames where it was raised."""
+        """Write an exception's text into the ring and return its offset: the last line, then the user's frames."""
         text, last = error_traceback(error), last_line(error)
         frames = [site.to_json() for site in raised_at(error.__traceback__)]
         return self.ring.entry(
@@ -339,20 +356,22 @@ class Recorder:
         )
 
     def handled(self, error: BaseException, code: CodeType, line: int) -> None:
-        """The program has handled an exception at this line of an `except`."""
+        """Record that the program has handled an exception at this line of an `except` block."""
         self.caught.add(error, code, line, self.ring.words[rings.WORDS_AT // 8 + rings.W_COUNT])
 
     def end(self, index: int, state: int) -> None:
-        """Stamp the end of a call."""
+        """Record the end of a call."""
         self.ring.finish(index, state)
 
     def watch(self, index: int, work: Completable, again: bool) -> None:
-        """Look at an asynchronous call now and then until it has ended; *again*: one that has ended may be waited for
-        once more, to learn how."""
+        """Poll an asynchronous call until it has ended.
+
+        *again* says that an ended call may be waited for once more, to learn whether it failed.
+        """
         self.outstanding[index] = work if again else _Once(work)
 
     def poll(self) -> None:
-        """Stamp the asynchronous calls at the head of the queue that have ended."""
+        """Record the end of asynchronous calls at the head of the queue that have ended."""
         outstanding = self.outstanding
         for _ in HEADS:
             try:
@@ -375,7 +394,7 @@ class Recorder:
                 self.ring.finish(index, state)
 
     def look_at(self, index: int) -> bool:
-        """Stamp a call if it has ended; whether it has."""
+        """Record the end of a call if it has ended, and return whether it has."""
         work = self.outstanding.get(index)
         if work is None:  # it was waited for
             return True
@@ -392,7 +411,7 @@ class Recorder:
         return True
 
     def sweep(self) -> None:
-        """Look at every asynchronous call once, and how many threads that make calls still live."""
+        """Poll every asynchronous call once, and count the threads that make calls and are still alive."""
         if self.look is not None:
             self.look()
         if len(self._threads) - self.num_serving > 1:
@@ -408,7 +427,7 @@ def _plain(key: tuple[str, tuple[int, ...] | None]) -> tuple[dict[str, Any], boo
 
 
 class _Once:
-    """A work that may be waited for but once: that is the program's to do."""
+    """A Work that may be waited for only once, which is left to the program."""
 
     __slots__ = ("is_completed",)
 

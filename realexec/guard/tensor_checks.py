@@ -1,4 +1,4 @@
-"""Opt-in looks at the tensors of a call: NaN before it goes out, buffers written while in flight."""
+"""Opt-in checks of a call's tensors: NaN in outgoing data, and writes to buffers that are in use."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from distsim.realexec.guard.recorder import Recorder
 __all__ = ["Checksums", "find_nan", "input_tensors"]
 
 IN_PLACE = frozenset({"recv", *(op for op, fields in FIELDS.items() if fields.in_place)})
-"""Calls whose own result lands in the buffer: a change while in flight shows only against a copy."""
+"""Operations whose result replaces the buffer's content. A write during the call is only visible if the call runs on
+a copy.
+"""
 COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 def input_tensors(call: MethodCall, rank: int) -> list[Tensor]:
-    """The tensors that this rank contributes to a call."""
+    """Return the tensors that this rank contributes to a call."""
     if call.key[0] == "broadcast" and call.key[5] != rank:
         return []
     return _plain(call.inputs)
@@ -32,7 +34,7 @@ def _plain(tensors: Sequence[Any]) -> list[Tensor]:
 
 
 def _values(tensor: Tensor) -> Tensor | None:
-    """The numbers that a tensor holds, as a strided one; None where there are none to be looked at."""
+    """Return the numbers of a tensor as a strided tensor, or None if it has none that can be checked."""
     tensor = tensor.detach()
     if tensor.is_meta:
         return None
@@ -49,7 +51,7 @@ def _has_bytes(tensor: Tensor) -> bool:
 
 
 def find_nan(recorder: Recorder, call: MethodCall, index: int, rank: int) -> None:
-    """Flag a call that sends NaN."""
+    """Record a finding if the call sends NaN."""
     for tensor in input_tensors(call, rank):
         values = _values(tensor) if tensor.is_floating_point() or tensor.is_complex() else None
         if values is not None and bool(torch.isnan(values).any()):
@@ -58,10 +60,10 @@ def find_nan(recorder: Recorder, call: MethodCall, index: int, rank: int) -> Non
 
 
 class Checksums:
-    """Compares a call's buffers before and after the call.
+    """Checksums of a call's buffers before and after the call, to detect writes in between.
 
-    A call that works in place runs on a copy, so that any other content of the buffer afterwards was written by the
-    program; the result is copied there when the handle is waited for.
+    A call that works in place runs on a copy, so that any change of the buffer must come from the program. The
+    result is copied into the buffer when the handle is waited for.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -70,7 +72,7 @@ class Checksums:
     def begin(
         self, call: MethodCall, index: int, args: tuple[Any, ...], rank: int
     ) -> tuple[tuple[Any, ...], Callable[[], None] | None]:
-        """The arguments to call with, and what to do once the call has been waited for."""
+        """Return the arguments for the call, and a function to call after the call was waited for (or None)."""
         op = call.key[0]
         if op in IN_PLACE:
             buffers = _plain(call.outputs)

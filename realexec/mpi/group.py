@@ -1,6 +1,6 @@
-"""A process group whose calls are MPI's non-blocking ones (MPI 3.0), and where torch meets it.
+"""Process group on MPI's non-blocking calls (MPI 3.0), and its registration with torch.
 
-`MpiWork` is the handle of a call, `enable` has torch's own functions make these groups.
+`MpiWork` is the handle of a call; `enable` makes torch's own functions create these groups.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _NAMES = {
     torch.complex64: "C_FLOAT_COMPLEX",
     torch.complex128: "C_DOUBLE_COMPLEX",
 }
-"""MPI has no half precision."""
+"""MPI datatype of each torch dtype. MPI has no half precision."""
 _OPERATIONS = {"SUM": "SUM", "PRODUCT": "PROD", "MIN": "MIN", "MAX": "MAX"}
-"""torch's ProcessGroupMPI.cpp, `mpiOp`."""
+"""MPI reduction for each reduce operation, as in torch's ProcessGroupMPI.cpp (`mpiOp`)."""
 _LOGICAL = {"SUM": "LOR", "MAX": "LOR", "PRODUCT": "LAND", "MIN": "LAND"}
 
 
 class MpiGroup(ProcessGroup):
-    """A process group on *comm*, an mpi4py communicator of its own."""
+    """Process group on *comm*, its own mpi4py communicator."""
 
     def __init__(self, comm: Any) -> None:
         super().__init__(comm.Get_rank(), comm.Get_size())
@@ -255,7 +255,7 @@ class MpiGroup(ProcessGroup):
         return root
 
     def _places(self, op: str, tensors: Sequence[Tensor], like: Tensor) -> list[Tensor]:
-        """One tensor a rank, each as *like*."""
+        """Check that there is one tensor for each rank, each shaped like *like*, and return them."""
         if len(tensors) != self.size():
             raise RuntimeError(f"MPI: {op}: expected a list of {self.size()} tensors, one a rank, got {len(tensors)}")
         for i, tensor in enumerate(tensors):
@@ -267,7 +267,7 @@ class MpiGroup(ProcessGroup):
         return list(tensors)
 
     def _shares(self, tensor: Tensor, splits: Sequence[int]) -> list[int]:
-        """Elements for each rank; *splits* are rows."""
+        """Return the number of elements for each rank; *splits* counts rows."""
         rows = int(tensor.shape[0]) if tensor.dim() else 1
         if splits and len(splits) != self.size():
             raise RuntimeError("Number of tensor splits not equal to group size")
@@ -297,7 +297,7 @@ def _copy(parts: Sequence[Tensor], places: Sequence[Tensor]) -> None:
 
 
 class MpiWork(Work):
-    """Ends with MPI's requests; *land* then puts what came where the program wants it."""
+    """Handle that ends when MPI's requests do. *land* then copies received data to the program's tensors."""
 
     def __init__(
         self,
@@ -314,7 +314,7 @@ class MpiWork(Work):
         self._name = name
         self._outputs = list(outputs)
         self._keep = (*outputs, *keep)
-        """MPI reads and writes their memory until the end."""
+        """Tensors that MPI reads and writes until the end."""
         self._land = land
         self._received = received
         self._sender = -1
@@ -380,7 +380,7 @@ class MpiWork(Work):
         return self._outputs
 
     def synchronize(self) -> None:
-        """Tensors of the host need no stream."""
+        """Do nothing: CPU tensors need no stream."""
 
     def block_current_stream(self) -> None:
         self.wait()
@@ -396,8 +396,11 @@ class MpiWork(Work):
 
 
 def buffer(tensor: Tensor) -> list[Any]:
-    """[memory, datatype] of a contiguous tensor on the host; RuntimeError where MPI can not have it. mpi4py counts the
-    elements, and shares them out where each rank has a part."""
+    """Return [memory, datatype] of a contiguous CPU tensor, for mpi4py, which counts the elements itself.
+
+    Raises:
+        RuntimeError: MPI cannot take the tensor.
+    """
     _refuse(tensor)
     library = mpi()
     memory = library.memory.fromaddress(tensor.data_ptr(), tensor.numel() * tensor.element_size())
@@ -405,7 +408,9 @@ def buffer(tensor: Tensor) -> list[Any]:
 
 
 def spread(tensor: Tensor, counts: list[int]) -> list[Any]:
-    """[memory, (elements a rank, where each begins), datatype]: *tensor*'s rows in the order of the ranks."""
+    """Return [memory, (elements for each rank, offset of each), datatype] for a tensor whose rows are split over
+    ranks.
+    """
     memory, kind = buffer(tensor)
     begins = [sum(counts[:rank]) for rank in range(len(counts))]
     return [memory, (counts, begins), kind]
@@ -423,7 +428,11 @@ def _refuse(tensor: Tensor) -> None:
 
 
 def operation(op: Any, tensor: Tensor) -> Any:
-    """MPI's reduction for torch's on this tensor; RuntimeError where MPI has none."""
+    """Return MPI's reduction for torch's *op* on this tensor.
+
+    Raises:
+        RuntimeError: MPI has no such reduction.
+    """
     name = ReduceOp.RedOpType(op.op if isinstance(op, ReduceOp) else op).name
     known = _LOGICAL if tensor.dtype is torch.bool else _OPERATIONS
     if name not in known or (tensor.is_complex() and name in ("MIN", "MAX")):

@@ -24,18 +24,18 @@ from distsim.realexec.process.worlds import Started
 __all__ = ["become_rank", "check", "run_mpirun"]
 
 OURS = frozenset({"nproc_per_node", "nnodes", "module", "no_python", "training_script", "training_script_args"})
-"""torchrun's flags that mean something to mpirun; `standalone` is simply true."""
+"""Flags of torchrun that are passed on to mpirun; `standalone` is always true."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def check() -> None:
-    """UsageError where neither torch nor mpi4py has MPI."""
+    """Raise UsageError if neither torch nor mpi4py has MPI."""
     if not dist.is_mpi_available() and not library.found():
         raise UsageError(f"--on mpi: torch has no MPI, as all wheels have none, nor is mpi4py here: {library.REMEDY}")
 
 
 def become_rank(args: argparse.Namespace, started: Started, settings: Settings) -> int:
-    """Go on as the script, under guard: mpirun has started this process. Does not return."""
+    """Run the script under the guard in this process, which mpirun started. Does not return."""
     given = args.nproc_per_node
     if given not in (None, "1", 1) and str(given) != str(started.local_world_size):
         if started.rank:
@@ -51,8 +51,10 @@ def become_rank(args: argparse.Namespace, started: Started, settings: Settings) 
 
 
 def run_mpirun(args: argparse.Namespace, ranks: list[Any]) -> int:
-    """Start the ranks of one host with mpirun, and wait for them; 0 finished, 1 a rank failed, 128 + n by a signal.
-    *ranks* gets mpirun's process."""
+    """Start the ranks of one host with mpirun, and wait for them.
+
+    Return 0 if they finished, 1 if a rank failed, 128 + n for signal n. *ranks* receives mpirun's process.
+    """
     number = _number_of_ranks(args)
     _say_what_has_no_meaning(args)
     environment = dict(os.environ)

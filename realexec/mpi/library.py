@@ -1,13 +1,14 @@
-"""mpi4py: loaded with the first group, brought forward while calls are open, and ended with the process.
+"""Use of mpi4py: loading it with the first group, progress while calls are open, and its end.
 
-MPI ends with a meeting of all ranks. A rank that raised must not come to it: the others may be in a call that waits
-for this very rank, and all would wait for ever. It leaves without, whereupon mpirun ends the job.
+MPI ends with a call in which all ranks meet. A rank that has raised must not make this call: the other ranks may be
+in a collective that waits for that rank, and all would wait forever. It exits without the call, and mpirun then ends
+the job.
 
-MPI moves bytes only while somebody is inside it. That is whoever waits for a call; and for those that nobody waits
-for, a thread that looks in every millisecond. All of them ask `ProgressThread`, one at a time: MPI is given to a single
-thread at once, which every MPI that knows threads allows.
+MPI transfers data only while a thread is inside it. That is the thread that waits for a call; for calls that no
+thread waits for, a helper thread polls every millisecond. All of them use `ProgressThread`, which lets one thread
+into MPI at a time, as every MPI with thread support allows.
 
-A job of mpirun has no store, so rank 0 introduces the hosts' monitors to each other over MPI, too.
+A job of mpirun has no store, so rank 0 also introduces the hosts' monitors to each other over MPI.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ OTHER_NAME = (
     "or use Open MPI's (apt install openmpi-bin)"
 )
 BEFORE_THE_END: list[Callable[[], None]] = []
-"""Called before MPI ends, in any case: what else is inside MPI."""
+"""Functions to call before MPI ends, which stop other users of MPI."""
 _MPI: Any = None
 INTERVAL_S = 0.001
-"""Seconds between two polls of the thread, by which a call that is not waited for may end late."""
+"""Seconds between two polls of the helper thread; a call that no thread waits for may be seen to end this much late."""
 SPIN_S = 0.0005
-"""Seconds for which a waiting thread polls without pause; after that it yields the core in between."""
+"""Seconds for which a waiting thread polls without a pause; after that it yields the core between polls."""
 PAUSE_S = 0.00005
 TAG = 1
 _INTRODUCTIONS: list[Introduction] = []
@@ -47,7 +48,11 @@ def found() -> bool:
 
 
 def mpi() -> Any:
-    """`mpi4py.MPI`, initialised; RuntimeError in one line where it or the MPI below it is not there."""
+    """Return `mpi4py.MPI`, initialized.
+
+    Raises:
+        RuntimeError: mpi4py or an MPI library is missing.
+    """
     global _MPI
     if _MPI is None:
         try:
@@ -70,8 +75,10 @@ def mpi() -> Any:
 
 
 def finalize_at_exit(may_end: Callable[[], bool]) -> None:
-    """Register the end of MPI, to which this process comes if *may_end* says so. Functions registered after this one
-    run before it."""
+    """Register MPI's end at the exit of the process, if *may_end* then returns True.
+
+    Exit functions that are registered later run earlier.
+    """
     atexit.register(_finalize, may_end)
 
 
@@ -85,32 +92,32 @@ def _finalize(may_end: Callable[[], bool]) -> None:
 
 
 class Begun(Protocol):
-    """A call that is under way (`MpiWork`)."""
+    """Interface of a call in progress (`MpiWork`)."""
 
     requests: list[Any]
     over: bool
 
     def ends(self, statuses: Sequence[Any], error: BaseException | None) -> None:
-        """Note that its requests are over."""
+        """Handle the end of all its requests."""
 
 
 class ProgressThread:
-    """Makes progress on all calls of a process that are under way."""
+    """Progress of all MPI calls of a process, by waiting threads and a helper thread."""
 
     def __init__(self) -> None:
         self._mpi = threading.RLock()
-        """Lock of the thread that is inside MPI."""
+        """Lock held by the thread that is inside MPI."""
         self._open: list[Begun] = []
         self._thread: threading.Thread | None = None
         self._asked = threading.Event()
         self._stopped = False
 
     def alone(self) -> AbstractContextManager[Any]:
-        """Be the one who is inside MPI."""
+        """Return a context in which only this thread is inside MPI."""
         return self._mpi
 
     def start(self, work: Begun, begin: Callable[[], Sequence[Any]]) -> None:
-        """Let *begin* start MPI's calls; *work* ends when all of them have ended."""
+        """Start MPI's calls with *begin*. *work* ends when all of them have ended."""
         with self._mpi:
             work.requests = list(begin())
             self._open.append(work)
@@ -133,7 +140,7 @@ class ProgressThread:
             work.ends(statuses, error)
 
     def until(self, work: Begun, seconds: float | None) -> bool:
-        """Wait for *work*, at most *seconds*; whether it has ended."""
+        """Wait for *work*, at most *seconds*, and return whether it has ended."""
         begun = time.monotonic()
         while not work.over:
             self.step()
@@ -147,7 +154,7 @@ class ProgressThread:
         return True
 
     def go_on_alone(self) -> None:
-        """Somebody has started a call, and computes on."""
+        """Let the helper thread make progress on a call that no thread waits for."""
         if self._thread is None and not self._stopped:
             self._thread = threading.Thread(target=self._run, name="distsim-mpi", daemon=True)
             self._thread.start()
@@ -174,7 +181,7 @@ BEFORE_THE_END.append(PROGRESS.stop)
 
 
 def meet(world: Any) -> None:
-    """Learn which ranks are the first of their hosts; all ranks of *world*, a communicator, call."""
+    """Find out which ranks are the first of their hosts. All ranks of the communicator *world* must call this."""
     own = world.Dup()
     first = own.allgather(os.environ.get("LOCAL_RANK") == "0")
     _INTRODUCTIONS[:] = [Introduction(own, [rank for rank, is_first in enumerate(first) if is_first and rank])]
@@ -186,7 +193,9 @@ def introduction() -> Introduction | None:
 
 
 class Introduction:
-    """A single text from rank 0 to *readers*, other ranks; the part of `torch.distributed.Store` that this takes."""
+    """One text sent from rank 0 to the ranks *readers*, with the methods of `torch.distributed.Store` that this
+    needs.
+    """
 
     def __init__(self, comm: Any, readers: list[int]) -> None:
         self._comm = comm
@@ -212,6 +221,6 @@ class Introduction:
         return self._read is not None
 
     def get(self, key: str) -> bytes:
-        """The text that is here."""
+        """Return the text that has arrived."""
         assert self._read is not None
         return self._read

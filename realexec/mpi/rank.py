@@ -16,7 +16,7 @@ __all__ = ["main"]
 
 
 def main(argv: list[str]) -> None:
-    """Run the script of *argv* as the rank that mpirun made of this process."""
+    """Run the script in *argv* as the rank that mpirun started."""
     started = started_by_mpirun(os.environ)
     if started is not None:
         os.environ.update(started.environment())

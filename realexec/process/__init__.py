@@ -1,4 +1,4 @@
-"""The guard's parts in one process: its ring, hooks, heartbeat, and the ranks that it starts itself.
+"""Parts of the guard in one process: ring, hooks, heartbeat, and the ranks that the process starts.
 
 `session.py` connects them.
 """

@@ -1,6 +1,6 @@
-"""Processes that a rank starts: ranks, which get the guard as well, and forked children that call a group.
+"""Processes that a rank starts: further ranks, which are guarded too, and forked children.
 
-mp.spawn, Process and Python subprocesses start ranks. A forked child (such as a data loader's worker) should not
+mp.spawn, Process and Python subprocesses may start ranks. A forked child (such as a data loader's worker) should not
 call its parent's group: its first call is noted for the monitor.
 """
 
@@ -23,13 +23,15 @@ from distsim.debug.records.frames import program_frames, steps
 __all__ = ["GuardedChild", "InheritedGroup", "PopenHook", "SpawnHook", "guarded_command"]
 
 Run = Callable[[Mapping[str, Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-"""Runs a target in a new process with the given settings under the guard: a function of a module, to be pickled."""
+"""Function that runs a target in a new process under the guard: (settings, target, arguments, keyword arguments). It
+is a function of a module, so that it can be pickled.
+"""
 OPERATIONS = {method: op for op, fields in FIELDS.items() for method in fields.methods}
-"""Methods of a process group, and what torch.distributed calls them."""
+"""Operation of torch.distributed, by the method of a process group that performs it."""
 
 
 class GuardedChild:
-    """Target of a new process: its own target under guard, with the settings of its parent."""
+    """Target of a new process that runs the original target under the guard, with the settings of the parent."""
 
     def __init__(self, run: Run, given: Mapping[str, Any], target: Callable[..., Any]) -> None:
         self.run = run
@@ -41,7 +43,9 @@ class GuardedChild:
 
 
 class SpawnHook:
-    """Patches `Process.start`. Processes of a rank that are no ranks (a data loader's workers) are not changed."""
+    """Patches `Process.start` so that new ranks are guarded. Other processes (a data loader's workers) are not
+    changed.
+    """
 
     def __init__(self, run: Run, given: Mapping[str, Any], is_rank: Callable[[], bool]) -> None:
         self._run = run
@@ -79,10 +83,10 @@ class SpawnHook:
 
 
 def guarded_command(command: Any, environ: Any) -> list[Any] | None:
-    """The command of a rank under guard; None: this starts no rank, or nothing that we know how to guard.
+    """Return the command that runs a rank under the guard, or None if *command* starts no rank or is not understood.
 
-    A launcher inside a program (Lightning's) starts `python script` again with the numbers of another rank; a helper
-    of a rank inherits its own.
+    A launcher inside a program (such as Lightning's) starts `python script` again with the variables of another
+    rank. A helper process inherits the variables of its own rank.
     """
     if not isinstance(command, (list, tuple)) or len(command) < 2 or command[0] != sys.executable or environ is None:
         return None
@@ -103,7 +107,7 @@ def guarded_command(command: Any, environ: Any) -> list[Any] | None:
 
 
 class PopenHook:
-    """Patches `subprocess.Popen`: another rank of this program comes under guard with our *settings*."""
+    """Patches `subprocess.Popen` so that another rank of this program is guarded with the same *settings*."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         self._settings = dict(settings)
@@ -131,7 +135,7 @@ class PopenHook:
 
 
 class InheritedGroup:
-    """Replacement for the C++ group *inner* in a child of the rank that writes *ring*."""
+    """Replacement for the C++ group *inner* in a forked child of the rank that owns *ring*."""
 
     def __init__(self, inner: Any, ring: Path) -> None:
         self._inner = inner
@@ -149,7 +153,7 @@ class InheritedGroup:
         return call
 
     def note(self, name: str) -> None:
-        """Leave a note of a call of the method *name*."""
+        """Note in the ring that the child called the method *name*."""
         with contextlib.suppress(Exception):  # a full disk, say: the program goes on as it would
             stack = program_frames(steps(sys._getframe(2)))
             write_note(self._ring.parent, self._ring.name, os.getpid(), OPERATIONS[name], stack)

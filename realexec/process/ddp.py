@@ -1,5 +1,7 @@
-"""DistributedDataParallel: the names of parameters that got no gradient, which its own error gives as numbers; and
-handles that its C++ keeps."""
+"""DistributedDataParallel: names of parameters without a gradient, and handles that its C++ keeps.
+
+DDP's own error gives such parameters only as numbers.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,15 @@ _INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 
 
 class DdpHook:
-    """Knows the DDP models of this process."""
+    """The DDP models of this process."""
 
     def __init__(self) -> None:
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
         self._patches = Patches()
         self._kept: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        """The handle each reducer has in C++: without its Python object a handle of ours has C++'s own wait(), which
-        never comes back (seen in `ddp.join(divide_by_initial_world_size=False)`)."""
+        """Handle that each reducer holds in C++. If the Python object of the handle were freed, C++ would call its
+        own wait(), which never returns (seen in `ddp.join(divide_by_initial_world_size=False)`).
+        """
 
     def install(self) -> None:
         original: Any = DistributedDataParallel.__init__
@@ -64,9 +67,10 @@ class DdpHook:
         return "parameters of a DDP model got no gradient in the last backward pass"
 
     def without_gradient(self) -> str | None:
-        """Return a sentence about parameters without a gradient, of a model whose other parameters have one.
+        """Return a sentence about parameters without a gradient in a model whose other parameters have one.
 
-        It is called while a rank does not move outside of any backward pass, when no gradient is under way.
+        It is called while a rank does not progress and is outside any backward pass, when no gradient is being
+        computed.
         """
         if _in_backward():
             return None
@@ -81,7 +85,7 @@ class DdpHook:
 
 
 def _in_backward() -> bool:
-    """A thread of this process is inside autograd's engine."""
+    """Return whether a thread of this process is inside autograd's engine."""
     for frame in sys._current_frames().values():
         at: FrameType | None = frame
         while at is not None:

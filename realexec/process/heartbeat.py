@@ -1,4 +1,4 @@
-"""The thread that shows that a process lives, that its interpreter lock is free, and where its main thread is."""
+"""Heartbeat thread: shows that the process lives, that its GIL is free, and where its main thread is."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from distsim.text import original_print
 __all__ = ["BEAT_S", "Heartbeat"]
 
 BEAT_S = 0.1
-"""A beat costs some 20 us of the interpreter, so a hundredth of a percent or two."""
+"""Seconds between heartbeats. One costs about 20 us of the interpreter, so 0.01 to 0.02 percent."""
 LEAVE_S = 2.0
-"""Seconds that the end of the process waits for a heartbeat under way."""
+"""Seconds that the process waits at its end for a heartbeat that is being written."""
 
 
 class Heartbeat:
-    """Writes heartbeats into the ring, stamps asynchronous calls that ended, and notes a main thread that does not
-    move.
+    """Thread that writes heartbeats into the ring.
+
+    It also records the end of asynchronous calls, and the position of a main thread that does not move.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -39,12 +40,14 @@ class Heartbeat:
         self._count = -1
         self._looked = False
         self._placed = threading.RLock()
-        """Held while a position is written. An RLock: a signal handler may end the process in the middle."""
+        """Lock held while a position is written. It is reentrant, because a signal handler may end the process in
+        between.
+        """
         self._kept = self._left = False
         self.makes_unwatched_calls = False
-        """The program has made a process group by hand."""
+        """Whether the program has constructed a process group itself, whose calls are not recorded."""
         self.look: Callable[[], None] | None = None
-        """Called once whenever the main thread does not move."""
+        """Called once each time the main thread stops moving."""
         self.monitor: subprocess.Popen[bytes] | None = None
         """Monitor that this process has started; None if it has not."""
 
@@ -53,15 +56,18 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and wait until it has: one that Python 3.11 finds inside torch's C++ (it asks works whether
-        they have ended, and drops them) when the interpreter goes down takes the process with it (SIGABRT)."""
+        """Stop the thread and wait for it.
+
+        If the interpreter shuts down while a thread is inside torch's C++ (polling works, dropping them), Python
+        3.11 aborts the process (SIGABRT).
+        """
         self._stop.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(LEAVE_S)
 
     def keep_position(self) -> None:
-        """Beat on, but leave the position as it is from here on: the process is on its way out."""
+        """Continue the heartbeat without updating the position, because the process is ending."""
         with self._placed:
             self._kept = True
 
@@ -81,7 +87,9 @@ class Heartbeat:
                 return
 
     def _membership(self) -> None:
-        """Write whether no call is to be expected: the default group was destroyed, or another is not watched."""
+        """Record whether further calls are expected: not after the default group was destroyed, or if a group is not
+        watched.
+        """
         words, base = self._recorder.ring.words, rings.WORDS_AT // 8
         left = self.makes_unwatched_calls or bool(words[base + rings.W_JOINED] and not dist.is_initialized())
         if left != self._left:
@@ -89,7 +97,7 @@ class Heartbeat:
             words[base + rings.W_LEFT] = left
 
     def _look_after_monitor(self) -> None:
-        """Say it once if it was killed; one that ends by itself says why."""
+        """Report once if the monitor was killed. A monitor that ends by itself reports why."""
         if self.monitor is None or self.monitor.poll() is None:
             return
         monitor, self.monitor = self.monitor, None
@@ -97,7 +105,7 @@ class Heartbeat:
             original_print(gone_text(monitor.pid, monitor.returncode), file=sys.stderr, flush=True)
 
     def _position(self) -> None:
-        """Write where the main thread is, once it has made no call for a beat."""
+        """Record the position of the main thread if it has made no call since the last heartbeat."""
         count = self._recorder.ring.words[rings.WORDS_AT // 8 + rings.W_COUNT]
         if count != self._count:
             self._count = count

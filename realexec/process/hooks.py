@@ -1,6 +1,6 @@
-"""Patches of torch.distributed's private helpers through which every group is made.
+"""Patches of the private helpers of torch.distributed that create every process group.
 
-The helpers are looked up in `distributed_c10d` at each call, so a script that imported `init_process_group` before
+The helpers are looked up in `distributed_c10d` at each call, so a script that imported `init_process_group` earlier
 is covered, too.
 """
 
@@ -44,8 +44,11 @@ __all__ = ["Hooks", "guard_world", "swap"]
 
 
 class Hooks:
-    """Patches of distributed_c10d, undone by `remove`. *open_session(world, where)* makes the ring,
-    *before_store(port)* hears of every store of a rendezvous."""
+    """Patches of distributed_c10d, undone by `remove`.
+
+    `open_session(world, where)` creates the ring. `before_store(port)` is called before each store of a rendezvous
+    is created.
+    """
 
     def __init__(
         self,
@@ -61,7 +64,7 @@ class Hooks:
         self._patches = Patches(_in_usual_world)
         self._inside = threading.local()
         self._met: dict[tuple[str, int], str] = {}
-        """Place and size -> the world that has met there last by the program's own call of `rendezvous`."""
+        """World that last met in a `rendezvous` call of the program, by rendezvous and world size."""
 
     def install(self) -> None:
         patches = self._patches
@@ -91,7 +94,7 @@ class Hooks:
         self._patches.remove()
 
     def _noting_made_by_hand(self, original: Any) -> Callable[..., None]:
-        """`ProcessGroupGloo.__init__`, which says of a group that the program makes itself that it is not watched."""
+        """Wrap `ProcessGroupGloo.__init__` to note that a group constructed by the program is not watched."""
         is_noted = os.environ.get("LOCAL_RANK", "0") != "0"  # one line a host
 
         @functools.wraps(original)
@@ -128,7 +131,7 @@ class Hooks:
         return original(hostname, port, *args, **kwargs)
 
     def _noting_address(self, original: Any) -> Callable[..., None]:
-        """`TCPStore.__init__`, which returns when the store is reached: until then the ring says which that is."""
+        """Wrap `TCPStore.__init__` to record the address until the store is reached."""
 
         @functools.wraps(original)
         def initialize(store: Any, *args: Any, **kwargs: Any) -> None:
@@ -154,7 +157,9 @@ class Hooks:
 
     @contextlib.contextmanager
     def _meeting_by_hand(self, address: str) -> Iterator[None]:
-        """The main thread waits for others beside init_process_group."""
+        """Return a context in which the ring says that the main thread waits in a rendezvous outside
+        init_process_group.
+        """
         session = self._session()
         if session is None or threading.current_thread() is not threading.main_thread():
             yield
@@ -166,7 +171,7 @@ class Hooks:
             session.ring.header(rings.W_MEETS, 0)
 
     def _rendezvous_by_hand(self, meeting: Iterable[Any], url: str, rank: int, size: int) -> Iterator[Any]:
-        """A rendezvous of the program's own, in whose store it will make a world: who still waits is known as well."""
+        """Wrap a rendezvous that the program calls itself, so that the ranks that still wait in it are known."""
         session, world = self._session(), None
         meeting_key, where = place_of_url(url)
         if session is not None:
@@ -178,8 +183,8 @@ class Hooks:
             yield answer
 
     def begin_init(self, rank: int, world_size: int, url: str = "env://") -> None:
-        """Note that init_process_group begins on *rank*, which meets the others at *url*; without both, as the
-        launcher says.
+        """Record the start of init_process_group on *rank*, with the rendezvous *url*. By default both come from the
+        launcher.
         """
         launcher = launched(os.environ)
         rank = rank if rank >= 0 or launcher is None else launcher.rank
@@ -206,7 +211,7 @@ class Hooks:
         return None if session is None else session.worlds.begin(meeting, where, rank, size, kind, met)
 
     def late(self) -> None:
-        """The guard comes after init_process_group."""
+        """Start to record although init_process_group was called before the guard was installed."""
         store = works.of_default_group() if dist.get_backend() != "mpi" else None
         meeting, where = place_of_url("env://") if store is None else place_of_store(store)
         meeting = meeting.partition("|")[0]  # which prefix it has, nobody saw
@@ -257,7 +262,7 @@ class Hooks:
         return self._guard(pg, () if default else tuple(ranks), world), store
 
     def _guard(self, pg: Any, ranks: tuple[int, ...], world: RecordedWorld | None = None) -> Any:
-        """*world*: whose numbers *ranks* are, by default the default group's."""
+        """Guard a group. *ranks* are ranks of *world*, by default the default group's world."""
         session = self._session()
         if session is None and isinstance(pg, ProcessGroup):  # backend mpi: ranks are known only now
             self._join(pg.rank(), pg.size(), *place_of_url("env://"))
@@ -307,7 +312,7 @@ class Hooks:
         return split
 
     def _no_wrapper(self, original: Any, wrapped_pg: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """TORCH_DISTRIBUTED_DEBUG=DETAIL: this guard takes the place of torch's wrapper."""
+        """Return the guarded group instead of torch's debug wrapper (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
         if self._session() is None or wrapped_pg is None:
             return original(wrapped_pg, *args, **kwargs) if wrapped_pg is not None else original(*args, **kwargs)
         return wrapped_pg
@@ -315,7 +320,7 @@ class Hooks:
     # What a public function refuses -------------------------------------------------------------
 
     def _raised(self, original: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-        """torch logs the exception that its public function *name* is about to raise."""
+        """Record the exception that torch's public function *name* is about to raise, as torch logs it."""
         session, error = self._session(), sys.exc_info()[1]
         op = FIRST_CALLS.get(name)
         if session is not None and error is not None and op is not None and not came_out(error, _on_record):
@@ -329,19 +334,22 @@ _RECORDING = frozenset(module.__file__ for module in (guard, handle, held, stric
 
 
 def _on_record(code: CodeType, innermost: bool) -> bool:
-    """A frame of the guard's own; the short way has a record only where it raises itself, else it took the long one."""
+    """Return whether *code* is the guard's own, so that the call has a record.
+
+    The fast path writes a record only if it raises itself; otherwise the call took the slow path.
+    """
     return code.co_filename in _RECORDING or (innermost and code.co_filename == shortcut.__file__)
 
 
 def _group_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The group that a public function was called for: the world where none is given."""
+    """Return the group argument of a public function, or the default group if there is none."""
     with contextlib.suppress(TypeError):  # arguments that do not fit its signature
         kwargs = inspect.signature(getattr(c10d, name)).bind_partial(*args, **kwargs).arguments
     return kwargs.get("group") or groups.WORLD.get().default_pg
 
 
 def _called_by_init() -> bool:
-    """Return whether torch's own init_process_group called a helper; frameworks that construct worlds do so, too."""
+    """Return whether torch's own init_process_group called a helper. Frameworks that construct groups call it, too."""
     caller = sys._getframe(3)  # below: this function, the hook, and its wrapper
     return caller.f_code.co_name == "init_process_group" and caller.f_globals is vars(c10d)
 
@@ -352,12 +360,12 @@ def _called_by_torch() -> bool:
 
 
 def _in_usual_world() -> bool:
-    """Return whether torch's table of groups is the process's own; torch's tests give one to each thread."""
+    """Return whether torch's table of groups is the process-wide one. torch's own tests use one per thread."""
     return vars(c10d)[shortcut.WORLD] is shortcut.USUAL
 
 
 def _waiting(original: Any) -> Callable[..., Any]:
-    """Return a store's `get` or `wait` in whose frame the heartbeat finds the keys that the thread waits for."""
+    """Wrap a store's `get` or `wait` so that the heartbeat finds the awaited keys in its frame."""
 
     @functools.wraps(original)
     def distsim_store_wait(self: Any, keys: Any, *args: Any, **kwargs: Any) -> Any:
@@ -371,7 +379,7 @@ def _type_of(thing: Any) -> Any:
 
 
 def _attach(original: Any, group: Any, *args: Any, **kwargs: Any) -> Any:
-    """Attach a hook of torch's own to the C++ group, whose calls it sees; the guard does not learn when it is
+    """Register one of torch's own hooks on the C++ group, which makes the calls. The guard does not learn when it is
     removed.
     """
     guard = guard_of(group)
@@ -383,7 +391,7 @@ def _attach(original: Any, group: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 _attached: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Groups that got a hook of torch's own before they came under guard."""
+"""Groups that had hooks of torch (from the program) before they were guarded."""
 
 
 def swap(old: Any, new: Any) -> None:

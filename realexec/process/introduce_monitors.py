@@ -1,13 +1,15 @@
-"""Introducing the monitors of several hosts to each other through the job's store.
+"""Introduction of the monitors of several hosts to each other through the job's store.
 
-The store holds the leader's address and a random salt, never the secret by which monitors know each other (link.py).
-That is made on each host: from DISTSIM_SECRET, or the file DISTSIM_SECRET_FILE names (your own, mode 600, the same on
-every host), where one is given. It then keeps out everybody who does not have it.
+The store holds the address of the leading monitor and a random salt, never the secret that authenticates monitors
+(link.py). Each host derives the secret itself.
 
-Without one it is derived from the salt and the job's names (TORCHELASTIC_RUN_ID, SLURM_JOB_ID, SLURM_STEP_ID,
-MASTER_PORT, WORLD_SIZE). That keeps out other jobs, port scanners, and whoever cannot both reach this job's store and
-find out its names. It does not keep out somebody who can: torch's TCPStore asks nobody who he is, and who writes there
-can stop the job in any case. Give a secret where users of your network are not to be trusted.
+If DISTSIM_SECRET or DISTSIM_SECRET_FILE (a file of your own, mode 600, equal on all hosts) is set, the secret comes
+from there, and only those who know it can connect.
+
+Otherwise it is derived from the salt and the job's names (TORCHELASTIC_RUN_ID, SLURM_JOB_ID, SLURM_STEP_ID,
+MASTER_PORT, WORLD_SIZE). This keeps out other jobs, port scanners, and anyone who cannot both reach the job's store
+and learn these names. It does not keep out someone who can: torch's TCPStore has no authentication, so anyone who
+can write to it can stop the job in any case. Set a secret if you do not trust the users of your network.
 """
 
 from __future__ import annotations
@@ -47,13 +49,14 @@ PATIENCE_S = 60.0
 POLL_S = 0.05
 LEAVE_S = 2.0
 LAST_S = 1.0
-"""How long a rank that ends at once stays for the introduction, so that its monitor is heard at all."""
+"""Seconds that a rank which ends at once stays for the introduction, so that its monitor can report."""
 
 
 def introduce_monitors(directory: Path, rank: int, first: bool) -> None:
-    """Rank 0 makes its monitor the leader and says where it is; the *first* rank of each other host listens.
+    """Publish the address of rank 0's monitor, the leader, or connect this host's monitor to it.
 
-    In a thread, over a connection of its own: the job's store may be held by a rank that waits on it.
+    The *first* rank of each other host connects. The introduction runs in a thread with its own connection, because
+    the job's store may be in use by a rank that waits on it.
     """
     if rank != 0 and not first:
         return
@@ -75,8 +78,10 @@ def introduce_monitors(directory: Path, rank: int, first: bool) -> None:
 
 
 def own_store() -> Any:
-    """A new connection to the job's TCPStore; other stores are used as they are. Jobs of MPI have none, but MPI; those
-    of RPC alone have no group that would have one."""
+    """Return a new connection to the job's TCPStore, or the job's store itself if it is of another type.
+
+    Jobs of MPI use MPI instead. Return None for jobs of RPC alone, which have no group with a store.
+    """
     try:
         if dist.get_backend() == "mpi":
             return introduction()
@@ -108,7 +113,7 @@ def _lead(directory: Path, store: Any, ended: threading.Event) -> None:
 
 
 def _monitor(directory: Path) -> dict[str, Any] | None:
-    """Return the address of this host's monitor once it listens."""
+    """Return the address of this host's monitor, or None until it listens."""
     try:
         content = load_json(read_bytes(directory / "monitor.json", 1 << 16))
         return {key: content[key] for key in ("address", "port", "salt")}
@@ -136,10 +141,10 @@ def _follow(directory: Path, store: Any, ended: threading.Event) -> None:
 
 
 def job_addresses(master: str, environ: Mapping[str, str]) -> list[str]:
-    """Addresses of the job's own network that the leader may listen on, the likeliest first.
+    """Return the addresses in the job's network on which the leader may listen, the most likely first.
 
-    That of the interface which gloo or NCCL was told to use; that of *master*, the host of the rendezvous; the one
-    that leads out of this host, where *master* is a name that means loopback here, as /etc/hosts of some has it.
+    They are the address of the interface that gloo or NCCL was told to use, that of *master* (the rendezvous host),
+    and, if *master* resolves to loopback here (as with some /etc/hosts), the address of this host's default route.
     """
     addresses = [address for name in INTERFACES for address in _of_interface(environ.get(name, ""))]
     resolved: list[str] = []
@@ -153,7 +158,7 @@ def job_addresses(master: str, environ: Mapping[str, str]) -> list[str]:
 
 
 def _of_interface(names_text: str) -> list[str]:
-    """The IPv4 addresses of the interfaces that a variable such as GLOO_SOCKET_IFNAME names."""
+    """Return the IPv4 addresses of the interfaces in a variable such as GLOO_SOCKET_IFNAME."""
     result = []
     names = [] if names_text.startswith("^") else names_text.removeprefix("=").split(",")
     for name in filter(None, names):
@@ -164,7 +169,7 @@ def _of_interface(names_text: str) -> list[str]:
 
 
 def _leading_out() -> list[str]:
-    """Return this host's address towards another host, without sending anything."""
+    """Return this host's address on the route to other hosts; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
         try:
             one.connect(("192.0.2.1", 9))
@@ -174,7 +179,7 @@ def _leading_out() -> list[str]:
 
 
 def _secret(salt: str) -> str | None:
-    """Return the secret of the monitors of this job; None, with one line printed, if the user's own cannot be read."""
+    """Return the secret of the job's monitors, or None, with one line printed, if the user's secret cannot be read."""
     given = os.environ.get("DISTSIM_SECRET", "")
     path = os.environ.get("DISTSIM_SECRET_FILE", "")
     if not given and path:

@@ -1,8 +1,8 @@
-"""The guard of one process: its ring, its hooks into torch.distributed, its heartbeat.
+"""Guard of one process: its ring, its hooks into torch.distributed, its heartbeat.
 
-It keeps its own frames out of the user's tracebacks, and its code out of what torch.compile traces. torch.compile's
-Python half is not loaded for that (it takes a second or two): its frame evaluator, which is always there, is told of
-each of our code objects.
+It removes its own frames from the user's tracebacks, and keeps its code out of what torch.compile traces. For this
+it registers each of its code objects with torch.compile's frame evaluator, which is always loaded, instead of
+importing torch.compile's Python part, which takes a second or two.
 """
 
 from __future__ import annotations
@@ -51,31 +51,33 @@ from distsim.torch_compat import compiler
 __all__ = ["Session", "hide_own_frames", "leave_uncompiled"]
 
 STACK_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else 0
-"""Makes faulthandler write all stacks; not SIGUSR1 or 2, which Slurm and users take. 0: not Linux, so no guard."""
+"""Signal on which faulthandler writes all stacks. SIGUSR1 and SIGUSR2 are left to Slurm and users. 0 where there is
+none (not Linux).
+"""
 OURS = ("distsim.realexec", "distsim.debug")
 
 
 @dataclass
 class Session:
-    """Open from the moment the rank is known until the process ends or `remove()`."""
+    """Guard of this process, from the moment its rank is known until it ends or `remove()` is called."""
 
     settings: Settings
     directory: Path
     rank: int
-    """This and the next as `layout.HEADER` has them; the default group's are `recorder.world`'s."""
+    """Rank in the ring's `layout.HEADER`, like `world_size`. The default group's are in `recorder.world`."""
     world_size: int
     local_world: int
-    """Ranks that the launcher has started on this host; 0: nobody said."""
+    """Number of ranks that the launcher started on this host; 0 if unknown."""
     ring: RingWriter
     recorder: Recorder
     worlds: Worlds
     heartbeat: Heartbeat
     by_hooks: bool = False
-    """Torch's own groups are guarded by their hooks, not by groups in their place."""
+    """Whether torch's groups are guarded by hooks instead of being replaced."""
     strict: Any = None
     ddp: Any = None
     silent: Any = None
-    """Records this process for silent faults (`process.silent`)."""
+    """Recorder for the search for silent faults (`process.silent`), or None."""
     _stack_file: Any = None
     guards: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
 
@@ -83,9 +85,14 @@ class Session:
     def open(
         cls, settings: Settings, given: RecordedWorld | None, where: str = "", *, local: bool = True
     ) -> Session | None:
-        """Make the ring of this process; None, with one line on stderr, where there is no place for it. *given*: the
-        rank and world size that the program gives to init_process_group, at *where*. Without *local*, the launcher's
-        variables are those of another process."""
+        """Create the ring of this process; return None, with one line on stderr, if that fails.
+
+        Args:
+            settings: The guard's settings.
+            given: World with the rank and size that the program passes to init_process_group, if it does.
+            where: Position of that call, for messages.
+            local: Whether the launcher's variables describe this process and not its parent.
+        """
         environ = os.environ
         first, launched = launcher_world(environ if local else {}, given)
         rank, world_size = first.rank, first.size
@@ -153,9 +160,14 @@ class Session:
         self.ring.header(rings.W_STACK_SIGNAL, int(STACK_SIGNAL))
 
     def guard(self, pg: Any, ranks: tuple[int, ...], held: bool = False, world: RecordedWorld | None = None) -> Any:
-        """What records the calls of *pg*: a guarded group in its place, itself if it was guarded before, or, where the
-        guard comes by hooks, what they tell. *held*: the program may have the group. *world*: whose numbers *ranks*
-        are, by default the default group's."""
+        """Guard *pg*, and return the group or recorder that records its calls.
+
+        Args:
+            pg: torch's group. If it is guarded already, it is returned.
+            ranks: Its ranks in *world*.
+            held: Whether the program may already hold a reference to the group.
+            world: By default the default group's world.
+        """
         from distsim.realexec.guard.group import GuardedGroup, HeldGroup
 
         group = Group(str(pg.group_name), str(pg.group_desc), ranks)
@@ -194,7 +206,7 @@ class Session:
         return guard
 
     def joined(self) -> None:
-        """init_process_group came back."""
+        """Record that init_process_group has returned."""
         import time
 
         self.ring.header(rings.W_JOINED, time.monotonic_ns())
@@ -207,7 +219,7 @@ class Session:
             introduce_monitors(self.directory, world.rank, first=world.rank == min(here, default=world.rank))
 
     def raised(self, error: BaseException) -> None:
-        """The program ends with this exception."""
+        """Record that the program ends with this exception."""
         hide_own_frames(error)
         if isinstance(error, SystemExit):
             code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
@@ -221,14 +233,14 @@ class Session:
         self.ring.header(rings.W_LIFE, rings.LIFE_RAISED)
 
     def stands_at(self, frames: Sequence[Site]) -> None:
-        """The main thread leaves the program here."""
+        """Record the position at which the main thread leaves the program."""
         if frames:
             self.heartbeat.keep_position()
             site_fields = [site.to_json() for site in frames]
             self.ring.position(site_fields[0][:3], site_fields)
 
     def use_ddp(self, ddp: Any) -> None:
-        """Ask this about DDP's models when the rank stands still or raises."""
+        """Set the object that explains DDP's models when the rank does not progress or raises."""
         self.ddp = ddp
         if ddp is None:
             return
@@ -243,12 +255,12 @@ class Session:
         self.heartbeat.look = look
 
     def find(self, kind: str, text: str) -> None:
-        """Leave a finding for the diagnosis."""
+        """Record a finding for the diagnosis."""
         finding = {"kind": kind, "text": text}
         self.ring.header(rings.W_FINDING, self.ring.entry(rings.TABLE_TEXT, (kind, text), finding))
 
     def exits(self, code: int | None = None) -> None:
-        """The process goes down by itself."""
+        """Record that the process ends by itself, with exit code *code* if it is known."""
         if code is not None:
             self.ring.header(rings.W_EXIT_CODE, rings.EXIT_CODE_0 + code)
         self.recorder.sweep()
@@ -258,7 +270,9 @@ class Session:
             self.ring.header(rings.W_LIFE, rings.LIFE_EXITING)
 
     def over(self) -> bool:
-        """The process is past its exit handlers; whether it has not failed, and may live on for a library's end."""
+        """Record that the exit handlers have run; return whether the process has not failed and may still run a
+        library's exit code.
+        """
         words = self.ring.words
         life, code = (int(words[rings.WORDS_AT // 8 + which]) for which in (rings.W_LIFE, rings.W_EXIT_CODE))
         if life == rings.LIFE_RAISED or code not in (0, rings.EXIT_CODE_0):
@@ -267,7 +281,7 @@ class Session:
         return True
 
     def end_threads(self) -> None:
-        """Stop all threads of the guard: see `Heartbeat.stop`."""
+        """Stop all threads of the guard (see `Heartbeat.stop`)."""
         if self._stack_file is not None:
             # Who is asked while threads end reads what they free: only the thread that is asked shows its stack now.
             with contextlib.suppress(Exception):
@@ -280,7 +294,7 @@ class Session:
             drain()
 
     def close(self) -> None:
-        """Stop the heartbeat and unmap; the ring stays on file."""
+        """Stop the heartbeat and unmap the ring, whose file remains."""
         self.end_threads()
         with contextlib.suppress(Exception):
             faulthandler.unregister(STACK_SIGNAL)
@@ -289,8 +303,10 @@ class Session:
 
 
 def _at_the_end(frame: FrameType) -> bool:
-    """Whether the interpreter has called the hook because the program is over: a program that calls it by itself,
-    to show what it has caught, goes on."""
+    """Return whether the interpreter calls the exception hook because the program ends.
+
+    A program may also call the hook itself to print an exception that it has caught, and continue.
+    """
     while frame.f_back is not None:
         frame = frame.f_back
     return threading.current_thread() is threading.main_thread() and frame.f_code.co_name != "<module>"
@@ -300,7 +316,7 @@ REPLACE = ("execv", "execve")
 
 
 class EndHooks:
-    """Notices how the process ends: exceptions, sys.exit, os._exit, the interpreter's end."""
+    """Hooks that notice how the process ends: by an exception, sys.exit, os._exit, or the interpreter's end."""
 
     def __init__(self, session: Callable[[], Session | None]) -> None:
         self._session = session
@@ -346,7 +362,7 @@ class EndHooks:
         atexit.unregister(self._at_exit)
 
     def _replacing(self, original: Any) -> Any:
-        """`os.execv` and `os.execve`, to which all others lead: this program ends, its process goes on as another."""
+        """Wrap `os.execv` and `os.execve`, which replace the program while the process continues."""
 
         @functools.wraps(original)
         def replace(*args: Any) -> Any:
@@ -403,7 +419,7 @@ def _ours(step: TracebackType) -> bool:
 
 
 def leave_uncompiled() -> None:
-    """Tell it of all functions of the guard that are loaded by now."""
+    """Register all loaded functions of the guard with torch.compile's frame evaluator, so that it skips them."""
     leave = compiler.leaves_code()
     if leave is None:
         return  # another torch

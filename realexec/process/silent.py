@@ -1,4 +1,4 @@
-"""The search for silent faults in this process: torch's hooks, the record of the rank, and its file."""
+"""Recording for the search for silent faults in this process: torch's hooks, the collector, its file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["SilentHook"]
 
 
 class SilentHook:
-    """Records what this process trains; installed with the guard, and writing once the process has a ring."""
+    """Recorder of this process's training. It is installed with the guard, and writes once the process has a ring."""
 
     def __init__(self) -> None:
         self.collector: Collector | None = Collector(0, self._publish, self._read, self._note_failure)
@@ -31,7 +31,7 @@ class SilentHook:
         self._hooks = contextlib.ExitStack()
 
     def install(self) -> None:
-        """Let torch report forward passes, losses and steps."""
+        """Install the hooks by which torch reports forward passes, losses and steps."""
         current: Callable[[], Collector | None] = lambda: self.collector  # noqa: E731
         of_compiler = HAS_ANY_GLOBAL_HOOK.replaced_by(has_hooks_of_the_program) if HAS_ANY_GLOBAL_HOOK.exists() else []
         for holder, name, replacement in (*function_patches(current), *of_compiler):
@@ -39,22 +39,22 @@ class SilentHook:
         self._hooks.enter_context(global_hooks(current))
 
     def remove(self) -> None:
-        """Remove the hooks, and end the record."""
+        """Remove the hooks, and end the recording."""
         self.end()
         self.collector = None
         self._hooks.close()
         self._patches.remove()
 
     def forget(self) -> None:
-        """A forked child is no rank."""
+        """Stop in a forked child, which is not a rank."""
         self.collector = self._writer = None
 
     def write_beside(self, ring: Path) -> None:
-        """Note that this process is a rank with this ring from now on."""
+        """Start to write facts next to *ring*: this process is a rank from now on."""
         self._writer = FactsWriter(facts_path(ring))
 
     def end(self) -> None:
-        """The process is over: add what happened after the last step."""
+        """Write the events after the last step, at the end of the process."""
         writer, collector = self._writer, self.collector
         if writer is None or collector is None or self._ended:
             return
@@ -75,7 +75,7 @@ class SilentHook:
                 self._writer.add_note(_why_ended(self.collector), self._saw_gpu)
 
     def _read(self, tensor: Any) -> Any:
-        """Tensors on a GPU are not read: their values would have to be waited for."""
+        """Return the values of a tensor, or None for GPU tensors, for which the rank would have to wait."""
         if getattr(tensor, "is_cuda", False):
             self._saw_gpu = True
             return None

@@ -1,6 +1,7 @@
-"""Which worlds this process has joined (see `debug/rings/files.py`), and the rank that its launcher gave it.
+"""Worlds that this process has joined, and the rank that its launcher gave it.
 
-torchrun and mpirun say it in the environment.
+A world is the set of processes that meet in one rendezvous (see `debug/rings/files.py`). torchrun and mpirun give
+the rank in environment variables.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ __all__ = [
 ]
 
 _prefixes: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-"""Prefix of each PrefixStore, which torch does not tell."""
+"""Prefix of each PrefixStore, which torch does not expose."""
 _loaded_at_s = time.time()
 _MPI_NAMES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-"""Open MPI; MPICH, Intel MPI and others whose mpirun is Hydra."""
+"""Environment variables of Open MPI, and of MPICH, Intel MPI and others that use Hydra."""
 _MPI_JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "HYDRA_JOBID")
 
 
 class Worlds:
-    """Identifies the worlds of one process, and writes them into its ring."""
+    """Identifiers of the worlds of one process, which it writes into its ring."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -54,9 +55,18 @@ class Worlds:
     def begin(
         self, meeting: str, where: str, rank: int, size: int, kind: WorldKind, met: str = ""
     ) -> RecordedWorld | None:
-        """Join the world that meets at *meeting* (*where*, for people), in a store that the ranks have *met* in as a
-        world before; None where these can be no rank and world size.
-        All members count alike how many worlds of this size they have had there."""
+        """Join the world that meets at *meeting*, and return it, or None if *rank* and *size* are invalid.
+
+        All members count alike how many worlds of this size have met there, so that they agree on the identifier.
+
+        Args:
+            meeting: Identity of the rendezvous.
+            where: Rendezvous as text for people.
+            rank: Rank of this process.
+            size: World size.
+            kind: Kind of the world.
+            met: Identifier of an earlier world of these ranks whose store is used, if any.
+        """
         if not 0 <= rank < size <= MOST_RANKS:
             return None
         times = self._times[meeting, size]
@@ -69,12 +79,12 @@ class Worlds:
         return world
 
     def begun(self, meeting: str, size: int) -> None:
-        """The rendezvous of a world has ended well: the next one there is another."""
+        """Note that the rendezvous of a world has succeeded: the next one at this place is another world."""
         self._times[meeting, size] += 1
 
 
 def _is_older_than_this_process(meeting: str) -> bool:
-    """Return whether the file of a FileStore was written to before this process began, and not since."""
+    """Return whether the file of a FileStore was last written before this process began."""
     try:
         file = os.stat(meeting.removeprefix("file:"))
     except OSError:
@@ -88,14 +98,16 @@ def _has_agent_store() -> bool:
 
 
 def count_in(environ: Mapping[str, str], name: str) -> int | None:
-    """A variable of a launcher, such as RANK; None where it is missing or not a number."""
+    """Return a launcher's variable such as RANK as a number, or None if it is missing or not a number."""
     text = environ.get(name, "").strip()
     return int(text) if text.isdecimal() and len(text) < 10 else None
 
 
 def place_of_url(url: str) -> tuple[str, str]:
-    """Return the identity and name of the rendezvous at *url*. Only the port of an address counts, because ranks may
-    know the host by different names."""
+    """Return the identity and the name of the rendezvous at *url*.
+
+    Of an address only the port counts, because ranks may know the host by different names.
+    """
     if url.startswith("env://") or not url:
         port = os.environ.get("MASTER_PORT", "")
         return f"tcp:{port}", f"{os.environ.get('MASTER_ADDR', '')}:{port}"
@@ -113,8 +125,8 @@ def place_of_url(url: str) -> tuple[str, str]:
 
 
 def place_of_store(store: Any, name: str = "") -> tuple[str, str]:
-    """Return the key and the text of a rendezvous in a store of the program's own; *name* is the program's name of
-    the group.
+    """Return the identity and the name of a rendezvous in a store that the program created. *name* is the program's
+    name of the group.
     """
     prefix = _prefixes.get(store, "")
     base = store
@@ -133,7 +145,7 @@ def place_of_store(store: Any, name: str = "") -> tuple[str, str]:
 
 
 def noting_prefix(original: Any) -> Any:
-    """`PrefixStore.__init__` that remembers its prefix."""
+    """Wrap `PrefixStore.__init__` to remember the prefix."""
 
     def initialize(self: Any, prefix: str, store: Any) -> None:
         original(self, prefix, store)
@@ -143,7 +155,7 @@ def noting_prefix(original: Any) -> Any:
 
 
 def launched(environ: Mapping[str, str]) -> RecordedWorld | None:
-    """The numbers that a launcher gave to this process."""
+    """Return the rank and world size that a launcher gave to this process, or None."""
     rank, size = count_in(environ, "RANK"), count_in(environ, "WORLD_SIZE")
     if rank is None or size is None or not rank < size <= MOST_RANKS:
         return None
@@ -151,8 +163,11 @@ def launched(environ: Mapping[str, str]) -> RecordedWorld | None:
 
 
 def launcher_world(environ: Mapping[str, str], given: RecordedWorld | None) -> tuple[RecordedWorld, bool]:
-    """Return the launcher's world for the header of a ring, or the one *given* by the program, and which of the two it
-    is. A launcher of one process does not know the job's ranks."""
+    """Return the launcher's world for the ring's header, or else the program's world *given*, and which of the two
+    it is.
+
+    A launcher that starts one process does not know the job's ranks.
+    """
     own = launched(environ)
     if own is not None and (given is None or own.size > 1 or (given.rank, given.size) == (own.rank, own.size)):
         return own, True
@@ -162,7 +177,7 @@ def launcher_world(environ: Mapping[str, str], given: RecordedWorld | None) -> t
 
 @dataclass(frozen=True)
 class Started:
-    """One process of a job of mpirun."""
+    """One process of a job that mpirun started."""
 
     rank: int
     world_size: int
@@ -172,7 +187,7 @@ class Started:
     """Name of the job, equal for all of its processes on a host."""
 
     def environment(self) -> dict[str, str]:
-        """torchrun's variables for the same place."""
+        """Return torchrun's variables for the same rank."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.world_size),

@@ -1,6 +1,6 @@
-"""torch.distributed.rpc on TensorPipe under guard.
+"""torch.distributed.rpc on TensorPipe under the guard.
 
-`hooks.py` is where it enters torch, `log.py` what a worker records of the calls that it makes and serves.
+`hooks.py` patches torch, and `log.py` records the calls that a worker makes and serves.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Patches of torch.distributed.rpc: its public functions, and the one that C++ calls to serve a request.
 
-`rpc_sync` and the other functions are torch's decorator around the actual function, which is in a closure cell. That
-cell is exchanged, so a name that a script imported before is covered, too.
+`rpc_sync` and the other functions are torch's decorator around the actual function, which is in a closure cell. The
+content of that cell is exchanged, so a name that a script imported earlier is covered, too.
 
 A call that the same line has made before, and one that the same thread has served before, take a fast path. Between
 two calls a worker waits, its caches grow cold, and every line of Python costs several times what a benchmark shows.
 torch's own rpc_sync searches its operators for the user's function, asks the agent for the callee and the profiler
 whether it runs, in half a dozen functions. Their results depend only on what is compared here, so they are reused,
-and that pays for the record. The record itself is copied from the previous one, and is in the ring before C++ gets
-the call.
+and the time saved pays for the record. The record is copied from the previous one, and is in the ring before C++
+gets the call.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ rref_future = names.RREF_FUTURE.get(None)
 
 GROUP = "rpc"
 KEY = "distsim_worker/"
-"""Beginning of a key in the store of init_rpc, before a worker's number; its value is the rank of its ring, and the
-job.
+"""Prefix of the key, followed by a worker's number, under which a guarded worker stores its ring's rank and its job
+in the store of init_rpc.
 """
 NOBODYS = -1
-"""Rank of a worker without a record here, about which nothing is reported."""
+"""Rank of a worker that has no record here; its calls are not reported."""
 TORCHS_OWN = frozenset({api.__name__, "torch.distributed.rpc.backend_registry"})
-"""Modules whose functions torch calls remotely by itself: to meet, to join, to shut down."""
+"""Modules whose functions torch itself calls remotely: to meet, to join, to shut down."""
 API = vars(api)
 SENDS, PICKLER = names.SEND_FUNCTION.attribute, names.PICKLER.attribute
 profiler_enabled = works.PROFILES.get(works.unknown)
 find_builtin = names.FIND_BUILTIN.get(None)
 THERE = {SENDS, PICKLER, "get_worker_info"} <= API.keys() and find_builtin is not None
-"""Whether this torch has everything that the fast path calls."""
+"""Whether the installed torch has all functions that the fast path calls."""
 MOST = 512
-"""Calls that are remembered."""
+"""Largest number of calls that are cached."""
 DONE = rings.REMOTE | rings.COMPLETED
 PAYLOAD_END = rings.WORDS_AT // 8 + rings.W_PAYLOAD_END
 WAIT = works.FUTURE.get(torch.futures.Future).wait
@@ -69,11 +69,11 @@ Long = Callable[[Any, Any, Any, Any, Any, Key | None], Any]
 
 class _Here(threading.local):
     request: tuple[int, int] | None = None
-    """Number of the call that this thread is making, which travels with the function."""
+    """Rank and record index of the call that this thread is making, which travel with the function."""
 
 
 class RpcHooks:
-    """Patches of torch.distributed.rpc, undone by `remove`. *open_session(world, where)* makes the ring."""
+    """Patches of torch.distributed.rpc, undone by `remove`. `open_session(world, where)` creates the ring."""
 
     def __init__(
         self, open_session: Callable[[RecordedWorld | None, str], Session | None], session: Callable[[], Session | None]
@@ -85,11 +85,11 @@ class RpcHooks:
         self._here = _Here()
         self.log: RemoteLog | None = None
         self.quiet = 0
-        """Thread in which torch makes calls of its own: to meet, to join, to shut down."""
+        """Id of the thread in which torch makes calls of its own (to meet, to join, to shut down), or 0."""
         self._members: GroupLog | None = None
-        """Group of the init_rpc under way."""
+        """Group of the init_rpc that is running."""
         self._joining: Callable[[], RemoteLog | None] | None = None
-        """Makes the log of the init_rpc under way."""
+        """Creates the log of the init_rpc that is running."""
 
     def install(self) -> None:
         self._cell(api.rpc_sync, self._rpc_sync)
@@ -330,7 +330,9 @@ class RpcHooks:
             self.quiet = 0
 
     def _init_states(self, original: Any, agent: Any) -> Any:
-        """Begin to record: all workers are known, and none has left init_rpc, after which others may call this one."""
+        """Start to record once all workers are known. No worker has left init_rpc yet, so none can have called this
+        one.
+        """
         answer = original(agent)
         joining, self._joining = self._joining, None  # torch comes by twice: what is served in between is on record
         if joining is not None:
@@ -384,9 +386,9 @@ class RpcHooks:
 
 
 def _ring_rank(store: Any, worker: int, job: str) -> int | None:
-    """Return the rank of a worker's ring; None if it is not guarded, or its ring belongs to another job.
+    """Return the rank of a worker's ring, or None if it is not guarded or its ring belongs to another job.
 
-    Trainers that met in a group of their own before have such rings, in which this rank is another process.
+    Trainers that met in another group before have rings of that job, in which this rank may be another process.
     """
     with contextlib.suppress(Exception):
         if store.check([f"{KEY}{worker}"]):
@@ -396,14 +398,16 @@ def _ring_rank(store: Any, worker: int, job: str) -> int | None:
 
 
 class GuardedRpc(Protocol):
-    """State of RPC in this process (hooks.RpcHooks)."""
+    """State of RPC in this process (`hooks.RpcHooks`)."""
 
     log: RemoteLog | None
     quiet: int
 
 
 def calls(hooks: GuardedRpc, long: Long) -> Callable[..., Any]:
-    """`rpc_sync` by the short way, or by *long*, which is to `keep` the call under the key that it gets."""
+    """Return `rpc_sync` with a fast path. Other calls go to *long*, which caches them by `keep` under the key that
+    it gets.
+    """
 
     def rpc_sync(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: Any = NO_LIMIT) -> Any:
         log, me, kind = hooks.log, get_ident(), type(to)
@@ -440,7 +444,7 @@ def calls(hooks: GuardedRpc, long: Long) -> Callable[..., Any]:
 
 
 def keep(log: RemoteLog, key: Key, index: int, peer: Peer) -> None:
-    """Remember a call whose record has just been written."""
+    """Cache a call whose record has just been written."""
     function = key[1]
     if (
         not THERE
@@ -459,7 +463,7 @@ def keep(log: RemoteLog, key: Key, index: int, peer: Peer) -> None:
 
 
 def serves(hooks: GuardedRpc, original: Callable[[Any], Any], long: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`_run_function` by the short way, or by *long*."""
+    """Return `_run_function` with a fast path; other requests go to *long*."""
 
     def run(udf: Any) -> Any:
         log = hooks.log

@@ -1,8 +1,8 @@
-"""Records the remote calls of one worker: those that it makes, and those that it serves.
+"""Record of the remote calls that a worker makes and serves.
 
-Between workers under the guard (which announce that in the store of `init_rpc`) a Python function travels in a
+Guarded workers announce themselves in the store of `init_rpc`. Between them, a Python function travels as a
 `NumberedFunction` with the number of the call's record, so that the callee knows which call it serves. Futures that
-a program derives from those of its calls (`then`, `collect_all`, `wait_all`) are followed: waiting for one means
+a program derives from its calls (`then`, `collect_all`, `wait_all`) are followed: waiting for such a future is
 waiting for the calls behind it.
 """
 
@@ -32,17 +32,17 @@ DEFAULT_TIMEOUT_S = 60.0
 RREF = re.compile(r"created_on=(\d+), local_id=(\d+)")
 OPERATORS = "_VariableFunctionsClass."
 METHOD = "RRef."
-"""Beginning of the name of a method of an RRef's value."""
+"""Prefix of the name of a method that is called on an RRef's value."""
 MOST_PLACES = 512
 """Maximum number of positions of blocked threads in the ring's table."""
 MOST_ERRORS, LONGEST_ERROR = 64, 2000
-"""Texts of exceptions kept in that table, which has half a MiB for them and all else."""
+"""Largest number and length of exception texts in the ring's table of half a MiB, which also holds other texts."""
 IDLE = -1
-"""Value in place of a record's index if there is none."""
+"""Value of an index if there is no record."""
 NO_LIMIT = -1.0
 """torch's UNSET_RPC_TIMEOUT."""
 MOST_DERIVED = 1024
-"""Number of derived futures from which those whose calls are all over are dropped."""
+"""Number of derived futures above which those whose calls have ended are dropped."""
 
 
 class Peer(NamedTuple):
@@ -50,7 +50,7 @@ class Peer(NamedTuple):
 
     name: str
     rank: int
-    """Rank of its ring."""
+    """Rank of the worker's ring."""
     guarded: bool
 
 
@@ -59,17 +59,17 @@ Stays = tuple[bytes, bytes]
 
 
 class Same(NamedTuple):
-    """A call that may be made again from the same line."""
+    """Constant part of a call that the same line may make again."""
 
     body: Stays
     position: int
-    """Position of its signature, which another may have overwritten."""
+    """Position of its signature in the ring, which may have been overwritten."""
     alive: tuple[CodeType, ...] | None
-    """The code on the way to it, so that its ids stay its own."""
+    """Code objects on the stack above the call, kept alive because their ids are part of the key."""
 
 
 class Standing:
-    """A thread that serves, as `look` finds it."""
+    """State of a thread that serves calls, as `look` last saw it."""
 
     __slots__ = ("at", "index", "last", "looked", "said")
 
@@ -79,7 +79,7 @@ class Standing:
         self.looked = IDLE
         """That index at the last heartbeat."""
         self.last = 0
-        """The frame's number then: to hold the frame would keep its tensors alive."""
+        """Id of the thread's frame at the last heartbeat. A reference to the frame would keep its tensors alive."""
         self.at = 0
         self.said = False
         """Whether the record has the thread's position."""
@@ -105,7 +105,7 @@ class Future:
 
 
 class RemoteLog:
-    """Record of remote calls from init_rpc to shutdown."""
+    """Record of a worker's remote calls, from init_rpc to shutdown."""
 
     def __init__(self, recorder: Recorder, name: str, options: Any, members: GroupLog) -> None:
         self.recorder = recorder
@@ -119,14 +119,14 @@ class RemoteLog:
         self.limit_s = 0.0 if limit_s == DEFAULT_TIMEOUT_S else limit_s
         self.threads = int(getattr(options, "num_worker_threads", 0))
         self.futures: dict[int, int] = {}
-        """id of a future that is outstanding -> index of its record."""
+        """Index of the record of each outstanding future, by the future's id."""
         self.derived = Derived(recorder, self.futures)
         self.numbers = itertools.count(1)
         self.calls: dict[Key, tuple[Stays, int, Any, Any]] = {}
-        """Calls for the fast path (`hooks`), by key.
+        """Cached calls for the fast path (`hooks`), by key.
 
-        Each has what its record has in common with the next one's, the position of the payload ring from which its
-        signature must be written again, torch's WorkerInfo of the callee, and the code on the way to it.
+        A value is the constant part of the record, the position in the payload ring after which the signature must
+        be written again, torch's WorkerInfo of the callee, and the code objects above the call.
         """
         self.served: dict[Key, tuple[Stays, int, Standing]] = {}
         """Served calls for the fast path (`hooks`), by function, rank of the caller, and thread."""
@@ -139,7 +139,7 @@ class RemoteLog:
     # -- calls of ours
 
     def begin(self, op: str, peer: Peer, function: str, timeout_s: float, flags: int) -> int:
-        """Record a call that is being made; answers its index."""
+        """Record a call that starts, and return the index of its record."""
         recorder = self.recorder
         if recorder.outstanding:
             recorder.poll()
@@ -177,7 +177,7 @@ class RemoteLog:
         self._again[key] = Same(stays(self.ring.template(index)), position, alive)
 
     def watch(self, index: int, future: Any) -> None:
-        """Close the record when *future* is done; note who waits for it meanwhile."""
+        """Record the end of the call when *future* is done, and who waits for it until then."""
         self.futures[id(future)] = index
         self.recorder.watch(index, Future(future, self._forget), False)
 
@@ -185,7 +185,7 @@ class RemoteLog:
         self.futures.pop(ident, None)
 
     def wait(self, future: Any, original: Callable[[Any], Any]) -> Any:
-        """`future.wait()`, of a call's future or any other."""
+        """Replace `future.wait()` for futures of calls and others, and record the wait."""
         index = self.futures.get(id(future))
         if index is None:
             return self.derived.wait(future, original)
@@ -200,15 +200,15 @@ class RemoteLog:
         return value
 
     def fail(self, index: int, error: BaseException) -> None:
-        """Stamp the end of a call that raised."""
+        """Record the end of a call that raised."""
         self._say(index, error)
         self.ring.finish(index, rings.FAILED)
 
     def _say(self, index: int, error: BaseException) -> None:
         """Attach an error's text to a record.
 
-        If a worker raises all the time (an empty queue), only the first texts are kept, because the table has other
-        content, too.
+        If a worker raises very often (an empty queue), only the first texts are kept, because the table holds other
+        texts, too.
         """
         text = error_line(error)[:LONGEST_ERROR]
         if text not in self._errors and len(self._errors) >= MOST_ERRORS:
@@ -232,7 +232,7 @@ class RemoteLog:
     # -- calls of others
 
     def serve(self, udf: Any) -> int:
-        """Record that this thread begins to serve a call; answers the record's index."""
+        """Record that this thread starts to serve a call, and return the index of the record."""
         me = threading.get_ident()
         rank, number = getattr(udf, "request", (-1, -1))
         called = _called(udf)
@@ -264,14 +264,14 @@ class RemoteLog:
         return index
 
     def _thread(self, me: int) -> int:
-        """A thread of torch's pool, which Python knows no name of."""
+        """Return the ring's number of a thread of torch's pool, which has no name in Python."""
         name = self._names.setdefault(me, f"RPC {len(self._names) + 1}")
         offset = self.recorder._threads[me] = self.ring.entry(rings.TABLE_THREAD, (me, name), [me, name])
         self.recorder.num_serving += 1
         return offset
 
     def end_serving(self, index: int, future: Any = None) -> None:
-        """The function has come back; with a *future*, the answer comes later."""
+        """Record that the function has returned. With a *future*, the reply follows when it is done."""
         standing = self._standing.get(threading.get_ident())
         if standing is not None:  # `end` has come before
             standing.index = IDLE
@@ -282,7 +282,7 @@ class RemoteLog:
             self.recorder.watch(index, Future(future, self._forget), False)
 
     def _definition(self, function: Any) -> int:
-        """Table offset of the first line of a user's function; 0: not known."""
+        """Return the table offset of the first line of a user's function, or 0 if it is unknown."""
         site = defined_at(function)
         return 0 if site is None else self.recorder.sites.intern([site])[0]
 
@@ -315,13 +315,13 @@ class RemoteLog:
 
 
 def name_of(function: Any) -> str:
-    """`Trainer.step`; of what has no name, its type's."""
+    """Return the qualified name of a function, such as `Trainer.step`, or the name of its type if it has none."""
     name = getattr(function, "__qualname__", None)
     return (name or type(function).__qualname__).removeprefix(OPERATORS)
 
 
 def _called(udf: Any) -> str:
-    """Return what a request calls; for an RRef's method that method."""
+    """Return the name of the function that a request calls; for a call on an RRef, the method's name."""
     name = name_of(udf.func)
     if name.startswith(LOCAL_INVOKE) and len(udf.args) > 1:
         return f"{METHOD}{udf.args[1]}"
@@ -338,16 +338,18 @@ def _describe(key: Said) -> tuple[dict[str, Any], bool]:
 
 
 class Derived:
-    """State of one worker. *calls* maps the id of a call's future to the index of its record."""
+    """Futures of one worker that were derived from others. *calls* maps the id of a call's future to its record
+    index.
+    """
 
     def __init__(self, recorder: Recorder, calls: dict[int, int]) -> None:
         self._recorder = recorder
         self._calls = calls
         self._known: dict[int, tuple[Any, frozenset[int]]] = {}
-        """id of a future -> itself, so that the id stays its own, and the records of the calls behind it."""
+        """Each derived future with the records of the calls behind it, by id. The reference keeps the id unique."""
 
     def made(self, future: Any, of: Iterable[Any]) -> None:
-        """Declare that *future* is done when the futures *of* which it was made are."""
+        """Declare that *future* is done when all futures in *of* are."""
         behind: set[int] = set()
         for source in of:
             index = self._calls.get(id(source))
@@ -363,7 +365,7 @@ class Derived:
         self._known[id(future)] = future, frozenset(behind)
 
     def wait(self, future: Any, original: Callable[[Any], Any]) -> Any:
-        """Wait for a future that does not belong to a call itself."""
+        """Wait for a future that is not the future of a call itself."""
         known = self._known.pop(id(future), None)
         if known is None:
             return original(future)
@@ -380,7 +382,7 @@ class Derived:
 
 
 class NumberedFunction(NamedTuple):
-    """torch's PythonUDF, and the rank and index of the caller's record."""
+    """torch's PythonUDF with the rank and index of the caller's record."""
 
     func: Any
     args: Any
@@ -389,5 +391,5 @@ class NumberedFunction(NamedTuple):
 
 
 def answers_later(function: Any) -> bool:
-    """Return whether the function's future is the reply (`@rpc.functions.async_execution`)."""
+    """Return whether the function returns a future whose result is the reply (`@rpc.functions.async_execution`)."""
     return hasattr(function, ASYNC_EXECUTION)

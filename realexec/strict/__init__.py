@@ -1,6 +1,7 @@
-"""The strict level: a collective goes out only when all its members have called the same.
+"""Level strict: a collective is made only once all of its members have called the same.
 
-`strict.py` holds calls and lets them go; `queue.py` is one group's; `peers.py` is what the other ranks say of a call.
+`strict.py` holds calls and makes them; `queue.py` is the queue of one group; `peers.py` reads the calls of other
+ranks.
 """
 
 from __future__ import annotations

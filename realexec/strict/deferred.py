@@ -1,9 +1,10 @@
-"""Handles of calls that strict holds, and their futures.
+"""Handles and futures of calls that level strict holds.
 
-A call is held because it has not been made yet, or because its other end was missing. Callbacks on its future run on
-threads of ours: they may wait for a call that only the current thread can release, or that one of gloo's two threads
-carries out. A held call has a future of ours. One that was made has gloo's own: waiting for it, in Python or C++,
-costs nothing extra, and only Python's callbacks (`then`, `add_done_callback`) go through a future of ours.
+A call is held because its members do not agree yet, or because the other end of a message is missing. Python
+callbacks on its future run on threads of the guard: they may wait for a call that only the current thread can make,
+or that one of gloo's two threads carries out. A held call has a future of the guard. A call that was made has gloo's
+own: waiting for it, in Python or C++, costs nothing extra, and only Python's callbacks (`then`, `add_done_callback`)
+go through a future of the guard.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ LIFE_CHECK_S = 0.2
 FIRST_SLEEP_S = 20e-6
 LAST_SLEEP_S = 1e-3
 AWAKE_S = 50e-6
-"""Seconds for which the other end of a message is polled without a pause, which costs half of that."""
+"""Seconds for which the other end of a message is polled without a pause. A pause costs about half of that."""
 LOOK_S = 300e-6
 """Seconds for which a caller that wants a future polls for the other members.
 
@@ -53,11 +54,11 @@ FUTURE = works.FUTURE.get(torch.futures.Future)
 ADD = FUTURE.add_done_callback
 SET_UNWRAP = works.UNWRAP.get()
 _apart: WeakSet[Any] = WeakSet()
-"""Futures of gloo whose callbacks run on threads of ours."""
+"""Futures of gloo whose callbacks run on threads of the guard."""
 
 
 class Deferred(Handle):
-    """The handle of a call that has not gone out yet."""
+    """Handle of a call that has not been made yet."""
 
     def __init__(
         self,
@@ -73,30 +74,30 @@ class Deferred(Handle):
         super().__init__(None, recorder, log, index, False, device is None, False)
         self._is_async = is_async
         self._device = device
-        """None: the host."""
+        """Device of the tensors; None for the CPU."""
         self.seq = seq
         self.print_ = print_
         self.issue: Callable[[], Any] = issue
         self.said: MethodCall | None = None
         self.shown = False
         self.began = time.monotonic()
-        """Time at which it was made, or became the next in its queue."""
+        """Time at which the call was held, or became the head of its queue."""
         self.timeout_s: Callable[[], float] = lambda: math.inf
         self.hasten: Callable[[float], bool] = lambda _: False
-        """Wait until the call goes out, and let it out when it may; with a limit in seconds: False, it took longer."""
+        """Wait for the members and make the call. Return False if that takes longer than the given seconds."""
         self.urge: Callable[[], None] = lambda: None
-        """Somebody waits for the call who cannot `hasten` it."""
+        """Called when code that cannot call `hasten` waits for the call."""
         self.has_future = True
-        """gloo's reduce_scatters have none, and say so at once."""
+        """False for gloo's reduce_scatters, which have no future and raise immediately if asked for one."""
         self.decided = False
-        """The call went out, or was refused."""
+        """Whether the call was made or refused."""
         self._error: BaseException | None = None
         self._future: Any = None
         self._lock = threading.Lock()
-        """Held while the call goes out or its future is made: one of the two joins them."""
+        """Lock held while the call is made or its future is created. Whichever comes second connects the two."""
 
     def went_out(self) -> None:
-        """Make the call: all members are there and agree."""
+        """Make the call, because all members are present and agree."""
         try:
             self._inner = self.issue()
         except BaseException as error:
@@ -112,7 +113,7 @@ class Deferred(Handle):
         self._decided()
 
     def refuse(self, error: BaseException) -> None:
-        """The call never goes out."""
+        """End the call with *error*; it is never made."""
         self._error = error
         self._recorder.ring.fail(self._index, error_line(error))
         self._free()
@@ -128,7 +129,7 @@ class Deferred(Handle):
                 self._join(self._future)
 
     def _join(self, target: HeldFuture) -> None:
-        """Complete *target* like the call."""
+        """Complete *target* when the call ends."""
         error, source = self._error, None
         if error is None and self._inner is not None:
             try:
@@ -211,7 +212,7 @@ class Deferred(Handle):
             super().synchronize()
 
     def _out(self) -> None:
-        """Wait until the call goes out."""
+        """Wait until the call is made."""
         self._looked()
         self.hasten(math.inf)
         if self._error is not None:
@@ -219,7 +220,7 @@ class Deferred(Handle):
 
 
 class WentOut(HostHandle):
-    """Handle of an asynchronous call that was not held; callbacks on its future also run on threads of ours."""
+    """Handle of an asynchronous call that was not held. Callbacks on its future also run on threads of the guard."""
 
     __slots__ = ()
 
@@ -236,10 +237,10 @@ def _nothing() -> None:
 
 
 def _pass_on_device(device: torch.device, source: Any, target: Any) -> None:
-    """Pass the result of *source* to *target* on a stream of its own.
+    """Pass the result of *source* to *target* on a separate stream.
 
     wait() makes the current stream wait for the call, and set_result() makes those who wait for *target* wait for
-    the current stream; the program's own kernels should do neither.
+    the current stream. The stream of the program's kernels should do neither.
     """
     streams = torch.get_device_module(device)
     with streams.stream(streams.Stream(device)):
@@ -247,14 +248,19 @@ def _pass_on_device(device: torch.device, source: Any, target: Any) -> None:
 
 
 class Watched(Handle):
-    """A send or receive whose other end was not there yet: wait() looks out for it."""
+    """Handle of a send or receive whose other end was missing: its wait() polls for the other end."""
 
     def __init__(
         self,
         handle_fields: tuple[Any, Recorder, GroupLog, int, bool, bool],
         wait: Callable[[Callable[..., bool], timedelta | None], bool],
     ) -> None:
-        """*handle_fields*: what a `Handle` is made of; *wait*: waits for the other end, and then for the message."""
+        """Create the handle of a message.
+
+        Args:
+            handle_fields: Arguments of `Handle`.
+            wait: Waits for the other end, and then for the message.
+        """
         super().__init__(*handle_fields, owned=False, p2p=True)
         self._wait = wait
 
@@ -269,7 +275,7 @@ class Watched(Handle):
 
 
 def look_out(check: Callable[[], bool], gone: Callable[[], bool], limit_s: float) -> bool:
-    """Wait until *check* says that the other end of a message is there, or it is *gone*; False: it took too long."""
+    """Poll until *check* or *gone* returns True. Return False if neither does within *limit_s* seconds."""
     sleep_s = FIRST_SLEEP_S
     checked = began = time.monotonic()
     while not check():
@@ -296,14 +302,17 @@ class Hastened(Protocol):
 
 
 def callbacks_apart(future: Any) -> Any:
-    """Return gloo's future with its later callbacks on threads of ours; a future that is done calls back at once."""
+    """Return gloo's future, changed so that later callbacks run on threads of the guard.
+
+    Callbacks on a finished future run immediately, as in torch.
+    """
     if not future.done():
         _apart.add(future)
     return future
 
 
 class CallbackHooks:
-    """Exchanges the two methods of torch's by which Python hangs a callback on a future."""
+    """Patches of the two methods of torch's Future that add a Python callback."""
 
     def __init__(self) -> None:
         self._undo = [self._exchange("then"), self._exchange("add_done_callback")]
@@ -335,21 +344,21 @@ class CallbackHooks:
 
 
 class HeldFuture(torch.futures.Future):
-    """Future of a call that is or was held. Its Python callbacks run on threads of ours.
+    """Future of a call that is or was held. Its Python callbacks run on threads of the guard.
 
-    They may wait for a call that only the current thread can release, or that one of gloo's two threads carries out.
+    They may wait for a call that only the current thread can make, or that one of gloo's two threads carries out.
     """
 
     def __init__(self, call: Hastened | None, device: torch.device | None) -> None:
         super().__init__(devices=[] if device is None else [device])
         self.call = call
-        """None: it went out, or was refused."""
+        """The held call; None once it was made or refused."""
         self._lock = threading.Lock()
         self._called_back = device is not None
         self._follower = 0
 
     def follow(self, source: Any) -> None:
-        """End as *source* does."""
+        """Complete this future when *source* is, with the same result."""
         self._follower = threading.get_ident()
         ADD(source, self._take)
 
@@ -361,10 +370,10 @@ class HeldFuture(torch.futures.Future):
         run_apart(lambda: pass_on(source, self))
 
     def set_exception(self, error: BaseException) -> None:
-        """End with *error*, also for those who wait in C++.
+        """End with *error*, also for code that waits in C++.
 
         torch's own method stores the exception as a value, and DDP's reducer, which looks for a tensor in it
-        (`parseCppCommHookResult` of torch 2.13), dies of SIGSEGV.
+        (`parseCppCommHookResult` of torch 2.13), crashes (SIGSEGV).
         """
         SET_UNWRAP(self, _raise)
         self.set_result(_Failure(error))
@@ -389,7 +398,7 @@ class HeldFuture(torch.futures.Future):
 
 
 class _Failure:
-    """The value of a future that failed: it raises where C++ takes tensors from it, which it does by pickling."""
+    """Value of a failed future. It raises when C++ pickles it to extract tensors."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error

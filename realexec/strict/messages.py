@@ -1,7 +1,7 @@
-"""Sends and receives at the strict level: they are never held.
+"""Sends and receives at level strict. They are compared with their other end and never held.
 
-Who comes second sees the first and raises before it sends or receives, so no byte moves; who came first
-learns it in wait().
+The end that arrives second sees the first and raises before it sends or receives, so no data move. The end that
+arrived first raises in wait().
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class _Line:
         self.mine = mine
         self.theirs = other_key
         self.any_here = any_here
-        """Name under which this rank shows that it receives from any source, where it receives."""
+        """Name under which this rank shows that it receives from any source, if it receives."""
         self.any_there = any_there
         """Whether the other end may receive from any rank, if this one sends."""
         self.row = row
         self.neighbour = neighbour
         self.own = own
-        """This rank, as the other ranks see it."""
+        """This rank's own row, as the other ranks read it."""
         self.words = neighbour.words
         self.guard = ref(guard)
 
@@ -72,12 +72,12 @@ class _Line:
         return words[word] == ordinal and words[word + 1] == print_ and words[word] == ordinal
 
     def timeout_s(self) -> float:
-        """The group's."""
+        """Return the group's timeout in seconds."""
         guard = self.guard()
         return math.inf if guard is None else timeout_s(guard)
 
     def late(self, limit_s: float) -> str:
-        """Words for a message whose other end did not come in time."""
+        """Return the error text for a message whose other end did not arrive in time."""
         # Programs look for gloo's words, with a space before and after.
         _, op, _, tag = self.theirs.rsplit("/", 3)
         peer = self.neighbour.rank
@@ -85,7 +85,7 @@ class _Line:
 
 
 class LooksOut(MessageHandle):
-    """The handle of a message whose other end was not there yet: wait() looks out for it."""
+    """Handle of a message whose other end was missing: its wait() polls for the other end."""
 
     __slots__ = ("_messages", "_shown")
     _messages: HeldMessages
@@ -105,7 +105,7 @@ class LooksOut(MessageHandle):
 
 
 class HeldMessages:
-    """Compares both ends of each message between ranks of this host."""
+    """Comparison of both ends of each message between ranks of this host."""
 
     def __init__(self, recorder: Recorder, peers: Peers) -> None:
         self._recorder = recorder
@@ -114,8 +114,9 @@ class HeldMessages:
         self._lines: dict[tuple[str, str, int, int], _Line] = {}
 
     def hold(self, guard: Any, call: MethodCall, index: int, is_async: bool, issue: Callable[[], Any]) -> Handle | None:
-        """Return None if the call may go out now, or the handle of a call that went out and watches for its other
-        end."""
+        """Return None if the call may be made now, or the handle of a call that was made and polls for its other
+        end.
+        """
         peer, tag, op = call.peer, call.tag, call.key[0]
         log: GroupLog = guard.group_log
         if peer < 0:
@@ -139,7 +140,7 @@ class HeldMessages:
         on_host: bool,
         issue: Callable[[], Any],
     ) -> Handle | None:
-        """`hold` for the message number *ordinal* of an operation, peer and tag."""
+        """Do the same as `hold` for message number *ordinal* of an operation, peer and tag (*end*)."""
         line = self.line(guard, end)
         if line is None or not self.first(line, ordinal, print_, index):
             return None
@@ -154,25 +155,25 @@ class HeldMessages:
         is_async: bool = True,
         on_host: bool = True,
     ) -> Watched:
-        """The handle of a message whose other end is to come, as C++ takes it."""
+        """Return a handle, as C++ takes it, of a message whose other end has not arrived."""
         return Watched((work, self._recorder, log, index, is_async, on_host), partial(self._wait, shown, index))
 
     def _wait(self, shown: tuple[_Line, int, int], index: int, wait: Any, timeout: timedelta | None) -> bool:
         return self.wait(wait, *shown, index, timeout)
 
     def line(self, guard: Any, end: tuple[str, int, int]) -> _Line | None:
-        """Return where the messages of an operation, peer and tag are compared; None without a partner."""
+        """Return the comparison of messages with an operation, peer and tag; None if the peer is not on this host."""
         return self._lines.get((guard.group_log.key, *end)) or self._find(guard, end)
 
     def first(self, line: _Line, ordinal: int, print_: int, index: int) -> bool:
-        """Show a message; whether its other end is still to come. Raises as `check` does."""
+        """Show a message, and return whether its other end has not arrived yet. Raise as `check` does."""
         if line.any_here is not None and line.any_here in self._rows:
             return False  # messages of this tag went to receives from any source, too: nobody knows which
         self._recorder.ring.publish(line.row, ordinal, print_, index)
         return not line.is_there(ordinal, print_) and not self.check(line, ordinal, print_, index)
 
     def check(self, line: _Line, ordinal: int, print_: int, index: int) -> bool:
-        """Return whether the other end of a message is there; raise if its size or dtype differs."""
+        """Return whether the other end of a message has arrived; raise if its size or dtype differs."""
         neighbour, other_key = line.neighbour, line.theirs
         answer = neighbour.said(other_key, ordinal)
         if answer is None and neighbour.passed(other_key, ordinal):
@@ -197,7 +198,10 @@ class HeldMessages:
     def again(
         self, guard: Any, seen: Any, ordinal: int, index: int, tensor: torch.Tensor
     ) -> tuple[_Line, int, int] | None:
-        """`first` for a message like one before, *seen*; None: it may be waited for like any."""
+        """Do the same as `first` for a message like the cached one, *seen*.
+
+        Return None if the message can be waited for like any other.
+        """
         line = seen.line
         if line is None:
             line = seen.line = self.line(guard, seen.end)
@@ -221,7 +225,7 @@ class HeldMessages:
         index: int,
         timeout: timedelta | None = None,
     ) -> bool:
-        """Wait until the other end of a message is there, or will never be, and then for the message (*wait*)."""
+        """Wait until the other end of a message arrives or can no longer arrive, and then for the message by *wait*."""
         if not line.is_there(ordinal, print_):
             limit_s = line.timeout_s() if timeout is None else timeout.total_seconds()
             if not look_out(partial(self.check, line, ordinal, print_, index), line.neighbour.gone, limit_s):
@@ -232,7 +236,7 @@ class HeldMessages:
         return bool(wait() if timeout is None else wait(timeout))
 
     def _find(self, guard: Any, end: tuple[str, int, int]) -> _Line | None:
-        """Return the partner, or None."""
+        """Return the comparison for this peer and tag, or None."""
         log: GroupLog = guard.group_log
         op, peer, tag = end
         sending = op == "send"
@@ -284,5 +288,7 @@ def _text(record: CallRecord) -> str:
 
 @lru_cache(4096)
 def payload_print(shape: torch.Size, dtype: torch.dtype) -> int:
-    """Return what both ends of a message must share; the shape of the view may differ."""
+    """Return a hash of the size and dtype, which both ends of a message must share. The shapes of the views may
+    differ.
+    """
     return rings.fingerprint([shape.numel() * dtype.itemsize, str(dtype)], False)

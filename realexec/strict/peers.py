@@ -1,4 +1,4 @@
-"""Reads the calls of a group's other ranks: from their rings on this host, from the store on other hosts."""
+"""Reader of the calls of a group's other ranks: from their rings on this host, else from the store."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ __all__ = ["Neighbour", "Peers", "StorePeer", "refused_key", "timeout_s"]
 
 DEFAULT_TIMEOUT_S = 1800.0
 WRITTEN_S = 5.0
-"""Seconds by which a record may follow the shown call, because its writer may have lost its core in between."""
+"""Seconds within which a record must follow the fingerprint that a rank shows. Its process may be descheduled in
+between.
+"""
 SEEK_S = 0.5
 """Seconds between two searches for the rings of members that have none yet."""
 ROWS_END = rings.MEETING_AT // 8 + rings.MEETING_GROUPS * rings.MEETING_WORDS
 
 
 class Neighbour:
-    """A rank of this host: its ring is mapped and its rows are read in place."""
+    """A rank on this host. Its ring is mapped, and its rows are read in place."""
 
     def __init__(self, path: Path, rank: int) -> None:
         self.rank = rank
@@ -40,14 +42,18 @@ class Neighbour:
             self._map = mmap.mmap(file.fileno(), rings.file_bytes(), access=mmap.ACCESS_READ)
         self.words = memoryview(self._map).cast("Q")
         self.rows: dict[str, int] = {}
-        """First words of those that were looked for and found."""
+        """Position of the rows that were found, by name."""
         self._sought: dict[str, tuple[int, int]] = {}
-        """For names without a row: where the next search begins (rows are only added), and the hash."""
+        """For names without a row: the position at which the next search starts (rows are only added), and the
+        name's hash.
+        """
         self.reader: RingReader | None = None
-        """Reader of its ring, once a whole call of it was read."""
+        """Reader of its ring; None until a whole call was read."""
 
     def said(self, name: str, seq: int) -> tuple[int, int] | None:
-        """Fingerprint and record index of the peer's call *seq* on a group; None: it has not made it yet."""
+        """Return the fingerprint and record index of the peer's call *seq* on a group; None if it has not made the
+        call yet.
+        """
         row = self.rows.get(name)
         if row is None:
             row = self._find(name)
@@ -61,12 +67,12 @@ class Neighbour:
         return answer if words[word] == seq else None
 
     def passed(self, name: str, seq: int) -> bool:
-        """The peer is so far ahead that its call *seq* is overwritten."""
+        """Return whether the peer is so far ahead that its call *seq* is overwritten."""
         row = self.rows.get(name)
         return row is not None and self.words[row + 1 + (seq % rings.MEETING_WINDOW) * 3] > seq
 
     def row(self, name: str) -> int | None:
-        """First word of its row of that name."""
+        """Return the position of its row *name*, or None."""
         row = self.rows.get(name)
         return self._find(name) if row is None else row
 
@@ -81,7 +87,7 @@ class Neighbour:
         return None
 
     def record(self, name: str, seq: int, index: int) -> CallRecord | None:
-        """The whole call."""
+        """Return the whole record of a call, or None."""
         if self.reader is None:
             self.reader = RingReader(self._path)
             self.reader.called(self.rank, {})
@@ -111,7 +117,7 @@ class Neighbour:
 
 
 class StorePeer:
-    """A rank of another host: it writes its calls into the job's store."""
+    """A rank on another host, which writes its calls into the job's store."""
 
     reader = None
 
@@ -140,24 +146,24 @@ class StorePeer:
 
 
 def refused_key(name: str, seq: int, rank: int, index: int) -> str:
-    """Key of the store under which a rank says that its backend refused a call."""
+    """Return the store's key under which a rank reports that its backend refused a call."""
     return f"{name}/{seq}/{rank}/refused/{index}"
 
 
 def call_from(content: dict[str, Any], rank: int, group: Group, seq: int) -> CallRecord:
-    """A call from its signature, for comparing."""
+    """Return a call, to be compared, from its signature in the store."""
     return Signature.read(content).record(rank=rank, group=group, seq=seq, state=State.ISSUED)
 
 
 class Peers:
-    """Finds the members of worlds: those on this host by their rings, the others in the store in which they meet."""
+    """Members of worlds: those on this host by their rings, the others by the store in which they meet."""
 
     def __init__(self, directory: Path, ring: RingWriter, attempt: int) -> None:
         self._directory = directory
         self._ring = ring
         self._attempt = attempt
         self._paths: dict[str, dict[int, Path]] = {}
-        """World -> rank -> its ring, where that is on this host."""
+        """Ring of each rank on this host, by world and rank."""
         self._found: dict[tuple[str, int], Neighbour] = {}
         self._bases: dict[str, Any] = {}
         self._stores: dict[str, Any] = {}
@@ -165,7 +171,7 @@ class Peers:
         self._guarded: set[tuple[str, int]] = set()
 
     def meet(self, world: RecordedWorld, store: Any) -> None:
-        """Remember the store of a world that is about to meet, and say there that this rank is under guard."""
+        """Keep the store of a world that is about to meet, and announce in it that this rank is guarded."""
         base = self._bases[world.id] = _base(store)
         with suppress(Exception):  # a placeholder of MPI's, or the meeting fails in the program's own words
             self._prefixed(base).set(_guarded_key(world, world.rank), "1")
@@ -188,14 +194,16 @@ class Peers:
         return key in self._guarded
 
     def neighbour(self, world: RecordedWorld, rank: int) -> Neighbour | None:
-        """A rank of this host; None while it has not joined."""
+        """Return a rank of this host, or None until it has joined."""
         result = self._found.get((world.id, rank))
         if result is None and self.here(world, rank):
             result = self._found[world.id, rank] = Neighbour(self._paths[world.id][rank], rank)
         return result
 
     def store(self, world: RecordedWorld) -> Any:
-        """A connection of our own to a world's store: the program's may be held by a thread that waits on it."""
+        """Return a separate connection to a world's store. The program's connection may be in use by a thread that
+        waits on it.
+        """
         store = self._stores.get(world.id)
         if store is None:
             base = self._bases.get(world.id) or works.of_default_group()

@@ -1,4 +1,4 @@
-"""One group at the strict level: the calls that wait for their members, and whether what all say fits together."""
+"""Queue of one group at level strict: the calls that wait for their members, and their comparison."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from distsim.text.ranks import of_ranks
 __all__ = ["Queue"]
 
 REFUSED_S, LEAST_S = 0.5, 0.02
-"""Largest and smallest number of seconds to wait after a refusal here for the same refusal on another rank.
+"""Largest and smallest number of seconds to wait, after the backend refused a call here, for the refusal on another
+rank.
 
-That rank had seen that all agree, and may have lost its core. A rank whose backend accepted the call shows nothing
-until the call ends; if that happened, the next wait is shorter.
+That rank had seen that all agree, and may be descheduled. A rank whose backend accepted the call shows nothing until
+the call ends; if that happened, the next wait is shorter.
 """
 
 
 class Queue:
-    """One group: its calls that wait for their members, and what the members say."""
+    """Calls of one group that wait for their members, and the calls that the members show."""
 
     def __init__(
         self, log: GroupLog, row: int | None, peers: list[Any], group: Group, rank: int, rings_of: Peers
@@ -38,26 +39,26 @@ class Queue:
         self._rank = rank
         self._rings = rings_of
         self._verdicts: set[tuple[int, ...]] = set()
-        """Fingerprints of calls that fit together, though they are not the same or equal ones may not fit."""
+        """Patterns of fingerprints that were compared in full and match, although fingerprints alone do not decide."""
         self.group_log = log
         self.row = row
         self.peers = peers
         self.group = group
         self.waiting: deque[Deferred] = deque()
         self.turn = threading.Lock()
-        """Held by the thread that lets calls go out."""
+        """Lock held by the thread that makes calls of this queue."""
         self.done = 0
-        """Number of the last call that went out."""
+        """Number of the last call that was made."""
         self.again: tuple[int, dict[int, tuple[int, int]]] = (0, {})
-        """Number of a call that the backend refused and that is made again, and what the peers had shown under it,
-        by rank.
+        """Number of a call that the backend refused and that is made again, and the fingerprints that the peers
+        showed for it.
 
-        If a peer's call is refused, too, what it showed is no answer to the new call.
+        If a peer's call is refused, too, the fingerprint that it showed does not belong to the new call.
         """
         self.patience_s = REFUSED_S
         self.remote = any(isinstance(peer, StorePeer) for peer in peers)
         self.rows: list[tuple[memoryview, int]] = []
-        """Where each peer shows its calls, once all have shown one."""
+        """Memory in which each peer shows its calls; empty until all have shown one."""
 
     def is_near(self) -> bool:
         """Return whether the calls of all members can be read in shared memory."""
@@ -72,10 +73,10 @@ class Queue:
         return True
 
     def meet(self, seq: int, slot: int, print_: int, limit_s: float) -> bool:
-        """Poll for the calls *seq* of near members for *limit_s*, yielding the core to others in between.
+        """Poll for the calls *seq* of members on this host for *limit_s* seconds, and yield the core in between.
 
-        Return whether all came, and fingerprints are enough to know that they agree. *slot* is the position of that
-        number in a row.
+        Return whether all arrived and their fingerprints show that they agree. *slot* is the position of that number
+        in a row.
         """
         until = 0.0
         odd = print_ & 1
@@ -108,7 +109,7 @@ class Queue:
         return answers
 
     def absent(self, seq: int) -> list[Any]:
-        """The peers that have not made their call *seq*."""
+        """Return the peers that have not made their call *seq*."""
         name, old = self.group_log.key, self.again[1] if seq == self.again[0] else {}
         return [peer for peer in self.peers if (answer := peer.said(name, seq)) is None or answer == old.get(peer.rank)]
 
@@ -129,9 +130,10 @@ class Queue:
         return False
 
     def settle(self, seq: int) -> None:
-        """Wait, before a call is shown under a refused number, until the peers have finished with the old call.
+        """Wait until the peers have finished with a refused call before its number is used again.
 
-        They would take the new one for it. A peer that made the old call without being refused is held to it.
+        They would otherwise take the new call for the old one. A peer whose old call was not refused is compared by
+        that call.
         """
         name, old = self.group_log.key, self.again[1] if seq == self.again[0] else {}
         until = monotonic() + self.patience_s
@@ -144,7 +146,7 @@ class Queue:
                 sched_yield()
 
     def late(self, seq: int, timeout_s: float) -> str:
-        """Words for a call that timed out."""
+        """Return the error text for a call that timed out."""
         who = of_ranks(peer.rank for peer in self.absent(seq))
         # Programs look for gloo's words, with a space before and after.
         return (
@@ -153,11 +155,11 @@ class Queue:
         )
 
     def _pattern(self, print_: int, answers: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-        """Return the pattern in the order of the peers of one queue."""
+        """Return the fingerprints of this rank and of its peers, in the order of the peers."""
         return (print_, *[answer[0] for answer in answers])
 
     def equal(self, print_: int, answers: Sequence[tuple[int, int]]) -> bool:
-        """Return whether fingerprints are enough to know that the members agree."""
+        """Return whether the fingerprints alone show that the members agree."""
         if self._verdicts and self._pattern(print_, answers) in self._verdicts:
             return True
         if print_ & 1:
@@ -168,7 +170,7 @@ class Queue:
         return True
 
     def compare(self, seq: int, print_: int, index: int, answers: Sequence[tuple[int, int]]) -> None:
-        """Raise CollectiveMismatch where the members contradict each other."""
+        """Raise CollectiveMismatch if the members' calls contradict each other."""
         if self.equal(print_, answers):
             return
         records = self._records(seq, index, answers)

@@ -1,4 +1,4 @@
-"""The text of a `CollectiveMismatch`: the verdict that the monitor and the simulator give, from the rings at hand."""
+"""Text of a `CollectiveMismatch`: the verdict of the monitor and the simulator, from the readable rings."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["refusal_text"]
 
 
 def refusal_text(mismatch: Mismatch, met: Sequence[CallRecord], rank: int, readers: Sequence[RingReader]) -> str:
-    """Return the text that *rank* raises about the calls that *met* and disagree.
+    """Return the text that *rank* raises about calls that met and disagree.
 
     Args:
-        mismatch: How the calls differ, taken by themselves.
-        met: The calls, of every member that could be read.
-        rank: Who raises.
-        readers: Rings of the members on this host; of the others nothing but the call is known.
+        mismatch: Difference between the calls.
+        met: The calls of every member that could be read.
+        rank: The rank that raises.
+        readers: Rings of the members on this host. Of other members only the call is known.
     """
     divergence = _divergence(mismatch, met, readers)
     on = f"on group {mismatch.group.label} ({of_ranks(mismatch.group.ranks)})"
@@ -50,7 +50,7 @@ def refusal_text(mismatch: Mismatch, met: Sequence[CallRecord], rank: int, reade
 
 
 def _raised(divergence: Divergence, met: Sequence[CallRecord], readers: Sequence[RingReader]) -> str:
-    """Return the exception that led the culprits astray, if there is one."""
+    """Return the text of the exception that made the culprits diverge, if there is one."""
     texts = []
     for record in met:
         reader = next((reader for reader in readers if reader.number == record.rank), None)
@@ -64,7 +64,7 @@ def _raised(divergence: Divergence, met: Sequence[CallRecord], readers: Sequence
 
 
 def _divergence(mismatch: Mismatch, met: Sequence[CallRecord], readers: Sequence[RingReader]) -> Divergence | None:
-    """Return the divergence that the calls so far show."""
+    """Return the divergence that the calls show so far, or None."""
     here = {reader.number for reader in readers}
     calls = call_records(readers, dict.fromkeys(here, 0))
     elsewhere = {record.rank: [record] for record in met if record.rank not in here}

@@ -1,8 +1,8 @@
-"""The strict level: a collective is made only when all its members have called the same.
+"""Level strict: a collective is made only once all of its members have called the same.
 
 Each rank shows the fingerprint of its call to its peers and compares it with theirs. A synchronous call waits for
-them in place, as the collective itself would. An asynchronous one is put into its group's queue and made by a thread
-of ours, so that the caller continues. Sends and receives are never held (`messages`).
+them in place, as the collective itself would. An asynchronous one is queued in its group's queue and made by a
+thread of the guard, so that the caller continues. Sends and receives are never held (`messages`).
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ __all__ = ["Strict"]
 profiler_enabled = works.PROFILES.get(works.unknown)
 
 AHEAD = rings.MEETING_WINDOW // 2
-"""Asynchronous calls of a group that may be shown before they went out; beyond it they queue unseen."""
+"""Largest number of asynchronous calls of a group that are shown before they are made. Further calls queue without
+being shown.
+"""
 DOZE_S = 0.25
-"""Seconds for which the thread polls by itself without being woken, because asynchronous calls come in series."""
+"""Seconds for which the thread continues to poll after a call, because asynchronous calls come in series."""
 STRIDED, COORDINATES = torch.strided, torch.sparse_coo
 SUM = 0
-"""torch's number of it."""
+"""torch's number of the reduce operation SUM."""
 LEAVE_S = 2.0
-"""Seconds that the end of the process waits for a call that is being made."""
+"""Seconds that the process waits at its end for a call that is being made."""
 
 
 class Strict:
@@ -56,8 +58,11 @@ class Strict:
         self.peers = peers
         self._queues: dict[int, Queue] = {}
         self._rows: dict[str, int | None] = {}
-        """Group -> its row in the ring. A call is shown there also where members are not known to be under guard: those
-        that are may hold their own until they see it."""
+        """Row in the ring for each group.
+
+        A call is shown there even if some members are not known to be guarded: guarded members may hold their own
+        call until they see it.
+        """
         self.messages = HeldMessages(recorder, peers)
         self._hooks = CallbackHooks()
         self._lock = threading.Condition()
@@ -66,13 +71,16 @@ class Strict:
         self._pause_s = FIRST_SLEEP_S
         """Seconds between two polls of the thread."""
         self._asleep = False
-        """The thread waits to be woken."""
+        """Whether the thread sleeps until it is woken."""
         self._over = False
-        """The process is at its end: nothing is held any more."""
+        """Whether the process is ending, so that no further call is held."""
 
     def stop(self) -> None:
-        """The process is at its end: calls whose members have not all come go out as they would without a guard. The
-        thread ends first: one that Python 3.11 finds inside torch's C++ then takes the process with it (SIGABRT)."""
+        """Stop the thread at the end of the process, and make the held calls as without a guard.
+
+        The thread must end first: if the interpreter shuts down while it is inside torch's C++, Python 3.11 aborts
+        the process (SIGABRT).
+        """
         with self._lock:
             self._over = True
             self._lock.notify()
@@ -99,7 +107,7 @@ class Strict:
         is_async: bool,
         issue: Callable[[], Any],
     ) -> Handle | None:
-        """Return None if the call may go out now, or a handle if it goes out later. Raises if members disagree."""
+        """Return None if the call may be made now, or a handle if it is made later. Raise if members disagree."""
         op = call.key[0]
         log: GroupLog = guard.group_log
         if op in ("send", "recv"):
@@ -142,7 +150,7 @@ class Strict:
     def defer_again(
         self, guard: Any, queue: Queue, seq: int, print_: int, index: int, issue: Callable[[], Any]
     ) -> Deferred:
-        """Hold an asynchronous call that was made before, and has just been shown."""
+        """Hold an asynchronous call from the fast path, which has just been shown."""
         deferred = Deferred(self._recorder, guard.group_log, index, seq, print_, True, None, issue)
         deferred.shown = True
         deferred.has_future = "reduce_scatter" not in getattr(getattr(issue, "func", None), "__name__", "")
@@ -150,8 +158,10 @@ class Strict:
         return deferred
 
     def _goes_at_once(self, queue: Queue, seq: int, print_: int, index: int, call: MethodCall) -> bool:
-        """Show an asynchronous call where none waits before it; whether all members have made the same already, or do
-        in a moment."""
+        """Show an asynchronous call if its queue is empty, and return whether all members have made the same call.
+
+        It waits a moment for members that are about to call.
+        """
         if queue.waiting or queue.row is None or queue.again[0] == seq or not queue.is_near():
             return False
         self._recorder.ring.publish(queue.row, seq, print_, index)
@@ -159,19 +169,21 @@ class Strict:
         return queue.meet(seq, rings.meeting_slot(seq), print_, AT_ONCE_S)
 
     def _show_and_look(self, guard: Any, queue: Queue, seq: int, print_: int, index: int, call: MethodCall) -> None:
-        """Compare a call that is not held (a monitored barrier) with members that are already there; later members
-        compare themselves."""
+        """Compare a call that is not held (a monitored barrier) with the members that have arrived.
+
+        Later members compare themselves with it.
+        """
         self._show(queue, seq, print_, index, call)
         self._agree(guard, queue, seq, print_, index, wait=False)
 
     def _drain(self, guard: Any, queue: Queue) -> None:
-        """Let earlier asynchronous calls go out first, because gloo numbers what goes out."""
+        """Make earlier asynchronous calls first, because gloo numbers calls in the order in which they are made."""
         deadline = time.monotonic() + timeout_s(guard)
         while queue.waiting and time.monotonic() < deadline:
             time.sleep(LAST_SLEEP_S)
 
     def agree_again(self, guard: Any, queue: Queue, seq: int, print_: int, index: int) -> None:
-        """Wait for all members of a synchronous call that was made before, and has just been shown."""
+        """Wait for all members of a synchronous call from the fast path, which has just been shown."""
         self._agree(guard, queue, seq, print_, index)
 
     def _agree(self, guard: Any, queue: Queue, seq: int, print_: int, index: int, *, wait: bool = True) -> None:
@@ -223,7 +235,7 @@ class Strict:
                 store.delete_key(f"{name}/{seq - rings.MEETING_WINDOW}/{queue.group_log.world.rank}")
 
     def _refused(self, queue: Queue, seq: int, index: int) -> bool:
-        """`Queue.refused`, for those on other hosts, too."""
+        """Do the same as `Queue.refused`, and also tell ranks on other hosts through the store."""
         used_up = queue.refused(seq, index, self._recorder.ring)
         if queue.again[0] == seq and queue.remote:
             self.peers.store(queue.group_log.world).set(
@@ -232,7 +244,7 @@ class Strict:
         return used_up
 
     def _meet(self, guard: Any, queue: Queue, seq: int, print_: int, index: int) -> None:
-        """Wait in place for all members, then compare."""
+        """Wait for all members, then compare their calls."""
         sleep_s = FIRST_SLEEP_S
         began = checked = time.monotonic()
         while (answers := queue.arrived(seq)) is None:
@@ -275,7 +287,9 @@ class Strict:
             self._lock.notify()
 
     def _hasten(self, queue: Queue, deferred: Deferred, timeout_s: float) -> bool:
-        """Let a waiting thread send what may go, in place of the helper thread; return False after the timeout."""
+        """Make calls of the queue on the waiting thread instead of the helper thread; return False after the
+        timeout.
+        """
         began = time.monotonic()
         sleep_s = FIRST_SLEEP_S
         while not deferred.decided:
@@ -324,7 +338,7 @@ class Strict:
                 self._pause_s = min(self._pause_s * 1.3, LAST_SLEEP_S)
 
     def _advance(self, queue: Queue) -> bool:
-        """Send calls at the head of a queue whose members are all there."""
+        """Make the calls at the head of a queue whose members have all arrived."""
         if not queue.turn.acquire(blocking=False):
             return False  # another thread does
         try:
@@ -373,7 +387,7 @@ def _on_gloo(guard: Any) -> bool:
 
 
 def _is_refused(call: MethodCall, size: int, on_gloo: bool) -> bool:
-    """Return whether the backend refuses such a call on this rank, so that no other rank should see it."""
+    """Return whether the backend would refuse such a call on this rank, so that it must not be shown to other ranks."""
     op = call.key[0]
     lists = [call.key[part] for part in FIELDS[op].lists if call.key[part]]
     if any(len(shapes) != size for shapes in lists):
@@ -391,7 +405,7 @@ def _is_refused(call: MethodCall, size: int, on_gloo: bool) -> bool:
 
 
 def json_call(print_: int, call: MethodCall, index: int) -> str:
-    """A call for the store."""
+    """Return a call as JSON text for the store."""
     import json
 
     return json.dumps({"print": print_, "index": index, "call": content(call.key)[0]})
