@@ -1,7 +1,7 @@
 """Output of a run: the summary on the terminal, the JSON report, the trace, and the live progress.
 
-`summary.py` prints to the terminal, `document.py` writes the JSON, and `tracing.py` the trace for Perfetto and HTA
-with the names of `kineto.py`; `training` has the parts about GPUs. All of them read only an `Outcome`.
+`summary.py` prints to the terminal, `document.py` writes the JSON, and `tracing.py` the trace for Perfetto and HTA;
+`training` has the parts about GPUs. All of them read only an `Outcome`.
 """
 
 from __future__ import annotations

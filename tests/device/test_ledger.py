@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 
 from distsim.sim.device.allocator.allocator import ACTIVATIONS, GRADIENTS, KINDS, MOST_POINTS, OTHER, Ledger
-from distsim.sim.device.allocator.sites import site_reader
+from distsim.sim.device.allocator.claims import site_reader
 
 
 def test_a_ledger_finds_the_peak_by_what_is_known_later() -> None:

@@ -12,8 +12,7 @@ import pytest
 
 from distsim.debug.records import CallRecord, Group
 from distsim.report import write_trace
-from distsim.report.kineto import collective_args, is_kernel, kernel_name
-from distsim.report.tracing import Tracks, _nest
+from distsim.report.tracing import Tracks, _nest, collective_args, is_kernel, kernel_name
 from tests.report.made import call, finished, outcome
 
 HTA_ARGS = [

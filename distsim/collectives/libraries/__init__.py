@@ -1,13 +1,12 @@
 """Choices of the communication libraries, and their software costs beyond the links.
 
-`nccl.py` has NCCL's own cost model (RCCL's: `rccl_tuning.py`), `gloo.py` gloo and MPI, and `ideal.py` closed forms.
+`nccl.py` has NCCL's own cost model (RCCL's: `rccl_tuning.py`), and `gloo.py` gloo and MPI.
 """
 
 from __future__ import annotations
 
 __all__ = [
     "gloo",
-    "ideal",
     "nccl",
     "nccl_channels",
     "nccl_timing",

@@ -22,8 +22,7 @@ from distsim import __version__
 from distsim.scenario.expect.result import Result
 from distsim.scenario.file.load import Scenario
 from distsim.scenario.run import run_scenario
-from distsim.scenario.subprocess_runner import as_they_end
-from distsim.scenario.suite import import_for
+from distsim.scenario.suite import as_they_end, import_for
 
 __all__ = ["Flag", "KeptPoints", "own_sources", "role_of", "run_points", "script_flags", "with_flag"]
 

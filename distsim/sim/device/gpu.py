@@ -21,8 +21,7 @@ from distsim.errors import NotSimulated
 from distsim.kernels import Cost
 from distsim.kernels.gpu import HostCpu, host_of
 from distsim.sim.device.allocator import Allocator, Block, Full
-from distsim.sim.device.allocator.claims import Shortage, shortage
-from distsim.sim.device.allocator.sites import site_reader
+from distsim.sim.device.allocator.claims import Shortage, shortage, site_reader
 from distsim.sim.device.generator import CudaGenerator
 from distsim.sim.device.operators.values import Values
 from distsim.sim.device.timeline import Comm, Kernel, Mark, StreamTimeline, Timeline

@@ -21,8 +21,7 @@ from distsim.collectives.uncertainty import regime_of
 from distsim.debug.messages import ranks_text
 from distsim.debug.records.frames import shown
 from distsim.sim.device.allocator.allocator import OPTIMIZER, Ledger
-from distsim.sim.device.allocator.claims import Modules, family
-from distsim.sim.device.allocator.sites import AllocationSite
+from distsim.sim.device.allocator.claims import AllocationSite, Modules, family
 from distsim.sim.device.memory import current_stream
 from distsim.sim.device.timeline.steps import StepEnd, works_on
 from distsim.sim.device.timeline.timeline import Account

@@ -58,7 +58,7 @@ class Tag:
         self.module = module
         """Module in which the memory was allocated, if known (modules.py)."""
         self.site = site
-        """Line, operator and tensor of the allocation (sites.py); None if sites are not kept."""
+        """Line, operator and tensor of the allocation (`claims.py`); None if sites are not kept."""
         self.alive = False
         """Whether the allocation exists at the position up to which the ledger was read."""
 

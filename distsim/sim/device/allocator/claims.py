@@ -1,17 +1,23 @@
-"""Attributes GPU memory to modules and other uses, and writes the message when memory runs out."""
+"""Attributes GPU memory to lines, modules and other uses, and writes the message when memory runs out.
+
+A site is the line, the operator and the tensor for which memory of a simulated GPU was taken.
+"""
 
 from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import CodeType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from distsim.debug.records.frames import Owner, owner
 from distsim.sim.device.allocator.allocator import (
     ACTIVATIONS,
     COMMUNICATION,
@@ -25,7 +31,11 @@ from distsim.sim.device.allocator.allocator import (
 )
 from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID
 
+if TYPE_CHECKING:
+    from distsim.sim.device.allocator.allocator import Ledger
+
 __all__ = [
+    "AllocationSite",
     "Claims",
     "Modules",
     "Shortage",
@@ -34,6 +44,7 @@ __all__ = [
     "claim_of_optimizer",
     "family",
     "shortage",
+    "site_reader",
     "tag_of",
 ]
 
@@ -178,7 +189,7 @@ class Shortage:
     claims: Claims
     in_backward: bool
     site: Any = None
-    """Site of the request (sites.py), if sites are kept."""
+    """Site of the request, if sites are kept."""
 
     @property
     def missing(self) -> int:
@@ -266,3 +277,50 @@ def family(name: str) -> str:
     plain = _WRAPPERS.sub("", name).strip(".") or name
     parts = ["*" if part.isdigit() else part for part in plain.split(".")]
     return ".".join(parts[:DEPTH])
+
+
+class AllocationSite(NamedTuple):
+    """Line, operator and tensor of an allocation."""
+
+    file: str
+    """Innermost file of the user's code; empty where none is on the stack."""
+    line: int
+    function: Any
+    """The operator of aten; None where it is not an operator's result: storage.resize_ (FSDP's gathered parameters),
+    buffers of NCCL."""
+    shape: tuple[Any, Any] | None
+    """Size and dtype of the operator's result."""
+
+    @property
+    def operator(self) -> str:
+        """The operator's name."""
+        return "buffer" if self.function is None else self.function._schema.name.removeprefix("aten::")
+
+    @property
+    def tensor(self) -> str:
+        """dtype and shape, as `float32[8192,128256]`; empty where the allocation is not an operator's result."""
+        if self.shape is None:
+            return ""
+        size, dtype = self.shape
+        return f"{str(dtype).removeprefix('torch.')}[{','.join(map(str, size))}]"
+
+
+def site_reader(ledger: Ledger, accelerators: Any) -> Callable[[], AllocationSite]:
+    """Return a function that describes the allocation which is being made for *ledger*."""
+    are_users: dict[CodeType, bool] = {}
+
+    def read() -> AllocationSite:
+        shape, ledger.shape = ledger.shape, None
+        function = None if shape is None else accelerators.operator
+        frame = sys._getframe(2)
+        while frame is not None:
+            code = frame.f_code
+            is_users = are_users.get(code)
+            if is_users is None:
+                is_users = are_users[code] = owner(code.co_filename) is Owner.USER
+            if is_users:
+                return AllocationSite(code.co_filename, frame.f_lineno, function, shape)
+            frame = frame.f_back  # type: ignore[assignment]
+        return AllocationSite("", 0, function, shape)
+
+    return read
