@@ -16,6 +16,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from distsim import __version__
@@ -229,6 +230,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     module = importlib.import_module(module_of(name))
     module.add_parser(subparsers)
+    argv = _own_first(argv, getattr(module, "BEHIND", ()))
     argv = getattr(module, "rewritten", list)(argv)
     try:
         args, unknown = parser.parse_known_args(argv)
@@ -243,6 +245,36 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if unknown:
         raise UsageError(_unknown_flag(name, unknown, _flags(subparsers.choices[name])))
     return args
+
+
+def _own_first(argv: Sequence[str], own: Sequence[str]) -> list[str]:
+    """Return *argv* with those of the flags *own* that are after the script moved in front of it.
+
+    Each takes a value. A flag whose name is in the script's text stays, because the script may define it. Nothing is
+    moved from a launcher's command.
+    """
+    words = list(argv)
+    script = next((index for index, word in enumerate(words[1:], 1) if word.endswith(".py") and word[0] != "-"), None)
+    if script is None or "--" in words[:script] or not Path(words[script]).is_file():
+        return words
+    text = Path(words[script]).read_text(encoding="utf-8", errors="replace")
+    ours: dict[str, list[str]] = {}
+    theirs: list[str] = []
+    rest = words[script + 1 :]
+    while rest:
+        word = rest.pop(0)
+        flag, has_value, _ = word.partition("=")
+        name = flag.lstrip("-").replace("-", "_")
+        if flag not in own or re.search(rf"['\"]{flag}\b|^\s*{name}\s*:", text, re.MULTILINE):
+            theirs.append(word)
+        else:
+            count = 0 if has_value else 1
+            ours.setdefault(flag, []).extend([word, *rest[:count]])
+            rest = rest[count:]
+    if ours:
+        names = f"{', '.join(ours)} {'is a flag' if len(ours) == 1 else 'are flags'}"
+        print(f"distsim: {names} of distsim, because {words[script]} has none of that name", file=sys.stderr)
+    return [words[0], *itertools.chain(*ours.values()), *words[1 : script + 1], *theirs]
 
 
 def present() -> Iterable[str]:

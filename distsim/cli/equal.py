@@ -33,6 +33,8 @@ exit codes: 0 equal, 5 it differs, 2 a layout does not run or nothing can be com
 """
 DIFFERS = 5
 
+BEHIND = ("--and-args", "--and-nproc-per-node")
+
 
 def add_parser(subparsers: Any) -> None:
     """Add `equal`."""

@@ -398,7 +398,8 @@ def _unpacked(args: argparse.Namespace, notes: list[str]) -> Launched:
     return launched
 
 
-OWN = ("--on", "--nnodes", "--nproc-per-node", "--nproc_per_node", "--host-timeout", "--standalone")
+BEHIND = ("--on",)
+OWN = ("--nnodes", "--nproc-per-node", "--nproc_per_node", "--host-timeout", "--standalone")
 """Flags of ours that few scripts have."""
 
 

@@ -14,7 +14,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from distsim.cli import main
-from distsim.cli.dispatch import COMMANDS, Parser, module_of, present
+from distsim.cli.dispatch import COMMANDS, Parser, module_of, parse, present
 from distsim.errors import DistsimError, UsageError
 from tests.golden import assert_golden
 
@@ -180,3 +180,35 @@ def test_who_calls_it_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in (page.page_fd, page.stack_fd):
         os.close(number)
     assert ended == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "on", "rest"),
+    [
+        (["fits", "train.py", "--on", "dgx-a100:2", "--mbs", "2"], "dgx-a100:2", ["--mbs", "2"]),
+        (["run", "train.py", "--mbs=2", "--on=dgx-a100:2"], "dgx-a100:2", ["--mbs=2"]),
+        (["run", "has_on.py", "--on", "2"], None, ["--on", "2"]),
+        (["run", "--", "torchrun", "train.py", "--on", "2"], None, ["train.py", "--on", "2"]),
+    ],
+)
+def test_a_flag_after_the_script_is_read_unless_the_script_has_one_of_that_name(
+    argv: list[str], on: str | None, rest: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A simulation of another cluster than the one that was asked for would be a wrong answer."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("parser.add_argument('--mbs')\n")
+    Path("has_on.py").write_text("parser.add_argument('--on')\n")
+    args = parse(argv)
+    assert (args.on, args.training_script_args) == (on, rest)
+
+
+def test_what_is_varied_may_follow_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The order of the words of a command is no reason to refuse it."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("parser.add_argument('--mbs')\n")
+    args = parse(["tune", "train.py", "--vary", "--mbs=1,2", "--budget", "5m", "--mbs", "1", "--vary", "--tp=1,2"])
+    assert args.vary == ["--mbs=1,2", "--tp=1,2"]
+    assert args.script_arguments == "--mbs 1"
+    assert "--vary, --budget are flags of distsim, because train.py has none of that name" in capsys.readouterr().err

@@ -92,6 +92,8 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(func=run)
 
 
+BEHIND = ("--on", "--vary", "--budget", "--objective", "--price", "--csv", "--html", "--plot")
+"""Flags that are distsim's even after the script, unless the script has one of that name."""
 OF_SCRIPT = ("nnodes", "nproc_per_node", "fuse", "fidelity")
 
 
@@ -185,14 +187,7 @@ def _scenario(args: argparse.Namespace) -> Scenario:
     if args.scenario.endswith(".py"):
         if args.on is not None:
             given["on"] = args.on.split(",")[0]
-        arguments = shlex.split(args.script_arguments or "")
-        if own := [word for word in arguments if word.partition("=")[0] in ("--vary", "--csv", "--html", "--plot")]:
-            print(
-                f"distsim: {own[0]} stands behind {args.scenario}, so it goes to the script; put flags for distsim "
-                f"sweep before the script",
-                file=sys.stderr,
-            )
-        return script(Path(args.scenario), arguments, **given)
+        return script(Path(args.scenario), shlex.split(args.script_arguments or ""), **given)
     if given or args.on is not None:
         name = "on" if args.on is not None else next(iter(given))
         raise UsageError(f"--{name.replace('_', '-')}: a scenario file contains it; vary it with --vary {name}=A,B")
