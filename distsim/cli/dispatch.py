@@ -259,14 +259,14 @@ def _own_first(argv: Sequence[str], own: Sequence[str]) -> list[str]:
         return words
     text = Path(words[script]).read_text(encoding="utf-8", errors="replace")
     ours: dict[str, list[str]] = {}
-    theirs: list[str] = []
+    remaining: list[str] = []
     rest = words[script + 1 :]
     while rest:
         word = rest.pop(0)
         flag, has_value, _ = word.partition("=")
         name = flag.lstrip("-").replace("-", "_")
         if flag not in own or re.search(rf"['\"]{flag}\b|^\s*{name}\s*:", text, re.MULTILINE):
-            theirs.append(word)
+            remaining.append(word)
         else:
             count = 0 if has_value else 1
             ours.setdefault(flag, []).extend([word, *rest[:count]])
@@ -274,7 +274,7 @@ def _own_first(argv: Sequence[str], own: Sequence[str]) -> list[str]:
     if ours:
         names = f"{', '.join(ours)} {'is a flag' if len(ours) == 1 else 'are flags'}"
         print(f"distsim: {names} of distsim, because {words[script]} has none of that name", file=sys.stderr)
-    return [words[0], *itertools.chain(*ours.values()), *words[1 : script + 1], *theirs]
+    return [words[0], *itertools.chain(*ours.values()), *words[1 : script + 1], *remaining]
 
 
 def present() -> Iterable[str]:
