@@ -111,7 +111,8 @@ PRIVATE = {
         ),
         (
             _KERNELS,
-            "_amp_foreach_non_finite_check_and_unscale_ _dirichlet_grad _fused_adamw_ "
+            "_amp_foreach_non_finite_check_and_unscale_ _dirichlet_grad _embedding_bag _embedding_bag_forward_only "
+            "_fused_adamw_ "
             "_has_compatible_shallow_copy_type _is_all_true _is_any_true _local_scalar_dense _log_softmax "
             "_log_softmax_backward_data _pack_padded_sequence _pin_memory _sample_dirichlet _softmax "
             "_softmax_backward_data _thnn_fused_gru_cell _thnn_fused_gru_cell_backward _thnn_fused_lstm_cell "

@@ -394,3 +394,29 @@ def test_unwritten_memory_is_zeros_in_each_run() -> None:
         return [float(each.abs().sum()) for each in made]
 
     assert on_gpu(body).results[0] == [0.0] * 6
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("last", [False, True])
+def test_an_embedding_bag_has_a_gpus_values_and_gradient(mode: str, last: bool) -> None:
+    """The host leaves out the bag of each index, which the backward of a GPU needs."""
+
+    def body(device: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+        torch.manual_seed(0)
+        weight = torch.randn(10, 4).to(device).requires_grad_()
+        indices, offsets = (
+            torch.randint(10, (6,)).to(device),
+            torch.tensor([0, 2, 2, 3, 6][: 5 if last else 4]).to(device),
+        )
+        bags = F.embedding_bag(indices, weight, offsets, mode=mode, include_last_offset=last)
+        (bags * bags).sum().backward()
+        return bags.detach().cpu(), None if weight.grad is None else weight.grad.cpu()
+
+    for of_gpu, of_host in zip(on_gpu(lambda: body("cuda"), data="real").results[0], body("cpu"), strict=True):
+        assert torch.equal(of_gpu, of_host)
+
+
+def test_an_embedding_bag_of_few_rows_of_equal_length_runs_without_values() -> None:
+    """A result that the host makes in another shape than a GPU is no value of the tensor."""
+    bag = nn.EmbeddingBag(10, 4, mode="sum")
+    assert on_gpu(lambda: tuple(bag.cuda()(torch.randint(10, (8, 3), device="cuda")).shape)).results[0] == (8, 4)

@@ -221,7 +221,23 @@ def _parts(formula: Callable[..., Sequence[Tensor | None]]) -> Callable[..., Seq
     return call
 
 
+def _bags(embedding_bag: Any) -> Callable[..., Any]:
+    """Return the operator with results of the shapes that a GPU makes: the bag of each index is always there."""
+
+    def call(outs: Sequence[Any], weight: Tensor, indices: Tensor, offsets: Tensor, *rest: Any, **kwargs: Any) -> Any:
+        result, bags, sizes, largest = embedding_bag(weight, indices, offsets, *rest, **kwargs)
+        if bags.numel() != indices.numel():
+            numbers = torch.arange(indices.numel(), dtype=offsets.dtype)
+            bags = torch.bucketize(numbers, offsets, right=True) - 1
+        sizes = F.pad(sizes, (0, outs[2].numel - sizes.numel()))
+        return [result, bags.to(indices.dtype), sizes, largest.expand(outs[3].size) if outs[3].numel else largest[:0]]
+
+    return call
+
+
 ON_HOST: dict[Any, Callable[..., Sequence[Tensor | None]]] = {
+    aten._embedding_bag.default: _bags(aten._embedding_bag.default),
+    aten._embedding_bag_forward_only.default: _bags(aten._embedding_bag_forward_only.default),
     aten._scaled_dot_product_flash_attention.default: _flash,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     aten._scaled_dot_product_efficient_attention.default: _efficient,
