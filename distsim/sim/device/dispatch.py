@@ -362,8 +362,9 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
             parts_made.append(part)
             if type(out) is NewTensor:
                 if known and values.keeps(out.numel, out.dtype):
-                    found = parts[i] if i < len(parts) else None
-                    value = torch.zeros(out.size, dtype=out.dtype, device="cpu") if found is None else found
+                    value: Any = parts[i] if i < len(parts) else None
+                    if value is None:
+                        value = torch.zeros(out.size, dtype=out.dtype, device="cpu")
                     if value.shape == tuple(out.size):  # the host may leave out what its own backward does not need
                         values.know(part, value, guess)
         if known:
