@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import distsim
 from distsim.kernels import Cost, Gpu
@@ -343,6 +344,63 @@ def test_forward_that_a_checkpoint_runs_again_keeps_no_more_than_the_first() -> 
         return torch.cuda.max_memory_allocated()
 
     assert run(body, fuse=False).results[0] - run(body).results[0] >= 4 * WIDTH * WIDTH
+
+
+class Residual(torch.nn.Module):
+    """Two products; *last* is what the second one goes through before it is added to the input."""
+
+    def __init__(self, last: torch.nn.Module) -> None:
+        super().__init__()
+        self.first, self.second, self.last = big(), big(), last
+        for weight in (self.first, self.second):
+            weight.requires_grad_()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.last(F.gelu(x @ self.first) @ self.second)
+
+
+@pytest.mark.parametrize(("last", "compiled", "kept"), [("Identity", 0, 2), ("Identity", 1, 1), ("GELU", 1, 2)])
+def test_of_the_products_a_checkpoint_keeps_those_have_memory_that_backward_reads(
+    last: str, compiled: int, kept: int
+) -> None:
+    """The sum of a product and the input needs neither in backward, unless backward computes a function of the product
+    again. Eagerly the checkpoint holds what its policy names."""
+
+    def body() -> list[int]:
+        keeps = partial(create_selective_checkpoint_contexts, lambda ctx, func, *_, **__: policy(func))
+        block, x = Residual(getattr(torch.nn, last)()), big().requires_grad_()
+        if compiled:
+            block.compile()
+        before = torch.cuda.memory_allocated()
+        y = checkpoint(block, x, use_reentrant=False, context_fn=keeps)
+        held = torch.cuda.memory_allocated() - before - y.nbytes
+        y.sum().backward()
+        return [held // y.nbytes, block.second.grad.shape[0]]
+
+    def policy(func: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if "mm" in str(func) else CheckpointPolicy.PREFER_RECOMPUTE
+
+    assert run(body).results[0] == [kept, WIDTH]
+
+
+def test_a_product_that_a_program_keeps_has_memory_once_it_is_read() -> None:
+    """Nothing of backward reads it, and the program does so later."""
+
+    def body() -> list[int]:
+        kept: list[torch.Tensor] = []
+
+        def call(x: torch.Tensor) -> torch.Tensor:
+            kept.append(x @ x)
+            return x + kept[0]
+
+        x = big().requires_grad_()
+        before = torch.cuda.memory_allocated()
+        y = torch.compile(call)(x)
+        sizes = [torch.cuda.memory_allocated() - before]
+        total = kept[0].detach() + y.detach()
+        return [size // y.nbytes for size in (*sizes, torch.cuda.memory_allocated() - before)] + [total.shape[0]]
+
+    assert run(body).results[0] == [1, 3, WIDTH]
 
 
 def test_a_capture_holds_all_of_a_compiled_backward() -> None:

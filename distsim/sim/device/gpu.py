@@ -92,6 +92,12 @@ class Held:
         finally:
             ledger.kind, ledger.module = before
 
+    def postpone(self, due: tuple[StreamTimeline, str, str]) -> None:
+        """Free the memory, and allocate it again as *due* says once it is read."""
+        block, self._block, self.due = self._block, None, due
+        if block is not None:
+            self.device.free(block, self.streams)
+
     def release(self) -> None:
         block, self._block, self.due, self.origins = self._block, None, None, ()
         if block is not None:

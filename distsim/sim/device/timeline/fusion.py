@@ -6,7 +6,8 @@ first. They are launched when anything else is put on the device: a product, a c
 What has died by then was never written. What autograd alone keeps is not written either: as under the compiler's
 min-cut partitioner, backward computes it again from what its kernel read, which stays in memory in its place. What the
 program keeps besides the result and its module's attributes looks the same, and is written once something outside of
-compiled code reads it.
+compiled code reads it. The memory of a product that a checkpoint keeps is freed at the function's end if no operator of
+backward reads it: the partitioner saves only what backward needs.
 Backward is a graph as well: of the nodes that forward made.
 """
 
@@ -30,6 +31,7 @@ from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID
 if TYPE_CHECKING:
     from distsim.kernels import Gpu
     from distsim.kernels.gpu import HostCpu
+    from distsim.sim.device.allocator import Allocator
     from distsim.sim.device.timeline.timeline import StreamTimeline, Timeline
     from distsim.sim.isolation.process import RankTask
 
@@ -45,6 +47,8 @@ MOST_CALLS = 1 << 16
 NO_BACKWARD = -1
 MOST_OBJECTS = 10_000
 """Objects of a result that are searched for tensors."""
+LINEAR = frozenset({"aten::add", "aten::add_", "aten::sub", "aten::sub_", "aten::_to_copy", "aten::clone"})
+"""Operators whose backward reads none of their inputs."""
 _WITHOUT_TENSORS = (int, float, str, bytes, type, ModuleType, FunctionType, torch.dtype, torch.device)
 _Place = Any
 """A weak reference to the memory of a tensor: the same for all tensors that share it."""
@@ -61,6 +65,9 @@ class Launcher(Protocol):
 
     @property
     def timeline(self) -> Timeline: ...
+
+    @property
+    def memory(self) -> Allocator: ...
 
     def launch(self, stream: StreamTimeline, cost: Cost, task: RankTask, name: Any) -> None: ...
 
@@ -103,6 +110,10 @@ class Fusion:
         """Memory (gpu.Held) not read since its kernel -> what that kernel read, with its bytes."""
         self._recent: list[weakref.ref[Any]] = []
         """Results of the running call that were not written to memory."""
+        self._steps: list[tuple[bool, Collection[_Place], Collection[_Place]]] = []
+        """Operators of the running call: whether their backward reads their inputs, what they read, what they write."""
+        self._alone: dict[_Place, Any] = {}
+        """Results of kernels that were not fused in the running call, and how to allocate their memory (Held.due)."""
         self._task: RankTask | None = None
         """The thread that ran compiled code last."""
         self._around = NO_BACKWARD
@@ -200,6 +211,8 @@ class Fusion:
         inputs = [tensor for tensor in tensors_in(given) if tensor.is_cuda]
         if not self.merges(cost, func):
             self._launch_alone(device, stream, cost, task, func, inputs)
+            ledger = device.memory.ledger
+            self._note(task, func, self.read(inputs), self.read(result), (stream, ledger.kind, ledger.module))
             return
         if self._where is not None and self._where[:2] != (device, stream):
             self.flush()
@@ -207,6 +220,7 @@ class Fusion:
         size = max((tensor.numel() for tensor in (*inputs, *outputs)), default=1)
         reads = [(storage, tensor) for tensor in inputs if (storage := _place(tensor)) is not None]
         writes = [(storage, tensor) for tensor in outputs if (storage := _place(tensor)) is not None]
+        self._note(task, func, [storage for storage, _ in reads], [storage for storage, _ in writes])
         kernel = self._fits(size, [storage for storage, _ in reads], [storage for storage, _ in writes])
         if kernel is None:
             kernel = _Kernel(size)
@@ -235,6 +249,29 @@ class Fusion:
         return {
             p: nbytes(tensor) for tensor in tensors_in(given) if tensor.is_cuda and (p := _place(tensor)) is not None
         }
+
+    def _note(
+        self, task: RankTask, func: Any, reads: Collection[_Place], writes: Collection[_Place], alone: Any = None
+    ) -> None:
+        """Remember an operator of a compiled function's forward for `_drop_unread`."""
+        if task in self._inside and self._around == NO_BACKWARD == _in_backward():
+            self._steps.append((func._schema.name not in LINEAR, reads, writes))
+            if alone is not None:
+                self._alone |= dict.fromkeys(set(writes) - set(reads), alone)
+
+    def _drop_unread(self, kept: Collection[_Place]) -> None:
+        """Free results of kernels that were not fused if backward does not read them and they are not in *kept*."""
+        read: set[_Place] = set()
+        needed: set[_Place] = set()
+        for saves, reads, writes in reversed(self._steps):
+            read.update(reads)
+            if saves or not needed.isdisjoint(writes):
+                needed.update(reads)
+        unread = read.difference(needed, kept)
+        for storage, due in self._alone.items():
+            if storage in unread and (held := storage()) is not None:
+                held.postpone(due)
+                self._unwritten[held] = {}
 
     def _launch_alone(
         self, device: Launcher, stream: StreamTimeline, cost: Cost, task: RankTask, func: Any, inputs: list[Tensor]
@@ -289,6 +326,10 @@ class Fusion:
         if all_lives:
             places |= {storage: held.nbytes for storage in self._recent if (held := storage()) is not None}
         self._recent.clear()
+        if not all_lives:
+            self._drop_unread(places)
+        self._steps.clear()
+        self._alone.clear()
         if self._held:
             self._held[-1].late += self._settled(places)[1]
             self.flush(None if all_lives else places)
