@@ -14,8 +14,10 @@ from distsim.cli import main
 from distsim.debug.diagnosis.silent.collect.collector import Collector
 from distsim.debug.diagnosis.silent.finding import SilentFinding, SilentKind
 from distsim.sim.run import RunRequest, run_program, simulate
+from tests.golden import assert_golden
 
 PROGRAMS = Path(__file__).parent / "programs"
+GOLDEN = Path(__file__).parent / "golden"
 FAULTY = {
     "s01_skip_load": "replicas_differ_at_start",
     "s03_update_one": "changed_outside_step",
@@ -70,13 +72,23 @@ def findings(name: str, *arguments: str, silent: str = "watch") -> tuple[int, li
     return outcome.exit_code, outcome.silent
 
 
+def whole(finding: SilentFinding) -> str:
+    """Return all fields of *finding* that are not empty."""
+    distance = "" if finding.distance is None else f", {finding.distance:.2g} apart"
+    site = None if finding.site is None else f"{Path(finding.site.file).name}:{finding.site.line}"
+    head = f"{finding.kind.value} ({finding.level.value}) of {finding.ranks}, step {finding.step} at {site}{distance}"
+    sentences = [", ".join(finding.tensors), finding.evidence, finding.explanation, finding.suggestion]
+    return "\n  ".join([head, *filter(None, sentences)]).replace("tests/silent/programs/", "")
+
+
 @pytest.mark.filterwarnings("ignore:.*broadcast_buffers")
 @pytest.mark.parametrize("name", sorted(FAULTY))
 def test_a_faulty_program_is_found_by_its_kind(name: str) -> None:
-    """Each planted fault is a finding, and the program still ends with exit code 0."""
+    """Each planted fault is a finding, and the program still ends with exit code 0; the whole finding is in a table."""
     code, silent = findings(name)
     assert code == 0
     assert FAULTY[name] in [finding.kind.value for finding in silent]
+    assert_golden(GOLDEN / f"{name}.txt", "\n".join(map(whole, silent)) + "\n")
 
 
 @pytest.mark.filterwarnings("ignore:.*broadcast_buffers")
