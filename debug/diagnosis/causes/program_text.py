@@ -275,7 +275,8 @@ def _exits(body: Sequence[ast.stmt], own: bool, test: ast.expr | None = None) ->
                 yield from _exits(statement.body, own, statement.test)
                 yield from _exits(statement.orelse, own, statement.test)
             case ast.For() | ast.AsyncFor() | ast.While():
-                yield from _exits([*statement.body, *statement.orelse], False, test)
+                yield from _exits(statement.body, False, test)
+                yield from _exits(statement.orelse, own, test)
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 continue
             case _:
