@@ -6,6 +6,8 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from distsim.errors import UsageError
@@ -157,11 +159,11 @@ def run(args: argparse.Namespace) -> int:
         return _explain(args, op, cluster, sizes)
     from distsim.network.bench import bench, render_table
 
-    rows = bench(
+    timed = partial(
+        bench,
         op,
         cluster,
         sizes,
-        nnodes=args.nnodes,
         nproc_per_node=args.nproc_per_node,
         dtype=args.datatype,
         root=args.root,
@@ -172,6 +174,7 @@ def run(args: argparse.Namespace) -> int:
         nccl_version=args.nccl_version,
         launcher=_launcher(args),
     )
+    rows = timed(nnodes=args.nnodes)
     slots = cluster.place(args.nnodes, args.nproc_per_node)
     num_nodes = len({slot.host for slot in slots})
     version = args.nccl_version or cluster.nccl.version
@@ -189,13 +192,34 @@ def run(args: argparse.Namespace) -> int:
         redop=args.redop,
         root=args.root,
         ranks=slots,
-        notes=_notes(args) + cluster.nccl.ignored(os.environ) + _fluid(args, rows) + _assumed(args, cluster, rows),
+        notes=_notes(args)
+        + cluster.nccl.ignored(os.environ)
+        + _fluid(args, rows)
+        + _assumed(args, cluster, rows)
+        + (_faster_than_on(num_nodes // 2, rows, timed) if num_nodes > 2 and args.fidelity == "fluid" else []),
         sizes=f"minBytes {sizes[0]} maxBytes {sizes[-1]} {stepping}",
         cluster=f"{cluster.name} ({num_nodes} node{'s' if num_nodes != 1 else ''}, {len(slots)} ranks, "
         f"{cluster.nccl.library.upper()} {version})",
     )
     print("\n".join(lines))
     return 0
+
+
+def _faster_than_on(fewer: int, rows: list[Any], timed: Callable[..., list[Any]]) -> list[str]:
+    """Return a line about sizes that take less time than on *fewer* nodes, because the library chooses otherwise."""
+    others = {row.size_bytes: row for row in timed(nnodes=fewer)}
+    sizes = []
+    for row in rows:
+        other = others.get(row.size_bytes)
+        if other is not None and row.time_us < 0.97 * other.time_us and row.way != other.way:
+            sizes.append(f"{row.size_bytes} B ({row.way} here, {other.way} there)")
+    if not sizes:
+        return []
+    more = f" and {len(sizes) - 3} more" if len(sizes) > 3 else ""
+    return [
+        f"faster than on {fewer} nodes, because the library chooses another algorithm or protocol: "
+        f"{', '.join(sizes[:3])}{more}"
+    ]
 
 
 def _document(args: argparse.Namespace, op: str, cluster: Any, rows: list[Any], version: str) -> dict[str, Any]:

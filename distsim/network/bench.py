@@ -74,6 +74,11 @@ class BenchRow:
     interval: Interval | None = None
     """Interval in which a measured time is expected; None if nothing comparable was measured."""
 
+    @property
+    def way(self) -> str:
+        """Return the algorithm with its protocol."""
+        return f"{self.algo}/{self.proto}"
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:

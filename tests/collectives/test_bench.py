@@ -114,9 +114,17 @@ def test_settings_of_nccl_without_effect_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """nccl-tests obeys NCCL's environment; the table says what of it no time follows."""
-    monkeypatch.setenv("NCCL_MIN_CTAS", "16")
+    monkeypatch.setenv("NCCL_NTHREADS", "256")
     assert main(["bench", "all_reduce", "--on", "dgx-h100:1", "-b", "8", "-e", "8"]) == 0
-    assert "# NCCL_MIN_CTAS=16 in the environment has no effect on simulated times" in capsys.readouterr().out
+    assert "# NCCL_NTHREADS=256 in the environment has no effect on simulated times" in capsys.readouterr().out
+
+
+def test_sizes_that_are_faster_on_more_nodes_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """NCCL prefers NVLSTree on 2 nodes where LL128 is quicker, and takes LL128 on 4."""
+    assert main(["bench", "all_reduce", "--on", "dgx-h100:4", "-b", "512K", "-e", "256M", "-f", "8"]) == 0
+    note = re.search(r"^# faster than on 2 nodes, .*: (.*)$", capsys.readouterr().out, re.M)
+    assert note is not None
+    assert note[1] == "524288 B (Tree/LL128 here, NVLSTree/Simple there)"
 
 
 def test_one_process_for_all_gpus_launches_longer(capsys: pytest.CaptureFixture[str]) -> None:

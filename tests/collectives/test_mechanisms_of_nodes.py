@@ -231,3 +231,30 @@ def test_a_threshold_that_is_no_number_is_named() -> None:
     cluster = changed("alps-gh200", 2, "nccl.settings", FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD="4 KiB")
     with pytest.raises(UsageError, match="FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD: expected bytes, got '4 KiB'"):
         plan(cluster, "all_reduce", 8)
+
+
+@pytest.mark.parametrize("name", ["NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS"])
+def test_fewer_channels_carry_less(name: str) -> None:
+    """A ring over NVLinks is as fast as its channels: NCCL assumes 38.7 GB/s for each of Hopper's in Simple."""
+    made, us = plan(changed("dgx-h100", 1, "nccl.settings", **{name: "4"}), "all_gather", GIB, proto="Simple")
+    assert made.channels == 4
+    assert us == pytest.approx(GIB * 7 / 8 / (4 * 38.7e9) * 1e6, rel=0.05)
+    assert us > 2 * plan("dgx-h100:1", "all_gather", GIB, proto="Simple")[1]
+
+
+def test_more_channels_carry_more_where_they_are_the_limit() -> None:
+    """LL between nodes has a rate for each channel; the minimum counts after the maximum."""
+    few, more = ({"NCCL_MAX_NCHANNELS": "2", "NCCL_MIN_CTAS": least} for least in ("1", "8"))
+    plans = [
+        plan(changed("dgx-h100", 2, "nccl.settings", **settings), "all_reduce", MIB, algo="Tree", proto="LL")
+        for settings in (few, more)
+    ]
+    assert [made.channels for made, _ in plans] == [2, 8]
+    assert plans[0][1] > 2 * plans[1][1]
+
+
+@pytest.mark.parametrize("given", ["0", "33", "many"])
+def test_a_number_of_channels_is_checked(given: str) -> None:
+    """NCCL has 1 to 32 channels."""
+    with pytest.raises(UsageError, match=r"NCCL_MIN_CTAS: expected a number of channels from 1 to 32, got '?"):
+        plan(changed("dgx-h100", 1, "nccl.settings", NCCL_MIN_CTAS=given), "all_gather", GIB)

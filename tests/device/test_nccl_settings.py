@@ -16,9 +16,9 @@ def work() -> None:
     torch.ones(8, device="cuda")
 
 
-@pytest.mark.parametrize("setting", ["NCCL_IB_QPS_PER_CONNECTION=4", "NCCL_MIN_CTAS=16"])
+@pytest.mark.parametrize("setting", ["NCCL_IB_QPS_PER_CONNECTION=4", "NCCL_NTHREADS=256"])
 def test_a_setting_in_the_environment_without_effect_is_named(setting: str) -> None:
-    """A program that sets more queue pairs or channels is told that its times do not follow."""
+    """A program that sets queue pairs or threads is told that its times do not follow."""
 
     def body() -> None:
         name, _, value = setting.partition("=")
@@ -45,6 +45,6 @@ def test_a_setting_that_cluster_files_have_is_pointed_there() -> None:
 def test_a_setting_of_the_cluster_file_without_effect_is_marked(tmp_path: Path) -> None:
     """The line of what was assumed does not claim what no time follows."""
     path = tmp_path / "own.toml"
-    path.write_text('base = "dgx-h100"\nname = "own"\n[nccl.settings]\nNCCL_MIN_CTAS = "16"\n')
+    path.write_text('base = "dgx-h100"\nname = "own"\n[nccl.settings]\nNCCL_IB_QPS_PER_CONNECTION = "4"\n')
     software = load_cluster(str(path)).nccl.software
-    assert "NCCL_MIN_CTAS=16 (no effect on simulated times)" in software
+    assert "NCCL_IB_QPS_PER_CONNECTION=4 (no effect on simulated times)" in software

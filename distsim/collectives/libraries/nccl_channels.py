@@ -29,7 +29,7 @@ _STEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class ChannelSettings:
-    """NCCL_ALGO, NCCL_PROTO, NCCL_NVLS_ENABLE and NCCL_BUFFSIZE; NCCL's defaults where they are not set."""
+    """NCCL_ALGO, NCCL_PROTO, NCCL_NVLS_ENABLE, NCCL_BUFFSIZE and the numbers of channels; NCCL's defaults if unset."""
 
     algos: frozenset[str] | None
     protos: frozenset[str] | None
@@ -37,6 +37,9 @@ class ChannelSettings:
     nvls: bool
     slot_bytes: int
     """Bytes of one of the eight slots of a channel's buffer in protocol Simple."""
+    least: int
+    most: int
+    """Channels: NCCL_MIN_CTAS and NCCL_MAX_CTAS, and their older names NCCL_MIN_NCHANNELS and NCCL_MAX_NCHANNELS."""
 
     @staticmethod
     def of(environment: Mapping[str, str], algos: tuple[str, ...], protos: tuple[str, ...]) -> ChannelSettings:
@@ -49,7 +52,16 @@ class ChannelSettings:
             _listed("NCCL_PROTO", environment, protos),
             environment.get("NCCL_NVLS_ENABLE", "1") != "0",
             int(buffer) // _STEPS,
+            max(_channels(f"NCCL_MIN_{name}", environment, 1) for name in _NAMES_OF_CHANNELS),
+            min(_channels(f"NCCL_MAX_{name}", environment, _MOST) for name in _NAMES_OF_CHANNELS),
         )
+
+    def opened(self, channels: int) -> int:
+        """Return how many channels NCCL opens if it would open *channels*: first the maximum counts, then the minimum.
+
+        Source: NCCL v2.21.5-1, src/graph/connect.cc (ncclTopoPostset).
+        """
+        return max(min(channels, self.most), self.least)
 
     def against(self, algo: str, proto: str) -> str:
         """Return the setting that excludes a choice; empty if none does."""
@@ -70,6 +82,17 @@ def host_copy_bytes(environment: Mapping[str, str]) -> int | None:
         return None
     if not (given.isascii() and given.isdigit()) or len(given) > 15:
         raise UsageError(f"nccl.settings.{name}: expected bytes, got {brief(given)!r}")
+    return int(given)
+
+
+_MOST = 32
+_NAMES_OF_CHANNELS = ("CTAS", "NCHANNELS")
+
+
+def _channels(name: str, environment: Mapping[str, str], default: int) -> int:
+    given = environment.get(name, str(default))
+    if not (given.isascii() and given.isdigit() and 1 <= int(given) <= _MOST):
+        raise UsageError(f"nccl.settings.{name}: expected a number of channels from 1 to {_MOST}, got {brief(given)!r}")
     return int(given)
 
 
@@ -121,7 +144,6 @@ def _speeds(generation: int, version: tuple[int, int]) -> tuple[tuple[float, ...
 
 
 _MOST_SEARCHED = 16
-_MOST = 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from distsim.collectives.libraries.nccl_channels import (
     tree_parts,
     tree_piece_bytes,
 )
-from distsim.collectives.libraries.nccl_tuning import Machine
+from distsim.collectives.libraries.nccl_tuning import Machine, channel_gbps
 from distsim.collectives.members import Members
 from distsim.collectives.plan import Loads, PlanPhase, TransferCost
 
@@ -222,7 +222,8 @@ class NcclTiming:
             wire = 1.0 / self._of("pcie", "efficiency")
         if proto == "LL128":
             net *= 128 / 120
-        return TransferCost(wire, net, intra_links=0.0)
+        limit = channels * channel_gbps(machine, proto) * 1e9 if machine.has_fewer_channels else math.inf
+        return TransferCost(wire, net, limit, intra_links=0.0)
 
     def ring(self, group: Members, machine: Machine, op: str, nbytes: float, proto: str) -> Timed:
         """A ring."""

@@ -225,7 +225,7 @@ class Machine:
     ring_gbps: float
     tree_gbps: float
     channels: int
-    """Channels that carry data: two for each that the search finds."""
+    """Channels that carry data: two for each that the search finds, or what the settings leave of them."""
     nvls: bool
     nvls_channels: int
     net_us: float
@@ -244,6 +244,8 @@ class Machine:
     """Number of RCCL's tuning model; 0 for NCCL, and for an RCCL that uses NCCL's model."""
     nics: int = 1
     """Number of NICs that the ranks of a node use."""
+    has_fewer_channels: bool = False
+    """Whether the settings leave fewer channels than NCCL would open, so that these may limit LL128 and Simple."""
     slot_bytes: int = 1 << 19
     """Bytes of one of the eight slots of a channel's buffer in protocol Simple."""
 
@@ -381,6 +383,14 @@ def _nvls_bandwidth(op: str, algo: str, machine: Machine) -> float:
         return min(inside, between)
     cap = machine.graph_channels * caps[machine.generation][_column(machine)]
     return min(inside, between * (2.0 if machine.num_nodes == 2 else 1.0), cap)
+
+
+def channel_gbps(machine: Machine, proto: str) -> float:
+    """Return the GB/s that NCCL assumes a channel to carry at most in LL128 or Simple (perChMaxRingLL128Bws and
+    perChMaxTreeBws of tuning.cc, one node)."""
+    tuning = tuning_of(machine.version)
+    by_generation = tuning.ring_ll128 if proto == "LL128" else tuning.tree_simple
+    return by_generation[machine.generation][0]
 
 
 def steps_of(op: str, size: int) -> int:
