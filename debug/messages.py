@@ -304,7 +304,7 @@ def state_text(state: RankState, waits: Iterable[Wait], last: CallRecord | None)
             return f"raised {exception_line(state) or 'an exception'}{at}"
         case Phase.KILLED:
             if state.signal is None:
-                return "is gone: its process ended, and nobody saw an exit code or a signal"
+                return "is gone: its process ended, with an unknown exit code or signal"
             after = ", after its program and all its calls had ended" if state.over else ""
             return f"was killed by {state.signal}{after}"
         case Phase.FROZEN:
@@ -328,8 +328,8 @@ def no_record_advice(ranks: Sequence[int]) -> str:
     one = len(ranks) == 1
     its, record, host, they = ("its", "record", "host", "it") if one else ("their", "records", "hosts", "they")
     return (
-        f"Find what became of {who}: read {its} log and the kernel log of {its} {host} (out of memory), and look for "
-        f"{its} {record} (ring, or Flight Recorder dump: TORCH_FR_DUMP_TEMP_FILE says where), if {they} wrote any."
+        f"Find out what happened to {who}: read {its} log and the kernel log of {its} {host} (out of memory), and look "
+        f"for {its} {record} (ring, or Flight Recorder dump: TORCH_FR_DUMP_TEMP_FILE says where), if {they} wrote any."
     )
 
 

@@ -82,7 +82,7 @@ def _format_once(failures: Sequence[Failure]) -> str:
     of = "of" if num == 1 else "the last of"
     difference = first_difference(first.traceback, last.traceback)
     return (
-        f"{some_ranks(everyone)}, alike but for numbers; of {some_ranks(first.ranks)}:\n{text}\n"
+        f"{some_ranks(everyone)}, the same but for numbers; of {some_ranks(first.ranks)}:\n{text}\n"
         f"... and {others_differ(num)}, {of} {some_ranks(last.ranks)}:\n{difference}"
     )
 

@@ -60,7 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--distsim-html",
         metavar="DIR",
         default=None,
-        help="a page one can look at of each failed test on ranks, and of each failed scenario, into DIR (extra: html)",
+        help="write an HTML page of each failed test on ranks, and of each failed scenario, to DIR (extra: html)",
     )
 
 

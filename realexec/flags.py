@@ -30,9 +30,9 @@ def add_real_flags(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=None,
         metavar="SECONDS",
-        help="a rank that computes on is taken for missing when others have waited this long for it "
-        f"(default: {DEFAULT_HANG_AFTER_S:g}), and ranks of which none waits hang when all have stood still for this "
-        "long or, where you set it, have made no call for this long; real deadlocks are named at once",
+        help="time after which a rank that still computes counts as missing, if other ranks wait for it (default: "
+        f"{DEFAULT_HANG_AFTER_S:g}). A job in which no rank waits in a call counts as hung if no rank has moved for "
+        "this long or, if you set this flag, has made a call. Proven deadlocks are reported at once",
     )
     group.add_argument(
         "--rings",

@@ -21,7 +21,7 @@ from distsim.debug.report.rank_states import Inconclusive
 
 __all__ = ["Judged", "judge"]
 
-BY_STACKS = "By stacks only: what the ranks called before is not known."
+BY_STACKS = "By stacks only: the earlier calls of the ranks are not known."
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ def _roots(waiting: Mapping[int, Position]) -> Diagnosis | None:
         return None
     usual = _usual(roots)
     culprits = [rank for rank, root in roots.items() if root != usual]
-    tie = " As many have one as the other: rank order decides." if 2 * len(culprits) == len(roots) else ""
+    tie = " The group is split evenly: the culprit is chosen by rank order." if 2 * len(culprits) == len(roots) else ""
     listed = "; ".join(
         f"{ranks_text(rank for rank in roots if roots[rank] == root)} {root}" for root in dict.fromkeys(roots.values())
     )
@@ -219,7 +219,7 @@ def _groups_cross(waiting: Mapping[int, Position]) -> Diagnosis | None:
         Kind.DEADLOCK_CYCLE, sorted(waiting), waiting, waiting,
         f"{capital(_listed(waiting))}, in calls on groups. Unless the network holds them, or their tensors differ, the "
         "groups differ: each rank waits in one whose other members wait in another.",
-        "Let all ranks go through the groups in one order.",
+        "Use the groups in the same order on every rank.",
     )  # fmt: skip
 
 
@@ -327,7 +327,7 @@ def _meeting(waiting: Mapping[int, Position], world_size: int) -> Diagnosis | No
         Kind.NEVER_JOINED, missing, waiting, waiting,
         f"{capital(ranks_text(waiting))} {are(waiting, 'waits', 'wait')} in {_op(waiting)} for a world of "
         f"{world_size} ranks; {ranks_text(missing)} {are(missing, 'is', 'are')} not on the hosts that were looked at.",
-        "Look whether they run on another host, with the same MASTER_ADDR and MASTER_PORT (distsim attach there).",
+        "Check whether they run on another host, with the same MASTER_ADDR and MASTER_PORT (distsim attach there).",
     )  # fmt: skip
 
 

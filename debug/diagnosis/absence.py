@@ -116,7 +116,7 @@ def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victi
     errors = [last_words(case.index.died_inside(r), case.index.states[r]) for r in victims]
     gave_up = any(timed_out(words) for words in errors)
     refused = refused_call(case.index, call, ranks)
-    never = f"{who} never called" if refused is None else f"{refusal_text(refused, ranks)}, so it never came to"
+    never = f"{who} never called" if refused is None else f"{refusal_text(refused, ranks)}, so it never reached"
     sentence = f"{never} {call_text(call)} on {group_text(call.group)}: {they} {where}."
     log = case.index.group_log(call)
     there = len(log.meetings.get(call.seq, ())) if log is not None else 0

@@ -76,7 +76,7 @@ def explanation(d: Divergence) -> str:
     elif d.kind is Kind.SPLITS_MISMATCH:
         second = "The records do not show which of the two is wrong." if d.tie else ""
     elif d.tie and d.kind is not Kind.THREAD_RACE:
-        second = f"{second[:-1]}; as many here as there, so nothing but rank order says who is wrong."
+        second = f"{second[:-1]}; the group is split evenly, so the culprit is chosen by rank order."
     return f"{capital(_what(d))} {second}".rstrip()
 
 
@@ -100,7 +100,10 @@ def suggestion(d: Divergence) -> str:
             "member; or pass use_local_synchronization=True."
         )
     if d.kind in SHIFTS and d.got.site is not None and d.got.site == d.expected.site and d.got.op != d.expected.op:
-        return f"{site_text(d.got.site)} makes other calls on some ranks: build and wrap the model alike on every rank."
+        return (
+            f"{site_text(d.got.site)} makes different calls on some ranks: build and wrap the model in the same way on "
+            "every rank."
+        )
     return advice(d.kind, who=some_ranks_text(d.culprits), mine=site_text(d.got.site), other=site_text(d.expected.site))
 
 
@@ -139,7 +142,7 @@ def _what(d: Divergence) -> str:
     match d.kind:
         case Kind.MISSING_RANK if d.refused is not None:
             return (
-                f"{refusal_text(d.refused, d.culprits)}, so it never came to {call_text(d.expected)} {on}, at "
+                f"{refusal_text(d.refused, d.culprits)}, so it never reached {call_text(d.expected)} {on}, at "
                 f"{site_text(d.expected.site)}: {they} in {_at(d.got)}."
             )
         case Kind.MISSING_RANK:

@@ -109,8 +109,8 @@ def _with_processes(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:
         diagnosis = replace(
             diagnosis,
             explanation=f"{diagnosis.explanation} {started}{evidence.launched}.",
-            suggestion="Take world_size from WORLD_SIZE, or start the missing ranks: where each host has a launcher of "
-            f"its own, on the other hosts. {diagnosis.suggestion}",
+            suggestion="Take world_size from WORLD_SIZE, or start the missing ranks (on the other hosts, if each host "
+            f"has its own launcher). {diagnosis.suggestion}",
         )
     named = [rank for rank in diagnosis.culprits if rank in evidence.processes][:MOST_NAMED]
     if not named or (diagnosis.kind is Kind.NEVER_JOINED and evidence.unseen.issuperset(named)):
@@ -156,9 +156,9 @@ def _confused(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:
         victims=tuple(sorted(both)),
         stuck={called.get(rank, rank): at for rank, at in diagnosis.stuck.items()},
         sites={called.get(rank, rank): site for rank, site in diagnosis.sites.items()},
-        explanation=f"{reason[:1].upper()}{reason[1:]}. Each may take what is meant for the other, so what ranks wait "
-        f"for in {diagnosis.call.op if diagnosis.call is not None else 'their calls'} says nothing of who left "
-        "a call out.",
+        explanation=f"{reason[:1].upper()}{reason[1:]}. Each may receive data meant for the other, so the ranks that "
+        f"wait in {diagnosis.call.op if diagnosis.call is not None else 'their calls'} do not show who left a call "
+        "out.",
         suggestion=f"{capital(cures[0])}; if these are two jobs, give each an address of its own.",
     )
 

@@ -300,8 +300,8 @@ def refusal_text(refused: CallRecord, ranks: Iterable[int]) -> str:
 def refusal_advice(refused: CallRecord) -> str:
     """Return the advice."""
     return (
-        f"Give the call at {site_text(refused.site)} the arguments that torch wants, and do not go on after its "
-        "exception without making it again: the others wait for it."
+        f"Give the call at {site_text(refused.site)} valid arguments, and do not continue after its exception without "
+        "repeating the call: the other ranks wait for it."
     )
 
 

@@ -313,7 +313,7 @@ def loads(data: bytes) -> Any:
     try:
         return _Reader(io.BytesIO(data), encoding="latin-1").load()
     except (EOFError, IndexError, struct.error):
-        raise pickle.UnpicklingError("it ends in the middle, or takes what it has not put there") from None
+        raise pickle.UnpicklingError("it is cut off or damaged") from None
     except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
         raise pickle.UnpicklingError(str(error)) from None
 
@@ -323,9 +323,9 @@ class _Opcodes(dict[int, Callable[[Any], None]]):
 
     def __missing__(self, op: int) -> Callable[[Any], None]:
         if op in _LOADS_CODE:
-            raise pickle.UnpicklingError("it wants to load code, which no dump needs")
+            raise pickle.UnpicklingError("it would load code, which a dump never does")
         if op in _FROM_OUTSIDE:
-            raise pickle.UnpicklingError("it wants an object from outside, which no dump needs")
+            raise pickle.UnpicklingError("it refers to an outside object, which a dump never does")
         raise pickle.UnpicklingError(f"opcode {op:#04x} is not one of plain data")
 
 
@@ -350,7 +350,7 @@ class _Reader(pickle._Unpickler):
     def _set(self, items: list[Any]) -> None:
         target, keys = self.stack[-1], items[::2]
         if type(target) is not dict:
-            raise pickle.UnpicklingError("something is put under a key of what is no dictionary")
+            raise pickle.UnpicklingError("it sets a key of an object that is not a dictionary")
         for key in keys:
             if type(key) not in _KEYS:
                 raise pickle.UnpicklingError(f"a key of type {type(key).__name__}")

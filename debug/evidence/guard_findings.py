@@ -107,8 +107,8 @@ def dropped(call: CallRecord) -> Finding:
     return _finding(
         Kind.ASYNC_NEVER_WAITED,
         call,
-        f"the handle of {call.op} #{call.seq} was thrown away and nobody waited for the call: its buffer may be "
-        "read before the data are there, and its error is lost",
+        f"the handle of {call.op} #{call.seq} was dropped and the call was never waited for: its buffer may be read "
+        "before the data are there, and its error is lost",
         "Keep the handle and call wait() on it, or leave async_op out.",
     )
 

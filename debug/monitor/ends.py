@@ -143,7 +143,7 @@ class Orphans:
                 text += "wait there until their timeout (10 minutes). Start the job again"
             else:
                 pids = sorted({str(host.readers[rank].header.pid) for rank, over in host.ended().items() if not over})
-                text += "; its ranks run on, and are watched to their end "
+                text += "; its ranks continue, and are watched until they end "
                 text += f"(kill {' '.join(pids[:SHOWN])}{' ...' if len(pids) > SHOWN else ''} ends them)"
             monitor.report.say(text)
         elif meeting and now - self._since > ORPHANS_S and monitor.settings.on_hang is OnHang.ABORT:

@@ -156,7 +156,7 @@ class Monitor:
         if not all(reader.path.exists() for reader in readers):
             self.report.inconclusive = (
                 f"the flight records in {self.directory} were removed before the monitor had seen those of all ranks: "
-                "the job goes on without a guard, a hang is not told"
+                "the job continues without the guard, hangs are not reported"
             )
             self.report.say(self.report.inconclusive)
 

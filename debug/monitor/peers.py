@@ -151,7 +151,7 @@ class PeerSession:
                 try:
                     monitor.accept(message["verdict"])
                 except (ValueError, KeyError, TypeError, AttributeError) as error:
-                    follower.notes.append(f"the verdict of the monitor beside rank 0 makes no sense ({error!r})")
+                    follower.notes.append(f"the verdict of the monitor beside rank 0 is invalid ({error!r})")
             if "abort" in message:
                 self.abort_asked = True
             if "bye" in message:
@@ -262,7 +262,7 @@ class PeerSession:
             try:
                 more_states, more_records, more_found, sources = evidence_from_json(answer)
             except Exception as error:
-                self.leader.notes.append(f"what a host says of its ranks makes no sense, and is left out ({error!r})")
+                self.leader.notes.append(f"a host sent an invalid state of its ranks, which is ignored ({error!r})")
                 continue
             states.update({rank: state for rank, state in more_states.items() if rank not in host.readers})
             records.update(more_records)
@@ -292,7 +292,7 @@ class PeerSession:
                 f"nothing was heard from host {link.host} (ranks {format_ranks(ranks)}) "
                 f"for {link.silent_s:.1f} s: "
                 "its network is cut, or it is down",
-                suggestion=f"Look at host {link.host}: is it up, does it answer a ping, what says its NIC?",
+                suggestion=f"Look at host {link.host}: is it up, does it answer a ping, what does its NIC report?",
             )
             for link, ranks in lost
             if ranks

@@ -75,8 +75,8 @@ class Steady(Monitor):
 
     def _give_up(self) -> None:
         self.report.inconclusive = (
-            f"the monitor gave up over faults of its own (see {self.directory}/monitor.err): nothing is known about "
-            f"the job, which goes on without a guard; distsim diagnose {self.directory} reads its rings"
+            f"the monitor stopped because of internal errors (see {self.directory}/monitor.err): nothing is known "
+            f"about the job, which continues without the guard; distsim diagnose {self.directory} reads its rings"
         )
         self.report.say(self.report.inconclusive)
         with contextlib.suppress(Exception):  # whatever is broken may break this, too

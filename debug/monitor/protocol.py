@@ -86,7 +86,7 @@ class Leader:
                     self._hear(link, message, feed)
             except Exception as error:
                 link.close()
-                self.notes.append(f"the link to host {link.host} is dropped: its message makes no sense ({error!r})")
+                self.notes.append(f"the link to host {link.host} is dropped: its message is invalid ({error!r})")
         self.links = [link for link in self.links if link.open or link.known]
 
     def _accept(self) -> None:
@@ -414,7 +414,7 @@ class PeerLink:
     def _meet(self, line: bytes) -> None:
         """One line of the introduction."""
         if len(line) > LONGEST_PROOF:
-            raise ValueError("no proof is so long")
+            raise ValueError("the proof is too long")
         content = load_json(line)
         if self.leads:
             other_nonce = _hex(content["nonce"])

@@ -57,7 +57,10 @@ def gone_text(pid: int, code: int) -> str:
     from distsim.debug.evidence.processes import signal_name
 
     how = signal_name(-code) or f"signal {-code}"
-    return f"distsim: the monitor (pid {pid}) was killed by {how}: the job goes on without a guard, a hang is not told"
+    return (
+        f"distsim: the monitor (pid {pid}) was killed by {how}: the job continues without the guard, hangs are not "
+        "reported"
+    )
 
 
 def _alive(lock: Path) -> bool:

@@ -99,11 +99,11 @@ class Proof(enum.Enum):
     MET = "calls met that contradict each other"
     CIRCLE = "ranks wait for each other in a closed circle"
     GONE = "a rank that others need has ended"
-    PATIENCE = "others have waited for it as long as they were told to"
+    PATIENCE = "other ranks have waited for it as long as --hang-after allows"
     REFUSED = "strict raised at every rank before anything went out; the program may catch it"
-    SEEN = "a guard saw it happen; the job goes on all the same"
-    NOT_YET = "it may still go on by itself"
-    NOTHING = "worth saying, no more"
+    SEEN = "the guard saw it happen; the job continues"
+    NOT_YET = "it may still continue by itself"
+    NOTHING = "a note only"
 
 
 END_A_JOB = frozenset({Proof.MET, Proof.CIRCLE, Proof.GONE, Proof.PATIENCE})
@@ -163,6 +163,6 @@ def ends(kind: Kind, proof: Proof | None, victims: Collection[int]) -> bool:
 def until_when(patience_s: float | None, waited_s: float = 0.0) -> str:
     """Return what a warning says about its duration."""
     if patience_s and waited_s >= patience_s:
-        return "Other ranks still make calls, so the job is left alone; set --hang-after to end it after so long."
-    limit = "as long as they were told to" if patience_s is None else f"{patience_s:g} s (--hang-after)"
-    return f"This may still go on by itself: it counts as a hang once others have waited {limit}."
+        return "Other ranks still make calls, so the job is not ended; set --hang-after to end it after so long."
+    limit = "as long as --hang-after allows" if patience_s is None else f"{patience_s:g} s (--hang-after)"
+    return f"This may still continue by itself: it counts as a hang once others have waited {limit}."

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from distsim.debug.diagnosis.point_to_point import ends
-from distsim.debug.messages import are, capital, ranks_text
+from distsim.debug.messages import capital, ranks_text
 from distsim.debug.records import Evidence
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
@@ -71,7 +71,7 @@ def still(before: Diagnosis, now: Diagnosis) -> bool:
 def went_on(warning: Diagnosis, evidence: Evidence | None = None) -> str:
     """The line that withdraws a warning; *evidence*: what was seen when it did not hold any more."""
     ranks, call = warning.culprits, warning.call
-    event = f"went on by {are(ranks, 'itself', 'themselves')}"
+    event = "continued"
     if warning.kind is Kind.NEVER_JOINED and call is not None and evidence is not None:
         waits_s = [
             record.completed_s - record.issued_s

@@ -129,8 +129,8 @@ def inconclusive(diagnoses: Sequence[Diagnosis], evidence: Evidence, *, dumps: b
         )
     elif evidence.members_guessed and open_calls:
         text = (
-            f"nothing is wrong in the records of {ranks_text(there)}, but calls are open in them, and they do not "
-            "say who else is in the group"
+            f"nothing is wrong in the records of {ranks_text(there)}, but some calls in them have not ended, and they "
+            "do not list the other members of the group"
         )
     else:
         return None

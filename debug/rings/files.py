@@ -154,7 +154,7 @@ def private_folder(path: Path, *, chosen: bool = False) -> None:
     finally:
         os.close(folder)
     if (status.st_dev, status.st_ino) != (now.st_dev, now.st_ino):
-        raise PermissionError(errno.EPERM, "somebody has put something else in its place just now", str(path))
+        raise PermissionError(errno.EPERM, "another file has just replaced it", str(path))
 
 
 def _open(path: Path) -> int:
@@ -179,7 +179,7 @@ def _close_to_others(folder: int, path: Path, chosen: bool) -> None:
         )
     os.fchmod(folder, 0o700)  # of an earlier release, or just made by hand
     if mode & OTHERS_WRITE and os.listdir(folder):
-        raise PermissionError(errno.EPERM, f"somebody else writes there (mode {mode:04o})", str(path))
+        raise PermissionError(errno.EPERM, f"another user writes there (mode {mode:04o})", str(path))
 
 
 def _make(path: Path) -> bool:

@@ -133,8 +133,8 @@ def run(args: argparse.Namespace) -> int:
     on = args.on or "dgx-h100:1"
     if on in _REAL:
         raise UsageError(
-            f"bench --on {on} is not there: bench simulates; name a cluster (--on dgx-h100:2), or calibrate "
-            "one from a live run with distsim calibrate --on gloo"
+            f"bench --on {on} is not available: bench simulates; name a cluster (--on dgx-h100:2), or calibrate one "
+            "from a live run with distsim calibrate --on gloo"
         )
     from distsim.network.bench import DTYPES, bench_op
 

@@ -124,9 +124,12 @@ def _supported(part: Any) -> str:
     side = compared(version, part)
     if not side:
         tested = ", ".join(TESTED[part])
-        return f"not tested: this torch lies between the tested releases ({tested}); what is needed is there"
+        return f"not tested: this torch lies between the tested releases ({tested}); everything needed is available"
     age = "newer" if side > 0 else "older"
-    return f"not tested: this torch is {age} than the tested releases ({tested_range(part)}); what is needed is there"
+    return (
+        f"not tested: this torch is {age} than the tested releases ({tested_range(part)}); everything needed is "
+        "available"
+    )
 
 
 def _real_jobs() -> str:
@@ -137,9 +140,9 @@ def _real_jobs() -> str:
     if refusal:
         raise UsageError(refusal)
     if not _backends():
-        raise UsageError("this torch was built without gloo, NCCL and MPI; install the one of pip")
+        raise UsageError("this torch was built without gloo, NCCL and MPI; install torch with pip")
     if is_free_threaded():
-        return "not tested: a free-threaded Python; what is needed is there"
+        return "not tested: a free-threaded Python; everything needed is available"
     return _supported(GUARD)
 
 
@@ -191,6 +194,6 @@ def _ptrace() -> str:
 def _shared_memory() -> str:
     folder = "/dev/shm"
     if not os.path.isdir(folder):
-        return "not there: flight records lie in the temporary folder"
+        return "not available: flight records are written to the temporary folder"
     free_gib = shutil.disk_usage(folder).free / (1 << 30)
     return f"{'writable' if os.access(folder, os.W_OK) else 'not writable'}, {free_gib:.1f} GiB free"

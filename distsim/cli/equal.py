@@ -61,8 +61,8 @@ def add_parser(subparsers: Any) -> None:
         action="append",
         default=[],
         metavar="[RANKS:]NAME=NAME",
-        help="what the first layout calls NAME (on RANKS, as 2,3) is NAME in the second, as 1:layers.0=layers.4; may "
-        "be given several times",
+        help="a module that has another name in the second layout (of RANKS of the first, such as 2,3), such as "
+        "1:layers.0=layers.4; may be given several times",
     )
     parser.add_argument("--report", metavar="FILE", help="the comparison as JSON (schema distsim.equal/1)")
     parser.set_defaults(func=run)

@@ -17,7 +17,7 @@ MAKE = "write it with --report FILE"
 _ENDS = re.compile(r"[\w.+-]*\s*")
 """Pattern of what may remain at the end of a text that was cut off: a part of a number or word."""
 DESCRIPTION = """\
-Make a page one can look at of a JSON report: of any --report FILE, or of the JSON that such a page has.
+Write an HTML page from a JSON report: from any --report FILE, or from the JSON of such a page.
 
   distsim html report.json               writes report.html
   distsim html report.json -o page.html

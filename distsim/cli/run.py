@@ -133,17 +133,17 @@ def add_own_flags(parser: argparse.ArgumentParser) -> None:
         type=_trace,
         choices=["auto", "all", "sample"],
         default="auto",
-        help="on simulated GPUs: auto traces every rank up to --budget, and beyond it a sample, whose end proves "
-        "nothing of the others (exit code 5, or 0 on a terminal); all traces every rank whatever it takes; sample "
-        "takes the first, the last and one between them for enough (exit code 0) (default: auto)",
+        help="on simulated GPUs: auto traces every rank within --budget, and otherwise a sample of the ranks, which "
+        "proves nothing about the others (exit code 5, or 0 on a terminal); all traces every rank; sample traces the "
+        "first, the last and one rank in between (exit code 0) (default: auto)",
     )
     where.add_argument(
         "--budget",
         type=_seconds,
         default=BUDGET_S,
         metavar="SECONDS",
-        help="CPU time up to which --ranks auto traces every rank, estimated from what the ranks do and not measured, "
-        f"so that a run is the same on every machine; 60 or 60s (default: {BUDGET_S:g})",
+        help="CPU time up to which --ranks auto traces every rank, estimated from the ranks' work instead of "
+        f"measured, so that a run is the same on every machine; 60 or 60s (default: {BUDGET_S:g})",
     )
     values = parser.add_argument_group("the values of tensors on simulated GPUs")
     add_flags(values, "data", "placeholder", "fuse", "strict_kernels", "silent")
@@ -161,7 +161,7 @@ def add_own_flags(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--trace",
         metavar="FILE|DIR/",
-        help="a trace for Perfetto, all ranks in one file; into a folder, one file a rank, as HTA wants",
+        help="a trace for Perfetto, all ranks in one file; into a folder, one file per rank, as HTA expects",
     )
     output.add_argument(
         "--html", metavar="FILE", help="the report as one HTML file, which needs no network (extra: html)"
@@ -317,8 +317,8 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
         raise UsageError(f"--seed: expected 0 or a larger number, got {args.seed}")
     if not hasattr(os, "memfd_create"):
         notes.append(
-            "nobody watches from outside, which takes Linux: a rank that holds the interpreter in C code, or crashes "
-            "it, has no report"
+            "no watchdog process runs, because it needs Linux: a rank that holds the interpreter in C code, or "
+            "crashes it, gets no report"
         )
     notes.extend(_ignored(args))
     notes.extend(misplaced(args.training_script, args.training_script_args))
@@ -410,7 +410,7 @@ def misplaced(script: str, arguments: Sequence[str]) -> list[str]:
         return []
     flag = given[0].partition("=")[0]
     return [
-        f"{flag} stands behind {script}, so it went to the script; if it is for distsim, put it before the script "
+        f"{flag} comes after {script}, so it went to the script; if it is for distsim, put it before the script "
         f"(distsim run {flag} ... {script})"
     ]
 

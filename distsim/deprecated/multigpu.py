@@ -165,7 +165,9 @@ def _reduced(tensors: Sequence[Tensor], op: Any) -> Tensor:
     """Return the reduction of *tensors* as a new tensor on the device of the first."""
     kind = next((known for known in _TOGETHER if op == known), None)
     if kind is None:
-        raise ValueError(f"{op}: the collectives of several devices a rank know SUM, AVG, PRODUCT, MIN, MAX and bits")
+        raise ValueError(
+            f"{op}: collectives over several devices per rank support SUM, AVG, PRODUCT, MIN, MAX and bits"
+        )
     total = tensors[0].detach().clone()
     for tensor in tensors[1:]:
         total = _TOGETHER[kind](total, tensor.detach().to(total.device))
@@ -180,8 +182,8 @@ def _check(name: str, tensors: Sequence[Tensor]) -> None:
     for i, tensor in enumerate(tensors[1:], 1):
         if (tensor.shape, tensor.dtype) != (first.shape, first.dtype):
             raise ValueError(
-                f"{name}: the tensors of a list are alike, got {tuple(first.shape)} {first.dtype} and at place {i} "
-                f"{tuple(tensor.shape)} {tensor.dtype}"
+                f"{name}: expected tensors of one shape and dtype, got {tuple(first.shape)} {first.dtype} and at index "
+                f"{i} {tuple(tensor.shape)} {tensor.dtype}"
             )
 
 

@@ -31,15 +31,15 @@ Positive = Annotated[int, Bounds(ge=1, le=65_536)]
 class ChipSpec(Table):
     """Specified properties of the chip."""
 
-    compute_capability: Annotated[int, Bounds(ge=0, le=200)] = _key("90 for sm_90; 0 where CUDA's numbers say nothing")
+    compute_capability: Annotated[int, Bounds(ge=0, le=200)] = _key("90 for sm_90; 0 for GPUs without CUDA")
     multiprocessors: Positive = _key("SMs, or compute units")
-    memory: Memory = _key("of one GPU")
-    memory_bandwidth: Bandwidth = _key("of one GPU")
+    memory: Memory = _key("memory of one GPU")
+    memory_bandwidth: Bandwidth = _key("memory bandwidth of one GPU")
     l2: Memory = _key("last level cache")
-    flops: dict[Dtype, Flops] = _key("by data type, dense")
-    power: Annotated[float, Bounds(ge=0)] = _key("watts at most, as its maker specifies them; 0: not known", 0.0)
+    flops: dict[Dtype, Flops] = _key("peak rate by data type, dense")
+    power: Annotated[float, Bounds(ge=0)] = _key("specified power limit in watts; 0: unknown", 0.0)
     spread: Annotated[float, Bounds(ge=0, le=0.1)] = _key(
-        "standard deviation of speed among GPUs of this kind: of many that wait for each other, the last sets the pace",
+        "standard deviation of speed among GPUs of this model; the slowest of many GPUs sets their pace",
         0.0,
     )
 
@@ -52,17 +52,17 @@ class ChipSpec(Table):
 class MemorySpec(Table):
     """Shares of the memory bandwidth that kernels reach, by class of operator."""
 
-    floor: Time = _key("what a kernel takes beyond its bytes: its begin, its last wave, its end")
-    elementwise: Fraction = _key("one thread an element, contiguous")
-    strided: Fraction = _key("where the fastest dimension of an input is not the output's: a transpose")
+    floor: Time = _key("time of a kernel beyond the transfer of its bytes: its start, its last wave, its end")
+    elementwise: Fraction = _key("one thread for each element, contiguous")
+    strided: Fraction = _key("operators whose input and output differ in their fastest dimension, such as a transpose")
     reduction: Fraction = _key("sums, means, norms of one tensor")
     norm: Fraction = _key("layer, rms, group and batch norm forward")
     norm_backward: Annotated[float, Bounds(gt=0)] = _key(
-        "elements a second of norm backward: it is not bandwidth-bound"
+        "elements per second of norm backward, which is not bandwidth-bound"
     )
     softmax_short: Fraction = _key("softmax forward of rows that a warp holds: up to 1,024 values")
     softmax: Fraction = _key("softmax and log_softmax forward of rows that shared memory holds")
-    softmax_long: Fraction = _key("the same of rows that do not fit into shared memory")
+    softmax_long: Fraction = _key("softmax forward of rows that do not fit into shared memory")
     softmax_backward: Fraction = _key("gradient and output read, gradient written, of rows that do not fit")
     gather: Fraction = _key("embedding and index reads")
     scatter: Fraction = _key("embedding's gradient and index writes")
@@ -73,19 +73,19 @@ class MemorySpec(Table):
 class GemmSpec(Table):
     """Matrix products: tiles on multiprocessors, limited by a plateau that the power limit sets."""
 
-    plateau: dict[Dtype, Factor] = _key("what of the peak a large product gets for long: clocks under the power limit")
-    mma: Factor = _key("what of its share of the peak a multiprocessor gets in the main loop, at boost clock")
-    tiles: dict[str, Factor] = _key("rows x columns of a tile, and its rate beside the largest one's")
+    plateau: dict[Dtype, Factor] = _key("fraction of the peak that large products sustain under the power limit")
+    mma: Factor = _key("fraction of its peak that a multiprocessor reaches in the main loop, at boost clock")
+    tiles: dict[str, Factor] = _key("rate of a tile of rows x columns, relative to the largest tile")
     tile_overhead: Time = _key("prologue and epilogue of a tile of 32,768 elements")
-    split_k: bool = _key("a grid that does not fill the device is split along k", True)
-    memory: Fraction = _key("what of the bandwidth operands and result get")
+    split_k: bool = _key("whether a grid that does not fill the device is split along k", True)
+    memory: Fraction = _key("fraction of the memory bandwidth that operands and result reach")
     sharpness: Annotated[float, Bounds(ge=1, le=50)] = _key(
-        "p of the p-norm that joins tiles, plateau and memory: where two limits meet, the product is under both"
+        "p of the p-norm that combines the limits of tiles, plateau and memory"
     )
-    floor: Time = _key("of one kernel")
-    conv: Factor = _key("a convolution's rate beside the product of the same size")
-    grouped: Factor = _key("a grouped product's rate beside the same tiles in one product")
-    unaligned: Factor = _key("the rate of operands whose rows are no multiple of 16 bytes beside others", 0.37)
+    floor: Time = _key("time of one kernel beyond its work")
+    conv: Factor = _key("rate of a convolution relative to the matrix product of the same size")
+    grouped: Factor = _key("rate of a grouped product relative to the same tiles in one product")
+    unaligned: Factor = _key("rate of operands whose rows are not a multiple of 16 bytes, relative to others", 0.37)
 
     def sustained(self, dtype: str) -> float:
         """Return the plateau of *dtype*; that of bf16 if the file has none."""
@@ -96,18 +96,22 @@ class GemmSpec(Table):
 class AttentionKernel(Table):
     """One implementation of attention: its rates for long sequences, and the losses of short ones."""
 
-    forward: Flops = _key("at head dimension 128, 16-bit")
-    forward_64: Flops = _key("at head dimension 64")
-    backward: Flops = _key("at head dimension 128, 16-bit; flops are 2.5 times forward's")
-    backward_64: Flops = _key("at head dimension 64")
-    fp32: Factor = _key("rate of 32-bit operands beside these", 0.3)
-    wide: Factor = _key("rate of head dimensions over 128 beside these, forward")
+    forward: Flops = _key("rate at head dimension 128, 16-bit")
+    forward_64: Flops = _key("rate at head dimension 64")
+    backward: Flops = _key("rate at head dimension 128, 16-bit; the flops are 2.5 times forward's")
+    backward_64: Flops = _key("rate at head dimension 64")
+    fp32: Factor = _key("rate of 32-bit operands relative to these", 0.3)
+    wide: Factor = _key("rate of head dimensions over 128 relative to these, forward")
     wide_backward: Factor = _key("the same, backward")
-    causal: Factor = _key("what a causal mask leaves of the rate, beyond what its diagonal blocks waste")
+    causal: Factor = _key("fraction of the rate with a causal mask, beyond the waste of its diagonal blocks")
     query_block: Positive = _key("queries of one block", 128)
-    overhead: Annotated[float, Bounds(ge=0, le=16)] = _key("of a query block forward, in blocks of 128 keys")
+    overhead: Annotated[float, Bounds(ge=0, le=16)] = _key(
+        "overhead of a query block in forward, in blocks of 128 keys"
+    )
     overhead_backward: Annotated[float, Bounds(ge=0, le=16)] = _key("the same, backward")
-    tail: Annotated[float, Bounds(ge=0, le=1)] = _key("of the longest block, at the end, when others have nothing left")
+    tail: Annotated[float, Bounds(ge=0, le=1)] = _key(
+        "fraction of the longest block that runs at the end, when the other multiprocessors are idle"
+    )
     tail_backward: Annotated[float, Bounds(ge=0, le=1)] = _key("the same, backward")
 
 
@@ -115,7 +119,7 @@ class AttentionSpec(Table):
     """Fused attention, by implementation."""
 
     preferred: Literal["flash", "cudnn", "efficient"] = _key(
-        "what scaled_dot_product_attention takes of 16-bit operands"
+        "implementation that scaled_dot_product_attention uses for 16-bit operands"
     )
     flash: AttentionKernel
     cudnn: AttentionKernel
@@ -125,35 +129,39 @@ class AttentionSpec(Table):
 class HostSpec(Table):
     """Costs of the host, and its link to the GPU."""
 
-    op: Time = _key("Python, dispatch, autograd and launch of one eager operator, on hosts that come with this GPU")
-    launch: Time = _key("from the launch call to the kernel's begin, on an idle stream")
-    gap: Time = _key("between two kernels of a stream that is never empty")
-    h2d: Bandwidth = _key("from pinned host memory")
-    d2h: Bandwidth = _key("to pinned host memory")
-    pageable: Bandwidth = _key("either way, through the driver's own pinned buffer")
-    transfer_floor: Time = _key("of one copy over PCIe")
+    op: Time = _key(
+        "host time of one eager operator (Python, dispatch, autograd, launch), on hosts that are sold with this GPU"
+    )
+    launch: Time = _key("time from the launch call to the start of the kernel, on an idle stream")
+    gap: Time = _key("time between two kernels of a stream that is never empty")
+    h2d: Bandwidth = _key("bandwidth from pinned host memory")
+    d2h: Bandwidth = _key("bandwidth to pinned host memory")
+    pageable: Bandwidth = _key("bandwidth of pageable memory in both directions, through the driver's pinned buffer")
+    transfer_floor: Time = _key("time of one copy over PCIe beyond its bytes")
 
 
 class SetupSpec(Table):
     """Device memory that belongs to no tensor of the user."""
 
     context: Memory = _key("CUDA context with PyTorch's kernels, outside the caching allocator")
-    cublas_workspace: Memory = _key("of each handle and stream, from the caching allocator")
+    cublas_workspace: Memory = _key("cuBLAS workspace of each handle and stream, from the caching allocator")
 
 
 class CommSpec(Table):
     """Resources that a communication kernel takes from the kernels beside it."""
 
-    channel_bandwidth: Bandwidth = _key("what one channel moves")
-    touches: Annotated[float, Bounds(ge=1, le=8)] = _key("times each byte goes to or from this GPU's memory")
+    channel_bandwidth: Bandwidth = _key("bandwidth of one channel")
+    touches: Annotated[float, Bounds(ge=1, le=8)] = _key(
+        "number of times that each byte is read from or written to this GPU's memory"
+    )
 
 
 class GpuFile(Table):
     """Schema of a GPU data file."""
 
-    name: str = _key("what a cluster file calls it")
-    title: str = _key("what torch.cuda.get_device_name says")
-    source: str = _key("where its figures are from")
+    name: str = _key("name in cluster files")
+    title: str = _key("result of torch.cuda.get_device_name")
+    source: str = _key("sources of the figures")
     chip: ChipSpec
     memory: MemorySpec
     gemm: GemmSpec

@@ -28,8 +28,8 @@ TIMEOUT_S = 60.0
 HOST_TIMEOUT_S = 10.0
 LIMITS = {
     "timeout_s": f"how long a test on several ranks may take, in seconds (default: {TIMEOUT_S:g})",
-    "host_timeout_s": "how long a rank may stay away: on sim without running an operator or an import, on gloo "
-    f"outside of torch.distributed while others wait for it; in seconds (default: {HOST_TIMEOUT_S:g})",
+    "host_timeout_s": "how long a rank may run without a call: on sim without running an operator or an import, on "
+    f"gloo outside of torch.distributed while others wait for it; in seconds (default: {HOST_TIMEOUT_S:g})",
 }
 """Arguments of the marker whose defaults are ini options: `distsim_timeout_s`, `distsim_host_timeout_s`."""
 

@@ -287,5 +287,5 @@ def choose_frame(
         if rank in traces:
             return traces[rank], f"--pdb: in rank {rank}'s own frame, as it was when the rank ended"
     if on == "gloo":
-        return None, "--pdb: a rank on gloo was a process, and its frames are gone with it; on='sim' stops in them"
-    return None, "--pdb: no rank has left a frame of its own"
+        return None, "--pdb: on gloo a rank is a process, and its frames are gone with it; use on='sim'"
+    return None, "--pdb: no rank has a frame to debug"

@@ -40,7 +40,7 @@ def fatal_outcome(fate: ProcessOutcome) -> Outcome:
     notes = [_end(fate)]
     if fate.signal_name == "SIGKILL":
         notes.append(
-            "SIGKILL comes from outside: the kernel where memory is used up, or somebody's kill -9. Tensors on the CPU "
+            "SIGKILL comes from outside: from the kernel if memory is used up, or from kill -9. Tensors on the CPU "
             "are real, and each rank has its own: make a model on its GPU (with torch.device('cuda')) or on meta, or "
             "simulate fewer ranks (--nproc-per-node)"
         )

@@ -191,7 +191,7 @@ def _without_distributed(torch: Any, dist: Any) -> UsageError | None:
         return None
     return UsageError(
         f"expected a torch with torch.distributed, found {torch.__version__} built without it (USE_DISTRIBUTED=0): "
-        "install the one of pip"
+        "install torch with pip"
     )
 
 

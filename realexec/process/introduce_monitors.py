@@ -198,7 +198,7 @@ def _secret(salt: str) -> str | None:
 def _of_file(path: Path) -> str:
     status = path.stat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise PermissionError(errno.EPERM, "expected a file of your own that nobody else may read (chmod 600)")
+        raise PermissionError(errno.EPERM, "expected a file that you own and that no other user may read (chmod 600)")
     secret = read_bytes(path, 1 << 16).strip()
     if len(secret) < 16:
         raise OSError(errno.EINVAL, f"expected a secret of at least 16 bytes, got {len(secret)}")

@@ -268,8 +268,7 @@ class HeldMessages:
 def _disagreement(mine: CallRecord | None, other: CallRecord | None, ordinal: int, ends: str) -> CollectiveMismatch:
     if mine is None or other is None:  # thousands of calls ago: their records are overwritten
         return CollectiveMismatch(
-            f"message number {ordinal} from rank {ends} has another size or dtype at one end than at the other: "
-            "make them alike"
+            f"message number {ordinal} from rank {ends} differs in size or dtype between its two ends: make them equal"
         )
     send, recv = (mine, other) if mine.op == "send" else (other, mine)
     mismatch = check_pair(send, recv)

@@ -105,7 +105,7 @@ def test_who_is_elsewhere_is_named(positions: list[Position], kind: Kind, culpri
     """The minority by call, line, turn of a loop, root; the other end of a message; no minority: all of them."""
     (found,) = judge(positions, len(positions)).diagnoses
     assert (found.kind, found.culprits) == (kind, culprits)
-    assert found.explanation.endswith("By stacks only: what the ranks called before is not known.")
+    assert found.explanation.endswith("By stacks only: the earlier calls of the ranks are not known.")
     assert set(culprits).isdisjoint(found.victims)
 
 

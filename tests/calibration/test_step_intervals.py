@@ -112,7 +112,7 @@ def test_validation_prints_how_many_unseen_rows_lie_inside(
     lines = [f"node,{name},aws-p5:1,,ddp.py,--mbs 1,0.52,,arXiv:2401.0000{name}\n" for name in "12"]
     (tmp_path / "rows.csv").write_text(header + "".join(lines))
     assert main(["validate", "--training", "--from", str(tmp_path)]) == 0
-    assert "intervals of sources left out hold 100% of 2 rows of 2 sources" in capsys.readouterr().out
+    assert "100% of 2 rows of 2 sources lie in an interval" in capsys.readouterr().out
     assert main(["validate", "--training", "--json", "--from", str(tmp_path)]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["intervals"]["share"] == 1.0

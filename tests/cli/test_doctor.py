@@ -67,7 +67,7 @@ def test_a_torch_built_without_gloo_is_refused_for_real_jobs(monkeypatch: pytest
     monkeypatch.setattr(torch.distributed, "is_backend_available", available.__getitem__)
     texts = dict(doctor.lines())
     assert "backends none" in texts["torch"]
-    assert texts["real jobs"] == "refused: this torch was built without gloo, NCCL and MPI; install the one of pip"
+    assert texts["real jobs"] == "refused: this torch was built without gloo, NCCL and MPI; install torch with pip"
     available["nccl"] = True
     texts = dict(doctor.lines())
     assert "backends nccl" in texts["torch"]
@@ -87,4 +87,4 @@ def test_a_free_threaded_python_is_not_called_tested(monkeypatch: pytest.MonkeyP
     """Real jobs run there, simulations do not."""
     real = sysconfig.get_config_var
     monkeypatch.setattr(sysconfig, "get_config_var", lambda name: 1 if name == "Py_GIL_DISABLED" else real(name))
-    assert doctor._real_jobs() == "not tested: a free-threaded Python; what is needed is there"
+    assert doctor._real_jobs() == "not tested: a free-threaded Python; everything needed is available"

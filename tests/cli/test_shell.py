@@ -141,7 +141,7 @@ def test_nothing_outlives_the_command(folder: Path) -> None:
     """Neither a background process of the script nor, after Ctrl-C, a simulation."""
     done = shell('sleep 1234 &\nuntil [ "$(cat /proc/$!/comm)" = sleep ]; do :; done\necho $! >pid\nexit 3')
     assert done.returncode == 3
-    assert "ended what the command left running: sleep" in done.stderr
+    assert "ended the processes that the command left running: sleep" in done.stderr
     assert not Path(f"/proc/{Path('pid').read_text().strip()}").exists()
     (folder / "train.py").write_text("import os, torch\nprint('busy', flush=True)\nwhile True: torch.ones(3).sum()\n")
     Path("run.sh").write_text("torchrun --nproc-per-node 1 train.py\n")

@@ -92,7 +92,7 @@ def test_several_ranks_go_less_often() -> None:
         ("for s in range(num): f()", "Give `range(num)` at train.py:1 the same bound"),
         ("for s in range(len(loader)): f()", "Give every rank the same number of batches in `range(len(loader))`"),
         ("for b in loader: f()", "Give every rank the same number of batches in `loader`"),
-        ("for p in model.parameters(): f()", "Build the model alike on every rank"),
+        ("for p in model.parameters(): f()", "Build the same model on every rank"),
         ("for n in range(3): f()", None),
         ("while busy: f()", "Make `while busy` at train.py:1 end in the same round"),
         ("k = load()\nwhile k < n:\n    k += 1", "Begin at the same step on every rank: load the same checkpoint"),

@@ -83,7 +83,7 @@ def test_other_calls_inside_one_line_have_advice_that_can_be_followed() -> None:
     step = ["all_gather_into_tensor", "reduce_scatter_tensor"]
     (d,) = diagnose(play(3, lambda r: [coll(op, 9) for op in step + step[r == 1 :]]))
     assert (d.kind, d.culprits) == (Kind.MISSING_RANK, (1,))
-    assert "wrap the model alike" in d.suggestion
+    assert "wrap the model in the same way" in d.suggestion
 
 
 def test_ranks_blocked_for_ever_are_a_finding_even_where_nobody_knows_what_they_lack() -> None:

@@ -127,7 +127,7 @@ def test_a_folder_that_is_swapped_while_it_is_judged_is_refused(
         return real(path)
 
     monkeypatch.setattr(os, "listdir", swap)
-    with pytest.raises(PermissionError, match="somebody has put something else in its place"):
+    with pytest.raises(PermissionError, match="another file has just replaced it"):
         private_folder(folder)
     assert _mode(precious) == 0o777
 

@@ -167,7 +167,7 @@ def test_functions_that_are_served_meet_in_a_collective() -> None:
 
 @pytest.mark.parametrize("patience_s", [60.0, 5.0])
 def test_a_function_that_does_not_come_back(patience_s: float) -> None:
-    """It may compute: it is told once others have waited as long as they were told to, and where it is."""
+    """It may compute: it is told once others have waited as long as you allow, and where it is."""
     a, b = Worker(0, 4), Worker(1, 4)
     first = a.call(1, "stuck", 60)
     b.serve(first, line=13)

@@ -313,7 +313,7 @@ def test_a_killed_monitor_is_told_while_the_job_runs(over: bool, capfd: pytest.C
     if over:
         ended.set()
     launch.say_if_killed(subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]), ended)
-    assert ("was killed by SIGKILL: the job goes on without a guard" in capfd.readouterr().err) is not over
+    assert ("was killed by SIGKILL: the job continues without the guard" in capfd.readouterr().err) is not over
 
 
 def test_a_torch_built_without_gloo_is_refused(

@@ -57,7 +57,7 @@ def test_there_is_no_prompt_where_there_is_no_frame(pytester: pytest.Pytester) -
     pytester.makepyfile(test_it=HEAD + REAL)
     said = pytester.run(sys.executable, "-m", "pytest", "--pdb", "-p", "no:cacheprovider", stdin=b"")
     said.assert_outcomes(failed=1)
-    said.stdout.fnmatch_lines(["rank 1: AssertionError*", "note: --pdb: a rank on gloo was a process*"])
+    said.stdout.fnmatch_lines(["rank 1: AssertionError*", "note: --pdb: on gloo a rank is a process*"])
     said.stdout.fnmatch_lines(["FAILED test_it.py::test_real - line *: rank 1: AssertionError*"])
     assert "NoPrompt" not in said.stdout.str()
     assert "(Pdb)" not in said.stdout.str()
@@ -65,5 +65,5 @@ def test_there_is_no_prompt_where_there_is_no_frame(pytester: pytest.Pytester) -
 
 def test_without_a_frame_it_says_why() -> None:
     """A real rank was a process; a simulated one may have been left behind."""
-    assert "on='sim' stops in them" in choose_frame({}, {1}, "gloo")[1]
-    assert choose_frame({}, {1}, "sim") == (None, "--pdb: no rank has left a frame of its own")
+    assert "use on='sim'" in choose_frame({}, {1}, "gloo")[1]
+    assert choose_frame({}, {1}, "sim") == (None, "--pdb: no rank has a frame to debug")

@@ -343,7 +343,7 @@ def test_the_rank_that_does_otherwise_stands_for_itself(alone: str, tmp_path: Pa
     stands = {rank.rank: len(rank.like) for rank in outcome.training.ranks}
     assert stands == ({0: 1, 8: 14, 15: 1} if alone == "rank > 0" else {0: 14, 8: 1, 15: 1})
     odd = 0 if alone == "rank > 0" else 15
-    assert any(note.startswith(f"rank {odd} of ranks 0,8,15 did other operators or calls") for note in outcome.notes)
+    assert any(note.startswith(f"rank {odd} of ranks 0,8,15 ran different operators or calls") for note in outcome.notes)
     assert "(for 13 more)" in shown(outcome)
 
 
@@ -445,7 +445,7 @@ def test_values_of_their_own_are_summed_right(tmp_path: Path) -> None:
     assert "sum 120.0" in out
     assert out.count("sum") == 1
     outcome, _ = ran(tmp_path, text, "sample")
-    assert any(note.startswith("ranks bring values of their own to collectives") for note in outcome.notes)
+    assert any(note.startswith("ranks pass different values to collectives") for note in outcome.notes)
 
 
 def test_values_on_the_host_are_their_own_too(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_messages_that_differ_in_numbers_are_one() -> None:
 
     failure = _caught(body, 32)
     lines = str(failure).splitlines()
-    assert lines[0] == "ranks 0-31, alike but for numbers; of rank 0:"
+    assert lines[0] == "ranks 0-31, the same but for numbers; of rank 0:"
     assert lines[-3:] == [
         "ValueError: bad batch of rank 0: loss 0.000",
         "... and 31 more that differ in numbers, the last of rank 31:",
@@ -54,7 +54,7 @@ def test_a_headline_names_the_first_of_many_pieces_of_ranks() -> None:
 
     failure = _caught(body, 40)
     lines = str(failure).splitlines()
-    assert lines[0] == "ranks 1,3,5,7 and 16 more, alike but for numbers; of ranks 1,5,9,13 and 6 more:"
+    assert lines[0] == "ranks 1,3,5,7 and 16 more, the same but for numbers; of ranks 1,5,9,13 and 6 more:"
     assert lines[-2:] == [
         "... and one more that differs in numbers, of ranks 3,7,11,15 and 6 more:",
         "ValueError: bad 3",
@@ -76,7 +76,7 @@ def test_every_place_and_every_word_has_its_traceback() -> None:
         raise KeyError("same")
 
     text = str(_caught(body, 8))
-    heads = ["ranks 0,1, alike but for numbers; of rank 0:", "ranks 2,3, alike but for numbers; of rank 2:"]
+    heads = ["ranks 0,1, the same but for numbers; of rank 0:", "ranks 2,3, the same but for numbers; of rank 2:"]
     assert re.findall("^ranks? .*:$", text, re.MULTILINE) == [*heads, "rank 4:", "rank 5:", "ranks 6,7:"]
     assert "... and one more that differs in numbers, of rank 3:\nValueError: no file 3\n" in text
 
@@ -147,7 +147,7 @@ def test_another_line_within_a_message_is_another_failure() -> None:
         _worker(rank, 20 if rank == 2 else 10)
 
     text = str(_caught(body, 3))
-    assert re.findall("^ranks? .*:$", text, re.MULTILINE) == ["ranks 0,1, alike but for numbers; of rank 0:", "rank 2:"]
+    assert re.findall("^ranks? .*:$", text, re.MULTILINE) == ["ranks 0,1, the same but for numbers; of rank 0:", "rank 2:"]
 
 
 def test_who_waits_is_said_once() -> None:

@@ -78,7 +78,7 @@ def guarded_call(text: ProgramText, sides: Sides, d: Diagnosis) -> Cause | None:
     before = ", where some ranks return before it" if decision.leaves else ""
     return Cause(
         f"Agree on {shown} first (all_reduce it, or let rank 0 decide and broadcast), or make the call at "
-        f"{site_text(call)} whatever it says: each rank may decide it for itself{before}.",
+        f"{site_text(call)} unconditionally: each rank may decide it for itself{before}.",
         lines=(decision.site,),
     )
 

@@ -224,7 +224,7 @@ def awaited_key(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
     at = next((site_text(d.sites[r]) for r in d.victims if r in d.sites), d.call.op)
     return Cause(
         f"Set the key '{key}' ({site_text(setter)} does) before {d.call.op} at {at}: {ranks_text(d.culprits)} cannot "
-        "come there without it, and whoever should set it may wait there already.",
+        "get there without it, and the rank that should set it may already wait there.",
         lines=(setter,),
     )
 

@@ -173,7 +173,9 @@ def header_cause(text: ProgramText, site: Site, loop: Loop) -> Cause | None:
     if not names:
         return None
     if names & MODEL:
-        return Cause(f"Build the model alike on every rank: `{shown}` at {at} has more parts on some.", lines=(header,))
+        return Cause(
+            f"Build the same model on every rank: `{shown}` at {at} has more parts on some ranks.", lines=(header,)
+        )
     if bound is not None and not any(map(BATCHES.search, names)):
         return Cause(
             f"Give `{shown}` at {at} the same bound on every rank: all_reduce it (MIN or MAX) before the loop.",

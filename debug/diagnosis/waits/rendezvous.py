@@ -185,8 +185,8 @@ def _unreached(case: Case, waiting: Mapping[int, CallRecord], address: str, lost
         waiting,
         lost,
         text,
-        f"Look whether {address} is the address of rank 0's host as every other host sees it (127.0.0.1, localhost and "
-        "its own name are another one on each), and a port that is open.",
+        f"Check whether {address} is the address of rank 0's host as every other host sees it (127.0.0.1, localhost "
+        "and its own name mean a different host on each), and whether the port is open.",
     )
 
 

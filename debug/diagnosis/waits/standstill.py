@@ -35,12 +35,12 @@ RECENT_S = 2.0
 MOST_PLACES = 6
 COMPUTE = "They still compute"
 ASLEEP = "Their main threads sleep, and only other threads or child processes of theirs work"
-LEFT_ALONE = "The job is left alone: set --hang-after to end a job that makes no call for so long."
+LEFT_ALONE = "The job is not ended: set --hang-after to end a job after so long without a call."
 NO_PROOF = "This is not proof that they never end: it is a hang by the limit you set (--hang-after)."
 BY_THE_LIMIT = "It is a hang by the limit you set (--hang-after)."
 STANDS_STILL = (
     "Look at the stacks: what the ranks wait for there (a file system, a queue, a lock, a worker, a process, input) "
-    "has to come before the job can go on."
+    "has to arrive before the job can continue."
 )
 COMPUTES = (
     "Look at the stacks: a loop there may wait for something that never comes. If the work is only long, set "
@@ -188,7 +188,7 @@ def _diagnosis(
     listed = [f"{ranks_text(some)} {several(where, some)}" for where, some in list(places.items())[:MOST_PLACES]]
     if len(places) > MOST_PLACES:
         listed.append(f"the others are in {len(places) - MOST_PLACES} more places")
-    before = " They have not come to init_process_group." if kind is Kind.NEVER_JOINED else ""
+    before = " They have not reached init_process_group." if kind is Kind.NEVER_JOINED else ""
     return case.diagnosis(
         kind,
         ranks,
@@ -254,7 +254,7 @@ def _unending(case: Case, records: Sequence[CallRecord]) -> Diagnosis:
         text += " Connecting is slow, or goes to addresses that an earlier run, or another job, left in the store."
         suggestion = OLD_ADDRESSES
     else:
-        text += " The transfer does not end, or is slow. Nothing proves that it cannot go on: the job is left alone."
+        text += " The transfer is slow or stuck. There is no proof that it cannot complete, so the job is not ended."
         suggestion = ON_HOSTS if first.device == "cpu" else ON_GPUS
     diagnosis = case.diagnosis(
         Kind.NEVER_JOINED if is_init else Kind.NETWORK_FAULT,

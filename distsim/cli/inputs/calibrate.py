@@ -144,9 +144,9 @@ def add_parser(subparsers: Any) -> None:
         "calibrate",
         help="fit a cluster file to your own measurements",
         description="--from LOGS reads what nccl-tests or rccl-tests printed (a folder, or one file) and writes a "
-        "cluster file with what the logs tell of a cluster; where LOGS has an _index.csv, its tables refit distsim's "
-        "own NCCL constants instead. --on gloo measures gloo between processes on this machine and writes a cluster "
-        "file for it; --ops measures the kernels of this machine's GPU and writes its data file.",
+        "cluster file with the constants that the logs determine; if LOGS has an _index.csv, its tables refit "
+        "distsim's own NCCL constants instead. --on gloo measures gloo between processes on this machine and writes a "
+        "cluster file for it; --ops measures the kernels of this machine's GPU and writes its data file.",
         epilog="example: distsim calibrate --from logs/ --like dgx-h100 -o ours.toml --plot ours.svg, then "
         "distsim bench all_reduce --on ours.toml:8 -b 8 -e 8G -f 2",
     )
@@ -205,7 +205,7 @@ def run(args: argparse.Namespace) -> int:
         return _fit(args)
     if args.on in ("nccl", "mpi"):
         raise UsageError(
-            f"calibrate --on {args.on} is not there: run nccl-tests there, put what it prints into a folder and use "
+            f"calibrate --on {args.on} is not available: run nccl-tests on it, save its output in a folder and use "
             "--from FOLDER --like CLUSTER"
         )
     if args.on != "gloo":

@@ -218,7 +218,7 @@ def _end_descendants() -> None:
     if not left:
         return
     names = ", ".join(sorted({name for _, name in left}))
-    print(f"distsim: ended what the command left running: {names}", file=sys.stderr)
+    print(f"distsim: ended the processes that the command left running: {names}", file=sys.stderr)
     for number in (signal.SIGTERM, signal.SIGKILL):
         until_s = time.monotonic() + GRACE_S
         for pid, _ in left:

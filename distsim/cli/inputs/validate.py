@@ -148,9 +148,9 @@ def _print(summary: Any, predictions: list[Any], peers: dict[str, dict[str, Any]
     held = covered(predictions)
     if held:
         print(
-            f"intervals of machines left out hold {held.share:.0%} of the measured points ({held.alone:.0%} where "
-            f"they saw none of the machine's errors); their median half-width is {held.half_width:.0%}, the median "
-            f"error {held.error:.0%}"
+            f"{held.share:.0%} of the points of machines that the fit left out lie in the interval ({held.alone:.0%} "
+            f"if the interval used no errors of the machine); the median half-width is {held.half_width:.0%}, the "
+            f"median error {held.error:.0%}"
         )
     for name, peer in peers.items():
         ratio = peer["median"] / peer["ours"] if peer["ours"] else float("inf")
@@ -277,8 +277,8 @@ def print_summary(summary: StepSummary, seconds: float) -> None:
         )
     if summary.held is not None:
         print(
-            f"intervals of sources left out hold {summary.held.share:.0%} of {summary.held.rows} rows of "
-            f"{summary.held.sources} sources; their median half-width is {summary.held.half_width:.1%}"
+            f"{summary.held.share:.0%} of {summary.held.rows} rows of {summary.held.sources} sources lie in an "
+            f"interval that was made without their source; the median half-width is {summary.held.half_width:.1%}"
         )
     continued = sum(run.micro_batches is not None for run in summary.runs)
     if continued:

@@ -228,17 +228,19 @@ def _trust(fit: Fit) -> RenderableType:
     from distsim.scenario.explore.fits import ERROR, STEPS, WORST_ERROR
 
     stands = (
-        "an error of that size could turn this answer around" if fit.is_close else "no such error changes this answer"
+        "an error of that size could turn this answer around"
+        if fit.is_close
+        else "an error of that size does not change this answer"
     )
     lines = [
         f"predicted peaks of 38 published runs err by {ERROR:.1%} in the median, {WORST_ERROR:.1%} at most: {stands}"
     ]
     steps = fit.training.steps
     if steps < STEPS:
-        lines.append(f"only {steps} step was simulated: what the optimizer keeps comes on top in the next one")
+        lines.append(f"only {steps} step was simulated: the next step also needs memory for the optimizer state")
     if fit.outcome.not_traced:
         others = sorted(set(range(fit.outcome.world_size)) - set(fit.outcome.not_traced))
-        lines.append(f"{ranks_text(others)} ran and stand for all {fit.outcome.world_size}")
+        lines.append(f"{ranks_text(others)} ran on behalf of all {fit.outcome.world_size}")
     return Group(*(_indented(line, "dim") for line in lines))
 
 

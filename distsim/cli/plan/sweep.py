@@ -171,7 +171,7 @@ def _points(
     except KeyboardInterrupt:
         if points:
             _table(points, price)
-            folder = "" if kept is None else f"; they are kept in {kept.folder}: the same command goes on from there"
+            folder = "" if kept is None else f"; they are kept in {kept.folder}: the same command continues from there"
             print(f"distsim: interrupted after {len(points)} of {total} points{folder}", file=sys.stderr)
         raise
     if kept is not None:

@@ -67,7 +67,7 @@ def add_parser(subparsers: Any) -> None:
         "--objective",
         choices=("tokens/s", "cost", "memory"),
         default="tokens/s",
-        help="what is best: most tokens/s a GPU, least cost of a token, least peak memory (default: tokens/s)",
+        help="what to optimize: most tokens/s per GPU, least cost of a token, or least peak memory (default: tokens/s)",
     )
     parser.add_argument("--price", metavar="AMOUNT", help="price of one GPU hour, for the cost of tokens")
     parser.add_argument(
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
         _print(search, price, args)
         print(
             f"distsim: interrupted after {len(search.results)} points; they are kept in {kept.folder}: the same "
-            "command goes on from there",
+            "command continues from there",
             file=sys.stderr,
         )
         raise
@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
     if search.untried:
         print(
             f"distsim: --budget {args.budget} is over, {len(search.untried)} points were not tried; what has run is "
-            f"kept in {kept.folder}: the same command with a larger --budget goes on from there",
+            f"kept in {kept.folder}: the same command with a larger --budget continues from there",
             file=sys.stderr,
         )
     else:
@@ -229,7 +229,9 @@ def _print(search: Search, price: float | None, args: argparse.Namespace) -> lis
         console.print(training_table(points[: min(MOST_ROWS, len(ranking))], price, in_order=True))
     counts = [f"{len(search.results)} points ran", f"{len(ranking)} of them fit"]
     if search.ruled_out:
-        counts.append(f"{len(search.ruled_out)} were left out, which need as much memory as one that ran out of it")
+        counts.append(
+            f"{len(search.ruled_out)} were skipped, because they need as much memory as a point that ran out of it"
+        )
     if search.untried:
         counts.append(f"{len(search.untried)} were not tried")
     console.print("; ".join(counts))

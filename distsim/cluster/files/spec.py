@@ -57,25 +57,26 @@ class NvlinkSpec(Table):
         "nvswitch: all to all at full speed; mesh: a GPU's links shared out to the others", "nvswitch"
     )
     links: Positive = _note("of one GPU")
-    bandwidth: Bandwidth = _note("of one link, one direction, as specified")
-    efficiency: Fraction = _note("what of it transfers get", 1.0)
+    bandwidth: Bandwidth = _note("of one link in one direction, as specified")
+    efficiency: Fraction = _note("fraction of it that transfers reach", 1.0)
     latency: Time = _note("GPU to GPU, one way")
-    switches: Count = _note("NVSwitch chips in a node (for the record: the plane blocks nothing)", 1)
-    sharp: bool = _note("the NVSwitch reduces (NVLink SHARP, NCCL's NVLS)", False)
+    switches: Count = _note("NVSwitch chips in a node (not used: the plane is non-blocking)", 1)
+    sharp: bool = _note("whether the NVSwitch reduces data (NVLink SHARP, NCCL's NVLS)", False)
     domain_nodes: Nodes = _note("nodes that share one NVSwitch plane: 18 in an NVL72 rack", 1)
 
 
 class GpuSpec(Table):
     """One accelerator: dense rates, as its maker specifies them."""
 
-    model: str = _note("h100, a100, ...")
+    model: str = _note("GPU data file: h100, a100, ...")
     compute_capability: Positive = _note("90 for sm_90")
     memory: Memory = _note("of one accelerator")
     memory_bandwidth: Bandwidth = _note("of one accelerator")
     flops: dict[Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4"], Flops] = _note("by data type, dense", {})
-    price: Annotated[float, Bounds(ge=0)] | None = _note("of one accelerator's hour, in any currency", None)
+    price: Annotated[float, Bounds(ge=0)] | None = _note("price of one accelerator for an hour, in any currency", None)
     power: Annotated[float, Bounds(ge=0)] | None = _note(
-        "watts of one accelerator at work, with its share of the node if that counts; by default its maker's limit",
+        "watts of one busy accelerator, with its share of the node if you want that counted (default: "
+        "its specified limit)",
         None,
     )
     nvlink: NvlinkSpec | None = None
@@ -85,15 +86,15 @@ class CpuSpec(Table):
     """The host's processors."""
 
     model: str
-    vendor: Literal["intel", "amd", "arm"] = _note("as NCCL tells processors apart")
+    vendor: Literal["intel", "amd", "arm"] = _note("vendor as NCCL distinguishes processors")
     nccl_class: Literal["", "bdw", "skl", "srp", "erp"] = _note("NCCL's classes of Intel processors", "")
-    sockets: Positive = _note("in a node; without accelerators a rank runs on each")
+    sockets: Positive = _note("sockets in a node; without accelerators, one rank runs on each")
     cores: Positive = _note("of one socket")
     flops: Flops = _note("of one socket in fp32, as specified")
-    flops_efficiency: Fraction = _note("what of it operators get", 0.5)
+    flops_efficiency: Fraction = _note("fraction of it that operators reach", 0.5)
     memory: Memory = _note("of the node")
     memory_bandwidth: Bandwidth = _note("of one socket, as specified")
-    memory_efficiency: Fraction = _note("what of it operators get", 0.75)
+    memory_efficiency: Fraction = _note("fraction of it that operators reach", 0.75)
     interconnect: Bandwidth = _note("between two sockets, one direction")
     interconnect_latency: Time = _note("between two sockets", 0.3e-6)
     loopback: Bandwidth = _note("TCP between two ranks of one node", 5e9)
@@ -105,13 +106,15 @@ class CpuSpec(Table):
 class PcieSpec(Table):
     """PCIe: the bus that connects GPUs and NICs."""
 
-    generation: Annotated[int, Bounds(ge=1, le=7)] = _note("NCCL's search goes by it")
+    generation: Annotated[int, Bounds(ge=1, le=7)] = _note("PCIe generation, which NCCL's topology search uses")
     bandwidth: Bandwidth = _note("of one slot, one direction, as specified")
-    efficiency: Fraction = _note("what of it transfers get", 1.0)
+    efficiency: Fraction = _note("fraction of it that transfers reach", 1.0)
     latency: Time = _note("of one hop", 0.3e-6)
-    switches: Count = _note("in a node; GPUs and NICs are spread over them evenly; 0: straight to sockets", 0)
-    peer_to_peer: bool = _note("GPUs reach each other directly", True)
-    c2c: Bandwidth | None = _note("NVLink-C2C from a GPU to its socket, in place of PCIe", None)
+    switches: Count = _note(
+        "PCIe switches in a node, over which GPUs and NICs are spread evenly; 0: they are connected to the sockets", 0
+    )
+    peer_to_peer: bool = _note("whether GPUs access each other directly", True)
+    c2c: Bandwidth | None = _note("NVLink-C2C from a GPU to its socket, instead of PCIe", None)
 
 
 class NicSpec(Table):
@@ -119,51 +122,53 @@ class NicSpec(Table):
 
     model: str = ""
     net: Literal["ib", "roce", "efa", "slingshot", "tcp", "tcpx", "tcpxo"] = _note("NCCL's network plugin")
-    count: Positive = _note("in a node, spread evenly")
+    count: Positive = _note("NICs in a node, spread evenly")
     bandwidth: Bandwidth = _note("of one NIC, one direction, as specified")
-    efficiency: Fraction = _note("what of it transfers get", 1.0)
-    latency: Time = _note("host to host over one cable, one way; half of it on each NIC's link")
-    gpu_direct: bool = _note("reads and writes GPU memory", True)
-    collnet: bool = _note("the fabric reduces (InfiniBand SHARP) and NCCL uses it", False)
+    efficiency: Fraction = _note("fraction of it that transfers reach", 1.0)
+    latency: Time = _note("one way from host to host over one cable; each NIC's link has half of it")
+    gpu_direct: bool = _note("whether the NIC reads and writes GPU memory", True)
+    collnet: bool = _note("whether the fabric reduces data (InfiniBand SHARP) and NCCL uses it", False)
 
 
 class NodeSpec(Table):
     """One host."""
 
-    gpus: Count = _note("accelerators in a node; 0: one rank a socket")
+    gpus: Count = _note("accelerators in a node; 0: one rank per socket")
     gpu: GpuSpec | None = None
     cpu: CpuSpec
     pcie: PcieSpec
     nic: NicSpec | None = None
     storage_write: Bandwidth = _note(
-        "a node's to where checkpoints lie; borrowed if left out", STORAGE_WRITE_BYTES_PER_S
+        "bandwidth of one node to the storage of checkpoints; the default is an estimate", STORAGE_WRITE_BYTES_PER_S
     )
     storage_read: Bandwidth = _note(
-        "a node's from where checkpoints lie; borrowed if left out", STORAGE_READ_BYTES_PER_S
+        "bandwidth of one node from the storage of checkpoints; the default is an estimate", STORAGE_READ_BYTES_PER_S
     )
 
 
 class _Switched(Table):
-    switch_latency: Time = _note("port to port, of every switch", 0.0)
+    switch_latency: Time = _note("latency of every switch, port to port", 0.0)
 
 
 class StarSpec(_Switched):
-    """One switch that blocks nothing."""
+    """One non-blocking switch."""
 
     kind: Literal["star"]
 
 
 class _Leafy(_Switched):
-    nodes_per_leaf: Nodes = _note("hosts under one leaf; with rails, hosts of a unit of one leaf a rail", 16)
-    spines: Positive = _note("each leaf has a cable to each (of its pod)", 4)
-    oversubscription: Ratio = _note("what comes into a leaf from below : what leads up", 1.0)
+    nodes_per_leaf: Nodes = _note(
+        "hosts under one leaf; with rails, hosts of a unit, which has one leaf for each rail", 16
+    )
+    spines: Positive = _note("spines (of a pod); each leaf has a cable to each of them", 4)
+    oversubscription: Ratio = _note("bandwidth from hosts into a leaf, divided by its bandwidth to the spines", 1.0)
     routing: Literal["ecmp", "adaptive"] = _note(
-        "ecmp: a hash picks the spine of a flow; adaptive: all carry it", "ecmp"
+        "ecmp: a hash picks the spine of a flow; adaptive: a flow is spread over all spines", "ecmp"
     )
 
 
 class LeafSpineSpec(_Leafy):
-    """All NICs of a host on one leaf, leaves on spines."""
+    """All NICs of a host are on one leaf switch, and leaves are on spines."""
 
     kind: Literal["leaf-spine"]
 
@@ -173,25 +178,27 @@ class FatTreeSpec(_Leafy):
 
     kind: Literal["fat-tree"]
     leaves_per_pod: Nodes = _note("leaves under the same spines", 8)
-    cores: Positive = _note("each spine has a cable to each", 4)
-    core_oversubscription: Ratio = _note("what comes into a spine from below : what leads up", 1.0)
+    cores: Positive = _note("core switches; each spine has a cable to each of them", 4)
+    core_oversubscription: Ratio = _note(
+        "bandwidth from leaves into a spine, divided by its bandwidth to the cores", 1.0
+    )
 
 
 class RailSpec(_Leafy):
-    """NIC k of every host of a unit on the unit's leaf k."""
+    """NIC k of every host of a unit is on the unit's leaf k (one rail)."""
 
     kind: Literal["rail-optimised"]
 
 
 class RingSpec(_Switched):
-    """A router a host, each linked to the next."""
+    """One router for each host, linked to the next in a ring."""
 
     kind: Literal["ring"]
     bandwidth: Bandwidth | None = _note("of one link, one direction; by default the NICs of a host", None)
 
 
 class TorusSpec(_Switched):
-    """A router a host, in a grid with wraparound."""
+    """One router for each host, in a grid with wraparound."""
 
     kind: Literal["torus"]
     dims: Annotated[list[Nodes], Length(most=3)] = _note("extent of each dimension")
@@ -199,7 +206,7 @@ class TorusSpec(_Switched):
 
 
 class FullMeshSpec(_Switched):
-    """A router a host, each linked to every other."""
+    """One router for each host, linked to every other."""
 
     kind: Literal["full-mesh"]
     bandwidth: Bandwidth | None = _note(
@@ -212,12 +219,12 @@ class DragonflySpec(_Switched):
 
     kind: Literal["dragonfly"]
     nodes_per_switch: Nodes = _note("hosts on one switch, with all their NICs", 8)
-    switches_per_group: Positive = _note("all linked to each other", 16)
+    switches_per_group: Positive = _note("switches in a group, all linked to each other", 16)
     bandwidth: Bandwidth = _note("between two switches of a group, one direction")
-    global_bandwidth: Bandwidth = _note("between two groups in all, one direction")
-    global_links: Positive = _note("links that this is spread over", 4)
+    global_bandwidth: Bandwidth = _note("total bandwidth between two groups, one direction")
+    global_links: Positive = _note("links over which that bandwidth is spread", 4)
     routing: Literal["ecmp", "adaptive"] = _note(
-        "ecmp: a hash picks the global link of a flow; adaptive: all carry it", "adaptive"
+        "ecmp: a hash picks the global link of a flow; adaptive: a flow is spread over all", "adaptive"
     )
 
 
@@ -227,18 +234,18 @@ FabricSpec = StarSpec | LeafSpineSpec | FatTreeSpec | RailSpec | TorusSpec | Rin
 class NcclSpec(Table):
     """NCCL facts that the hardware does not determine."""
 
-    library: Literal["nccl", "rccl"] = _note("rccl on GPUs of AMD", "nccl")
-    version: str = _note("whose tuning is imitated", "2.27.3")
-    plugin: str = _note("network plugin with its version, as in 'aws-ofi-nccl 1.9.2'", "")
-    settings: dict[str, str] = _note("environment that changes times, as in FI_CXI_RX_MATCH_MODE", {})
+    library: Literal["nccl", "rccl"] = _note("rccl on AMD GPUs", "nccl")
+    version: str = _note("NCCL release whose tuning is modelled", "2.27.3")
+    plugin: str = _note("network plugin and its version, such as 'aws-ofi-nccl 1.9.2'", "")
+    settings: dict[str, str] = _note("environment variables that change times, such as FI_CXI_RX_MATCH_MODE", {})
 
 
 class ConstantSpec(Table):
     """A constant of the model of NCCL as it was fitted to measurements of this cluster."""
 
-    value: Annotated[float, Bounds(gt=0)] = _note("in the unit it has in distsim/calibration/nccl.toml")
+    value: Annotated[float, Bounds(gt=0)] = _note("value in the unit of distsim/calibration/nccl.toml")
     uncertainty: Annotated[float, Bounds(ge=0)] = _note("standard deviation of its logarithm", 0.0)
-    source: str = _note("what it was fitted to", "")
+    source: str = _note("data that it was fitted to", "")
 
 
 class SpreadSpec(Table):
@@ -247,7 +254,7 @@ class SpreadSpec(Table):
     low: Annotated[float, Bounds(gt=0, le=1)] = _note("10th percentile")
     high: Annotated[float, Bounds(ge=1)] = _note("90th percentile")
     operations: str = _note(
-        "those in the logs, 'all_reduce, alltoall': others keep the preset's interval; none: all", ""
+        "operations in the logs, such as 'all_reduce, alltoall'; others keep the preset's interval; empty: all", ""
     )
 
 
@@ -257,19 +264,23 @@ class ClusterSpec(Table):
     name: str
     description: str = ""
     source: str = ""
-    variant: str = _note("which of the variants of a machine's software this is", "")
-    measured: str = _note("what of the model's times was measured on this machine, and what is borrowed", "")
+    variant: str = _note("variant of the machine's software", "")
+    measured: str = _note(
+        "which times of the model were measured on this machine, and which were taken from others", ""
+    )
     nodes: Nodes = _note("hosts", 1)
-    unit_nodes: Nodes = _note("hosts that one of `name:N` stands for: 18 where N counts NVL72 racks", 1)
+    unit_nodes: Nodes = _note("hosts for each N of `name:N`: 18 if N counts NVL72 racks", 1)
     node: NodeSpec
     fabric: FabricSpec = StarSpec(kind="star")
     nccl: NcclSpec = NcclSpec()
-    calibration: dict[str, float] = _note("measured constants that replace the models' own", {})
+    calibration: dict[str, float] = _note("measured constants that replace those of the models", {})
     constants: dict[str, ConstantSpec] = _note(
-        "of the model of NCCL, fitted to this cluster; all others are its own", {}
+        "constants of the NCCL model that were fitted to this cluster; the others keep their values", {}
     )
 
-    errors: dict[str, SpreadSpec] = _note("of its times: by number of nodes and size, '2 nodes, < 64 KiB'", {})
+    errors: dict[str, SpreadSpec] = _note(
+        "error of its times by number of nodes and size, such as '2 nodes, < 64 KiB'", {}
+    )
 
     def misfit(self) -> str | None:
         """Return a description of the first inconsistency between keys that are valid by themselves; None if there is

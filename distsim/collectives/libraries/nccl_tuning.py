@@ -303,7 +303,7 @@ def _excluded(op: str, algo: str, proto: str, machine: Machine) -> str:
         return f"{algo} came with NCCL {since[0]}.{since[1]}"
     if algo.startswith("CollNet"):
         return (
-            "no CollNet plugin in this cluster" if not machine.collnet else "not modelled: NVLS or Tree stands for it"
+            "no CollNet plugin in this cluster" if not machine.collnet else "not modelled: NVLS or Tree is used instead"
         )
     if op in ("broadcast", "reduce") and algo != "Ring":
         return f"{op} has a ring only"
@@ -314,7 +314,7 @@ def _excluded(op: str, algo: str, proto: str, machine: Machine) -> str:
     if algo in ("NVLS", "NVLSTree", "PAT") and proto != "Simple":
         return f"{algo} is Simple only"
     if algo in ("NVLS", "NVLSTree") and machine.num_ranks <= 2:
-        return "NVLS wants more than 2 ranks"
+        return "NVLS needs more than 2 ranks"
     if algo == "NVLS" and machine.num_nodes > 1 and not machine.collnet:
         return "NVLS between nodes needs CollNet"
     if algo == "NVLSTree" and machine.num_nodes == 1:
@@ -323,7 +323,7 @@ def _excluded(op: str, algo: str, proto: str, machine: Machine) -> str:
         if op not in ("all_gather", "reduce_scatter"):
             return f"{op} has no PAT"
         if machine.num_ranks > machine.num_nodes or machine.num_nodes == 1:
-            return "PAT wants one GPU a node"
+            return "PAT needs one GPU per node"
     if proto == "LL128" and not machine.ll128:
         return "LL128 is not safe on this path"
     return ""

@@ -320,8 +320,8 @@ def remedies(short: OutOfMemory, training: Training) -> list[str]:
         result.append("the optimizer's state does not exist yet: Adam adds two numbers per parameter")
     elif short.coming_optimizer:
         result.append(
-            f"{format_bytes(short.coming_optimizer)} of the optimizer's state, and of what it takes for a moment, were "
-            "still to come"
+            f"{format_bytes(short.coming_optimizer)} of the optimizer's state and temporary memory had not been "
+            "allocated yet"
         )
     if not short.missing:
         result.append("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: fragmentation wastes it")

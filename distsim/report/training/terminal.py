@@ -204,7 +204,7 @@ def _use(training: Training) -> Text | None:
 def _why_too_much(training: Training) -> str:
     """Return why the share of the peak can exceed 1."""
     return (
-        "not all work of the counted steps is alike: some steps lack the work of others (such as an optimizer's "
+        "the counted steps do not all do the same work: some steps lack the work of others (such as an optimizer's "
         "step), or part of the work is not in {training.peak_dtype}"
     )
 

@@ -277,8 +277,9 @@ def teams(sharded: RecordedRun, whole: RecordedRun) -> dict[int, list[int]]:
         match = next((other for other, other_inputs in inputs.items() if _same(mine, other_inputs)), None)
         if match is None:
             raise UsageError(
-                f"rank {rank} of the first layout reads what no rank of the second one does: give the second layout as "
-                "many ranks as the first has data-parallel replicas (--and-nproc-per-node), and the same seeds"
+                f"rank {rank} of the first layout reads inputs that no rank of the second layout reads: give the "
+                "second layout as many ranks as the first has data-parallel replicas (--and-nproc-per-node), and the "
+                "same seeds"
             )
         result[match].append(rank)
     return result

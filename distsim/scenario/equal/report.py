@@ -44,8 +44,8 @@ def lines(comparison: Comparison) -> Iterator[Line]:
         yield Line(f"next: {_advice(first, comparison)} See docs/equal.md", style="bold")
     if comparison.replaced:
         yield Line(
-            f"The second layout began with the first one's values of {_few(comparison.replaced)}: it drew others. Seed "
-            "the whole tensor alike in both layouts if a weight is made of several."
+            f"The second layout started with the first one's values of {_few(comparison.replaced)}, because it had "
+            "drawn others. Seed the whole tensor equally in both layouts if a weight consists of several tensors."
         )
     by_reason: dict[str, list[str]] = {}
     for name, why in comparison.left_out.items():
@@ -90,13 +90,13 @@ def _explanation(one: Deviation) -> str:
     ranks, name, how = ranks_text(one.ranks), _named(one), one.relation.how
     if one.on_residual:
         return (
-            f"Each of {ranks} has added its own part to a tensor that all have: nobody added the parts up. The sum of "
-            "the parts is what the other layout computes."
+            f"Each of {ranks} has added its own part to a tensor that all have: the parts were not added up. The sum "
+            "of the parts is what the other layout computes."
         )
     if how is How.SUM and one.relation.detail == "mean":
         return f"Each of {ranks} has its own {_thing(one)} of {name}; their mean is the other layout's."
     if how is How.SUM:
-        return f"Each of {ranks} has a part of the {_thing(one)} of {name}: nobody added the parts up."
+        return f"Each of {ranks} has a part of the {_thing(one)} of {name}: the parts were not added up."
     if how is How.MULTIPLE:
         return f"On {ranks} it is {one.relation.factor:g} times the other layout's."
     far = (
@@ -105,8 +105,8 @@ def _explanation(one: Deviation) -> str:
         else "no number, or other sizes"
     )
     return (
-        f"The tensors of {ranks} are neither equal to the other layout's, nor do they make it joined or added up. The "
-        f"distance is {far}; up to {one.threshold:.1g} is rounding."
+        f"The tensors of {ranks} are not equal to the other layout's, and neither are their concatenation and their "
+        f"sum. The distance is {far}; up to {one.threshold:.1g} is rounding."
     )
 
 

@@ -236,7 +236,7 @@ class LimitsSpec(FileTable):
     wall_time_s: Annotated[float, Field(gt=0)] = Field(60.0, description="of this machine's time")
     events: Count | None = Field(20_000_000, description="simulated events")
     host_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        30.0, description="wall time after which a rank that computes without a sign of life is stuck"
+        30.0, description="wall time after which a rank that computes without a call is stuck"
     )
 
 
@@ -258,7 +258,7 @@ class ExpectSpec(FileTable):
     line: str | None = Field(
         None, description="a culprit is at a line of the program that ends like this ('# <- culprit')"
     )
-    stuck_line: str | None = Field(None, description="a rank that waits is at a line that ends like this")
+    stuck_line: str | None = Field(None, description="a waiting rank is at a line that ends with this text")
     explanation: str | None = Field(None, description="a part of the explanation")
     exit_code: Annotated[int, Field(ge=0, le=255, strict=True)] | None = Field(
         None, description="0 finished, 1 raised, 3 hang, 4 inconsistent calls"
@@ -320,8 +320,8 @@ class ScenarioSpec(FileTable):
     )
     expect_silent: Literal[SILENT_KINDS] | list[Literal[SILENT_KINDS]] | None = Field(  # type: ignore[valid-type]
         None,
-        description="the kinds of silent findings, errors and warnings, that come of the run, or 'none' "
-        "(default: not checked; an error is exit code 5 with silent = 'strict')",
+        description="the kinds of silent findings, errors and warnings, that the run reports, or 'none' (default: not "
+        "checked; an error is exit code 5 with silent = 'strict')",
     )
     fidelity: Fidelity = _option("fidelity")
     algo: str | None = _option("algo")

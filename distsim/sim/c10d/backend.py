@@ -161,7 +161,7 @@ def _new_process_group_helper(
         if third_party[0] in ("ucc", "xccl"):
             raise NotSimulated(f"backend {third_party[0]!r}", "use gloo, nccl, mpi or sim")
         if third_party[0] == "fake" and not global_ranks_in_group:
-            task.world.note("backend fake: one rank stands for all; its collectives move nothing and take no time")
+            task.world.note("backend fake: only one rank runs; its collectives move nothing and take no time")
         return _real_helper(group_size, group_rank, global_ranks_in_group, backend, store, group_name, *args, **kwargs)
     default = not global_ranks_in_group
     if group_size == -1:  # MPI assigns size and rank itself

@@ -354,7 +354,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
             values.write(args[0], host_args[0] if known else None, guess)
             return args[0]
         if not known and values.everything:
-            raise not_on_host(func, "on values that nobody knows")
+            raise not_on_host(func, "on unknown values")
         parts = [] if not known else list(answer) if isinstance(answer, tuple | list) else [answer]
         parts_made = []
         for i, out in enumerate(plan.outs):

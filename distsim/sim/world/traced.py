@@ -312,9 +312,9 @@ class Traced:
         if not self._held or self._undo is None or not self._undo.is_complete:
             traced = ranks_text(sorted(self.sample.traced if self.sample else ()))
             job.crash = UsageError(
-                f"{why}, and of {job.world_size} ranks only {traced} are traced. The run cannot begin anew with those "
-                "that they need, because the program has printed or written what cannot be taken back. --ranks all "
-                "traces every rank, a larger --budget SECONDS goes on with every rank for longer"
+                f"{why}, and of {job.world_size} ranks only {traced} are traced. The run cannot restart with the ranks "
+                "that they need, because the program has already printed or written something. --ranks all traces "
+                "every rank, a larger --budget SECONDS traces every rank for longer"
             )
             return
         job.crash = StartAgain(sample, why)
@@ -360,8 +360,8 @@ class Traced:
                 odd = [rank for rank in others if did[rank] != did[leader]]
             self._odd.update(odd)
             self._job.note(
-                f"{ranks_text(odd)} of {ranks_text(sorted(did))} did other operators or calls by the end of step "
-                f"{steps}: rank {sample.by_kind[kind][0]} stands for those that are not traced (--ranks all traces "
+                f"{ranks_text(odd)} of {ranks_text(sorted(did))} ran different operators or calls by the end of step "
+                f"{steps}: rank {sample.by_kind[kind][0]} represents those that are not traced (--ranks all traces "
                 "every one)"
             )
             for communicator in self._job.communicators.values():
@@ -376,8 +376,8 @@ class Traced:
         values = [self._traces[rank].values for rank in sorted(sample.traced) if rank in self._traces]
         if any(mine != values[0][: len(mine)] and values[0] != mine[: len(values[0])] for mine in values):
             self._job.note(
-                "ranks bring values of their own to collectives, and those of the ranks that ran stand for the others' "
-                "(--ranks all traces every rank)"
+                "ranks pass different values to collectives, and the values of the ranks that ran are used for the "
+                "others (--ranks all traces every rank)"
             )
 
     @property

@@ -436,8 +436,8 @@ class World(Scheduler):
         at = f" at {site_text(raised.last_stack[0])}" if raised.last_stack else ""
         original_print(
             f"distsim: rank {raised.rank} raised {type(raised.ending.exception).__name__}: "
-            f"{raised.ending.error_text}{at}; others have {GRACE_S:.0f} s (of wall time) to come to a call in "
-            "which they wait for it",
+            f"{raised.ending.error_text}{at}; others have {GRACE_S:.0f} s (of wall time) to reach a call that waits "
+            "for it",
             file=sys.__stderr__,  # its own stream is closed
             flush=True,
         )

@@ -2,7 +2,7 @@
 # kind: uneven_iterations
 # culprits: 1
 # exit: 3
-# cure: whatever it says
+# cure: unconditionally
 """A rank leaves one round's call out, by a condition that it decides for itself, and ends before the others."""
 
 import sys

@@ -2,7 +2,7 @@
 # kind: uneven_iterations
 # culprits: 3
 # exit: 3
-# cure: Build the model alike on every rank
+# cure: Build the same model on every rank
 """One rank builds a layer less, and the weights are broadcast one by one."""
 
 import sys

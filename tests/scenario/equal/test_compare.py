@@ -63,7 +63,7 @@ def test_a_gradient_in_parts_is_named() -> None:
     assert found.first is not None
     assert (found.first.key.kind, found.first.relation.how, found.first.ranks) == ("gradient", How.SUM, (0, 1))
     said = "\n".join(line.text for line in lines(found))
-    assert "nobody added the parts up" in said
+    assert "the parts were not added up" in said
     assert "all_reduce the gradient over ranks 0,1 before the step" in said
 
 
@@ -131,7 +131,7 @@ def test_ranks_that_read_other_input_are_refused() -> None:
     other = [("start", "w", WEIGHT), ("input", "", -INPUT)]
     with pytest.raises(UsageError, match="do not read the same input"):
         compare(_run(other, other), WHOLE, WHOLE)
-    with pytest.raises(UsageError, match="rank 1 of the first layout reads what no rank"):
+    with pytest.raises(UsageError, match="rank 1 of the first layout reads inputs that no rank"):
         teams(_run(_model(), other), _run(_model(), [("input", "", 2 * INPUT)]))
 
 

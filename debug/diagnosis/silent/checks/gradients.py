@@ -392,7 +392,7 @@ def aliased_outputs(view: View, sets: Sets) -> Iterator[Sighting]:
                     number + 1,
                     site,
                     "",
-                    f"The outputs of {op} at {site} share memory, so all of them hold what came last.",
+                    f"The outputs of {op} at {site} share memory, so all of them hold the last value received.",
                     "Give each output its own memory: [torch.empty_like(t) for _ in range(world_size)].",
                 )
 

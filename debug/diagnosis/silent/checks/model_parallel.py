@@ -74,10 +74,9 @@ def dropout_differs(view: View, sets: Sets) -> Iterator[Sighting]:
             number,
             step.site,
             "",
-            f"The dropout at {where} has equal inputs and unlike random states on {{ranks}}, which share a "
-            "forward pass: "
-            "copies of one activation get other masks.",
-            "Seed the generator alike on all of {ranks} where activations are replicated.",
+            f"The dropout at {where} has equal inputs and different random states on {{ranks}}, which share a forward "
+            "pass: copies of one activation get different masks.",
+            "Use the same seed on all of {ranks} where activations are replicated.",
         )
 
 
@@ -92,9 +91,8 @@ def equal_dropout(view: View, sets: Sets) -> Iterator[Sighting]:
             number,
             step.site,
             "",
-            f"The dropout at {where} has unlike inputs and equal random states on {{ranks}}, which share a "
-            "forward pass: "
-            "parts of one activation get the same mask.",
+            f"The dropout at {where} has different inputs and equal random states on {{ranks}}, which share a forward "
+            "pass: parts of one activation get the same mask.",
             "Seed the generator differently on {ranks} where activations are sharded.",
         )
 
@@ -119,8 +117,7 @@ def clipped_by_local_norm(view: View, sets: Sets) -> Iterator[Sighting]:
                     clips[group[0]].site,
                     "",
                     f"Gradients are clipped by norms that differ between {{ranks}} ({min(norms):.3g} to "
-                    f"{max(norms):.3g}), "
-                    "which share a forward pass: each rank scales its part by another factor.",
+                    f"{max(norms):.3g}), which share a forward pass: each rank scales its part by a different factor.",
                     "Clip by the norm of the whole model: add the squares of the parts over {ranks}, and count "
                     "what is "
                     "replicated once.",
@@ -171,8 +168,7 @@ def _untied(view: View, one: int, other: int) -> Iterator[Sighting]:
                 first[one][0].site,
                 "",
                 "{tensor} were equal on {ranks}, two stages of a pipeline, before the first step, and are not "
-                "after it: a "
-                "tied weight whose gradients nobody added up.",
+                "after it: a tied weight whose gradients were not added up.",
                 "All-reduce the gradients of the tied weight over the stages that hold it, before the step.",
                 apart / (update or 1.0),
             )

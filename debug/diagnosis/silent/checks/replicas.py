@@ -76,8 +76,8 @@ def replicas_differ_at_start(view: View, sets: Sets) -> Iterator[Sighting]:
             steps[one.ranks[0]].site,
             one.evidence.sentence,
             reason,
-            "Load the checkpoint on every rank, seed all ranks alike, or broadcast {tensor} before training; where "
-            "other ranks agree, reduce the gradient over their group.",
+            "Load the checkpoint on every rank, seed all ranks equally, or broadcast {tensor} before training; "
+            "where other ranks agree, reduce the gradient over their group.",
             _spread(before) / (norm(before.values()) or 1.0),
         )
 
@@ -145,10 +145,13 @@ def _why(view: View, key: ParameterKey, one: ReplicaSet, steps: Steps) -> tuple[
         return "The program itself updates {tensor}, and the updates differ between {ranks}.", reduce
     if gradients is None:
         without = [rank for rank in one.ranks if view.vectors("gradients", steps, key, [rank]) is None]
-        return f"Some ranks ({ranks_text(tuple(without))}) have no gradient of {{tensor}}, and the others step.", reduce
+        return (
+            f"Some ranks ({ranks_text(tuple(without))}) have no gradient of {{tensor}}, and the other ranks update it.",
+            reduce,
+        )
     if not differ(gradients, OWN * norm(gradients.values())):
         return (
-            "The gradients of {tensor} are equal on {ranks}, and the steps are not: the optimizers differ.",
+            "The gradients of {tensor} are equal on {ranks}, but the updates are not: the optimizers differ.",
             "Give the optimizers of {ranks} the same settings and the same state.",
         )
     if local is not None and all(
@@ -289,7 +292,7 @@ def _unlike_state(states: Mapping[int, Mapping[str, Vector] | None], number: int
         having = tuple(rank for rank, state in known.items() if name in state)
         if len(having) < len(known):
             if number == 1:
-                return name, f"`{name}` of {{tensor}} is there before the first step on {ranks_text(having)} alone."
+                return name, f"`{name}` of {{tensor}} exists before the first step only on {ranks_text(having)}."
             continue
         vectors = {rank: state[name] for rank, state in known.items()}
         if differ(vectors, OF_STATE * norm(vectors.values())):
@@ -334,8 +337,8 @@ def buffers_differ(view: View, sets: Sets) -> Iterator[Sighting]:
                 number,
                 None,
                 "",
-                "The buffer {tensor} was equal on {ranks}, the replicas of DistributedDataParallel, and from this step "
-                "on each rank goes on with its own.",
+                "The buffer {tensor} was equal on {ranks}, the replicas of DistributedDataParallel, and from this "
+                "step on each rank has its own values.",
                 "Leave broadcast_buffers=True, or all-reduce what the buffer is updated with.",
                 _spread(vectors) / (norm(vectors.values()) or 1.0),
             )

@@ -42,8 +42,7 @@ _KV_BLOCKS, _FULL_KV_BLOCKS = 2, 4
 """Places in the tuple of a BlockMask: how many blocks of keys each block of queries has."""
 _BLOCK_SIZES = slice(-3, -1)
 UNKNOWN = (
-    "flex_attention: nobody knows how much its mask leaves (it is made of more numbers than are kept); it is priced as "
-    "a causal one"
+    "flex_attention: its mask is unknown (it depends on more numbers than are kept), so it is priced as a causal one"
 )
 
 
