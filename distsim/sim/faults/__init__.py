@@ -1,7 +1,8 @@
-"""Faults of a simulated world: rules in, strikes at calls, processes, links and tensors out.
+"""Injected faults of a simulated world: rules, and what they do to calls, processes, links and tensors.
 
-Read `fault.py`: a rule and the fault that it is in one world. `rank_faults.py`, `link_faults.py`, `storage_faults.py`
-and `tensors.py` have the kinds; `planted.py` asks those of a world, `links.py` has the state of its links.
+`fault.py` defines a rule and the fault that it becomes in one world. `rank_faults.py`, `link_faults.py`,
+`storage_faults.py` and `tensors.py` define the kinds; `planted.py` calls the faults of a world, and `links.py` holds
+the state of its links.
 """
 
 from __future__ import annotations

@@ -39,8 +39,11 @@ _POINT = re.compile(r"(?:(?P<op>[a-z_]+)\s*)?#(?P<number>\d+)(?:\s+on\s+(?P<grou
 
 @dataclass(frozen=True, slots=True)
 class CallPoint:
-    """A call as reports name it: `all_reduce #3 on dp`; without operation, a rank's call of that number
-    over all its groups (`#7`: its seventh after init_process_group)."""
+    """A call as reports name it, such as `all_reduce #3 on dp`.
+
+    Without an operation it is a rank's call of that number over all its groups: `#7` is its seventh call after
+    init_process_group.
+    """
 
     number: int
     op: str | None = None
@@ -73,7 +76,7 @@ class CallPoint:
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """When a fault strikes: at a time or a call, with a delay, and for how long."""
+    """Time at which a fault strikes (a virtual time or a call, with a delay), and its duration."""
 
     at_s: Annotated[float, Ge(0)] | None = None
     """Virtual time at which it strikes (default: from the start)."""
@@ -90,7 +93,7 @@ class When:
 
     @property
     def start_s(self) -> float:
-        """The virtual time at which it strikes, where that is not a call."""
+        """Return the virtual time at which the fault strikes, if it does not wait for a call."""
         return (self.at_s or 0.0) + self.after_s
 
     @property
@@ -119,18 +122,18 @@ Rank = Annotated[int, Ge(0)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule(ABC):
-    """A fault as the user writes it: what, where, when and for how long; `str` is its text in reports."""
+    """A fault as the user writes it: kind, target, time and duration. `str` gives its text in reports."""
 
     what: ClassVar[str]
-    """The name of the fault in a scenario file; a rule without one is a base of others."""
+    """Name of the fault in a scenario file. A rule without a name is a base class."""
     path: str = "faults"
     """Path of the rule in its file, for messages."""
     when: When = field(default_factory=When)
-    """Its fields are keys of the fault's table, too."""
+    """Time and duration; its fields are keys of the fault's table, too."""
 
     @abstractmethod
     def planted(self, world: World, number: int, links: LinkState) -> Fault[Any]:
-        """The fault that it is in *world*, whose links are *links*; *number* is its place among the rules."""
+        """Return the fault of this rule in *world*, whose links are *links*. *number* is the rule's index."""
 
     @abstractmethod
     def check(self, cluster: Cluster, world_size: int) -> None:
@@ -161,13 +164,13 @@ class Fault(Generic[R]):
     # -- what the simulator asks
 
     def begin(self) -> None:
-        """The world has its processes and has not run yet: clocks are set."""
+        """Called when the world has its processes and has not run yet."""
 
     def on_call(self, task: RankTask, record: CallRecord) -> None:
         """Called in the rank's thread after it made a call that has not reached the other members yet."""
 
     def on_start(self, members: Sequence[Arrival]) -> None:
-        """A call has all its members: its first byte moves now."""
+        """Called when all members of a call have arrived, before its first byte moves."""
 
     def after_data(self, members: Sequence[Arrival]) -> None:
         """Called when the members' outputs are written, before any rank reads them."""
@@ -192,12 +195,12 @@ class Fault(Generic[R]):
         """Called in the rank's thread when it connects to the store."""
 
     def findings(self) -> list[Finding]:
-        """Return what a guard would have seen by now."""
+        """Return what a guard on real hardware would have found by now."""
         return []
 
 
 def later(world: World, delay_s: float, call: Callable[[], None]) -> None:
-    """*call* after *delay_s*, at once if that is nothing."""
+    """Run *call* after *delay_s*, or immediately if there is no delay."""
     if delay_s <= 0.0:
         call()
         return
@@ -207,14 +210,14 @@ def later(world: World, delay_s: float, call: Callable[[], None]) -> None:
 
 
 def check_ranks(ranks: Sequence[int], world_size: int) -> None:
-    """Raise `UsageError` where one of *ranks* is not there."""
+    """Raise `UsageError` if one of *ranks* does not exist."""
     outside = [rank for rank in ranks if not 0 <= rank < world_size]
     if outside:
         raise UsageError(f"no rank {outside[0]}: the world has ranks 0 to {world_size - 1}")
 
 
 class Lasting(Fault[R]):
-    """A fault that is at work from a time on, or from the moment at which the first rank makes its call."""
+    """A fault that lasts for a time, from a virtual time or from the first call of one of its ranks."""
 
     def __init__(self, rule: R, world: World, number: int) -> None:
         super().__init__(rule, world, number)
@@ -227,11 +230,12 @@ class Lasting(Fault[R]):
 
     @property
     def until_s(self) -> float:
-        """Return when it ends; infinite if it stays or has not begun."""
+        """Return the time at which the fault ends; infinite if it never ends or has not begun."""
         return math.inf if self.rule.when.for_s is None else self._from_s + self.rule.when.for_s
 
     def active(self, now_s: float) -> bool:
-        """Return whether the fault is at work at *now_s* of the rank's own clock, which is ahead of the world's
-        while it computes.
+        """Return whether the fault is active at *now_s* of the rank's own clock.
+
+        That clock is ahead of the world's clock while the rank computes.
         """
         return self._from_s <= now_s < self.until_s

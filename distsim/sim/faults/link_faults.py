@@ -45,7 +45,7 @@ class NetworkRule(Rule):
 
     @abstractmethod
     def links_in(self, cluster: Cluster) -> list[int]:
-        """Their indices; `UsageError` where there are none."""
+        """Return the indices of the rule's links; raise `UsageError` if it matches none."""
 
     def has_detour(self) -> bool:
         """Return whether the rule names another route for the traffic."""
@@ -57,10 +57,10 @@ class NetworkRule(Rule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkRule(NetworkRule):
-    """A rule about every link that one of the patterns names."""
+    """A rule about every link that matches one of the patterns."""
 
     link: str | tuple[str, ...]
-    """'src->dst' as reports name links; * and ? match, a list is several."""
+    """Names of links as in reports, 'src->dst'; * and ? match, and a list gives several."""
 
     @property
     def links(self) -> tuple[str, ...]:
@@ -78,7 +78,7 @@ NetworkR = TypeVar("NetworkR", bound=NetworkRule)
 
 
 class NetworkFault(Fault[NetworkR]):
-    """Strikes at its time, or with the first byte of its call."""
+    """A fault of links that strikes at its time, or with the first byte of its call."""
 
     def __init__(self, rule: NetworkR, world: World, number: int, state: LinkState) -> None:
         super().__init__(rule, world, number)
@@ -101,14 +101,14 @@ class NetworkFault(Fault[NetworkR]):
 
     @abstractmethod
     def strike(self, links: list[int], for_s: float | None) -> None:
-        """Do it to *links* now, and see to it that it ends after *for_s*."""
+        """Apply the fault to *links* now, and end it after *for_s*."""
 
 
 # -- A NIC or a switch that is down: all its links are cut, and another may take over.
 
 
 class Outage(NamedTuple):
-    """The part that is down, the part that takes over (a second rail, another spine), and how long that takes."""
+    """The part that is down, the part that takes over (a second rail, another spine), and the seconds until it does."""
 
     part: str
     detour: str | None
@@ -127,7 +127,7 @@ class PartDown(NetworkRule):
     @property
     @abstractmethod
     def outage(self) -> Outage:
-        """The rule's own fields, which bear the names of its file, under common names."""
+        """Return the rule's fields, which have different names in each kind of rule, under common names."""
 
     def __str__(self) -> str:
         part, detour, after_s = self.outage
@@ -188,14 +188,15 @@ class PartFault(NetworkFault[PartR]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCut(LinkRule):
-    """A link over which nothing moves. Between switches the fabric leads its traffic over others, where there are
-    any; a NIC's own link has no other. With backend = 'gloo' the hosts that this leaves no way out are cut off for
-    real (Linux network namespaces, which take root); so with nic_down and switch_down. at_s then counts from the
-    moment all ranks have begun and their hosts' monitors know each other."""
+    """A link that carries nothing. The fabric routes traffic between switches around it if there is another path; a
+    NIC's own link has none. With backend = 'gloo', the hosts that this isolates are cut off for real (Linux
+    network namespaces, which need root), and likewise with nic_down and switch_down. at_s then counts from the
+    moment at which all ranks have started and their hosts' monitors have connected.
+    """
 
     what: ClassVar[str] = "link_cut"
     reroute_s: Annotated[float, Ge(0)] = 0.0
-    """How long the fabric takes to find another way between its switches, where it has one."""
+    """Time until the fabric uses another path between its switches, if there is one."""
 
     def __str__(self) -> str:
         return f"{self.where} cut"
@@ -214,13 +215,13 @@ class _CutLinks(NetworkFault[LinkCut]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFlap(LinkRule):
-    """A link that goes down and comes back, again and again."""
+    """A link that goes down and comes back up repeatedly."""
 
     what: ClassVar[str] = "link_flap"
     period_s: Annotated[float, Gt(0)]
-    """From one time that it goes down to the next."""
+    """Time from one failure to the next."""
     down_s: Annotated[float, Gt(0)]
-    """How long it is down each time; shorter than period_s."""
+    """Duration of each failure; shorter than period_s."""
 
     def __post_init__(self) -> None:
         if self.down_s >= self.period_s:
@@ -260,13 +261,13 @@ Assumption, of the order that perftest shows on RoCE fabrics.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkLossy(LinkRule):
-    """A link that loses packets, which are sent again."""
+    """A link that loses packets, which are retransmitted."""
 
     what: ClassVar[str] = "link_lossy"
     loss: Annotated[float, Gt(0), Lt(1)]
     """Fraction of packets lost."""
     recovery: Literal["go_back_n", "selective"] = "go_back_n"
-    """What is sent again: the whole window (RoCE of old), or the lost packet alone."""
+    """Which packets are retransmitted: the whole window (go_back_n, older RoCE) or only the lost packet (selective)."""
 
     def __str__(self) -> str:
         return f"{self.where} loses {self.loss:.3g} of its packets ({self.recovery})"
@@ -300,7 +301,7 @@ class LinkSlow(LinkRule):
     factor: Annotated[float, Gt(0), Le(1)] = 1.0
     """Fraction of the bandwidth that is left."""
     extra_latency_s: Annotated[float, Ge(0)] = 0.0
-    """What each message takes longer."""
+    """Additional latency of each message."""
 
     def __str__(self) -> str:
         slow = f"{self.where} at {self.factor:.3g} of its bandwidth"
@@ -319,18 +320,18 @@ class _Slow(NetworkFault[LinkSlow]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NicDown(PartDown):
-    """A NIC that is down; with a second rail its traffic goes there."""
+    """A NIC that is down. If there is a second rail, its traffic uses that."""
 
     what: ClassVar[str] = "nic_down"
     kind: ClassVar[str] = "NIC"
     kinds: ClassVar[tuple[str, ...]] = ("nic",)
 
     nic: str
-    """Such as n0/nic0."""
+    """Name of the NIC, such as n0/nic0."""
     second_rail: str | None = None
     """The NIC that takes over, such as n0/nic1."""
     failover_s: Annotated[float, Ge(0)] = 0.0
-    """How long that takes."""
+    """Time until the other NIC takes over."""
 
     @property
     def outage(self) -> Outage:
@@ -342,18 +343,18 @@ class NicDown(PartDown):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchDown(PartDown):
-    """A switch that is down. Where the other switches have a way around it, the fabric takes that."""
+    """A switch that is down. The fabric routes around it if there is another path."""
 
     what: ClassVar[str] = "switch_down"
     kind: ClassVar[str] = "switch"
     kinds: ClassVar[tuple[str, ...]] = ("leaf", "spine", "switch", "nvswitch")
 
     switch: str
-    """Such as leaf0, spine1."""
+    """Name of the switch, such as leaf0 or spine1."""
     around: str | None = None
-    """The switch that takes over its links, also those of NICs (default: what the graph has)."""
+    """Switch that takes over its links, including those of NICs (default: other paths of the graph)."""
     reroute_s: Annotated[float, Ge(0)] = 0.0
-    """How long the fabric takes to find it."""
+    """Time until the fabric uses the other path."""
 
     @property
     def outage(self) -> Outage:

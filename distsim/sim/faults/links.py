@@ -1,4 +1,4 @@
-"""The links of one world: which ones a rule names, what faults have done to them, and who waits for one that is cut."""
+"""Links of one world: name patterns, the effect of faults on links, and the calls that wait for a cut link."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CUTS = ("link_cut", "nic_down", "switch_down")
 
 
 def links_of(cluster: Cluster, patterns: Sequence[str]) -> list[int]:
-    """Indices of the links whose names (`src->dst`) the shell patterns name; each must name one."""
+    """Return the indices of links whose names (`src->dst`) match the shell patterns; each pattern must match one."""
     link_ids: dict[int, None] = {}
     for pattern in patterns:
         hits = [link.index for link in cluster.links if fnmatch.fnmatchcase(link.name, pattern)]
@@ -38,7 +38,9 @@ def links_of(cluster: Cluster, patterns: Sequence[str]) -> list[int]:
 
 
 def links_of_part(cluster: Cluster, part: str, kind: str, kinds: Sequence[str]) -> list[int]:
-    """Indices of all links from and to the vertex *part*, which must be of one of *kinds*, together a *kind*."""
+    """Return the indices of all links from and to vertex *part*, which must be of one of *kinds* (called *kind* in
+    messages).
+    """
     vertex = next((v for v in cluster.vertices if v.name == part), None)
     if vertex is None or vertex.kind not in kinds:
         names = [v.name for v in cluster.vertices if v.kind in kinds]
@@ -58,7 +60,7 @@ def _close(name: str, known: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
-    """Links that a fault has cut, *why* in its own words, and when it first struck."""
+    """Links that a fault has cut, the reason as text, and the time at which it first struck."""
 
     links: Sequence[int]
     why: str
@@ -67,19 +69,19 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slowed:
-    """Links that a fault has slowed: for each the fraction of its bandwidth left, and the latency added."""
+    """Links that a fault has slowed, with the remaining fraction of the bandwidth and the added latency of each."""
 
     links: Mapping[int, tuple[float, float]]
 
 
 class LinkState:
-    """Combined effect of all faults on links; of several faults on one link the worst counts."""
+    """Combined effect of all faults on links. If several faults affect one link, the worst counts."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
         self.cluster = network.cluster
         self.down: dict[int, list[Cut]] = {}
-        """Links that carry nothing now, and what cut them."""
+        """Links that are down, and the cuts that cause it."""
         self._noticed: dict[Cut, None] = {}
         """Cuts around which the fabric already routes its traffic."""
         self._slow: dict[int, list[Slowed]] = {}
@@ -104,7 +106,7 @@ class LinkState:
             self._lead()
 
     def notice(self, cut: Cut) -> None:
-        """The fabric has found out, and leads its traffic around, where it has a way."""
+        """Let the fabric route around a cut, if it has another path."""
         if all(cut in self.down.get(link, ()) for link in cut.links):
             self._noticed[cut] = None
             self._lead()
@@ -133,7 +135,7 @@ class LinkState:
         self.network.set_link(link, factor, extra_s, up=link not in self.down)
 
     def cut_off(self, switches: Collection[str]) -> set[int | None]:
-        """The hosts on those of *switches* that have no way left to, or from, other switches."""
+        """Return the hosts on *switches* that have no path left to or from other switches."""
         host_of = {v.name: v.host for v in self.cluster.vertices}
         ways: dict[tuple[str, bool], list[int]] = {}
         hosts: dict[str, set[int | None]] = {}
@@ -154,7 +156,7 @@ class LinkState:
 
 
 def stalled_links(world: World, state: LinkState) -> list[Finding]:
-    """One finding about all links that are cut while something waits to cross them; none, where none is."""
+    """Return one finding about all cut links that a transfer waits to cross; empty if there are none."""
     if not state.down:
         return []
     stalled = [link for link in world.network.stalled() if link in state.down]
@@ -179,7 +181,7 @@ def stalled_links(world: World, state: LinkState) -> list[Finding]:
 
 
 def _moving(world: World) -> list[CallRecord]:
-    """Calls that have all their members and are not done, the oldest first."""
+    """Return calls that have all their members and have not ended, the oldest first."""
     calls = [
         r for process in world.rank_processes.values() for r in process.records if r.state is State.STARTED and r.dtypes
     ]
@@ -187,8 +189,11 @@ def _moving(world: World) -> list[CallRecord]:
 
 
 def _behind(world: World, state: LinkState, links: Sequence[int], calls: Sequence[CallRecord]) -> tuple[int, ...]:
-    """The ranks whose traffic crosses *links*: those on the hosts at their ends, or behind a switch
-    that they cut off, else all of the call."""
+    """Return the ranks whose traffic crosses *links*.
+
+    They are the ranks on the hosts at the ends of the links, or behind a switch that the links isolate, else all
+    ranks of the calls.
+    """
     vertices = {v.name: v for v in world.cluster.vertices}
     ends = [vertices[name] for i in links for link in [world.cluster.links[i]] for name in (link.src, link.dst)]
     hosts = {v.host for v in ends if v.host is not None} or state.cut_off({v.name for v in ends})

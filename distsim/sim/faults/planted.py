@@ -25,7 +25,7 @@ __all__ = ["Faults"]
 
 
 class Faults:
-    """Asks each fault what it has an answer to, in the order of the rules."""
+    """All faults of a world, called in the order of the rules."""
 
     def __init__(self, world: World, rules: Sequence[Rule] = ()) -> None:
         self.world = world
@@ -99,16 +99,16 @@ class Faults:
 
     @property
     def notes(self) -> list[str]:
-        """One sentence for each fault that struck."""
+        """Return one sentence for each fault that struck."""
         return [f"injected: {fault.rule}, {fault.rule.when}" for fault in self.faults if fault.struck_s is not None]
 
     @property
     def never_struck(self) -> list[Rule]:
-        """Rules that waited for a call, a file or a connection that never came."""
+        """Return the rules whose call, file or connection never occurred."""
         return [fault.rule for fault in self.faults if fault.struck_s is None]
 
     def findings(self) -> list[Finding]:
-        """Return what a guard on links, payloads and arrivals would have seen by now."""
+        """Return what guards on links, payloads and arrivals would have found by now."""
         return [
             *(finding for fault in self.faults for finding in fault.findings()),
             *stalled_links(self.world, self.links),

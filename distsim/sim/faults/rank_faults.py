@@ -1,4 +1,4 @@
-"""Faults of ranks: what ends, stops or delays a process, and what makes it slow."""
+"""Faults of ranks: they end, stop, delay or slow down a process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RankRule(Rule):
     """A rule about some ranks."""
 
     ranks: Annotated[tuple[Rank, ...], Len(1)]
-    """Which ranks, such as [1, 3]."""
+    """Affected ranks, such as [1, 3]."""
 
     @property
     def who(self) -> str:
@@ -61,7 +61,7 @@ RankR = TypeVar("RankR", bound=RankRule)
 
 
 class RankFault(Fault[RankR]):
-    """Strikes each of its ranks at its time, or in its call, or some time after that."""
+    """A fault that strikes each of its ranks at a time or in a call, or some time after it."""
 
     def begin(self) -> None:
         if self.rule.when.call is None:
@@ -95,21 +95,21 @@ class RankFault(Fault[RankR]):
         self.outside(process, main)
 
     def inside(self, task: RankTask, record: CallRecord) -> None:
-        """Called in the rank's thread, which makes the call."""
+        """Strike in the rank's thread, while it makes the call."""
         raise NotImplementedError
 
     def outside(self, process: SimProcess, main: RankTask | None) -> None:
-        """Scheduler side: wherever the rank is now. *main* is its main thread."""
+        """Strike from the scheduler, wherever the rank is. *main* is its main thread."""
         raise NotImplementedError
 
 
 def _target_is_alive(process: SimProcess) -> bool:
-    """Return whether a fault can affect *process*; an ABSENT one is still on its way to the rendezvous."""
+    """Return whether a fault can affect *process*. An ABSENT process has not reached the rendezvous yet."""
     return process.phase in (Phase.RUNNING, Phase.ABSENT)
 
 
 def end_from_outside(process: SimProcess, phase: Phase, code: int, signal_name: str | None = None) -> None:
-    """*process* ends now, wherever it is."""
+    """End *process* now, wherever it is."""
     world = process.world
     if process.has_begun:
         world.kill_process(process, signal_name or "", code)
@@ -126,7 +126,7 @@ class Crash(RankRule):
 
     what: ClassVar[str] = "crash"
     signal: str = "SIGKILL"
-    """Such as SIGKILL, SIGSEGV, SIGTERM."""
+    """Name of the signal, such as SIGKILL, SIGSEGV or SIGTERM."""
 
     @property
     def exit_code(self) -> int:
@@ -154,11 +154,11 @@ class _Crash(RankFault[Crash]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit(RankRule):
-    """Lets ranks exit."""
+    """Makes ranks exit."""
 
     what: ClassVar[str] = "exit"
     code: Annotated[int, Ge(0), Le(255)] = 1
-    """Their exit code."""
+    """Exit code of the ranks."""
 
     def __str__(self) -> str:
         return f"{self.who} left with exit code {self.code}"
@@ -181,15 +181,15 @@ class Raise(RankRule):
 
     what: ClassVar[str] = "exception"
     exception: str = "RuntimeError"
-    """A name of Python's or torch.distributed's, or with its module: 'torch.cuda.OutOfMemoryError'."""
+    """Name of an exception of Python or torch.distributed, or with its module: 'torch.cuda.OutOfMemoryError'."""
     message: str = "injected fault"
-    """What it says."""
+    """Text of the exception."""
 
     def __str__(self) -> str:
         return f"{self.exception} raised on {self.who}"
 
     def made(self) -> Exception:
-        """The exception itself; `UsageError` where there is none of that name."""
+        """Return the exception; raise `UsageError` if there is no exception of that name."""
         kind = exception_named(self.exception)
         try:
             return kind(self.message)
@@ -219,7 +219,7 @@ class _Raise(RankFault[Raise]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freeze(RankRule):
-    """Stops ranks (SIGSTOP), for good or for a time."""
+    """Stops ranks (SIGSTOP), forever or for a time."""
 
     what: ClassVar[str] = "freeze"
 
@@ -259,7 +259,7 @@ class Delay(RankRule):
 
     what: ClassVar[str] = "delay"
     delay_s: Annotated[float, Gt(0)]
-    """By how much."""
+    """Length of the delay."""
 
     def __str__(self) -> str:
         return f"{self.who} delayed by {self.delay_s:g} s"
@@ -279,17 +279,17 @@ class _Delay(RankFault[Delay]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jitter(Rule):
-    """Pauses of the operating system, in what the host computes and while it launches kernels."""
+    """Pauses ranks periodically, as an operating system does. The pauses affect CPU work and kernel launches."""
 
     what: ClassVar[str] = "jitter"
     ranks: Annotated[tuple[Rank, ...], Len(1)] | None = None
-    """Default: all."""
+    """Affected ranks (default: all)."""
     period_s: Annotated[float, Gt(0)]
-    """There is a pause in every such time."""
+    """Time from one pause to the next."""
     pause_s: Annotated[float, Gt(0)]
-    """How long each takes."""
+    """Length of each pause."""
     synchronous: bool = True
-    """All ranks pause at the same moments."""
+    """Whether all ranks pause at the same moments."""
 
     def __str__(self) -> str:
         who = "all ranks" if self.ranks is None else of_ranks(self.ranks)
@@ -331,14 +331,14 @@ class _Jitter(Lasting[Jitter]):
     host_s = compute_s
 
     def _worked_s(self, until_s: float) -> float:
-        """Return the seconds between 0 and *until_s* that are left to compute; the pause ends each period."""
+        """Return the seconds between 0 and *until_s* without pauses. The pause is at the end of each period."""
         rule = self.rule
         full, part_s = divmod(until_s, rule.period_s)
         share_s = rule.period_s - rule.pause_s
         return full * share_s + min(part_s, share_s)
 
     def _when_s(self, worked_s: float) -> float:
-        """Return the time at which this much has been computed."""
+        """Return the time by which *worked_s* seconds without pauses have passed."""
         rule = self.rule
         share_s = rule.period_s - rule.pause_s
         full = max(0, math.ceil(worked_s / share_s - 1e-12) - 1)
@@ -351,11 +351,11 @@ class Straggler(RankRule):
 
     what: ClassVar[str] = "straggler"
     factor: Annotated[float, Ge(1)] = 1.0
-    """Their operators, on CPU or GPU, take so many times as long."""
+    """Factor by which their operators take longer, on CPU or GPU."""
     delay_s: Annotated[float, Ge(0)] = 0.0
-    """Mean time lost before each call."""
+    """Mean delay before each call."""
     distribution: Literal["constant", "exponential", "uniform", "pareto"] = "constant"
-    """Of that time: uniform from 0 to twice the mean, pareto with a long tail."""
+    """Distribution of the delay. uniform: from 0 to twice the mean; pareto: with a long tail."""
 
     def __str__(self) -> str:
         parts = []

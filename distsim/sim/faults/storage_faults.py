@@ -43,7 +43,7 @@ class StoreUnreachable(Rule):
 
     what: ClassVar[str] = "store_unreachable"
     ranks: Annotated[tuple[Rank, ...], Len(1)] | None = None
-    """Default: all."""
+    """Affected ranks (default: all)."""
 
     def __str__(self) -> str:
         return f"the store cannot be reached from {'any rank' if self.ranks is None else of_ranks(self.ranks)}"
@@ -59,12 +59,12 @@ R = TypeVar("R", bound=Rule)
 
 
 class Unreached(Lasting[R]):
-    """Ranks that cannot reach the store, for good or until the rule ends."""
+    """Ranks that cannot reach the store, forever or until the rule ends."""
 
     def __init__(self, rule: R, world: World, number: int) -> None:
         super().__init__(rule, world, number)
         self._cut_off: list[int] = []
-        """Ranks that will never reach it."""
+        """Ranks that will never reach the store."""
 
     def means(self, process: SimProcess) -> bool:
         """Return whether the rule concerns *process*."""
@@ -120,7 +120,7 @@ class _StoreUnreachable(Unreached[StoreUnreachable]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MasterUnreachable(Rule):
-    """The host of rank 0 cannot be reached from the others."""
+    """The other hosts cannot reach the host of rank 0."""
 
     what: ClassVar[str] = "master_unreachable"
 
@@ -144,17 +144,17 @@ class _MasterUnreachable(Unreached[MasterUnreachable]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowStorage(Rule):
-    """File accesses of the program (open, torch.save, torch.load) that take longer."""
+    """The program's file accesses (open, torch.save, torch.load) take longer."""
 
     what: ClassVar[str] = "slow_storage"
     ranks: Annotated[tuple[Rank, ...], Len(1)] | None = None
-    """Default: all."""
+    """Affected ranks (default: all)."""
     delay_s: Annotated[float, Gt(0)]
-    """How much longer each takes."""
+    """Additional time of each access."""
     files: str = "*"
-    """Pattern of their paths."""
+    """Pattern of the paths."""
     number: Annotated[int, Ge(1)] | None = None
-    """Only the n-th access of a rank."""
+    """Affect only the n-th access of a rank."""
 
     def __str__(self) -> str:
         who = "all ranks" if self.ranks is None else of_ranks(self.ranks)
@@ -185,7 +185,7 @@ class _SlowStorage(Lasting[SlowStorage]):
 
 @contextlib.contextmanager
 def seen_accesses(tell: Callable[[RankTask, str], None]) -> Iterator[None]:
-    """*tell* of every file that a rank's own code opens, loads or saves."""
+    """Call *tell* for every file that a rank's own code opens, loads or saves."""
     places: list[tuple[Any, str]] = [(builtins, "open"), (torch, "save"), (torch, "load")]
     saved = [(holder, name, getattr(holder, name)) for holder, name in places]
 

@@ -1,4 +1,4 @@
-"""Guards that look at the tensors of a call, and `corrupt`, the fault that flips bits of them."""
+"""Guards that check the tensors of calls, and the fault `corrupt`, which flips a bit."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ __all__ = ["ALWAYS", "GUARDS", "Corrupt", "Guards", "checksum", "holds_nan"]
 # -- What guards of a simulated run look for in tensors.
 
 GUARDS = ("nan", "buffers", "payloads")
-"""nan: NaN in what goes into a call. buffers: written to while a call has them. payloads:
-what arrives against what was sent."""
+"""Names of the checks. nan: NaN in the inputs of a call. buffers: writes to buffers while a call uses them.
+payloads: received data that differ from the data sent.
+"""
 ALWAYS = ("nan", "buffers")
-"""Checks of an ordinary simulation: they cost little, and what they find is only a warning."""
+"""Checks of every simulation. They cost little, and their findings are only warnings."""
 LARGE_BYTES = 1 << 20
 """Bytes from which a checksum adds words instead of computing a CRC.
 
@@ -41,8 +42,8 @@ This is ten times as fast, and only done if torch counts a write to the tensor.
 
 
 class Guards:
-    """Checks the tensors of one world's calls. *warns* means that no user asked for the checks, so a finding ends
-    nothing.
+    """Checks of the tensors of one world's calls. *warns* means that the user did not ask for them, so that findings
+    are warnings.
     """
 
     def __init__(self, watch: Collection[str] = ALWAYS, warns: bool = True) -> None:
@@ -79,12 +80,12 @@ class Guards:
         self._tell(seen.aliased(record))
 
     def used_in_flight(self, record: CallRecord, writes: bool, was_waited: bool) -> None:
-        """A kernel of the program's uses a buffer of a call on a GPU, and no stream's order keeps it off."""
+        """Report a kernel that uses a buffer of a GPU call in flight without any ordering by streams."""
         at = next(iter(user_stack()), None)
         self._tell(seen.raced_by_kernel(record, at, writes=writes, was_waited=was_waited))
 
     def _tell(self, finding: Finding) -> None:
-        """Report ranks that do the same at the same line as one finding."""
+        """Report ranks with the same finding at the same line as one finding."""
         for number, known in enumerate(self.found):
             if (known.kind, known.site, known.group) == (finding.kind, finding.site, finding.group):
                 ranks = tuple(sorted({*known.ranks, *finding.ranks}))
@@ -94,8 +95,10 @@ class Guards:
 
 
 def _known(arrival: Arrival) -> Sequence[torch.Tensor]:
-    """Return the tensors that it gives to the call; on a GPU the values that are known and independent of a
-    placeholder."""
+    """Return the tensors that a member passes to a call.
+
+    On a GPU these are the values that are known and do not depend on a placeholder.
+    """
     side = arrival.host_side
     if side is None:
         return arrival.inputs
@@ -117,7 +120,7 @@ def checksum(tensor: torch.Tensor) -> int | None:
 
 
 class _Memory:
-    """The bytes of a tensor where they lie, as an array sees them."""
+    """NumPy array interface to the bytes of a tensor in place."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         where = (tensor.data_ptr(), True)
@@ -149,7 +152,7 @@ def _changed(tensor: torch.Tensor, before: tuple[int | None, int | None]) -> boo
 
 
 def holds_nan(tensor: torch.Tensor) -> bool:
-    """NaN, not infinity: that is sent on purpose (the start of a minimum, a mask)."""
+    """Return whether a tensor contains NaN. Infinity is often sent on purpose (the start of a minimum, a mask)."""
     if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.layout is not torch.strided:
         return False
     tensor = tensor.detach()
@@ -168,15 +171,15 @@ def holds_nan(tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corrupt(Rule):
-    """A bit flipped in what a rank receives."""
+    """Flips a bit in the data that a rank receives."""
 
     what: ClassVar[str] = "corrupt"
     rank: Rank
-    """Who receives it."""
+    """Rank that receives the corrupted data."""
     element: Annotated[int, Ge(0)] = 0
-    """Which number of the tensor, from 0."""
+    """Index of the element in the tensor, from 0."""
     bit: Annotated[int, Ge(0), Le(127)] = 0
-    """Which bit of it, from the lowest."""
+    """Index of the bit in the element, from the lowest."""
 
     def __str__(self) -> str:
         return f"bit {self.bit} of element {self.element} flipped on the way to rank {self.rank}"
@@ -215,7 +218,7 @@ class _Corrupt(Fault[Corrupt]):
 
 
 def flip(tensor: torch.Tensor, rule: Corrupt) -> None:
-    """Turn the bit of *tensor* that *rule* means."""
+    """Flip the bit of *tensor* that *rule* selects."""
     if tensor.numel() == 0:
         return
     whole = tensor.detach().clone(memory_format=torch.contiguous_format)

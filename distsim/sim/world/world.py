@@ -1,4 +1,4 @@
-"""The world of one simulation: its processes, groups and stores, and its report when nothing moves."""
+"""World of one simulation: its processes, groups and stores, and the evidence when it stops."""
 
 from __future__ import annotations
 
@@ -49,8 +49,10 @@ __all__ = ["Injected", "Setting", "Surroundings", "World", "limited_by"]
 
 
 class Injected(Protocol):
-    """Interface between a world and its faults (planted.Faults); *members* are the arrivals of a call. Without faults
-    nothing happens."""
+    """Interface between a world and its faults (planted.Faults). *members* are the arrivals of a call.
+
+    Without faults, nothing happens.
+    """
 
     def begin(self) -> None: ...
 
@@ -83,7 +85,7 @@ class Injected(Protocol):
 
 
 def limited_by(cluster: Cluster, slots: Sequence[Slot]) -> str:
-    """The flags that leave *slots* alone of all that *cluster* has, as the end of a sentence about too little room."""
+    """Return the flags that restrict *cluster* to *slots*, as the end of a sentence about too few slots."""
     whole = len(cluster.place())
     if len(slots) >= whole:
         return ": take a larger one"
@@ -111,47 +113,47 @@ class Surroundings:
     """Services of upper layers that a world calls."""
 
     live: Callable[[SimProcess, Callable[[], Any]], None]
-    """The body of a process's main thread (rank.live)."""
+    """Body of a process's main thread (rank.live)."""
     witness: Callable[..., Evidence]
     """Returns the state of every rank (observe/evidence.py)."""
     look_ahead: Callable[[World, Sequence[Any]], Any]
-    """Runs the ranks of a mismatch on to their next wait (lookahead.Lookahead)."""
+    """Runs the ranks of a mismatch to their next wait (lookahead.Lookahead)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Parameters of a world; nothing is set on it from outside afterwards."""
+    """Parameters of a world, which do not change afterwards."""
 
     cluster: Cluster
     slots: Sequence[Slot]
     """Locations of the ranks."""
     network: Network
-    """Its clock is the world's."""
+    """Network, whose clock is the world's clock."""
     seed: int
     host_timeout_s: float
     patience: float
     """Factor on *host_timeout_s* for a rank that computes between two calls."""
     host: HostState
     torch_rng: torch.Tensor
-    """torch's generator as every new process has it."""
+    """State of torch's random generator in every new process."""
     open_streams: Callable[[SimProcess], tuple[RankStream, RankStream]]
     guards: Any
     """Checks of the tensors of calls (tensors.Guards)."""
     faults: Callable[[World], Injected]
-    """Makes the injected faults of the world (planted.Faults)."""
+    """Creates the injected faults of the world (planted.Faults)."""
     data: ValuePolicy = ValuePolicy.SHAPES
-    """Which values on GPUs are known."""
+    """Which values on simulated GPUs are known."""
     on_progress: Callable[[World], None] | None = None
     limits: Limits | None = None
     schedule: Schedule | None = None
     memory: Any = None
-    """Records the memory of tensors if asked for (memory.Memory)."""
+    """Recorder of the memory of CPU tensors (memory.Memory), or None."""
     sample: Sample | None = None
     """Ranks that are traced; None: all, as long as the budget lasts."""
     budget_s: float | None = None
-    """CPU seconds for tracing all ranks of a program that works on GPUs; None: no limit."""
+    """CPU seconds for tracing all ranks of a program on GPUs; None for no limit."""
     held: Sequence[HeldOutput] = ()
-    """The streams that show what ranks print only once the run will not begin anew."""
+    """Streams that hold back the output of ranks until the run can no longer restart."""
     undo: UndoLog | None = None
     """Undoes the effects of a run that restarts; None if it never restarts."""
     keeps_all_calls: bool = False
@@ -161,22 +163,24 @@ class Setting:
     silent: Callable[[SimProcess], Any] | None = None
     """Makes the recorder of a process for silent faults; None if they are not searched for."""
     last_step: int | None = None
-    """The run ends when every traced rank has ended so many optimizer steps; None: when the program does."""
+    """Optimizer step after which the run ends, once every traced rank has ended it; None to run the whole program."""
     keeps_sites: bool = False
     """Whether to keep the lines and operators that use GPU memory."""
     measures_memory: bool = False
     """Whether a full GPU continues as if it were larger, so that the run shows how much memory is needed."""
     is_alone: bool = False
-    """Whether one process is started, as by `python`; it may start the ranks itself."""
+    """Whether one process is started, as by `python`, which may start ranks itself."""
     late_ranks_are_planted: bool = False
-    """Somebody wants to see who comes late, however little: a scenario. Else it is told at the end, where it costs."""
+    """Whether late ranks are reported however little they cost, because a scenario injects them. Otherwise they are
+    reported at the end if they cost time.
+    """
 
 
 _real_monotonic = time.monotonic
 GRACE_S = 30.0
 """Seconds of wall time that ranks have to reach their next call after another rank raised, as with torchrun."""
 SAID_AFTER_S = 1.0
-"""Seconds of that time after which a line says what the run waits for."""
+"""Seconds of that time after which a line is printed about what the run waits for."""
 
 
 class World(Scheduler):
@@ -191,7 +195,7 @@ class World(Scheduler):
         self.seed = setting.seed
         per_node = max(slot.local_rank for slot in slots) + 1
         self.cpu: CpuModel = replace(cluster.cpu.share(per_node), ranks_per_node=per_node)
-        """The rates of one rank's share of its node."""
+        """CPU model of one rank's share of its node."""
         self.store_latency_s = cluster.cpu.store_latency_s
         self.calls_kept = None if setting.keeps_all_calls else window(len(slots))
         self.keeps_slices = setting.keeps_slices
@@ -202,7 +206,7 @@ class World(Scheduler):
         self.communicators: dict[tuple[Any, ...], Any] = {}
         self.rendezvous: dict[tuple[Any, ...], Any] = {}
         self.rpc_workers: dict[str, Any] = {}
-        """By group (communicator.Communicator) and by store (rpc/transport.Workers)."""
+        """RPC workers, by store (rpc/transport.Workers)."""
         self.initial_torch_rng = setting.torch_rng
         self.diagnoses: list[Diagnosis] = []
         self.findings: list[Finding] = []
@@ -215,12 +219,12 @@ class World(Scheduler):
         self.launcher: SimProcess | None = None
         self.host = setting.host
         self.opened: dict[int, tuple[int, int]] = {}
-        """Descriptors that ranks have opened for writing, and what they stood for."""
+        """File descriptors that ranks opened for writing, and the files that they referred to."""
         self.open_streams = setting.open_streams
         self.lookahead: Any = None
-        """Set once calls met that do not fit: see lookahead.Lookahead."""
+        """Look-ahead after calls that contradict each other (lookahead.Lookahead); None before."""
         self.stopped_at_s: float | None = None
-        """When a mismatch ended the run; what is simulated after that only helps to name it."""
+        """Virtual time at which a mismatch ended the run. The simulation after it only serves the diagnosis."""
         self.final: Evidence | None = None
         self.guards, self.memory = setting.guards, setting.memory
         self.silent = setting.silent
@@ -238,7 +242,7 @@ class World(Scheduler):
 
     @functools.cached_property
     def gpu(self) -> Gpu:
-        """The model of the cluster's accelerators, read when a program first uses one."""
+        """Return the model of the cluster's GPUs, which is read when a program first uses one."""
         facts = self.cluster.node.gpu
         assert facts is not None
         return _gpu(facts.model, facts.memory_bytes, facts.memory_bytes_per_s)
@@ -254,7 +258,7 @@ class World(Scheduler):
         return task
 
     def note(self, text: str) -> None:
-        """Tell the user once about something the simulation does differently."""
+        """Report once something that the simulation does differently from a real run."""
         if text not in self.notes:
             self.notes.append(text)
 
@@ -276,7 +280,7 @@ class World(Scheduler):
         return self.slot_of(rank).device
 
     def widen(self, world_size: int) -> None:
-        """The program starts its own ranks and says how many they are."""
+        """Set the number of ranks, for a program that starts its own ranks."""
         if world_size > len(self.slots):
             raise UsageError(
                 f"the program makes a group of {world_size} ranks, the cluster {self.cluster.name!r} has room for "
@@ -286,7 +290,7 @@ class World(Scheduler):
             self.world_size = max(self.world_size, world_size)
 
     def new_process(self, slot: Slot, environ: dict[bytes, bytes], argv: list[str], rank: int | None) -> SimProcess:
-        """A process on *slot*; *rank* None where it is only a helper of a rank."""
+        """Return a new process on *slot*. *rank* is None for a helper process of a rank."""
         process = SimProcess(self, len(self.processes), slot, environ, argv)
         process.is_rank = rank is not None
         if rank is not None:
@@ -310,11 +314,11 @@ class World(Scheduler):
         self.start_task(process, body, "MainThread", daemon)
 
     def only_first_has_begun(self) -> bool:
-        """Whether the first process runs before any other has: it may be a launcher of ranks."""
+        """Return whether only the first process has started. It may be a launcher that starts the ranks."""
         return self.processes[0].has_begun and not any(p.has_begun for p in self.processes[1:])
 
     def become_launcher(self, process: SimProcess) -> None:
-        """*process* starts the ranks itself: it is none, and its copies never run."""
+        """Make *process* the launcher of the ranks: it is no rank itself, and the prepared copies of it never run."""
         process.is_rank = False
         process.stdout, process.stderr = self.open_streams(process)
         for other in self.processes:
@@ -327,7 +331,7 @@ class World(Scheduler):
         self.note("the program starts its own ranks: it ran once, and the processes it started are the ranks")
 
     def kill_process(self, process: SimProcess, signal_name: str, exit_code: int) -> None:
-        """Another process ends *process*: it does not run again."""
+        """End *process* from another process."""
         process.phase, process.ending.exit_code, process.ending.signal_name = Phase.KILLED, exit_code, signal_name
         process.ending.end_s = float(self.env.now)
         for task in process.tasks:
@@ -371,13 +375,13 @@ class World(Scheduler):
             self.limits.end_within(GRACE_S, why)
 
     def claim_rank(self, process: SimProcess, rank: int) -> None:
-        """*process* has said which rank it is (spawned ranks say so in init_process_group)."""
+        """Set the rank of *process*. Spawned ranks state theirs in init_process_group."""
         process.rank = rank
         process.is_rank = True
         self.rank_processes[rank] = process
 
     def renumber(self, ranks: Mapping[SimProcess, int]) -> None:
-        """The program gives its processes other ranks than their launcher did."""
+        """Change the ranks of processes, for a program that numbers them differently from their launcher."""
         numbers = {process.rank: rank for process, rank in ranks.items()}
         groups: dict[Group, Group] = {}
         for process, rank in ranks.items():
@@ -394,21 +398,27 @@ class World(Scheduler):
     # -- what the scheduler asks
 
     def timed_out(self, why: Wait | None) -> None:
-        """A timeout strikes while others still run: what is stuck now is what they will ask about, and
-        who has kept them that long is missing, however sure it would have come."""
+        """Stop the world because of a timeout while other ranks still run.
+
+        The current state is the evidence. The rank for which the others waited until the timeout counts as missing,
+        even if it would have arrived later.
+        """
         if not self.diagnoses and not isinstance(why, HostWait):
             waited_s = float(self.env.now) - why.record.issued_s if isinstance(why, CallWait) else 0.0
             self.diagnoses = diagnose(self._around.witness(self, asleep=self.asleep, hang_after_s=waited_s))
 
     def ended_last_step(self, task: RankTask) -> None:
-        """The rank of *task* has ended step `last_step`, on its GPU as well. It waits here; the last one ends the run.
-        Does not return."""
+        """Let the rank of *task* wait after step `last_step`, on its GPU as well. The last rank ends the run. Does
+        not return.
+        """
         self._at_last_step.add(task.process.rank)
         self.is_enough = self._at_last_step.issuperset(self.rank_processes)
         task.wait_until(self.env.event(), HostWait("the end of the run"), None)
 
     def stands_still(self) -> None:
-        """Empty heap and blocked ranks, nothing but naps, or a limit: why."""
+        """Return why the world cannot continue: no event is left and ranks are blocked, all ranks only poll, or a
+        limit was reached.
+        """
         if self._at_last_step:  # the others wait for ranks that have done what was asked
             self.is_enough = True
             return
@@ -417,7 +427,7 @@ class World(Scheduler):
         self.diagnoses = self.diagnoses or diagnose(self.evidence(), nothing_moves=self.env.peek() == float("inf"))
 
     def has_met(self) -> bool:
-        """Whether calls met that do not fit, or a guard saw what is wrong; then the run is over."""
+        """Return whether contradicting calls met, or a guard found a fault, so that the run is over."""
         if self.lookahead is None:
             return False
         self.final = self.evidence()
@@ -459,7 +469,7 @@ class World(Scheduler):
                 self.final.sources = dict(self.final.sources)  # as they are now
 
     def give_up(self, task: RankTask) -> None:
-        """A rank spins or blocks on the host: keep its stack and let the others go on without it."""
+        """Stop waiting for a rank that spins or blocks on the host. Its stack is kept, and the other ranks continue."""
         process = task.process
         frame = task.frame()
         outlived = self._first_raised is not None and self.limits is not None and self.limits.reached is not None
@@ -479,12 +489,12 @@ class World(Scheduler):
         return straggler_findings({rank: calls[-RECENT:] for rank, calls in final.records.items()}, SIMULATED)
 
     def stop_for_mismatch(self, met: Sequence[Any]) -> None:
-        """Calls met that do not fit: nothing may move on wrong data."""
+        """Stop the world because calls met that contradict each other, before any data move."""
         if self.lookahead is None:
             self.lookahead = self._around.look_ahead(self, met)
 
     def stop_for_fault(self) -> None:
-        """A guard saw what makes every further step worthless (a corrupted payload, a race)."""
+        """Stop the world because a guard found corrupted data or a race, which makes further steps meaningless."""
         if self.lookahead is None:
             self.lookahead = self._around.look_ahead(self, ())
 
@@ -493,7 +503,7 @@ class World(Scheduler):
         return self.final or self.evidence()
 
     def end(self, unwind: Callable[[], Unwind] = Unwind) -> None:
-        """Unwind every thread that is left."""
+        """Unwind every thread that still runs."""
         self.ended = True
         if self.running is not None:  # we were interrupted while a rank had the baton
             self.running.doom = unwind()

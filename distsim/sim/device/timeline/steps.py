@@ -36,9 +36,9 @@ __all__ = ["EVENT_FUNCTIONS", "Counted", "InFlight", "StepEnd", "Steps", "counte
 # anything, stream or host, is taken to have waited for this.
 
 Tell = Callable[[bool, bool], None]
-"""Takes whether the kernel writes, and whether any stream has waited since."""
+"""Function called with two flags: whether the kernel writes, and whether any stream has waited since the call."""
 Bytes = tuple[Any, int, int]
-"""A range of a storage's memory: storage, begin, end."""
+"""A range of a storage's memory: storage, start, end."""
 
 
 @dataclass(slots=True)
@@ -47,14 +47,14 @@ class _Open:
     stream: StreamTimeline
     buffers: list[Bytes]
     outputs: list[Bytes]
-    """Those of `buffers` that the collective writes to."""
+    """Ranges in `buffers` that the collective writes to."""
     tell: Tell
     ordered: set[int] = field(default_factory=set)
-    """Streams that have waited for something since."""
+    """Streams that have waited for something since the call."""
 
 
 class InFlight:
-    """Work in flight on one GPU."""
+    """Calls in flight on one GPU, and the buffers that they use."""
 
     def __init__(self) -> None:
         self.open: list[_Open] = []
@@ -62,7 +62,11 @@ class InFlight:
     def began(
         self, comm: Comm, stream: StreamTimeline, tensors: Iterable[Tensor], outputs: Iterable[Tensor], tell: Tell
     ) -> None:
-        """*comm* was launched for *tensors*; *tell* is called once if one is written to, or one of *outputs* read."""
+        """Watch the *tensors* of *comm*, which was launched on *stream*.
+
+        *tell* is called once if a kernel writes to one of them, or reads one of *outputs*, before the call has
+        ended.
+        """
         buffers = _all_bytes(tensors)
         if buffers:
             self.open.append(_Open(comm, stream, buffers, _all_bytes(outputs), tell))
@@ -79,7 +83,7 @@ class InFlight:
         self.open = [one for one in self.open if record not in one.comm.records]
 
     def used(self, stream: StreamTimeline, written: Sequence[Tensor], read: Sequence[Tensor]) -> None:
-        """A kernel that writes to *written* and reads *read* was launched in *stream*."""
+        """Check a kernel on *stream* that writes to *written* and reads *read* against the watched buffers."""
         self.open = [one for one in self.open if one.comm.ended_s is None]
         for one in list(self.open):
             if stream is one.stream or stream.number in one.ordered:
@@ -118,13 +122,13 @@ def _overlap(one: Bytes, other: Bytes) -> bool:
 # rank's own thread, from torch/csrc/autograd/input_buffer.cpp and engine.cpp; an exception cannot pass through them.
 
 _DESTROY, _RECORD, _BLOCK = 11, 12, 13
-"""Their places in the table of functions."""
+"""Indices of these functions in torch's table of event functions."""
 
 _Word = ctypes.c_void_p
 
 
 class _Stream(ctypes.Structure):
-    """c10::Stream."""
+    """Layout of `c10::Stream`."""
 
     _fields_ = (("device_type", ctypes.c_int8), ("device_index", ctypes.c_int8), ("stream_id", ctypes.c_int64))
 
@@ -169,12 +173,15 @@ EVENT_FUNCTIONS = {_DESTROY: _destroy, _RECORD: _record, _BLOCK: _block}
 
 aten = torch.ops.aten
 PRODUCTS = frozenset({"gemm", "attention", "conv"})
-"""Kinds of operators whose flops count; all others have few, and no published figure includes them."""
+"""Kinds of operators whose flops are counted. All others have few flops, and published figures leave them out."""
 TWICE, ATTENTION_BACKWARD = 4, 5
-"""Products of attention's backward, for two of its forward: those that belong to it, and with the one that its kernel
-computes again (kernels/pricing.py)."""
+"""Number of products in attention's backward pass, for two in its forward pass: without and with the product that
+the kernel recomputes (kernels/pricing.py).
+"""
 SAME_TOKENS_BYTES = 1 << 16
-"""A reduction in forward of more than this sums activations, whose tokens all members of its group have seen."""
+"""A reduction of more bytes than this in forward sums activations. All members of its group have processed the same
+tokens.
+"""
 _REDUCTIONS = frozenset(
     {"all_reduce", "all_reduce_coalesced", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single",
      "reduce_scatter_tensor_coalesced"}
@@ -194,10 +201,10 @@ class Counted:
     model_flops: int = 0
     """Flops without those that an attention kernel recomputes for its backward."""
     table: tuple[int, ...] = ()
-    """The shape of an embedding."""
+    """Shape of an embedding's table; empty for other operators."""
     tokens: int = 0
     sequences: int = 0
-    """That those tokens are; 0: nobody knows."""
+    """Number of sequences that the tokens form; 0 if unknown."""
 
 
 def counted(func: Any, args: tuple[Any, ...], cost: Cost) -> Counted | None:
@@ -221,7 +228,7 @@ def _identity(tensor: torch.Tensor) -> tuple[Any, int, torch.Size]:
 
 @dataclass(slots=True)
 class StepEnd:
-    """Sums from the beginning of the process to the end of a step."""
+    """Sums from the start of the process to the end of a step."""
 
     mark: Mark
     model_flops: dict[str, int]
@@ -230,7 +237,7 @@ class StepEnd:
     host_s: float = 0.0
     """Seconds that the host spent on launching work."""
     account: Account | None = None
-    """The device's, when it got there."""
+    """Account of the device when it reached the end of the step; None until then."""
 
 
 @dataclass(slots=True)
@@ -238,35 +245,38 @@ class Steps:
     """Training steps of one process."""
 
     model_flops: dict[str, int] = field(default_factory=dict)
-    """By data type: without what backward computes again."""
+    """Flops by data type, without those that backward recomputes."""
     flops: dict[str, int] = field(default_factory=dict)
     recomputes: bool = False
-    """Whether the program computes parts of its forward again in backward."""
+    """Whether the program recomputes parts of its forward pass in backward."""
     tokens: dict[tuple[int, ...], int] = field(default_factory=dict)
-    """By the shape of the embedding: how many were looked up outside backward."""
+    """Number of tokens looked up outside backward, by shape of the embedding's table."""
     sequences: dict[tuple[int, ...], int] = field(default_factory=dict)
-    """How many the last ones were."""
+    """Number of sequences in the last look-up, by shape of the embedding's table."""
     same_tokens: dict[tuple[int, ...], str] = field(default_factory=dict)
     """Ranks that reduced activations in forward, with their group's label."""
     _looked_up: dict[tuple[int, ...], tuple[Any, set[Any]]] = field(default_factory=dict)
-    """By the shape of the embedding: the ids of the last look-up in this forward, and the tables they were looked up
-    in."""
+    """Ids of the last look-up in this forward pass, and the tables in which they were looked up, by shape of the
+    table.
+    """
     ends: weakref.WeakKeyDictionary[Any, list[StepEnd]] = field(default_factory=weakref.WeakKeyDictionary)
     _last: list[list[StepEnd]] = field(default_factory=list)
     """The values of `ends`, which outlive their optimizers."""
     ledgers: list[Ledger] = field(default_factory=list)
-    """Of its GPUs' memory."""
+    """Ledgers of the memory of the process's GPUs."""
     host_s: float = 0.0
     """Seconds that the host spent on launching work so far."""
     modules: Any = None
-    """Where memory is taken, told in the second step (allocator/claims.py)."""
+    """Tracker that attributes memory to modules in the second step (allocator/claims.py); None if not used."""
     _captured_ends: list[Any] | None = None
     _before_capture: tuple[dict[Any, int], ...] = ()
     _backward_begun: bool = False
-    """Since tokens were looked up last: what is reduced now belongs to backward or to an optimizer."""
+    """Whether backward has started since the last token look-up, so that reductions belong to backward or an
+    optimizer.
+    """
 
     def count(self, counted: Counted, args: tuple[Any, ...] = ()) -> None:
-        """An operator was launched with *args*."""
+        """Add the counts of an operator that was launched with *args*."""
         if not self.tokens_or_flops:
             self.allocates(ACTIVATIONS)
         backward = _in_backward() != -1
@@ -286,7 +296,9 @@ class Steps:
             self.sequences[counted.table] = counted.sequences
 
     def _are_new(self, shape: tuple[int, ...], table: torch.Tensor, ids: torch.Tensor) -> bool:
-        """Whether *ids* were not looked up in another table of this shape before (value embeddings)."""
+        """Return whether *ids* are new tokens, and were not just looked up in another table of this shape (value
+        embeddings).
+        """
         batch, tables = (_identity(ids), ids._version), self._looked_up.get(shape)
         if tables is None or tables[0] != batch or _identity(table) in tables[1]:
             self._looked_up[shape] = batch, {_identity(table)}
@@ -296,7 +308,7 @@ class Steps:
 
     @property
     def micro_batch(self) -> int:
-        """Sequences in the last one, by the embedding that most tokens went through; 0: nobody knows."""
+        """Return the number of sequences in the last micro-batch, by the embedding with most tokens; 0 if unknown."""
         return self.sequences[max(self.tokens, key=self.tokens.__getitem__)] if self.tokens else 0
 
     def allocates(self, kind: str) -> None:
@@ -305,7 +317,7 @@ class Steps:
             ledger.kind = kind
 
     def called(self, record: CallRecord) -> None:
-        """A collective was launched."""
+        """Note that a collective was launched."""
         if (
             record.op in _REDUCTIONS
             and record.nbytes > SAME_TOKENS_BYTES
@@ -317,7 +329,7 @@ class Steps:
 
     @property
     def tokens_or_flops(self) -> bool:
-        """Whether a forward has begun at all: before, parameters are made and compared."""
+        """Return whether a forward pass has started. Before that, parameters are created and compared."""
         return bool(self.tokens or self.model_flops)
 
     def begin_capture(self, ends: list[Any]) -> None:
@@ -337,7 +349,7 @@ class Steps:
         return tuple(added)
 
     def add(self, added: tuple[dict[Any, int], ...]) -> None:
-        """A graph that was captured runs."""
+        """Add the counts of a captured graph that is replayed."""
         if not self.tokens_or_flops:
             self.allocates(ACTIVATIONS)
         for sums, more in zip(self._sums, added, strict=True):
@@ -349,7 +361,7 @@ class Steps:
         return self.model_flops, self.flops, self.tokens
 
     def end(self, optimizer: Any, timeline: Timeline, stream: StreamTimeline, now_s: float) -> None:
-        """*optimizer* has launched the last kernel of its step."""
+        """Mark the end of a step: *optimizer* has launched its last kernel."""
         if self._captured_ends is not None:
             self._captured_ends.append(optimizer)
             return
@@ -375,7 +387,7 @@ class Steps:
 
     @property
     def num_ended(self) -> int:
-        """Steps that have ended for the host."""
+        """Return the number of steps that have ended on the host."""
         return max((len(ends) for ends in self._last), default=0)
 
     def chosen(self) -> list[StepEnd]:
@@ -389,8 +401,11 @@ class Steps:
 
 
 def _is_forward_again() -> bool:
-    """Within a backward that keeps a graph: whether a forward is computed again (a checkpoint's), of which there is
-    code in Python; what torch's engine itself computes is the backward of a backward to come (`create_graph`)."""
+    """Return whether a forward pass is being recomputed (checkpointing) inside a backward pass that keeps its graph.
+
+    Recomputation runs Python code. What torch's engine itself computes belongs to the backward of a backward
+    (`create_graph`).
+    """
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -406,7 +421,7 @@ def _later(ends: list[StepEnd], others: list[StepEnd]) -> bool:
 
 
 def works_on(optimizer: Any, current: int) -> int:
-    """The GPU of its parameters, *current* where some lie there (and without torch.cuda.set_device maybe none)."""
+    """Return the GPU of an optimizer's parameters, or *current* if some parameters are on that GPU."""
     parameters = (p for group in optimizer.param_groups for p in group["params"])
     device_counts = dict.fromkeys(p.device.index for p in parameters if p.is_cuda)
     return current if current in device_counts else next(iter(device_counts), current)

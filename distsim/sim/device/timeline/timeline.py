@@ -1,4 +1,4 @@
-"""Streams of one device in virtual time: items, their order, and the account of its seconds."""
+"""Streams of one device in virtual time: items, their order, and an account of the device's seconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NEVER = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Share of the device that a communication kernel takes from the kernels beside it."""
+    """Share of the device that a communication kernel takes from the kernels that run at the same time."""
 
     multiprocessors: float = 0.0
     memory_bandwidth: float = 0.0
@@ -30,7 +30,7 @@ class Load:
 
 @dataclass(slots=True, eq=False)
 class Kernel:
-    """Work of *seconds* on an idle device that cannot begin before the host has launched it."""
+    """A kernel that takes *seconds* on an idle device and cannot start before the host has launched it."""
 
     seconds: float
     launched_s: float
@@ -40,23 +40,23 @@ class Kernel:
     ended_s: float | None = None
     on_end: Callable[[Kernel], None] | None = None
     kind: str = ""
-    """As Cost.kind."""
+    """Kind of the operator, as in `Cost.kind`."""
 
 
 @dataclass(slots=True, eq=False)
 class Mark:
-    """A point in a stream: torch.cuda.Event, or the end of what was put in."""
+    """A point in a stream: a torch.cuda.Event, or the end of the items launched so far."""
 
     launched_s: float
     reached_s: float | None = None
     waiters: list[Callable[[], None]] = field(default_factory=list)
     on_reach: Callable[[Mark], None] | None = None
-    """Called when it is found to be reached, later than that moment where nobody looked: for accounts."""
+    """Called for accounting when the mark is seen to be reached, which may be later than the moment itself."""
 
 
 @dataclass(slots=True, eq=False)
 class StreamWait:
-    """Wait until *mark* of another stream has been reached."""
+    """Item that makes a stream wait until *mark* of another stream has been reached."""
 
     mark: Mark
     launched_s: float
@@ -64,25 +64,27 @@ class StreamWait:
 
 @dataclass(slots=True, eq=False)
 class Comm:
-    """A communication kernel: *begin* is called when its turn comes; `Timeline.end` when the network is done."""
+    """A communication kernel. *begin* is called when its turn comes, and `Timeline.end` when the network has
+    finished.
+    """
 
     launched_s: float
     load: Load
     begin: Callable[[Comm], None]
     record: Any = None
-    """The call that it carries out."""
+    """Call that the kernel carries out."""
     records: Sequence[Any] = ()
-    """All of them: a batch has several."""
+    """All calls that the kernel carries out; a batch has several."""
     expires_s: float = NEVER
-    """When the program no longer waits for it."""
+    """Virtual time at which the program's timeout for the call expires."""
     waits: bool = False
-    """Its peers have not come: it holds its SMs, and moves nothing through memory."""
+    """Whether its peers have not arrived. The kernel then holds its SMs and uses no memory bandwidth."""
     explicit: bool = False
-    """The program has set that limit itself."""
+    """Whether the program set that timeout itself."""
     behind: Mark | None = None
-    """The point in its stream at which it has ended."""
+    """Mark in its stream at the end of the kernel."""
     exposed_s: float = 0.0
-    """How long its bytes moved while nothing computed."""
+    """Seconds in which its bytes moved while no kernel computed."""
     begun_s: float | None = None
     ended_s: float | None = None
 
@@ -96,31 +98,35 @@ _Name = TypeVar("_Name")
 
 
 class Account:
-    """Seconds of one device from its first use on. compute + exposed + bubble + host is all of its time."""
+    """Account of a device's seconds since its first use. The sum of compute, exposed, bubble and host is the elapsed
+    time.
+    """
 
     __slots__ = ("bubble_s", "compute_s", "exposed_s", "host_s", "late_s", "operators", "overlapped_s",
                  "slowed_s", "waits")  # fmt: skip
 
     def __init__(self) -> None:
         self.compute_s = 0.0
-        """At least one kernel that computes runs."""
+        """Seconds in which at least one kernel computed."""
         self.overlapped_s = 0.0
-        """Of it: a communication kernel runs beside it."""
+        """Seconds of `compute_s` in which a communication kernel ran at the same time."""
         self.slowed_s = 0.0
-        """Of that: what the kernels would not have needed on a device of their own."""
+        """Seconds of `overlapped_s` that the computing kernels lost to communication."""
         self.exposed_s = 0.0
-        """Nothing computes, a communication kernel runs."""
+        """Seconds in which only communication kernels ran."""
         self.late_s = 0.0
-        """Of it: a collective that some member has not come to yet."""
+        """Seconds of `exposed_s` in which a collective waited for a member."""
         self.bubble_s = 0.0
-        """Nothing runs but a send or receive whose other end has not come yet."""
+        """Seconds in which only a send or receive ran, and waited for its other end."""
         self.host_s = 0.0
-        """Nothing runs, and nothing is there to run: the host has not launched it yet."""
+        """Seconds in which the device was idle because the host had not launched any work."""
         self.operators: dict[Any, list[float]] = {}
-        """Operator -> [how often, seconds] of its kernels."""
+        """Number and seconds of the kernels of each operator."""
         self.waits: dict[tuple[str, str], list[float]] = {}
-        """(operation, group) -> seconds of communication: [moving, late] that nothing hid (a bubble is late), [moving]
-        of all of it, and what nothing hid that would not be with [half] of each call's moving."""
+        """Seconds of communication by (operation, group), as a list: exposed seconds in which bytes moved; exposed
+        seconds of waiting (late, or a bubble); all seconds in which bytes moved; exposed seconds that half the
+        transfer time of each call would save.
+        """
 
     @property
     def total_s(self) -> float:
@@ -143,7 +149,7 @@ class Account:
         return gone
 
     def ran(self, name: Any, seconds: float) -> None:
-        """A kernel of operator *name* is over, *seconds* after it began."""
+        """Add a kernel of operator *name* that ran for *seconds*."""
         known = self.operators.get(name)
         if known is None:
             self.operators[name] = [1, seconds]
@@ -152,12 +158,12 @@ class Account:
             known[1] += seconds
 
     def overlapped(self, seconds: float, used: float) -> None:
-        """Kernels ran beside communication, on the share *used* of the device."""
+        """Add time in which kernels ran beside communication, on the share *used* of the device."""
         self.overlapped_s += seconds
         self.slowed_s += seconds * (1.0 - used)
 
     def communicated(self, records: Sequence[CallRecord], begun_s: float, ended_s: float, exposed_s: float) -> None:
-        """A communication kernel that carried out *records* is over; nothing hid *exposed_s* of its moving."""
+        """Add a finished communication kernel that carried out *records*. Nothing hid *exposed_s* of its transfer."""
         if records:
             moving_s, times = _moving_s(records, begun_s, ended_s), self._of(records[0])
             times[2] += moving_s
@@ -196,7 +202,7 @@ def _since(now: dict[_Name, list[float]], before: dict[_Name, list[float]]) -> d
 
 
 def _moving_s(records: Sequence[CallRecord], from_s: float, to_s: float) -> float:
-    """Time between the two in which the bytes of at least one call moved."""
+    """Return the seconds between the two times in which the bytes of at least one call moved."""
     total, end_s = 0.0, from_s
     spans = sorted(
         (r.started_s, to_s if r.completed_s is None else min(to_s, r.completed_s))
@@ -229,19 +235,23 @@ def _moving_s(records: Sequence[CallRecord], from_s: float, to_s: float) -> floa
 # that is waited for) the device is a small calculation of its own, and the simulation's clock has no event.
 
 LEAST_SHARE = 0.05
-"""What is left to compute, however many communication kernels run: they never take the last SM."""
+"""Smallest share of the SMs that remains for computation; communication kernels never take all SMs."""
 
 FEELS = 0.6
-"""How much a kernel that computes feels of the memory bandwidth that communication takes: with 24 channels on 108 SMs
-and 300 GB/s moved three times this gives 1.74 for NVIDIA/nccl issue 1428's product and attention, measured at 1.76 and
-1.83, and 2.3 for its elementwise kernels, measured at 2.5."""
+"""Fraction of the memory bandwidth taken by communication that slows computing kernels down.
+
+With 24 channels on 108 SMs and 300 GB/s moved three times this gives 1.74 for NVIDIA/nccl issue 1428's product and
+attention, measured at 1.76 and 1.83, and 2.3 for its elementwise kernels, measured at 2.5.
+"""
 
 
 MOST_FORESEEN = 64
-"""Items in streams up to which `foresee` looks ahead: weights moved one by one have two, a training step hundreds."""
+"""Largest number of queued items for which `foresee` looks ahead. Weights that are copied one by one have two, a
+training step hundreds.
+"""
 
 MOST_DONE = 100_000
-"""The last kernels of a device, which it remembers: a step of ten layers with 64 micro-batches has 80,000."""
+"""Number of finished kernels that a device remembers. A step of ten layers with 64 micro-batches has 80,000."""
 
 
 def _over(_: Comm) -> None:
@@ -249,22 +259,22 @@ def _over(_: Comm) -> None:
 
 
 class StreamTimeline:
-    """Items in their order; the first may be running."""
+    """Queued items of a stream, in order. The first may be running."""
 
     __slots__ = ("items", "last_put_s", "left_s", "name", "number", "priority", "visible")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.number = 0
-        """Among its device's streams."""
+        """Index among the device's streams."""
         self.priority = 0
         self.last_put_s = 0.0
-        """When the host last put something in."""
+        """Virtual time at which the host last launched something on the stream."""
         self.items: deque[Item] = deque()
         self.left_s: float | None = None
-        """Of the kernel that runs: what it would take alone. None: none runs."""
+        """Seconds that the running kernel still needs on an idle device; None if no kernel runs."""
         self.visible = 0
-        """Items among them whose moment others can see."""
+        """Number of queued items whose time is visible outside the device."""
 
 
 class Timeline:
@@ -280,9 +290,9 @@ class Timeline:
         self._inside = False
         self._closed = False
         self.before_put: Callable[[], None] | None = None
-        """Puts what somebody holds back, first (fusion.py)."""
+        """Called before an item is launched, to launch kernels that were held back for fusion (fusion.py)."""
         self.done: deque[tuple[int, Kernel | Comm]] = deque(maxlen=MOST_DONE)
-        """The last ones, with the number of their streams."""
+        """Last finished kernels, with the index of their stream."""
         self.account = Account()
 
     # -- the host's side
@@ -293,7 +303,7 @@ class Timeline:
         return result
 
     def put(self, stream: StreamTimeline, item: Item) -> None:
-        """*item* at the end of *stream*."""
+        """Append *item* to *stream*."""
         if self.before_put is not None:
             self.before_put()
         begins = not stream.items
@@ -306,20 +316,22 @@ class Timeline:
             self._plan()  # it will share the device with what runs
 
     def mark(self, stream: StreamTimeline, now_s: float) -> Mark:
-        """The point up to which *stream* has been filled."""
+        """Return a mark at the current end of *stream*."""
         result = Mark(now_s)
         self.put(stream, result)
         return result
 
     def reached(self, mark: Mark) -> bool:
-        """Whether *mark* has been reached by now."""
+        """Return whether *mark* has been reached by now."""
         if mark.reached_s is None:
             self._plan()
         return mark.reached_s is not None
 
     def foresee(self, mark: Mark) -> float | None:
-        """Return when *mark* is reached if only the few kernels before it matter; the device is then ahead of the
-        simulation's clock. None if others take part."""
+        """Return the time at which *mark* will be reached, if that depends only on the few kernels before it.
+
+        The device is then ahead of the simulation's clock. Return None if other devices or ranks have an influence.
+        """
         self._plan()
         items = [item for stream in self._streams for item in stream.items]
         plain = all(type(item) is Kernel or (type(item) is Mark and not item.waiters) for item in items)
@@ -330,7 +342,7 @@ class Timeline:
         return mark.reached_s
 
     def when_reached(self, mark: Mark, tell: Callable[[], None]) -> None:
-        """Call *tell* once, at the moment at which *mark* is reached; at once if it has been."""
+        """Call *tell* once when *mark* is reached, or immediately if it has been."""
         if self.reached(mark):
             tell()
             return
@@ -342,7 +354,7 @@ class Timeline:
         self._plan()
 
     def meet(self, comm: Comm) -> None:
-        """The peers of *comm* have come: it moves bytes from now on."""
+        """Note that the peers of *comm* have arrived, so that its bytes move from now on."""
         if not comm.waits:
             return
         self._advance(float(self._env.now))
@@ -351,7 +363,7 @@ class Timeline:
         self._plan()
 
     def end(self, comm: Comm) -> None:
-        """The network has moved the last byte of *comm*."""
+        """End the kernel *comm*: the network has moved its last byte."""
         self._advance(float(self._env.now))
         comm.ended_s = self._at_s
         self._comms.remove(comm)
@@ -362,17 +374,17 @@ class Timeline:
         self._plan()
 
     def catch_up(self) -> None:
-        """Let the device do its work up to now, so that its items are up to date."""
+        """Advance the device to the current time."""
         self._plan()
 
     @property
     def communicates(self) -> bool:
-        """Whether a communication kernel runs or will."""
+        """Return whether a communication kernel runs or is queued."""
         return bool(self._comms) or any(stream.visible for stream in self._streams)
 
     @property
     def remembers_from_s(self) -> float:
-        """Return the time from which `done` holds everything that it ran."""
+        """Return the time since which `done` holds every kernel."""
         if len(self.done) < MOST_DONE:
             return float("-inf")
         item = self.done[0][1]
@@ -380,7 +392,7 @@ class Timeline:
         return found_s or 0.0
 
     def close(self) -> None:
-        """The simulation is over: the device does what is left, except for communication, and nobody looks on."""
+        """Finish all queued kernels except communication at the end of the simulation, without events."""
         if self.before_put is not None:
             self.before_put()
         self._closed = True
@@ -390,7 +402,7 @@ class Timeline:
     # -- the device's side
 
     def _plan(self) -> None:
-        """Come up to now, and come again when something happens, as long as somebody is to see something."""
+        """Advance to the current time, and schedule the next change if something outside the device waits for it."""
         if self._inside:
             return
         now_s = float(self._env.now)
@@ -498,7 +510,7 @@ class Timeline:
             kernel.on_end(kernel)
 
     def _settle(self) -> None:
-        """All that takes no time and whose turn has come."""
+        """Process all items at the heads of streams that take no time."""
         again = True
         while again:
             again = False
@@ -523,7 +535,9 @@ class Timeline:
                         break
 
     def _turn(self, stream: StreamTimeline, item: Any) -> bool:
-        """Whether *item*, a mark or a communication kernel, the first of *stream*, has gone or begun."""
+        """Process *item*, a mark or communication kernel at the head of *stream*; return whether it was passed or
+        started.
+        """
         if type(item) is Mark:
             stream.items.popleft()
             item.reached_s = self._at_s
