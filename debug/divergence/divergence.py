@@ -1,9 +1,10 @@
-"""The first call number at which the members of a group are in different calls, and hypotheses about its cause.
+"""The first call number at which the members of a group make different calls, and hypotheses about the cause.
 
-The calls of two ranks from there on are compared under each hypothesis in turn. Evidence comes from what a rank usually
-does between two calls: a rank at call B that others await in call A either left A out, or is not there yet. If it used
-to make A between any two B, or if everybody who makes both makes A first, it left A out. A call that torch refused at
-its own rank, and that the rank did not make again, puts all later ones a place early.
+The calls of two ranks from that number on are compared under each hypothesis in turn. Evidence comes from what a
+rank usually does between two calls. Suppose a rank is at call B while others wait in call A: either it left A out,
+or it has not reached A yet. If it used to make A between any two B, or if every rank that makes both makes A first,
+it left A out. A call that torch refused at its own rank, and that the rank did not repeat, moves all later calls of
+the rank one number forward.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ __all__ = [
 ]
 
 SHIFTS = frozenset({Kind.MISSING_RANK, Kind.EXTRA_COLLECTIVE, Kind.UNEVEN_ITERATIONS})
-"""Every later call of the group is paired with a wrong one."""
+"""Kinds after which every later call of the group is paired with a wrong one."""
 HORIZON = 12
 """Number of calls after a divergence that are compared; more would only repeat the loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first number at which the members of a group are not in the same call."""
+    """First call number at which the members of a group make different calls."""
 
     kind: Kind
     group_log: GroupCalls
@@ -64,7 +65,7 @@ class Divergence:
     borne_out: bool = False
     """Whether only the lines of the calls differ, but later calls of the group do contradict each other."""
     refused: CallRecord | None = None
-    """The first culprit's call that torch refused, and that is missing."""
+    """Call of the first culprit that torch refused, and that is therefore missing."""
 
     @property
     def met(self) -> bool:
@@ -85,7 +86,10 @@ def signature(record: CallRecord) -> Hashable:
 
 
 def likeness(a: CallRecord, b: CallRecord, exact: bool = False) -> int:
-    """0 not the same call, 1 the same but for its line, 2 the same line as well. *exact*: shapes always count."""
+    """Return 0 if the calls differ, 1 if they differ only in their line, 2 if they are equal.
+
+    With *exact*, shapes are always compared.
+    """
     if signature(a) != signature(b) or (exact and a.input_shapes != b.input_shapes):
         return 0
     return 2 if a.site is not None and a.way == b.way else 1
@@ -141,8 +145,11 @@ def hypotheses(mine: Sequence[CallRecord], others: Sequence[CallRecord], least: 
 
 
 def earlier_shift(log: GroupCalls, rank: int, witness: int, seq: int) -> tuple[int, int, Kind] | None:
-    """A call before number *seq* that *rank* left out or added: since then calls from different lines met that happen
-    to fit, until those of *seq* did not. How many calls from *seq* on bear it out, its number, and its kind."""
+    """Return (score, number, kind) of a call before number *seq* that *rank* left out or added, or None.
+
+    Since that call, calls from different lines met that happened to match, until those of *seq* did not. The score
+    is the number of calls from *seq* on that support this.
+    """
     first = seq
     while first > max(1, seq - HORIZON) and _lines_differ(log, rank, witness, first - 1):
         first -= 1
@@ -182,7 +189,7 @@ def calls_from(log: GroupCalls, rank: int, seq: int) -> list[CallRecord]:
 
 
 def ahead_of(log: GroupCalls, rank: int, seq: int) -> list[CallRecord]:
-    """The rank's calls from *seq* on, continued with what followed this call in its past."""
+    """Return the rank's calls from *seq* on, continued by the calls that followed the same call earlier."""
     ahead = calls_from(log, rank, seq)
     past = [r for r in log.calls.get(rank, ()) if r.seq < seq]
     if not ahead or not past:
@@ -215,12 +222,15 @@ def threads_raced(mine: Sequence[CallRecord], others: Sequence[CallRecord], *, b
 
 
 NEAR = 8
-"""Calls before a contradiction that are laid beside each other."""
+"""Number of calls before a contradiction that are compared side by side."""
 MOST_WORDS = 120
 
 
 def refused_before(index: EvidenceIndex, log: GroupCalls, divergence: Divergence) -> Divergence | None:
-    """A refused call before *divergence* that explains it: one place on, the rank's calls are those of the others."""
+    """Return the divergence caused by a refused call before *divergence*, if that explains it, else None.
+
+    With the calls shifted by one number, the rank then makes the same calls as the others.
+    """
     for first in index.refused:
         met = log.meetings.get(first.seq, {})
         if first.seq > divergence.seq or not _left_out(log, first) or first.rank not in log.meetings[divergence.seq]:
@@ -261,8 +271,10 @@ def _left_out(log: GroupCalls, refused: CallRecord) -> bool:
 
 
 def _explains(log: GroupCalls, rank: int, witness: int, seq: int, divergence: Divergence) -> bool:
-    """The rank's calls fit the witness's next ones, and better than they do number by number (after a retry they fit
-    number by number)."""
+    """Return whether the rank's calls match the witness's calls shifted by one better than those with equal numbers.
+
+    After a retry, calls with equal numbers match.
+    """
     start = max(seq, divergence.seq - NEAR)
     mine = calls_from(log, rank, start)
     shifted = support(mine, calls_from(log, witness, start + 1), 1, exact=False)
@@ -288,7 +300,7 @@ def refused_call(index: EvidenceIndex, call: CallRecord, ranks: Iterable[int]) -
 
 
 def refusal_text(refused: CallRecord, ranks: Iterable[int]) -> str:
-    """`rank 0's all_gather at train.py:7 was refused by torch with TypeError: ...`."""
+    """Return a text such as `rank 0's all_gather at train.py:7 was refused by torch with TypeError: ...`."""
     who = list(ranks)
     words = (refused.error or "an exception").partition("\n")[0]
     if len(words) > MOST_WORDS:
@@ -298,7 +310,7 @@ def refusal_text(refused: CallRecord, ranks: Iterable[int]) -> str:
 
 
 def refusal_advice(refused: CallRecord) -> str:
-    """Return the advice."""
+    """Return the advice for a refused call."""
     return (
         f"Give the call at {site_text(refused.site)} valid arguments, and do not continue after its exception without "
         "repeating the call: the other ranks wait for it."
@@ -306,14 +318,18 @@ def refusal_advice(refused: CallRecord) -> str:
 
 
 WITNESSES = 32
-"""Ranks asked for the order of two calls at most: what more would say is the same."""
+"""Largest number of ranks whose order of two calls is read; more ranks would show the same."""
 
 LOCKSTEP = 3
-"""Calls that groups of one dimension must have made alike before one is a witness for the other."""
+"""Number of equal calls that groups of one mesh dimension must have made before one serves as evidence for the
+other.
+"""
 
 
 def left_out(index: EvidenceIndex, awaited: CallRecord, call: CallRecord, *, by_past: bool = False) -> bool:
-    """The rank of *call* went past *awaited* without making it; *by_past*: as its own past alone says."""
+    """Return whether the rank of *call* passed *awaited* without making it. With *by_past*, only the rank's own past
+    decides.
+    """
     if awaited.site is None or call.site is None or awaited.way == call.way:
         return False
     own = _marks(index, call.rank, awaited, call, before=call)
@@ -330,8 +346,11 @@ def left_out(index: EvidenceIndex, awaited: CallRecord, call: CallRecord, *, by_
 
 
 def is_usual(index: EvidenceIndex, call: CallRecord, but: Collection[int] = ()) -> bool:
-    """Somebody else makes exactly this call at this line: it is no odd version of another.
-    *but*: ranks whose word does not count."""
+    """Return whether another rank makes exactly this call at this line, so that it is not a faulty variant of
+    another call.
+
+    The ranks *but* are ignored.
+    """
     return call.site is not None and any(
         record is not call and record.way == call.way and _alike(record, call)
         for rank in index.states
@@ -343,10 +362,10 @@ def is_usual(index: EvidenceIndex, call: CallRecord, but: Collection[int] = ()) 
 def usual_in_sisters(
     index: EvidenceIndex, log: GroupCalls, seq: int, one: CallRecord, other: CallRecord
 ) -> bool | None:
-    """Whether the other groups of a mesh's dimension made *one* at this number (True), or *other* (False).
+    """Return whether the other groups of a mesh dimension made *one* (True) or *other* (False) at this number.
 
-    A sister has the name and the size of *log* and other members, and has made the same calls up to *seq*: at least
-    `LOCKSTEP` of them. None where there is no sister, or where they do not agree.
+    Such a group has the same name and size as *log* and other members, and has made the same calls up to *seq*, at
+    least `LOCKSTEP` of them. Return None if there is no such group, or if they disagree.
     """
     votes: set[bool] = set()
     for sister in index.group_logs:
@@ -381,7 +400,7 @@ def _alike(a: CallRecord, b: CallRecord) -> bool:
 
 
 def _usual_order(index: EvidenceIndex, awaited: CallRecord, call: CallRecord) -> str | None:
-    """`"AB"` where ranks that make both make *awaited* first, `"BA"` the other way round."""
+    """Return `"AB"` if ranks that make both calls make *awaited* first, `"BA"` for the opposite order, else None."""
     looked_at = 0
     orders: dict[str, int] = {}
     for rank in index.states:
@@ -400,8 +419,11 @@ def _usual_order(index: EvidenceIndex, awaited: CallRecord, call: CallRecord) ->
 def _marks(
     index: EvidenceIndex, rank: int, awaited: CallRecord, call: CallRecord, before: CallRecord | None = None
 ) -> str:
-    """The calls at the two lines as a word of A and B, up to *before*. A rank may make A at a line of
-    its own (`if rank == 0: ... else: ...`): what met the awaited rank's A is an A."""
+    """Return the rank's calls at the two lines, up to *before*, as a string of A and B.
+
+    A rank may make A at a different line (`if rank == 0: ... else: ...`): a call that met the awaited rank's A is an
+    A.
+    """
     log = index.group_log(awaited)
     marks: list[str] = []
     for record in index.records(rank):

@@ -153,8 +153,11 @@ def _classify(index: EvidenceIndex, log: GroupCalls, mismatch: Mismatch) -> Dive
 
 
 def _fair(index: EvidenceIndex, divergence: Divergence) -> Divergence:
-    """A tie: the side whose call is for some ranks only (`if rank == 0`) is the odd one; else the one that went past
-    a call which it used to make; else it stays a tie. The same whether the ranks' later calls are known or not."""
+    """Try to decide a tie between two sides.
+
+    The culprit is the side whose call is only for some ranks (`if rank == 0`), else the side that passed a call that
+    it used to make; otherwise it remains a tie. The result does not depend on whether later calls are known.
+    """
     relation = divergence.relation
     if not divergence.tie or divergence.kind not in SHIFTS or relation is None:
         return divergence
@@ -170,7 +173,9 @@ def _fair(index: EvidenceIndex, divergence: Divergence) -> Divergence:
 
 
 def _by_sisters(index: EvidenceIndex, divergence: Divergence) -> Divergence | None:
-    """The other groups of the mesh's dimension made one of the two calls at this number: that side is right."""
+    """Return the divergence decided by the other groups of the mesh dimension, which made one of the two calls, or
+    None.
+    """
     log, mine, reference_call = divergence.group_log, divergence.got, divergence.expected
     mine_is_usual = usual_in_sisters(index, log, divergence.seq, mine, reference_call)
     if mine_is_usual is None:
@@ -183,7 +188,9 @@ def _by_sisters(index: EvidenceIndex, divergence: Divergence) -> Divergence | No
 
 
 def _earlier(log: GroupCalls, divergence: Divergence, score: int) -> Divergence | None:
-    """The call before *divergence* that one side left out or added, where that explains more than *score* calls."""
+    """Return the divergence at an earlier call that one side left out or added, if it explains more than *score*
+    calls.
+    """
     culprit, witness = divergence.got.rank, divergence.expected.rank
     shift = earlier_shift(log, culprit, witness, divergence.seq)
     if shift is None or shift[0] <= score:
@@ -209,7 +216,7 @@ def _from_two_threads(mine: CallRecord, other: CallRecord) -> bool:
 
 
 def _settled(index: EvidenceIndex, divergence: Divergence) -> Divergence:
-    """A tie, and only one side does what other ranks of the world do at that line: it is right."""
+    """Decide a tie if only one side does what other ranks of the world do at that line: that side is right."""
     if not divergence.tie or divergence.mismatch is None:
         return divergence
     mine = is_usual(index, divergence.got, but=divergence.culprits)
@@ -238,7 +245,7 @@ def _other_way_round(divergence: Divergence) -> Divergence:
 
 
 def _by_habit(index: EvidenceIndex, divergence: Divergence) -> Divergence | None:
-    """One side went past the other's call: of two equal sides it is the culprit."""
+    """Return the divergence in which the side that passed the other's call is the culprit, or None."""
     mine, reference_call = divergence.got, divergence.expected
     if mine.op == reference_call.op and not (is_usual(index, mine) and is_usual(index, reference_call)):
         return None
@@ -260,7 +267,11 @@ def _by_habit(index: EvidenceIndex, divergence: Divergence) -> Divergence | None
 
 
 def _creators(mismatch: Mismatch) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """new_group against something else: who did not call it is the culprit, however many they are."""
+    """Return (culprits, others) if new_group met another call: the ranks that did not call new_group are the
+    culprits.
+
+    Their number does not matter.
+    """
     records = mismatch.records
     creating = tuple(sorted(rank for rank, r in records.items() if r.op == "new_group"))
     if len(creating) == len(records):
@@ -275,8 +286,10 @@ def _called_before(log: GroupCalls, record: CallRecord, by: int) -> bool:
 
 
 def _by_round(relation: Relation) -> Kind | None:
-    """One of the two calls is made in every round of a loop that both are in, so the rank that is at the other one has
-    not left it out: it makes more of the other one."""
+    """Return the kind if one of the two calls is made in every round of a loop that contains both, else None.
+
+    The rank at the other call has then not left that call out; it makes more of the other call.
+    """
     if relation.theirs_each_round and not relation.mine_each_round:
         if relation.still_in_loop:
             return Kind.UNEVEN_ITERATIONS
@@ -408,7 +421,7 @@ def _silent_kind(
 
 
 def _swapped_text(index: EvidenceIndex, mine: Sequence[CallRecord], others: Sequence[CallRecord]) -> bool:
-    """Lines of two branches that read alike, in another order: `f(b); f(a)` against `f(a); f(b)`."""
+    """Return whether two branches have the same lines in a different order: `f(b); f(a)` and `f(a); f(b)`."""
     texts = [[_text(index, call) for call in calls[:HORIZON]] for calls in (mine, others)]
     for k in range(2, min(map(len, texts)) + 1):
         one, other = texts[0][:k], texts[1][:k]
@@ -430,7 +443,9 @@ def _lines(source: str) -> list[str]:
 
 
 def _ends_short(index: EvidenceIndex, log: GroupCalls, one: int, other: int) -> bool:
-    """A shift must leave one of them short in the end; a rank that still runs is only behind."""
+    """Return whether one of the two ranks has ended with fewer calls, as a shift requires. A running rank is only
+    behind.
+    """
     mine, other_last = log.calls[one][-1], log.calls[other][-1]
     if mine.seq == other_last.seq:
         over = (

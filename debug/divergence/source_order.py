@@ -1,7 +1,7 @@
-"""How two lines of a user's program lie to each other: one before the other, or two branches.
+"""Position of two lines of a user's program relative to each other: before, after, or in exclusive branches.
 
-A rank that is at another call than the rest either skipped theirs, makes one more, or took the
-other branch of an `if`. The text of the program tells these apart; the records alone do not.
+A rank that makes another call than the rest either skipped their call, makes an additional one, or took the other
+branch of an `if`. The program's text distinguishes these cases; the records alone do not.
 """
 
 from __future__ import annotations
@@ -30,37 +30,45 @@ class Order(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """Line *mine* seen from line *theirs*, in the innermost function both stacks have."""
+    """Position of line *mine* relative to line *theirs*, in the innermost function that both stacks contain."""
 
     order: Order
     mine: Site | None = None
     theirs: Site | None = None
     my_guard: int | None = None
-    """Line of an `if` around mine that is not around theirs: mine is made under a condition."""
+    """Line of an `if` around *mine* but not around *theirs*, so that *mine* runs under a condition; None without
+    one.
+    """
     mine_for_some: bool = False
-    """The `if` around mine asks for the rank: mine is for some ranks only."""
+    """Whether the `if` around *mine* tests the rank, so that only some ranks run it."""
     theirs_for_some: bool = False
     left_loop: bool = False
-    """Theirs is in a loop that mine is not in."""
+    """Whether *theirs* is in a loop that does not contain *mine*."""
     still_in_loop: bool = False
-    """Mine is in a loop that theirs is not in."""
+    """Whether *mine* is in a loop that does not contain *theirs*."""
     repeated: bool = False
-    """EXCLUSIVE, and my branch has their operation further down."""
+    """Whether the lines are in exclusive branches, and the branch of *mine* has the operation of *theirs* further
+    down.
+    """
     swapped: bool = False
-    """EXCLUSIVE, and each branch has the other's operation further down."""
+    """Whether the lines are in exclusive branches, and each branch has the other's operation further down."""
     passed: bool = False
-    """AFTER, and theirs stands in the block around mine under no condition: who is at mine has been through it."""
+    """Whether *theirs* is before *mine* in the same block without a condition, so that a rank at *mine* has executed
+    it.
+    """
     mine_each_round: bool = False
-    """Both are in one loop, and mine is made in every round of it: nothing in the text leads past it."""
+    """Whether both are in one loop and every iteration executes *mine*."""
     theirs_each_round: bool = False
     only_theirs_skipped: bool = False
-    """Every round of the loop that both are in comes to my line, and something in the text leads past theirs."""
+    """Whether every iteration of the common loop executes *mine*, while some statement may skip *theirs*."""
     certain: bool = True
-    """From the program's text, not from line numbers alone."""
+    """Whether the relation comes from the program's text and not only from line numbers."""
 
 
 RANK = re.compile(r"rank|main_process|process_zero|global_zero|master|leader|chief", re.IGNORECASE)
-"""How programs ask which rank they are (`get_rank()`, accelerate's, transformers' and Lightning's ways)."""
+"""Expressions by which programs test their rank (`get_rank()`, and the names of accelerate, transformers and
+Lightning).
+"""
 
 UNKNOWN = Relation(Order.UNKNOWN, certain=False)
 
@@ -97,7 +105,7 @@ def relate(mine: CallRecord, other: CallRecord, sources: Mapping[str, str]) -> R
 
 
 def _in_loop(frames: Sequence[Site], sources: Mapping[str, str]) -> bool:
-    """One of these lines stands in a loop of its function."""
+    """Return whether one of these lines is in a loop of its function."""
     for site in frames:
         tree = _parse(sources[site.file]) if site.file in sources else None
         inside = tree is not None and _path(tree, site.line)
@@ -107,7 +115,7 @@ def _in_loop(frames: Sequence[Site], sources: Mapping[str, str]) -> bool:
 
 
 def _asks_rank(frames: Sequence[Site], sources: Mapping[str, str]) -> bool:
-    """One of these lines stands under an `if` of its function that asks for the rank."""
+    """Return whether one of these lines is under an `if` of its function that tests the rank."""
     for site in frames:
         tree = _parse(sources[site.file]) if site.file in sources else None
         inside = tree is not None and _path(tree, site.line)
@@ -117,7 +125,7 @@ def _asks_rank(frames: Sequence[Site], sources: Mapping[str, str]) -> bool:
 
 
 def _inevitable(frames: Sequence[Site], sources: Mapping[str, str]) -> bool:
-    """Whoever calls the outermost of *frames* comes to the line of the innermost one."""
+    """Return whether a call of the outermost of *frames* always reaches the line of the innermost one."""
     for site in frames:
         tree = _parse(sources[site.file]) if site.file in sources else None
         path = _path(tree, site.line) if tree is not None else None
@@ -131,20 +139,22 @@ def _inevitable(frames: Sequence[Site], sources: Mapping[str, str]) -> bool:
 
 
 def _spelled(call: CallRecord, sources: Mapping[str, str]) -> bool:
-    """The line of *call* spells it out: what a library does within a line may depend on anything."""
+    """Return whether the line of *call* contains the operation by name. A library call may make any collective."""
     return call.site is not None and _spells_out(sources.get(call.site.file, ""), call.site.line, call.op)
 
 
 @lru_cache(maxsize=256)
 def _spells_out(text: str, line: int, op: str) -> bool:
-    """A call of *op* stands in this line of a file."""
+    """Return whether a line of a file calls *op* by name."""
     tree = _parse(text)
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and _calls(node, op)) if tree else ()
     return any(node.lineno <= line <= (node.end_lineno or 0) for node in calls)
 
 
 def _jumps(block: Sequence[ast.stmt], kinds: tuple[type[ast.stmt], ...], after: int, before: int) -> bool:
-    """A statement of *kinds* stands between two lines of *block*, and leaves it: loops keep their own `break`."""
+    """Return whether a statement of *kinds* between two lines of *block* leaves the block. A `break` of an inner
+    loop does not.
+    """
     for statement in block:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             continue
@@ -212,7 +222,7 @@ def _within(a: Site, b: Site, my_op: str, their_op: str, text: str | None) -> Re
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One compound statement on the way down to a line, and which of its blocks was entered."""
+    """A compound statement around a line, and which of its blocks contains the line."""
 
     node: ast.stmt
     block: str
@@ -227,7 +237,7 @@ class _Step:
 
     @property
     def catches(self) -> bool:
-        """An exception inside of the block may end it, and the program goes on behind it."""
+        """Return whether an exception in the block may be caught, so that the program continues after the statement."""
         if isinstance(self.node, ast.With | ast.AsyncWith):
             return any("suppress" in ast.unparse(item.context_expr) for item in self.node.items)
         return isinstance(self.node, ast.Try | ast.TryStar) and bool(self.node.handlers) and self.block != "finalbody"
@@ -255,13 +265,13 @@ class _Step:
 
     @property
     def statements(self) -> list[ast.stmt]:
-        """The block that was entered."""
+        """Return the statements of the block that contains the line."""
         name, _, number = self.block.partition(":")
         body = getattr(self.node, name, [])
         return body[int(number)].body if number else list(body)
 
     def later_call(self, line: int, op: str) -> bool:
-        """A call of *op* further down in the same block."""
+        """Return whether the same block calls *op* further down."""
         return any(
             _calls(node, op) and getattr(node, "lineno", 0) > line
             for statement in self.statements
@@ -278,7 +288,7 @@ def _parse(text: str) -> ast.Module | None:
 
 
 def _path(tree: ast.Module, line: int) -> list[_Step] | None:
-    """The compound statements around *line*, outermost first."""
+    """Return the compound statements around *line*, outermost first; None if there is no such line."""
     path: list[_Step] = []
     block: list[ast.stmt] = tree.body
     while True:
@@ -305,7 +315,7 @@ def _enter(statement: ast.stmt, line: int) -> tuple[str, list[ast.stmt]] | None:
 
 
 def calls_below(site: Site | None, op: str, sources: Mapping[str, str]) -> bool:
-    """The function of *site* calls *op* (or its i-form) further down than *site*, on the same path."""
+    """Return whether the function of *site* calls *op* (or its asynchronous form) further down on the same path."""
     text = sources.get(site.file) if site is not None else None
     tree = _parse(text) if text else None
     if tree is None or site is None:

@@ -1,7 +1,7 @@
-"""Do the calls of one meeting agree? Pure comparisons of records, one aspect at a time.
+"""Comparison of the calls of one meeting: pure functions of records, one aspect at a time.
 
-A meeting is what the members of a group bring to one sequence number. The majority is right, else the side of the
-lowest rank, until other evidence says more: the culprits are the ranks that differ from it.
+A meeting is the set of calls that the members of a group make under one sequence number. The majority is right, or,
+in a tie, the side of the lowest rank unless other evidence decides. The culprits are the ranks that differ from it.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _ITEMSIZE = {
     **dict.fromkeys(("int64", "uint64", "float64", "double", "long", "complex64"), 8),
     "complex128": 16,
 }
-"""Bytes an element, by torch's dtype names."""
+"""Bytes of an element, by torch's dtype names."""
 Shape = tuple[int, ...]
 
 Difference = tuple[Kind, "Vote", Mapping[int, str]]
-"""An aspect that differs: its kind, who differs, and what each rank says."""
+"""An aspect in which calls differ: its kind, the ranks that differ, and the value of each rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Mismatch:
         )
 
     def __str__(self) -> str:
-        """One line in the house's form: `expected ..., got ..., at rank R, group G, call #N, file:line`."""
+        """Return one line: `expected ..., got ..., at rank R, group G, call #N, file:line`."""
         rank = self.culprits[0]
         record = self.records[rank]
         at = f", {record.site}" if record.site else ""
@@ -199,7 +199,7 @@ def _bytes(record: CallRecord) -> int:
 
 
 def same_call(a: CallRecord, b: CallRecord) -> bool:
-    """Cheap and exact: nothing that any rank may not have differently is different."""
+    """Return whether all arguments that must be equal on every rank are equal."""
     return (
         a.op == b.op
         and a.input_shapes == b.input_shapes
@@ -237,7 +237,7 @@ def sizes(op: str, ordered: Sequence[CallRecord], histories: Mapping[int, Sequen
 
 
 def _lists(ordered: Sequence[CallRecord], lists_of: str, items_of: str) -> Difference | None:
-    """Item j of a rank's tensor list must be as large as the tensor of group rank j."""
+    """Check that item j of each rank's tensor list is as large as the tensor of group rank j."""
 
     def lists(record: CallRecord) -> tuple[Shape, ...]:
         return record.input_shapes if lists_of == "input" else record.output_shapes
@@ -291,7 +291,7 @@ def _all_to_all(ordered: Sequence[CallRecord]) -> Difference | None:
 
 @dataclass(frozen=True, slots=True)
 class SplitConflict:
-    """Two ranks that do not agree about what one sends to the other, in elements."""
+    """Two ranks that disagree about the number of elements that one sends to the other."""
 
     sender: int
     receiver: int
@@ -300,7 +300,7 @@ class SplitConflict:
 
 
 def split_conflicts(ordered: Sequence[CallRecord]) -> list[SplitConflict]:
-    """The pairs of an all_to_all that contradict each other, by sender and receiver."""
+    """Return the pairs of ranks of an all_to_all whose splits contradict each other, by sender and receiver."""
     group = ordered[0].group.ranks
     sends = {r.rank: s for r in ordered if (s := _splits(r, len(group), r.input_splits, r.input_shapes)) is not None}
     takes = {r.rank: s for r in ordered if (s := _splits(r, len(group), r.output_splits, r.output_shapes)) is not None}
@@ -337,7 +337,7 @@ def _irregular(ordered: Sequence[CallRecord]) -> frozenset[int]:
 def _splits(
     record: CallRecord, num_ranks: int, splits: tuple[int, ...] | None, shapes: tuple[Shape, ...]
 ) -> tuple[int, ...] | None:
-    """Elements for (or from) each group rank; None where the record does not tell."""
+    """Return the elements for (or from) each group rank; None if the record does not have them."""
     if not num_ranks:
         return None
     if record.op == "all_to_all":
@@ -400,7 +400,7 @@ def _settle(
 
 
 def payload_text(record: CallRecord) -> str:
-    """`float32[4,8]`; lists are cut after three tensors."""
+    """Return dtype and shapes, such as `float32[4,8]`; lists are cut after three tensors."""
     shapes = record.input_shapes or record.output_shapes
     dtype = record.dtypes[0] if record.dtypes else ""
     if not shapes:
@@ -424,10 +424,10 @@ class Vote:
 
 
 def majority(values: Mapping[int, Hashable]) -> Vote:
-    """The largest side is the reference. *values* are in group-rank order.
+    """Return the vote of *values*, in which the largest side is the reference. *values* are in group-rank order.
 
-    Two sides of equal size are a tie: the one with the lowest group rank is the reference then,
-    and `Vote.tie` says that nothing but convention decided.
+    Two sides of equal size are a tie: the side with the lowest group rank is then the reference by convention, and
+    `Vote.tie` is set.
     """
     sides: dict[Hashable, list[int]] = {}
     for rank, value in values.items():

@@ -1,18 +1,17 @@
-"""Comparing calls as they arrive: arrays of fingerprints, a group at a time.
+"""Comparison of calls as they arrive: arrays of fingerprints, group by group.
 
-Ranks that agree cost a numpy comparison a poll. Only a set of fingerprints (or of call sites) that was
-never seen before is looked at call by call. A comparer suspects a pair of fingerprints once. The records behind it may
-be on hosts whose monitors have not met yet, or that are late with their answer: until whoever judges has had them,
-`Suspicions` keeps it.
+If ranks agree, each poll costs one numpy comparison. Only a set of fingerprints (or of call sites) that was never
+seen before is compared call by call. A comparer reports a suspicious pair of fingerprints once. The records behind
+it may be on hosts whose monitors are not connected yet, or that answer late; `Suspicions` keeps it until the judging
+monitor has the records.
 
-Messages are compared by their number, the n-th send of a rank to another and the n-th receive from it. Records carry
-their number within (operation, peer, tag), so the two ends of a message find each other whatever
-was lost in between. A receive from any source has no such number, and its ring tells its sender only afterwards:
-it shows as a receive whose number does not follow on that of the one before from this sender. From then on that
-rank's receives with that tag, and all receives of a rank whose ring was overrun (what was lost may have been from
-any source), are left to the diagnosis at the end; so are messages beside one that failed, which has a number but
-may never have gone out. So no pair is formed that is none. Of messages between hosts the rows go to the leader,
-as those of a group do.
+Messages are compared by their number: the n-th send of a rank to another, and the n-th receive from it. Records
+carry this number by (operation, peer, tag), so the two ends of a message are matched even if records in between were
+lost. A receive from any source has no such number, and its sender is known only afterwards: it shows as a gap in the
+numbers of the receives from that sender. From then on, that rank's receives with that tag are left to the diagnosis
+at the end, and so are all receives of a rank whose ring was overrun (the lost ones may have been from any source)
+and messages next to a failed one, which has a number but may never have been sent. So no wrong pair is formed. Rows
+of messages between hosts are sent to the leader, as those of groups are.
 """
 
 from __future__ import annotations
@@ -38,20 +37,25 @@ Numbers = NDArray[np.uint64]
 MARK = "\0"
 """First character of keys that do not belong to groups, whose names are printable."""
 PAIR = f"{MARK}pair"
-"""Begins the first word of a suspicion's key, which its world ends: (PAIR + world, (sender, receiver), index of the
-send); its number is the receive's index."""
+"""Start of a suspicion's key for a message: (PAIR + world, (sender, receiver), index of the send). Its number is the
+index of the receive.
+"""
 STREAM = f"{MARK}p2p"
-"""First letters of a stream's key."""
+"""Start of a stream's key."""
 
 GroupKey = tuple[str, tuple[int, ...], int]
 """Name, members and generation of a group."""
 StreamKey = tuple[str, tuple[int, ...], int]
-"""Group, (sender, receiver) and tag: of the form of a group's key, so that other hosts get its rows the same way."""
+"""Group, (sender, receiver) and tag. It has the form of a group's key, so that other hosts send its rows in the same
+way.
+"""
 Row = Sequence[int]
-"""(2 * number + 1 for a send or 0 for a receive, hash of bytes and dtype, index of the record)."""
+"""Row of a message: 2 * number, plus 1 for a send; hash of bytes and dtype; index of the record."""
 
 MOST_WAITING = 65536
-"""Messages of which one end was seen; the oldest are forgotten (an end that never comes stays for ever)."""
+"""Largest number of messages of which one end was seen. The oldest are dropped, because an end that never arrives
+would stay forever.
+"""
 MOST_KNOWN = 65536
 SETTLE_S = 0.25
 """Seconds after which two lines can be compared: whether they were swapped is known only when all ranks have reached
@@ -61,13 +65,15 @@ AGAIN_S = 0.5
 MOST_LOOKS = 20
 """Number of attempts for a call whose members' hosts do not answer (ten seconds), after which they count as cut off."""
 MOST_HELD = 4096
-"""Beyond it the first are kept: what comes later follows from them."""
+"""Largest number of suspicions. The first ones are kept, because later ones follow from them."""
 
 
 @dataclass(frozen=True)
 class Suspicion:
-    """Calls with one number whose fingerprints (or lines) were never seen together before; or the two ends of a
-    message, of the form that `PAIR` says."""
+    """Calls with one number whose fingerprints (or lines) were never seen together before.
+
+    It may also be the two ends of a message, with a key as in `PAIR`.
+    """
 
     key: GroupKey
     seq: int
@@ -77,18 +83,18 @@ class Suspicion:
 
 @dataclass
 class _Uncompared:
-    """One group's calls that not all its members have made yet."""
+    """Calls of one group that not all members have made yet."""
 
     key: GroupKey
     done: int = 0
-    """Every member has made this many calls, and they were compared."""
+    """Number of calls that all members have made and that were compared."""
     waiting: dict[int, list[Numbers]] = field(default_factory=dict)
-    """Rank -> arrays of (seq, fingerprint, site hash) rows, in order."""
+    """Arrays of (seq, fingerprint, site hash) rows, in order, by rank."""
     known: set[bytes] = field(default_factory=set)
 
 
 class Comparer:
-    """Holds, for each group, the calls that not all members have made yet."""
+    """Calls of each group that not all members have made yet."""
 
     def __init__(self) -> None:
         self._groups: dict[GroupKey, _Uncompared] = {}
@@ -139,7 +145,7 @@ class Comparer:
         self._touched.add(key)
 
     def check(self) -> list[Suspicion]:
-        """Compare what all members have made by now."""
+        """Compare the calls that all members have made by now, and return new suspicions."""
         result = [Suspicion(key, index, lines_only=False) for key, index in self.messages.check()]
         touched, self._touched = self._touched, set()
         for key in sorted(touched):
@@ -190,7 +196,7 @@ class Comparer:
         return result
 
     def progress(self) -> Iterable[tuple[GroupKey, int]]:
-        """Every group and how far all its members have come together."""
+        """Yield each group and the number of calls that all its members have made."""
         return ((group.key, group.done) for group in self._groups.values())
 
 
@@ -207,29 +213,29 @@ def _common(parts: list[Numbers]) -> list[Numbers]:
 
 
 class Messages:
-    """Holds the messages of which only one end was seen."""
+    """Messages of which only one end was seen."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[StreamKey, int], tuple[int, int]] = {}
-        """(stream, first word of the row) -> the other two."""
+        """Second and third word of a row, by stream and first word."""
         self._forgotten: dict[tuple[StreamKey, int], int] = {}
-        """(stream, 1 for sends) -> first word of the last row that had to make room."""
+        """First word of the last row that was dropped, by stream and direction (1 for sends)."""
         self._received: dict[StreamKey, int] = {}
-        """Number of the last receive, the stream used last at the end."""
+        """Number of the last receive by stream; the most recently used stream is last."""
         self._loose: set[tuple[str, int, int]] = set()
-        """(group, receiver, tag) whose receives cannot be told apart."""
+        """(group, receiver, tag) whose receives have ambiguous numbers."""
         self._lossy: set[tuple[str, int]] = set()
-        """(group, rank) of which messages were overwritten before they were read."""
+        """(group, rank) whose messages were overwritten before they were read."""
         self._next: dict[Hashable, int] = {}
-        """Process -> index of its next record."""
+        """Index of the next record to read, by process."""
         self._gaps: set[Hashable] = set()
         self._seen: dict[tuple[str, int], int] = {}
         self._names: dict[GroupKey, str] = {}
         self._ends: dict[int, tuple[int, int]] = {}
-        """Fingerprint -> (1 for a send, hash of bytes and dtype)."""
+        """Direction (1 for a send) and hash of bytes and dtype, by fingerprint."""
         self._patterns: dict[tuple[tuple[int, ...], int, int], int] = {}
         self._found: list[tuple[StreamKey, int, int]] = []
-        """(stream, index of the send, of the receive)."""
+        """Mismatched pairs: stream, index of the send, index of the receive."""
         self.compared = 0
 
     def feed(
@@ -241,7 +247,7 @@ class Messages:
         route: Callable[[int, StreamKey, NDArray[np.uint64]], bool] | None,
         rank_in: Callable[[GroupKey], int],
     ) -> None:
-        """Add new calls of a process, all of them: a gap in their numbers means an overrun."""
+        """Take all new calls of a process. A gap in their numbers means that the ring was overrun."""
         if not len(records):
             return
         self._note_gap(process, records)
@@ -272,7 +278,7 @@ class Messages:
     def _sort(
         self, rank: int, group: str, calls: Records, signature_of: Callable[[int, int], Signature], has_gaps: bool
     ) -> dict[StreamKey, list[Row]]:
-        """The rows of each stream that can be compared."""
+        """Return the rows of each stream that can be compared."""
         seen = self._seen[group, rank] = self._seen.get((group, rank), 0) + len(calls)
         if has_gaps and int(calls["seq"].max()) > seen:
             self._lossy.add((group, rank))
@@ -377,7 +383,7 @@ class Messages:
             self._found.append((stream, send[1], recv[1]))
 
     def check(self) -> list[tuple[StreamKey, int]]:
-        """Pairs that do not fit, found since the last time."""
+        """Return the mismatched pairs found since the last call."""
         pairs, self._found = self._found, []
         return [
             ((PAIR + world_of(stream), stream[1], send), recv)
@@ -387,7 +393,7 @@ class Messages:
 
 
 def world_of(key: GroupKey | StreamKey) -> str:
-    """Identifier of the world whose ranks are in a key of a group, of a stream or of a pair; empty: the launcher's."""
+    """Return the world whose ranks are in the key of a group, stream or pair; empty for the launcher's world."""
     name = key[0]
     if name.startswith(PAIR):
         return name.removeprefix(PAIR)
@@ -399,7 +405,9 @@ _WORLD = re.compile(r"([0-9a-f]{12}):")
 
 
 def _drop_oldest(table: dict[Any, Any]) -> list[Any]:
-    """A quarter at once: a dictionary finds its first entry slowly when many before it were taken away."""
+    """Drop the oldest quarter of a table and return it. Dropping single entries is slow: a dictionary finds its
+    first entry slowly after many deletions.
+    """
     oldest = list(islice(table, len(table) // 4 + 1))
     for key in oldest:
         del table[key]
@@ -438,7 +446,7 @@ class Suspicions:
         return all_
 
     def due(self, now: float) -> dict[GroupKey, int]:
-        """The calls to look at by now, by group or message."""
+        """Return the calls to check now, by group or message."""
         return {key: held.first.seq for key, held in self._held.items() if held.due <= now}
 
     def looked_at(
@@ -448,7 +456,9 @@ class Suspicions:
         now: float,
         members: Callable[[GroupKey], Sequence[int]] = itemgetter(1),
     ) -> None:
-        """Note that *calls* were compared with the records of *ranks*; those with other *members* as well remain."""
+        """Note that *calls* were compared with the records of *ranks*. Calls that have other *members* as well
+        remain.
+        """
         for key in calls:
             held = self._held.pop(key)
             held.looks += 1

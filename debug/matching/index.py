@@ -1,4 +1,4 @@
-"""Evidence, indexed: who came to which meeting, which sends met which receives, who waits for what."""
+"""Index of evidence: which ranks took part in which meeting, which sends met which receives, and all waits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distsim.debug.records.call import REMOTE_CALLS, SERVE
 __all__ = ["DEAD", "EvidenceIndex", "GroupCalls", "Pairing"]
 
 APART = frozenset({"init_process_group", "new_group"})
-"""Numbered by themselves, and kept of a rank whose other calls of that time are forgotten."""
+"""Operations with their own numbering. They are kept even if the rank's other calls of that time are overwritten."""
 DEAD = frozenset(
     {Phase.FINISHED, Phase.EXITED, Phase.RAISED, Phase.KILLED, Phase.FROZEN, Phase.HOST_STUCK, Phase.ABSENT}
 )
@@ -29,16 +29,16 @@ class GroupCalls:
     id: int
     group: Group
     meetings: dict[int, dict[int, CallRecord]] = field(default_factory=dict)
-    """Number -> rank -> what it called."""
+    """Call of each rank, by number and rank."""
     calls: dict[int, list[CallRecord]] = field(default_factory=dict)
-    """Rank -> its calls, by number."""
+    """Calls of each rank, in order."""
 
     def absent(self, seq: int) -> list[int]:
         met = self.meetings.get(seq, {})
         return [rank for rank in self.group.ranks if rank not in met]
 
     def before(self, record: CallRecord) -> list[CallRecord]:
-        """The rank's earlier calls on this group."""
+        """Return the rank's earlier calls on this group."""
         return [r for r in self.calls.get(record.rank, ()) if r.seq < record.seq]
 
 
@@ -47,7 +47,7 @@ class Pairing:
     """Sends and receives, matched first come first served by (sender, receiver, tag, group)."""
 
     partner: dict[int, CallRecord] = field(default_factory=dict)
-    """id(record) -> the other end."""
+    """Other end of each message, by id of the record."""
     lonely_sends: list[CallRecord] = field(default_factory=list)
     lonely_recvs: list[CallRecord] = field(default_factory=list)
 
@@ -56,7 +56,7 @@ class Pairing:
 
 
 class EvidenceIndex:
-    """Evidence with the look-ups a diagnosis needs; nothing is judged here."""
+    """Evidence with the look-ups that a diagnosis needs. It does not judge."""
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
@@ -66,7 +66,7 @@ class EvidenceIndex:
             if rank not in evidence.not_run
         }
         self.strangers: set[int] = set()
-        """Ranks that records name, though the world has no such rank (damaged records): nothing is known about them."""
+        """Ranks that records name although the world has no such rank (damaged records)."""
         self._records: dict[int, Sequence[CallRecord]] = {
             rank: [call for call in calls if not call.rejected] if any(call.rejected for call in calls) else calls
             for rank, calls in evidence.records.items()
@@ -166,7 +166,7 @@ class EvidenceIndex:
                 self.strangers.add(rank)
 
     def _open(self, record: CallRecord) -> GroupCalls:
-        """The log that takes the record: a number 1 that the rank has made already begins a new one."""
+        """Return the log that the record belongs to. A second call with number 1 of a rank starts a new log."""
         group, rank = record.group, record.rank
         logs = self._logs(group, self._apart(record))
         own = [log for log in logs if rank in log.calls]
@@ -189,7 +189,9 @@ class EvidenceIndex:
         return logs
 
     def group_log(self, record: CallRecord) -> GroupCalls | None:
-        """The log of the group of a collective that is among the evidence's records (an equal copy will do)."""
+        """Return the log of the group of a collective that is among the evidence's records, or of an equal copy of
+        it.
+        """
         logs = self._logs_of.get((record.group.name, record.group.ranks, self._apart(record)), ())
         holding = [log for log in logs if record.rank in log.meetings.get(record.seq, ())]
         exact = [log for log in holding if log.meetings[record.seq][record.rank] is record]
@@ -276,7 +278,7 @@ class EvidenceIndex:
         return state.waits
 
     def died_inside(self, rank: int) -> CallRecord | None:
-        """The call that a rank raised in or was killed in: it is a victim of that call first."""
+        """Return the call in which a rank raised or was killed. The rank is first of all a victim of that call."""
         if rank not in self._died_inside:
             self._died_inside[rank] = self._last_in(rank, self.states[rank])
         return self._died_inside[rank]
@@ -305,7 +307,7 @@ class EvidenceIndex:
         return next((call for call in calls if not call.done and not call.is_p2p), None)
 
     def call_waits(self, rank: int) -> list[CallRecord]:
-        """The calls the rank cannot get past, dead in one included."""
+        """Return the calls that the rank cannot get past, including a call in which it died."""
         state = self.states[rank]
         if state.phase is Phase.BLOCKED:
             return [w.record for w in self.waits(rank) if isinstance(w, CallWait)]
@@ -319,5 +321,5 @@ class EvidenceIndex:
 
 
 def _unknown(evidence: Evidence, rank: int) -> RankState:
-    """A rank of which no state is given: it runs if it ever called anything."""
+    """Return the state of a rank without one: it runs if it ever made a call."""
     return RankState(rank, Phase.RUNNING if evidence.records.get(rank) else Phase.ABSENT)

@@ -1,8 +1,8 @@
-"""Calls that a public function of torch.distributed refused before its process group heard of them.
+"""Calls that a public function of torch.distributed refused before they reached a process group.
 
-torch checks most arguments itself (`Invalid function argument`), pickles objects, and looks the group up. What
-raises there leaves no trace in any group. Each public function reports what it raises to torch's own log of
-exceptions, where the real and the simulated arm listen: nothing is paid for a call that goes well.
+torch checks most arguments itself (`Invalid function argument`), pickles objects, and looks the group up. An
+exception there leaves no trace in any group. Each public function reports its exceptions to torch's exception log,
+where the real and the simulated mode listen. A successful call costs nothing.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ FIRST_CALLS: dict[str, str] = {
     "send": "send",
     "send_object_list": "send",
 }
-"""Public function of torch.distributed that logs its exceptions -> the operation that it begins with. (`isend`,
-`irecv`, `batch_isend_irecv` and `monitored_barrier` log none.)"""
+"""First operation of each public function of torch.distributed that logs its exceptions. (`isend`, `irecv`,
+`batch_isend_irecv` and `monitored_barrier` do not log.)
+"""
 
 _LOGGER = "c10d_logger.py"
 _AFTERWARDS = "_tensor_to_object"
-"""torch unpickles what has arrived: the calls are over."""
+"""Function in which torch unpickles received data, after the calls have ended."""
 
 
 def came_out(error: BaseException, made_record: Callable[[CodeType, bool], bool]) -> bool:

@@ -1,7 +1,7 @@
-"""Remote calls of evidence: who serves which, and what an open one waits for.
+"""Remote calls in the evidence: which thread serves which call, and what an open call waits for.
 
-Who does something here is an *actor*: a rank (its program's own threads), a thread that serves one call, or the agent
-of a worker, which takes requests and replies as long as its process lives.
+An *actor* is a rank (its program's own threads), a thread that serves one call, or the agent of a worker, which
+handles requests and replies as long as its process lives.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Actor = int | tuple[str, int, int]
 
 
 def serving(record: CallRecord) -> Actor:
-    """The actor that serves what *record* (of `rpc_serve`) says."""
+    """Return the actor that serves the call of *record* (an `rpc_serve` record)."""
     return "serving", record.rank, record.index
 
 
 def agent(rank: int) -> Actor:
-    """The one that takes requests and replies for *rank*."""
+    """Return the actor that handles requests and replies for *rank*."""
     return "agent", rank, 0
 
 
@@ -44,7 +44,9 @@ class Answer:
 
     actors: tuple[Actor, ...]
     busy: int | None = None
-    """Rank whose worker's threads are all serving: any of *actors* that ends would be enough; None if one is free."""
+    """Rank of a worker whose threads are all busy, so that the end of any one of *actors* is enough; None if a
+    thread is free.
+    """
 
 
 class RemoteCalls:
@@ -57,7 +59,7 @@ class RemoteCalls:
         self._makers: dict[tuple[int, int], CallRecord] = {}
         """`remote` calls by the RRefId of the value that they requested."""
         self.open: dict[int, list[CallRecord]] = {}
-        """Rank -> what it serves and has not answered."""
+        """Calls that each rank serves and has not answered, by rank."""
         self._names: dict[int, str] = {}
         for rank, calls in records.items():
             for call in calls:
@@ -75,16 +77,16 @@ class RemoteCalls:
                     self.open.setdefault(rank, []).append(call)
 
     def request(self, served: CallRecord) -> CallRecord | None:
-        """The call that is served, as its caller has recorded it."""
+        """Return the caller's record of a served call."""
         number = served.remote.request if served.remote is not None else None
         return self._by_number.get(number) if number is not None else None
 
     def served(self, call: CallRecord) -> CallRecord | None:
-        """The other end of a call, where its callee has begun it."""
+        """Return the callee's record of a call, if the callee has started it."""
         return self._serves.get((call.rank, call.index))
 
     def asked(self, call: CallRecord) -> CallRecord:
-        """The request that an open call waits for: a fetch waits for the one that makes its value."""
+        """Return the request that an open call waits for. A fetch waits for the request that creates its value."""
         rref = call.remote.rref if call.remote is not None and call.op == "to_here" else None
         return call if rref is None else self._makers.get(rref, call)
 

@@ -1,4 +1,4 @@
-"""Exceptions that only say what others did: a call that timed out, a peer that went away."""
+"""Exceptions that are only consequences of other ranks: a timeout, or a lost connection."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ They are whole phrases, because a user's own error may mention a pipeline or a p
 """
 
 WORDS = 1_000
-"""Letters by which an error is known again: a longer one is cut, in one place or another."""
+"""Number of characters by which two error texts are compared, because long texts are cut."""
 USAGE = re.compile(r"\bnccl(?:InvalidUsage|InvalidArgument)\b")
 """Error names of NCCL for a program's own mistake (its documentation, "ncclResult_t")."""
 
@@ -38,8 +38,10 @@ def last_words(call: CallRecord | None, state: RankState) -> str | None:
 
 
 def lost_in(calls: Sequence[CallRecord], state: RankState) -> CallRecord | None:
-    """The call that failed for another rank's sake with what a rank raised, or raised something else from. It need not
-    be the last one: who waits for an asynchronous call may have made others since, that never ended."""
+    """Return the call that failed because of another rank and from which the rank's exception comes, or None.
+
+    It need not be the last call: a rank that waits for an asynchronous call may have made others since.
+    """
     words = f"{state.traceback}\n{state.exception}\n{state.origins}"
     failed = [call for call in calls if call.state is State.FAILED and call.error and call.error in words]
     failed = [call for call in failed if aftermath(call.error) and not _got_over(call, calls)]
@@ -71,17 +73,17 @@ def unrelated(call: CallRecord, state: RankState) -> bool:
 
 
 def timed_out(exception: str | None) -> bool:
-    """A call that gave up waiting."""
+    """Return whether an exception reports a timeout."""
     return exception is not None and TIMEOUTS.search(exception) is not None
 
 
 def aftermath(exception: str | None) -> bool:
-    """An exception that another rank has caused, as far as its words tell."""
+    """Return whether an exception was caused by another rank, judging by its text."""
     if exception is None or USAGE.search(exception) is not None:
         return False
     return timed_out(exception) or LOSSES.search(exception) is not None
 
 
 def own_fault(exception: str | None) -> bool:
-    """An exception that no other rank has caused."""
+    """Return whether an exception was not caused by another rank."""
     return exception is not None and not aftermath(exception)

@@ -87,10 +87,10 @@ INCONSISTENT = frozenset(
         Kind.BUFFER_MODIFIED_IN_FLIGHT,
     }
 )
-"""Ranks contradict each other (exit code 4), whether or not anybody hangs."""
+"""Kinds in which the calls of ranks contradict each other (exit code 4), whether or not a rank hangs."""
 
 WARNINGS = frozenset({Kind.STRAGGLER, Kind.ASYNC_NEVER_WAITED, Kind.ALIASED_OUTPUTS})
-"""Worth saying, but the program goes on: no exit code of their own unless somebody is stuck."""
+"""Kinds of which the program can continue. They have no exit code unless a rank is stuck."""
 
 
 class Proof(enum.Enum):
@@ -147,10 +147,10 @@ PROOFS: dict[Kind, frozenset[Proof]] = {
     Kind.NAN: frozenset({Proof.SEEN}),
     Kind.STRAGGLER: frozenset({Proof.NOTHING}),
 }
-"""Kind -> what can prove it. A kind without one of `END_A_JOB` never ends a job."""
+"""Possible proofs of each kind. A kind without one in `END_A_JOB` never ends a job."""
 
 SHOW_BY_THEMSELVES = frozenset({Kind.RANK_EXITED, Kind.RANK_RAISED, Kind.RANK_KILLED, Kind.DDP_UNUSED_PARAMETER})
-"""Kinds of ranks that are over: they end a job only where somebody needs them."""
+"""Kinds about ranks that have ended. They end a job only if other ranks need the rank."""
 
 
 def ends(kind: Kind, proof: Proof | None, victims: Collection[int]) -> bool:

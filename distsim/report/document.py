@@ -83,10 +83,10 @@ def merge_failures(failures: Iterable[Failure]) -> list[MergedFailure]:
 
 
 class Failures:
-    """The tracebacks, as a rich renderable; nothing where no rank raised."""
+    """Tracebacks as a rich renderable; empty if no rank raised."""
 
     def __init__(self, failures: Iterable[Failure], shown_ranks: Iterable[int] = ()) -> None:
-        """*shown_ranks*: ranks whose traceback a diagnosis has shown already."""
+        """Collect failures, except those of *shown_ranks*, whose traceback a diagnosis already shows."""
         self.failures = [one for one in merge_failures(failures) if not set(one.ranks) <= set(shown_ranks)]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -175,7 +175,7 @@ _LINK_FIELDS = (
 
 
 def report_document(outcome: Outcome) -> dict[str, Any]:
-    """The report as plain JSON data."""
+    """Return the report as JSON data."""
     document = {
         "schema": SCHEMA,
         "version": __version__,

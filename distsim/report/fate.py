@@ -1,4 +1,4 @@
-"""The outcome of a run that could not end by itself, from what its watcher saw of it."""
+"""Outcome of a run that could not end by itself, as its watchdog saw it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["fatal_outcome", "fatal_text"]
 
 RECURRING = 30
-"""Frames at one line among the innermost hundred that make an endless recursion; faulthandler shows a hundred."""
+"""Number of equal lines among the innermost hundred frames that counts as an endless recursion. faulthandler prints
+a hundred frames.
+"""
 _OTHERS = "The other ranks did not run meanwhile: a simulation runs one rank at a time."
 _CRASHED = (
     "Look at the C code that it calls at that line (an extension, ctypes); under `python -X faulthandler`, without "

@@ -1,4 +1,4 @@
-"""A figure of plotly as a file: a page that needs nothing else, or a still picture by plotly's own export."""
+"""plotly figures as files: a self-contained page, or a still image by plotly's own export."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["check_image", "write_image"]
 
 PAGE = "html"
 STILL = ("jpeg", "jpg", "pdf", "png", "svg", "webp")
-"""Kinds that plotly exports with kaleido, which starts a Chrome."""
+"""Image formats that plotly exports with kaleido, which starts Chrome."""
 
 
 def check_image(path: str | None, flag: str = "--plot") -> None:
@@ -42,12 +42,12 @@ def write_image(figure: Mapping[str, Any], path: str, flag: str = "--plot") -> N
     """Write *figure*, plotly's `data` and `layout` as plain data.
 
     Args:
-        figure: What is drawn; its layout has a `width` and a `height` in pixels.
-        path: The file, which `check_image` has found good.
-        flag: The command line's name for it, for messages.
+        figure: The figure; its layout has a `width` and a `height` in pixels.
+        path: The file, which `check_image` has accepted.
+        flag: Name of the command line's flag, for messages.
 
     Raises:
-        UsageError: Where the file cannot be written, or no Chrome can be started.
+        UsageError: The file cannot be written, or Chrome cannot be started.
     """
     import plotly.io
 

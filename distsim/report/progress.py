@@ -1,4 +1,4 @@
-"""One line that says how a simulation is doing: always on a terminal, elsewhere now and then once it takes long."""
+"""Progress line of a simulation: continuously on a terminal, otherwise occasionally in long runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ The share keeps the log of a long run short.
 
 
 def progress_line(progress: Progress) -> str:
-    """`"12.3 ms of virtual time, 16/16 ranks, 81,000 events/s"`."""
+    """Return a line such as `12.3 ms of virtual time, 16/16 ranks, 81,000 events/s`."""
     parts = [
         f"{format_time(progress.virtual_time_s)} of virtual time",
         f"{progress.ranks_alive}/{progress.ranks_total} ranks alive",
@@ -39,7 +39,7 @@ def progress_line(progress: Progress) -> str:
 
 
 def is_shown(stream: TextIO) -> bool:
-    """A person is looking: a terminal that can move its cursor, and no CI."""
+    """Return whether a person is watching: a terminal that can move its cursor, outside CI."""
     return stream.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
 
 
@@ -80,7 +80,7 @@ def live_progress(stream: TextIO, quiet: bool = False) -> Iterator[Report | None
 
 
 def _written_to(stream: TextIO) -> Report:
-    """Writes the line to a pipe or a file, of a simulation that takes long."""
+    """Return a function that writes the line to a pipe or file if the simulation takes long."""
     next_s = FIRST_S
 
     def report(progress: Progress) -> None:

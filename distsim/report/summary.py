@@ -1,4 +1,4 @@
-"""Prints the summary at the end of a run: the verdict first, then where the time went."""
+"""Summary at the end of a run: the verdict first, then where the time went."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ __all__ = ["Summary", "print_summary"]
 
 
 class Summary:
-    """An outcome as a rich renderable. The wall time is shown only *with_wall_time*: it is the one
-    figure that differs between two runs with the same seed."""
+    """An outcome as a rich renderable.
+
+    The wall time is shown only *with_wall_time*: it is the only figure that differs between two runs with the same
+    seed.
+    """
 
     def __init__(self, outcome: Outcome, with_wall_time: bool = True) -> None:
         self.outcome = outcome
@@ -101,7 +104,7 @@ class Summary:
 
 
 def _silent(outcome: Outcome) -> RenderResult:
-    """Silent wrong results, after the verdict that they do not change."""
+    """Yield the silent findings, which do not change the verdict above them."""
     if outcome.silent:
         from distsim.debug.report.silent import SilentReport
 

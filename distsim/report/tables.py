@@ -1,4 +1,4 @@
-"""The three tables of the summary: time by rank, collectives, links; and figures as people read them."""
+"""Tables of the summary (time by rank, collectives, links), and figures formatted for people."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_ROWS = 16
 """Number of different rows above which only minimum, median and maximum are shown."""
 MOST_COLLECTIVES = 12
 ALIKE = 0.1
-"""Groups of one name whose calls, bytes and time differ by no more than this share are one row."""
+"""Groups of one name whose calls, bytes and time differ by at most this fraction share a row."""
 MOST_LINKS = 8
 FEWEST_LINKS = 3
 IDLE = 0.005
@@ -112,7 +112,7 @@ def collectives_table(totals: Iterable[CollectiveTotal]) -> RenderableType | Non
 
 
 def _alike_groups(totals: Sequence[CollectiveTotal]) -> list[list[CollectiveTotal]]:
-    """One operation's *totals* on groups of one name (`mesh_tp` of each stage) that are about the same, together."""
+    """Group one operation's *totals* on groups of one name (`mesh_tp` of each stage) that are about equal."""
     rows: list[list[CollectiveTotal]] = []
     by_name: dict[tuple[object, ...], list[list[CollectiveTotal]]] = {}
     for total in totals:
@@ -132,7 +132,7 @@ def _about(one: CollectiveTotal, other: CollectiveTotal) -> bool:
 
 
 def _mean(totals: Sequence[CollectiveTotal]) -> CollectiveTotal:
-    """The mean group's."""
+    """Return the mean of the groups."""
     first, many = totals[0], len(totals)
     if many == 1:
         return first
@@ -167,7 +167,7 @@ def _sure(total: CollectiveTotal) -> str:
 
 
 def _gigabytes(bytes_per_s: float) -> str:
-    """GB/s to three digits, as the table's title says the unit."""
+    """Return GB/s to three digits without the unit, which is in the table's title."""
     value = bytes_per_s / 1e9
     if value < 0.001:
         return "<0.001"
@@ -214,7 +214,7 @@ def links_table(links: Iterable[LinkUse]) -> RenderableType | None:
 
 
 def bar(fraction: float) -> Text:
-    """`"█████     50%"`: a fraction drawn to an eighth of a character."""
+    """Return a bar such as `"█████     50%"`, drawn to an eighth of a character."""
     eighths = round(min(max(fraction, 0.0), 1.0) * BAR_WIDTH * 8)
     drawn = _FULL * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
     style = "red" if fraction >= 0.9 else "yellow" if fraction >= 0.6 else "green"
@@ -244,7 +244,7 @@ def time_unit(end_s: float) -> tuple[float, str]:
 
 
 def figure_name(name: str) -> str:
-    """`virtual_time_s` -> `virtual time`; the unit is in the values."""
+    """Return the name of a figure as text: `virtual_time_s` -> `virtual time`. The unit is in the values."""
     kind, _, rest = name.partition(".")
     for ending in ("_bytes_per_s", "_bytes", "_s") if not kind.startswith("tokens") else ():
         kind = kind.removesuffix(ending)
@@ -252,7 +252,7 @@ def figure_name(name: str) -> str:
 
 
 def figure_text(name: str, value: float | None) -> str:
-    """A figure with its unit."""
+    """Return a figure with its unit."""
     if value is None:
         return "-"
     kind = name.partition(".")[0]

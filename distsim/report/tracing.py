@@ -121,7 +121,7 @@ def is_kernel(record: CallRecord) -> bool:
 
 
 def kernel_name(record: CallRecord) -> str:
-    """`ncclDevKernel_AllReduce_Sum_f32_RING_LL`."""
+    """Return the name of a call's kernel, such as `ncclDevKernel_AllReduce_Sum_f32_RING_LL`."""
     function = _KERNELS[record.op]
     if function == "SendRecv":
         return "ncclDevKernel_SendRecv"
@@ -133,7 +133,7 @@ def kernel_name(record: CallRecord) -> str:
 
 
 def collective_args(record: CallRecord, stream: int) -> dict[str, Any]:
-    """The arguments Kineto gives a communication kernel, then distsim's own."""
+    """Return the arguments that Kineto gives a communication kernel, then distsim's own."""
     fields = FIELDS.get(record.op)
     in_place = fields is not None and fields.in_place
     args: dict[str, Any] = {
@@ -171,7 +171,7 @@ def _elements(shapes: tuple[tuple[int, ...], ...]) -> int:
 
 
 def _source(record: CallRecord) -> int:
-    """-1 is Kineto's word for none."""
+    """Return the root's rank, or -1, as in Kineto, if there is none."""
     end = {"send": record.rank, "recv": record.peer}.get(record.op, record.root)
     return -1 if end is None or record.op in ("reduce", "gather") else end
 
@@ -182,21 +182,21 @@ def _destination(record: CallRecord) -> int:
 
 
 ROUNDING_S = 5e-10
-"""Sums of floats end a hair after the next slice begins; the trace is written in nanoseconds."""
+"""Tolerance in seconds for slices that overlap by rounding; the trace is written in nanoseconds."""
 FIRST_STREAM = 20
-"""Track of the first stream; host threads come before it. HTA takes any stream but -1 for the device's."""
+"""Track of the first stream, after the host threads. HTA treats any stream but -1 as the device's."""
 STREAMS_A_GPU = 200
 FIRST_CORRELATION = 1 << 30
 """First number that links a kernel to its launch. HTA stores such numbers in the smallest type that holds all of them.
 """
 STEPS = 19
-"""Track of the steps as the device had them."""
+"""Track of the training steps on the device."""
 HOST = 1
 Event = dict[str, Any]
 
 
 class Tracks:
-    """Numbers tracks from *first*: one for each label, more where slices of one label overlap."""
+    """Numbers of tracks from *first*: one for each label, and more if slices of a label overlap."""
 
     def __init__(self, first: int = 1) -> None:
         self._first = first
@@ -205,7 +205,7 @@ class Tracks:
         self._of_label: dict[str, list[int]] = {}
 
     def place(self, label: str, start_s: float, end_s: float) -> int:
-        """The track for a slice; slices of a label must come in the order of their starts."""
+        """Return the track for a slice. Slices of a label must be passed in the order of their starts."""
         for track in self._of_label.setdefault(label, []):
             if self._free_from_s[track] <= start_s + ROUNDING_S:
                 self._free_from_s[track] = end_s
@@ -218,26 +218,31 @@ class Tracks:
         return self._first + track
 
     def labels(self) -> Iterator[tuple[int, str]]:
-        """Every track with its label."""
+        """Yield every track with its label."""
         for track, label in enumerate(self._labels):
             yield self._first + track, label
 
 
 CPU_STREAM = FIRST_STREAM - 2
-"""Track of what a rank computes on its CPU: a stream to HTA."""
+"""Track of a rank's computation on the CPU, which HTA treats as a stream."""
 CALLS = 3 << 29
-"""Correlation of the first of the calls that ran on no simulated GPU, behind all kernels."""
+"""First correlation number of calls that did not run on a simulated GPU, above those of all kernels."""
 BESIDE_GPUS = 10_000
 """Number of the first stream for calls that ran on no simulated GPU, if the rank has GPUs."""
 LINKS_PID = 1_000_000
-"""Process of the link counters, behind all ranks."""
+"""Process number of the link counters, above those of all ranks."""
 
 Slice = tuple[float, float, str]
 
 
 def write_trace(outcome: Outcome, path: str) -> None:
-    """Write the trace to the file *path* (`.gz` is compressed), or, where it ends in a slash or is a
-    folder, to `rank0.json`, `rank1.json`, ... in it. Raises UsageError where the run has not kept what it shows."""
+    """Write the trace to the file *path* (`.gz` is compressed).
+
+    If *path* ends in a slash or is a folder, write `rank0.json`, `rank1.json`, ... to it.
+
+    Raises:
+        UsageError: The run did not keep the data that a trace shows.
+    """
     if not outcome.for_trace:
         raise UsageError(
             f"{path}: this run has kept neither its operators nor all of its calls; ask for both before it begins: "
@@ -277,7 +282,7 @@ def trace_events(outcome: Outcome) -> Iterator[Event]:
 
 
 def rank_events(outcome: Outcome, rank: int, placed: list[Placed]) -> Iterator[Event]:
-    """One rank's tracks: host threads, communication streams. Its calls are added to *placed*."""
+    """Yield the events of one rank's tracks: host threads, communication streams. Its calls are added to *placed*."""
     summary = next(one for one in outcome.ranks if one.rank == rank)
     yield meta(rank, "process_name", name=f"rank {rank} ({summary.device})")
     yield meta(rank, "process_sort_index", sort_index=rank)
@@ -327,10 +332,10 @@ def rank_events(outcome: Outcome, rank: int, placed: list[Placed]) -> Iterator[E
 
 
 def _nest(slices: list[Event]) -> None:
-    """Have slices of one track lie within each other or apart, as trace viewers require.
+    """Change the slices of a track so that they are nested or disjoint, as trace viewers require.
 
-    What a host does is known by its end, and its length is that of its class of work: a slice that would begin in the
-    middle of the one before begins at its end.
+    The end of host work is known, and its length is an estimate by class of work. A slice that would start in the
+    middle of the previous one starts at its end.
     """
     slices.sort(key=lambda event: (event["ts"], -event["dur"]))
     open_ends: list[float] = []
@@ -358,8 +363,10 @@ def _spans(pieces: list[tuple[float, float]]) -> list[list[float]]:
 
 
 def _computing(rank: int, spans: list[list[float]]) -> Iterator[Event]:
-    """Where the CPU is the device, its computing, as HTA finds a GPU's kernels: those of steps are those whose
-    correlation an operator of the host has, too."""
+    """Yield the computation of a rank without GPUs in the form in which HTA finds kernels.
+
+    HTA assigns kernels to a step by the correlation with an operator of the host.
+    """
     for number, (begun_s, ended_s) in enumerate(spans, FIRST_CORRELATION):
         args = {"stream": CPU_STREAM, "device": 0, "correlation": number}
         yield slice_event(rank, CPU_STREAM, "computing", "kernel", begun_s, ended_s, args)
@@ -377,7 +384,7 @@ def _kernel_events(record: CallRecord, stream: int, end_s: float, correlation: i
 
 
 def link_events(outcome: Outcome) -> Iterator[Event]:
-    """Utilisation of every link that has samples, in percent."""
+    """Yield the utilisation of every link that has samples, in percent."""
     if not outcome.link_samples:
         return
     yield meta(LINKS_PID, "process_name", name=f"links of {outcome.cluster}")
@@ -434,7 +441,7 @@ def _write(path: Path, header: Event, events: Iterable[Event]) -> None:
 
 
 def gpu_events(rank: int, tracks: list[GpuTrack], placed: list[Placed]) -> Iterator[Event]:
-    """All slices of *tracks*, the GPUs of *rank*. Its calls are added to *placed*."""
+    """Yield all slices of *tracks*, the GPUs of *rank*. Its calls are added to *placed*."""
     for number, track in enumerate(tracks):
         first = FIRST_STREAM + number * STREAMS_A_GPU
         used = sorted({piece.stream for piece in track.slices})
@@ -464,7 +471,9 @@ def _kernel(rank: int, first: int, device: int, piece: KernelSlice, correlation:
 def _communication(
     rank: int, first: int, device: int, piece: KernelSlice, correlation: int, placed: list[Placed]
 ) -> Iterator[Event]:
-    """One kernel; a batch of messages is one, too, named after its first."""
+    """Yield the events of one communication kernel. A batch of messages is one kernel, named after its first
+    message.
+    """
     tid = first + piece.stream
     records: list[CallRecord] = [record for record in piece.records if is_kernel(record)]
     if not records:
@@ -484,7 +493,7 @@ def _communication(
 
 
 def step_events(rank: int, label: str, steps: list[tuple[float, float]]) -> Iterator[Event]:
-    """`ProfilerStep#n` as torch's profiler has it: of the host, and of the device; *steps* ended there and there."""
+    """Yield `ProfilerStep#n` events for host and device, as torch's profiler does. *steps* has the ends on both."""
     if not steps:
         return
     yield meta(rank, "thread_name", tid=STEPS, name=label)
@@ -507,7 +516,7 @@ Arrow = tuple[Placed, float, Placed, float]
 
 
 def arrows(calls: Iterable[Placed]) -> Iterator[Arrow]:
-    """One arrow for each collective that anybody waited in, one for each send that was received."""
+    """Yield one arrow for each collective in which a rank waited, and one for each received send."""
     meetings: dict[tuple[str, int], list[Placed]] = {}
     sends: dict[tuple[str, int, int, int], deque[Placed]] = {}
     receives: list[tuple[tuple[str, int, int, int], Placed]] = []
@@ -537,7 +546,7 @@ def arrows(calls: Iterable[Placed]) -> Iterator[Arrow]:
 def slice_event(
     pid: int, tid: int, name: str, category: str, start_s: float, end_s: float, args: dict[str, Any]
 ) -> Event:
-    """A complete event."""
+    """Return an event with start and duration."""
     start, end = us(start_s), us(end_s)
     return {
         "ph": "X",
@@ -557,5 +566,5 @@ def meta(pid: int, fact: str, tid: int = 0, **args: Any) -> Event:
 
 
 def us(seconds: float) -> float:
-    """Microseconds to the nanosecond: nested slices keep their order when rounded alike."""
+    """Return microseconds rounded to nanoseconds, so that nested slices keep their order."""
     return round(seconds * 1e6, 3)

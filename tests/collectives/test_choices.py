@@ -102,7 +102,7 @@ def test_what_each_release_of_nccl_believes() -> None:
 
 @pytest.mark.parametrize("on", PARTS)
 def test_what_a_group_of_some_ranks_costs(on: str) -> None:
-    """Groups that fill no node, or unequal parts of several; a phase is shown by its bytes on links of unlike weights."""
+    """Groups that fill no node, or unequal parts of several; a phase shows its bytes on links of unlike weights."""
     cluster = load_cluster(on)
     compiler, text = Compiler(cluster), ""
     capacity, weights = compiler.links.capacity, np.arange(len(cluster.links)) % 7 + 1

@@ -343,7 +343,9 @@ def test_the_rank_that_does_otherwise_stands_for_itself(alone: str, tmp_path: Pa
     stands = {rank.rank: len(rank.like) for rank in outcome.training.ranks}
     assert stands == ({0: 1, 8: 14, 15: 1} if alone == "rank > 0" else {0: 14, 8: 1, 15: 1})
     odd = 0 if alone == "rank > 0" else 15
-    assert any(note.startswith(f"rank {odd} of ranks 0,8,15 ran different operators or calls") for note in outcome.notes)
+    assert any(
+        note.startswith(f"rank {odd} of ranks 0,8,15 ran different operators or calls") for note in outcome.notes
+    )
     assert "(for 13 more)" in shown(outcome)
 
 

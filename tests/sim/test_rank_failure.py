@@ -147,7 +147,10 @@ def test_another_line_within_a_message_is_another_failure() -> None:
         _worker(rank, 20 if rank == 2 else 10)
 
     text = str(_caught(body, 3))
-    assert re.findall("^ranks? .*:$", text, re.MULTILINE) == ["ranks 0,1, the same but for numbers; of rank 0:", "rank 2:"]
+    assert re.findall("^ranks? .*:$", text, re.MULTILINE) == [
+        "ranks 0,1, the same but for numbers; of rank 0:",
+        "rank 2:",
+    ]
 
 
 def test_who_waits_is_said_once() -> None:

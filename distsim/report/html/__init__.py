@@ -1,7 +1,7 @@
-"""The HTML report: one self-contained file, made from the JSON report and its `picture`.
+"""HTML report: one self-contained file, made from the JSON report and its `picture`.
 
 `collect.py` makes the picture from a run, `draw` the parts of a page from both, and `page.py` the file. Begin with
-`reports.py`, which goes from a run to its page. All of them need the extra `html`; a missing package is reported in
+`reports.py`, which leads from a run to its page. All of them need the extra `html`; a missing package is reported in
 one line before the run.
 """
 
@@ -16,7 +16,7 @@ __all__ = ["check_page", "needed"]
 
 
 def needed(flag: str) -> None:
-    """A UsageError where the extra is not installed."""
+    """Raise UsageError if the extra `html` is not installed."""
     missing = [name for name in ("jinja2", "plotly") if find_spec(name) is None]
     if missing:
         packages = " and ".join(missing)
@@ -25,7 +25,7 @@ def needed(flag: str) -> None:
 
 
 def check_page(path: str | None, flag: str = "--html") -> None:
-    """Refuse a page that cannot be made or written there."""
+    """Raise UsageError if a page cannot be created, or not at *path*."""
     if path is not None:
         check_writable(path, flag, "report.html")
         needed(flag)

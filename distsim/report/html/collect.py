@@ -45,14 +45,14 @@ __all__ = ["Fault", "Material", "of_outcome", "of_records", "picture", "thinned"
 
 WIDTH = 110
 MOST_NEEDS = 64
-"""Waits drawn of the wait-for graph."""
+"""Largest number of waits that are drawn in the wait-for graph."""
 Fault = tuple[float, float | None, str]
 """Start, end (None: until the end of the run) and description of an injected fault, in seconds."""
 MOST_LANES = 64
 MOST_SLICES = 9_000
 """Maximum number of slices of all lanes, which a browser still moves smoothly."""
 FINEST = 2_000
-"""Slices shorter than such a part of the run are merged with neighbours of their kind."""
+"""Slices shorter than this fraction of the run are merged with neighbours of the same kind."""
 MOST_FRAMES_OF_CALL = 12
 
 Slice = tuple[str, float, float, str, CallRecord | None]
@@ -60,11 +60,11 @@ MOST_MESSAGES = 1_500
 MOST_DANGLING = 300
 
 Ends = tuple[str, int, int, int]
-"""Group, sender, receiver, tag."""
+"""Ends of a message: group, sender, receiver, tag."""
 
 
 def picture(material: Material, replay: str = "") -> dict[str, Any]:
-    """Everything that is drawn, as JSON data; *replay* is the command that shows the run again."""
+    """Return the content of all drawings as JSON data. *replay* is the command that repeats the run."""
     result: dict[str, Any] = {"end_s": material.end_s, "replay": replay, "left_out": {}}
     result.update(lanes(material, result["left_out"]))
     result.update(messages(material, result["left_out"]))
@@ -156,11 +156,11 @@ def stacks(material: Material) -> list[list[Any]]:
 BEFORE, AFTER = 3, 3
 MOST_SITES = 40
 LONGEST = 300
-"""Letters of a line."""
+"""Largest number of characters in a line."""
 
 
 def sources(material: Material) -> list[dict[str, Any]]:
-    """The culprits' places first, each once."""
+    """Return the source excerpts, each once, those of the culprits first."""
     texts: Mapping[str, str] = {} if material.evidence is None else material.evidence.sources
     ranks: dict[Site, set[int]] = {}
     for d in material.diagnoses:
@@ -190,7 +190,7 @@ def sources(material: Material) -> list[dict[str, Any]]:
 
 @dataclass(slots=True)
 class Material:
-    """Times are seconds since the run began."""
+    """Data of a run from which its picture is made. Times are seconds since the run began."""
 
     records: Mapping[int, Sequence[CallRecord]]
     """Calls by rank, in program order."""
@@ -205,7 +205,7 @@ class Material:
     link_samples: Sequence[tuple[float, int, float]] = ()
     faults: Sequence[Fault] = ()
     steps: Sequence[tuple[float, float, str]] = ()
-    """Begin, end and name of training steps and checkpoints, of one rank."""
+    """Start, end and name of the training steps and checkpoints of one rank."""
     snapshot: bool = False
     """Whether the job is still running: the ranks that wait are shown although no rank may be at fault."""
 
@@ -248,7 +248,7 @@ def of_records(diagnoses: Sequence[Diagnosis], evidence: Evidence, snapshot: boo
 
 
 def lanes(material: Material, left_out: dict[str, str]) -> dict[str, Any]:
-    """`lanes`, `slices`, `calls`."""
+    """Return the keys `lanes`, `slices` and `calls` of the picture."""
     ranks = sorted({*material.records, *material.compute, *(r for r in material.gpus if material.gpus.get(r))})
     groups = [[rank] for rank in ranks]
     if len(ranks) > MOST_LANES:
@@ -369,7 +369,7 @@ def _text(record: CallRecord) -> str:
 
 
 def thinned(slices: list[Slice], end_s: float, most: int) -> list[Slice]:
-    """Short neighbours of one kind merged, ever longer ones until *most* are left."""
+    """Merge short neighbours of one kind, and ever longer ones, until at most *most* slices are left."""
     slices.sort(key=lambda piece: piece[1:3])
     width = end_s / FINEST
     while len(slices) > most:
@@ -427,7 +427,7 @@ def _s(seconds: float) -> float:
 
 
 def messages(material: Material, left_out: dict[str, str]) -> dict[str, Any]:
-    """`messages` and `dangling`: matched first come first served, as torch does."""
+    """Return the keys `messages` and `dangling`. Messages are matched first come, first served, as in torch."""
     sends: dict[Ends, deque[CallRecord]] = {}
     receives: list[tuple[Ends, CallRecord]] = []
     dangling: list[CallRecord] = []
@@ -475,7 +475,7 @@ def _message_text(record: CallRecord) -> str:
 
 @dataclass(slots=True)
 class WaitEdge:
-    """*ranks* wait, in *what* at *where*, for all of *needs*, or for any one of them."""
+    """Ranks that wait in a call at a line for all of *needs*, or for any one of them."""
 
     ranks: list[int]
     needs: tuple[int, ...]

@@ -1,9 +1,9 @@
-"""A page as one file, and the pages there are: of one run, of a suite of scenarios, of a sweep, of a bench.
+"""HTML pages as single files: one run, a suite of scenarios, a sweep, a search, or a bench.
 
-The file is the filled template with plotly's script and all data in it, compressed, since plotly.js alone is 4.8 MB,
-and since a hang of 1,024 ranks names each of them in each of its lists: a browser of 2023 or later unpacks both by
-itself (`DecompressionStream`). The page asks for nothing else: its policy forbids it every request. What comes from the
-program is escaped by the template, or travels as data and becomes text.
+The file is the filled template with plotly's script and all data, compressed: plotly.js alone is 4.8 MB, and a hang
+of 1,024 ranks names each of them in many lists. Browsers since 2023 unpack it themselves (`DecompressionStream`).
+The page's policy forbids all network requests. Text from the program is escaped by the template, or stored as data
+and inserted as text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from distsim.text.untrusted_input import printable
 __all__ = ["Page", "PageEntry", "bench_page", "html", "run_page", "suite_page", "sweep_page", "tune_page", "write_page"]
 
 MOST_RUNS = 60
-"""Runs that a page of many has whole; those that failed first."""
+"""Largest number of runs that a page of several runs shows completely; failed runs come first."""
 ROWS_OF_MANY = 200
 """Maximum number of rows of a table in the page of several runs."""
 
@@ -47,16 +47,16 @@ class Page:
     parts: list[Part] = field(default_factory=list)
     tables: list[PageTable] = field(default_factory=list)
     document: Mapping[str, Any] | None = None
-    """The overview's own JSON."""
+    """JSON of the overview."""
 
 
 def write_page(page: Page, path: str) -> None:
-    """Write the file. An OSError where that fails."""
+    """Write the file. Raise OSError if that fails."""
     Path(path).write_text(html(page), encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
 def html(page: Page) -> str:
-    """The page as text."""
+    """Return the page as text."""
     template = _template()
     figures = {f"overview-{part.name}": part.figure for part in page.parts if part.figure is not None}
     for run in page.runs:
@@ -79,7 +79,7 @@ def html(page: Page) -> str:
 
 
 def packed(text: str) -> str:
-    """gzip, in base64; the same for the same text."""
+    """Return *text* as gzip in base64; equal texts give equal results."""
     return base64.b64encode(gzip.compress(text.encode("utf-8", "backslashreplace"), 6, mtime=0)).decode("ascii")
 
 
@@ -140,7 +140,7 @@ def run_page(document: Mapping[str, Any]) -> Page:
 
 
 def suite_page(entries: Sequence[PageEntry], line: str) -> Page:
-    """The index of a suite of scenarios; *line* counts them."""
+    """Return the index page of a suite of scenarios. *line* counts them."""
     runs = _runs(entries)
     columns = ["scenario", "result", "outcome", "virtual time", "wall time"]
     index = PageTable("Scenarios", columns)
@@ -234,7 +234,7 @@ def _setting(value: Any) -> TableCell:
 
 
 def _runs(entries: Sequence[PageEntry]) -> dict[int, RunParts]:
-    """Number of an entry -> its parts, of as many as a page holds."""
+    """Return the parts of as many runs as a page holds, by index of the entry."""
     whole = [number for number, entry in enumerate(entries) if entry.document]
     whole.sort(key=lambda number: (entries[number].passed, number))
     runs = {}

@@ -1,9 +1,9 @@
-"""From a run to its report with a picture, and to its page: simulated runs, real ones, and failed tests.
+"""From a run to its report with a picture, and to its page: simulated runs, real runs, and failed tests.
 
-A real run's comes from the flight records that its guard leaves; `pytest --distsim-html DIR` writes one file a test.
-A report that is read may have been edited, or another program wrote it: `damage` finds what cannot be as it stands. A
-key says by its last word what its figure is (`end_s`, `peak_memory_bytes`), wherever it stands: so there is no list of
-all keys that a new one would have to be added to.
+The report of a real run comes from its flight records; `pytest --distsim-html DIR` writes one file for each failed
+test. A report that is read from a file may have been edited or written by another program: `damage` finds impossible
+values. The last word of a key says what its value is (`end_s`, `peak_memory_bytes`), so there is no list of all keys
+to maintain.
 """
 
 from __future__ import annotations
@@ -51,27 +51,29 @@ __all__ = [
 
 FLAG = "--distsim-html"
 LONGEST = 120
-"""Letters of a test's name in that of its file."""
+"""Largest number of characters of a test's name in a file name."""
 _FIGURE = re.compile(r"(?:^|_)(?:s|bytes|count|alike|size|events|seed|rank|code|utilisation|flops|gpus|mfu|hfu|share)$")
 _WHOLE = re.compile(r"^(?:world_size|events|seed|rank|exit_code)$")
 _TEXT = ("program", "cluster", "backend", "software", "version", "inconclusive")
 _FLAGS = ("interrupted", "snapshot")
 _SIGNED = {"seed", "exit_code", "gpu_saved_s", "host_saved_s"}
-"""A killed process has a negative exit code; what fusing saves may be a loss."""
+"""Keys whose value may be negative: the exit code of a killed process, and savings by fusion, which may be losses."""
 _OTHER_CLOCKS = ("picture", "diagnoses", "jobs")
-"""Their times are moments, which another host's clock may put before the beginning."""
+"""Keys whose times may be negative, because another host's clock may be behind."""
 _ROUNDING_S = 1e-6
 
 
 def outcome_document(outcome: Outcome, replay: str = "", faults: Sequence[Fault] = ()) -> dict[str, Any]:
-    """The report of a simulated run, with its picture."""
+    """Return the report of a simulated run, with its picture."""
     return report_document(outcome) | _picture(of_outcome(outcome, faults), replay)
 
 
 def records_document(
     diagnoses: Sequence[Diagnosis], evidence: Evidence, replay: str = "", snapshot: bool = False
 ) -> dict[str, Any]:
-    """The report of a real run, from its flight records, with its picture; a *snapshot* is of one that runs."""
+    """Return the report of a real run from its flight records, with its picture. A *snapshot* is taken while it
+    runs.
+    """
     document = diagnoses_to_json(diagnoses)
     document |= {
         "world_size": evidence.world_size,
@@ -83,7 +85,7 @@ def records_document(
 
 
 def write_outcome(outcome: Outcome, path: str, replay: str = "", faults: Sequence[Fault] = ()) -> None:
-    """The page of a simulated run."""
+    """Write the page of a simulated run."""
     write_page(run_page(outcome_document(outcome, replay, faults)), path)
 
 
@@ -95,7 +97,7 @@ def write_records(
     snapshot: bool = False,
     **more: Any,
 ) -> None:
-    """The page of a real run; *more* goes into its report (`inconclusive`, `program`)."""
+    """Write the page of a real run. *more* is added to its report (`inconclusive`, `program`)."""
     write_page(run_page(records_document(diagnoses, evidence, replay, snapshot) | more), path)
 
 
@@ -142,14 +144,14 @@ def _write(directory: Path, args: Any) -> None:
 
 
 def check_pages(folder: str | None) -> None:
-    """Refuse a folder that cannot be one, and a page that cannot be made, before any test runs."""
+    """Raise UsageError, before any test runs, if the folder or the pages cannot be created."""
     if folder:
         check_folder(folder, FLAG)
         needed(FLAG)
 
 
 def page_of_outcome(folder: str, test: str, outcome: Outcome) -> str:
-    """Write the page of a simulated test; what its failure says of it."""
+    """Write the page of a simulated test, and return the line about it in the test's failure."""
 
     return page_of_report(folder, test, outcome_document(outcome, _replay(test)))
 
@@ -167,7 +169,10 @@ def page_of_records(folder: str, test: str, directory: Path) -> str:
 
 
 def page_of_report(folder: str, test: str, document: Mapping[str, Any]) -> str:
-    """Write the page of a report; what its failure says of it: a full disk hides no failure."""
+    """Write the page of a report, and return the line about it in the test's failure.
+
+    A full disk does not hide the failure.
+    """
     from distsim.report.html.page import run_page, write_page
 
     # The checksum: names that differ only in what no file may be called.

@@ -1,6 +1,7 @@
-"""What is told of training steps on simulated GPUs.
+"""Report on training steps on simulated GPUs.
 
-`section.py` is the part of the JSON report (its docstring has the fields), `terminal.py` that of the terminal.
+`section.py` makes the section of the JSON report (its docstring describes the fields), `terminal.py` that of the
+terminal.
 """
 
 from __future__ import annotations

@@ -87,29 +87,29 @@ __all__ = [
 ]
 
 DEFAULT_TOKENS = 1e9
-"""Where a price is known and no number of tokens."""
+"""Number of tokens for which a cost is given if a price is known and no number of tokens."""
 HOUR_S, DAY_S = 3600.0, 86400.0
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingCost:
-    """Of so many tokens, with checkpoints as often as the program writes them."""
+    """Cost of training on a number of tokens, with checkpoints as often as the program writes them."""
 
     tokens: float
     seconds: float
     gpu_hours: float
     price: float | None
-    """Of a GPU's hour."""
+    """Price of a GPU hour, if known."""
     amount: float | None
-    """Of all, in the price's currency."""
+    """Total cost in the currency of the price."""
     energy_kwh: float | None
-    """Of the GPUs at work all the time."""
+    """Energy of the GPUs if they draw `power_w` all the time."""
     energy_is_limit: bool
-    """Whether it is what their makers allow at most."""
+    """Whether that power is the specified limit of the GPU."""
 
 
 def saving_share(training: Training) -> float | None:
-    """Return the share of the time that the checkpoints take, at the interval seen; None where that is not known."""
+    """Return the fraction of the time that checkpoints take at the observed interval; None if unknown."""
     saved, step_s = training.saved, training.step_time_s
     if saved.every is None or not step_s:
         return None
@@ -117,7 +117,7 @@ def saving_share(training: Training) -> float | None:
 
 
 def cost_of(training: Training) -> TrainingCost | None:
-    """Return the cost of the tokens that were asked for; None where neither these nor a price are known, or no rate."""
+    """Return the cost of the requested tokens; None if neither tokens nor a price are given, or the rate is unknown."""
     tokens = training.planned_tokens
     if training.tokens_per_s is None or (tokens is None and training.price is None):
         return None
@@ -190,14 +190,14 @@ _FIELDS = (
     "placeholder",
 )
 FEWEST = 0.005
-"""A smaller part of the step is not worth a line."""
+"""Smallest fraction of a step that gets a line."""
 MOST_MODULES = 8
 RESERVE = 0.95
-"""Of the capacity can be used: the rest is lost between blocks."""
+"""Usable fraction of the capacity; the rest is lost to fragmentation."""
 
 
 def training_section(training: Training) -> dict[str, Any]:
-    """*training* as plain JSON data."""
+    """Return *training* as JSON data."""
     return {name: getattr(training, name) for name in _FIELDS} | {
         "gpu_memory_bytes": training.memory_bytes,
         "peak_memory_bytes": training.peak_reserved_bytes,
@@ -252,7 +252,7 @@ class Gain:
 
 
 def gains(training: Training) -> list[Gain]:
-    """The largest first; those that would change nothing are left out."""
+    """Return the possible improvements, the largest first, without those that would change nothing."""
     rank = training.pacing
     if rank is None or not training.step_time_s:
         return []
@@ -276,7 +276,7 @@ def gains(training: Training) -> list[Gain]:
 
 
 def memory_table(training: Training) -> RenderableType:
-    """The rank with most, by what it was for."""
+    """Return the memory of the rank with the most, by purpose."""
     most = max(training.ranks, key=lambda rank: (rank.peak_allocated_bytes, -rank.rank))
     tables: list[RenderableType] = [memory_kinds(most.memory, most.peak_allocated_bytes)]
     if most.modules:
@@ -356,7 +356,7 @@ def _of_the_batch(short: OutOfMemory) -> list[str]:
 
 
 def _sharding(short: OutOfMemory, states: int, ranks: int) -> str:
-    """Whether all that training keeps, also what is not there yet, would have fitted in shards."""
+    """Return a sentence if all training state, also what is not allocated yet, would have fitted in shards."""
     coming = short.coming_gradients + (short.coming_optimizer or 0)
     text = f"sharding (FSDP): parameters, gradients and optimizer state take {format_bytes(states)} on each rank"
     if coming:

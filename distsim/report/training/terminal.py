@@ -1,4 +1,4 @@
-"""The summary's part on training: the step, where each rank's went, what took longest, what would help, memory."""
+"""Training section of the terminal summary: step time, time by rank, operators, gains and memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["plain_table", "training_parts"]
 
 MOST_ROWS = 12
-"""More rows of different ranks than this: the slowest of them."""
+"""Largest number of rows of different ranks; with more, the slowest are shown."""
 MOST_OPERATORS = 8
 MOST_PARTS = 6
 MOST_READS = 5
@@ -31,7 +31,7 @@ Part = tuple[str, RenderableType]
 
 
 def training_parts(training: Training) -> Iterator[Part]:
-    """Titles with what stands under them."""
+    """Yield the parts of the section: a title and what is printed under it."""
     gpus = f"{training.num_gpus} GPU{'s' if training.num_gpus > 1 else ''} ({training.gpu})"
     for short in training.out_of_memory:
         yield f"out of memory: {ranks_text(short.ranks)}", shortage(short, training)
@@ -57,7 +57,7 @@ def _steps(training: Training) -> str:
 
 
 def _mean_step(training: Training) -> str:
-    """With its length, where that is not the step's that stands above it: single steps took much longer."""
+    """Return a remark with the length of the mean step, if single slow steps make it differ from the median above."""
     rank, middle_s = training.pacing, training.step_time_s
     if rank is None or middle_s is None or abs(rank.step_s - middle_s) < 0.01 * middle_s:
         return "step "

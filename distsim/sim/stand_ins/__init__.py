@@ -1,7 +1,8 @@
-"""Libraries that a GPU machine has and a laptop lacks, made of torch's own operators, which have a price.
+"""Stand-ins for GPU libraries (flash_attn, apex, transformer_engine, ...), made of torch's own operators.
 
-`isolation/modules/own_code.py` imports them where a program cannot do without; each module here lists in MODULES what
-its libraries' modules hold. What is not listed can be imported and is refused where it is called.
+torch's operators have a price. `isolation/modules/own_code.py` imports the stand-ins if a program needs them. Each
+module here lists in MODULES the contents of its libraries' modules. Other names can be imported and are refused when
+called.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ LIBRARIES: dict[str, str | None] = {
     "fused_layer_norm_cuda": None,
     "fbgemm_gpu": None,
 }
-"""The library's name -> the module here that has its contents; None: it is imported, and refused where it is called."""
+"""Module with the contents of each library. A library with None can be imported and is refused when called."""
 
 
 def is_module(name: str) -> bool:
-    """Whether a stand-in has contents for *name* or for a module within it."""
+    """Return whether a stand-in has contents for *name* or for a module within it."""
     held = _modules(name)
     return any(module == name or module.startswith(f"{name}.") for module in held)
 
@@ -54,7 +55,7 @@ def contents(module: str) -> dict[str, Any]:
 
 
 def _modules(module: str) -> dict[str, dict[str, Any]]:
-    """The contents of all modules that stand beside *module* in one of the files here."""
+    """Return the contents of all modules in the same file as *module*."""
     name = LIBRARIES[module.partition(".")[0]]
     if name is None:
         return {}

@@ -58,18 +58,20 @@ def fused_rms_norm_affine(
 
 
 class FusedOptimizer(torch.optim.Optimizer):
-    """A step of one kernel for the tensors of a group that have gradients, which reads and writes their states."""
+    """Optimizer whose step is one kernel for the tensors of a group with gradients; it reads and writes their
+    states.
+    """
 
     library, states = "apex", ("exp_avg", "exp_avg_sq")
     tensors_of_a_kernel = 36
-    """As many tensors of 4 lists fit in one launch of apex's multi_tensor_apply."""
+    """Number of tensors in 4 lists that one launch of apex's multi_tensor_apply takes."""
 
     def __init__(self, params: Any, defaults: dict[str, Any], master_weights: bool = False) -> None:
         self.master_weights = master_weights
         super().__init__(params, defaults)
 
     def new_states(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
-        """The states of *p* before its first step."""
+        """Return the states of *p* before its first step."""
         states = {name: torch.zeros(p.shape, dtype=torch.float32, device=p.device) for name in self.states}
         if self.master_weights and p.dtype != torch.float32:
             states["master_param"] = p.detach().float()
@@ -104,7 +106,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
 
 class FusedAdam(FusedOptimizer):
-    """apex.optimizers.FusedAdam; its moments have 4 bytes a number, whatever the parameter has."""
+    """Stand-in for apex.optimizers.FusedAdam. Its moments have 4 bytes per element for parameters of any dtype."""
 
     def __init__(
         self,
@@ -149,7 +151,7 @@ class FusedAdam(FusedOptimizer):
 
 
 class FusedLAMB(FusedOptimizer):
-    """apex.optimizers.FusedLAMB: norms of parameters and updates take a second pass, which is left out."""
+    """Stand-in for apex.optimizers.FusedLAMB, without its second pass for the norms of parameters and updates."""
 
     def __init__(self, params: Any, lr: float = 1e-3, bias_correction: bool = True,
                  betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6, weight_decay: float = 0.01,
@@ -171,7 +173,7 @@ _BLOCK = 256
 
 
 class EightBit(FusedOptimizer):
-    """An optimizer of bitsandbytes.optim: one kernel for each parameter."""
+    """Stand-in for optimizers of bitsandbytes.optim: one kernel for each parameter."""
 
     library, tensors_of_a_kernel = "bitsandbytes", 1
     defaults_of_kind: Mapping[str, Any] = MappingProxyType({})
@@ -210,7 +212,7 @@ _KINDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 
 
 def _optimizers() -> dict[str, type[EightBit]]:
-    """Each kind with states of 8 or 32 bits, and paged: its states are kept on the GPU, as where memory suffices."""
+    """Return each kind of optimizer with 8-bit, 32-bit and paged states. Paged states are kept on the GPU."""
     kinds: dict[str, type[EightBit]] = {}
     for name, (states, defaults) in _KINDS.items():
         for paged in ("", "Paged") if name in ("Adam", "AdamW", "Lion") else ("",):
@@ -221,27 +223,29 @@ def _optimizers() -> dict[str, type[EightBit]]:
 
 
 class GlobalOptimManager:
-    """bitsandbytes.optim.GlobalOptimManager: which parameters keep states of 32 bits, which is not looked at."""
+    """Stand-in for bitsandbytes.optim.GlobalOptimManager, whose settings have no effect."""
 
     @classmethod
     def get_instance(cls) -> GlobalOptimManager:
         return cls()
 
     def register_parameters(self, params: Any) -> None:
-        """Parameters that may have settings of their own."""
+        """Do nothing: settings of parameters have no effect."""
 
     def override_config(self, parameters: Any, key: Any = None, value: Any = None, key_value_dict: Any = None) -> None:
-        """Settings of parameters."""
+        """Do nothing: settings of parameters have no effect."""
 
     def register_module_override(self, module: Any, param_name: str, config: Any) -> None:
-        """Settings of a module's parameter."""
+        """Do nothing: settings of a module's parameter have no effect."""
 
 
 # -- Extensions that apex and Megatron compile
 
 
 def _masked_softmax(name: str, scores: Tensor, scale: float, mask: Tensor | None, causal: bool) -> Tensor:
-    """The softmax of scaled and masked scores, in one kernel each way; backward reads the probabilities."""
+    """Return the softmax of scaled and masked scores: one kernel forward and one backward, which reads the
+    probabilities.
+    """
 
     def by_torch(scores: Tensor, mask: Tensor | None = None) -> Tensor:
         scaled = scores.float() * scale
@@ -257,7 +261,7 @@ def _masked_softmax(name: str, scores: Tensor, scale: float, mask: Tensor | None
 
 
 class ScaledSoftmax:
-    """scaled_masked_softmax_cuda and its kin: forward and backward as functions, which the program's autograd calls."""
+    """Stand-in for scaled_masked_softmax_cuda and related extensions, whose functions the program's autograd calls."""
 
     parts = ("forward", "backward", "get_batch_per_block")
 
@@ -278,7 +282,7 @@ class ScaledSoftmax:
 
     @staticmethod
     def get_batch_per_block(queries: int, keys: int, batch: int, heads: int) -> int:
-        """Rows of one block of threads: 128 threads, 32 a row, two rows each where rows are short."""
+        """Return the rows of one block: 128 threads, 32 for each row; each thread takes two rows if rows are short."""
         power = 1 << max(0, keys - 1).bit_length()
         return 4 * (2 if power <= 128 else 1) if power >= 32 else 128 // max(1, power) * 2
 
@@ -306,7 +310,7 @@ class MultiTensorApply:
 
 
 def multi_tensor_scale(chunk: int, flag: Tensor, lists: Any, scale: float) -> None:
-    """amp_C.multi_tensor_scale: the second list is the first one, scaled."""
+    """Stand-in for amp_C.multi_tensor_scale: write the scaled first list to the second one."""
     if needs_values():
         for source, target in zip(*lists, strict=True):
             target.copy_(source.float() * scale)
@@ -315,7 +319,7 @@ def multi_tensor_scale(chunk: int, flag: Tensor, lists: Any, scale: float) -> No
 
 
 def multi_tensor_l2norm(chunk: int, flag: Tensor, lists: Any, per_tensor: bool = False) -> tuple[Tensor, Tensor]:
-    """amp_C.multi_tensor_l2norm: the norm of all tensors, and of each."""
+    """Stand-in for amp_C.multi_tensor_l2norm: return the norm of all tensors together, and of each."""
     if needs_values():
         each = torch.stack([t.float().norm() for t in lists[0]])
         return each.norm().view(1), each
@@ -325,21 +329,21 @@ def multi_tensor_l2norm(chunk: int, flag: Tensor, lists: Any, per_tensor: bool =
 
 
 def multi_tensor_adam(chunk: int, flag: Tensor, lists: Any, *args: Any) -> None:
-    """amp_C.multi_tensor_adam: gradients, parameters and moments."""
+    """Stand-in for amp_C.multi_tensor_adam on gradients, parameters and moments."""
     refuse_values("amp_C.multi_tensor_adam", "its values are not computed")
     tensors = [t for each in lists for t in each]
     launch("amp_C::multi_tensor_adam", tensors, tensors[len(lists[0]) :], kind="optimizer")
 
 
 def multi_tensor_lion(chunk: int, flag: Tensor, lists: Any, *args: Any) -> None:
-    """DeepSpeed's fused_lion: gradients, parameters and one moment."""
+    """Stand-in for DeepSpeed's fused_lion on gradients, parameters and one moment."""
     refuse_values("DeepSpeed's FusedLion", "its values are not computed")
     tensors = [t for each in lists for t in each]
     launch("deepspeed::multi_tensor_lion", tensors, tensors[len(lists[0]) :], kind="optimizer")
 
 
 def lamb(p: Tensor, copy: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, grad: Tensor, *args: Any) -> Tensor:
-    """DeepSpeed's fused_lamb: one parameter, its norms and its update; returns the trust ratio."""
+    """Stand-in for DeepSpeed's fused_lamb for one parameter; return the trust ratio."""
     refuse_values("DeepSpeed's FusedLamb", "its values are not computed")
     ratio = torch.ones(1, dtype=torch.float32, device=p.device)
     written = [p, exp_avg, exp_avg_sq, *([copy] if copy.numel() else [])]
@@ -350,14 +354,14 @@ def lamb(p: Tensor, copy: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, grad: Ten
 def adam_update(number: int, step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float,
                 bias_correction: bool, p: Tensor, grad: Tensor, exp_avg: Tensor,
                 exp_avg_sq: Tensor) -> None:  # fmt: skip
-    """DeepSpeed's cpu_adam: one pass over tensors on the host, as torch's fused AdamW makes it."""
+    """Stand-in for DeepSpeed's cpu_adam: one pass over CPU tensors, like torch's fused AdamW."""
     steps = [torch.tensor(float(step - 1), device=p.device)]
     adamw([p], [grad.to(p.dtype)], [exp_avg], [exp_avg_sq], [], steps, fused=exp_avg.dtype == p.dtype, amsgrad=False,
           beta1=beta1, beta2=beta2, lr=lr, weight_decay=weight_decay, eps=eps, maximize=False)  # fmt: skip
 
 
 def _leave(*args: Any) -> None:
-    """Nothing is held for an optimizer."""
+    """Do nothing when an optimizer is destroyed, because nothing is stored for it."""
 
 
 DEEPSPEED = {
@@ -366,7 +370,7 @@ DEEPSPEED = {
     "fused_lamb": SimpleNamespace(lamb=lamb),
     "cpu_adam": SimpleNamespace(create_adam=_leave, adam_update=adam_update, destroy_adam=_leave),
 }
-"""Extensions that DeepSpeed compiles at their first use, by the name that its builders have."""
+"""Extensions that DeepSpeed compiles at their first use, by the name in its builders."""
 
 
 _NORMS = {"FusedLayerNorm": FusedLayerNorm, "FusedRMSNorm": FusedRMSNorm, "MixedFusedLayerNorm": FusedLayerNorm,
@@ -379,7 +383,7 @@ MULTI_TENSOR: dict[str, Any] = {
     "multi_tensor_scale": multi_tensor_scale, "multi_tensor_l2norm": multi_tensor_l2norm,
     "multi_tensor_adam": multi_tensor_adam, **_APPLY,
 }  # fmt: skip
-"""Functions of amp_C on lists of tensors, which Transformer Engine has, too."""
+"""Functions of amp_C on lists of tensors, which Transformer Engine provides, too."""
 _OPTIMIZERS = {"FusedAdam": FusedAdam, "FusedSGD": FusedSGD, "FusedLAMB": FusedLAMB}
 _EIGHT_BIT = {**_optimizers(), "GlobalOptimManager": GlobalOptimManager}
 MODULES: dict[str, dict[str, Any]] = {

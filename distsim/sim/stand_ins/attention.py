@@ -337,7 +337,7 @@ class CrossEntropyLoss(nn.Module):
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor, reduction: str, **options: Any) -> Tensor:
-    """The loss of each row in one kernel, and backward in one, which writes the gradient beside the logits."""
+    """Return the loss of each row: one kernel forward, and one backward, which writes a separate gradient."""
 
     def by_torch(logits: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(logits.float(), labels, reduction="none", **options)
@@ -414,11 +414,11 @@ _FLASH_ATTN: dict[str, dict[str, Any]] = {
 
 
 class LowerTriangularMask:
-    """A causal mask: its class is all that is asked of it."""
+    """Stand-in for a causal mask, of which only the class is used."""
 
 
 class LowerTriangularFromBottomRightMask(LowerTriangularMask):
-    """The same, where there are more keys than queries."""
+    """Stand-in for a causal mask with more keys than queries, of which only the class is used."""
 
 
 def memory_efficient_attention(
@@ -459,7 +459,7 @@ class SwiGLU(nn.Module):
 
 _OPERATORS = ("xformers_flash::flash_fwd", "xformers_flash::flash_bwd", "xformers_flash3::flash_fwd",
               "xformers::efficient_attention_forward_cutlass")  # fmt: skip
-"""Of torch.library: programs name them in lists of what is not recomputed, and call none."""
+"""Names of operators in torch.library. Programs list them for selective checkpointing and do not call them."""
 if importlib.machinery.PathFinder.find_spec("xformers") is None:
     for operator in _OPERATORS:
         torch.library.define(operator, "(Tensor query, Tensor key, Tensor value) -> Tensor")

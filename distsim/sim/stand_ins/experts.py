@@ -48,7 +48,7 @@ def grouped_product(
 def _grouped_gemm(
     name: str, operands: Sequence[Tensor], out: Sequence[Tensor], shape: tuple[int, ...], fp8: bool
 ) -> None:
-    """One launch for all experts, after the cast of its operands."""
+    """Launch one kernel for all experts, after the cast of its operands."""
     if fp8:
         casts = [torch.empty(t.shape, dtype=torch.float8_e4m3fn, device=t.device) for t in operands]
         launch(f"{name}_cast", operands, casts)
@@ -192,7 +192,7 @@ def _dtype(args: Arguments) -> torch.dtype:
 
 
 _losses = per_process(list)
-"""What the layers of a process have left for the loss: rows of each expert, and mean scores."""
+"""Values that the layers of a process store for the loss: rows of each expert, and mean scores."""
 
 
 class dMoE(nn.Module):
@@ -243,7 +243,7 @@ class dMoE(nn.Module):
 
 
 class _AllToAll(torch.autograd.Function):
-    """Equally many rows to each rank."""
+    """Exchange an equal number of rows with each rank."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
@@ -273,13 +273,13 @@ def batched_load_balancing_loss(args: Arguments) -> Any:
 
 
 class EventOverlap:
-    """deep_ep.EventOverlap: what a call with async_finish has launched."""
+    """Stand-in for deep_ep.EventOverlap: the work that a call with async_finish launched."""
 
     def __init__(self, event: Any = None, extra_tensors: Any = None) -> None:
         self.event = event
 
     def current_stream_wait(self) -> None:
-        """Have the current stream wait for it."""
+        """Make the current stream wait for the work."""
         if self.event is not None:
             self.event.wait()
 
@@ -291,7 +291,7 @@ class EventOverlap:
 
 
 class Config:
-    """deep_ep.Config: how a kernel is tuned, which changes nothing here."""
+    """Stand-in for deep_ep.Config, whose kernel tuning has no effect."""
 
     def __init__(self, *args: int) -> None:
         self.num_sms = args[0] if args else 20
@@ -389,7 +389,7 @@ class Buffer:
         return out, weights, EventOverlap(work)
 
     def _exchange(self, x: Tensor, rows: int, asynchronous: bool) -> tuple[Tensor, Any]:
-        """*rows* of the width of *x* to each rank, and as many from each."""
+        """Send *rows* rows of the width of *x* to each rank, and receive as many from each."""
         sent = x.new_empty(rows * self.group_size, *x.shape[1:])
         out = torch.empty_like(sent)
         raw = [t.view(torch.uint8) if t.element_size() == 1 else t for t in (out, sent)]

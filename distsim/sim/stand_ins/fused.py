@@ -1,4 +1,4 @@
-"""Kernels of libraries as one operator each, with a price and a gradient."""
+"""Fused kernels of libraries as single operators, each with a price and a gradient."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SCHEMA = "(Tensor[] read, Tensor(a!)[] written, int flops, str kind, int kernel
 
 @functools.cache
 def _operator(name: str) -> Any:
-    """The operator `library::kernel`, defined at its first use."""
+    """Return the operator `library::kernel`, which is defined at its first use."""
     namespace, _, kernel = name.partition("::")
     library = torch.library.Library(namespace, "FRAGMENT")
     library.define(kernel + _SCHEMA)
@@ -37,11 +37,11 @@ def _operator(name: str) -> Any:
 
 
 _libraries: list[torch.library.Library] = []
-"""They define their operators as long as they live."""
+"""torch.library objects, kept alive because their operators exist only as long as they do."""
 
 
 def _writes_nothing(*args: Any) -> None:
-    """The operator on tensors without values."""
+    """Implement an operator on tensors without values: do nothing."""
 
 
 def launch(
@@ -61,19 +61,19 @@ def launch(
 
 
 def needs_values() -> bool:
-    """Whether this run computes all values (--data real), which kernels without a body do not."""
+    """Return whether the run computes all values (`--data real`), which kernels without an implementation cannot."""
     process = current_process()
     return process is not None and process.world.data.real
 
 
 def refuse_values(call: str, why: str) -> None:
-    """Raise NotSimulated for *call* where a run computes values (--data real), which the stand-in does not."""
+    """Raise NotSimulated for *call* if the run computes values (`--data real`), which the stand-in cannot."""
     if needs_values():
         raise NotSimulated(f"{call} with --data real", f"{why}; simulate without --data real")
 
 
 def note(text: str) -> None:
-    """Report once what a stand-in takes for granted."""
+    """Report an assumption of a stand-in once."""
     process = current_process()
     if process is not None:
         process.world.note(text)
@@ -94,34 +94,35 @@ def per_process(make: Callable[[], Any]) -> Callable[[], Any]:
 
 @dataclass(frozen=True)
 class FusedKernel:
-    """A kernel of a library, forward and backward, of the tensors that `fused` gets."""
+    """Forward and backward kernel of a library, for the tensors passed to `fused`."""
 
     name: str
     """`library::kernel`; its backward is `library::kernel_backward`."""
     reference: Callable[..., Any]
-    """The same by torch's operators: it computes the values of --data real, and is used where the tensors are not plain
-    ones on a GPU."""
+    """The same function by torch's operators. It computes values for `--data real`, and is used for tensors that are
+    not plain GPU tensors.
+    """
     kind: str = "custom"
     kernels: int = 1
     backward_kernels: int = 1
     passes: int = 1
-    """How often the tensors are read and written, forward and backward."""
+    """Number of times that the tensors are read and written, in forward and in backward."""
     flops: int = 0
     backward_flops: int = 0
     dtype: str = ""
-    """In which the flops are computed; "": that of the first input."""
+    """Data type in which flops are computed; empty: that of the first input."""
     saves: tuple[int, ...] | None = None
-    """Numbers of the inputs that backward reads; None: all."""
+    """Indices of the inputs that backward reads; None: all."""
     saves_outputs: tuple[int, ...] = ()
-    """Numbers of the outputs that backward reads."""
+    """Indices of the outputs that backward reads."""
     in_place: bool = False
-    """Whether backward writes gradients into what was saved, and takes no memory for them."""
+    """Whether backward writes gradients into the saved tensors and needs no additional memory."""
     outputs: tuple[tuple[tuple[int, ...], torch.dtype], ...] = ()
-    """Shape and data type of each output; none: one like the first input."""
+    """Shape and data type of each output; empty: one output like the first input."""
 
 
 def fused(kernel: FusedKernel, *inputs: Tensor | None) -> Any:
-    """Return what *kernel* makes of *inputs*: a tensor, or a tuple of them."""
+    """Run *kernel* on *inputs* and return its output: a tensor, or a tuple of them."""
     plain = all(t is None or (t.is_cuda and type(t) in (Tensor, torch.nn.Parameter)) for t in inputs)
     if not plain or needs_values():
         return kernel.reference(*inputs)

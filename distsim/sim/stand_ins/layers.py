@@ -1,4 +1,4 @@
-"""Layers of one kernel each: causal_conv1d, mamba_ssm, liger_kernel.
+"""Layers with one kernel each: causal_conv1d, mamba_ssm, liger_kernel.
 
 Source of names, arguments and their order: causal_conv1d 1.7.0, mamba_ssm 2.3.2, liger_kernel 0.8.5.
 """
@@ -76,8 +76,10 @@ def selective_scan_fn(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor,
 
 
 def _chunk_flops(batch: int, length: int, heads: int, dim: int, state: int, groups: int, chunk: int) -> int:
-    """Of the state-space dual form: scores within a chunk by group; by head what they weigh, into the states and out of
-    them (arXiv:2405.21060, section 6)."""
+    """Return the flops of the state-space dual form (arXiv:2405.21060, section 6).
+
+    They are the scores within a chunk, and by head their products with the values, into and out of the states.
+    """
     tokens = batch * length
     return tokens * (2 * groups * chunk * state + 2 * heads * dim * (chunk // 2 + 2 * state))
 

@@ -1,9 +1,10 @@
 """Recipes and products of transformer_engine.pytorch: fp8 and tensor parallelism.
 
 Source of names, arguments and their order: NVIDIA/TransformerEngine, transformer_engine/pytorch at 2.20.
-An fp8 product reads operands of one byte. Each operand is cast once, for forward and backward (its transpose), by one
-kernel; the norm or the activation before it does that on the way, where scales are known before (delayed scaling) or
-stand with each block (MXFP8).
+
+An fp8 product reads operands of one byte. One kernel casts each operand once, for forward and (transposed) for
+backward. A preceding norm or activation does the cast itself if the scales are known before (delayed scaling) or
+belong to each block (MXFP8).
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Recipe:
 
 
 class DelayedScaling(Recipe):
-    """Scales from the maxima of steps before, which the group agrees on."""
+    """Scales from the maxima of earlier steps, reduced over the group."""
 
     reduce_amax = True
     amax_history_len = 1024
@@ -101,34 +102,34 @@ class DelayedScaling(Recipe):
 
 
 class Float8CurrentScaling(Recipe):
-    """Scales from the maximum of the tensor itself: two passes over it."""
+    """Scales from the maximum of the tensor itself, which takes two passes over it."""
 
 
 class MXFP8BlockScaling(Recipe):
-    """A scale for each 32 numbers (Blackwell)."""
+    """One scale for every 32 elements (Blackwell)."""
 
     fp8_format = Format.E4M3
 
 
 class Float8BlockScaling(Recipe):
-    """A scale for each 128 numbers, or 128 x 128."""
+    """One scale for every 128 elements, or 128 x 128 elements."""
 
     fp8_format = Format.E4M3
 
 
 class _Fp8Region:
-    """What autocast has set in one process."""
+    """Settings of `autocast` in one process."""
 
     def __init__(self) -> None:
         self.enabled = self.calibrating = self.parameters = False
         self.recipe: Recipe | None = None
         self.group: Any = None
         self.modules = 0
-        """Products in fp8 since the region began."""
+        """Number of fp8 products since the region began."""
 
 
 region = per_process(_Fp8Region)
-"""What autocast has set in the process that runs."""
+"""Returns the settings of `autocast` in the running process."""
 
 
 class autocast:
@@ -209,7 +210,7 @@ def fp8_model_init(
 
 
 def default_recipe() -> Recipe:
-    """The recipe of a region that names none."""
+    """Return the recipe of a region without one."""
     return MXFP8BlockScaling() if is_mxfp8_available() else DelayedScaling()
 
 
@@ -242,7 +243,7 @@ def is_fp8_block_scaling_available(return_reason: bool = False) -> Any:
 
 
 class FP8GlobalStateManager:
-    """transformer_engine.pytorch.fp8.FP8GlobalStateManager, as far as programs ask it."""
+    """Stand-in for transformer_engine.pytorch.fp8.FP8GlobalStateManager, with the methods that programs use."""
 
     is_fp8_enabled = staticmethod(lambda: region().enabled)
     is_fp8_calibration = staticmethod(lambda: region().calibrating)
@@ -259,7 +260,7 @@ class FP8GlobalStateManager:
 
     @staticmethod
     def set_skip_fp8_weight_update_tensor(skip: Any) -> None:
-        """Weights are cast at the first microbatch alone."""
+        """Do nothing: weights are cast in the first micro-batch only."""
 
 
 # -- One matrix product with its weight, its gradients and its communication.
@@ -269,7 +270,9 @@ _FP8, _FP8_GRAD = torch.float8_e4m3fn, torch.float8_e5m2
 
 @dataclass
 class Product:
-    """How one module computes its product: with whom, in which precision, and what is cast by whom."""
+    """Settings of one module's product: the tensor-parallel group, the precision, and which kernel casts the
+    operands.
+    """
 
     group: Any = None
     size: int = 1
@@ -277,20 +280,20 @@ class Product:
     sequence: bool = False
     fp8: Recipe | None = None
     cast_before: bool = False
-    """Whether the kernel that made the input has cast it, too."""
+    """Whether the kernel that produced the input has already cast it."""
     cached: tuple[Tensor, Tensor] | None = None
-    """The weight in fp8 and its transpose, of an earlier microbatch."""
+    """Weight in fp8 and its transpose from an earlier micro-batch, or None."""
     caches: bool = False
-    """Whether the weight's cast is left in `cached` for later microbatches."""
+    """Whether the cast weight is stored in `cached` for later micro-batches."""
     into_main_grad: bool = False
     ends_backward: bool = False
-    """Whether the maxima of backward are agreed on behind it: it is the first product of its region."""
+    """Whether the maxima of backward are reduced after it, because it is the first product of its region."""
     amax_group: Any = None
     modules: int = 0
 
 
 def _cast(x: Tensor, dtype: torch.dtype, recipe: Recipe, alone: bool = True) -> tuple[Tensor, Tensor]:
-    """*x* in fp8, and its transpose; *alone*: by a kernel of its own."""
+    """Return *x* in fp8 and its transpose. With *alone*, a separate kernel does the cast."""
     rows = torch.empty(x.shape, dtype=dtype, device=x.device)
     columns = torch.empty(x.shape[::-1], dtype=dtype, device=x.device)
     if recipe.float8_current_scaling():
@@ -301,7 +304,7 @@ def _cast(x: Tensor, dtype: torch.dtype, recipe: Recipe, alone: bool = True) -> 
 
 
 def _multiply(left: Tensor, right: Tensor, out_dtype: torch.dtype, recipe: Recipe | None) -> Tensor:
-    """left (rows, inner) times right (columns, inner)."""
+    """Return the product of *left* (rows, inner) and *right* (columns, inner)."""
     if recipe is None:
         return left.to(out_dtype) @ right.to(out_dtype).t()
     shape = left.shape[0], right.shape[0], left.shape[1]
@@ -311,7 +314,7 @@ def _multiply(left: Tensor, right: Tensor, out_dtype: torch.dtype, recipe: Recip
 
 
 def gather_first(x: Tensor, group: Any, asynchronous: bool = False) -> tuple[Tensor, Any]:
-    """*x* of all ranks of *group* along the first dimension, and the work that completes it."""
+    """Gather *x* from all ranks of *group* along the first dimension; return it and the work that completes it."""
     whole = torch.empty((x.shape[0] * dist.get_world_size(group), *x.shape[1:]), dtype=x.dtype, device=x.device)
     as_bytes = (t.view(torch.uint8) if t.element_size() == 1 else t for t in (whole, x.contiguous()))
     gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # torch 2.13 has renamed it
@@ -320,21 +323,21 @@ def gather_first(x: Tensor, group: Any, asynchronous: bool = False) -> tuple[Ten
 
 
 def _scatter_first(x: Tensor, group: Any, asynchronous: bool = False) -> tuple[Tensor, Any]:
-    """This rank's part of the sum of *x* along the first dimension."""
+    """Return this rank's part of the sum of *x* along the first dimension, and the work that completes it."""
     part = torch.empty((x.shape[0] // dist.get_world_size(group), *x.shape[1:]), dtype=x.dtype, device=x.device)
     scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # torch 2.13 has renamed it
     return part, scatter(part, x.contiguous(), group=group, async_op=asynchronous)
 
 
 def _transposed(x: Tensor) -> Tensor:
-    """The transpose of gathered fp8 numbers, by a kernel of its own."""
+    """Return the transpose of gathered fp8 elements, computed by a separate kernel."""
     out = torch.empty(x.shape[::-1], dtype=x.dtype, device=x.device)
     launch(f"{_NAME}::transpose", [x], [out])
     return out
 
 
 class _Linear(torch.autograd.Function):
-    """x (rows, inner) times the weight (columns, inner), and a bias."""
+    """Product of x (rows, inner) and the weight (columns, inner), plus a bias."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, product: Product) -> Tensor:
@@ -394,7 +397,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _gradient(grad: Tensor, product: Product) -> tuple[Tensor, Tensor]:
-    """The gradient of the output for the two products of backward: as rows, and as columns."""
+    """Return the output's gradient for the two products of backward: as rows and as columns."""
     gathers = product.mode == "row" and product.sequence and product.size > 1
     grad = grad.contiguous()
     if product.fp8 is None:
@@ -412,7 +415,7 @@ def _multiply_gradient(grad: Tensor, weight: Tensor, dtype: torch.dtype, recipe:
 
 
 def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, product: Product) -> Tensor | None:
-    """The gradient of the weight; None or unused memory where it is added to the weight's main_grad."""
+    """Return the weight's gradient. If it is added to the weight's main_grad, return None or unused memory."""
     main = getattr(weight, "main_grad", None) if product.into_main_grad else None
     if main is None:
         return grad.t() @ x if product.fp8 is None else _multiply(grad, x, weight.dtype, product.fp8)
@@ -434,7 +437,7 @@ def accumulate_weight_gradient(grad: Tensor, x: Tensor, main: Tensor) -> None:
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, product: Product) -> Tensor:
-    """x (..., inner) times *weight* (columns, inner), as *product* says."""
+    """Return the product of x (..., inner) and *weight* (columns, inner) with the settings in *product*."""
     with torch.autocast("cuda", enabled=False):
         out: Tensor = _Linear.apply(x.reshape(-1, x.shape[-1]), weight, bias, product)
     return out.view(-1, *x.shape[1:-1], out.shape[-1]) if x.dim() > 2 else out
@@ -444,7 +447,7 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, product: Product) -
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """transformer_engine.pytorch.checkpoint: torch's, which has no use for its own arguments."""
+    """Stand-in for transformer_engine.pytorch.checkpoint: torch's checkpoint, without the additional arguments."""
     for name in ("distribute_saved_activations", "get_rng_state_tracker", "tp_group"):
         kwargs.pop(name, None)
     reentrant = kwargs.pop("use_reentrant", True)
@@ -454,7 +457,9 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 class CudaRNGStatesTracker:
-    """transformer_engine.pytorch.CudaRNGStatesTracker: names of random states; the default generator draws."""
+    """Stand-in for transformer_engine.pytorch.CudaRNGStatesTracker: it keeps names of random states, and the default
+    generator draws.
+    """
 
     def __init__(self) -> None:
         self.states_: dict[str, int] = {}

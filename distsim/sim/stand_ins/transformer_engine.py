@@ -31,10 +31,10 @@ _NAME = "transformer_engine"
 
 
 class TransformerEngineBaseModule(nn.Module):
-    """What its modules share: the tensor-parallel group, and how a product is computed."""
+    """Base of all modules: the tensor-parallel group, and the settings of products."""
 
     def _set_up(self, options: dict[str, Any]) -> None:
-        """Read the arguments that all of them have."""
+        """Read the arguments that all modules have."""
         self.tp_group, self.tp_size = options.get("tp_group"), options.get("tp_size", 1)
         if self.tp_group is not None:
             self.tp_size = dist.get_world_size(self.tp_group)
@@ -53,16 +53,16 @@ class TransformerEngineBaseModule(nn.Module):
         self.tp_size = 1 if tp_group is None else dist.get_world_size(tp_group)
 
     def get_extra_state(self) -> Tensor:
-        """Scales, of which a simulation has none."""
+        """Return the fp8 scales: empty, because a simulation has none."""
         return torch.empty(0, dtype=torch.uint8)
 
     def set_extra_state(self, state: Any) -> None:
-        """Scales, of which a simulation has none."""
+        """Ignore the fp8 scales, because a simulation has none."""
 
     def _parameter(
         self, *shape: int, init: Callable[[Tensor], Any] | None = None, split: int | None = None
     ) -> nn.Parameter:
-        """A parameter, of which this rank has a part along dimension *split*."""
+        """Return a new parameter; this rank has a part of it along dimension *split*."""
         parameter = nn.Parameter(torch.empty(shape, device=self.device, dtype=self.params_dtype))
         if parameter.device.type != "meta":
             forked = (
@@ -79,7 +79,7 @@ class TransformerEngineBaseModule(nn.Module):
     def _project(
         self, x: Tensor, name: str, bias: Tensor | None, mode: str | None, first: bool | None, cast_before: bool = False
     ) -> Tensor:
-        """*x* times the weight *name*."""
+        """Return the product of *x* and the weight *name*."""
         state, weight = region(), getattr(self, name)
         recipe = state.recipe if state.enabled and not needs_values() else None
         if state.enabled and recipe is None:
@@ -149,7 +149,7 @@ class Linear(TransformerEngineBaseModule):
 
 
 def _norm_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centered: bool) -> Tensor:
-    """LayerNorm, or RMSNorm where *bias* is None, in one kernel forward and two backward."""
+    """Return LayerNorm, or RMSNorm if *bias* is None: one kernel forward and two backward."""
     shape = (x.shape[-1],)
 
     def by_torch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -234,7 +234,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def activate(x: Tensor, name: str) -> Tensor:
-    """An activation, gated by the second half of *x* where its name is of a gated one, in one kernel."""
+    """Return an activation of *x*, gated by its second half if *name* is a gated one, in one kernel."""
     gated = name.endswith("glu")
 
     def by_torch(x: Tensor) -> Tensor:
@@ -466,7 +466,7 @@ class MultiheadAttention(nn.Module):
 
 
 def _add_dropped(x: Tensor, bias: Tensor | None, residual: Tensor, rate: float) -> Tensor:
-    """The residual and the output with its bias and dropout, in one kernel (bias_dropout_add)."""
+    """Return the residual plus the output with bias and dropout, in one kernel (bias_dropout_add)."""
 
     def by_torch(x: Tensor, residual: Tensor, bias: Tensor | None = None) -> Tensor:
         return residual + F.dropout(x if bias is None else x + bias, rate, training=rate > 0)

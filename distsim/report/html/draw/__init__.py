@@ -1,7 +1,7 @@
-"""Turns a report with its `picture` into the parts of the page: plotly figures, drawings, tables.
+"""Parts of the page from a report with its `picture`: plotly figures, drawings, tables.
 
-Begin with `run.py`, which lists the parts of one run in the order of the page. Every function takes the report as JSON
-data.
+Begin with `run.py`, which lists the parts of one run in the order of the page. Every function takes the report as
+JSON data.
 """
 
 from __future__ import annotations

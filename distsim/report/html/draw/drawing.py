@@ -1,9 +1,10 @@
-"""A drawing of boxes and arrows, as numbers for the template's SVG: it needs no script, and prints.
+"""Drawing of boxes and arrows for the template's SVG, which needs no script and can be printed.
 
-Two things are drawn. In the wait-for graph, ranks with equal waits are one box, arrows lead to what they wait for, and
-cycles are red. In the used part of the cluster, the colour of an edge is the average share of its bandwidth that was
-used; many equal vertices (`n0/gpu0`, `n1/gpu0`, ...) are one box with their number, whose edges show the busiest of
-them. A heat map shows the used bandwidth of the busiest links over time, with injected faults as bands.
+Two things are drawn. In the wait-for graph, ranks with equal waits are one box, arrows point to the ranks that they
+wait for, and cycles are red. In the used part of the cluster, the colour of an edge is the average share of its
+bandwidth that was used; many equal vertices (`n0/gpu0`, `n1/gpu0`, ...) are one box with their number, whose edges
+show the busiest of them. A heat map shows the used bandwidth of the busiest links over time, with injected faults as
+bands.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ LINE_PX = 16
 
 @dataclass(slots=True)
 class Box:
-    """A box round its lines of text, centred at x, y (pixels)."""
+    """A box around lines of text, centred at x, y (pixels)."""
 
     x: float
     y: float
@@ -52,7 +53,7 @@ class Box:
 
 @dataclass(slots=True)
 class Arrow:
-    """A bent line from box to box with a text at its middle."""
+    """A bent line between two boxes with a text at its middle."""
 
     path: str
     text: Sequence[str] = ()
@@ -123,7 +124,7 @@ def _rim(box: Box, x: float, y: float, gap: float) -> tuple[float, float]:
 
 
 def scaled(places: Mapping[str, Sequence[float]], boxes: Mapping[str, Box], width: float, height: float) -> None:
-    """Set the boxes' places from those of a layout, which lie anywhere, into the pixels of a drawing."""
+    """Set the positions of the boxes from those of a layout, scaled to the pixels of the drawing."""
     xs, ys = [p[0] for p in places.values()], [p[1] for p in places.values()]
     room_x = width - max(box.width for box in boxes.values()) - 24
     room_y = height - max(box.height for box in boxes.values()) - 24
@@ -140,7 +141,7 @@ MOST_HOSTS, MOST_ALIKE = 2, 8
 STEPS = ((0.9, "#b2182b"), (0.6, "#e08214"), (0.3, "#d9b13b"), (0.1, "#5aae61"), (0.0, "#7f8c9a"))
 """Colours with the share of bandwidth from which they are used."""
 _NAME = re.compile(r"(?:n(\d+)/)?([A-Za-z_]+\d*/)?([A-Za-z_]+)(\d*)")
-"""`n0/gpu3`, `leaf2`, `group1/switch5`: host, the fabric's own groups, kind, number."""
+"""Pattern of vertex names such as `n0/gpu3`, `leaf2`, `group1/switch5`: host, group of the fabric, kind, number."""
 ROW_PX = 18
 TOPS = (1, 2, 5, 10, 25, 50, 100, 1e9)
 """Possible upper ends of the colour scale, in percent."""
@@ -148,7 +149,7 @@ TOPS = (1, 2, 5, 10, 25, 50, 100, 1e9)
 
 @dataclass(slots=True)
 class Edge:
-    """Both directions of a pair, and of all pairs drawn as it."""
+    """Both directions of a pair of vertices, and of all pairs that are drawn as this one."""
 
     count: int = 0
     mean: float = 0.0
@@ -226,7 +227,7 @@ def _any_number(group: str | None) -> str:
 
 
 def _placed(counts: Mapping[str, int]) -> dict[str, Box]:
-    """Layers on top of each other, hosts side by side."""
+    """Return the boxes with layers above each other and hosts side by side."""
     layers: dict[str, list[str]] = {}
     for name in sorted(counts, key=_natural):
         layers.setdefault(_kind(name), []).append(name)
@@ -315,12 +316,12 @@ MOST_BOXES = 40
 MOST_TEXTS = 14
 """Number of arrows above which only those of a cycle have labels; the others show theirs under the pointer."""
 LONGEST = 34
-"""Letters of a line in a box."""
+"""Largest number of characters in a line of a box."""
 
 
 @dataclass(slots=True)
 class DrawnWait:
-    """*ranks* wait in what the lines say, for *needs*."""
+    """A wait in the drawing: *ranks* wait for *needs*, as the lines describe."""
 
     ranks: Sequence[int]
     needs: Sequence[int]

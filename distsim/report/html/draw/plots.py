@@ -1,4 +1,4 @@
-"""Figures of plotly as plain data: what all share; bars of a sweep, its efficiency, and the curves of a bench."""
+"""plotly figures as plain data: common parts, bars and efficiency of a sweep, and curves of a bench."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ COMPUTE, COMMUNICATION, WAITING, OPEN, ACCUSED = "#4f86c6", "#2a9d6f", "#d9a13b"
 """Colours that people with colour vision deficiency can distinguish, on white and on black; waiting is also hatched."""
 
 LONGEST = 200
-"""Letters of a text in a figure."""
+"""Largest number of characters of a text in a figure."""
 RANKS = ("cluster.nodes", "on.nodes", "nnodes", "nproc_per_node")
-"""Settings that say how many ranks there are, by a factor."""
+"""Settings to which the number of ranks is proportional."""
 BAR_PX = 26
 
 
 def label(text: object) -> str:
-    """A text of the program's for plotly, which takes tags and entities in texts for markup."""
+    """Return a text of the program in a form that plotly does not interpret as markup."""
     plain = str(text)
     return html.escape(plain if len(plain) <= LONGEST else f"{plain[: LONGEST - 3]}...", quote=False)
 
 
 def figure(data: list[dict[str, Any]], height: int, x_title: str, **layout: Any) -> Figure:
-    """Traces with a layout; colours of text and ground are the page's, which knows light and dark."""
+    """Return traces with a layout. The page sets the colours of text and background for its light and dark mode."""
     common: dict[str, Any] = {
         "height": height,
         "margin": {"l": 8, "r": 16, "t": 8, "b": 44},
@@ -122,9 +122,9 @@ def efficiency_plot(points: Sequence[PlotPoint], links: Sequence[str]) -> Figure
 
 
 def pareto_plot(points: Sequence[PlotPoint]) -> Figure | None:
-    """Time over peak memory of the points that fit; those that no other beats in both are joined by a line.
+    """Plot time over peak memory of the points that fit. A line joins the points that no other beats in both.
 
-    The time is a step's where all points have as many tokens in it, else that of one GPU for a million tokens.
+    The time is that of a step if all points have the same number of tokens, else GPU time for a million tokens.
     """
     there = [point for point in points if point.passed and point.figures.get("fits") and point.figures.get("step_s")]
     if not there:
@@ -173,7 +173,7 @@ def pareto_plot(points: Sequence[PlotPoint]) -> Figure | None:
 
 
 def bench_plot(rows: Sequence[Mapping[str, Any]], name: str) -> Figure:
-    """One figure over the size of the message."""
+    """Plot one figure over the message size."""
     there = [row for row in rows if row.get(name) is not None]
     busbw = name == "busbw_GBps"
     top = max((float(row[name]) for row in there), default=1.0)

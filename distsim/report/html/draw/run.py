@@ -37,7 +37,7 @@ MOST_TOLD = 12
 """Maximum number of diagnoses that are shown completely; the others take one line for each kind and location."""
 MOST_FOLDED = 100
 MOST_NAMES = 8
-"""Of the tensors of a silent finding."""
+"""Largest number of tensor names in a silent finding."""
 MOST_WAITERS = 8
 MOST_EXCERPTS = 4
 """Maximum number of source excerpts of one diagnosis."""
@@ -45,7 +45,7 @@ MOST_EXCERPTS = 4
 
 @dataclass(slots=True)
 class Part:
-    """A section of the page; *missing* says why there is nothing to see."""
+    """A section of the page. If it has no content, *missing* says why."""
 
     name: str
     title: str
@@ -57,7 +57,7 @@ class Part:
 
 @dataclass(slots=True)
 class RunParts:
-    """One run."""
+    """Content of the page for one run."""
 
     key: str
     """Key of the run's section and figures on the page."""
@@ -73,7 +73,7 @@ class RunParts:
     replay: str
     notes: list[str]
     failures: list[dict[str, str]]
-    """`type`, `message`, `traceback`, and `who`."""
+    """Dictionaries with `type`, `message`, `traceback` and `who` (the ranks)."""
     parts: list[Part]
     tables: list[PageTable]
     document: Mapping[str, Any]
@@ -84,7 +84,11 @@ class RunParts:
 
 
 def run_parts(document: Mapping[str, Any], key: str = "run") -> RunParts:
-    """The whole of a run from its report. ValueError, KeyError, TypeError or AttributeError where it is none."""
+    """Return all parts of a run from its report.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: The document is not a report.
+    """
     diagnoses = diagnoses_from_json(document)
     given = document.get("picture")
     picture: dict[str, Any] | None = given if isinstance(given, dict) and given else None
@@ -217,17 +221,17 @@ def _widths(rows: list[Any], least: float) -> list[float]:
 
 @dataclass(slots=True)
 class Excerpt:
-    """Some lines of a file, one of them meant."""
+    """Some lines of a file, one of them marked."""
 
     place: str
     ranks: str
     rows: list[tuple[int, str, bool]]
-    """Number, text, whether it is the line."""
+    """Line number, text, and whether the line is the marked one."""
 
 
 @dataclass(slots=True)
 class Told:
-    """One diagnosis for the page."""
+    """One diagnosis or silent finding as the page shows it."""
 
     word: str
     kind: str
@@ -242,7 +246,7 @@ class Told:
 
 
 def headline(document: Mapping[str, Any], diagnoses: Sequence[Diagnosis]) -> tuple[str, str]:
-    """The word for the whole, and its colour's name: good, warning, bad."""
+    """Return the headline of the verdict, and the name of its colour: good, warning or bad."""
     if document.get("interrupted"):
         return "INTERRUPTED", "warning"
     if diagnoses:
@@ -261,7 +265,7 @@ def headline(document: Mapping[str, Any], diagnoses: Sequence[Diagnosis]) -> tup
 
 
 def told(diagnoses: Sequence[Diagnosis], sources: Sequence[Mapping[str, Any]]) -> list[Told]:
-    """The first diagnoses in full."""
+    """Return the first diagnoses with all details."""
     return [_told(d, sources) for d in diagnoses[:MOST_TOLD]]
 
 
@@ -285,7 +289,7 @@ def _told(d: Diagnosis, sources: Sequence[Mapping[str, Any]]) -> Told:
 
 
 def _silent(finding: SilentFinding) -> Told:
-    """One silent finding."""
+    """Return a silent finding as the page shows it."""
     names = ", ".join(finding.tensors[:MOST_NAMES])
     names += f" and {len(finding.tensors) - MOST_NAMES} more" if len(finding.tensors) > MOST_NAMES else ""
     return Told(

@@ -1,4 +1,4 @@
-"""The tables of a run: columns with their units, cells as text with the value that sorting goes by."""
+"""Tables of a run: columns with their units, and cells as text with the value used for sorting."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ CALLS: dict[str, tuple[str, Shown | None]] = {
 
 
 def of_run(document: Mapping[str, Any]) -> list[PageTable]:
-    """The tables that have rows."""
+    """Return the tables of a run that have rows."""
     links = sorted(document.get("links") or (), key=lambda link: -float(link["mean_utilisation"] or 0.0))
     picture = document.get("picture") or {}
     # What never ended first: it is the story of a hang.
@@ -160,7 +160,7 @@ def of_run(document: Mapping[str, Any]) -> list[PageTable]:
 
 
 def table(title: str, fields: Mapping[str, tuple[str, Shown | None]], items: Sequence[Mapping[str, Any]]) -> PageTable:
-    """A row an item; columns that no item has are left out."""
+    """Return a table with one row for each item. Columns that no item has are left out."""
     used = {name: how for name, how in fields.items() if any(item.get(name) is not None for item in items)}
     result = PageTable(title, [head for head, _ in used.values()])
     for item in items[:MOST_ROWS]:

@@ -1,6 +1,6 @@
-"""Lanes of ranks over time: above in a lane what computes, below what communicates; open calls fade out.
+"""Timeline of ranks: each lane shows computation above and communication below; open calls fade out.
 
-Messages are arrows between the lanes of their ends; those without an other end dangle.
+Messages are arrows between lanes. A message without its other end is an arrow into nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CHECKPOINT = "checkpoint"
 STEP_NAMES = 1.0
 """Height of the names below the lanes, in lanes."""
 MOST_NAMED = 12
-"""Steps whose names stand in the figure; of more, every second or third has its name there."""
+"""Largest number of step names in the figure. With more steps, only every second or third has its name."""
 FADES = (0.85, 0.6, 0.4, 0.22, 0.1)
 """Opacity of the pieces of an open call's tail."""
 TAIL = 0.1
@@ -107,7 +107,7 @@ def _steps(
 
 
 def lane_axis(picture: dict[str, Any], accused: Collection[int] = ()) -> dict[str, Any]:
-    """The first lane on top; of many every second is named, or fewer."""
+    """Return the axis of lanes, the first on top. With many lanes, only some are named."""
     lanes = picture["lanes"]
     every = 1 + (len(lanes) - 1) // 64
     named = range(0, len(lanes), every)

@@ -1,4 +1,4 @@
-"""The first screen of a training run: four figures, and bars for a step, for memory and for what would help most."""
+"""First screen of a training run: four figures, and bars for the step, the memory and the largest gains."""
 
 from __future__ import annotations
 
