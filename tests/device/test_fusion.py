@@ -403,6 +403,33 @@ def test_a_product_that_a_program_keeps_has_memory_once_it_is_read() -> None:
     assert run(body).results[0] == [1, 3, WIDTH]
 
 
+def test_what_a_graph_has_computed_it_does_not_compute_again() -> None:
+    """Of two equal operators before products one is launched; not if their input was written in between, nor if a view
+    of it is read in another order, nor of random numbers."""
+
+    def products(x: torch.Tensor, first: Any, second: Any, between: Any = None) -> torch.Tensor:
+        y = first(x) @ x
+        if between is not None:
+            between(x)
+        return y @ second(x)
+
+    def body() -> list[int]:
+        pairs = [
+            (torch.tanh, torch.tanh),
+            (torch.tanh, torch.tanh, lambda x: x.add_(1.0) @ x),
+            (torch.tanh, lambda x: torch.tanh(x.t())),
+            (F.dropout, F.dropout),
+        ]
+        kernels = []
+        for pair in pairs:
+            before = fusion_here().kernels_after
+            torch.compile(partial(products, first=pair[0], second=pair[1], between=(*pair, None)[2]))(big(64, 64))
+            kernels.append(fusion_here().kernels_after - before)
+        return kernels
+
+    assert run(body).results[0] == [3, 6, 4, 4]
+
+
 def test_a_capture_holds_all_of_a_compiled_backward() -> None:
     """The last kernel of backward, the bias's gradient, is part of the CUDA graph."""
 

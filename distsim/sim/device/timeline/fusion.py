@@ -2,12 +2,13 @@
 
 Its operators are met one by one, as they are run. Those that only pass numbers through are held back and merged: one
 joins a kernel that makes what it reads, or that reads the same and is as large, unless it has to see all of a sum
-first. They are launched when anything else is put on the device: a product, a collective, an event, the function's end.
-What has died by then was never written. What autograd alone keeps is not written either: as under the compiler's
-min-cut partitioner, backward computes it again from what its kernel read, which stays in memory in its place. What the
-program keeps besides the result and its module's attributes looks the same, and is written once something outside of
-compiled code reads it. The memory of a product that a checkpoint keeps is freed at the function's end if no operator of
-backward reads it: the partitioner saves only what backward needs.
+first. What the graph has computed before from the same inputs is not computed again. They are launched when anything
+else is put on the device: a product, a collective, an event, the function's end. What has died by then was never
+written. What autograd alone keeps is not written either: as under the compiler's min-cut partitioner, backward computes
+it again from what its kernel read, which stays in memory in its place. What the program keeps besides the result and
+its module's attributes looks the same, and is written once something outside of compiled code reads it. The memory of a
+product that a checkpoint keeps is freed at the function's end if no operator of backward reads it: the partitioner
+saves only what backward needs.
 Backward is a graph as well: of the nodes that forward made.
 """
 
@@ -114,6 +115,10 @@ class Fusion:
         """Operators of the running call: whether their backward reads their inputs, what they read, what they write."""
         self._alone: dict[_Place, Any] = {}
         """Results of kernels that were not fused in the running call, and how to allocate their memory (Held.due)."""
+        self._known: dict[Any, list[_Place]] = {}
+        """Results of the running graph, by operator and inputs."""
+        self._same: dict[_Place, _Place] = {}
+        """Results that would be computed again -> the earlier ones, which are read instead."""
         self._task: RankTask | None = None
         """The thread that ran compiled code last."""
         self._around = NO_BACKWARD
@@ -136,6 +141,7 @@ class Fusion:
         depth = self._inside.get(task, 0)
         if depth == 0:
             self.flush()
+            self._forget()
             self._task, self._around = task, _in_backward()
             self.calls[name] = self.calls.get(name, 0) + 1
             self._host(task, -(GRAPH_S + parameters * GUARD_S))
@@ -179,6 +185,7 @@ class Fusion:
         if which != self._backward_of:
             self._backward_of = which
             self.flush()
+            self._forget()
             self._replays = known[2][call]
             self._host(task, -BACKWARD_S)
         return True
@@ -217,8 +224,10 @@ class Fusion:
         if self._where is not None and self._where[:2] != (device, stream):
             self.flush()
         outputs = [tensor for tensor in tensors_in(result) if tensor.is_cuda] or inputs[:1]
+        if self._is_known(func, given, outputs):
+            return
         size = max((tensor.numel() for tensor in (*inputs, *outputs)), default=1)
-        reads = [(storage, tensor) for tensor in inputs if (storage := _place(tensor)) is not None]
+        reads = [(storage, tensor) for tensor in inputs if (storage := self._at(tensor)) is not None]
         writes = [(storage, tensor) for tensor in outputs if (storage := _place(tensor)) is not None]
         self._note(task, func, [storage for storage, _ in reads], [storage for storage, _ in writes])
         kernel = self._fits(size, [storage for storage, _ in reads], [storage for storage, _ in writes])
@@ -243,12 +252,47 @@ class Fusion:
             self._where = (device, stream, task)
             device.timeline.before_put = self.flush
 
-    @staticmethod
-    def read(given: Any) -> dict[_Place, int]:
+    def read(self, given: Any) -> dict[_Place, int]:
         """The memory of the tensors in *given*, and the bytes of each."""
         return {
-            p: nbytes(tensor) for tensor in tensors_in(given) if tensor.is_cuda and (p := _place(tensor)) is not None
+            p: nbytes(tensor) for tensor in tensors_in(given) if tensor.is_cuda and (p := self._at(tensor)) is not None
         }
+
+    def _at(self, tensor: Tensor) -> _Place | None:
+        place = _place(tensor)
+        return self._same.get(place, place) if self._same else place
+
+    def _is_known(self, func: Any, given: Any, outputs: list[Tensor]) -> bool:
+        """Return whether the running graph has these results already; then the earlier ones stand for *outputs*."""
+        if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
+            self._known.clear()  # of what was computed from the old values, too
+            return False
+        places = [place for tensor in outputs if (place := _place(tensor)) is not None]
+        try:
+            known = self._known.setdefault((func, self._token(given)), places)
+        except TypeError:  # an argument that cannot be a key
+            return False
+        if known is places:
+            return False
+        self._same |= zip(places, known, strict=True)
+        return True
+
+    def _token(self, value: Any) -> Any:
+        """Return what is equal for equal arguments."""
+        if isinstance(value, Tensor):
+            if not value.is_cuda:
+                raise TypeError(value.device)
+            layout = (value.storage_offset(), *value.shape, *value.stride())
+            return self._at(value), value.dtype, layout
+        if isinstance(value, list | tuple):
+            return tuple(self._token(each) for each in value)
+        if isinstance(value, dict):
+            return tuple((key, self._token(each)) for key, each in value.items())
+        return type(value), value
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self._same.clear()
 
     def _note(
         self, task: RankTask, func: Any, reads: Collection[_Place], writes: Collection[_Place], alone: Any = None
