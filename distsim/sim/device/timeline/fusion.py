@@ -259,22 +259,22 @@ class Fusion:
         }
 
     def _at(self, tensor: Tensor) -> _Place | None:
-        place = _place(tensor)
-        return self._same.get(place, place) if self._same else place
+        storage = _place(tensor)
+        return self._same.get(storage, storage) if self._same else storage
 
     def _is_known(self, func: Any, given: Any, outputs: list[Tensor]) -> bool:
         """Return whether the running graph has these results already; then the earlier ones stand for *outputs*."""
         if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
             self._known.clear()  # of what was computed from the old values, too
             return False
-        places = [place for tensor in outputs if (place := _place(tensor)) is not None]
+        storages = [storage for tensor in outputs if (storage := _place(tensor)) is not None]
         try:
-            known = self._known.setdefault((func, self._token(given)), places)
+            known = self._known.setdefault((func, self._token(given)), storages)
         except TypeError:  # an argument that cannot be a key
             return False
-        if known is places:
+        if known is storages:
             return False
-        self._same |= zip(places, known, strict=True)
+        self._same |= zip(storages, known, strict=True)
         return True
 
     def _token(self, value: Any) -> Any:
