@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -86,37 +87,69 @@ def test_what_a_profile_has_not_is_said(tmp_path: Path) -> None:
         assert any(asked in note for note in notes)
 
 
-def test_an_execution_trace_lacks_communication_and_says_so(tmp_path: Path) -> None:
-    """Its nodes of collectives come from C++ that a simulated group does not pass."""
+def _nodes(path: Path) -> list[dict[str, Any]]:
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+        nodes: list[dict[str, Any]] = json.load(file)["nodes"]
+    return nodes
+
+
+def test_each_rank_writes_an_execution_trace_with_its_collectives(tmp_path: Path) -> None:
+    """A communication node has the attributes that replay tools and Chakra read."""
 
     def observed() -> None:
-        observer = torch.profiler.ExecutionTraceObserver()
-        observer.register_callback(str(tmp_path / "trace.json"))
-        observer.start()
-        observer.stop()
-        observer.unregister_callback()
-
-    notes = distsim.simulate(observed, "dgx-h100:1", nproc_per_node=1).notes
-    assert any("the trace has no communication nodes; --trace FILE" in note for note in notes)
-
-
-def test_one_rank_writes_an_execution_trace(tmp_path: Path) -> None:
-    """torch has one observer in a process, which a second rank would crash: it goes without, and a note says so."""
-
-    def observed() -> bool:
         dist.init_process_group("nccl")
-        path = tmp_path / f"trace{dist.get_rank()}.json"
-        observer = torch.profiler.ExecutionTraceObserver().register_callback(str(path))
-        dist.barrier(device_ids=[dist.get_rank()])
+        rank = dist.get_rank()
+        torch.cuda.set_device(rank)
+        pair = dist.new_group([0, 2])
+        observer = torch.profiler.ExecutionTraceObserver().register_callback(str(tmp_path / f"{rank}.json"))
+        assert observer.is_registered
+        x = torch.ones(8, 8, device="cuda", dtype=torch.bfloat16)
         observer.start()
-        torch.ones(1, device="cuda")
+        with torch.profiler.record_function("step"):
+            y = x @ x
+            if rank != 1:
+                dist.all_reduce(y, group=pair)
         observer.stop()
-        dist.barrier(device_ids=[dist.get_rank()])
+        dist.barrier(device_ids=[rank])
         observer.unregister_callback()
-        return path.exists()
 
-    for _ in range(2):
-        outcome = distsim.simulate(observed, "dgx-h100:1", nproc_per_node=2)
-        assert outcome.results == [True, False]
-        assert any("the first rank alone writes a file" in note for note in outcome.notes)
-        (tmp_path / "trace0.json").unlink()
+    assert distsim.simulate(observed, "dgx-h100:1", nproc_per_node=3).exit_code == 0
+    names = [node["name"] for node in _nodes(tmp_path / "1.json")]
+    thread, process = (f"[pytorch|profiler|execution_trace|{name}]" for name in ("thread", "process"))
+    assert names == [thread, "step", "aten::mm", process]
+    nodes = {node["name"]: node for node in _nodes(tmp_path / "2.json")}
+    assert list(nodes) == [
+        thread,
+        "step",
+        "aten::mm",
+        "c10d::allreduce_",
+        "record_param_comms",
+        "nccl:all_reduce",
+        process,
+    ]
+    for child, parent in (
+        ("aten::mm", "step"),
+        ("c10d::allreduce_", "step"),
+        ("record_param_comms", "c10d::allreduce_"),
+    ):
+        assert nodes[child]["ctrl_deps"] == nodes[parent]["id"]
+    assert nodes["aten::mm"]["outputs"]["values"][0] == nodes["c10d::allreduce_"]["inputs"]["values"][0][0]
+    assert nodes["aten::mm"]["inputs"]["types"] == ["Tensor(c10::BFloat16)"] * 2
+    attributes = {entry["name"]: entry["value"] for entry in nodes["record_param_comms"]["attrs"]}
+    expected = {"collective_name": "allreduce", "dtype": "BFloat16", "in_msg_nelems": 64, "pg_size": 2}
+    expected |= {"global_rank_start": 0, "global_rank_stride": 2}
+    assert attributes.items() >= expected.items()
+
+
+def test_a_profile_with_an_observer_writes_its_trace(tmp_path: Path) -> None:
+    """On the CPU, compressed, by `profile(execution_trace_observer=...)`."""
+    path = tmp_path / "trace.json.gz"
+
+    def observed() -> None:
+        dist.init_process_group("gloo")
+        observer = torch.profiler.ExecutionTraceObserver().register_callback(str(path))
+        with torch.profiler.profile(execution_trace_observer=observer):
+            dist.broadcast(torch.ones(4), 0)
+
+    assert distsim.simulate(observed, nproc_per_node=1).exit_code == 0
+    assert [node["name"] for node in _nodes(path)][1:-1] == ["aten::ones", "c10d::broadcast_", "gloo:broadcast"]

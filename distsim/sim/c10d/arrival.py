@@ -16,7 +16,7 @@ from distsim.sim.c10d.work import SimWork
 from distsim.sim.device.operators.values import Values
 from distsim.sim.isolation.process import RankTask, require_task
 from distsim.torch_compat.cuda_api import PARSE_VISIBLE_DEVICES
-from distsim.torch_compat.device import FOREACH_COPY
+from distsim.torch_compat.device import DISABLE_TORCH_DISPATCH, FOREACH_COPY
 
 if TYPE_CHECKING:
     from distsim.sim.device.gpu import Device
@@ -214,6 +214,8 @@ def _on_node(process: SimProcess, index: int) -> str:
 
 # -- What is known of the values of a call's tensors on GPUs, and what the call makes of them.
 
+_DisableTorchDispatch = DISABLE_TORCH_DISPATCH.get()
+
 _ROOT_ONLY = frozenset({"broadcast", "scatter", "send"})
 """Operations whose values are those of one member."""
 
@@ -235,7 +237,8 @@ def known_of(task: RankTask, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
         if host is None:
             return HostSide(values, None, written, guess, before)
         guess = guess or values.guessed(tensor)
-        copies.append(host.clone())
+        with _DisableTorchDispatch():
+            copies.append(host.clone())
     return HostSide(values, copies, written, guess, before)
 
 

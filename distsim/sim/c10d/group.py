@@ -258,6 +258,8 @@ class SimGroup(Questions):
         arrival = Arrival(process, record, work, received, given)
         if world.traced.counts:
             world.traced.saw_call(process, record, received)
+        if process.execution_trace is not None and record.op in OPERATORS:
+            process.execution_trace.called(record, OPERATORS[record.op], self.name(), (call.inputs, call.outputs))
         if at_once or meet is None:
             self._number(record, given)
             self._tell_others(task, arrival)
@@ -349,6 +351,8 @@ class SimGroup(Questions):
         self._number(record, call.outputs)
         if process.provenance is not None:
             process.provenance.called(record, call.inputs, call.outputs)
+        if process.execution_trace is not None:
+            process.execution_trace.called(record, OPERATORS[record.op], self.name(), (call.inputs, call.outputs))
         self._tell_others(task, arrival)
         assert meet is not None
         self._on_gpu.launch(task, device, call, is_async, (arrival, work, meet))

@@ -60,6 +60,8 @@ class CpuRates:
                 world.memory.saw(process, (args, result))
             if process.recorder is not None and name.startswith("aten::"):
                 process.recorder.operator(name, task.now_s(), 0.0, args)
+            if process.execution_trace is not None:
+                process.execution_trace.ran(func, args, kwargs, result)
             return result
         world.in_operator = True
         try:
@@ -102,6 +104,8 @@ class CpuRates:
             process.times.add_slice(task.now_s(), seconds, name)
         if process.recorder is not None:
             process.recorder.operator(name, task.now_s(), seconds, args)
+        if process.execution_trace is not None:
+            process.execution_trace.ran(func, args, kwargs, result)
         task.debt_s += seconds
         if world.traced.counts:
             world.traced.computed(process)

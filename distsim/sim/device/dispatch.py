@@ -167,8 +167,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
             if done is not NotImplemented:
                 self._saw_operator(None)
                 self._reads((args, kwargs))
-                if self._process.provenance is not None:
-                    self._process.provenance.ran(func, args, kwargs, done)
+                self._observed(func, args, kwargs, done)
                 return done
         if kind == COMPOSITE:
             with self:
@@ -261,9 +260,15 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
                 fusion.launch(gpu, stream, plan.cost, task, func, (args, kwargs), result)
         if plan.counted is not None:
             accelerators.steps.count(plan.counted, args)
+        self._observed(func, args, kwargs, result)
+        return result
+
+    def _observed(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Report an operator that has run to those who follow values, and to the program's own observer."""
         if self._process.provenance is not None:
             self._process.provenance.ran(func, args, kwargs, result)
-        return result
+        if self._process.execution_trace is not None:
+            self._process.execution_trace.ran(func, args, kwargs, result)
 
     def _unvalued(self, args: Any, kwargs: Any, plan: OperatorPlan, gpu: Device, stream: Any) -> Any:
         """The result without values; what was known of tensors that are written is known no more."""

@@ -242,6 +242,8 @@ class SimProcess:
         """The script or module it runs (`rank.Program`); None for a function."""
         self.silent: Any = None
         """Recorder for silent faults (debug/diagnosis/silent/collect); None if they are not searched for."""
+        self.execution_trace: Any = None
+        """Trace that an ExecutionTraceObserver writes (sim/observe/execution_trace.py); None if there is none."""
         self.provenance: Any = None
         """Origins of tensors on simulated GPUs (sim/observe/provenance.py); None if they are not followed."""
         self.unarmed: dict[tuple[str, Any], Any] = {}

@@ -18,6 +18,7 @@ from distsim.sim.device.timeline import Comm, Kernel
 from distsim.sim.isolation.modules.patch_table import Patch
 from distsim.sim.isolation.process import current_process, current_task
 from distsim.sim.observe.critical_path import operator_name
+from distsim.sim.observe.execution_trace import ExecutionTrace
 from distsim.torch_compat.works import (
     ADD_METADATA_JSON,
     DISABLE_PROFILER,
@@ -345,12 +346,6 @@ def profiler_patches() -> list[Patch]:
 def _setting_patches() -> list[Patch]:
     """Return the patches of settings that a profile can ask for."""
     real_config, real_supported = torch_profiler.profile.config, _supported_activities
-    real_observe = ExecutionTraceObserver.start
-    real_register, real_unregister = (
-        ExecutionTraceObserver.register_callback,
-        ExecutionTraceObserver.unregister_callback,
-    )
-    observers: list[Any] = []
 
     @functools.wraps(real_config)
     def config(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -362,33 +357,6 @@ def _setting_patches() -> list[Patch]:
                     process.world.note(f"torch.profiler: {setting}=True is not simulated: {lacks}")
         return real_config(self, *args, **kwargs)
 
-    @functools.wraps(real_observe)
-    def observe(self: Any) -> None:
-        process = current_process()
-        if process is not None:
-            process.world.note(
-                "torch.profiler.ExecutionTraceObserver: the trace has no communication nodes; --trace FILE writes them"
-            )
-        real_observe(self)
-
-    @functools.wraps(real_register)
-    def register(self: Any, output_file_path: str) -> Any:
-        process = current_process()
-        if process is None or not observers or observers[0] is self:
-            observers[:] = [self]
-            return real_register(self, output_file_path)
-        process.world.note(
-            "torch.profiler.ExecutionTraceObserver: the ranks share torch's only one, so the first rank alone writes a "
-            "file, which has operators of the other ranks, too"
-        )
-        return self
-
-    @functools.wraps(real_unregister)
-    def unregister(self: Any) -> None:
-        real_unregister(self)
-        if observers and observers[0] is self:
-            observers.clear()
-
     def supported() -> Any:
         task = current_task()
         if task is None or task.process.accelerators is None:
@@ -397,11 +365,64 @@ def _setting_patches() -> list[Patch]:
 
     return [
         (torch_profiler.profile, "config", config),
-        (ExecutionTraceObserver, "start", observe),
-        (ExecutionTraceObserver, "register_callback", register),
-        (ExecutionTraceObserver, "unregister_callback", unregister),
+        *_execution_trace_patches(),
         *SUPPORTED_ACTIVITIES.replaced_by(supported),
         *SUPPORTED_ACTIVITIES_HERE.replaced_by(supported),
+    ]
+
+
+def _execution_trace_patches() -> list[Patch]:
+    """An ExecutionTraceObserver in a simulated rank writes a file of that rank."""
+    kind = ExecutionTraceObserver
+    real_register, real_unregister, real_start, real_stop = (
+        getattr(kind, name) for name in ("register_callback", "unregister_callback", "start", "stop")
+    )
+    is_registered = kind.is_registered.fget
+
+    @functools.wraps(real_register)
+    def register(self: Any, output_file_path: str) -> Any:
+        process = current_process()
+        if process is None:
+            return real_register(self, output_file_path)
+        if process.execution_trace is None:
+            self.output_file_path = output_file_path
+            process.execution_trace = ExecutionTrace(output_file_path, self)
+        return self
+
+    @functools.wraps(real_unregister)
+    def unregister(self: Any) -> None:
+        process = current_process()
+        trace = None if process is None else process.execution_trace
+        if process is None:
+            real_unregister(self)
+        elif trace is not None and trace.observer is self:
+            trace.write()
+            process.execution_trace = None
+
+    def start(self: Any) -> None:
+        process = current_process()
+        if process is None:
+            real_start(self)
+        elif process.execution_trace is not None:
+            process.execution_trace.start()
+
+    def stop(self: Any) -> None:
+        process = current_process()
+        if process is None:
+            real_stop(self)
+        elif process.execution_trace is not None:
+            process.execution_trace.is_active = False
+
+    def registered(self: Any) -> bool:
+        process = current_process()
+        return bool(is_registered(self)) if process is None else process.execution_trace is not None
+
+    return [
+        (kind, "register_callback", register),
+        (kind, "unregister_callback", unregister),
+        (kind, "start", functools.wraps(real_start)(start)),
+        (kind, "stop", functools.wraps(real_stop)(stop)),
+        (kind, "is_registered", property(registered)),
     ]
 
 
@@ -465,6 +486,8 @@ def _label_patches() -> list[Patch]:
             return real_enter(self)
         if task.process.recorder is not None:
             task.process.recorder.labels.append((self.name, task.now_s()))
+        if task.process.execution_trace is not None:
+            task.process.execution_trace.enter(self.name)
         self.record = None
         return self
 
@@ -473,7 +496,9 @@ def _label_patches() -> list[Patch]:
         if task is None or self.record is not None:
             real_exit(self, *exc)
             return
-        recorder = task.process.recorder
+        recorder, trace = task.process.recorder, task.process.execution_trace
+        if trace is not None:
+            trace.leave()
         if recorder is not None and recorder.labels and recorder.labels[-1][0] == self.name:
             name, start_s = recorder.labels.pop()
             recorder.label(name, start_s, task.now_s())

@@ -14,7 +14,7 @@ from distsim.errors import NotSimulated
 from distsim.sim.device.allocator.host_memory import erase, filled
 from distsim.sim.device.operators.plan import limit
 from distsim.sim.kernel.task import MANY_LOOKS
-from distsim.torch_compat.device import CONJ, NEG_VIEW
+from distsim.torch_compat.device import CONJ, DISABLE_TORCH_DISPATCH, NEG_VIEW
 
 if TYPE_CHECKING:
     from distsim.sim.observe.reading import Reading
@@ -175,6 +175,7 @@ KNOWLEDGE = ("_distsim_shadow", "_distsim_truth", "_distsim_typical")
 """
 _set_ = torch.Tensor.set_
 _empty = torch.empty
+_DisableTorchDispatch = DISABLE_TORCH_DISPATCH.get()
 _conj, _neg_view = _conj, _neg_view
 _HOST = torch.device("cpu")
 
@@ -382,13 +383,15 @@ def _is_lazy(tensor: Tensor) -> bool:
 
 
 def _over(shadow: Shadow, tensor: Tensor) -> Tensor:
-    view = _set_(
-        _empty(0, dtype=tensor.dtype, device=_HOST),
-        shadow.data,
-        tensor.storage_offset(),
-        tensor.shape,
-        tensor.stride(),
-    )
-    if tensor.is_conj():
-        view = _conj(view)
-    return _neg_view(view) if tensor.is_neg() else view
+    """Return the known values of *tensor*. The rank is not charged for what only the simulator does."""
+    with _DisableTorchDispatch():
+        view = _set_(
+            _empty(0, dtype=tensor.dtype, device=_HOST),
+            shadow.data,
+            tensor.storage_offset(),
+            tensor.shape,
+            tensor.stride(),
+        )
+        if tensor.is_conj():
+            view = _conj(view)
+        return _neg_view(view) if tensor.is_neg() else view
