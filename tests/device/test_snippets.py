@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -179,3 +182,16 @@ def test_compiled_code_runs_as_it_is() -> None:
     outcome = distsim.simulate(body, on="dgx-h100:1", nproc_per_node=1)
     assert outcome.results[0] == ((4, 4), [2.0, 2.0], ["_orig_mod.bias", "_orig_mod.weight"])
     assert [note for note in outcome.notes if note.startswith("torch.compile")]
+
+
+@pytest.mark.slow
+def test_torch_tensor_follows_a_default_device_that_is_the_first_of_the_process(tmp_path: Path) -> None:
+    """torch decides once in a process which functions a default device applies to: a new process is needed."""
+    script = tmp_path / "train.py"
+    script.write_text('import torch; torch.set_default_device("cuda"); print("on", torch.tensor([1.0]).device)\n')
+    done = subprocess.run(
+        [sys.executable, "-m", "distsim", "run", "--on", "dgx-h100:1", "--nproc-per-node", "1", str(script)],
+        capture_output=True,
+        text=True,
+    )
+    assert "on cuda:0" in done.stdout, done.stderr

@@ -337,6 +337,8 @@ def tensor_patches() -> list[Patch]:
 
         return make
 
+    with torch.device("cpu"):  # torch keeps the functions that a default device applies to: before they are replaced
+        torch.tensor(0)
     return [
         # these two ask CUDA for the memory before any mode sees an operator
         (torch, "tensor", pinnable(torch.tensor)),
