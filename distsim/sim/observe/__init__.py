@@ -9,6 +9,7 @@ from __future__ import annotations
 __all__ = [
     "critical_path",
     "evidence",
+    "execution_trace",
     "metrics",
     "origins",
     "profiler",
