@@ -10,7 +10,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from distsim.calibration.constants import Constants, nccl_constants
 from distsim.cluster import Cluster, Reroute
@@ -24,11 +25,13 @@ from distsim.collectives.algorithms.direct import (
 from distsim.collectives.algorithms.ring import Shape, hierarchical_phases, ring_messages, ring_phase
 from distsim.collectives.algorithms.tree import one_way_phase, tree_messages, tree_phase
 from distsim.collectives.libraries.gloo import compile_gloo, compile_mpi
-from distsim.collectives.libraries.nccl import NcclSelector
 from distsim.collectives.members import LinkArrays, Members
 from distsim.collectives.plan import Plan, Transfer, TransferCost, canonical_op
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import brief
+
+if TYPE_CHECKING:
+    from distsim.collectives.libraries.nccl import NcclSelector
 
 __all__ = ["Compiler", "Explained", "compile_ideal", "compiler_of"]
 
@@ -137,20 +140,28 @@ class Compiler:
     ) -> None:
         self.cluster = cluster
         self.links = LinkArrays(cluster)
-        self.algo = algo
+        self.algo, self._proto, self._launcher = algo, proto, launcher
         self.version = nccl_version or cluster.nccl.version
         self.ideal = self.version == "ideal"
-        self._nccl = NcclSelector(
-            cluster,
-            self.links.capacity,
-            algo=algo,
-            proto=proto,
-            version=self.version,
-            launcher=launcher,
-            constants=_constants(cluster),
-        )
         self._groups: dict[tuple[tuple[str, ...], int], Members] = {}
         self._plans: dict[object, Plan] = {}
+        nccl = cluster.nccl
+        if nccl.compute_capability or nccl.settings or cluster.constants or algo or proto or nccl_version:
+            _ = self._nccl  # which refuses what it does not know before a rank runs
+
+    @cached_property
+    def _nccl(self) -> NcclSelector:
+        from distsim.collectives.libraries.nccl import NcclSelector  # gloo and MPI do without its tables
+
+        return NcclSelector(
+            self.cluster,
+            self.links.capacity,
+            algo=self.algo,
+            proto=self._proto,
+            version=self.version,
+            launcher=self._launcher,
+            constants=_constants(self.cluster),
+        )
 
     def lead_around(self, down: Collection[int]) -> None:
         """Plans made from now on avoid the links *down* where there is another way. Never of one that others use, too
