@@ -121,12 +121,14 @@ def _classify(index: EvidenceIndex, log: GroupCalls, mismatch: Mismatch) -> Dive
         calls_from(log, culprit, mismatch.seq),
         calls_from(log, witness, mismatch.seq),
     )
-    score, kind = hypotheses(mine_ahead, theirs_ahead, least=1)[0]
+    explanations = hypotheses(mine_ahead, theirs_ahead, least=1)
+    score, kind = explanations[0]
     if (earlier := _earlier(log, divergence, score)) is not None:
         return earlier
     if score < 2 and _from_two_threads(mine, reference_call):
         return replace(divergence, kind=Kind.THREAD_RACE)
-    if score >= 2 and kind is Kind.EXTRA_COLLECTIVE:
+    may_lack = len(theirs_ahead) < 2 or any(one is Kind.MISSING_RANK for _, one in explanations)
+    if score >= 2 and kind is Kind.EXTRA_COLLECTIVE and may_lack:
         if relation.only_theirs_skipped or left_out(index, reference_call, mine, by_past=True):
             kind = Kind.MISSING_RANK  # it used to make theirs first: one round short looks like one call too many
     if score >= 2 and kind is Kind.OP_MISMATCH:
