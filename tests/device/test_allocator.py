@@ -214,16 +214,16 @@ def test_what_is_counted() -> None:
     requested = allocator.all.requested_bytes.as_dict()
     assert requested == {"current": 3 * MIB, "peak": 3 * MIB + 1000, "allocated": 3 * MIB + 1000, "freed": 1000}
     assert tallies["small"].inactive_split.as_dict() == {"current": 0, "peak": 1, "allocated": 1, "freed": 1}
-    assert (allocator.num_allocations, allocator.peak_allocated, allocator.peak_reserved) == (
+    assert (allocator.all.allocation.allocated, allocator.peak_allocated, allocator.peak_reserved) == (
         2,
         3 * MIB + 1024,
         22 * MIB,
     )
     allocator.reset_peaks()
     assert (allocator.peak_allocated, allocator.highest) == (3 * MIB, (3 * MIB + 1024, 22 * MIB))
-    assert allocator.num_allocations == 2
+    assert allocator.all.allocation.allocated == 2
     allocator.reset_totals()
-    assert allocator.num_allocations == allocator.all.allocation.freed == 0
+    assert allocator.all.allocation.allocated == allocator.all.allocation.freed == 0
     assert allocator.allocated == 3 * MIB
     allocator.free(large)
     grown = allocator.allocate(50 * MIB)

@@ -129,11 +129,6 @@ class SilentSearch:
     notes: list[str] = field(default_factory=list)
     """One line for each part of the job that was not checked, with the reason."""
 
-    @property
-    def has_error(self) -> bool:
-        """Return whether a finding is an error and not only a warning."""
-        return any(one.level is Severity.ERROR for one in self.findings)
-
 
 def search(rings: Mapping[int, Path], world_size: int, allowed: Sequence[str] = ()) -> SilentSearch:
     """Check the facts of all ranks of a real job.

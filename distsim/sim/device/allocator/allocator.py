@@ -397,10 +397,6 @@ class Allocator:
         return self.all.reserved_bytes.peak
 
     @property
-    def num_allocations(self) -> int:
-        return self.all.allocation.allocated
-
-    @property
     def free_in_segments(self) -> int:
         """Bytes that are reserved and not in use."""
         return self.reserved - self.allocated
