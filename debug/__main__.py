@@ -1,6 +1,6 @@
-"""Runs a script under the guard, as one rank: `python -m distsim.debug train.py ...` (or `-m package.module ...`).
+"""Run a script under the guard, as one rank: `python -m distsim.debug train.py ...` (or `-m package.module ...`).
 
-For jobs that already have a launcher: `torchrun --no-python python -m distsim.debug train.py`, or under srun. The
+Use it with a launcher of your own: `torchrun --no-python python -m distsim.debug train.py`, or under srun. The
 settings come from the environment (`DISTSIM_LEVEL`, `DISTSIM_ON_HANG`, `DISTSIM_DIR`, ...). With `--verbose`, every
 rank prints at its start where its flight records and the report are.
 """
@@ -99,7 +99,7 @@ def _leave_word(session: Any, error: BaseException) -> None:
 
 
 def _from_script(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from the script's first frame on."""
+    """Return the traceback from the script's first frame on."""
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
         trace = trace.tb_next
     return trace

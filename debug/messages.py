@@ -122,7 +122,7 @@ _ALIKE = {
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """`rank 3`, `ranks 0-2,4-7`."""
+    """Return ranks as text, such as `rank 3` or `ranks 0-2,4-7`."""
     listed = sorted(set(ranks))
     if not listed:
         return "no rank"
@@ -141,12 +141,12 @@ def some_ranks_text(ranks: Iterable[int]) -> str:
 
 
 def capital(text: str) -> str:
-    """The first letter made large, nothing else touched."""
+    """Return *text* with its first letter in upper case."""
     return text[:1].upper() + text[1:]
 
 
 def several(text: str, ranks: Iterable[int]) -> str:
-    """`is stopped` -> `are stopped` where more than one rank does it."""
+    """Return *text* in the plural if there are several ranks: `is stopped` -> `are stopped`."""
     if len(set(ranks)) == 1:
         return text
     text = text.replace(" its program", " their program")
@@ -158,18 +158,20 @@ def several(text: str, ranks: Iterable[int]) -> str:
 
 
 def are(ranks: Iterable[int], one: str, many: str) -> str:
-    """The verb's form for so many ranks."""
+    """Return the form of a verb for the number of ranks."""
     return one if len(set(ranks)) == 1 else many
 
 
 def group_text(group: Group) -> str:
-    """`group dp (ranks 0-7)`."""
+    """Return a group as text, such as `group dp (ranks 0-7)`."""
     return f"group {group.label or 'without a name'} ({ranks_text(group.ranks)})"
 
 
 def site_text(site: Site | None, *, function: bool = False, through: bool = True) -> str:
-    """`train.py:131`, or `train.py:131 in step`; `train.py:88 (through accelerate/accelerator.py:2345)` where a
-    library that the line called has made the call."""
+    """Return a position as text, such as `train.py:131` or `train.py:131 in step`.
+
+    If a library made the call: `train.py:88 (through accelerate/accelerator.py:2345)`.
+    """
     if site is None:
         return "an unknown line"
     text = f"{short_path(site.file)}:{site.line}"
@@ -180,7 +182,9 @@ def site_text(site: Site | None, *, function: bool = False, through: bool = True
 
 
 def call_text(call: CallRecord) -> str:
-    """`all_reduce #42`, `send to rank 1 (tag 7)`, `rpc_sync of train.step to worker1`."""
+    """Return a call as text, such as `all_reduce #42`, `send to rank 1 (tag 7)`, `rpc_sync of train.step to
+    worker1`.
+    """
     if call.remote is not None:
         return remote_text(call)
     if not call.is_p2p:
@@ -203,12 +207,12 @@ def remote_text(call: CallRecord) -> str:
 
 
 def worker_text(name: str, rank: int | None) -> str:
-    """`worker1 (rank 1)`."""
+    """Return a worker as text, such as `worker1 (rank 1)`."""
     return name if rank is None else f"{name} (rank {rank})"
 
 
 def shape_of_call(call: CallRecord) -> str:
-    """`all_reduce float32[4096,1024] SUM`, for those who wait in it."""
+    """Return a call with its arguments, such as `all_reduce float32[4096,1024] SUM`."""
     if call.remote is not None:
         return remote_text(call)
     if call.op in BARRIERS:
@@ -225,13 +229,13 @@ def shape_of_call(call: CallRecord) -> str:
 
 
 def numbered(call: CallRecord) -> str:
-    """`all_reduce #42 float32[4096,1024] SUM`."""
+    """Return a call with number and arguments, such as `all_reduce #42 float32[4096,1024] SUM`."""
     text = shape_of_call(call)
     return text if call.is_of_two else text.replace(call.op, f"{call.op} #{call.seq}", 1)
 
 
 def wait_text(wait: Wait) -> str:
-    """Return what a rank waits for, as text."""
+    """Return the object of a wait as text."""
     if isinstance(wait, CallWait):
         call = wait.record
         on = "" if call.is_of_two else f" on {group_text(call.group)}"
@@ -261,7 +265,7 @@ def exception_line(state: RankState) -> str | None:
 
 
 def one_line(text: str) -> str:
-    """The words of an exception, as a sentence holds them."""
+    """Return the words of an exception, as a sentence holds them."""
     lines = [line for line in map(str.strip, text.splitlines()) if line]
     if len(lines) < 2:
         return _cut(text)
@@ -278,7 +282,7 @@ def _cut(text: str) -> str:
 
 
 def state_text(state: RankState, waits: Iterable[Wait], last: CallRecord | None) -> str:
-    """Return where a rank is, as the rest of a sentence: `waits in barrier #3 ..., at train.py:9`."""
+    """Return the position of a rank as the rest of a sentence: `waits in barrier #3 ..., at train.py:9`."""
     seen = "" if state.silent_s is None else "last seen "
     at = f", {seen}at {site_text(state.site, function=True)}" if state.site else ""
     match state.phase:
@@ -323,7 +327,7 @@ def state_text(state: RankState, waits: Iterable[Wait], last: CallRecord | None)
 
 
 def no_record_advice(ranks: Sequence[int]) -> str:
-    """The suggestion for ranks that nothing is known about."""
+    """Return the suggestion for ranks that nothing is known about."""
     who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {format_ranks(ranks)}"
     one = len(ranks) == 1
     its, record, host, they = ("its", "record", "host", "it") if one else ("their", "records", "hosts", "they")
@@ -347,8 +351,9 @@ _NOT_A_MEMBER = re.compile(r"Global rank (\d+) is not part of group")
 
 
 def raised_advice(who: str, exception: str, awaited: bool, *, everyone: bool = False, traceback: str = "") -> str:
-    """The suggestion for ranks that raised *exception*, `ValueError: bad batch`, with that *traceback*; *awaited*:
-    others wait for them; *everyone*: all ranks raised it."""
+    """Return the suggestion for ranks that raised *exception*, `ValueError: bad batch`, with that *traceback*;
+    *awaited*: others wait for them; *everyone*: all ranks raised it.
+    """
     kind, says = _NOT_SIMULATED
     if exception.startswith(kind) and says in exception:
         remedy = exception.partition(says)[2].splitlines()[0]

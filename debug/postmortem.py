@@ -1,4 +1,4 @@
-"""Diagnoses a folder of flight records: our rings or Flight Recorder dumps, whatever their state."""
+"""Diagnosis of a folder of flight records: rings or Flight Recorder dumps, also damaged ones."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ class Found:
     silent: list[SilentFinding] | None = None
     """Findings of silent faults; None if the ranks recorded none of the facts for them."""
     judged: bool = True
-    """Whether the job's own monitor has judged it, or all its ranks have ended; a running job's stragglers are no
-    finding.
+    """Whether the job's own monitor has judged it, or all its ranks have ended. Stragglers of a running job are not
+    reported.
     """
 
 
 @dataclass
 class Job:
-    """The rings of one job, one a rank."""
+    """Rings of one job, one for each rank."""
 
     name: str
     readers: list[RingReader]
@@ -91,10 +91,13 @@ class Job:
 
 
 def examine(directory: Path, roots: Sequence[Path] | None = None) -> Found:
-    """Diagnose a directory, of several jobs the newest. A UsageError where there is nothing to diagnose in it.
+    """Diagnose a folder; if it has several jobs, the newest.
 
-    The records name files; lines are read from those under *roots*, or under the working folder where none are given:
-    records that came from elsewhere may name any file of the reader's.
+    The records name files. Their lines are read only from files under *roots* (default: the working folder), because
+    records from elsewhere could name any file of the reader.
+
+    Raises:
+        UsageError: The folder contains nothing to diagnose.
     """
     if not directory.is_dir():
         raise UsageError(f"expected a folder of flight records, got {directory}: no such folder")
@@ -130,7 +133,7 @@ def _examine_job(
 
 
 def _search_silent(job: Job, examined: Found) -> None:
-    """Judge what the ranks have recorded of their training, where they have, and the job has ended."""
+    """Check the facts that the ranks recorded of their training, if they did and the job has ended."""
     rings = {reader.number: reader.path for reader in job.readers}
     if examined.judged and any(facts_path(ring).exists() for ring in rings.values()):
         from distsim.debug.diagnosis.silent.judge import search  # numpy: not for every job
@@ -170,7 +173,7 @@ def _from_dumps(dumps: Sequence[Dump], known: Collection[int], roots: Sequence[P
 
 
 def load_jobs(directory: Path) -> tuple[list[Job], list[str]]:
-    """Return the jobs whose rings are in a folder, the newest first, and what is wrong with files there."""
+    """Return the jobs whose rings are in a folder, the newest first, and notes on faulty files."""
     complaints: list[str] = []
     readers_of: dict[str, list[RingReader]] = defaultdict(list)
     for path in sorted(directory.glob("*.ring")):
@@ -194,7 +197,7 @@ def load_jobs(directory: Path) -> tuple[list[Job], list[str]]:
 
 
 def load_rings(directory: Path, name: str = "") -> tuple[list[RingReader], list[str]]:
-    """Return the rings of one job in a folder (by default of the newest), and what is wrong with others."""
+    """Return the rings of one job in a folder (by default the newest), and notes on faulty ones."""
     jobs, complaints = load_jobs(directory)
     if not jobs:
         return [], complaints
@@ -213,7 +216,7 @@ def _left_out(jobs: Sequence[Job]) -> list[str]:
 
 
 def _last_attempt(readers: Sequence[RingReader]) -> tuple[list[RingReader], list[str]]:
-    """The rings of the last attempt."""
+    """Return the rings of the last attempt."""
     attempt = max(reader.header.attempt for reader in readers)
     chosen = [reader for reader in readers if reader.header.attempt == attempt]
     # Rings of an earlier run under the same name: that rank ended before this run began.
@@ -275,7 +278,9 @@ def _from_rings(
 def _judged(
     sources: Sequence[T], judge: Callable[[Sequence[T]], Found], complaints: list[str], name: Callable[[T], str]
 ) -> Found:
-    """The judgement over *sources*; where one makes no sense, over those that do, with a line for each other."""
+    """Return the judgement of *sources*; if one is inconsistent, of the others, with a note on each that is left
+    out.
+    """
     try:
         return judge(sources)
     except Exception:
@@ -320,8 +325,9 @@ def _without_ring(readers: Sequence[RingReader], known: Knowledge, numbering: Nu
 
 
 def _verdict(directory: Path, job: str) -> tuple[list[Diagnosis], list[str]]:
-    """Return the monitor's verdict on this job, which saw more than is left, and where the ranks were at an
-    interrupt."""
+    """Return the monitor's verdict on this job, which saw more than the records show, and the ranks' positions at an
+    interrupt.
+    """
     for path in (verdict_path(directory, job), directory / "verdict.json"):
         try:
             content = load_json(read_bytes(path, LARGEST_VERDICT))

@@ -239,13 +239,13 @@ def _per_rank(request: pytest.FixtureRequest, name: str) -> Any:
 
 @pytest.fixture
 def rank(request: pytest.FixtureRequest) -> int:
-    """Global rank on which the body runs."""
+    """Return the global rank on which the body runs."""
     return _per_rank(request, "rank")  # type: ignore[no-any-return]
 
 
 @pytest.fixture
 def world_size(request: pytest.FixtureRequest) -> int:
-    """Number of ranks. Other fixtures may use it, because it is equal on all ranks."""
+    """Return the number of ranks. Other fixtures may use it, because it is equal on all ranks."""
     marker = marker_of(request.node)
     if marker is None:
         pytest.fail(_UNMARKED.format("world_size"), pytrace=False)
@@ -255,7 +255,7 @@ def world_size(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest) -> WorldFixture:
-    """The rank on which the body runs: `world.rank`, `world.size`, `world.local_rank`, `world.on`.
+    """Return the rank on which the body runs: `world.rank`, `world.size`, `world.local_rank`, `world.on`.
 
     In another fixture, after its `yield`, `world.results` holds what the body returned on each rank.
     """
@@ -264,7 +264,7 @@ def world(request: pytest.FixtureRequest) -> WorldFixture:
 
 @pytest.fixture
 def mesh(request: pytest.FixtureRequest) -> Any:
-    """A DeviceMesh over all ranks, in the shape of the marker's argument `mesh` (default: one dimension)."""
+    """Return a DeviceMesh over all ranks, in the shape of the marker's argument `mesh` (default: one dimension)."""
     return _per_rank(request, "mesh")
 
 
@@ -272,7 +272,7 @@ class ScenarioFile(pytest.File):
     """One .toml file; it holds one test."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        """The file's only item."""
+        """Yield the file's only item."""
         yield ScenarioItem.from_parent(self, name=self.path.stem)
 
 
@@ -310,7 +310,7 @@ class ScenarioItem(pytest.Item):
             raise ScenarioFailure(text)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """The report itself, without a traceback of ours."""
+        """Return the report itself, without a traceback of ours."""
         from distsim.errors import UsageError
 
         if isinstance(excinfo.value, ScenarioFailure | UsageError):
@@ -318,5 +318,5 @@ class ScenarioItem(pytest.Item):
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Any, int | None, str]:
-        """The file's first line."""
+        """Return the file's first line."""
         return self.path, 0, f"scenario {self.path.stem}"

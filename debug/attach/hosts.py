@@ -35,7 +35,7 @@ class HostPositions:
     """Source lines at which ranks are, by file and line number."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, for another host."""
+        """Return the positions as plain data, for another host."""
         return {
             "schema": SCHEMA,
             "host": self.host,
@@ -47,7 +47,7 @@ class HostPositions:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> HostPositions:
-        """The inverse of `to_json`. A ValueError, KeyError or TypeError where *data* is something else."""
+        """Return the inverse of `to_json`. Raises ValueError, KeyError or TypeError if *data* is something else."""
         if data["schema"] != SCHEMA:
             raise ValueError(f"expected {SCHEMA}, got {data['schema']!r}")
         return cls(
@@ -99,7 +99,7 @@ def _lines(positions: Iterable[Position]) -> dict[str, dict[int, str]]:
 
 
 def _sources(hosts: Iterable[Mapping[str, Mapping[int, str]]]) -> dict[str, str]:
-    """Texts of files in which only the known lines are not empty."""
+    """Return the texts of files in which all lines are empty except the known ones."""
     known: dict[str, dict[int, str]] = {}
     for lines in hosts:
         for file, some in lines.items():

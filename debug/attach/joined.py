@@ -84,7 +84,7 @@ class RasCommunicator:
     """Ranks whose state is not that of most: INIT, FINALIZE, ABORT, NOCOMM; or an error."""
 
     def differing(self) -> dict[str, dict[int, int]]:
-        """The operations that not all ranks have launched equally often."""
+        """Return the operations that not all ranks have launched equally often."""
         return {op: counts for op, counts in self.counts.items() if len(set(counts.values())) > 1}
 
     def behind(self) -> dict[int, str]:
@@ -110,12 +110,16 @@ class RasStatus:
     version: str = ""
     communicators: list[RasCommunicator] = field(default_factory=list)
     processes: list[RasMember] = field(default_factory=list)
-    """Processes, whatever communicator, that do not answer RAS or that it takes for dead."""
+    """Processes of any communicator that do not answer RAS or that RAS considers dead."""
     timeouts: int = 0
 
 
 def ask_ras(address: str, timeout_s: float = ANSWER_S) -> RasStatus:
-    """Ask the service at HOST or HOST:PORT. A UsageError in one line where it is closed, or something else answers."""
+    """Query the RAS service at HOST or HOST:PORT.
+
+    Raises:
+        UsageError: The port is closed, or another service answers.
+    """
     host, port = _address(address)
     try:
         with socket.create_connection((host, port), CONNECT_S) as link:
@@ -141,7 +145,7 @@ def ask_ras(address: str, timeout_s: float = ANSWER_S) -> RasStatus:
 
 
 def read_status(answer: str) -> RasStatus:
-    """Read the answer in JSON or in text. A ValueError, KeyError or TypeError where it is neither."""
+    """Parse the answer, which is JSON or text. Raises ValueError, KeyError or TypeError if it is neither."""
     if answer.lstrip().startswith("{"):
         return _from_json(json.loads(answer))
     if "Communicators..." not in answer and "Job summary" not in answer:
@@ -291,7 +295,7 @@ def _add_unlisted(
 
 
 def _numbers(listed: str) -> Iterable[int]:
-    """`1-3,5` as its numbers."""
+    """Return the numbers in a list such as `1-3,5`."""
     for part in re.findall(r"\d+(?:\s*-\s*\d+)?", listed):
         first, _, last = part.partition("-")
         yield from range(int(first), min(int(last or first), int(first) + MOST_RANKS) + 1)
@@ -371,7 +375,7 @@ def _prefixes(environ: Mapping[str, str]) -> list[str]:
 
 
 def _await_dumps(dump_paths: Mapping[int, Sequence[Path]], since_ns: int) -> dict[int, Path]:
-    """The dump of each rank that was written since, once it has stopped growing."""
+    """Return the dump of each rank that was written since, once it has stopped growing."""
     dumps: dict[int, Path] = {}
     sizes: dict[int, int] = {}
     deadline = time.monotonic() + DUMP_S
@@ -406,7 +410,9 @@ def _judge(dumps: Mapping[int, bytes], joined: Joined, roots: Sequence[Path] | N
 
 
 def find_debug_server(processes: Iterable[RankProcess]) -> str:
-    """HOST:PORT of the server that a rank of this host has started on the default port; empty: there is none."""
+    """Return HOST:PORT of the debug server that a rank of this host runs on the default port; empty if there is
+    none.
+    """
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
@@ -468,7 +474,7 @@ def join(judged: Judged, joined: Joined) -> Judged:
 
 
 def _with_records(judged: Judged, records: Found, source: str) -> Judged:
-    """The verdict of the records, with the stacks beside it."""
+    """Return the verdict of the records, with the stacks beside it."""
     for rank, state in records.evidence.ranks.items():
         stacked = judged.evidence.ranks.get(rank)
         if stacked is None:

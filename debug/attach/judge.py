@@ -1,4 +1,4 @@
-"""Diagnoses positions: which ranks are elsewhere than the others. Pure.
+"""Diagnosis from the positions of ranks: which ranks are elsewhere than the others. Pure functions.
 
 Stacks show where ranks are, but not what they called before, so every sentence says what it is based on. A diagnosis
 names the ranks that are not where most of the others wait: in another call, on the host, or in another iteration of
@@ -88,7 +88,7 @@ def _gone(gone: Sequence[int], waiting: Mapping[int, Position]) -> Diagnosis | N
 
 
 def _circle(waiting: Mapping[int, Position]) -> Diagnosis | None:
-    """Messages whose ends wait for each other."""
+    """Return messages whose ends wait for each other."""
     for first in waiting:
         path: list[int] = []
         rank: int | None = first
@@ -112,7 +112,7 @@ def _circle(waiting: Mapping[int, Position]) -> Diagnosis | None:
 
 
 def _unmatched(waiting: Mapping[int, Position]) -> Diagnosis | None:
-    """Messages whose other end is in a call of all."""
+    """Return messages whose other end is in a call of all."""
     alone = {
         rank: position.peer
         for rank, position in waiting.items()
@@ -136,7 +136,7 @@ def _message(waiting: Mapping[int, Position], rank: int) -> str:
 
 
 def _elsewhere(seen: Mapping[int, Position], waiting: Mapping[int, Position]) -> Diagnosis | None:
-    """Some ranks are not where most are."""
+    """Return the diagnosis if some ranks are not where most ranks are, else None."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for rank, position in seen.items():
         groups[position.key].append(rank)
@@ -190,7 +190,7 @@ def _usual(values: Mapping[int, Hashable]) -> Hashable:
 
 
 def _roots(waiting: Mapping[int, Position]) -> Diagnosis | None:
-    """One call of the whole job with several roots."""
+    """Return one call of the whole job with several roots."""
     rooted = {
         rank: position for rank, position in waiting.items() if position.root is not None and not position.on_group
     }
@@ -253,7 +253,7 @@ MEET_ALL = frozenset(
     {"all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all", "all_to_all_single"}
     | {"barrier", "reduce_scatter", "reduce_scatter_tensor"}
 )
-"""Calls from which no rank returns before all have come."""
+"""Calls from which no rank returns before all ranks have called."""
 
 
 def _not_in_call(seen: Mapping[int, Position], waiting: Mapping[int, Position], host: Sequence[int]) -> Diagnosis:
@@ -420,7 +420,7 @@ def _call(position: Position) -> str:
 
 
 def _listed(positions: Mapping[int, Position]) -> str:
-    """`ranks 0,1 wait in barrier at train.py:11; rank 2 is at data.py:7`."""
+    """Return a text such as `ranks 0,1 wait in barrier at train.py:11; rank 2 is at data.py:7`."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for rank, position in positions.items():
         groups[position.key].append(rank)

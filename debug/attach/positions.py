@@ -68,7 +68,7 @@ class Position:
     pid: int
     doing: Doing
     op: str = ""
-    """The call, by torch.distributed's name; in words where it has none."""
+    """Name of the call in torch.distributed, or a description if it has none."""
     site: Site | None = None
     stack: tuple[Site, ...] = ()
     """The user's frames, innermost first."""
@@ -85,7 +85,7 @@ class Position:
     counters: dict[tuple[str, str], int] = field(default_factory=dict)
     """Whole numbers among the variables of the outer frames: (function, variable)."""
     thread: str = ""
-    """The thread that waits in the call, where it is not the main one."""
+    """Name of the thread that waits in the call, if it is not the main thread."""
     busy: bool = False
     moved: bool = False
     why: str = ""
@@ -98,7 +98,7 @@ class Position:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Key that is equal for ranks at one position."""
+        """Return a key that is equal for ranks at the same position."""
         return self.op or self.doing.value, str(self.site)
 
 
@@ -207,7 +207,7 @@ def _blocks(site: Site | None) -> tuple[str, ...] | None:
 
 
 def _number(frame: Frame, variables: Mapping[str, Sequence[str]]) -> int | None:
-    """The first variable of the call that is a rank."""
+    """Return the first variable of the call that is a rank."""
     texts = (frame.variable(name) for name in variables.get(frame.function, ()))
     return next((int(text) for text in texts if text is not None and text.isdigit()), None)
 
@@ -224,7 +224,7 @@ def _counters(frames: Iterable[Frame]) -> dict[tuple[str, str], int]:
 
 
 def _spawned(threads: Iterable[Thread]) -> int | None:
-    """The number that torch.multiprocessing.spawn has given to this process."""
+    """Return the number that torch.multiprocessing.spawn has given to this process."""
     for thread in threads:
         for frame in thread.frames:
             if frame.function == "_wrap" and frame.file.endswith("torch/multiprocessing/spawn.py"):

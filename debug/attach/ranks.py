@@ -107,9 +107,10 @@ def find_ranks(pids: Iterable[int] = (), pattern: str = "") -> list[RankProcess]
 
 
 def rank_processes(parents: Mapping[int, int], spawned: bool = False) -> list[RankProcess]:
-    """The ranks among the processes of *parents* (process: who started it). What a rank started has its environment and
-    is none, such as the workers of its data loader. With *spawned*, and no rank by environment, Python processes that
-    torch.multiprocessing.spawn has started."""
+    """Return the ranks among the processes of *parents* (process: who started it). What a rank started has its
+    environment and is none, such as the workers of its data loader. With *spawned*, and no rank by environment,
+    Python processes that torch.multiprocessing.spawn has started.
+    """
     environments = {pid: environment_of(pid) for pid in parents}
     numbers = {pid: _first(environment, RANK_VARIABLES) for pid, environment in environments.items()}
     ranks = []
@@ -134,7 +135,9 @@ def rank_processes(parents: Mapping[int, int], spawned: bool = False) -> list[Ra
 
 
 def _one_each(processes: list[RankProcess]) -> list[RankProcess]:
-    """A launcher may wrap each rank in a shell or a profiler that is Python itself: the innermost one is the rank."""
+    """Keep one process for each rank: the innermost, because a launcher may wrap ranks in a Python shell or
+    profiler.
+    """
     by_rank: dict[tuple[object, ...], list[RankProcess]] = defaultdict(list)
     for process in processes:
         by_rank[(process.job, process.rank if process.rank is not None else process.pid)].append(process)
@@ -142,7 +145,7 @@ def _one_each(processes: list[RankProcess]) -> list[RankProcess]:
 
 
 def _table() -> dict[int, int]:
-    """Every process of this host, and its parent."""
+    """Return every process of this host, and its parent."""
     table = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -154,7 +157,7 @@ def _table() -> dict[int, int]:
 
 
 def with_descendants(pids: Iterable[int], parents: Mapping[int, int] | None = None) -> set[int]:
-    """*pids*, and all processes that they have started; *parents* is the table of processes (default: now)."""
+    """Return *pids* and all processes that they started. *parents* is the process table (default: the current one)."""
     children = defaultdict(list)
     for pid, parent in (_table() if parents is None else parents).items():
         children[parent].append(pid)
@@ -169,7 +172,7 @@ def with_descendants(pids: Iterable[int], parents: Mapping[int, int] | None = No
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """The variables that a process was started with; none where they cannot be read."""
+    """Return the variables that a process was started with; empty if they cannot be read."""
     try:
         data = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -324,7 +327,7 @@ def _remedy(sample: StackSample) -> str:
 
 
 def _dump(tool: str, pid: int) -> _Dump:
-    """The threads of a process as py-spy prints them, or why there are none."""
+    """Return the threads of a process as py-spy prints them, or why there are none."""
     command = [tool, "dump", "--nonblocking", "--locals", "--json", "--full-filenames", "--pid", str(pid)]
     why = ""
     for _ in range(3):  # without stopping the process a dump may meet a frame that just changes
@@ -341,7 +344,7 @@ def _dump(tool: str, pid: int) -> _Dump:
 def _threads(
     first: list[dict[str, Any]], second: list[dict[str, Any]], busy: Collection[int], woke: Collection[int]
 ) -> tuple[Thread, ...]:
-    """The main thread first."""
+    """Return the main thread first."""
     earlier = {thread.get("os_thread_id"): _frames(thread) for thread in first}
     threads = []
     for thread in sorted(second, key=lambda thread: thread.get("os_thread_id") != thread.get("pid")):

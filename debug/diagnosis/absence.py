@@ -88,8 +88,11 @@ def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims
 
 
 def _hung_up(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> bool:
-    """*ranks* run, and all that waited for them have lost the connection: a process that lives keeps its connections
-    until its group is destroyed, or its program has ended. A timeout says nothing of a connection."""
+    """Return whether *ranks* run although all ranks that waited for them have lost the connection.
+
+    A living process keeps its connections until its group is destroyed or its program has ended. A timeout proves
+    nothing about a connection.
+    """
     errors = [last_words(case.index.died_inside(r), case.index.states[r]) for r in victims]
     running = case.index.states[ranks[0]].phase is Phase.RUNNING and not _is_over(case, ranks[0])
     return running and bool(victims) and all(aftermath(words) and not timed_out(words) for words in errors)
@@ -178,8 +181,9 @@ def _never_waited(
 def loop_ended(
     case: Case, log: GroupCalls, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]
 ) -> Diagnosis | None:
-    """The call is one that both have made before: their loops ran differently often. Whose wait is looked at first is
-    chance, so the line may be that of any rank that is in the call."""
+    """Return the diagnosis if the call is one that both have made before: their loops ran differently often. Whose
+    wait is looked at first is chance, so the line may be that of any rank that is in the call.
+    """
     met_calls = log.meetings.get(call.seq, {})
     met = sorted(met_calls)
     for one in (call, *(met_calls[rank] for rank in met)):
@@ -250,12 +254,14 @@ def _passed_by(case: Case, rank: int, call: CallRecord) -> int:
 
 
 def _alone(line: str, op: str) -> bool:
-    """The line makes one call of *op* each time: no object collective, which makes two, and no comprehension."""
+    """Return whether the line makes one call of *op* each time: no object collective, which makes two, and no
+    comprehension.
+    """
     return len(re.findall(rf"\b{re.escape(op)}\(", line)) == 1 and " for " not in line
 
 
 def _is_over(case: Case, rank: int) -> bool:
-    """Return whether the program of a rank has ended, whatever its process does."""
+    """Return whether the program of a rank has ended, even if its process still exists."""
     state = case.index.states[rank]
     return state.phase is Phase.FINISHED or state.over or (state.phase is Phase.RUNNING and state.leaving)
 
@@ -295,7 +301,7 @@ def _too_many(case: Case, log: GroupCalls, call: CallRecord, met: Sequence[int])
 def _split_over_groups(
     case: Case, log: GroupCalls, call: CallRecord, met: Sequence[int], victims: Sequence[int]
 ) -> Diagnosis | None:
-    """Diagnose a missing member that waits for the ranks that are there in the same call on another group."""
+    """Diagnose a missing member that waits for the present ranks in the same call on another group."""
     for rank in log.group.ranks:
         if rank in met:
             continue
@@ -324,7 +330,9 @@ def group_mismatch(
     others: Sequence[int],
     victims: Sequence[int],
 ) -> Diagnosis:
-    """*who* made *mine*, and *others* *other*: one call of the program, on two groups."""
+    """Return the diagnosis of one call of the program that is made on two groups: *mine* by *who*, *other* by
+    *others*.
+    """
     return case.diagnosis(
         Kind.GROUP_MISMATCH,
         who,
@@ -340,7 +348,7 @@ def group_mismatch(
 
 
 def extra_call(case: Case, call: CallRecord, victims: Sequence[int]) -> Diagnosis:
-    """One rank makes *call* under a condition that no other rank meets."""
+    """Return the diagnosis of a *call* that only one rank makes, under a condition that no other rank meets."""
     return case.diagnosis(
         Kind.EXTRA_COLLECTIVE,
         [call.rank],
@@ -372,7 +380,7 @@ def _too_late(case: Case, call: CallRecord, late: Sequence[int], victims: Sequen
 def _other_group(
     case: Case, log: GroupCalls, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]
 ) -> Diagnosis | None:
-    """The absent made this very call, as often as those who wait, but on another group."""
+    """Return the diagnosis if the absent made this very call, as often as those who wait, but on another group."""
     own: CallRecord | None = None
     for rank in ranks:
         calls = [r for r in case.index.records(rank) if r.op == call.op and not r.is_p2p]

@@ -29,7 +29,9 @@ class Case:
     """Matched sends and receives that disagree."""
 
     def site(self, rank: int) -> Site | None:
-        """The user's line a rank is at: of the call it waits in, else its own, else of its last call."""
+        """Return the user's line where a rank is: in the call that it waits in, else its own position, else its last
+        call.
+        """
         calls = self.index.call_waits(rank)
         if calls and calls[0].site is not None:
             return calls[0].site
@@ -43,7 +45,7 @@ class Case:
         return {rank: site for rank in sorted(set(ranks)) if (site := self.site(rank)) is not None}
 
     def stuck(self, ranks: Iterable[int]) -> dict[int, Stuck]:
-        """Return where the blocked ones of *ranks* are blocked."""
+        """Return the positions at which blocked ranks of *ranks* are blocked."""
         result: dict[int, Stuck] = {}
         for rank in sorted(set(ranks)):
             if (at := self._stuck(rank)) is not None:
@@ -78,7 +80,7 @@ class Case:
         return unrecorded and self.index.states[rank].phase is Phase.RUNNING
 
     def where(self, rank: int) -> str:
-        """Return where a rank is, as the rest of a sentence."""
+        """Return the position of a rank as the rest of a sentence."""
         state = self.index.states[rank]
         if self.unknown(rank):
             return "left no record"
@@ -130,8 +132,11 @@ class Case:
         )
 
     def first_wait(self, ranks: Iterable[int]) -> CallRecord | None:
-        """The collective that was waited in first; where there are only messages, the lowest rank's: whether a
-        message or a collective came first, and which message, differs from run to run."""
+        """Return the collective in which *ranks* first waited, or the lowest rank's message if there are only
+        messages.
+
+        Whether a message or a collective came first, and which message, differs from run to run.
+        """
         waits = [need.wait for _, need in self.graph.waiters_on(tuple(ranks))]
         calls = [wait.record for wait in waits if isinstance(wait, CallWait) and wait.record.op != SERVE]
         collectives = [call for call in calls if not call.is_of_two]
@@ -140,7 +145,7 @@ class Case:
         return min(calls, key=lambda c: (c.rank, c.index), default=None)
 
     def waiting(self, call: CallRecord | None, ranks: Sequence[int], victims: Sequence[int]) -> str:
-        """The sentence about those who wait for *ranks*: all of *victims* that are in *call*."""
+        """Return the sentence about those who wait for *ranks*: all of *victims* that are in *call*."""
         if call is None:
             if not victims:
                 return self._nobody_waits(ranks)
@@ -218,7 +223,7 @@ def _lines(case: Case, rank: int | None) -> frozenset[tuple[str, int]]:
 
 
 def met_calls(case: Case, d: Diagnosis) -> dict[int, CallRecord]:
-    """The calls that met at the diagnosed number, by rank."""
+    """Return the calls that met at the diagnosed number, by rank."""
     if d.call is None or d.group is None:
         return {}
     for log in case.index.group_logs:

@@ -31,7 +31,7 @@ MOST_SIDES = 6
 
 
 def contradiction(case: Case, divergence: Divergence, victims: Sequence[int]) -> Diagnosis:
-    """The diagnosis of the first number at which a group's members are not in the same call."""
+    """Return the diagnosis of the first number at which a group's members are not in the same call."""
     d = divergence
     if d.kind is Kind.EXTRA_COLLECTIVE and (other := _awaited_on_another_group(case, d)) is not None:
         diagnosis = group_mismatch(case, d.got, other, d.culprits, [other.rank], [*victims, *d.reference])
@@ -55,8 +55,9 @@ def contradiction(case: Case, divergence: Divergence, victims: Sequence[int]) ->
 
 
 def _awaited_on_another_group(case: Case, d: Divergence) -> CallRecord | None:
-    """The call in which another rank waits for the culprit, at the line of the culprit's call, on the group on which
-    the culprit has made that call before."""
+    """Return the call in which another rank waits for the culprit, at the line of the culprit's call, on the group
+    on which the culprit has made that call before.
+    """
     mine = d.got
     calls = [r for r in case.index.records(mine.rank) if (r.op, r.way) == (mine.op, mine.way)]
     usual = {r.group for r in calls if r.group != mine.group}
@@ -112,7 +113,7 @@ def _at(record: CallRecord) -> str:
 
 
 def _split(d: Divergence, mismatch: Mismatch) -> str:
-    """The first pair that a culprit does not agree with, and how many more there are."""
+    """Return the first pair that a culprit does not agree with, and how many more there are."""
     conflicts = split_conflicts(list(mismatch.records.values()))
     own = [c for c in conflicts if c.sender in d.culprits or c.receiver in d.culprits]
     first = own[0]
@@ -183,7 +184,7 @@ def _what(d: Divergence) -> str:
 
 
 def _each(mismatch: Mismatch) -> str:
-    """`float32[5] (rank 1) and float32[6] (ranks 2,3)`: what the culprits say, where they differ."""
+    """Return the culprits' values, such as `float32[5] (rank 1) and float32[6] (ranks 2,3)`."""
     sides: dict[str, list[int]] = {}
     for rank, description in mismatch.found.items():
         sides.setdefault(description, []).append(rank)

@@ -24,7 +24,7 @@ SHOWN = 6
 
 
 def knot(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
-    """The diagnosis of ranks that wait for each other."""
+    """Return the diagnosis of ranks that wait for each other."""
     cycle = case.graph.cycle(ranks)
     calls = {rank: _call_on_cycle(case, rank, cycle) for rank in cycle}
     everyone = [*victims, *ranks]
@@ -58,8 +58,9 @@ def _left_out(
 
 
 def _strayed(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis | None:
-    """One rank makes a call on a group it never used in that place, and is awaited there on its usual one.
-    (A place is a line with all its callers: a helper may be called for any group.)"""
+    """Return the diagnosis if one rank makes a call on a group it never used in that place, and is awaited there on
+    its usual one. (A place is a line with all its callers: a helper may be called for any group.)
+    """
     places: dict[tuple[Site, ...], dict[GroupKey, list[CallRecord]]] = {}
     for rank in ranks:
         for call in case.index.call_waits(rank):
@@ -88,14 +89,16 @@ def _strayed(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagno
 
 
 def _key(group: Group) -> GroupKey:
-    """Comparing and hashing all its ranks takes long where there are thousands."""
+    """Return a key of a group. Comparing and hashing the ranks themselves is slow for thousands of ranks."""
     return group.name, group.ranks[:1], len(group.ranks)
 
 
 def _left_loop(
     case: Case, cycle: Sequence[int], calls: dict[int, CallRecord | None], everyone: Sequence[int]
 ) -> Diagnosis | None:
-    """A circle that is there because one rank has left a loop, or skipped a round of it, in which another still is."""
+    """Return the diagnosis of a cycle that exists because a rank has left a loop, or skipped an iteration, and
+    another has not.
+    """
     diagnoses: list[Diagnosis] = []
     for i, rank in enumerate(cycle):
         awaited, call = calls[cycle[i - 1]], calls[rank]
@@ -128,7 +131,7 @@ def _under_condition(case: Case, awaited: CallRecord, call: CallRecord) -> bool:
 
 
 def _call_on_cycle(case: Case, rank: int, cycle: Sequence[int]) -> CallRecord | None:
-    """The call in which a rank waits for the next one of the cycle."""
+    """Return the call in which a rank waits for the next one of the cycle."""
     after = cycle[(list(cycle).index(rank) + 1) % len(cycle)]
     for need in case.graph.needs.get(rank, ()):
         if after in need.ranks and isinstance(need.wait, CallWait):
@@ -191,7 +194,7 @@ def _messages_advice(calls: Sequence[CallRecord]) -> str:
 
 
 def _message_missing(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis | None:
-    """A send or receive in the knot whose other end is not just late, but somewhere else."""
+    """Return a send or receive in the knot whose other end is not just late, but somewhere else."""
     inside = frozenset(ranks)
     lonely: list[CallRecord] = []
     for rank in ranks:
@@ -218,7 +221,7 @@ def _message_missing(case: Case, ranks: Sequence[int], victims: Sequence[int]) -
 
 
 def _comes_later(case: Case, peer: int, call: CallRecord, instead: CallRecord) -> bool:
-    """The peer has earlier made the other end after that collective (in an earlier round)."""
+    """Return whether the peer has earlier made the other end after that collective (in an earlier round)."""
     other = "send" if call.op == "recv" else "recv"
     seen = False
     for record in case.index.records(peer):
@@ -232,7 +235,7 @@ def _comes_later(case: Case, peer: int, call: CallRecord, instead: CallRecord) -
 
 
 def _other_group(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis | None:
-    """One call of the program, made on different groups by ranks that should have met in it."""
+    """Return one call of the program, made on different groups by ranks that should have met in it."""
     waits: dict[int, CallRecord] = {}
     for rank in ranks:
         calls = case.index.call_waits(rank)

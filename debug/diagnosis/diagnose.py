@@ -96,7 +96,7 @@ CONFUSED = INCONSISTENT | {
 
 
 def _with_processes(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:
-    """Say which processes the ranks are that go by other numbers outside of the program."""
+    """Add to the diagnosis which processes the ranks are, if they have different numbers outside the program."""
     size = len(diagnosis.group.ranks) if diagnosis.group is not None else 0
     if diagnosis.kind is Kind.NEVER_JOINED and evidence.doubles:
         return _as_doubles(evidence, diagnosis)
@@ -276,7 +276,7 @@ def _never_came(
     starved: dict[int, tuple[CallRecord, list[int]]],
     diagnoses: list[Diagnosis],
 ) -> None:
-    """A rank that ended well, or still runs, and is waited for: sort it by the call it never made."""
+    """Classify a rank that is awaited and has ended normally or still runs, by the call that it never made."""
     call = case.first_wait([rank])
     if call is None:  # only host or store waits point at it
         waiting = case.graph.waiters_on([rank])
@@ -320,8 +320,10 @@ def _with_refused(case: Case, diagnosis: Diagnosis) -> Diagnosis:
 
 
 def _not_made(case: Case, diagnosis: Diagnosis) -> Diagnosis:
-    """Return whether nobody is blocked in a call that strict refused. The program may catch the exception, so until a
-    rank ends of it, the job may continue."""
+    """Return the diagnosis as a warning if no rank is blocked in a call that level strict refused.
+
+    The program may catch the exception, so the job may continue until a rank ends because of it.
+    """
     group, call = diagnosis.group, diagnosis.call
     if group is None or call is None or diagnosis.pair is not None:
         return diagnosis
@@ -350,9 +352,9 @@ def _refused(case: Case, rank: int, diagnosis: Diagnosis) -> bool:
 
 
 def _refused_to_begin(case: Case) -> bool:
-    """Return whether all ranks left in the same way before any communication, as after a wrong flag.
+    """Return whether all ranks exited in the same way before any communication, as after a wrong flag.
 
-    The program has then told the user why.
+    The program has then already reported the reason.
     """
     states, records = case.index.states, case.index.evidence.records
     codes = {state.exit_code for state in states.values()}

@@ -36,7 +36,9 @@ class NearMiss:
 
 
 def near_miss(index: EvidenceIndex, call: CallRecord) -> NearMiss | None:
-    """The best candidate among the other unmatched calls: another tag, another group, another rank."""
+    """Return the best candidate among the other unmatched calls: one with another tag, group or rank; None without
+    one.
+    """
     others = index.pairs.lonely_sends if call.op == "recv" else index.pairs.lonely_recvs
     ranked: list[tuple[int, int, NearMiss]] = []
     for other in others:
@@ -92,7 +94,7 @@ def _breaks_habit(index: EvidenceIndex, record: CallRecord) -> bool:
 
 
 def unmatched(case: Case, call: CallRecord, stuck: Sequence[int], cycle: tuple[int, ...] | None = None) -> Diagnosis:
-    """`p2p_unmatched` for a send or receive that waits for good."""
+    """Return the diagnosis `p2p_unmatched` for a send or receive that waits forever."""
     miss = near_miss(case.index, call)
     if miss is not None and miss.differs in ("tag", "group") and call.op == "send" and _suffers(case, miss.call.rank):
         # Two ends of one message: the receiver tells it, whichever of them was looked at first.
@@ -178,7 +180,7 @@ def disagreeing(index: EvidenceIndex) -> list[Disagreement]:
 
 
 def disagreement(case: Case, disagreement: Disagreement, victims: Sequence[int]) -> Diagnosis:
-    """`p2p_size_mismatch`, or `dtype_mismatch` of a pair."""
+    """Return the diagnosis `p2p_size_mismatch` or `dtype_mismatch` for a pair of messages."""
     mismatch, send, recv = disagreement
     culprits = mismatch.culprits
     odd = [r.rank for r in (send, recv) if _other_size_than_before(case.index, r)]
@@ -241,7 +243,7 @@ def _other_size_than_before(index: EvidenceIndex, record: CallRecord) -> bool:
 def with_messages(
     diagnoses: Sequence[Diagnosis], evidence: Evidence, focus: Mapping[StreamKey, int]
 ) -> list[Diagnosis]:
-    """*diagnoses* and the suspected messages of *focus* that really do not fit, the root cause first."""
+    """Return *diagnoses* and those for suspected messages of *focus* that really do not match, the root cause first."""
     pairs = [pair for key, number in focus.items() if (pair := _pair(evidence, key, number)) is not None]
     if not pairs:
         return list(diagnoses)

@@ -21,7 +21,7 @@ GAVE_UP = "RPC ran for more than set timeout"
 
 
 def unanswered(case: Case, root: Root, victims: Sequence[int]) -> Diagnosis:
-    """The diagnosis of a root that has to do with remote calls."""
+    """Return the diagnosis of a root that has to do with remote calls."""
     actors = case.graph.actors_cycle(root.remote)
     if len(actors) > 1 or _link(case, actors[0], actors[0]) is not None:
         return _circle(case, actors, [*victims, *(rank_of(actor) for actor in root.remote), *root.ranks])
@@ -32,7 +32,7 @@ def unanswered(case: Case, root: Root, victims: Sequence[int]) -> Diagnosis:
 
 
 def _link(case: Case, actor: Actor, after: Actor) -> RemoteNeed | None:
-    """The wait of one actor for another."""
+    """Return the wait of one actor for another."""
     return next((need for need in case.graph.needs.get(actor, ()) if after in need.ranks), None)
 
 
@@ -114,7 +114,7 @@ def _requested(case: Case, served: CallRecord) -> CallRecord:
 
 
 def _awaited(case: Case, actor: Actor) -> str:
-    """The sentence about who waits for it."""
+    """Return the sentence about who waits for it."""
     waiting = [
         (rank, need.wait.record) for rank, need in case.graph.waiters_on([actor]) if isinstance(need.wait, CallWait)
     ]
@@ -170,7 +170,9 @@ def _silent(case: Case, actor: Actor, victims: Sequence[int]) -> Diagnosis:
 
 
 def gave_up(case: Case, call: CallRecord | None) -> str:
-    """The sentence about a call whose own time was over: no hang, and where the callee is instead."""
+    """Return the sentence about a remote call that its own timeout ended, and where the callee is instead. It is not
+    a hang.
+    """
     if call is None or call.remote is None or GAVE_UP not in (call.error or ""):
         return ""
     waited_s = None if call.completed_s is None else call.completed_s - call.issued_s
@@ -186,7 +188,7 @@ def gave_up(case: Case, call: CallRecord | None) -> str:
 
 
 def died_serving(case: Case, rank: int) -> str:
-    """The sentence about what a rank that is gone did for others then."""
+    """Return the sentence about the calls that a rank was serving for others when it died."""
     served = case.index.remote.open.get(rank, [])
     if case.index.states[rank].phase is Phase.RAISED or not served:
         return ""

@@ -1,18 +1,18 @@
-"""Ranks that make the others wait at every step, read off the records of a job: a simulated or a real one.
+"""Find ranks that make the others wait at every step, from the records of a simulated or real job.
 
-No single wait need be long for that: one second of every two is half of a cluster. Two questions are asked of
-each rank, both of durations on its own clock, so that hosts whose clocks differ accuse nobody:
+No single wait needs to be long: one second of every two is half of a cluster. Two questions are asked about each
+rank, both about durations on its own clock, so that hosts with different clocks accuse no rank:
 
-- what did the others wait for it? In a collective where everybody needs everybody, whoever comes last is in the
-  call for the shortest time, and the others for as much longer as they waited (`share`).
-- did it really work longer, or was it kept waiting itself (by a message, by another group)? Only time outside of
-  any call is its own.
+- How long did the others wait for it? In a collective in which every rank needs every other, the last rank to arrive
+is in the call for the shortest time, and the others are in it longer by the time they waited (`share`).
+- Did it really work longer, or was it kept waiting itself (by a message, by another group)? Only time outside any
+call is its own.
 
 Scores are those of NVIDIA's resiliency extension, docs/source/straggler_det/usage_guide.rst and
-`Report.identify_stragglers` in nvidia_resiliency_ext/straggler/reporting.py: the *relative* score is the median
-time of the fastest rank by this rank's, the *individual* one this rank's best earlier median by its present one,
-each averaged over sections with their times as weights; below 0.75 a rank counts as a straggler. A section here is
-what lies before one collective of the step.
+`Report.identify_stragglers` in nvidia_resiliency_ext/straggler/reporting.py: the *relative* score is the median time
+of the fastest rank divided by this rank's, the *individual* score is this rank's best earlier median divided by its
+present one, each averaged over sections with their times as weights; below 0.75 a rank counts as a straggler. A
+section here is the work before one collective of the step.
 """
 
 from __future__ import annotations
@@ -65,14 +65,15 @@ MIN_SHARE = 0.2
 MIN_SCORE = 0.75
 """Relative score from which a rank counts as being as fast as the others (NVIDIA's default threshold)."""
 HABIT = 0.75
-"""A section is habitually late where the rank was late in that part of its turns: noise alone makes half of them late,
-and checkpoints, evaluations, a first step that compiles are rare turns."""
+"""A section is habitually late if the rank was late in this fraction of its turns. Noise alone makes half of them
+late; checkpoints, evaluations and a compiling first step are rare turns.
+"""
 LATE = 0.25
 """Share of an average turn that a late turn costs the other ranks."""
 NEW_STEP = 3.0
-"""Length of a pause, relative to the usual one, that begins a new step.
+"""Length of a pause, relative to the usual one, that starts a new step.
 
-The first collective of a step is a section of its own, however many equal ones follow.
+The first collective of a step is a section of its own, even if equal collectives follow.
 """
 STEPS = 4
 """Smallest number of step beginnings that are trusted."""
@@ -89,9 +90,9 @@ class Demand:
     span_s: float
     """Seconds from the first of the meetings to the last."""
     lost_s: float
-    """Seconds that the rank cost the others in that time."""
+    """Seconds that the other ranks must have waited for the rank in that time."""
     share: float = MIN_SHARE
-    """Smallest share of that time that the rank cost the others."""
+    """Smallest fraction of that time that the other ranks must have waited for the rank."""
     score: float = MIN_SCORE
     """A relative score below this."""
     habit: float = HABIT
@@ -103,7 +104,9 @@ class Demand:
 
 
 LIVE = Demand(meetings=10, span_s=5.0, lost_s=1.0)
-"""Demand for running real jobs: below seconds, the operating system's scheduler decides who is slowest."""
+"""Thresholds for running real jobs. Over shorter times, the operating system's scheduler decides which rank is
+slowest.
+"""
 SHORT = Demand(meetings=10, span_s=1.0, lost_s=0.3, share=0.3, score=0.65, habit=0.9, repeats=6, apart=True)
 """Demand for a real job that ended earlier: noise averages out less, so the rank must stand out more."""
 PLANTED = Demand(meetings=3, span_s=0.0, lost_s=0.0)
@@ -155,7 +158,8 @@ class _Toll:
 
 
 def stragglers(records: Mapping[int, Sequence[CallRecord]], demand: Demand) -> list[LateRank]:
-    """The ranks that keep the members of a group waiting, the worst first; each once, for the group it hurts most.
+    """Return the ranks that keep the members of a group waiting, the worst first; each once, for the group it hurts
+    most.
 
     Pure. *records* are the last calls of each rank, in program order. Nobody is named in a group whose members also
     send each other messages: they are stages of a pipeline, and do different work by design.
@@ -302,7 +306,7 @@ def _tolls(group: Group, turns: Sequence[_Turn], span_s: float) -> dict[int, _To
 
 
 def _others(ordered: Sequence[float], own: float) -> float:
-    """The lower median of all but one of *ordered* whose value is *own*."""
+    """Return the lower median of all but one of *ordered* whose value is *own*."""
     middle = (len(ordered) - 2) // 2
     return ordered[middle] if middle < bisect_left(ordered, own) else ordered[middle + 1]
 
@@ -320,7 +324,7 @@ def _apart(turns: Sequence[_Turn], rank: int) -> bool:
 
 
 def _scores(turns: Sequence[_Turn], rank: int) -> tuple[float, float]:
-    """Relative and individual score of a rank over its sections."""
+    """Return the relative and the individual score of a rank over its sections."""
     sections: dict[Hashable, list[_Turn]] = defaultdict(list)
     for turn in turns:
         sections[turn.section].append(turn)
@@ -340,7 +344,7 @@ def _scores(turns: Sequence[_Turn], rank: int) -> tuple[float, float]:
 
 
 def straggler_text(straggler: LateRank) -> str:
-    """One clause: `rank 3 came late to 40 of 41 collectives and kept ... waiting for 20 s, 48% of the time`."""
+    """Return one clause: `rank 3 came late to 40 of 41 collectives and kept ... waiting for 20 s, 48% of the time`."""
     return (
         f"rank {straggler.rank} came late to {straggler.late} of {straggler.meetings} collectives and kept "
         f"the others waiting for {straggler.lost_s:.3g} s, {straggler.share:.0%} of the time "
@@ -349,12 +353,12 @@ def straggler_text(straggler: LateRank) -> str:
 
 
 def straggler_findings(records: Mapping[int, Sequence[CallRecord]], demand: Demand) -> list[Finding]:
-    """One finding for all stragglers, the worst named first; none where all keep pace."""
+    """Return one finding for all stragglers, the worst named first; empty if all keep pace."""
     return as_findings(stragglers(records, demand))
 
 
 def as_findings(found_stragglers: Sequence[LateRank]) -> list[Finding]:
-    """Stragglers as what `diagnose` takes: one finding for all."""
+    """Return the stragglers as one finding, for `diagnose`."""
     if not found_stragglers:
         return []
     first = found_stragglers[0]

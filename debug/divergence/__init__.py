@@ -1,4 +1,4 @@
-"""Finds where a rank left the common order of calls: it skipped, added or swapped one.
+"""Find where a rank left the common order of calls: it skipped, added or swapped one.
 
 `find.py` is the entry point; `divergence.py` has its result, compares calls and reads the past of ranks;
 `source_order.py` reads the program.

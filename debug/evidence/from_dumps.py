@@ -1,13 +1,13 @@
-"""PyTorch Flight Recorder dumps (version 2.x, pickle or JSON) as Evidence.
+"""PyTorch Flight Recorder dumps (version 2.x, pickle or JSON) as evidence.
 
-The rank is only in the file's name. Gloo's dumps say nothing of their groups' members and leave the
-state at `scheduled`: the members are taken from the dumps that mention the group, the end from `retired`.
+The rank is only in the file's name. Gloo's dumps do not list the members of their groups and leave the state at
+`scheduled`, so members are taken from the dumps that mention the group, and the end of a call from `retired`.
 
-A pickle may come from anybody, so it is read by an unpickler of plain data (containers, numbers, strings) that executes
-nothing. Python's C unpickler, even one that finds no classes, does what ten bytes ask of it: a memo of 32 GiB, the hash
-of a tuple nested a million deep (a crash) or shared forty times over (for ever). Its Python twin keeps the memo in a
-dictionary and reads no more than there is; here it knows the opcodes of plain data only, and takes strings and numbers
-alone as keys.
+A pickle may come from an untrusted source, so it is read by an unpickler of plain data (containers, numbers,
+strings) that executes nothing. Python's C unpickler, even without classes, can be made to allocate a memo of 32 GiB
+with ten bytes, or to hash a tuple that is nested a million deep (a crash) or shared forty times over (without end).
+Its Python version keeps the memo in a dictionary and reads no more than the file has; here it knows only the opcodes
+of plain data, and accepts only strings and numbers as keys.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OPERATIONS = {
     "alltoall_base": "all_to_all_single",
     "alltoall": "all_to_all",
 }
-"""Flight Recorder's names where they are not torch.distributed's public ones."""
+"""Public names of torch.distributed for operations that the Flight Recorder names differently."""
 
 DTYPES = {
     "Float": "float32",
@@ -125,7 +125,7 @@ def read_dump(path: Path) -> Dump:
 
 
 def named_rank(path: Path) -> int | None:
-    """The last number of a dump's name: which rank wrote it."""
+    """Return the last number of a dump's name: which rank wrote it."""
     digits = re.findall(r"\d+", path.stem if path.suffix in (".json", ".pkl", ".pickle") else path.name)
     return int(digits[-1]) if digits and len(digits[-1]) < 10 else None
 

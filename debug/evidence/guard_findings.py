@@ -40,7 +40,7 @@ PATTERN = "forked.*.json"
 
 
 def nan(call: CallRecord) -> Finding:
-    """A call sends NaN. (Infinity is sent on purpose: the start of a minimum, a mask.)"""
+    """Return the finding that a call sends NaN. Infinity is often sent on purpose (the start of a minimum, a mask)."""
     return _finding(
         Kind.NAN,
         call,
@@ -50,7 +50,7 @@ def nan(call: CallRecord) -> Finding:
 
 
 def modified(call: CallRecord) -> Finding:
-    """A buffer was written while its call was in flight."""
+    """Return the finding that a buffer was written to while its call was in flight."""
     return _finding(
         Kind.BUFFER_MODIFIED_IN_FLIGHT,
         call,
@@ -60,8 +60,10 @@ def modified(call: CallRecord) -> Finding:
 
 
 def raced_by_kernel(call: CallRecord, at: Site | None, *, writes: bool, was_waited: bool) -> Finding:
-    """A kernel on another stream uses a buffer of a call that is in flight. *was_waited*: a stream has waited for the
-    call, but not the kernel's."""
+    """Return the finding that a kernel on another stream uses a buffer of a call in flight.
+
+    *was_waited* says that some stream has waited for the call, but not the kernel's.
+    """
     verb = "writes to" if writes else "reads"
     text = (
         f"a kernel of rank {call.rank}, launched at {site_text(at)}, {verb} the buffer of {call.op} #{call.seq} on a "
@@ -88,7 +90,9 @@ def aliased(call: CallRecord) -> Finding:
 
 
 def race(call: CallRecord, inside: CallRecord | None = None) -> Finding:
-    """Two threads of a rank are on the same group at once: one makes *call*, the other is *inside*."""
+    """Return the finding that two threads of a rank use one group at once: one makes *call* while the other is in
+    *inside*.
+    """
     other = "another thread was inside a call on the same group"
     if inside is not None:
         one = f"{inside.op} #{inside.seq}"
@@ -103,7 +107,7 @@ def race(call: CallRecord, inside: CallRecord | None = None) -> Finding:
 
 
 def dropped(call: CallRecord) -> Finding:
-    """A handle was thrown away unwaited."""
+    """Return the finding that a handle was dropped without waiting for it."""
     return _finding(
         Kind.ASYNC_NEVER_WAITED,
         call,
@@ -148,7 +152,7 @@ def count_notes(directory: Path) -> int:
 
 
 def forked_calls(readers: Iterable[RingReader]) -> list[Finding]:
-    """A finding for each rank and line."""
+    """Return a finding for each rank and line."""
     by_ring = {reader.path.name: reader for reader in readers}
     findings: dict[tuple[int, str, Site | None], Finding] = {}
     for directory in sorted({reader.path.parent for reader in by_ring.values()}):
@@ -182,11 +186,11 @@ def forked_call(ranks: Sequence[int], op: str, site: Site | None, pid: int | Non
 
 
 def unwaited(evidence: Evidence, *, written_out: bool = False) -> list[Finding]:
-    """One finding for each line that left handles behind on ranks that have ended; with *written_out* only
-    lines that name the call: torch's own (DDP's, FSDP's) keep handles that a guard does not see waited for.
+    """Return one finding for each line whose handles were never waited for, on ranks that have ended.
 
-    Only for evidence whose `CallRecord.waited` is kept (a Flight Recorder dump does not tell).
-    The results of such a call may be read before they are there, and its errors are never seen.
+    With *written_out*, only lines that contain the call count: torch's own code (DDP, FSDP) keeps handles whose
+    waits a guard does not see. This needs evidence with `CallRecord.waited`, which a Flight Recorder dump lacks. The
+    results of such a call may be read before they have arrived, and its errors are lost.
     """
     lines: dict[tuple[str, Site | None], list[CallRecord]] = {}
     for rank, records in sorted(evidence.records.items()):

@@ -52,7 +52,7 @@ def _flagged(readers: Sequence[RingReader], evidence: Evidence, origin_wall_ns: 
 
 
 def _one_a_line(hits: Records, flag: int) -> list[Any]:
-    """The first call of every line and group; of NaN the first of all: it spreads."""
+    """Return the first call of every line and group; of NaN the first of all: it spreads."""
     if flag == rings.NAN_INPUT:
         return list(hits[:1])
     _, first = np.unique(hits[["site", "group"]], return_index=True)
@@ -60,7 +60,7 @@ def _one_a_line(hits: Records, flag: int) -> list[Any]:
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:
-    """The earliest first, ranks that show the same as one; also for the findings of several hosts."""
+    """Return the earliest first, ranks that show the same as one; also for the findings of several hosts."""
     kept: list[Finding] = []
     for finding in sorted(findings, key=lambda finding: (finding.at_s or 0.0, finding.ranks)):
         same = next((i for i, other in enumerate(kept) if _alike(finding, other)), None)
@@ -82,7 +82,7 @@ def _earlier(call: CallRecord | None, other: CallRecord | None) -> bool:
 
 
 def _left(reader: RingReader, evidence: Evidence) -> list[Finding]:
-    """Return what the rank itself reported about its DDP model."""
+    """Return the findings that the rank itself recorded about its DDP model."""
     finding = reader.text(rings.W_FINDING)
     if not isinstance(finding, dict) or not all(isinstance(finding.get(key), str) for key in ("kind", "text")):
         return []

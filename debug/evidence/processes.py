@@ -52,15 +52,15 @@ class Numbering:
     numbers: Mapping[Key, int] = field(default_factory=dict)
     """Numbers of the processes, without those that a later process replaced, and those that only started ranks."""
     worlds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """World -> the numbers of its ranks, where they are not the same."""
+    """Ranks of each world by their numbers in diagnoses, for worlds in which they differ."""
     names: Mapping[int, str] = field(default_factory=dict)
     """Descriptions of the processes whose number differs from the launcher's."""
     unseen: frozenset[int] = frozenset()
     """Members of other worlds of which no process of this job is known."""
     launched: int = 0
-    """World size of the launcher, where it has started another number of ranks; 0: as many, or there is none."""
+    """World size of the launcher if it differs from the program's; else 0."""
     fits_launcher: bool = False
-    """A launcher has started as many ranks."""
+    """Whether a launcher started as many ranks as the program has."""
     doubles: tuple[str, ...] = ()
     """Sentences about processes with the same rank."""
     double_ranks: Mapping[int, int] = field(default_factory=dict)
@@ -69,12 +69,12 @@ class Numbering:
     """Worlds that some process had joined by then; the members of other worlds cannot be identified yet. None: all."""
 
     def in_job(self, world: str, rank: int) -> int:
-        """The number of the process that is *rank* of *world*."""
+        """Return the number of the process that is *rank* of *world*."""
         numbers = self.worlds.get(world, ())
         return numbers[rank] if 0 <= rank < len(numbers) else rank
 
     def of_launcher(self, rank: int) -> int | None:
-        """The number of a process without records that the launcher calls *rank*; None: it is not known."""
+        """Return the number of a process without records that the launcher calls *rank*; None if unknown."""
         return rank if self.fits_launcher and "" not in self.worlds and rank < self.size else None
 
     def to_json(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class Numbering:
 
     @classmethod
     def from_json(cls, content: Any) -> Numbering:
-        """The inverse of `to_json`; ValueError where that is none."""
+        """Return the inverse of `to_json`; ValueError if it is not one."""
         return cls(
             whole(content["size"], "size", 0, MOST_RANKS),
             whole(content["total"], "total", 0, 2 * MOST_RANKS),
@@ -115,7 +115,7 @@ def number_readers(readers: Iterable[RingReader], numbering: Numbering) -> list[
 
 
 def number_processes(processes: Iterable[Process]) -> Numbering:
-    """Number the processes of a job."""
+    """Return the number the processes of a job."""
     known = _current(sorted(processes, key=lambda process: (process.opened_ns, process.key)))
     members: dict[str, dict[int, Process]] = defaultdict(dict)
     doubles: list[tuple[RecordedWorld, Process, Process]] = []
@@ -133,7 +133,7 @@ def number_processes(processes: Iterable[Process]) -> Numbering:
     worlds: dict[str, tuple[int, ...]] = {}
     unseen: dict[int, str] = {}
     unseen_numbers: dict[tuple[str, int], int] = {}
-    """Of a rendezvous by hand and the worlds made in its store alike."""
+    """Numbers of processes without records, shared by a rendezvous of the program and the worlds made in its store."""
     for id_, of_world in members.items():
         world = next(world for process in of_world.values() for world in process.worlds if world.id == id_)
         met = next((one.met for process in of_world.values() for one in process.worlds if one.id == id_), "")
@@ -176,7 +176,7 @@ def number_processes(processes: Iterable[Process]) -> Numbering:
 def _numbers(
     processes: Sequence[Process], members: Mapping[int, Process], size: int, main: str
 ) -> tuple[dict[Key, int], int]:
-    """The numbers of processes, of which *members* are in the main world, and how many there are."""
+    """Return the numbers of processes, of which *members* are in the main world, and how many there are."""
     numbers = {process.key: rank for rank, process in members.items()}
     taken = set(numbers.values())
     outside = []
@@ -217,7 +217,7 @@ def _current(processes: Sequence[Process]) -> list[Process]:
 
 
 def _main_world(processes: Sequence[Process]) -> RecordedWorld | None:
-    """The world whose ranks are the numbers of the job; None: the launcher's."""
+    """Return the world whose ranks are the numbers of the job; None: the launcher's."""
     now = _joined_last(processes, WorldKind.DEFAULT) + _joined_last(processes, WorldKind.RPC)
     now = now or _joined_last(processes, WorldKind.FURTHER)
     if not now:
@@ -242,8 +242,9 @@ def _last(process: Process, kind: WorldKind) -> RecordedWorld | None:
 
 
 def _launched(processes: Sequence[Process]) -> dict[int, Process]:
-    """Processes by the launcher's number, where only one has it; who has joined a world goes before who only starts
-    ranks."""
+    """Return processes by the launcher's number, where only one has it; who has joined a world goes before who only
+    starts ranks.
+    """
     result: dict[int, Process] = {}
     for process in processes:
         if process.rank not in result or not result[process.rank].worlds:
@@ -254,7 +255,7 @@ def _launched(processes: Sequence[Process]) -> dict[int, Process]:
 def _of_launcher(
     processes: Sequence[Process], launched: Mapping[int, Process], numbers: Mapping[Key, int], size: int
 ) -> tuple[int, ...]:
-    """The numbers of the launcher's ranks; empty: the same."""
+    """Return the numbers of the launcher's ranks; empty: the same."""
     there = {rank: numbers[process.key] for rank, process in launched.items() if process.key in numbers}
     if all(rank == number for rank, number in there.items()):
         return ()
@@ -332,7 +333,7 @@ def own_process() -> dict[str, Any]:
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL`."""
+    """Return the name of a signal, such as `SIGKILL`."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -351,7 +352,7 @@ class Work:
 
 
 def work_of(pid: int) -> Work:
-    """The work of a process tree so far; of children that have ended as far as they were waited for."""
+    """Return the work of a process tree so far; of children that have ended as far as they were waited for."""
     cpu_ticks = transferred = main_ticks = 0
     pids = [pid]
     with contextlib.suppress(OSError, ValueError, IndexError):

@@ -58,7 +58,7 @@ SILENT_S = 1.0
 HISTORY = 48
 """Calls before the last common one of each group that a diagnosis may look at."""
 MANY_RANKS_WINDOW = 1024
-"""Calls of each rank that are read where there are many ranks: what all wait for is among the last."""
+"""Number of last calls of each rank that are read in large jobs. The call that all wait for is among the last."""
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Knowledge:
     """Rank -> since when its main thread has slept."""
 
     def watched_ns(self, since_ns: int, now_ns: int) -> int:
-        """Time since then in which the monitor was there."""
+        """Return time since then in which the monitor was there."""
         return max(0, now_ns - since_ns - sum(max(0, end - max(begin, since_ns)) for begin, end in self.away_ns))
 
 
@@ -121,7 +121,7 @@ def given_up(reader: RingReader) -> bool:
 
 
 def read_exits(directory: Path) -> dict[tuple[int, int], int]:
-    """Exit codes that the launcher left."""
+    """Return the exit codes that the launcher wrote."""
     result: dict[tuple[int, int], int] = {}
     for path in directory.glob("exit.*.json"):
         try:
@@ -134,7 +134,7 @@ def read_exits(directory: Path) -> dict[tuple[int, int], int]:
 
 
 def exits_by_number(exits: Mapping[tuple[int, int], int], numbering: Numbering, attempt: int) -> dict[int, int]:
-    """Exit codes of one attempt, by the ranks that diagnoses use."""
+    """Return the exit codes of one attempt by rank, numbered as in diagnoses."""
     codes = {numbering.of_launcher(rank): code for (rank, number), code in exits.items() if number == attempt}
     return {rank: code for rank, code in codes.items() if rank is not None}
 
@@ -234,10 +234,12 @@ def _since(reader: RingReader, records: Sequence[CallRecord], origin_ns: int) ->
 
 
 def settle_stuck(evidence: Evidence) -> None:
-    """A rank that has been outside of any call for as long as others wait for somebody, and longer than
-    patience lasts, is stuck on its host: in a loop, on a lock. One that holds the interpreter shows it at once.
-    One that has not made its first call when patience is over never joined; how long it has been there itself says
-    nothing: who waits may have come a moment ago. A rank whose program has ended is in no loop, and stuck nowhere."""
+    """Mark running ranks as stuck on their host if others have waited for them until the hang timeout.
+
+    That is a rank that was outside any call all that time: in a loop, or at a lock. A rank that holds the
+    interpreter shows it at once. A rank that has not made its first call by then never joined; its own age proves
+    nothing, because the waiting rank may have just arrived. A rank whose program has ended is not stuck.
+    """
     patience_s = evidence.hang_after_s
     _settle_given_up(evidence)
     blocked = [s.since_s for s in evidence.ranks.values() if s.phase is Phase.BLOCKED and s.since_s is not None]
@@ -261,8 +263,10 @@ def settle_stuck(evidence: Evidence) -> None:
 
 
 def _settle_given_up(evidence: Evidence) -> None:
-    """Others have waited for as long as torch's timeout, and have raised: a rank that stood still all the while,
-    outside of any call, is stuck. One that computed was too slow."""
+    """Mark ranks as stuck that did not move, outside any call, while others waited until torch's timeout and raised.
+
+    A rank that computed in that time was only too slow.
+    """
     waited_s = 0.0
     for rank, state in evidence.ranks.items():
         lost = lost_in(evidence.records.get(rank, ()), state) if state.phase is Phase.RAISED else None
@@ -287,12 +291,12 @@ def _at_large(reader: RingReader, waiting: Sequence[CallRecord], inner: Site | N
 
 
 def _looks_alive(snap: Snapshot, life: int) -> bool:
-    """Post mortem: a ring that says nothing of an end was cut off in the middle of its work."""
+    """Return whether a ring without a recorded end belongs to a process that was cut off during its work."""
     return life in (rings.LIFE_STARTED, rings.LIFE_JOINED) and snap.exit_code is None
 
 
 def _exception(state: RankState, reader: RingReader, records: Sequence[CallRecord]) -> None:
-    """Return what a rank raised; if strict refused a call on its way out, the original exception."""
+    """Set the exception of a rank; if level strict refused a call on its way out, the original exception."""
     refused_on_the_way = bool(records) and records[-1].fleeing and was_refused(records[-1])
     which = rings.W_EXCEPTION if reader.text(rings.W_EXCEPTION) and not refused_on_the_way else rings.W_PENDING
     details, _ = reader.raised(which)
@@ -352,7 +356,7 @@ def _implicit(
     process: SystemProcess | None,
     now_ns: int,
 ) -> list[CallRecord]:
-    """Calls that C++ waits for without telling: DDP's futures, a stream that the host synchronizes with."""
+    """Return calls that C++ waits for without telling: DDP's futures, a stream that the host synchronizes with."""
     if not unfinished or inner is None or (process is not None and process.state not in "SD"):
         return []
     still_s = (now_ns - reader.word(rings.W_POSITION_SINCE)) / 1e9
@@ -434,9 +438,11 @@ def _in_seconds(spans: Iterable[tuple[int, int]], origin_ns: int) -> tuple[tuple
 def sources(
     records: Iterable[Sequence[CallRecord]], roots: Sequence[Path] | None = None, more: Iterable[Site] = ()
 ) -> dict[str, str]:
-    """Text of the user's files that calls were made from, and of those of *more*, where they can be read. *roots*: only
-    of files under one of these folders, for records that may be a stranger's, who could name any file of the
-    reader's."""
+    """Return the text of the user's files from which calls were made, and of the files of *more*, if they can be
+    read.
+
+    *roots* restricts the files to these folders, for records from others, which could name any file of the reader.
+    """
     stacks = {id(call.stack or call.site): call.way for calls in records for call in calls}  # a line's calls share one
     return sources_at((site for way in (*stacks.values(), tuple(more)) for site in way), roots)
 
@@ -461,8 +467,11 @@ def call_records(
     origins: Mapping[int, int],
     focus: Mapping[tuple[Any, ...], int] | None = None,
 ) -> dict[int, list[CallRecord]]:
-    """The calls that a diagnosis needs, decoded: of each group the last ones that all its members still
-    have, and everything unfinished. *focus* holds numbers (by group key) that must be among them."""
+    """Return the decoded calls that a diagnosis needs: of each group the last that all its members have, and
+    unfinished ones.
+
+    *focus* holds numbers (by group key) that must be among them.
+    """
     tails: dict[int, Records] = {}
     seen: dict[tuple[Any, ...], dict[int, tuple[int, int]]] = defaultdict(dict)
     overrun: dict[int, bool] = {}
@@ -502,7 +511,7 @@ def _default_world(reader: RingReader) -> str:
 
 
 def _is_over(reader: RingReader, world: str, current: Collection[str]) -> bool:
-    """Every process has left a default group's world."""
+    """Return whether every process has left a default group's world."""
     own = reader.world(world)
     return own is not None and own.kind is WorldKind.DEFAULT and world not in current
 
@@ -510,7 +519,7 @@ def _is_over(reader: RingReader, world: str, current: Collection[str]) -> bool:
 def _cut(
     ranks: Sequence[int], spans: Mapping[int, tuple[int, int]], overrun: Mapping[int, bool], focus: int | None
 ) -> int:
-    """First number of a group to look at: all members must have it, or have overwritten nothing."""
+    """Return the first number of a group to read: all members must have it, or have overwritten nothing."""
     members = [rank for rank in ranks if rank in overrun]
     common = min((spans[rank][1] if rank in spans else 0) for rank in members) if members else 0
     if any(rank not in spans and overrun[rank] for rank in members):

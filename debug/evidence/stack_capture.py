@@ -29,7 +29,7 @@ WAIT_S = 0.4
 
 
 def parse_faulthandler(text: str, main_thread: int) -> tuple[Site, ...]:
-    """The main thread's frames, innermost first, of the last dump in *text*."""
+    """Return the main thread's frames, innermost first, of the last dump in *text*."""
     stacks: dict[int, list[Site]] = {}
     current: list[Site] | None = None
     for line in text.splitlines():
@@ -47,9 +47,11 @@ def collect(
     notes: list[str] | None = None,
     silent: Iterable[int] = (),
 ) -> dict[int, tuple[Site, ...]]:
-    """Main-thread stacks of live ranks, innermost first. *frozen* ranks answer no signal: py-spy, if it is there;
-    why it is of no use goes into *notes*. It is tried first for *silent* ones, too: they are inside a call of C, which
-    a signal may interrupt."""
+    """Return the main-thread stacks of live ranks, innermost frame first.
+
+    *frozen* ranks do not answer signals: py-spy reads them if it is installed, and *notes* gets the reason if it
+    cannot. py-spy is also tried first for *silent* ranks, which are inside a C call that a signal might interrupt.
+    """
     pending: dict[int, tuple[RingReader, int]] = {}
     stacks: dict[int, tuple[Site, ...]] = {}
     stopped = set(frozen)
@@ -107,7 +109,9 @@ def _tail(path: Path, start: int) -> str:
 
 
 def _py_spy(pid: int) -> tuple[tuple[Site, ...], str]:
-    """Frames of the main thread by py-spy, without stopping the process; none where it is not permitted, and why."""
+    """Return frames of the main thread by py-spy, without stopping the process; empty if it is not permitted, and
+    why.
+    """
     beside = Path(sys.executable).parent / "py-spy"
     tool = str(beside) if beside.exists() else shutil.which("py-spy")
     if tool is None:
@@ -141,7 +145,7 @@ def is_library(site: Site) -> bool:
 
 
 def without_launcher(stack: tuple[Site, ...]) -> tuple[Site, ...]:
-    """A stack without the outermost frames of `python -m distsim.debug`."""
+    """Return a stack without the outermost frames of `python -m distsim.debug`."""
     for depth, site in enumerate(stack):
         if site.file.endswith("debug/__main__.py") and is_ours(absolute(site.file)):
             return stack[:depth]
@@ -149,12 +153,12 @@ def without_launcher(stack: tuple[Site, ...]) -> tuple[Site, ...]:
 
 
 def user_part(stack: tuple[Site, ...]) -> tuple[Site, ...]:
-    """The user's frames of a stack, innermost first."""
+    """Return the user's frames of a stack, innermost first."""
     return program_frames((site.file, site.line, site.function) for site in stack)
 
 
 def as_text(stacks: Mapping[int, tuple[Site, ...]]) -> str:
-    """Stacks for a file, a rank after the other."""
+    """Return stacks for a file, a rank after the other."""
     parts = []
     for rank in sorted(stacks):
         frames = "\n".join(f"  {site.function} ({site})" for site in stacks[rank])

@@ -74,7 +74,7 @@ HANDLERS: Change = _Handlers()
 
 
 def caught_here(line: int) -> None:
-    """Called at the head of a handler: report the exception that it handles."""
+    """Report the exception that the current handler handles. Called at the start of each handler."""
     error = sys.exception()
     if error is not None and _reports:
         with contextlib.suppress(Exception):  # nothing of ours may end the user's handler
@@ -105,7 +105,7 @@ def report_to(report: Report) -> Iterator[None]:
 
 @lru_cache(maxsize=256)
 def compiled(source: bytes, path: str, *more: Change) -> CodeType:
-    """The code of a file, changed by `HANDLERS` and *more*; as it is where its tree cannot be changed."""
+    """Return the code of a file, changed by `HANDLERS` and *more*; unchanged if its syntax tree cannot be changed."""
     try:
         tree = ast.parse(source, path)
         used = [change for change in (HANDLERS, *more) if change.apply(tree)]
@@ -128,7 +128,7 @@ def compiled(source: bytes, path: str, *more: Change) -> CodeType:
 
 
 def _after_docstring(tree: ast.Module) -> int:
-    """The place behind the docstring and the imports from `__future__`."""
+    """Return the place behind the docstring and the imports from `__future__`."""
     at = int(ast.get_docstring(tree, clean=False) is not None)
     while at < len(tree.body):
         statement = tree.body[at]
@@ -140,8 +140,10 @@ def _after_docstring(tree: ast.Module) -> int:
 
 @contextlib.contextmanager
 def watch_imports() -> Iterator[None]:
-    """Compile the user's modules that are imported from here on with `compiled`, and those of installed libraries that
-    speak of running out of memory."""
+    """Compile the user's modules that are imported from now on with `compiled`.
+
+    So are modules of installed libraries that mention running out of memory.
+    """
     original = SourceFileLoader.get_code
 
     def get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
@@ -169,7 +171,7 @@ class CaughtLog:
         self._write = write
 
     def add(self, error: BaseException, code: CodeType, line: int, calls: int) -> None:
-        """The rank has handled *error* after *calls* calls."""
+        """Record that the rank has handled *error* after *calls* calls."""
         key = (type(error), code, line)
         slot, before = self._kept.pop(key, (len(self._kept), None))
         if before is None:

@@ -1,4 +1,4 @@
-"""The process beside the ranks of a host that reads their rings and reports what is wrong.
+"""Monitor process of a host: it reads the rings of the ranks and reports faults.
 
 `loop.py` watches and judges; `host.py` reads the rings; `job_report.py` keeps and prints the report; `peers.py`
 connects the monitors of several hosts by `protocol.py`; `ends.py` ends ranks.

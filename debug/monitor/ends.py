@@ -59,8 +59,9 @@ def end_ranks(host: Host, grace_s: float) -> None:
 
 
 def _families(host: Host) -> list[int]:
-    """The ranks' process groups, where each has its own, as the launcher's have: what ranks have started (a data
-    loader's workers) would outlive them, and hold the job's output open."""
+    """Return the ranks' process groups, where each has its own, as the launcher's have: what ranks have started (a
+    data loader's workers) would outlive them, and hold the job's output open.
+    """
     pids, alone = [], []
     for reader in host.readers.values():
         pid, ticks = reader.header.pid, reader.header.start_ticks
@@ -88,10 +89,11 @@ def kill(host: Host, number: int, but: Collection[int] = ()) -> None:
 
 
 def without_guesses(diagnoses: Sequence[Diagnosis], settings: Settings, still_s: float) -> list[Diagnosis]:
-    """Return *diagnoses* where no rank has made or ended a call for *still_s*.
+    """Return the *diagnoses* that still hold if no rank has made or ended a call for *still_s*.
 
-    Without a limit of the user's, a wait that is only long ends no job in which some rank has made a call in that
-    time, for torch's own timeout may be longer than our default: it is left out, and a warning where calls go on.
+    If the user has set no limit, a wait that is only long does not end a job in which some rank has made a call in
+    that time, because torch's own timeout may be longer than our default. Such a diagnosis is left out, or is a
+    warning while calls continue.
     """
     if settings.hang_after_s is not None or still_s >= settings.patience_s:
         return list(diagnoses)
@@ -129,7 +131,7 @@ class Orphans:
         """Time at which the launcher's death was noticed and reported."""
 
     def step(self, monitor: WatchingMonitor) -> None:
-        """Say it once; end ranks that can not meet any more, where a hang is to end the job."""
+        """Report a dead launcher once, and end ranks that can no longer meet if a hang is to end the job."""
         host = monitor.host
         if monitor.aborted or not self.launcher_died() or all(host.ended().values()):
             return

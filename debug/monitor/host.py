@@ -57,7 +57,7 @@ class Host:
         """Rings by the rank that diagnoses use for the process."""
         self.numbering = Numbering()
         self._mapped: dict[Path, RingReader] = {}
-        """All rings of this attempt, including those of processes that are no ranks."""
+        """All rings of this attempt, also of processes that are not ranks."""
         self.comparer = Comparer()
         self.exits: dict[tuple[int, int], int] = {}
         self._next: dict[Path, int] = {}
@@ -71,7 +71,7 @@ class Host:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks in the world that the program uses."""
+        """Return the number of ranks in the world that the program uses."""
         return self.numbering.size
 
     @property
@@ -80,7 +80,7 @@ class Host:
 
     @property
     def local_world(self) -> int:
-        """Number of ranks on this host: from the launcher, or counted after they met."""
+        """Return the number of ranks on this host: from the launcher, or counted after they met."""
         sizes = [int(reader.word(rings.W_LOCAL_WORLD)) for reader in self.readers.values()]
         if sizes := [word for word in sizes if word]:
             return max(sizes)
@@ -131,7 +131,7 @@ class Host:
         self.readers = {reader.number: reader for reader in number_readers(self._mapped.values(), numbering)}
 
     def processes(self) -> list[Process]:
-        """Processes of this host."""
+        """Return processes of this host."""
         return [reader.process for reader in self._mapped.values()]
 
     def _restart(self) -> None:
@@ -186,7 +186,9 @@ class Host:
         )
 
     def missing_states(self, ranks: Mapping[int, object]) -> dict[int, RankState]:
-        """States of ranks of this host without a ring: dead before they could make one, or not there yet."""
+        """Return the states of ranks of this host without a ring: they died before they created one, or have not
+        started yet.
+        """
         states: dict[int, RankState] = {}
         codes = exits_by_number(self.exits, self.numbering, self.attempt)
         # Once a rank has joined, all have: one without a ring found no place for it.
@@ -206,7 +208,7 @@ class Host:
         return states
 
     def _given(self) -> range:
-        """The ranks that must come up on this host."""
+        """Return the ranks that must come up on this host."""
         for reader in self.readers.values():
             if reader.header.local_rank >= 0 and reader.header.world_size == self.world_size:
                 first = reader.header.rank - reader.header.local_rank
@@ -269,7 +271,7 @@ def _ranks_by_world(readers: Iterable[RingReader]) -> dict[str, set[int]]:
 
 
 def _rank_in(reader: RingReader, key: GroupKey) -> int:
-    """The rank of a process in the world of a group."""
+    """Return the rank of a process in the world of a group."""
     world = reader.world(world_of(key))
     return reader.header.rank if world is None else world.rank
 
@@ -284,7 +286,7 @@ class _Sample:
     """Work done so far; None if the rank had made calls since the previous sample, so that it was not measured."""
     idle_since_ns: int
     asleep_since_ns: int
-    """Since then the main thread has used no CPU time, whatever its other threads and child processes did."""
+    """Time since which the main thread has used no CPU time, regardless of other threads and child processes."""
 
 
 class ActivityWatch:
@@ -309,7 +311,7 @@ class ActivityWatch:
             self._samples[rank] = after
 
     def pass_over(self, readers: Mapping[int, RingReader]) -> None:
-        """Do not count what the ranks just did for this monitor (they wrote their stacks) as progress."""
+        """Ignore what the ranks just did for this monitor (writing their stacks) as progress."""
         for rank, reader in readers.items():
             sample = self._samples.get(rank)
             if sample is not None and sample.work is not None:

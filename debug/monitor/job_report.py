@@ -1,7 +1,7 @@
-"""Keeps, prints and saves what a monitor reports about its job.
+"""Report of a monitor about its job: it keeps, prints and saves diagnoses.
 
-A diagnosis is reported once. A warning is withdrawn when the job continued by itself. Every change is saved to the
-verdict files and to those of `--report`, sent to the monitors of other hosts, and written as an event.
+A diagnosis is reported once. A warning is withdrawn if the job continues. Every change is saved to the verdict files
+and to those of `--report`, sent to the monitors of other hosts, and written as an event.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class JobReport:
         self.inconclusive = ""
         """Reason why the job cannot be judged; empty if it can."""
         self.silent: list[dict[str, Any]] | None = None
-        """Findings of silent faults as JSON; None where the job was not watched for them."""
+        """Findings of silent faults as JSON; None if they are not searched for."""
         self.places: list[str] = []
-        """Lines that say where the ranks were when the job was interrupted."""
+        """Lines with the positions of the ranks when the job was interrupted."""
         self._directory = directory
         self._settings = settings
         self._host = host
@@ -55,7 +55,7 @@ class JobReport:
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the first diagnosis that has one; 0 while there are only warnings."""
+        """Return the exit code of the first diagnosis that has one; 0 if there are only warnings."""
         return next((code for d in self.diagnoses if (code := d.exit_code)), 0)
 
     def new_attempt(self) -> None:
@@ -96,7 +96,7 @@ class JobReport:
         return True
 
     def withdraw(self, current: Sequence[Diagnosis], evidence: Evidence) -> None:
-        """Withdraw the warnings that are not among the *current* diagnoses: the job continued by itself."""
+        """Withdraw the warnings that are not among the *current* diagnoses, because the job has continued."""
         over = [d for d in self.diagnoses if d.provisional and not any(still(d, other) for other in current)]
         for diagnosis in over:
             self.diagnoses.remove(diagnosis)

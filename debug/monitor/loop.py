@@ -52,13 +52,13 @@ DEATH_SETTLE_S = 0.35
 ON_THEIR_WAY_S = 1.5
 """Seconds before a death is reported for which no rank waits, because the others may still reach their next call."""
 RAISE_S = 5.0
-"""Seconds that level strict has to raise, on a busy host, before contradicting calls are taken for calls it did not
-hold.
+"""Seconds that level strict has to raise on a busy host. After that, contradicting calls count as calls that it did
+not hold.
 """
 BACK_S = 1.0
 """Seconds that ranks have after an absence of the monitor to write a heartbeat, which takes a tenth of that."""
 WITHDRAW_S = 0.5
-"""How often a warning is held against what the ranks do now."""
+"""Seconds between two checks whether a warning still holds."""
 LIVING = (Phase.RUNNING, Phase.BLOCKED, Phase.FROZEN, Phase.HOST_STUCK)
 PATIENCE_S = 20.0
 """A monitor whose job's first ring never comes gives up."""
@@ -112,7 +112,7 @@ class Monitor:
         return self.report.exit_code
 
     def _turn(self) -> bool:
-        """One look at everything; True when the job is over."""
+        """Examine everything once, and return whether the job is over."""
         self.host.find(self.together.processes())
         self.report.print_notes()
         moved = self.host.read(self.together.route)
@@ -161,8 +161,10 @@ class Monitor:
             self.report.say(self.report.inconclusive)
 
     def _back(self, now: float) -> None:
-        """The monitor was away itself: nothing may be judged on what it did not see, before the ranks had time to
-        show that they are there. (On a host so busy that every nap takes long, it must be judged at last.)"""
+        """Handle a suspension of the monitor itself: wait for new heartbeats before diagnosing.
+
+        On a host that is so busy that every sleep takes long, it diagnoses after all.
+        """
         if now - self._last_back > 10 * BACK_S:
             self._last_back = self._still_since = now
             self._next_judgement = max(self._next_judgement, now + BACK_S)
@@ -252,7 +254,7 @@ class Monitor:
         return not key[0].startswith(PAIR) or all(rank in self.host.readers for rank in self._members(key))
 
     def _members(self, key: GroupKey) -> tuple[int, ...]:
-        """The members of a group or message, by the ranks that diagnoses use."""
+        """Return the members of a group or message, by the ranks that diagnoses use."""
         numbering, world = self.host.numbering, world_of(key)
         return tuple(numbering.in_job(world, rank) for rank in key[1])
 
@@ -339,7 +341,7 @@ class Monitor:
         return without_guesses(diagnose(evidence), self.settings, time.monotonic() - self._still_since)
 
     def _withdraw(self, at_the_end: bool = False) -> None:
-        """Withdraw a warning that no longer holds, because the job continued by itself."""
+        """Withdraw warnings that no longer hold, because the job has continued."""
         if self.aborted or self.together.has_leader or self._interrupted():
             return  # what a leader has said it withdraws itself
         if self.report.has_warnings_due(at_the_end):
@@ -388,11 +390,11 @@ class Monitor:
         return self.together.judges(self.host)
 
     def _counts(self) -> tuple[int, ...]:
-        """Calls of every rank so far: while they stay the same, nothing moves."""
+        """Return calls of every rank so far: while they stay the same, nothing moves."""
         return (*self.host.counts(), *(n for counts in self.together.remote("counts") for n in counts))
 
     def look(self, stacks: bool = False, focus: dict[Any, int] | None = None) -> Evidence:
-        """The evidence at this moment, of all hosts where there are several."""
+        """Return the current evidence, of all hosts if there are several."""
         readers = list(self.host.readers.values())
         origin = origin_of(readers)
         evidence = self.look_here(stacks, focus, origin)
@@ -436,7 +438,7 @@ class Monitor:
                     self.report.say(left_alone(self.directory))  # under another launcher nothing ends the job
 
     def _show_places(self) -> None:
-        """Print once where the ranks were when the job was interrupted."""
+        """Print the positions of the ranks once when the job was interrupted."""
         if not self.report.places and self.host.readers:
             self.report.print_places(self.look(stacks=True))
 
@@ -490,8 +492,6 @@ class Monitor:
         return search_silent(rings, self.host.world_size, self.settings.silent_patterns, self.report.say)
 
     def _ours(self) -> bool:
-        """Return whether distsim chose the folder, in memory, where a user would not look for the rings of a healthy
-        job.
-        """
+        """Return whether distsim chose the folder, so that the rings of a healthy job are removed."""
         chosen = self.directory.parent in default_bases() and not self.settings.directory
         return chosen and not (self.directory / "launcher.json").exists()

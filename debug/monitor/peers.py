@@ -42,10 +42,10 @@ from distsim.text.untrusted_input import load_json, read_bytes, whole
 __all__ = ["PeerSession", "evidence_from_json", "evidence_to_json"]
 
 MEETING_S = 8.0
-"""Monitors have this long to find each other before one that is alone judges by itself."""
+"""Seconds that monitors have to find each other before one that is alone judges by itself."""
 LAST_WORD_S = 3.0
 MOST_ROWS = 4096
-"""Row blocks kept for a leader that is not there yet."""
+"""Largest number of row blocks that are kept for a leader that has not connected yet."""
 _CALL = {f.name: f for f in fields(CallRecord) if f.name not in ("rank", "group", "site", "stack", "remote")}
 """Fields of a call that are sent unchanged; those with their default, which are most, are left out."""
 _STATE = [f.name for f in fields(RankState) if f.name not in ("rank", "phase", "waits", "site", "stack", "caught")]
@@ -202,7 +202,7 @@ class PeerSession:
         return ranks >= set(range(host.world_size))
 
     def processes(self) -> list[Process]:
-        """Processes of the other hosts."""
+        """Return processes of the other hosts."""
         if self.leader is None:
             return []
         return [p for link in self.leader.links if link.known for p in link.processes]
@@ -231,13 +231,13 @@ class PeerSession:
         return self.follower is not None and (self.follower.connected or self.follower.left)
 
     def suspect(self, suspicions: Sequence[Suspicion]) -> None:
-        """A follower leaves the judgement to its leader."""
+        """Pass suspicions to the leader, if this monitor is a follower."""
         if self.follower is not None:
             for suspicion in suspicions:
                 self.follower.suspect(suspicion)
 
     def remote(self, name: str) -> list[Any]:
-        """One entry of every other host's last word about itself."""
+        """Return one entry of every other host's last word about itself."""
         if self.leader is None:
             return []
         return [link.status[name] for link in self.leader.links if name in link.status]
@@ -272,7 +272,7 @@ class PeerSession:
         evidence.findings = [*self._cut_off(host), *merged(findings)]
 
     def held(self) -> list[tuple[int, GroupKey, Rows]]:
-        """Rows that came in while the leader waited for answers."""
+        """Return rows that came in while the leader waited for answers."""
         if self.leader is None:
             return []
         rows, self.leader.held = self.leader.held, []
@@ -317,7 +317,7 @@ class PeerSession:
         ]
 
     def tell(self, report: dict[str, Any]) -> None:
-        """A verdict, for the launchers of the other hosts."""
+        """Send a verdict to the launchers of the other hosts."""
         if self.leader is not None:
             self.leader.tell({"verdict": report})
 
@@ -364,7 +364,7 @@ class PeerSession:
 
 
 def evidence_to_json(evidence: Evidence) -> dict[str, Any]:
-    """One host's part of the evidence; groups, stacks and calls that repeat are written once."""
+    """Return one host's part of the evidence; groups, stacks and calls that repeat are written once."""
     writer = _Writer(evidence)
     result: dict[str, Any] = {
         "states": [writer.state(state) for state in evidence.ranks.values()],
@@ -424,7 +424,7 @@ class _Writer:
         return {"what": wait.what, "on_ranks": list(wait.on_ranks)}
 
     def _call(self, call: CallRecord) -> list[Any]:
-        """A call that is among the records by its number, another one whole."""
+        """Return a call that is among the records by its number, another one whole."""
         where = [call.rank, call.index]
         return where if tuple(where) in self._written else [*where, self.record(call)]
 
@@ -442,7 +442,7 @@ def _site(site: Site | None) -> list[Any] | None:
 def evidence_from_json(
     content: dict[str, Any],
 ) -> tuple[dict[int, RankState], dict[int, Sequence[CallRecord]], list[Finding], dict[str, str]]:
-    """States, calls, findings and sources of another host."""
+    """Return states, calls, findings and sources of another host."""
     groups = [Group(name, description, tuple(ranks)) for name, description, ranks in content["groups"]]
     stacks = [tuple(Site.from_json(frame) for frame in stack) for stack in content["stacks"]]
     records: dict[int, Sequence[CallRecord]] = {
@@ -509,5 +509,5 @@ def _read_record(
 
 
 def _tuples(value: Any) -> Any:
-    """JSON has no tuples, and a call no lists."""
+    """Convert lists to tuples, which calls have and JSON does not."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -100,7 +100,7 @@ def watch_series(orders: IO[str], answers: IO[str]) -> None:
 
 
 class Series:
-    """The monitor of a whole test run, from where its jobs are started: begun with the first of them."""
+    """Monitor of a whole test run, started with its first job."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None

@@ -1,14 +1,14 @@
-"""Monitors of several hosts as one: the one beside rank 0 leads, the others tell it what they see.
+"""Connection of the monitors of several hosts: the one beside rank 0 leads, and the others report to it.
 
-A small TCP protocol of JSON lines; nothing received is executed. The address travels in the job's store, the secret
-does not (realexec/process/introduce_monitors.py). A link that sends what makes no sense is dropped, and said to be; all
-others go on.
+It is a small TCP protocol of JSON lines; nothing received is executed. The address is in the job's store, the secret
+is not (realexec/process/introduce_monitors.py). A link that sends invalid data is dropped with a note, and all
+others continue.
 
-Both ends of a link show that they know the job's secret before either hears a word of the other: the leader sends a
-random number A, the follower one of its own, B, with HMAC(secret, follower, A, B); the leader answers with HMAC(secret,
-leader, A, B). What follows is JSON lines, each behind an HMAC under a key of this connection alone (of the secret, A
-and B) that also covers the direction and the line's number: nothing can be replayed, reordered, turned around or put
-in. It is not encrypted: who can listen can read.
+Both ends of a link prove that they know the job's secret before either reads any data of the other: the leader sends
+a random number A, the follower its own random number B with HMAC(secret, follower, A, B), and the leader answers
+with HMAC(secret, leader, A, B). Then JSON lines follow, each behind an HMAC under a key of this connection alone (of
+the secret, A and B) that also covers the direction and the line's number, so that no line can be replayed,
+reordered, reflected or inserted. The data are not encrypted.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Leader:
     """Leader of the monitors, beside rank 0: it collects the evidence and judges the whole job."""
 
     def __init__(self, directory: Path, addresses: Sequence[str], secret: str, salt: str = "") -> None:
-        """Listen on the first of *addresses* that is this host's, and say which; OSError where none is."""
+        """Listen on the first of *addresses* that belongs to this host, and publish it. Raises OSError if none does."""
         self.secret = secret
         self._server = _listen(addresses)
         self._server.setblocking(False)
@@ -125,7 +125,7 @@ class Leader:
                     other.known = False
 
     def look(self, request: dict[str, Any]) -> list[dict[str, Any]]:
-        """Ask all hosts for their evidence; those that do not answer in time are left out."""
+        """Request the evidence of all hosts. Hosts that do not answer in time are left out."""
         self._number += 1
         number = self._number
         self._answers[number] = {}
@@ -153,14 +153,14 @@ class Leader:
                 link.send(message)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close all connections."""
         for link in self.links:
             link.close()
         self._server.close()
 
     @property
     def lost(self) -> list[PeerLink]:
-        """Hosts that were there and are silent, though their ranks had not all ended."""
+        """Return hosts that were there and are silent, though their ranks had not all ended."""
         return [
             link
             for link in self.links
@@ -191,7 +191,7 @@ class Follower:
         rows: list[tuple[int, GroupKey, Rows]],
         answer: Callable[[dict[str, Any]], Any],
     ) -> list[dict[str, Any]]:
-        """Send what is new, answer the leader's requests, and return other messages."""
+        """Send new data, answer the leader's requests, and return its other messages."""
         now = time.monotonic()
         self.processes = status["processes"]
         if self.link is None or not self.link.open:
@@ -242,18 +242,18 @@ class Follower:
         return self.link is not None and self.link.open and self.link.known and self.link.silent_s < LOST_S * 2
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self.link is not None:
             self.link.close()
 
     def suspect(self, suspicion: Suspicion) -> None:
-        """Ask the leader to look at a call."""
+        """Ask the leader to examine a call."""
         if self.link is not None and self.link.open:
             self.link.send({"suspicion": list(suspicion.key), "seq": suspicion.seq, "lines": suspicion.lines_only})
 
 
 def group_key(content: Any) -> GroupKey:
-    """A group's key, or a message's, as it came over the wire."""
+    """Return a group's key, or a message's, as it came over the wire."""
     name, ranks, generation = content
     mark = MARK if str(name).startswith(MARK) else ""  # else what names a message would be made printable, too
     return (
@@ -297,7 +297,7 @@ def _listen(addresses: Sequence[str]) -> socket.socket:
 
 
 def sign(secret: str, *parts: str) -> str:
-    """Proof of knowing the secret, bound to *parts*."""
+    """Return a proof of knowing the secret, bound to *parts*."""
     return hmac.new(secret.encode(), json.dumps(parts).encode(), hashlib.sha256).hexdigest()
 
 
@@ -331,7 +331,7 @@ class PeerLink:
 
     @property
     def processes(self) -> list[Process]:
-        """Processes of the other end's host."""
+        """Return processes of the other end's host."""
         return list(self.status.get("processes", ()))
 
     def send(self, message: dict[str, Any]) -> None:
@@ -346,7 +346,7 @@ class PeerLink:
         self.flush()
 
     def flush(self) -> None:
-        """Send what the network takes."""
+        """Send as much as the network accepts now."""
         try:
             while self._out:
                 sent = self.socket.send(self._out[: 1 << 20])
@@ -357,7 +357,7 @@ class PeerLink:
             self.close()
 
     def receive(self) -> list[dict[str, Any]]:
-        """Messages that have come in whole; whatever is not as it should be ends the connection."""
+        """Return the complete messages received so far. Invalid data end the connection."""
         messages: list[dict[str, Any]] = []
         taken = 0
         try:
@@ -376,7 +376,7 @@ class PeerLink:
         return messages
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self.open = False
         with contextlib.suppress(OSError):
             self.socket.close()
@@ -412,7 +412,7 @@ class PeerLink:
         return message
 
     def _meet(self, line: bytes) -> None:
-        """One line of the introduction."""
+        """Handle one line of the handshake."""
         if len(line) > LONGEST_PROOF:
             raise ValueError("the proof is too long")
         content = load_json(line)
@@ -448,7 +448,7 @@ class PeerLink:
 
 
 def _hex(value: Any) -> str:
-    """64 hexadecimal digits, as nonces and proofs are."""
+    """Return a value if it has 64 hexadecimal digits, as nonces and proofs have; raise ValueError otherwise."""
     if not isinstance(value, str) or len(value) != MAC or not value.isascii():
         raise ValueError("no nonce and no proof")
     return value

@@ -53,7 +53,7 @@ def start_monitor(
 
 
 def gone_text(pid: int, code: int) -> str:
-    """Said once where a monitor was killed."""
+    """Return the line about a monitor that was killed."""
     from distsim.debug.evidence.processes import signal_name
 
     how = signal_name(-code) or f"signal {-code}"
@@ -78,7 +78,7 @@ def _alive(lock: Path) -> bool:
 
 
 def importable(environment: dict[str, str], package: Path) -> dict[str, str]:
-    """distsim must be found there as it was here, also from a bare clone."""
+    """Return the environment in which a process finds distsim where this one did, also in a bare clone."""
     import distsim
 
     where = str(Path(distsim.__file__ or package).resolve().parent.parent)
@@ -90,7 +90,7 @@ def importable(environment: dict[str, str], package: Path) -> dict[str, str]:
 
 
 def ask(directory: Path, job: str = "") -> None:
-    """Wait until the monitor over *directory* has looked, where there is one."""
+    """Wait until the monitor of *directory*, if there is one, has examined the job."""
     if not (directory / f"monitor.{job}.lock").exists():
         return
     number = sum(1 for _ in directory.glob("ask.*"))

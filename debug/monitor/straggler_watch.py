@@ -27,7 +27,7 @@ A start, a compilation or an evaluation is over by then.
 WINDOW = 1024
 """Calls of each rank in one look."""
 WHOLE = 4000
-"""Calls of each rank in the last look: what a ring holds."""
+"""Number of calls of each rank in the last check: the capacity of a ring."""
 
 
 class Pace:
@@ -76,13 +76,13 @@ class Pace:
 
 
 def recent_stragglers(readers: Sequence[RingReader], number: int = WHOLE) -> list[LateRank]:
-    """The stragglers of one host's job over the last *number* calls of each rank."""
+    """Return the stragglers of one host's job in the last *number* calls of each rank."""
     records = recent_calls(readers, number)
     return stragglers(records, LIVE) or stragglers(records, SHORT)
 
 
 def recent_calls(readers: Sequence[RingReader], number: int) -> Mapping[int, Sequence[CallRecord]]:
-    """The last calls of each rank; nothing where no rank spends enough of its time in calls to be kept waiting."""
+    """Return the last calls of each rank; empty if no rank spends enough time in calls to be kept waiting."""
     windows = {reader.number: reader.since(reader.count - number)[0] for reader in readers}
     if not any(_waits(window) for window in windows.values()):
         return {}

@@ -42,7 +42,7 @@ class MethodCall(NamedTuple):
     outputs: Sequence[Any] = ()
     """Tensors that are written; the inputs where an operation works in place (its key has no output shapes then)."""
     opts: Any = None
-    """torch's options object, or what was given in its place (a root, a reduce op); None: nothing."""
+    """torch's options object, or the argument given instead (a root, a reduce operation); None without one."""
 
     def is_for_host(self) -> bool:
         """Return whether the CPU's backend serves the call, if a group has several backends.
@@ -56,7 +56,9 @@ class MethodCall(NamedTuple):
 Ranks = Sequence[int]
 """Global ranks of the group, in its order."""
 Reader = Callable[[Ranks, tuple[Any, ...], Mapping[str, Any]], MethodCall]
-"""Raises TypeError, AttributeError or the like where the arguments are none of the method's."""
+"""Function that reads a method's arguments. Raises TypeError, AttributeError or similar if they do not fit the
+method.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ _new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
 
 
 def _in_order(args: tuple[Any, ...], kwargs: Mapping[str, Any], *names: tuple[str, ...]) -> list[Any]:
-    """The arguments by place; *names* are what each may be called. None where one is not given."""
+    """Return the arguments by place; *names* are what each may be called. None if one is not given."""
     result = [*args, *[None] * (len(names) - len(args))]
     for i in range(len(args), len(names)):
         for name in names[i]:
@@ -137,13 +139,15 @@ def _reduce_op(opts: Any) -> int:
 
 
 def _root(ranks: Ranks, opts: Any) -> int | None:
-    """A global rank; None for a root that is none of the group, which the backend refuses."""
+    """Return a global rank; None for a root that is none of the group, which the backend refuses."""
     root = getattr(opts, "rootRank", opts) or 0
     return ranks[root] if 0 <= root < len(ranks) else None
 
 
 def _in_place(op: str, fields: Fields, method: str) -> Reader:
-    """Methods that take (tensors, opts): a list or one tensor; instead of options a root, a reduce op, or both."""
+    """Return the reader for methods with (tensors, opts): a list or one tensor; instead of options a root or reduce
+    operation.
+    """
     reduces, rooted = fields.reduces, fields.rooted
 
     def read(ranks: Ranks, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> MethodCall:
@@ -175,7 +179,7 @@ def _in_place(op: str, fields: Fields, method: str) -> Reader:
 
 
 def _out_in(op: str, fields: Fields, method: str) -> Reader:
-    """Methods that take (outputs, inputs, opts): each a tensor, a list, or a list of lists."""
+    """Return the reader for methods with (outputs, inputs, opts): each a tensor, a list, or a list of lists."""
     reduces, rooted = fields.reduces, fields.rooted
 
     def read(ranks: Ranks, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> MethodCall:
@@ -204,12 +208,12 @@ def _out_in(op: str, fields: Fields, method: str) -> Reader:
 
 
 def _splits(given: Any) -> tuple[int, ...]:
-    """torch takes lists and arrays of whatever is an integer: numpy's, a tensor without dimensions."""
+    """Return splits as integers. torch accepts lists and arrays of any integers, such as NumPy's or scalar tensors."""
     return () if given is None else tuple([int(one) for one in given])
 
 
 def _by_splits(op: str, fields: Fields, method: str) -> Reader:
-    """(output, input, output splits, input splits, opts)."""
+    """Return (output, input, output splits, input splits, opts)."""
 
     def read(ranks: Ranks, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> MethodCall:
         output, source, output_splits, input_splits, opts = _in_order(
@@ -273,7 +277,7 @@ def _message(op: str, fields: Fields, method: str) -> Reader:
 
 
 def _nothing(op: str, fields: Fields, method: str) -> Reader:
-    """(opts), or (timeout): no tensor."""
+    """Return (opts), or (timeout): no tensor."""
     key = (op, (), (), None, None, None, None, None, None)
 
     def read(ranks: Ranks, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> MethodCall:
@@ -285,7 +289,7 @@ def _nothing(op: str, fields: Fields, method: str) -> Reader:
 
 
 def _in_its_own_way(op: str, fields: Fields, method: str) -> Reader:
-    """monitored_barrier: no backend has it but gloo, and it always waits."""
+    """Return the reader for monitored_barrier, which only gloo has, and which always waits."""
     call = MethodCall((op, (), (), None, None, None, None, None, None), is_async=False)
     return lambda ranks, args, kwargs: call
 

@@ -72,7 +72,7 @@ class Site:
     """One frame of the user's program."""
 
     file: str
-    """Relative to the working folder where it is below it (`frames.shown`)."""
+    """Path, relative to the working folder if the file is below it (`frames.shown`)."""
     line: int
     function: str
     through: Site | None = None
@@ -82,13 +82,13 @@ class Site:
         return f"{self.file}:{self.line}"
 
     def to_json(self) -> list[Any]:
-        """`[file, line, function]`, and those of the library's line where there is one."""
+        """Return `[file, line, function]`, and the same for the library's line if there is one."""
         content: list[Any] = [self.file, self.line, self.function]
         return content if self.through is None else [*content, self.through.to_json()]
 
     @classmethod
     def from_json(cls, content: Sequence[Any]) -> Site:
-        """The inverse of `to_json`."""
+        """Return the inverse of `to_json`."""
         file, line, function, *below = content
         return cls(file, line, function, cls.from_json(below[0]) if below else None)
 
@@ -105,12 +105,12 @@ class Group:
     """Global ranks in group order."""
 
     def __hash__(self) -> int:
-        """Hash by name only, because groups are keys everywhere and one of thousands of ranks is long."""
+        """Hash the name only. Groups are used as keys everywhere, and hashing thousands of ranks is slow."""
         return hash((self.name, len(self.ranks)))
 
     @property
     def label(self) -> str:
-        """The name for people: the description where there is one."""
+        """Return the group's name for people: its description if it has one."""
         return self.description if self.description not in ("", "undefined") else self.name
 
     def on_host(self) -> Group:
@@ -138,7 +138,7 @@ class CallRecord:
     """torch.distributed's public name: a member of `COLLECTIVES` or `P2P`."""
     input_shapes: tuple[tuple[int, ...], ...] = ()
     output_shapes: tuple[tuple[int, ...], ...] = ()
-    """Empty where the result lands in the inputs (all_reduce, broadcast, reduce)."""
+    """Shapes of the outputs; empty if the result replaces the inputs (all_reduce, broadcast, reduce)."""
     dtypes: tuple[str, ...] = ()
     """`"float32"`, one for each input (or output, for recv), without repeats if all are equal."""
     reduce_op: str | None = None
@@ -193,7 +193,9 @@ class CallRecord:
 
     @property
     def way(self) -> tuple[Site, ...]:
-        """Return where the call was made with all frames above, because a helper's line differs by caller."""
+        """Return the position of the call with all frames above it, because a helper's line may have different
+        callers.
+        """
         return self.stack or (() if self.site is None else (self.site,))
 
     @property
@@ -207,7 +209,7 @@ class CallRecord:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Global ranks that must take part."""
+        """Return global ranks that must take part."""
         if self.new_ranks is not None:
             return self.new_ranks
         if self.remote is None and not self.is_p2p:
@@ -275,7 +277,7 @@ class Caught:
 
     @property
     def kind(self) -> str:
-        """The exception's type, as in the last line of its traceback."""
+        """Return the exception's type, as in the last line of its traceback."""
         return self.error.partition(":")[0]
 
 
@@ -324,8 +326,8 @@ class RankState:
     None if the rank was not watched.
     """
     asleep_s: float | None = None
-    """Seconds in which the main thread, the only one that makes calls, used no CPU time, whatever its other threads
-    did.
+    """Seconds in which the main thread, the only one that makes calls, used no CPU time, regardless of other
+    threads.
 
     None if the rank was not watched.
     """
@@ -334,21 +336,22 @@ class RankState:
     reached_store: bool = True
     """Whether the rank has connected to that store."""
     meets_by_hand: str | None = None
-    """Address of the store, and name of the group, where it meets others by the program's own call of `rendezvous` or
-    `_new_process_group_helper`."""
+    """Address of the store, and name of the group, if the rank waits in the program's own call of `rendezvous` or
+    `_new_process_group_helper`.
+    """
     reused_store: str | None = None
     """The store of its world where that holds the keys of an earlier world, too: `host:port`."""
     reason: str | None = None
-    """What the rank does where it is stuck, or did when it died, if known: `it recurses without end`."""
+    """Reason why the rank is stuck, or activity when it died, if known: `it recurses without end`."""
     caught: tuple[Caught, ...] = ()
     """Exceptions that the program handled, the last ones of different lines and types."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault that a guard saw with its own eyes: a NaN, a changed buffer, a cut link.
+    """A fault that a guard observed directly: a NaN, a changed buffer, a cut link.
 
-    `diagnose` merges it with what the records say: a finding that explains a hang comes first.
+    `diagnose` merges findings with the records: a finding that explains a hang comes first.
     """
 
     kind: Kind
@@ -381,8 +384,9 @@ class Evidence:
     findings: Sequence[Finding] = ()
     """Findings of guards."""
     sources: Mapping[str, str] = field(default_factory=dict)
-    """Text of the users' files named by sites, where the caller can read them. They tell a rank
-    that skipped a call from one that took the other branch; without them it is `op_mismatch`."""
+    """Text of the user's files that positions refer to, if they can be read. It distinguishes a rank that skipped a
+    call from one that took another branch; without it the kind is `op_mismatch`.
+    """
     straggler_after_s: float | None = None
     """Name a running rank a straggler once others have waited this long for it; None: never."""
     hang_after_s: float | None = None
@@ -400,7 +404,7 @@ class Evidence:
     unseen: frozenset[int] = frozenset()
     """Members of groups that are not known to be processes of this job: they may still arrive."""
     launched: int = 0
-    """World size of the ranks' launcher, where it is another than the program's; 0: the same, or there is none."""
+    """World size of the launcher if it differs from the program's; else 0."""
     doubles: Sequence[str] = ()
     """Processes that call themselves the same rank of one world, a sentence each with what to do about it."""
     double_ranks: Mapping[int, int] = field(default_factory=dict)
@@ -448,7 +452,7 @@ class Remote:
 
     @classmethod
     def from_json(cls, content: Sequence[Any]) -> Remote:
-        """The inverse of `to_json`; ValueError where that is none."""
+        """Return the inverse of `to_json`; ValueError if it is not one."""
         function, caller, callee, threads, gives_up_s, *pairs = content
         request, rref = (None if pair is None else _pair(pair) for pair in pairs)
         return cls(

@@ -54,7 +54,7 @@ class CallLog:
     """Periods in which summed calls transferred bytes, and which may overlap with calls in `last`."""
 
     def add(self, record: CallRecord, now_s: float) -> None:
-        """The rank's next call; *now_s*: none begins to move before that."""
+        """Add the rank's next call. No call moves data before *now_s*."""
         record.index = self.made
         self.made += 1
         last = self.last
@@ -80,7 +80,7 @@ class CallLog:
                 yield CallSum(record, 1, record.nbytes, record.completed_s - record.started_s)
 
     def moving_s(self) -> float:
-        """Seconds in which bytes of at least one call moved."""
+        """Return seconds in which bytes of at least one call moved."""
         rest_s, _ = _union((*self._spans, *_spans(self.last)), float("inf"))
         return self._moved_s + rest_s
 
@@ -125,7 +125,7 @@ def _spans(records: Sequence[CallRecord]) -> list[Span]:
 
 
 def _union(spans: Iterable[Span], until_s: float) -> tuple[float, list[Span]]:
-    """Seconds up to *until_s* that at least one of *spans* covers; and what they cover later."""
+    """Return seconds up to *until_s* that at least one of *spans* covers; and what they cover later."""
     total, end_s = 0.0, float("-inf")
     later: list[Span] = []
     for begin, finish in sorted(spans):

@@ -78,30 +78,30 @@ class Diagnosis:
     proof: Proof | None = None
     """Ground of the verdict; None if the job has ended or cannot move, so that everything is certain."""
     only_warns: bool = False
-    """Whether it is a warning whatever its kind (`Finding.warns`)."""
+    """Whether it is a warning regardless of its kind (`Finding.warns`)."""
     causes: tuple[Site, ...] = ()
     """Further lines of the program that caused it."""
 
     @property
     def provisional(self) -> bool:
-        """Whether the job may still continue by itself; the diagnosis is withdrawn if it does."""
+        """Return whether the job may still continue by itself; the diagnosis is withdrawn if it does."""
         return self.proof is Proof.NOT_YET
 
     @property
     def ends_job(self) -> bool:
-        """Whether there is proof that the job cannot continue, so that it may be ended."""
+        """Return whether there is proof that the job cannot continue, so that it may be ended."""
         return bool(self.exit_code) and ends(self.kind, self.proof, self.victims)
 
     @property
     def is_warning(self) -> bool:
-        """Whether the program may continue: no rank is blocked for good, and the calls are consistent."""
+        """Return whether the program may continue: no rank is blocked for good, and the calls are consistent."""
         if self.provisional or self.only_warns:
             return True
         return self.kind in WARNINGS and not (self.stuck and self.kind is Kind.ASYNC_NEVER_WAITED)
 
     @property
     def nobody_waits(self) -> bool:
-        """Whether no other rank waits for the reported ranks.
+        """Return whether no other rank waits for the reported ranks.
 
         They are blocked on their host, or in a call that all ranks have reached.
         """
@@ -118,7 +118,7 @@ class Diagnosis:
 
     @property
     def exit_code(self) -> int:
-        """0 healthy or a warning, 1 the program raised, 3 hang, 4 inconsistent collectives."""
+        """Return 0 for healthy or a warning, 1 if the program raised, 3 for a hang, 4 for inconsistent collectives."""
         if self.kind is Kind.HEALTHY or self.is_warning:
             return 0
         if self.kind in (Kind.RANK_RAISED, Kind.NAN, Kind.DDP_UNUSED_PARAMETER):
@@ -129,7 +129,7 @@ class Diagnosis:
 
     @property
     def see(self) -> str:
-        """Section of the documentation that explains the kind."""
+        """Return the section of the documentation that explains the kind."""
         return f"docs/kinds.md#{self.kind.value}"
 
     def to_json(self) -> dict[str, Any]:
@@ -256,12 +256,12 @@ def _stuck(content: Mapping[str, Any]) -> Stuck:
 
 
 def diagnoses_to_json(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
-    """`{"schema": ..., "diagnoses": [...]}`, ready for `json.dumps`; a healthy run has an empty list."""
+    """Return `{"schema": ..., "diagnoses": [...]}` for `json.dumps`; the list is empty for a healthy run."""
     return {"schema": SCHEMA, "diagnoses": [d.to_json() for d in diagnoses]}
 
 
 def diagnoses_from_json(report: Mapping[str, Any]) -> list[Diagnosis]:
-    """The diagnoses of a report of this schema."""
+    """Return the diagnoses of a report of this schema."""
     schema = report.get("schema")
     if schema != SCHEMA:
         got = repr(schema[:60]) if isinstance(schema, str) else type(schema).__name__
@@ -270,5 +270,5 @@ def diagnoses_from_json(report: Mapping[str, Any]) -> list[Diagnosis]:
 
 
 def exit_code(diagnoses: Sequence[Diagnosis]) -> int:
-    """The root cause's exit code; 0 where nothing but warnings is left."""
+    """Return the root cause's exit code; 0 if nothing but warnings is left."""
     return next((code for d in diagnoses if (code := d.exit_code)), 0)

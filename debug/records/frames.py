@@ -54,7 +54,7 @@ class Owner(enum.IntEnum):
     """Owner of the code in a file."""
 
     MACHINERY = 0
-    """torch, distsim, the standard library, whatever started the program."""
+    """torch, distsim, the standard library, and the program that started the script."""
     LIBRARY = 1
     """Installed: site-packages, dist-packages."""
     USER = 2
@@ -66,7 +66,7 @@ TYPED = ("<string>", "<stdin>", "<console>", "<ipython-input-", "<python-input-"
 INSTALLED = ("/site-packages/", "/dist-packages/")
 STDLIB = re.compile(r"/lib(64)?/python3\.\d+/")
 TORCH_ABROAD = re.compile(r"/torch/(distributed|nn|optim|autograd|utils|_\w+|(functional|serialization|storage)\.py)")
-"""torch's own files in a dump of another machine, where it may lie anywhere."""
+"""Pattern of torch's files in a dump from another machine, where torch may be installed anywhere."""
 TORCHS_TESTS = "/torch/testing/_internal/"
 """Programs that happen to lie among torch's modules."""
 ASYNCHRONOUS = "/torch/distributed/checkpoint/"
@@ -79,7 +79,7 @@ SPAWNERS = ("/multiprocessing/spawn.py", "/multiprocessing/forkserver.py", "/exe
 
 
 def _machinery() -> tuple[str, ...]:
-    """Folders of torch, distsim and the standard library."""
+    """Return the folders of torch, distsim and the standard library."""
     folders = {*_ours()}
     paths = sysconfig.get_paths()
     folders.update(os.path.join(paths[scheme], "torch") for scheme in ("purelib", "platlib"))
@@ -101,7 +101,7 @@ def _torch_file() -> str | None:
 
 
 def _ours() -> tuple[str, ...]:
-    """Folders of distsim; under the links of a checkout the same files have a second name."""
+    """Return the folders of distsim. In a checkout, the same files are also found through links."""
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     folders: set[str] = set()
     for folder in {here, os.path.realpath(here)}:
@@ -208,12 +208,12 @@ def _call_home(folder: str) -> None:
 
 
 def absolute(file: str) -> str:
-    """The path of a file that a site names."""
+    """Return the path of a file that a site names."""
     return file if file.startswith("<") else os.path.normpath(os.path.join(_home, file))
 
 
 def shown(file: str) -> str:
-    """The one form in which reports name *file*: relative to the working folder where it is below it."""
+    """Return *file* as reports name it: relative to the working folder if it is below it."""
     known = _shown.get(file)
     if known is None:
         path, home = absolute(file), _home.rstrip("/") + "/"
@@ -232,7 +232,7 @@ def packaged(file: str) -> str:
 
 
 def steps(frame: FrameType | None) -> Iterator[Frame]:
-    """A live stack, innermost frame first."""
+    """Yield a live stack, innermost frame first."""
     while frame is not None:
         code = frame.f_code
         yield code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname
@@ -240,9 +240,9 @@ def steps(frame: FrameType | None) -> Iterator[Frame]:
 
 
 def program_frames(stack: Iterable[Frame], *, depth: int = DEPTH, abroad: bool = False) -> tuple[Site, ...]:
-    """The user's frames of *stack*, both innermost first; the first one knows the library's line below it.
+    """Return the user's frames of *stack*, both innermost first; the first one knows the library's line below it.
 
-    Without a frame of the user's: the outermost of a library; empty where there is none of these either.
+    Without a frame of the user's: the outermost of a library; empty if there is none of these either.
     """
     frames: list[Site] = []
     through: Frame | None = None
@@ -292,7 +292,7 @@ def _typed(stack: Sequence[Frame]) -> bool:
 
 
 def raised_at(trace: TracebackType | None) -> tuple[Site, ...]:
-    """The user's frames of a traceback, innermost first."""
+    """Return the user's frames of a traceback, innermost first."""
     frames: list[Frame] = []
     while trace is not None:
         code = trace.tb_frame.f_code

@@ -161,7 +161,7 @@ def ends(kind: Kind, proof: Proof | None, victims: Collection[int]) -> bool:
 
 
 def until_when(patience_s: float | None, waited_s: float = 0.0) -> str:
-    """Return what a warning says about its duration."""
+    """Return the sentence of a warning on how long the wait may last."""
     if patience_s and waited_s >= patience_s:
         return "Other ranks still make calls, so the job is not ended; set --hang-after to end it after so long."
     limit = "as long as --hang-after allows" if patience_s is None else f"{patience_s:g} s (--hang-after)"

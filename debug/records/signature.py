@@ -112,7 +112,7 @@ class Signature:
         return replace(self, root=root, new_ranks=new_ranks)
 
     def record(self, **rest: Any) -> CallRecord:
-        """The record of a call; *rest* is what its arguments do not say (rank, group, number, place, times)."""
+        """Return the record of a call; *rest* is what its arguments do not say (rank, group, number, place, times)."""
         return CallRecord(
             op=self.op,
             input_shapes=self.inputs,
@@ -130,7 +130,7 @@ class Signature:
 
 
 def content(key: Key) -> tuple[dict[str, Any], bool]:
-    """A key for a ring: its JSON, and whether equal ones may still not fit together."""
+    """Return a key for a ring: its JSON, and whether equal ones may still not fit together."""
     return Signature.of(key).to_json(), FIELDS[key[0]].pairwise
 
 

@@ -38,13 +38,13 @@ MANY = 4
 
 
 def piped_width(otherwise: int = PLAIN_WIDTH) -> int:
-    """Columns of a report that goes into a pipe or a file: as COLUMNS says."""
+    """Return columns of a report that goes into a pipe or a file: as COLUMNS says."""
     columns = os.environ.get("COLUMNS", "")
     return int(columns) if columns.isascii() and columns.isdigit() and int(columns) > 0 else otherwise
 
 
 def stream_width(stream: TextIO) -> int:
-    """Columns of a report that goes to *stream*: as the terminal, or `piped_width`."""
+    """Return columns of a report that goes to *stream*: as the terminal, or `piped_width`."""
     try:
         return piped_width(os.get_terminal_size(stream.fileno()).columns or PLAIN_WIDTH)
     except (AttributeError, OSError, ValueError):  # no terminal, or no file, or closed
@@ -94,7 +94,7 @@ class Line:
 
 
 class _Wrapper(textwrap.TextWrapper):
-    """Breaks a list of ranks, which has no spaces, where a line cannot hold it; no other word."""
+    """Text wrapper that breaks lists of ranks, which have no spaces, but no other long word."""
 
     def _split(self, text: str) -> list[str]:
         longest = self.width - len(self.subsequent_indent)
@@ -105,7 +105,7 @@ class _Wrapper(textwrap.TextWrapper):
 
 
 def most_lines(number: int) -> int:
-    """Lines of the traceback of each of *number* diagnoses or exceptions."""
+    """Return lines of the traceback of each of *number* diagnoses or exceptions."""
     return MAX_TRACEBACK_LINES[0] if number > MANY else MAX_TRACEBACK_LINES[1]
 
 

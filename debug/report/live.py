@@ -32,7 +32,7 @@ class GroupRow:
 
     group: Group
     by_number: dict[int, list[int]]
-    """Number of the last call -> ranks that are there."""
+    """Ranks by the number of their last call."""
     op: str
     """The operation at the highest number."""
     waiting: dict[int, float]
@@ -47,7 +47,7 @@ class GroupRow:
 
 
 def group_rows(readers: Sequence[RingReader]) -> list[GroupRow]:
-    """The groups of a job, the largest first."""
+    """Return the groups of a job, the largest first."""
     now = time.monotonic_ns()
     last: dict[tuple[str, tuple[int, ...], int], dict[int, tuple[int, str, float]]] = defaultdict(dict)
     groups: dict[tuple[str, tuple[int, ...], int], Group] = {}
@@ -94,7 +94,7 @@ def group_rows(readers: Sequence[RingReader]) -> list[GroupRow]:
 
 
 def live_table(readers: Sequence[RingReader]) -> Table:
-    """The rows as a rich table."""
+    """Return the rows as a rich table."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("group", "ranks", "call", "where the ranks are"):
         table.add_column(name, overflow="fold")  # on more lines, never cut
@@ -115,8 +115,9 @@ def live_table(readers: Sequence[RingReader]) -> Table:
 
 
 def metrics_text(readers: Sequence[RingReader], verdict: Mapping[str, Any]) -> str:
-    """The job in Prometheus's text format, as node_exporter's textfile collector reads it. *verdict*: the monitor's
-    report so far."""
+    """Return the job in Prometheus's text format, as node_exporter's textfile collector reads it. *verdict*: the
+    monitor's report so far.
+    """
     job = readers[0].header.job if readers else str(verdict.get("job", ""))
     waits, states = {reader.number: 0.0 for reader in readers}, {"running": 0, "waiting": 0, "stopped": 0, "ended": 0}
     groups = group_rows(readers)
@@ -157,7 +158,7 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 def _breakable(ranks: Sequence[int]) -> str:
-    """A line ends between two ranks, not within a number."""
+    """Return ranks as text that can be wrapped between two ranks, and not within a number."""
     return format_ranks(ranks).replace(",", ", ")
 
 

@@ -69,7 +69,7 @@ def still(before: Diagnosis, now: Diagnosis) -> bool:
 
 
 def went_on(warning: Diagnosis, evidence: Evidence | None = None) -> str:
-    """The line that withdraws a warning; *evidence*: what was seen when it did not hold any more."""
+    """Return the line that withdraws a warning; *evidence*: what was seen when it did not hold any more."""
     ranks, call = warning.culprits, warning.call
     event = "continued"
     if warning.kind is Kind.NEVER_JOINED and call is not None and evidence is not None:
@@ -94,8 +94,10 @@ def left_alone(directory: Path) -> str:
 
 
 def report_files(wanted: str, name: str, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """The files that `DISTSIM_REPORT` = *wanted* means: itself, or two in a folder, as JSON and as text. *name* is the
-    job's, where its launcher gave it none."""
+    """Return the files for `DISTSIM_REPORT` = *wanted*: the file itself, or two in a folder, as JSON and as text.
+
+    *name* is used for the job if its launcher has given it none.
+    """
     if not wanted or not (wanted.endswith(os.sep) or os.path.isdir(wanted)):
         return [wanted] if wanted else []
     run_id = environ.get("TORCHELASTIC_RUN_ID", "")
@@ -108,7 +110,7 @@ def report_files(wanted: str, name: str, environ: Mapping[str, str] = os.environ
 
 
 def say(note: str) -> None:
-    """One line on stderr, wrapped on a terminal as the reports are; whole in a log, where it is looked for."""
+    """Print one line to stderr, wrapped on a terminal as reports are, and unwrapped in a log."""
     line, width = f"distsim: {printable(note)}", 0
     with contextlib.suppress(OSError, ValueError):
         width = os.get_terminal_size(sys.stderr.fileno()).columns
@@ -133,8 +135,10 @@ def show(report: Any) -> None:
 def save_report(
     report: dict[str, Any], paths: Sequence[str], diagnoses: Sequence[Diagnosis] = (), evidence: Evidence | None = None
 ) -> None:
-    """Write *report* to each of *paths*, and say in a line where that does not work. Beside a report in a folder
-    (`report_files`) goes what the monitor has printed."""
+    """Write *report* to each of *paths*, and print a line for each failure.
+
+    Next to a report in a folder (`report_files`), the text that the monitor has printed is written.
+    """
     for number, path in enumerate(paths):
         wanted = Path(path)
         mode = 0o600 if wanted.name.startswith("verdict.") else 0o666  # --report: as the user's umask has it
@@ -196,7 +200,7 @@ class Events:
         self._write("withdrawn", report, text=text, diagnosis=diagnosis.to_json())
 
     def new_attempt(self) -> None:
-        """A restart of the job: its first verdict runs the command again."""
+        """Handle a restart of the job: its first verdict runs the command again."""
         self._is_verdict_known = False
 
     def finished(self, report: Mapping[str, Any]) -> None:

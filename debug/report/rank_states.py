@@ -57,7 +57,7 @@ def sentences(together: Mapping[str, Iterable[int]]) -> list[str]:
 
 
 def where_ranks_were(evidence: Evidence) -> list[str]:
-    """A line for all ranks that were at the same line of the program, in or past the same call."""
+    """Return a line for all ranks that were at the same line of the program, in or past the same call."""
     texts = {
         rank: UNKNOWN if rank in evidence.unseen else _where(state, evidence.records.get(rank) or ())
         for rank, state in sorted(evidence.ranks.items())
@@ -66,7 +66,7 @@ def where_ranks_were(evidence: Evidence) -> list[str]:
 
 
 def first_places(lines: Sequence[str], rest: str = "") -> list[str]:
-    """The first of *lines*, a place each, and how many more there are; *rest* is what has them."""
+    """Return the first of *lines*, a place each, and how many more there are; *rest* is what has them."""
     left = len(lines) - MOST_LINES
     if left <= 0:
         return list(lines)
@@ -104,7 +104,9 @@ class Inconclusive:
 
 
 def interruption(places: Sequence[str]) -> Inconclusive:
-    """The job was ended from outside while nothing was proven; *places* says where its ranks were."""
+    """Return the note on a job that was ended from outside without a proven fault. *places* has its ranks'
+    positions.
+    """
     return Inconclusive(
         "the job was interrupted, and its ranks were ended; where they were:",
         tuple(places),
@@ -114,9 +116,10 @@ def interruption(places: Sequence[str]) -> Inconclusive:
 
 
 def inconclusive(diagnoses: Sequence[Diagnosis], evidence: Evidence, *, dumps: bool) -> Inconclusive | None:
-    """Said instead of `healthy` where no rank is at fault in the records, but some rank's are missing.
+    """Return the note that replaces `healthy` if no rank is at fault in the records, but records of some ranks are
+    missing.
 
-    *dumps*: of PyTorch's Flight Recorder; else our rings.
+    *dumps* says whether they are PyTorch's Flight Recorder dumps, and not rings.
     """
     if any(not diagnosis.is_warning for diagnosis in diagnoses):
         return None

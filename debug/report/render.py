@@ -89,7 +89,7 @@ class DiagnosisReport:
 
     @property
     def shown(self) -> Sequence[Diagnosis]:
-        """The diagnoses that are printed in full where the report is as wide as in a file."""
+        """Return the diagnoses that are printed in full at the width of a file."""
         used = 0
         groups = self._groups()
         for i, (diagnosis, *others) in enumerate(groups):
@@ -100,7 +100,7 @@ class DiagnosisReport:
         return [first for first, *_ in groups]
 
     def plain(self, width: int = 80) -> str:
-        """The report as text without colour, *width* columns wide."""
+        """Return the report as text without colour, *width* columns wide."""
         console = Console(width=width, color_system=None, force_terminal=False)
         with console.capture() as capture:
             console.print(self, crop=False)
@@ -114,10 +114,14 @@ def render_diagnoses(
     whole: bool = False,
     rest: str = REST,
 ) -> DiagnosisReport:
-    """A rich renderable of *diagnoses*; with *evidence*: shapes, last calls, stacks and source lines.
+    """Return *diagnoses* as a rich renderable.
 
-    *inconclusive* is said instead of `HEALTHY`; *whole* shows each of very many, and tracebacks to their last line;
-    *rest* is what has all of them.
+    Args:
+        diagnoses: The diagnoses, the root cause first.
+        evidence: If given, shapes, last calls, stacks and source lines are shown.
+        inconclusive: Replaces `HEALTHY`.
+        whole: Whether to show all diagnoses, however many, and complete tracebacks.
+        rest: Name of the file that contains everything.
     """
     return DiagnosisReport(diagnoses, evidence, inconclusive, whole, rest)
 
@@ -134,7 +138,7 @@ def _inconclusive(verdict: Inconclusive, width: int) -> Iterator[Text]:
 
 
 def verdict(diagnosis: Diagnosis) -> str:
-    """The first word: what this means for the run."""
+    """Return the first word: what this means for the run."""
     if diagnosis.is_warning:
         return "WARNING"
     match diagnosis.exit_code:
@@ -166,8 +170,11 @@ def _rest(diagnoses: Sequence[Diagnosis], width: int, where: str) -> Iterator[Te
 
 
 def _head(d: Diagnosis, width: int) -> Sequence[Text]:
-    """One line where it fits: first the group's ranks are left out, then the line of the program. Of very many ranks
-    only the first are here: the body has them all. What is still too long goes on below its own text."""
+    """Return the head of a diagnosis on one line if it fits.
+
+    If it does not, the group's ranks are left out first, then the line of the program. Of very many ranks only the
+    first are named, because the body has them all. Text that is still too long continues on the next line.
+    """
     word = verdict(d)
     after = "" if d.detected_after_s is None else "at once"
     if d.detected_after_s:
@@ -233,7 +240,7 @@ def _waiters(d: Diagnosis, evidence: Evidence | None) -> Iterator[Line]:
 
 
 def _told(d: Diagnosis, ranks: Sequence[int]) -> bool:
-    """The explanation has these ranks and their line already."""
+    """Return whether the explanation has these ranks and their line already."""
     at = d.stuck[ranks[0]]
     line = site_text(Site(at.file, at.line or 0, "")) if at.file else ""
     return f"{ranks_text(ranks)} " in d.explanation.replace("Rank", "rank") and line in d.explanation
@@ -293,7 +300,7 @@ def _unlike(sites: Iterable[Site]) -> list[Site]:
 
 
 def shown_tracebacks(d: Diagnosis, evidence: Evidence) -> list[tuple[tuple[int, ...], str]]:
-    """The tracebacks that the report of *d* shows, equal ones (but for addresses) once, with their ranks."""
+    """Return the tracebacks that the report of *d* shows, equal ones (but for addresses) once, with their ranks."""
     texts = {
         rank: blank_addresses(text).rstrip()
         for rank in d.culprits
@@ -328,7 +335,7 @@ def _stacks(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
 
 
 def stack_lines(stacks: Mapping[int, Sequence[Site]]) -> Iterator[Line]:
-    """The stacks (innermost frame first) as one tree, a line a frame."""
+    """Yield the stacks (innermost frame first) as one tree, a line a frame."""
     lines = merge_stacks(stacks).lines()
     yield Line("stacks, outermost frame first:")
     columns = min(24, max(len(format_ranks(node.ranks)) for _, node in lines))
@@ -347,7 +354,7 @@ def stack_lines(stacks: Mapping[int, Sequence[Site]]) -> Iterator[Line]:
 
 
 def stack_of(rank: int, evidence: Evidence) -> tuple[Site, ...]:
-    """The frames that *rank* is in, innermost first; none where it has finished."""
+    """Return the frames that *rank* is in, innermost first; empty if it has finished."""
     state = evidence.ranks.get(rank)
     if state is None or state.phase is Phase.FINISHED:
         return ()
@@ -362,7 +369,7 @@ def stack_of(rank: int, evidence: Evidence) -> tuple[Site, ...]:
 
 
 def _duration(seconds: float) -> str:
-    """`0.8 s`, `12 ms`, `350 us`; nothing is shorter than 1 us."""
+    """Return a duration as text, such as `0.8 s`, `12 ms` or `350 us`; at least 1 us."""
     if seconds >= 0.1:
         return f"{seconds:.1f} s"
     if seconds >= 1e-3:
@@ -371,7 +378,7 @@ def _duration(seconds: float) -> str:
 
 
 def _show() -> None:
-    """An example: eight ranks, one in its data loader."""
+    """Print an example: eight ranks, one of them in its data loader."""
     from distsim.debug.diagnosis.diagnose import diagnose
     from distsim.debug.records import Group, RankState, State
 
@@ -400,7 +407,7 @@ if __name__ == "__main__":
 
 
 def told_once(diagnoses: Sequence[Diagnosis], evidence: Evidence | None) -> list[list[Diagnosis]]:
-    """The diagnoses in their order, those together that differ from an earlier one in numbers only."""
+    """Return the diagnoses in their order, those together that differ from an earlier one in numbers only."""
     groups: list[list[Diagnosis]] = []
     first: dict[str, list[Diagnosis]] = {}
     for d in diagnoses:
@@ -416,7 +423,7 @@ def told_once(diagnoses: Sequence[Diagnosis], evidence: Evidence | None) -> list
 
 
 def and_others(first: Diagnosis, others: Sequence[Diagnosis], evidence: Evidence, rest: str) -> str:
-    """Return the line for diagnoses that are not shown in full like *first*; *rest* is where they are."""
+    """Return the line for diagnoses like *first* that are not shown in full. *rest* says where to find them."""
     ranks = sorted({rank for d in others for rank in d.culprits})
     last = max(others, key=lambda d: max(d.culprits))
     who = "" if len(others) == 1 else f", {some_ranks_text(ranks)} (all of them: {rest})"
@@ -425,7 +432,7 @@ def and_others(first: Diagnosis, others: Sequence[Diagnosis], evidence: Evidence
 
 
 def _said(d: Diagnosis, evidence: Evidence) -> str | None:
-    """The one traceback of all culprits; None where some left none, or another one."""
+    """Return the one traceback of all culprits; None if some left none, or another one."""
     texts = {None if (state := evidence.ranks.get(rank)) is None else state.traceback for rank in d.culprits}
     text = next(iter(texts)) if len(texts) == 1 else None
     return blank_addresses(text) if text else None

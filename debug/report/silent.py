@@ -28,7 +28,7 @@ class SilentReport:
         self.findings = findings
 
     def plain(self, width: int = 80) -> str:
-        """The section as text without color, *width* columns wide."""
+        """Return the section as text without color, *width* columns wide."""
         return "\n".join(part.plain for line in silent_lines(self.findings) for part in line.wrapped(width))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -37,7 +37,7 @@ class SilentReport:
 
 
 def silent_lines(findings: Sequence[SilentFinding]) -> list[Line]:
-    """The lines of the section."""
+    """Return the lines of the section."""
     lines = []
     for finding in findings[:SHOWN]:
         names = ", ".join(finding.tensors[:SHOWN])
@@ -57,9 +57,10 @@ def silent_lines(findings: Sequence[SilentFinding]) -> list[Line]:
 def search_silent(
     rings: Mapping[int, Path], world_size: int, patterns: Sequence[str], say: Callable[[str], None]
 ) -> list[dict[str, Any]] | None:
-    """Print what the ranks' own records show, and return it as the report has it; None: the search failed.
+    """Print the silent findings from the ranks' own records, and return them for the report; None if the search
+    failed.
 
-    It comes after the verdict, which it does not change.
+    They come after the verdict, which they do not change.
     """
     from distsim.debug.diagnosis.silent.judge import search  # numpy, and all checks: few jobs ask for it
 

@@ -23,14 +23,18 @@ _OWN_GPU = re.compile(r"\bGPU \d+(?= has a total capacity)")
 
 
 def blank_addresses(text: str) -> str:
-    """`<object at 0x7f...>` without what differs from rank to rank and from run to run; so is the number of the GPU
-    that is out of memory."""
+    """Return *text* without the parts that differ between ranks and runs: addresses, and the GPU that is out of
+    memory.
+    """
     return _OWN_GPU.sub("GPU ...", _ADDRESS.sub("0x...", text))
 
 
 def merge_equal(per_rank: Mapping[int, T]) -> list[tuple[tuple[int, ...], T]]:
-    """Group ranks that say the same (tracebacks, lines): the largest group last, so that what is
-    odd is read first; groups of one size by their lowest rank."""
+    """Group ranks with equal values (tracebacks, lines).
+
+    The largest group is last, so that unusual values are read first; groups of one size are in the order of their
+    lowest rank.
+    """
     groups: dict[T, list[int]] = {}
     for rank in sorted(per_rank):
         groups.setdefault(per_rank[rank], []).append(rank)
@@ -48,11 +52,11 @@ class StackNode:
     children: dict[Site, StackNode] = field(default_factory=dict)
 
     def ordered(self) -> list[StackNode]:
-        """The branches with the fewest ranks first: the odd one out is the story."""
+        """Return the branches with the fewest ranks first: the odd one out is the story."""
         return sorted(self.children.values(), key=lambda n: (len(n.ranks), n.ranks))
 
     def lines(self, depth: int = 0) -> list[tuple[int, StackNode]]:
-        """Depth-first with indentation; a chain of single children stays on one level."""
+        """Return the nodes depth-first with their indentation. A chain of single children stays on one level."""
         result: list[tuple[int, StackNode]] = []
         for child in self.ordered():
             result.append((depth, child))
@@ -62,7 +66,7 @@ class StackNode:
 
 
 def folded_frames(lines: Sequence[tuple[int, StackNode]]) -> list[tuple[int, StackNode, int]]:
-    """A frame that calls itself again and again, with the same ranks, once."""
+    """Return a frame that calls itself again and again, with the same ranks, once."""
     folded: list[tuple[int, StackNode, int]] = []
     for depth, node in lines:
         if folded:
@@ -90,7 +94,7 @@ def merge_stacks(stacks: Mapping[int, Sequence[Site]]) -> StackNode:
 
 
 def _outward(stack: Sequence[Site]) -> Iterator[Site]:
-    """Outermost frame first; the library's line below the user's is a frame of its own."""
+    """Yield the frames of a stack, outermost first. The library's line below the user's is a separate frame."""
     for frame in reversed(stack):
         yield frame if frame.through is None else replace(frame, through=None)
         if frame.through is not None:
@@ -98,6 +102,6 @@ def _outward(stack: Sequence[Site]) -> Iterator[Site]:
 
 
 def short_path(file: str) -> str:
-    """The last two parts of a path: enough to know it by."""
+    """Return the last two parts of a path: enough to know it by."""
     parts = file.replace("\\", "/").rsplit("/", 2)
     return "/".join(parts[-2:]) if len(parts) == 3 else file

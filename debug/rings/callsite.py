@@ -173,14 +173,14 @@ def standing(frame: FrameType, at_least: int = 0) -> Standing | None:
 
 
 def stands(frame: Any, there: Standing) -> bool:
-    """Return whether the callers of a frame are where they were, all the way outward."""
+    """Return whether the callers of a frame are still at the same positions."""
     steps, mark = there
     last = after(frame, steps)
     return last is not None and last.f_trace is mark
 
 
 def after(frame: Any, steps: Sequence[tuple[CodeType, int]]) -> FrameType | None:
-    """The last of the frames outward from a frame's caller, if they have this code and these positions."""
+    """Return the last of the frames outward from a frame's caller, if they have this code and these positions."""
     for code, position in steps:
         frame = frame.f_back
         if frame is None or frame.f_code is not code or frame.f_lasti != position:
@@ -198,7 +198,7 @@ def codes_of(frame: FrameType | None) -> tuple[CodeType, ...]:
 
 
 def _find_bottom(frame: FrameType | None) -> None:
-    """The outermost frame of a module of the program."""
+    """Remember the outermost frame of a module of the program."""
     global _bottom
     outermost = None
     while frame is not None:
@@ -210,7 +210,7 @@ def _find_bottom(frame: FrameType | None) -> None:
 
 
 def _called_by(caller: FrameType, innermost: FrameType | None) -> str:
-    """Name of the function that the frame *caller* called; torch's decorators are looked through."""
+    """Return the name of the function that the frame *caller* called; torch's decorators are looked through."""
     name = ""
     while innermost is not None and innermost is not caller:
         if innermost.f_code.co_name not in ("wrapper", "inner", "_fn", "decorate_context"):
@@ -228,8 +228,9 @@ class CallSites:
         self._kept: list[tuple[CodeType, ...]] = []
 
     def here(self, skip: int = 2) -> Place:
-        """The call *skip* frames up: its offset in the table, its hash (of file and line), and the function of
-        torch's that was called there (`send`, `isend`, `backward`)."""
+        """Return the call *skip* frames up: its offset in the table, its hash (of file and line), and the function
+        of torch's that was called there (`send`, `isend`, `backward`).
+        """
         frame = calling(sys._getframe(skip))
         if frame is None:
             own = torchs_thread(steps(sys._getframe(skip)))
@@ -257,7 +258,7 @@ class CallSites:
         return result
 
     def intern(self, frames: Sequence[Site], called: str = "") -> Place:
-        """Table offset and hash of these frames."""
+        """Return the table offset and hash of these frames."""
         if not frames:
             return 0, 0, called
         if self._ring.words[WORDS_AT // 8 + W_TABLE_USED] > TABLE_BYTES // 2:

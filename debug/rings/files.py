@@ -1,13 +1,13 @@
-"""Where the rings of a job lie and what lies beside them; files that no other user can enter or lead astray.
+"""Location of a job's rings and of the files next to them, protected from other users.
 
-One folder holds one job on one host: `rank00003.PID.a0.JOB.ring` for each process, `rank00003.PID.a0.JOB.stacks`
-where faulthandler writes, `rank00003.PID.a0.JOB.silent` with what the search for silent faults records,
-`exit.00003.a0.json` from the launcher, `monitor.json` and `verdict.json` from the monitor, `verdict.JOB.json` where it
-was started for that job alone.
+One folder holds one job on one host: `rank00003.PID.a0.JOB.ring` for each process, `rank00003.PID.a0.JOB.stacks` for
+stacks by faulthandler, `rank00003.PID.a0.JOB.silent` for the facts of the search for silent faults,
+`exit.00003.a0.json` from the launcher, `monitor.json` and `verdict.json` from the monitor, and `verdict.JOB.json` if
+it was started for that job alone.
 
-Folders of jobs have names that anybody can guess (`/dev/shm/distsim-UID/JOB`). Another user who makes one first
-could put links into it, and what a rank then writes would end up in a file of its user's choosing. So a folder that
-is not ours alone is refused, and files are made anew (`O_EXCL`), never opened where somebody may have put them.
+Folders of jobs have names that anyone can guess (`/dev/shm/distsim-UID/JOB`). Another user who creates one first
+could put links into it, so that a rank would write to a file of that user's choice. Therefore a folder that does not
+belong to this user alone is refused, and files are created (`O_EXCL`), never opened if they exist.
 
 A process belongs to the operating system (host, pid); a *world* is one rendezvous: `init_process_group`, or a group
 with its own ranks that a framework constructs. Ranks are numbers within a world. A launcher's RANK is a number in a
@@ -76,12 +76,12 @@ def default_directory(job: str, ranks: int = 1) -> Path:
 
 
 def default_bases() -> tuple[Path, Path]:
-    """The folders of jobs in memory and on disk."""
+    """Return the folders of jobs in memory and on disk."""
     return SHARED / f"distsim-{os.geteuid()}", Path(tempfile.gettempdir()) / f"distsim-{os.geteuid()}"
 
 
 def room_note(directory: Path, ranks: int) -> str:
-    """One line where the flight records are not in memory; empty where they are, or the user has chosen."""
+    """Return one line if the flight records are not in memory; empty if they are, or if the user chose the folder."""
     if directory.parent != default_bases()[1]:
         return ""
     need_mib = ranks * file_bytes() / 2**20
@@ -201,7 +201,7 @@ def _ours(path: Path, status: os.stat_result) -> None:
 
 
 def create_private(path: Path, mode: int = 0o600) -> int:
-    """A descriptor of a new, empty file for writing; what was there under this name is gone, not changed."""
+    """Return a descriptor of a new, empty file for writing; what was there under this name is gone, not changed."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     return os.open(path, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_RDWR | os.O_CLOEXEC, mode)
@@ -262,7 +262,7 @@ class RecordedWorld:
 
     @classmethod
     def from_json(cls, content: Any) -> RecordedWorld:
-        """The inverse of `to_json`; ValueError where that is none."""
+        """Return the inverse of `to_json`; ValueError if it is not one."""
         id_, rank, size, kind, where, *rest = content
         reuses_store, met = any(rest[:1]), text(rest[1] if len(rest) > 1 else "", "met", 64)
         size = whole(size, "world size", 1, MOST_RANKS)
@@ -288,7 +288,7 @@ class Process:
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """Tells it from every other process."""
+        """Return a key that distinguishes the process from every other."""
         return self.host, self.pid, self.opened_ns
 
     def to_json(self) -> list[Any]:
@@ -299,7 +299,7 @@ class Process:
 
     @classmethod
     def from_json(cls, content: Any) -> Process:
-        """The inverse of `to_json`; ValueError where that is none."""
+        """Return the inverse of `to_json`; ValueError if it is not one."""
         host, pid, rank, size, has_launcher, opened_ns, seen_ns, worlds = content
         if not isinstance(worlds, list):
             raise ValueError("worlds: expected a list")

@@ -53,10 +53,11 @@ MEETING_WORDS = MEETING_WINDOW * 3 + 1
 
 HEADER_BYTES = 4096
 HEADER = struct.Struct("<8sIIIIIIIIiiiiQQQ32s64s")
-"""magic, version, header bytes, records, record words, table bytes, payload bytes, meeting groups,
-meeting window, rank, world size, local rank, attempt, pid, start time of the process (clock ticks
-since boot), wall minus monotonic clock (ns), job, host. Rank, world size and local rank are the launcher's; where it
-gave none, local rank is -1 and the others are those of the first world that the process joined."""
+"""magic, version, header bytes, records, record words, table bytes, payload bytes, meeting groups, meeting window,
+rank, world size, local rank, attempt, pid, start time of the process (clock ticks since boot), wall minus
+monotonic clock (ns), job, host. Rank, world size and local rank are the launcher's; without a launcher, local
+rank is -1 and the others are those of the first world that the process joined.
+"""
 
 # Words of the header that change, from WORDS_AT on.
 WORDS_AT = 512
@@ -129,7 +130,7 @@ def meeting_slot(seq: int) -> int:
 
 
 def file_bytes() -> int:
-    """Size of a ring file of this version."""
+    """Return the size of a ring file of this version."""
     meeting = MEETING_GROUPS * MEETING_WORDS * 8
     return HEADER_BYTES + RECORDS * RECORD_WORDS * 8 + TABLE_BYTES + PAYLOAD_BYTES + meeting
 
@@ -141,18 +142,20 @@ MEETING_AT = PAYLOAD_AT + PAYLOAD_BYTES
 
 
 def fingerprint(content: object, pairwise: bool) -> int:
-    """64 bits of a call's content; bit 0 is set where equal calls may still not fit (`all_to_all`)."""
+    """Return 64 bits of a hash of a call's content. Bit 0 is set if equal calls may still not match (`all_to_all`)."""
     digest = int.from_bytes(blake2b(repr(content).encode(), digest_size=8).digest(), "little")
     return (digest & ~1) | int(pairwise)
 
 
 def name_hash(name: str) -> int:
-    """64 bits of a group's name, never 0."""
+    """Return 64 bits of a hash of a group's name, never 0."""
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") | 1
 
 
 def process_start_ticks(pid: int) -> int:
-    """Field 22 of /proc/PID/stat: with the pid it names a process for good. 0: no such process."""
+    """Return field 22 of /proc/PID/stat, which identifies a process uniquely together with its pid; 0 if it does not
+    exist.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -161,7 +164,9 @@ def process_start_ticks(pid: int) -> int:
 
 
 def wall_offset_ns() -> int:
-    """The wall clock less the monotonic one: of several readings that between whose two halves the least time went."""
+    """Return the wall clock less the monotonic one: of several readings that between whose two halves the least time
+    went.
+    """
     readings = []
     for _ in range(5):
         before = time.monotonic_ns()

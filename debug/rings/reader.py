@@ -163,8 +163,9 @@ class RingReader:
         self._groups: dict[int, GroupEntry] = {}
         self._worlds: tuple[int, tuple[RecordedWorld, ...]] = 0, ()
         self.number = self.header.rank
-        """The rank that diagnoses call this process by, and in `numbers` those of every world's ranks, where they
-        differ (`evidence.processes`)."""
+        """Rank by which diagnoses call this process; `numbers` has those of every world's ranks if they differ
+        (`evidence.processes`).
+        """
         self.numbers: Mapping[str, Sequence[int]] = {}
         self.known: Collection[str] | None = None
         self._numbered: dict[int, Group] = {}
@@ -181,7 +182,7 @@ class RingReader:
             return False
 
     def _copy(self, file: BinaryIO) -> bool:
-        """A record that changes meanwhile counts as still being written, as it would in a mapped ring."""
+        """Copy the file. A record that changes meanwhile counts as unfinished, as in a mapped ring."""
         copies = [os.pread(file.fileno(), rings.file_bytes(), 0) for _ in range(2)]
         if any(len(copy) < rings.file_bytes() for copy in copies):
             return False
@@ -194,28 +195,29 @@ class RingReader:
         return True
 
     def current(self) -> bool:
-        """The file of this name is still the one that is mapped: a process that replaces itself (`os.execv`) makes
-        it anew."""
+        """Return whether the file of this name is still the one that is mapped: a process that replaces itself
+        (`os.execv`) makes it anew.
+        """
         try:
             return self.path.stat().st_ino == self._inode
         except OSError:
             return True  # taken away: this is the last there is
 
     def word(self, number: int) -> int:
-        """One changing word of the header."""
+        """Return one changing word of the header."""
         word = int(self._words[rings.WORDS_AT // 8 + number])
         return word if word < LATEST else 0
 
     @property
     def count(self) -> int:
-        """Calls made so far."""
+        """Return the number of calls made so far."""
         return self.word(rings.W_COUNT)
 
     # Who the process is ---------------------------------------------------------------------
 
     @property
     def worlds(self) -> tuple[RecordedWorld, ...]:
-        """The worlds that it has joined, in their order."""
+        """Return the worlds that it has joined, in their order."""
         offset = self.word(rings.W_WORLD)
         if self._worlds[0] != offset:
             worlds: list[RecordedWorld] = []
@@ -231,12 +233,12 @@ class RingReader:
         return self._worlds[1]
 
     def world(self, id_: str) -> RecordedWorld | None:
-        """The one of this identifier that it has joined."""
+        """Return the one of this identifier that it has joined."""
         return next((world for world in reversed(self.worlds) if world.id == id_), None)
 
     @property
     def process(self) -> Process:
-        """The process as others know it."""
+        """Return the process as others know it."""
         header, offset_ns = self.header, self.header.wall_offset_ns
         return Process(
             header.host,
@@ -263,7 +265,7 @@ class RingReader:
     # Records --------------------------------------------------------------------------------
 
     def since(self, index: int) -> tuple[Records, int]:
-        """Records from *index* on that are whole, oldest first, and the index to ask for next.
+        """Return records from *index* on that are whole, oldest first, and the index to ask for next.
 
         Stops before the first one that is still being written; those that were overwritten are skipped.
         """
@@ -287,7 +289,7 @@ class RingReader:
         return max(latest if latest < LATEST else 0, self.word(rings.W_OPENED))
 
     def unfinished(self) -> Records:
-        """Calls that have not ended, oldest first."""
+        """Return calls that have not ended, oldest first."""
         state = self._records["flags"] & rings.STATE_MASK
         places = np.flatnonzero((state < rings.COMPLETED) & (state > 0))
         records = self._records[places]
@@ -295,15 +297,16 @@ class RingReader:
         return records[np.argsort(records["commit"])]
 
     def hits(self, flag: int) -> Records:
-        """Records that carry a flag, oldest first."""
+        """Return records that carry a flag, oldest first."""
         places = np.flatnonzero(self._records["flags"] & flag)
         records = self._records[places]
         records = records[records["commit"] > 0]
         return records[np.argsort(records["commit"])]
 
     def decode(self, record: Any, origin_ns: int) -> CallRecord:
-        """A record, or its tuple, as the rest of distsim knows it; times in seconds since *origin_ns* (monotonic).
-        Ranks in it are those that diagnoses use."""
+        """Return a record, or its tuple, as the rest of distsim knows it; times in seconds since *origin_ns*
+        (monotonic). Ranks in it are those that diagnoses use.
+        """
         values = record if isinstance(record, tuple) else record.item()
         commit, issued, completed, flags, group, thread, seq, signature, site, print_, *more = values
         _, peer, tag, error, ordinal, _ = more
@@ -341,7 +344,7 @@ class RingReader:
     # What records point to ----------------------------------------------------------------------
 
     def _read_table(self, offset: int) -> Any:
-        """The entry at *offset* (counted from 1); None for 0 and for what cannot be read."""
+        """Return the entry at *offset* (counted from 1); None for 0 and for code that cannot be read."""
         if offset in self._table:
             return self._table[offset]
         if not 0 < offset <= rings.TABLE_BYTES - 8:
@@ -358,7 +361,7 @@ class RingReader:
         return content
 
     def group(self, offset: int) -> GroupEntry:
-        """The group that a record names."""
+        """Return the group that a record names."""
         result = self._groups.get(offset)
         if result is None:
             content = self._read_table(offset)
@@ -386,7 +389,7 @@ class RingReader:
         return GroupEntry(group, whole(generation, "generation"), world.id if world is not None else "")
 
     def in_job(self, entry: GroupEntry) -> tuple[int, ...]:
-        """The members of a group, by the ranks that diagnoses use."""
+        """Return the members of a group, by the ranks that diagnoses use."""
         if self._is_new(entry.world):
             return ()
         to = self.numbers.get(entry.world)
@@ -418,7 +421,7 @@ class RingReader:
         return group
 
     def site(self, offset: int) -> tuple[Site, ...]:
-        """The user's frames that a record names, innermost first."""
+        """Return the user's frames that a record names, innermost first."""
         result = self._sites.get(offset)
         if result is None:
             content = self._read_table(offset)
@@ -428,7 +431,7 @@ class RingReader:
         return result
 
     def text(self, word: int) -> Any:
-        """The table entry that a header word names."""
+        """Return the table entry that a header word names."""
         return self._read_table(self.word(word))
 
     def _frames(self, content: Any) -> tuple[Site, ...]:
@@ -439,8 +442,9 @@ class RingReader:
             return ()
 
     def raised(self, word: int) -> tuple[dict[str, str], tuple[Site, ...]]:
-        """The exception that a header word names: its last line (`error`), `traceback` and `origins` where they are
-        known, and its frames, innermost first."""
+        """Return the exception that a header word names: its last line (`error`), `traceback` and `origins` where
+        they are known, and its frames, innermost first.
+        """
         content = self.text(word)
         if not isinstance(content, dict):
             return {}, ()
@@ -457,13 +461,13 @@ class RingReader:
         return printable(content["at"]), content.get("reached") is True
 
     def meets_by_hand(self) -> str | None:
-        """The rendezvous beside init_process_group that the main thread waits in."""
+        """Return the rendezvous beside init_process_group that the main thread waits in."""
         content = self.text(rings.W_MEETS)
         by_hand = isinstance(content, dict) and content.get("by_hand")
         return printable(str(content.get("at"))) if by_hand else None
 
     def caught(self) -> tuple[Caught, ...]:
-        """The last exceptions that the program handled, the newest last."""
+        """Return the last exceptions that the program handled, the newest last."""
         kept: list[Caught] = []
         for at in range(rings.W_CAUGHT, rings.W_CAUGHT + rings.CAUGHT_SLOTS * rings.CAUGHT_WORDS, rings.CAUGHT_WORDS):
             content = self.text(at)
@@ -473,7 +477,7 @@ class RingReader:
         return tuple(sorted(kept, key=lambda one: one.calls))
 
     def signature(self, position: int, fingerprint: int) -> Signature:
-        """Shapes and the rest of a call; `UNKNOWN` where a later one has overwritten it."""
+        """Return the shapes and other arguments of a call; `UNKNOWN` if a later call has overwritten them."""
         key = (position, fingerprint)
         result = self._signatures.get(key)
         if result is None:
@@ -526,7 +530,7 @@ class RingReader:
 
 
 def ranks_here(directory: Path, job: str, world: RecordedWorld) -> dict[int, Path]:
-    """The ranks of *world* whose rings are in this folder, and where: those on this host."""
+    """Return the ranks of *world* whose rings are in this folder, and where: those on this host."""
     readers = []
     for path in directory.glob(f"rank*.{job}.ring"):
         with suppress(UsageError):
@@ -542,7 +546,7 @@ def ranks_here(directory: Path, job: str, world: RecordedWorld) -> dict[int, Pat
 
 
 def _number(numbers: Sequence[int], rank: int) -> int:
-    """The number of the process that is *rank* of a world; no rank (-1) stays."""
+    """Return the number of the process that is *rank* of a world; no rank (-1) stays."""
     return numbers[rank] if 0 <= rank < len(numbers) else rank
 
 
@@ -550,7 +554,7 @@ _JOB = re.compile(r"[\w.@+-]{1,32}", re.ASCII)
 
 
 def _frames(content: Any) -> tuple[Site, ...]:
-    """Frames as `Site.to_json` says them."""
+    """Return frames as `Site.to_json` says them."""
     return tuple(_frame(*frames) for frames in content[:MOST_FRAMES])
 
 

@@ -97,7 +97,7 @@ class RingWriter:
         job: str,
         attempt: int,
     ) -> None:
-        """*rank*, *world_size* and *local_rank* are the launcher's (see `layout.HEADER`)."""
+        """Create the ring. *rank*, *world_size* and *local_rank* are the launcher's (see `layout.HEADER`)."""
         self.path = Path(path)
         size = file_bytes()
         scratch = self.path.with_suffix(f".{os.getpid()}.new")
@@ -161,7 +161,9 @@ class RingWriter:
         self.words[WORDS_AT // 8 + word] = value
 
     def entry(self, kind: int, key: Any, content: Any) -> int:
-        """Offset + 1 in the table of *content* (JSON), written on first sight of *key*; 0: the table is full."""
+        """Return the offset + 1 in the table of *content* (JSON), written on first sight of *key*; 0: the table is
+        full.
+        """
         offset = self._table.get((kind, key))
         if offset is None:
             offset = self._table[(kind, key)] = self._append(kind, json.dumps(content).encode())
@@ -180,9 +182,10 @@ class RingWriter:
         return used + 1
 
     def group(self, name: str, description: str, ranks: Sequence[int], generation: int = 0, world: str = "") -> int:
-        """Table offset of a group; ranks are kept as [first, count] runs. *generation*: how often this
+        """Return the table offset of a group; ranks are kept as [first, count] runs. *generation*: how often this
         process had made the group before. *world*: identifier of the world whose numbers *ranks* are; empty: the
-        launcher's."""
+        launcher's.
+        """
         runs: list[list[int]] = []
         if isinstance(ranks, range) and ranks.step == 1:
             runs = [[ranks.start, len(ranks)]]
@@ -210,11 +213,11 @@ class RingWriter:
         self.words[at + 2] = caught.calls
 
     def text(self, text: str) -> int:
-        """Table offset of a text (an exception, a traceback)."""
+        """Return the table offset of a text (an exception, a traceback)."""
         return self.entry(TABLE_TEXT, text, text)
 
     def signature(self, key: Any, describe: Callable[[Any], tuple[dict[str, Any], bool]]) -> tuple[int, int]:
-        """Position in the payload ring and fingerprint of a call's signature; cached by *key*.
+        """Return the position in the payload ring and fingerprint of a call's signature; cached by *key*.
 
         *describe(key)* answers its content for JSON and whether equal calls may still not fit.
         """
@@ -288,16 +291,16 @@ class RingWriter:
         return index
 
     def number(self, index: int) -> int:
-        """The call number in a record that was just written."""
+        """Return the call number in a record that was just written."""
         return self.words[RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS + WORD_SEQ]
 
     def flags(self, index: int) -> int:
-        """The flags of a record; 0 where a later one has taken its slot."""
+        """Return the flags of a record; 0 if a later one has taken its slot."""
         word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
         return self.words[word + WORD_FLAGS] if self.words[word] == index + 1 else 0
 
     def template(self, index: int) -> bytes:
-        """The body of a record that was just written, for `replay`."""
+        """Return the body of a record that was just written, for `replay`."""
         word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
         return bytes(self.buffer[word * 8 + 8 : (word + RECORD_WORDS) * 8])
 
@@ -357,7 +360,7 @@ class RingWriter:
         self.finish(index, FAILED)
 
     def meeting_row(self, name: str) -> int | None:
-        """First word of the row that holds a group's fingerprints; None: all rows are taken."""
+        """Return the position of the row that holds a group's fingerprints; None if all rows are taken."""
         if self._rows >= MEETING_GROUPS:
             return None
         word = MEETING_AT // 8 + self._rows * MEETING_WORDS
@@ -375,7 +378,7 @@ class RingWriter:
         words[word] = seq
 
     def peer(self, index: int, peer: int) -> None:
-        """The sender of a receive from any source is known now."""
+        """Record the sender of a receive from any source, once it is known."""
         word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
         if self.words[word] == index + 1:
             struct.pack_into("<i", self.buffer, (word + WORD_PEER) * 8, peer)

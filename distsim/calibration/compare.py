@@ -28,7 +28,7 @@ REGIMES = SIZES
 
 
 def regime(size_bytes: int) -> int:
-    """The place in `REGIMES` of a size."""
+    """Return the place in `REGIMES` of a size."""
     if size_bytes < 65536:
         return 0
     return 1 if size_bytes <= 1 << 24 else 2
@@ -63,12 +63,12 @@ class MeasuredTable:
 
     @property
     def cluster(self) -> str:
-        """The cluster of a row: a preset or file, its variant, and its number of nodes or racks."""
+        """Return the cluster of a row: a preset or file, its variant, and its number of nodes or racks."""
         return self.on if self.on.rpartition(":")[2].isdigit() else f"{self.on}:{self.nnodes}"
 
 
 def read_tables(folder: Path | None = None) -> list[MeasuredTable]:
-    """The tables of *folder* (those that come with distsim by default), in the order of its index."""
+    """Return the tables of *folder* (those that come with distsim by default), in the order of its index."""
     folder = folder or data_folder() / "tables"
     index = folder / "_index.csv"
     if not index.is_file():
@@ -84,7 +84,7 @@ _COLUMNS = ("file", "op", "on", "nnodes", "nproc_per_node", "launcher")
 
 
 def _entry(index: Path, number: int, row: dict[str, Any]) -> dict[str, str]:
-    """A row of the index, with every column that a table needs."""
+    """Return a row of the index, with every column that a table needs."""
     lacking = [key for key in _COLUMNS if not row.get(key)]
     if lacking:
         raise UsageError(f"{index}: row {number}: expected a value in {', '.join(lacking)}, got none")
@@ -121,7 +121,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _cluster(on: str, folder: Path) -> str:
-    """A cluster file beside the tables by its whole path; else as it is."""
+    """Return a cluster file beside the tables by its whole path; else as it is."""
     beside = folder / on
     return str(beside.resolve()) if on.endswith(".toml") and beside.is_file() else on
 
@@ -211,5 +211,5 @@ class Bench:
 
     @property
     def regimes(self) -> NDArray[np.int64]:
-        """The regime of every row."""
+        """Return the regime of every row."""
         return np.array([regime(row.size_bytes) for row in self.table.rows])

@@ -19,7 +19,7 @@ class Constants:
         self.like = dict(like or {})
 
     def get(self, table: str, key: str) -> float:
-        """The constant `table.key`, its own or the borrowed one."""
+        """Return the constant `table.key`, its own or the borrowed one."""
         result = self.values.get(f"{table}.{key}")
         while result is None:
             table = self.like[table]
@@ -51,12 +51,14 @@ def data_folder() -> Path:
 
 @cache
 def nccl_constants() -> Constants:
-    """The constants that come with distsim."""
+    """Return the constants that come with distsim."""
     return read_constants(data_folder() / "nccl.toml")
 
 
 def read_constants(path: Path) -> Constants:
-    """The constants of a file: `[table]`, `like = "table"`, then `key = value` or `key = { value = ..., ... }`."""
+    """Return the constants of a file: `[table]`, `like = "table"`, then `key = value` or `key = { value = ..., ...
+    }`.
+    """
     with path.open("rb") as file:
         data = tomllib.load(file)
     values: dict[str, float] = {}

@@ -125,7 +125,7 @@ class _Problem:
 
 
 def _weights(benches: Sequence[Bench]) -> list[Vector]:
-    """Every machine counts the same in every regime, and within it every operation on as many nodes."""
+    """Return every machine counts the same in every regime, and within it every operation on as many nodes."""
     cells: dict[tuple[str, int], dict[tuple[str, int, str], int]] = {}
     for bench in benches:
         table = bench.table
@@ -147,8 +147,9 @@ def _weights(benches: Sequence[Bench]) -> list[Vector]:
 def _priors(
     start: Constants, names: Sequence[str], priors: Mapping[str, float], alone: Collection[str] = ()
 ) -> tuple[Vector, Vector]:
-    """The rows of a linear system that hold log constants to their priors, or to those they would borrow; the constants
-    *alone* less so."""
+    """Return the rows of a linear system that hold log constants to their priors, or to those they would borrow; the
+    constants *alone* less so.
+    """
     places = {name: index for index, name in enumerate(names)}
     rows, values = np.zeros((len(names), len(names))), np.zeros(len(names))
     for index, name in enumerate(names):
@@ -171,7 +172,7 @@ def _priors(
 
 
 def _alone(machines: Sequence[str], constants_used: Sequence[set[str]]) -> set[str]:
-    """The constants that the tables of one machine alone ask for."""
+    """Return the constants that the tables of one machine alone ask for."""
     owners: dict[str, set[str]] = {}
     for machine, names in zip(machines, constants_used, strict=True):
         for name in names:
@@ -240,7 +241,7 @@ def fit(
 
 
 def fitted_names(benches: Sequence[Bench], start: Constants, fixed: Collection[str]) -> list[str]:
-    """The constants that the tables say anything about, in the order of the data file."""
+    """Return the constants that the tables say anything about, in the order of the data file."""
     _, used = _Problem(benches).errors(start)
     return [name for name in start.values if name in set().union(*used) and name not in fixed]
 

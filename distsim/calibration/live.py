@@ -169,7 +169,7 @@ def cluster_toml(
     note: str,
     nic_bytes_per_s: float | None = None,
 ) -> str:
-    """A cluster file with these constants; *nic_bytes_per_s* is what a link between nodes carries."""
+    """Return a cluster file with these constants; *nic_bytes_per_s* is what a link between nodes carries."""
     fastest = max(
         (1.0 / value for key, value in constants.items() if key.endswith("s_per_byte") and value > 0),
         default=1e9,
@@ -198,7 +198,7 @@ def cluster_toml(
 
 
 def check_gloo(toml: str, rows: Sequence[LiveRow], nodes: int, ranks_per_node: int) -> str:
-    """A table of measured and predicted times, and the median error."""
+    """Return a table of measured and predicted times, and the median error."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cluster.toml"
         path.write_text(toml, encoding="utf-8")

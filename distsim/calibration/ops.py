@@ -231,14 +231,15 @@ def calibrate_ops(
 
 
 def _price(spec: GpuFile, call: Call) -> float:
-    """One of many in a row."""
+    """Return one of many in a row."""
     gpu = Gpu(spec)
     return gpu.cost(*call).seconds + gpu.gap_s
 
 
 def _solved(spec: GpuFile, path: str, call: Call, measured: float) -> GpuFile:
-    """The constant at which the price is what was measured, between a twentieth and twenty times what it was;
-    efficiencies stay under what their schema takes."""
+    """Return the constant at which the price is what was measured, between a twentieth and twenty times what it was;
+    efficiencies stay under what their schema takes.
+    """
     start = constant(spec, path)
     low, high = math.log(start / 20), math.log(min(start * 20, _MOST.get(path.split(".")[0], math.inf)))
     if path in _UNBOUNDED:
@@ -261,7 +262,7 @@ _UNBOUNDED = ("memory.norm_backward",)
 
 
 def constant(spec: GpuFile, path: str) -> float:
-    """A number of the data file by its path."""
+    """Return a number of the data file by its path."""
     value: Any = spec
     for name in path.split("."):
         value = value[name] if isinstance(value, dict) else getattr(value, name)
@@ -312,7 +313,7 @@ _LEAST_S = 0.3
 
 
 def same_chip(torch: Any) -> str:
-    """The data file of the chip that torch sees."""
+    """Return the data file of the chip that torch sees."""
     title, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
     for name in gpu_names():
         if read_gpu(name).title == title:

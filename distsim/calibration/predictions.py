@@ -71,7 +71,7 @@ class Prediction:
 
     @property
     def nodes(self) -> str:
-        """The class of its number of nodes; an NVLink domain counts as one."""
+        """Return the class of its number of nodes; an NVLink domain counts as one."""
         return "1 node" if self.fabric == "none" else node_class(self.bench.table.nnodes)
 
 
@@ -130,7 +130,7 @@ def _times(one: Prediction, kind: str) -> NDArray[np.float64] | None:
 
 
 def weighted_median(machines: dict[str, list[float]]) -> float:
-    """The median of all values where each machine counts the same."""
+    """Return the median of all values where each machine counts the same."""
     values = np.array([value for each in machines.values() for value in each])
     weights = np.array([1.0 / len(each) for each in machines.values() for _ in each])
     order = np.argsort(values)
@@ -160,7 +160,7 @@ def _cell(kind: str, fabric: str, nodes: str, predictions: Sequence[Prediction])
 
 
 def split(predictions: Sequence[Prediction]) -> list[Cell]:
-    """A line for all tables of each kind, then one for each fabric and class of nodes."""
+    """Return a line for all tables of each kind, then one for each fabric and class of nodes."""
     cells = [_cell(kind, "all", "all", predictions) for kind in KINDS]
     for fabric in sorted({one.fabric for one in predictions}):
         for nodes in NODE_CLASSES:
@@ -205,7 +205,7 @@ class Errors:
         return result
 
     def of(self, index: int) -> NDArray[np.float64]:
-        """The errors in one regime."""
+        """Return the errors in one regime."""
         result: NDArray[np.float64] = self.relative[self.bench.regimes == index]
         return result
 
@@ -223,8 +223,9 @@ class PredictionSummary:
 
 
 def summarise(predictions: Sequence[Prediction]) -> PredictionSummary:
-    """The errors with each table's machine left out (as fitted, where it is not among the fitted machines), and what
-    of the bounds does not hold."""
+    """Return the errors with each table's machine left out (as fitted, where it is not among the fitted machines),
+    and what of the bounds does not hold.
+    """
     tables = [
         Errors(one.bench, one.fitted_us, "fit") if one.left_out_us is None else Errors(one.bench, one.left_out_us)
         for one in predictions
@@ -296,7 +297,7 @@ class Error:
 
 
 def weighted(values: Iterable[tuple[str, float]], share: float) -> float:
-    """The quantile of values by machine, each machine with the same weight."""
+    """Return the quantile of values by machine, each machine with the same weight."""
     values_of: dict[str, list[float]] = {}
     for machine, value in values:
         values_of.setdefault(machine, []).append(value)
@@ -368,7 +369,7 @@ class Covered:
 
 
 def covered(predictions: Sequence[Prediction]) -> Covered | None:
-    """The intervals of machines that were left out; None where there are not two of these."""
+    """Return the intervals of machines that were left out; None if there are not two of these."""
     errors = left_out_errors(predictions)
     if len({error.machine for error in errors}) < 2:
         return None
@@ -397,7 +398,7 @@ def _mean(values: Sequence[tuple[str, float]]) -> float:
 
 
 def left_out_errors(predictions: Sequence[Prediction]) -> list[Error]:
-    """Every measured point of a machine that was left out."""
+    """Return every measured point of a machine that was left out."""
     result: list[Error] = []
     for one in predictions:
         if one.left_out_us is None:

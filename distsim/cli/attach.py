@@ -166,7 +166,7 @@ def _check_pattern(pattern: str) -> None:
 
 
 def _on_hosts(file: Path, pattern: str | None) -> list[HostPositions]:
-    """The ranks of each host in *file*; a host that cannot be looked at is one line on stderr."""
+    """Return the ranks of each host in *file*; a host that cannot be looked at is one line on stderr."""
     try:
         hosts = [line.split("#")[0].strip() for line in file.read_text().splitlines()]
     except (OSError, UnicodeDecodeError) as error:

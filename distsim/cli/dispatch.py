@@ -219,12 +219,12 @@ def many_imports(own_process: bool) -> Iterator[None]:
 
 
 def module_of(command: str) -> str:
-    """The module of a command, by its full name."""
+    """Return the module of a command, by its full name."""
     return f"distsim.cli.{ROOMS.get(command, command)}"
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The arguments of a command that exists; `func` is what carries it out."""
+    """Return the arguments of a command that exists; `func` is what carries it out."""
     name = argv[0]
     parser = Parser(prog="distsim")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -278,7 +278,7 @@ def _own_first(argv: Sequence[str], own: Sequence[str]) -> list[str]:
 
 
 def present() -> Iterable[str]:
-    """The commands whose module exists: a half-built feature is not offered."""
+    """Return the commands whose module exists: a half-built feature is not offered."""
     for name in COMMANDS:
         if importlib.util.find_spec(module_of(name)) is not None:
             yield name

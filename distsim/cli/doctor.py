@@ -82,7 +82,7 @@ def _version(distribution: str) -> str:
 
 
 def _tested() -> Iterator[str]:
-    """A line for each part: the releases of torch and Python that tests ran on, and which tests."""
+    """Yield a line for each part: the releases of torch and Python that tests ran on, and which tests."""
     from distsim.torch_compat.releases import VERSIONS
 
     for part, torch, python, tests in VERSIONS:

@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _specs(args: argparse.Namespace) -> tuple[Any, Any]:
-    """The two layouts."""
+    """Return the two layouts."""
     from distsim.scenario.equal.child import Spec
 
     if not args.module:

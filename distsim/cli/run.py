@@ -355,7 +355,7 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
 
 
 def _environment_of(launchers: Sequence[str]) -> Literal["torchrun", "srun", "mpirun"]:
-    """The innermost of *launchers* whose variables differ from torchrun's."""
+    """Return the innermost of *launchers* whose variables differ from torchrun's."""
     for name in reversed(launchers):
         if name in ("srun", "mpirun"):
             return "srun" if name == "srun" else "mpirun"
@@ -374,7 +374,9 @@ def _spread(ranks: int, on: str) -> tuple[str, str]:
 
 
 def _of_the_shell() -> dict[str, str]:
-    """Variables that describe simulated GPUs, and not this machine: a command of `distsim shell` has set them."""
+    """Return variables that describe simulated GPUs, and not this machine: a command of `distsim shell` has set
+    them.
+    """
     value = os.environ.get("CUDA_VISIBLE_DEVICES") if SHELL_VARIABLE in os.environ else None
     return {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
 

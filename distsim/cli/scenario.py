@@ -103,7 +103,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _chosen(args: argparse.Namespace) -> tuple[list[Scenario], list[BadFile]]:
-    """The scenarios that the flags mean, as the flags change them, and the files that cannot run."""
+    """Return the scenarios that the flags mean, as the flags change them, and the files that cannot run."""
     from distsim.scenario import load_scenarios
     from distsim.scenario.file.load import BadFile
     from distsim.scenario.suite import matching

@@ -99,7 +99,7 @@ _MAX_GROUPS = 1 << 13
 
 
 def _constants(cluster: Cluster) -> Constants | None:
-    """The model's own, with those in their place that were fitted to this cluster; None where none was."""
+    """Return the model's own, with those in their place that were fitted to this cluster; None if none was."""
     if not cluster.constants:
         return None
     own = nccl_constants()
@@ -171,7 +171,7 @@ class Compiler:
         self._plans.clear()
 
     def group(self, devices: tuple[str, ...], key: int) -> Members:
-        """The group of these devices, made once."""
+        """Return the group of these devices, made once."""
         result = self._groups.get((devices, key))
         if result is None:
             if len(self._groups) >= _MAX_GROUPS:
@@ -180,7 +180,7 @@ class Compiler:
         return result
 
     def compile(self, transfer: Transfer) -> Plan:
-        """The plan of one collective."""
+        """Return the plan of one collective."""
         plan = self._plans.get(transfer)
         if plan is None:
             plan = self._make(transfer)
@@ -188,7 +188,7 @@ class Compiler:
         return plan
 
     def compile_send(self, src: str, dst: str, nbytes: int, flavour: str, key: int) -> Plan:
-        """The plan of one point-to-point transfer."""
+        """Return the plan of one point-to-point transfer."""
         request = (src, dst, nbytes, flavour, key)
         plan = self._plans.get(request)
         if plan is None:
@@ -241,7 +241,9 @@ class Compiler:
 
 
 def compiler_of(cluster: Cluster, **forced: Any) -> Compiler:
-    """A `Compiler` for *cluster*, the same for all who force the same: the plans of one simulation serve the next."""
+    """Return a `Compiler` for *cluster*, the same for all who force the same: the plans of one simulation serve the
+    next.
+    """
     key = Compiler, *sorted(forced.items())
     result: Compiler | None = cluster.worked_out.get(key)
     if result is None:

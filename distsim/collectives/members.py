@@ -36,12 +36,12 @@ class Routes:
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """Links of each way."""
+        """Return links of each way."""
         counts: NDArray[np.int64] = self._there.sum(axis=1)
         return counts
 
     def links(self, index: int) -> tuple[int, ...]:
-        """The links of one way."""
+        """Return the links of one way."""
         return tuple(self.rows[index][self._there[index]].tolist())
 
     def total(self, per_link: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -52,7 +52,7 @@ class Routes:
         return total
 
     def largest(self, per_link: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The most that a link of each way has, 0 for a way of no links."""
+        """Return the most that a link of each way has, 0 for a way of no links."""
         if not self.rows.shape[1]:
             return np.zeros(len(self.rows))
         most: NDArray[np.float64] = np.where(self._there, per_link[self.rows], 0.0).max(axis=1)
@@ -60,7 +60,7 @@ class Routes:
 
 
 def joined(every: Sequence[Routes]) -> Routes:
-    """The ways of one after those of another."""
+    """Return the ways of one after those of another."""
     width = max(ways.rows.shape[1] for ways in every)
     if all(ways.rows.shape[1] == width for ways in every):
         return Routes(np.concatenate([ways.rows for ways in every]))
@@ -135,17 +135,17 @@ class Members:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes that have a member."""
+        """Return nodes that have a member."""
         return len(self.nodes)
 
     @cached_property
     def per_node(self) -> int:
-        """Members of the fullest node."""
+        """Return members of the fullest node."""
         return max(map(len, self.nodes))
 
     @cached_property
     def domains(self) -> list[list[int]]:
-        """Members by NVLink domain: by node, but for racks whose NVSwitches join many nodes."""
+        """Return members by NVLink domain: by node, but for racks whose NVSwitches join many nodes."""
         span = self.cluster.node.nvlink_domain_nodes
         if span <= 1:
             return self.nodes
@@ -156,7 +156,7 @@ class Members:
 
     @cached_property
     def per_domain(self) -> int:
-        """Members of the fullest NVLink domain."""
+        """Return members of the fullest NVLink domain."""
         return max(map(len, self.domains))
 
     def same_domain(self, a: int, b: int) -> bool:
@@ -171,7 +171,7 @@ class Members:
         return away
 
     def rails(self, member: int) -> tuple[int, ...]:
-        """The NICs of the node that *member* uses: an even share of those on its side."""
+        """Return the NICs of the node that *member* uses: an even share of those on its side."""
         return self._rails_of[self.local[member]]
 
     @cached_property
@@ -186,7 +186,7 @@ class Members:
 
     @cached_property
     def gates(self) -> list[list[Gate]]:
-        """The ways out of each NVLink domain, as many for all: its NICs that members use, host by host."""
+        """Return the ways out of each NVLink domain, as many for all: its NICs that members use, host by host."""
         every: list[list[Gate]] = []
         rails_of, local = self._rails_of, self.local
         for domain in self.domains:
@@ -214,7 +214,7 @@ class Members:
 
     @property
     def num_gates(self) -> int:
-        """Routes out of each domain."""
+        """Return routes out of each domain."""
         return len(self.gates[0]) if self.per_domain > 1 else self.doors.shape[1]
 
     @cached_property
@@ -236,7 +236,7 @@ class Members:
         return max(1, min(len(nics) for nics in pairs))
 
     def route(self, a: int, b: int, rail: int | None = None) -> tuple[int, ...]:
-        """Links from member *a* to member *b*."""
+        """Return links from member *a* to member *b*."""
         if rail is not None and self.same_domain(a, b):
             rail = None
         links = self.cluster.route(self.devices[a], self.devices[b], self.key, rail)
@@ -249,8 +249,9 @@ class Members:
         rails: Picked | None = None,
         enters: Picked | None = None,
     ) -> Routes:
-        """The links between many pairs of members, out of a node by the NICs *rails* (-1: whichever), into the other by
-        *enters*, where these are others."""
+        """Return the links between many pairs of members, out of a node by the NICs *rails* (-1: whichever), into
+        the other by *enters*, where these are others.
+        """
         a, b = self._places[np.asarray(src, dtype=np.int64)], self._places[np.asarray(dst, dtype=np.int64)]
         forced = np.full(len(a), -1) if rails is None else np.array(rails, dtype=np.int64)
         into = forced if enters is None else np.array(enters, dtype=np.int64)
@@ -264,11 +265,11 @@ class Members:
         return Routes(rows)
 
     def latency_s(self, links: Iterable[int]) -> float:
-        """The links' own latencies together."""
+        """Return the links' own latencies together."""
         return float(sum(self.links.latency_s[np.fromiter(links, dtype=np.int64)].tolist()))
 
     def loads_of(self, ways: Routes, share: float | NDArray[np.float64]) -> Loads:
-        """The loads of transfers over *ways*, *share* bytes per byte of progress each."""
+        """Return the loads of transfers over *ways*, *share* bytes per byte of progress each."""
         flat, counts = ways.flat, ways.counts
         if not len(flat):
             return Loads(np.zeros(0, dtype=np.int64), np.zeros(0))
@@ -278,7 +279,7 @@ class Members:
         return Loads(used, total[used])
 
     def loads(self, paths: Iterable[tuple[tuple[int, ...], float]]) -> Loads:
-        """The loads of transfers given as (links, bytes per byte of progress)."""
+        """Return the loads of transfers given as (links, bytes per byte of progress)."""
         links, shares = [], []
         for way, share in paths:
             links.append(way)
@@ -286,7 +287,7 @@ class Members:
         return self.loads_of(Routes(padded(links)), np.array(shares))
 
     def loads_of_one(self, way: Iterable[int]) -> Loads:
-        """The loads of one transfer over the links *way*: a few, so not looked for among all the cluster has."""
+        """Return the loads of one transfer over the links *way*: a few, so not looked for among all the cluster has."""
         times = Counter(way)
         used = sorted(times)
         return Loads(np.array(used, dtype=np.int64), np.array([float(times[link]) for link in used]))
@@ -299,7 +300,7 @@ class Members:
         return Loads(loads.links, loads.weights * wire)
 
     def slowest_s_per_byte(self, loads: Loads) -> float:
-        """Seconds per byte of progress over otherwise idle links."""
+        """Return seconds per byte of progress over otherwise idle links."""
         if not len(loads.links):
             return 0.0
         return float((loads.weights / self.capacity[loads.links]).max())

@@ -75,7 +75,7 @@ _CANONICAL = {name: op for op, names in _SPELLINGS.items() for name in (op, *nam
 
 
 def canonical_op(name: str) -> str:
-    """The algorithms' name of an operation, from torch's or nccl-tests' spelling."""
+    """Return the algorithms' name of an operation, from torch's or nccl-tests' spelling."""
     op = _CANONICAL.get(name.lower().replace("-", "_").removesuffix("_perf"))
     if op is None:
         raise UsageError(f"expected an operation ({', '.join(OPS)}), got {brief(name)!r}")
@@ -128,12 +128,12 @@ class TransferCost:
     start-up."""
 
     def least_s(self, inter: bool) -> float:
-        """Seconds for a byte of a piece over one edge of a tree, however fast the links are."""
+        """Return seconds for a byte of a piece over one edge of a tree, however fast the links are."""
         rate = self.far_bytes_per_s if inter else self.near_bytes_per_s
         return 1.0 / (self.edge_bytes_per_s if rate is None else rate)
 
     def hop_s(self, links_s: Any, inter: bool) -> Any:
-        """One hop over links of that latency together (a number or an array)."""
+        """Return one hop over links of that latency together (a number or an array)."""
         return links_s + self.inter_hop_s if inter else links_s * self.intra_links + self.intra_hop_s
 
 

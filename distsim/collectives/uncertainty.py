@@ -63,7 +63,7 @@ class Interval:
 
     @property
     def borrowed(self) -> bool:
-        """The errors are those of other fabrics."""
+        """Return whether the errors are those of other fabrics."""
         return self.fabric == OTHERS
 
     @property
@@ -123,9 +123,10 @@ def beyond_measured_racks(cluster: Cluster, num_nodes: int) -> bool:
 def interval(
     cluster: Cluster, nbytes: float, num_nodes: int, time_s: float, flavour: str = "nccl", op: str = "all_reduce"
 ) -> Interval | None:
-    """The interval around *time_s*, simulated for *nbytes* of *op* (as in `Transfer`) over *num_nodes* nodes. A
-    calibrated cluster has its own for the operations that its logs have.
-    None where nothing of the kind was measured: gloo, MPI and plain alpha-beta."""
+    """Return the interval around *time_s*, simulated for *nbytes* of *op* (as in `Transfer`) over *num_nodes* nodes.
+    A calibrated cluster has its own for the operations that its logs have. None if nothing of the kind was
+    measured: gloo, MPI and plain alpha-beta.
+    """
     if flavour != "nccl" or cluster.nccl.version == "ideal" or not cluster.node.num_gpus:
         return None
     domains = -(-num_nodes // max(1, cluster.node.nvlink_domain_nodes))
@@ -140,7 +141,7 @@ def interval(
 
 
 def _family(op: str) -> str:
-    """One name for all spellings; a record may be of what no logs have (blocks of messages)."""
+    """Return one name for all spellings; a record may be of what no logs have (blocks of messages)."""
     try:
         return "sendrecv" if op in ("send", "recv") else canonical_op(op)
     except UsageError:
@@ -184,7 +185,7 @@ class StepError:
 
 
 def regime_of(launching_s: float, step_s: float, nodes: int) -> str:
-    """The regime of a step on so many *nodes* whose kernels the host needs *launching_s* to launch."""
+    """Return the regime of a step on so many *nodes* whose kernels the host needs *launching_s* to launch."""
     if launching_s >= LAUNCHES * step_s:
         return LAUNCH_BOUND
     return ONE_NODE if nodes == 1 else MANY_NODES
@@ -197,5 +198,5 @@ def _step_errors() -> dict[str, StepError]:
 
 
 def step_error(regime: str) -> StepError:
-    """The errors of *regime*."""
+    """Return the errors of *regime*."""
     return _step_errors()[regime]

@@ -130,7 +130,7 @@ def get_world_size() -> int:
 
 
 def new_group(ranks: Sequence[int] | None = None) -> Any:
-    """A group of *ranks*, all by default. Every rank calls it, also those that are not in it."""
+    """Return a group of *ranks*, all by default. Every rank calls it, also those that are not in it."""
     return dist.new_group(None if ranks is None else list(ranks))
 
 

@@ -106,8 +106,9 @@ def all_gather_multigpu(
     group: Any = None,
     async_op: bool = False,
 ) -> Any:
-    """Every list of *output_tensor_lists*, one a device, gets all inputs of all ranks: the j-th of rank k at place
-    `k * len(input_tensor_list) + j`."""
+    """Return every list of *output_tensor_lists*, one a device, gets all inputs of all ranks: the j-th of rank k at
+    place `k * len(input_tensor_list) + j`.
+    """
     _check("all_gather_multigpu", input_tensor_list)
     number = len(input_tensor_list)
     size = _size(group) * number

@@ -99,8 +99,9 @@ def _is_multicast(host: str) -> bool:
 
 
 def assigned(meeting: OldMeeting, wishes: Sequence[int]) -> list[int]:
-    """The rank of each process: its own where it named one (*wishes*, -1: it did not), the free ones in order to the
-    others. Raises ValueError for a rank that two have named, or that does not fit."""
+    """Return the rank of each process: its own where it named one (*wishes*, -1: it did not), the free ones in order
+    to the others. Raises ValueError for a rank that two have named, or that does not fit.
+    """
     named = [rank for rank in wishes if rank >= 0]
     twice = sorted({rank for rank in named if named.count(rank) > 1})
     if twice:
@@ -133,8 +134,9 @@ class RendezvousMember:
 
 
 def meet(meeting: OldMeeting, timeout: timedelta) -> tuple[Any, int]:
-    """The store of the job, and this process's rank. Raises DistNetworkError where not all come within *timeout*, or
-    nothing can be sent to the address."""
+    """Return the store of the job, and this process's rank. Raises DistNetworkError where not all come within
+    *timeout*, or nothing can be sent to the address.
+    """
     give_up_s = time.monotonic() + timeout.total_seconds()
     with _Voice(meeting) as voice:
         members = voice.all_members(give_up_s, timeout)
@@ -190,7 +192,7 @@ class _Voice:
             one.close()
 
     def give_listener(self) -> int:
-        """The socket of the store: the store's own from here on."""
+        """Return the socket of the store: the store's own from here on."""
         assert self._listener is not None
         listener, self._listener = self._listener, None
         return listener.detach()

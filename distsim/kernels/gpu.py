@@ -421,7 +421,7 @@ class HostCpu:
 
 
 def core_speed(model: str) -> tuple[str, float] | None:
-    """The kind of core that a CPU of this name has and its speed, in GHz of Zen 3; None for an unknown name."""
+    """Return the kind of core that a CPU of this name has and its speed, in GHz of Zen 3; None for an unknown name."""
     for pattern, core, clock in _CORES:
         if re.search(pattern, model):
             return core, clock * _PER_CLOCK[core]
@@ -429,7 +429,7 @@ def core_speed(model: str) -> tuple[str, float] | None:
 
 
 def host_of(cpu_model: str, operator_s: float) -> HostCpu:
-    """The host with CPUs of this name.
+    """Return the host with CPUs of this name.
 
     Args:
         cpu_model: as the cluster file names them.

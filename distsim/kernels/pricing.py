@@ -125,7 +125,7 @@ class Attention:
 
     @property
     def pairs(self) -> int:
-        """Number of query-key pairs of one head; a causal mask leaves about half of them."""
+        """Return the number of query-key pairs of one head; a causal mask leaves about half of them."""
         if not self.causal:
             return self.queries * self.keys
         past = max(0, self.keys - self.queries)

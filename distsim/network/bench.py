@@ -212,7 +212,7 @@ def _within(row: BenchRow) -> str:
 
 
 def _brief(us: float) -> str:
-    """Three digits: an interval is not known better."""
+    """Return three digits: an interval is not known better."""
     return f"{float(f'{us:.3g}'):,.0f}" if us >= 100 else f"{us:.3g}"
 
 
@@ -228,7 +228,7 @@ def render_table(
     sizes: str,
     cluster: str,
 ) -> Iterator[str]:
-    """The lines of nccl-tests' own output."""
+    """Yield the lines of nccl-tests' own output."""
     yield f"# nThread 1 nGpus 1 {sizes} warmup iters: 0 iters: 1 agg iters: 1 validation: 0 graph: 0"
     yield "#"
     yield f"# simulated by distsim on {cluster}: every iteration would take the same time, so one is run"

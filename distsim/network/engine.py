@@ -132,7 +132,7 @@ def max_min_rates(
 
 
 def _places(used: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """The place in *used* of each link that is there."""
+    """Return the place in *used* of each link that is there."""
     places = np.zeros(count, dtype=np.int64)
     places[used] = np.arange(len(used))
     return places
@@ -168,7 +168,7 @@ class Sharing:
         """Flows that share from the next settlement on, unless their links can carry them."""
 
     def add(self, flow: Flow) -> bool:
-        """A flow begins; whether it has to be settled (else it has the rate it would have alone)."""
+        """Return whether a flow begins; whether it has to be settled (else it has the rate it would have alone)."""
         links = flow.links
         self._want(flow)
         # A link that was overloaded and is to be settled in this instant may be so again before it is.
@@ -178,7 +178,7 @@ class Sharing:
         return True
 
     def remove(self, flow: Flow) -> bool:
-        """A flow has ended; whether others have to be settled."""
+        """Return whether a flow has ended; whether others have to be settled."""
         links = flow.links
         self._wanted[links] -= flow.demand
         self._wanted[links[self._users[links] == 0]] = 0.0
@@ -362,7 +362,7 @@ class FluidEngine:
         self._settle_later()
 
     def stalled(self) -> list[int]:
-        """Links without any bandwidth that a flow under way has to cross."""
+        """Return links without any bandwidth that a flow under way has to cross."""
         waiting = {
             link for flow in self._flows.values() for link in flow.links[self.capacity[flow.links] <= 0.0].tolist()
         }

@@ -126,7 +126,7 @@ class FluidNetwork:
             run.lead_anew()
 
     def way(self, links: tuple[int, ...]) -> tuple[int, ...]:
-        """The links that something takes now whose way *links* would be."""
+        """Return the links that something takes now whose way *links* would be."""
         around = self.compiler.links.around
         led = links if around is None else around.route(links)
         return tuple(self._instead.get(link, link) for link in led) if self._instead else led
@@ -138,7 +138,7 @@ class FluidNetwork:
         return flow
 
     def stalled(self) -> list[int]:
-        """Links that are down while something waits to cross them."""
+        """Return links that are down while something waits to cross them."""
         return self.engine.stalled()
 
     def extra_latency_s(self, links: NDArray[np.int64]) -> float:
@@ -168,8 +168,7 @@ class FluidNetwork:
         return result
 
     def utilisation_samples(self, max_links: int = 64) -> list[tuple[float, int, float]]:
-        """(time_s, link, fraction used until the next sample), for the *max_links* links that were
-        busiest."""
+        """Return (time_s, link, fraction used until the next sample), for the *max_links* links that were busiest."""
         width_s, fractions = self.engine.usage.fractions()
         moved = self.engine.usage.bytes
         order = np.argsort(-(moved / self._pristine), kind="stable")[:max_links]

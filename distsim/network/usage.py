@@ -137,7 +137,7 @@ class Usage:
         return self.busy_s + np.where(self.users > 0, now_s - self._busy_since, 0.0)
 
     def peaks(self, links: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The highest utilisation of each of *links* in any bin."""
+        """Return the highest utilisation of each of *links* in any bin."""
         if self._cells is None:
             return np.zeros(len(links))
         peaks: NDArray[np.float64] = self._cells[:, links].max(axis=0) / (self._capacity[links] * self._width_s)

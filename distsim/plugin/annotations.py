@@ -19,7 +19,7 @@ def in_library(file: str) -> bool:
 
 
 def place(item: pytest.Item, report: pytest.TestReport) -> tuple[str, int]:
-    """The guilty file and line: the scenario's culprit, where the body failed, or else the test itself."""
+    """Return the guilty file and line: the scenario's culprit, where the body failed, or else the test itself."""
     culprit: tuple[str, int] | None = getattr(item, "culprit", None)
     if culprit is not None:
         return os.path.abspath(culprit[0]), culprit[1]
@@ -32,7 +32,7 @@ def place(item: pytest.Item, report: pytest.TestReport) -> tuple[str, int]:
 
 
 def error_lines(reports: Iterable[object]) -> Iterator[str]:
-    """One line for each of *reports* that failed and has a place."""
+    """Yield one line for each of *reports* that failed and has a place."""
     for report in reports:
         where = getattr(report, "distsim_place", None)
         if where is None or not isinstance(report, pytest.TestReport) or not report.failed:

@@ -155,14 +155,16 @@ class Copies:
         self._memo: dict[int, Any] = {}
 
     def of(self, name: str, value: Any) -> Any:
-        """A copy of *value*. Raises NoCopy with its *name*."""
+        """Return a copy of *value*. Raises NoCopy with its *name*."""
         try:
             return copy.deepcopy(value, self._memo)
         except Exception as error:
             raise NoCopy(_no_copy(name, value, error)) from None
 
     def of_attribute(self, name: str, value: Any) -> Any:
-        """A copy of an attribute of `self`, where it is a tensor and its like, or a container; else it itself."""
+        """Return a copy of an attribute of `self`, where it is a tensor and its like, or a container; else it
+        itself.
+        """
         if holds_tensors(value):
             return self.of(name, value)
         if is_plain(value):

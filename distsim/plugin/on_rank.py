@@ -102,7 +102,7 @@ def _frames(error: BaseException) -> tuple[tuple[str, int], ...]:
 
 
 def full_names(kind: type) -> tuple[str, ...]:
-    """A type and its bases, comparable over processes."""
+    """Return a type and its bases, comparable over processes."""
     return tuple(f"{one.__module__}.{one.__qualname__}" for one in kind.__mro__)
 
 

@@ -169,12 +169,12 @@ def _where(conditions: TimedConditions, every: bool) -> str:
 
 @functools.lru_cache(8)
 def _usual(nodes: int) -> Cluster:
-    """The cluster of tests that name none: one for all of them, with the ways through it that it has found."""
+    """Return the cluster of tests that name none: one for all of them, with the ways through it that it has found."""
     return load_cluster(f"dgx-h100:{nodes}")
 
 
 def _room(options: PluginOptions) -> tuple[str | Cluster, int | None, int | None]:
-    """A cluster with exactly so many ranks, as full nodes as the number allows."""
+    """Return a cluster with exactly so many ranks, as full nodes as the number allows."""
     if options.cluster is None:
         per_node = max(k for k in range(1, GPUS_PER_NODE + 1) if options.n % k == 0)
         return _usual(options.n // per_node), None, per_node
@@ -223,7 +223,7 @@ _CONTAINERS = (list, dict, set, deque)
 
 
 def shared_note(body: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
-    """One line, or nothing: which *arguments* and which globals of *body* all ranks have in common."""
+    """Return one line, or nothing: which *arguments* and which globals of *body* all ranks have in common."""
     names = [f"{name!r} (a fixture)" for name, value in arguments.items() if _is_shared(value)]
     function = getattr(getattr(body, "func", body), "__func__", getattr(body, "func", body))
     code, space = getattr(function, "__code__", None), getattr(function, "__globals__", {})

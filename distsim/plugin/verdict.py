@@ -102,7 +102,7 @@ class Verdict:
 
 
 def from_here(item: pytest.Item) -> str:
-    """The name of a test where pytest was started, which may be below the folder that its names begin in."""
+    """Return the name of a test where pytest was started, which may be below the folder that its names begin in."""
     return item.config.cwd_relative_nodeid(item.nodeid)
 
 
@@ -197,7 +197,7 @@ def _text(
 
 
 def _alike(failed: Mapping[int, RankReport]) -> list[list[list[int]]]:
-    """The failed ranks: those with the same text together, and these by exception and lines."""
+    """Return the failed ranks: those with the same text together, and these by exception and lines."""
     places: dict[object, dict[str, list[int]]] = {}
     for rank in sorted(failed):
         report = failed[rank]

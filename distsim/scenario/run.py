@@ -75,8 +75,9 @@ def simulate_scenario(
     budget_s: float | None = None,
     last_step: int | None = None,
 ) -> tuple[Outcome, str, Conditions]:
-    """The bare run: its outcome (with what a *trace* shows), what the ranks printed, and the conditions (which know
-    what never struck)."""
+    """Return the bare run: its outcome (with what a *trace* shows), what the ranks printed, and the conditions
+    (which know what never struck).
+    """
     from distsim.sim import RunRequest, run_program, simulate
 
     spec, limits = scenario.spec, scenario.spec.limits

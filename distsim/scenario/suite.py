@@ -44,8 +44,9 @@ class _Child:
 
 
 def run_apart(scenarios: Sequence[Scenario], workers: int, run: Callable[[Scenario], Result]) -> Iterator[Result]:
-    """Results in the order of *scenarios*, as they come; at most *workers* at a time. The process must be able to
-    fork (`process.can_watch`), and have imported what all need."""
+    """Yield results in the order of *scenarios*, as they come; at most *workers* at a time. The process must be able
+    to fork (`process.can_watch`), and have imported what all need.
+    """
     results: dict[int, Result] = {}
     waiting = 0
     for number, result in as_they_end(scenarios, workers, run):
@@ -238,7 +239,9 @@ def _prepare(modules: Sequence[str]) -> None:
 
 
 def run_one(path: object, data: dict[str, object], update: bool, picture: bool = False) -> Result:
-    """One scenario in a worker, from plain data; what no longer fits (a program deleted meanwhile) is its own error."""
+    """Return one scenario in a worker, from plain data; what no longer fits (a program deleted meanwhile) is its own
+    error.
+    """
     path = Path(str(path))
     try:
         return run_there(path, data, update, picture)
@@ -247,5 +250,5 @@ def run_one(path: object, data: dict[str, object], update: bool, picture: bool =
 
 
 def run_there(path: object, data: dict[str, object], update: bool, picture: bool = False) -> Result:
-    """One scenario on a machine that may not have what it needs: then `BadFile`."""
+    """Return one scenario on a machine that may not have what it needs: then `BadFile`."""
     return run_scenario(check(data, Path(str(path))), update_baseline=update, picture=picture)

@@ -195,15 +195,15 @@ class Outcome:
 
     @property
     def is_proven(self) -> bool:
-        """Whether the verdict holds for every rank: all were traced, or the traced ones already failed."""
+        """Return whether the verdict holds for every rank: all were traced, or the traced ones already failed."""
         return not self.not_traced or self.exit_code not in (0, NOT_PROVEN)
 
     @property
     def has_silent_error(self) -> bool:
-        """Whether one of the silent findings is an error, not a warning."""
+        """Return whether one of the silent findings is an error, not a warning."""
         return any(one.level is Severity.ERROR for one in self.silent)
 
     @property
     def diagnosis(self) -> Diagnosis | None:
-        """The root cause, or None for a healthy run."""
+        """Return the root cause, or None for a healthy run."""
         return self.diagnoses[0] if self.diagnoses else None

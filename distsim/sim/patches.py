@@ -150,7 +150,7 @@ def _tell_guards() -> None:
 
 
 def _loader_patches() -> list[Patch]:
-    """A data loader's workers."""
+    """Return a data loader's workers."""
     loader = torch.utils.data.DataLoader
     real_init = loader.__init__
     positions = tuple(inspect.signature(real_init).parameters)[1:]

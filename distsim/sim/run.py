@@ -198,7 +198,7 @@ def _report(outcome: Outcome, width: int) -> str:
 
 
 def _interrupt(outcome: Outcome) -> KeyboardInterrupt:
-    """A plain KeyboardInterrupt, so that the exit status of the interpreter shows the interruption."""
+    """Return a plain KeyboardInterrupt, so that the exit status of the interpreter shows the interruption."""
     stop = KeyboardInterrupt()
     stop.outcome = outcome  # type: ignore[attr-defined]
     if outcome.diagnoses:

@@ -56,8 +56,9 @@ def last_line(error: BaseException) -> str:
 
 
 def origins(error: BaseException) -> str | None:
-    """The last lines of *error* and of all that it was raised from, or while handling, also of what `from None` keeps
-    out of its traceback; None where they are too many."""
+    """Return the last lines of *error* and of all that it was raised from, or while handling, also of what `from
+    None` keeps out of its traceback; None if they are too many.
+    """
     todo: list[BaseException | None] = [error]
     seen: dict[int, BaseException] = {}
     try:
@@ -73,7 +74,7 @@ def origins(error: BaseException) -> str | None:
 
 
 def error_traceback(shown: traceback.TracebackException | BaseException) -> str:
-    """A whole traceback as Python prints it; where it cannot be made, its last line."""
+    """Return a whole traceback as Python prints it; where it cannot be made, its last line."""
     try:
         if isinstance(shown, BaseException):
             shown = traceback.TracebackException.from_exception(shown)
@@ -83,7 +84,9 @@ def error_traceback(shown: traceback.TracebackException | BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """Text that every file can hold (no lone surrogates), and of a bearable length: its beginning and its end."""
+    """Return text that every file can hold (no lone surrogates), and of a bearable length: its beginning and its
+    end.
+    """
     if len(text) > LONGEST:
         cut = len(text) - LONGEST
         text = f"{text[: LONGEST // 2]}\n... ({cut:,} more letters) ...\n{text[-LONGEST // 2 :]}"

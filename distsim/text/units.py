@@ -40,7 +40,7 @@ _SIZE_RE = re.compile(_NUMBER + r"([kKmMgGtT]?)(?:i?[bB])?\s*")
 
 
 def parse_bandwidth(text: str | int | float) -> float:
-    """Bytes a second of `"400Gbps"` (bits), `"125MBps"` or `"50GB/s"` (bytes), or a plain number (bytes)."""
+    """Return bytes a second of `"400Gbps"` (bits), `"125MBps"` or `"50GB/s"` (bytes), or a plain number (bytes)."""
     if isinstance(text, str):
         match = _BANDWIDTH_RE.fullmatch(text)
         if match is None:
@@ -52,7 +52,7 @@ def parse_bandwidth(text: str | int | float) -> float:
 
 
 def parse_time(text: str | int | float) -> float:
-    """Seconds of `"5us"`, `"130ns"`, `"2ms"`, `"1s"`, or of a plain number (seconds); zero is allowed."""
+    """Return seconds of `"5us"`, `"130ns"`, `"2ms"`, `"1s"`, or of a plain number (seconds); zero is allowed."""
     if isinstance(text, str):
         match = _TIME_RE.fullmatch(text)
         if match is None:
@@ -65,7 +65,7 @@ def parse_time(text: str | int | float) -> float:
 
 
 def parse_memory(text: str | int | float) -> int:
-    """Bytes of `"80GiB"`, `"80GB"`, or of a plain number."""
+    """Return bytes of `"80GiB"`, `"80GB"`, or of a plain number."""
     if isinstance(text, str):
         match = _MEMORY_RE.fullmatch(text)
         if match is None:
@@ -91,7 +91,7 @@ def parse_flops(text: str | int | float) -> float:
 
 
 def parse_size(text: str | int) -> int:
-    """Bytes of a message size as nccl-tests writes it: `"8"`, `"1K"`, `"64M"`, `"8G"` (powers of 1024)."""
+    """Return bytes of a message size as nccl-tests writes it: `"8"`, `"1K"`, `"64M"`, `"8G"` (powers of 1024)."""
     if isinstance(text, int):
         return text
     match = None if len(text) > 100 else _SIZE_RE.fullmatch(text)
@@ -104,7 +104,7 @@ def parse_size(text: str | int) -> int:
 
 
 def format_bandwidth(bytes_per_s: float) -> str:
-    """A bandwidth for people, in GB/s: `"370.8 GB/s"`."""
+    """Return a bandwidth for people, in GB/s: `"370.8 GB/s"`."""
     if math.isinf(bytes_per_s):
         return "unlimited"
     gigabytes = bytes_per_s / 1e9
@@ -116,7 +116,7 @@ def format_bandwidth(bytes_per_s: float) -> str:
 
 
 def format_time(seconds: float) -> str:
-    """A time for people, in the unit that keeps it short: `"1.5 us"`."""
+    """Return a time for people, in the unit that keeps it short: `"1.5 us"`."""
     for limit, scale, unit in ((1e-6, 1e9, "ns"), (1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
         if seconds < limit:
             return f"{seconds * scale:.3g} {unit}" if seconds else "0"
@@ -124,7 +124,7 @@ def format_time(seconds: float) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """A number of bytes for people, in powers of 1024: `"64 MiB"`. A mean is of whole bytes, too."""
+    """Return a number of bytes for people, in powers of 1024: `"64 MiB"`. A mean is of whole bytes, too."""
     if 0 < abs(count) < 1:
         return "<1 B"
     count = float(f"{count:.0f}")

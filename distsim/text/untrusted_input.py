@@ -60,7 +60,7 @@ def printable(text: str) -> str:
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """A regular file, for reading; an OSError, with a plain `strerror`, for a pipe, a device, a folder."""
+    """Return a regular file, for reading; an OSError, with a plain `strerror`, for a pipe, a device, a folder."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except ValueError:  # a NUL, or half a surrogate pair, in the name
@@ -75,7 +75,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
-    """The content of a regular file of at most *most* bytes; an OSError for all else."""
+    """Return the content of a regular file of at most *most* bytes; an OSError for all else."""
     with open_regular(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -116,7 +116,7 @@ def load_toml(text: str) -> dict[str, Any]:
 
 
 def brief(value: object, most: int = 80) -> str:
-    """A value for a message: in one line, and short however long or deep it is."""
+    """Return a value for a message: in one line, and short however long or deep it is."""
     if isinstance(value, str) and len(value) <= most:
         return printable(value)
     if isinstance(value, str):
@@ -148,19 +148,19 @@ def within(path: str, roots: list[Path]) -> Path | None:
 
 
 def folded(lines: list[str], most: int = MOST_COMPLAINTS) -> list[str]:
-    """The first *most* of *lines*, and how many more there are."""
+    """Return the first *most* of *lines*, and how many more there are."""
     return [*lines[:most], f"... and {len(lines) - most} more"] if len(lines) > most else list(lines)
 
 
 def wrong(value: object, where: str, expected: str) -> ValueError:
-    """The complaint about one value."""
+    """Return the complaint about one value."""
     shown = f"{value!r}"[:60] if isinstance(value, str | int | float | bool) or value is None else "no such thing"
     kind = type(value).__name__
     return ValueError(printable(f"{where}: expected {expected}, got {shown} ({kind})"))
 
 
 def whole(value: object, where: str, least: int = 0, most: int = MOST) -> int:
-    """A whole number within bounds, also one that JSON dumps write as text; ValueError for all else."""
+    """Return a whole number within bounds, also one that JSON dumps write as text; ValueError for all else."""
     if isinstance(value, str) and len(value) < 20 and re.fullmatch(r"-?\d+", value):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
@@ -171,14 +171,14 @@ def whole(value: object, where: str, least: int = 0, most: int = MOST) -> int:
 
 
 def number(value: object, where: str) -> float:
-    """A finite number; ValueError for all else."""
+    """Return a finite number; ValueError for all else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MOST or math.isnan(value):
         raise wrong(value, where, "a number")
     return float(value)
 
 
 def text(value: object, where: str, longest: int = LONGEST) -> str:
-    """A text that a terminal shows and does not obey; whole numbers are taken as their digits."""
+    """Return a text that a terminal shows and does not obey; whole numbers are taken as their digits."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MOST:
         return str(value)
     if not isinstance(value, str):
@@ -189,14 +189,14 @@ def text(value: object, where: str, longest: int = LONGEST) -> str:
 def wholes(
     value: object, where: str, least: int = -MOST, most: int = MOST, longest: int = MOST_RANKS
 ) -> tuple[int, ...]:
-    """A list of whole numbers."""
+    """Return a list of whole numbers."""
     if not isinstance(value, list | tuple) or len(value) > longest:
         raise wrong(value, where, "a list of whole numbers")
     return tuple([whole(one, f"{where}[{i}]", least, most) for i, one in enumerate(value)])
 
 
 def rank_list(value: object, where: str) -> tuple[int, ...]:
-    """A list of ranks, or its text (`"[0, 1]"`)."""
+    """Return a list of ranks, or its text (`"[0, 1]"`)."""
     if value is None:
         return ()
     if isinstance(value, str):

@@ -56,7 +56,7 @@ def has_hooks_of_the_program() -> bool:
 
 
 def leaves_code() -> Callable[[CodeType], None] | None:
-    """A function that keeps torch.compile from tracing a code object; None in a release that has no such way."""
+    """Return a function that keeps torch.compile from tracing a code object; None in a release that has no such way."""
     eval_frame: Any = EVAL_FRAME.get(None)
     action, strategy = getattr(eval_frame, "_FrameAction", None), getattr(eval_frame, "_FrameExecStrategy", None)
     tell = getattr(eval_frame, "set_code_exec_strategy", None)

@@ -166,7 +166,7 @@ def share_backends(source: Any, target: Any, backend_type: Callable[[Any], Any])
 
 
 def backends_of(group: Any) -> dict[str, Any]:
-    """The backends of a group by type of device."""
+    """Return the backends of a group by type of device."""
     return {device.type: group._get_backend(device) for device in group._device_types}
 
 
@@ -181,5 +181,5 @@ def without_hooks(group: Any) -> bool:
 
 
 def tables(world: Any) -> list[dict[Any, Any]]:
-    """Every table of torch's that may have a group as a key or in a list."""
+    """Return every table of torch's that may have a group as a key or in a list."""
     return [getattr(world, name) for name in TABLES if hasattr(world, name)]

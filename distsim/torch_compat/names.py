@@ -74,15 +74,15 @@ class TorchName:
 
     @property
     def attribute(self) -> str:
-        """The last part of the path."""
+        """Return the last part of the path."""
         return self.path.rpartition(".")[2]
 
     def holder(self) -> Any:
-        """The module or class that holds the attribute; MISSING where this torch has no such holder."""
+        """Return the module or class that holds the attribute; MISSING where this torch has no such holder."""
         return _value(self.path.rpartition(".")[0])
 
     def get(self, default: Any = MISSING) -> Any:
-        """The value; *default*, and a note in `left_out`, where this torch lacks the name."""
+        """Return the value; *default*, and a note in `left_out`, where this torch lacks the name."""
         value = _value(self.path)
         if value is MISSING:
             self.leave_out()
@@ -90,7 +90,7 @@ class TorchName:
         return value
 
     def getter(self) -> Callable[[Any], Any]:
-        """A function that reads the attribute of an object, for paths that cannot afford a lookup."""
+        """Return a function that reads the attribute of an object, for paths that cannot afford a lookup."""
         return operator.attrgetter(self.attribute)
 
     def exists(self) -> bool:
@@ -102,7 +102,9 @@ class TorchName:
         return self.exists() and (self.test is None or _passes(self.test))
 
     def replaced_by(self, value: Any) -> list[tuple[Any, str, Any]]:
-        """The patch (holder, attribute, *value*); none, and a note in `left_out`, where this torch lacks the name."""
+        """Return the patch (holder, attribute, *value*); none, and a note in `left_out`, where this torch lacks the
+        name.
+        """
         if self.get() is MISSING:
             return []
         return [(self.holder(), self.attribute, value)]
@@ -118,7 +120,7 @@ class TorchName:
 
 
 def all_names() -> dict[str, TorchName]:
-    """Every entry of the package by path."""
+    """Return every entry of the package by path."""
     package = importlib.import_module(__package__)
     names = {}
     for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
@@ -131,12 +133,12 @@ def all_names() -> dict[str, TorchName]:
 
 
 def unmet(part: Need) -> list[TorchName]:
-    """The entries without which *part* (GUARD or SIM) refuses to start, and which this torch does not meet."""
+    """Return the entries without which *part* (GUARD or SIM) refuses to start, and which this torch does not meet."""
     return [name for name in all_names().values() if part in name.need and not name.works()]
 
 
 def _value(path: str) -> Any:
-    """The value at a dotted path: the longest prefix that can be imported is a module, attributes follow."""
+    """Return the value at a dotted path: the longest prefix that can be imported is a module, attributes follow."""
     parts = path.split(".")
     for length in range(len(parts), 0, -1):
         value: Any = _module(".".join(parts[:length]))

@@ -79,7 +79,7 @@ _TESTED_PART = {GUARD: "the guard of real jobs was", SIM: "simulations were"}
 
 
 def tested_range(part: Need) -> str:
-    """The tested releases of *part* (GUARD or SIM), as a message names them: `torch 2.12 to 2.15`."""
+    """Return the tested releases of *part* (GUARD or SIM), as a message names them: `torch 2.12 to 2.15`."""
     oldest, newest = (".".join(map(str, _minor(TESTED[part][end]))) for end in (0, -1))
     return f"torch {oldest} to {newest}"
 
@@ -178,7 +178,7 @@ def _torch_failure(error: Exception, part: Need) -> UsageError | None:
 
 
 def _place_of_torch() -> str | None:
-    """The file that `import torch` would run."""
+    """Return the file that `import torch` would run."""
     try:
         spec = importlib.util.find_spec("torch")
     except Exception:  # an import hook, or half of a torch
@@ -262,7 +262,9 @@ def _minor(version: str) -> tuple[int, int]:
 
 
 def _unmet_simulation(torch: Any) -> list[str]:
-    """The features that the simulator cannot do without and this torch lacks; looked up once for a torch and Python."""
+    """Return the features that the simulator cannot do without and this torch lacks; looked up once for a torch and
+    Python.
+    """
     here = Path(__file__).parent
     stamp = [str(max(file.stat().st_mtime_ns for file in here.glob("*.py"))), str(os.path.getmtime(torch.__file__))]
     key = "|".join([torch.__version__, sys.version, str(here), *stamp])

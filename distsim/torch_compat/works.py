@@ -98,7 +98,7 @@ CREATE_STORE = TorchName(
 
 
 def of_default_group() -> Any:
-    """The store that the default group was made with, without the prefixes around it.
+    """Return the store that the default group was made with, without the prefixes around it.
 
     Raises:
         RuntimeError, ValueError: there is no default group, or this torch does not say which store it has.

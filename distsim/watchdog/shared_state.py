@@ -111,7 +111,7 @@ class SharedState:
 
     @property
     def rank(self) -> int | None:
-        """The rank that runs; None: the scheduler, or nothing."""
+        """Return the rank that runs; None: the scheduler, or nothing."""
         rank = self._words[_RANK]
         return None if rank < 0 else rank
 
@@ -160,7 +160,7 @@ class SharedState:
         return os.pread(self.stack_fd, _STACK_BYTES, max(0, size - _STACK_BYTES)).decode(errors="replace")
 
     def stack(self) -> list[tuple[str, int, str]]:
-        """File, line and function of the frames of the last stack that was left, innermost first."""
+        """Return file, line and function of the frames of the last stack that was left, innermost first."""
         text = self._left()
         last = text[max(text.rfind("\nCurrent thread"), text.rfind("\nThread "), 0) :]
         return [

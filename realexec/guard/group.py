@@ -187,7 +187,7 @@ class Guarded:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Global ranks in group order."""
+        """Return global ranks in group order."""
         return self.group_log.ranks
 
     def has_two_backends(self) -> bool:

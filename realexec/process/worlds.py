@@ -197,7 +197,7 @@ class Started:
 
 
 def started_by_mpirun(environ: Mapping[str, str]) -> Started | None:
-    """The place of this process in the job of mpirun that started it; None where none did."""
+    """Return the place of this process in the job of mpirun that started it; None if none did."""
     for rank, size, local_rank, local_size in _MPI_NAMES:
         try:
             rank_text, number = int(environ[rank]), int(environ[size])

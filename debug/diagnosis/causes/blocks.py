@@ -86,8 +86,9 @@ def guarded_call(text: ProgramText, sides: Sides, d: Diagnosis) -> Cause | None:
 def guard_decision(
     text: ProgramText, frames: Sequence[Site], outside: Sequence[Site], lines: Lines = frozenset()
 ) -> Decision | None:
-    """The innermost condition around *frames*, and not around *outside*, that the ranks have not agreed on; *lines*:
-    those that the other side has called."""
+    """Return the innermost condition around *frames*, and not around *outside*, that the ranks have not agreed on;
+    *lines*: those that the other side has called.
+    """
     for guard in _guards(text, frames, outside, lines):
         test = ast.parse(guard.text, mode="eval").body
         ast.copy_location(test, ast.Constant(0, lineno=guard.site.line, col_offset=0))
@@ -98,21 +99,26 @@ def guard_decision(
 
 
 def _guarded(sides: Sides, d: Diagnosis) -> tuple[Sequence[Site], Sequence[Site], Lines]:
-    """The frames of the call that not all make, those of the other side, and the lines that this one has called."""
+    """Return the frames of the call that not all make, those of the other side, and the lines that this one has
+    called.
+    """
     if d.kind in (Kind.MISSING_RANK, Kind.UNEVEN_ITERATIONS):
         return sides.others, sides.culprits, sides.culprit_lines
     return sides.culprits, sides.others, sides.other_lines
 
 
 def _spelled(text: ProgramText, site: Site, d: Diagnosis) -> bool:
-    """The line names the collective itself: no model makes it there."""
+    """Return whether the line names the collective itself: no model makes it there."""
     return d.call is not None and re.search(rf"\b{re.escape(d.call.op)}", text.line(site)) is not None
 
 
 def _guards(text: ProgramText, frames: Sequence[Site], outside: Sequence[Site], lines: Lines) -> Iterator[Decision]:
-    """Conditions around *frames* whose branch no line of *outside* is in, innermost first. Where both are at one line,
-    in other rounds, those within its innermost loop. A rank that has been in the branch (*lines*) is not kept out of it
-    by a condition that stays what it is. Whoever started the program let all ranks through."""
+    """Yield conditions around *frames* whose branch contains no line of *outside*, innermost first.
+
+    If both are at one line in different iterations, only conditions within its innermost loop count. A rank that has
+    been in the branch (*lines*) is not excluded by a condition that never changes. The condition of the main script
+    applies to all ranks and is left out.
+    """
     for i, frame in enumerate(frames):
         alike = any((o.file, o.line) == (frame.file, frame.line) for o in outside)
         if alike and not text.loops(_of_program(frames[i:])):
@@ -137,7 +143,7 @@ def _guards(text: ProgramText, frames: Sequence[Site], outside: Sequence[Site], 
 
 
 def _early_returns(text: ProgramText, frame: Site, lines: Lines) -> Iterator[Decision]:
-    """Conditions above the line of *frame* by which its function returns before it, the nearest first."""
+    """Yield conditions above the line of *frame* at which its function returns early, the nearest first."""
     blocks = text.around(frame)
     if not blocks or not isinstance(blocks[-1], FUNCTIONS):
         return
@@ -149,7 +155,7 @@ def _early_returns(text: ProgramText, frame: Site, lines: Lines) -> Iterator[Dec
 
 
 def _above(statement: ast.stmt, line: int) -> list[ast.If]:
-    """The `if` statements above *line* in the block of *statement* that holds it."""
+    """Return the `if` statements above *line* in the block of *statement* that holds it."""
     blocks = [getattr(statement, name, []) for name in ("body", "orelse", "finalbody")]
     block = next((block for block in blocks if _holds(block, line)), [])
     return [node for node in block if isinstance(node, ast.If) and (node.end_lineno or node.lineno) < line]
@@ -162,7 +168,7 @@ def _of_program(frames: Sequence[Site]) -> Sequence[Site]:
 
 
 def _changes(text: ProgramText, frame: Site, test: ast.expr) -> bool:
-    """The condition calls something, or reads a parameter, or what a loop around *frame* counts or assigns."""
+    """Return whether the condition may change: it calls a function, reads a parameter, or reads a loop's variable."""
     words = words_of(test)
     parameters = {
         a.arg
@@ -188,7 +194,7 @@ def _decision(text: ProgramText, frame: Site, node: ast.If) -> Decision:
 
 
 def _counts_rounds(text: ProgramText, guard: Decision, test: ast.expr) -> bool:
-    """The condition reads only counters of the loops around it, and constants of the module."""
+    """Return whether the condition reads only counters of the loops around it, and constants of the module."""
     counters: frozenset[str] = frozenset()
     for node in text.around(guard.site):
         if isinstance(node, ast.For | ast.AsyncFor):
@@ -200,7 +206,7 @@ def _counts_rounds(text: ProgramText, guard: Decision, test: ast.expr) -> bool:
 
 
 def join_block(case: Case, d: Diagnosis, text: ProgramText, sides: Sides) -> Cause | None:
-    """A call of the program's own inside `join()`: a rank that has joined does not make it."""
+    """Return a call of the program's own inside `join()`: a rank that has joined does not make it."""
     block = _block(text, (*sides.culprits, *sides.others), JOIN)
     if block is None:
         return None
@@ -225,14 +231,14 @@ def join_block(case: Case, d: Diagnosis, text: ProgramText, sides: Sides) -> Cau
 
 
 def _calls_it(line: str, op: str) -> bool:
-    """The line names a collective itself, not a model or an optimizer that makes it."""
+    """Return whether the line names a collective itself, not a model or an optimizer that makes it."""
     return (
         re.search(rf"\b{re.escape(op)}|all_reduce|all_gather|broadcast|barrier|\breduce\(|gather\(", line) is not None
     )
 
 
 def no_sync_block(text: ProgramText, sides: Sides) -> Cause | None:
-    """Return the cause if a counter that each rank keeps for itself decides whether `backward()` reduces gradients."""
+    """Return the cause if a counter local to each rank decides whether `backward()` reduces gradients."""
     frames = (*sides.culprits, *sides.others)
     block = _block(text, frames, NO_SYNC)
     if block is not None:
@@ -262,7 +268,7 @@ def no_sync_block(text: ProgramText, sides: Sides) -> Cause | None:
 
 
 def _switches(text: ProgramText, frames: Iterable[Site]) -> Iterator[tuple[Site, list[ast.expr], list[Site]]]:
-    """`model.set_requires_gradient_sync(is_last)` in a loop around one of *frames*."""
+    """Yield calls such as `model.set_requires_gradient_sync(is_last)` in a loop around one of *frames*."""
     for site, loop in text.loops(tuple(frames)):
         for call in ast.walk(loop):
             if isinstance(call, ast.Call) and NO_SYNC.search(ast.unparse(call.func)) and call.args:
@@ -270,7 +276,7 @@ def _switches(text: ProgramText, frames: Iterable[Site]) -> Iterator[tuple[Site,
 
 
 def _own_count(text: ProgramText, site: Site, value: ast.expr) -> bool:
-    """An expression that reads a number which grows by something else than a constant."""
+    """Return whether an expression reads a number that grows by something other than a constant."""
     return any(_kept_by_rank(text, site, name) for name in words_of(value))
 
 
@@ -285,7 +291,7 @@ def _kept_by_rank(text: ProgramText, site: Site, name: str) -> bool:
 
 
 def _block(text: ProgramText, frames: Iterable[Site], pattern: re.Pattern[str]) -> tuple[Site, ast.With] | None:
-    """The innermost `with` around one of *frames* whose expression fits *pattern*."""
+    """Return the innermost `with` around one of *frames* whose expression fits *pattern*."""
     for site in frames:
         for node in text.around(site):
             if isinstance(node, ast.With) and any(pattern.search(ast.unparse(i.context_expr)) for i in node.items):
@@ -294,7 +300,7 @@ def _block(text: ProgramText, frames: Iterable[Site], pattern: re.Pattern[str]) 
 
 
 def caught_exception(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
-    """The last exception that only culprits caught, around calls or where it makes them leave some out."""
+    """Return the cause if only culprits caught an exception around calls, or one that makes them skip calls."""
     states = case.index.states
     candidates = [
         (rank, caught)
@@ -351,7 +357,7 @@ def repeated_calls(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
 
 
 def _calls_in_handler(case: Case, d: Diagnosis, rank: int, caught: Caught, clause: ast.ExceptHandler) -> Cause | None:
-    """*rank* has made calls in the block of the `except` itself, which no other rank has."""
+    """Return the cause if *rank* made calls in the `except` block that no other rank made."""
     block = [(clause.body[0].lineno, clause.body[-1].end_lineno or clause.lineno)]
     own, others = _calls_at(case, d, caught.site.file, block, rank)
     if not own or others:
@@ -384,15 +390,18 @@ def _cure(caught: Caught, who_has: str, at: str, over: bool) -> str:
 
 
 def _usual(case: Case, rank: int, caught: Caught) -> bool:
-    """Another rank that is not at fault with it has caught the like at that line, as often."""
+    """Return whether a rank that is not at fault has caught a similar exception at that line, equally often."""
     others = [s for r, s in case.index.states.items() if r != rank]
     like = [c for s in others for c in s.caught if (c.site, c.kind) == (caught.site, caught.kind)]
     return sum(c.times >= caught.times for c in like) * 2 >= max(1, len(others))
 
 
 def _may_leave_out_calls(case: Case, d: Diagnosis, rank: int, caught: Caught, text: ProgramText) -> bool:
-    """*rank* has made fewer calls than another in the `try`, or in the function or loop whose rest its handler leaves
-    out; or it ended without another call."""
+    """Return whether the exception may have made *rank* skip calls.
+
+    That is so if it has made fewer calls than another rank in the `try`, or in the rest of the function or loop that
+    its handler skips, or if it ended without another call.
+    """
     handler = _handler(text, caught.site)
     if handler is None or owner(caught.site.file) is Owner.LIBRARY:  # frames of libraries are not on the records
         return caught.kind.endswith(OUT_OF_MEMORY)
@@ -423,8 +432,9 @@ def _has_calls(case: Case, file: str, regions: Sequence[tuple[int, int]]) -> boo
 def _calls_at(
     case: Case, d: Diagnosis, file: str, regions: Sequence[tuple[int, int]], rank: int
 ) -> tuple[Counter[int], Counter[int]]:
-    """Calls through the lines of *regions* up to the diagnosed one: those of *rank*, and the most of another rank. Only
-    calls that the records of both still hold are counted."""
+    """Return calls through the lines of *regions* up to the diagnosed one: those of *rank*, and the most of another
+    rank. Only calls that the records of both still hold are counted.
+    """
     own: Counter[int] = Counter()
     most: Counter[int] = Counter()
     for log in case.index.group_logs:

@@ -1,8 +1,8 @@
-"""The cause of a diagnosis that its kind alone does not tell: the first rule that the evidence bears out.
+"""Find the cause of a diagnosis in the program: the first rule that the evidence supports.
 
-The rules of other modules read the blocks and loops around the calls that met. Those here find causes elsewhere: a
-lock, a store's key, a mesh, a rank without a group, a loop of messages; and operands in an order that every process has
-for itself, as of sets of strings and listings of folders.
+The rules of other modules read the blocks and loops around the calls that met. The rules here find causes elsewhere:
+a lock, a store's key, a mesh, a rank without a group, a loop of messages, and operands whose order differs between
+processes, such as sets of strings and listings of folders.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ DEEPEST = 6
 
 
 def with_cause(case: Case, d: Diagnosis) -> Diagnosis:
-    """The diagnosis with the advice that removes its cause, where the evidence shows one."""
+    """Return the diagnosis, with advice that removes its cause if the evidence shows one."""
     known = d.kind in SHIFTED or d.kind in ELSEWHERE
     if not known or not d.culprits or _still_runs(case, d):
         return d
@@ -150,27 +150,29 @@ def _at_one_line(case: Case, d: Diagnosis) -> bool:
 
 
 def _of_another_round(d: Diagnosis, text: ProgramText, sides: Sides) -> Cause | None:
-    """The ranks are at one line with two shapes, in a loop whose rounds some of them may skip."""
+    """Return the cause if the ranks are at one line with two shapes, in a loop whose rounds some of them may skip."""
     if sides.culprits[:1] != sides.others[:1] or (skip := skipped_round(text, sides)) is None:
         return None
     return replace(skip, suggestion=f"{skip.suggestion} If it is not: {d.suggestion[:1].lower()}{d.suggestion[1:]}")
 
 
 def _lines_called(case: Case) -> frozenset[tuple[str, int]]:
-    """File and line of every frame on the records."""
+    """Return file and line of every frame on the records."""
     ways = {record.way for rank in case.index.states for record in case.index.records(rank)}
     return frozenset((frame.file, frame.line) for way in ways for frame in way)
 
 
 def _still_runs(case: Case, d: Diagnosis) -> bool:
-    """A rank that only has not come yet: what it does until it comes is the question."""
+    """Return whether the culprit has only not arrived yet, so that the question is what it is doing now."""
     state = case.index.states.get(d.culprits[0])
     running = state is not None and state.phase is Phase.RUNNING and not state.leaving
     return running and d.kind is Kind.MISSING_RANK
 
 
 def held_lock(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
-    """The culprits are at a line that takes a lock, and a rank that has passed this line waits for them."""
+    """Return the cause if the culprits are at a line that takes a lock, and a rank that has passed this line waits
+    for them.
+    """
     site = d.sites.get(d.culprits[0])
     if site is None or any(isinstance(w, HostWait) for r in d.culprits for w in case.index.waits(r)):
         return None
@@ -194,7 +196,7 @@ def held_lock(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
 
 
 def _unlocked(text: ProgramText, site: Site, inside: Site) -> bool:
-    """The lock of *site* is given back before the line *inside*."""
+    """Return whether the lock of *site* is given back before the line *inside*."""
     between = (text.line(Site(site.file, n, "")) for n in range(site.line + 1, inside.line))
     if any(UNLOCK.search(line) for line in between):
         return True
@@ -203,7 +205,7 @@ def _unlocked(text: ProgramText, site: Site, inside: Site) -> bool:
 
 
 def awaited_key(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
-    """The culprits wait for a key of a store, which no rank has set."""
+    """Return the culprits wait for a key of a store, which no rank has set."""
     waits = [next((w for w in case.index.waits(r) if isinstance(w, StoreWait)), None) for r in d.culprits]
     first = waits[0] if waits else None
     if first is None or not first.keys or any(w is None or w.keys != first.keys for w in waits) or d.call is None:
@@ -230,7 +232,9 @@ def awaited_key(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
 
 
 def other_group(case: Case, d: Diagnosis) -> Cause | None:
-    """The call is made by ranks that never made it before, and all others have made it on a group without those."""
+    """Return the cause if the call is made by ranks that never made it before, and all others have made it on a
+    group without those.
+    """
     met = met_calls(case, d)
     lacking = [rank for rank in (() if d.group is None else d.group.ranks) if case.index.last(rank) is not None]
     if d.kind is Kind.MISSING_RANK:
@@ -257,7 +261,7 @@ def other_group(case: Case, d: Diagnosis) -> Cause | None:
 
 
 def skipped_init(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
-    """A rank that was started and went past init_process_group: the condition around it."""
+    """Return a rank that was started and went past init_process_group: the condition around it."""
     states = [case.index.states[r] for r in d.culprits]
     sides = sides_of(case, d)
     if not sides.others:
@@ -279,7 +283,7 @@ def skipped_init(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
 
 
 def unlike_mesh(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
-    """The groups are those of a mesh, which is made at one line."""
+    """Return the cause if the groups are those of a mesh, which is made at one line."""
     sites = [d.sites[r] for r in (*d.culprits, *d.victims) if r in d.sites]
     if not sites or any(MESH.search(text.line(site)) is None for site in sites):
         return None
@@ -341,7 +345,7 @@ def unordered_operands(case: Case, d: Diagnosis, text: ProgramText, sides: Sides
 
 
 def _permuted(case: Case, d: Diagnosis) -> bool:
-    """The next calls of two sides are the same up to their order."""
+    """Return whether the next calls of two sides are the same up to their order."""
     if d.group is None or d.call is None:
         return False
     for log in case.index.group_logs:
@@ -392,7 +396,7 @@ def _origin(text: ProgramText, site: Site, value: ast.expr, depth: int) -> tuple
 
 
 def _set_in(text: ProgramText, site: Site, value: ast.expr, depth: int) -> tuple[int, bool] | None:
-    """An operand of `&`, `|` or `-` that is a set, or the keys of a dict."""
+    """Return an operand of `&`, `|` or `-` that is a set, or the keys of a dict."""
     if isinstance(value, ast.Call) and getattr(value.func, "attr", "") in ("keys", "items"):
         return value.lineno, True
     return _origin(text, site, value, depth)

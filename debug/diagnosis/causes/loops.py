@@ -39,7 +39,7 @@ STEPS = re.compile(r"start|begin|first|resum|step|epoch|iter|done|seen|global|ch
 
 
 def generation(text: ProgramText, sides: Sides) -> Cause | None:
-    """One side is in a loop that makes an answer, token by token, and the other has left it."""
+    """Return the cause if one side is in a loop that makes an answer, token by token, and the other has left it."""
     for inside, outside in ((sides.others, sides.culprits), (sides.culprits, sides.others)):
         for site, loop in text.loops(inside, outside):
             function = next((n for n in text.around(site) if isinstance(n, FUNCTIONS)), None)
@@ -62,7 +62,7 @@ def generation(text: ProgramText, sides: Sides) -> Cause | None:
 
 
 def _fixed_length(loop: Loop) -> bool:
-    """`for _ in range(3)`: as many rounds on every rank."""
+    """Return whether a loop has the same number of iterations on every rank, such as `for _ in range(3)`."""
     over = None if isinstance(loop, ast.While) else loop.iter
     is_range = isinstance(over, ast.Call) and words_of(over.func) == {"range"}
     return is_range and isinstance(over, ast.Call) and all(isinstance(a, ast.Constant) for a in over.args)
@@ -74,7 +74,7 @@ def _ends_answer(text: ProgramText, decision: Decision) -> bool:
 
 
 def loop_cause(text: ProgramText, sides: Sides, ranks: Sequence[int]) -> Cause | None:
-    """Return what may let each rank decide its number of iterations by itself; *ranks* are the culprits."""
+    """Return the cause if each rank may decide its number of iterations by itself. *ranks* are the culprits."""
     loops, longer = text.loops(sides.others, sides.culprits), False
     if not loops:
         loops, longer = text.loops(sides.culprits, sides.others), True
@@ -102,7 +102,9 @@ def loop_cause(text: ProgramText, sides: Sides, ranks: Sequence[int]) -> Cause |
 
 
 def _by_decision(decisions: Sequence[Decision], header: Cause | None) -> Cause:
-    """Conditions that no rule knows more of: the text does not show that they differ between ranks."""
+    """Return the cause for conditions that no other rule explains: the text does not show that they differ between
+    ranks.
+    """
     first, *more = decisions
     shown, also = shortened(first.text), "".join(f", or `{shortened(d.text)}` at {site_text(d.site)}" for d in more[:1])
     if first.leaves:
@@ -135,13 +137,15 @@ def skipped_round(text: ProgramText, sides: Sides) -> Cause | None:
 
 
 def left_loop(text: ProgramText, frames: Sequence[Site]) -> Cause | None:
-    """A rank has ended after its last call, at *frames*: the condition by which it has left the loop around them."""
+    """Return the cause if a rank has ended after its last call, at *frames*: the condition by which it has left the
+    loop around them.
+    """
     leaving = [d for site, loop in text.loops(frames) for d in text.decisions(site.file, loop) if d.leaves]
     return _by_decision(leaving, None) if leaving else None
 
 
 def by_itself(decision: Decision) -> Cause | None:
-    """The cause where the condition reads a clock or looks for a file."""
+    """Return the cause if the condition reads a clock or looks for a file."""
     at = site_text(decision.site)
     if decision.words & CLOCKS:
         return Cause(
@@ -226,7 +230,7 @@ def _set_by(tree: ast.Module, handler: ast.expr) -> Iterator[str]:
 
 
 def collection_loop(text: ProgramText, site: Site, loop: Loop, ranks: Sequence[int], longer: bool) -> Cause | None:
-    """*ranks* go through *loop* another number of times, more where *longer*: its dict or list differs there."""
+    """Return the cause if *ranks* iterate over *loop*'s dict or list a different number of times (more if *longer*)."""
     if isinstance(loop, ast.While):
         return None
     value = _unwrapped(loop.iter)
@@ -252,7 +256,7 @@ def collection_loop(text: ProgramText, site: Site, loop: Loop, ranks: Sequence[i
 
 
 def _unwrapped(value: ast.expr) -> ast.expr:
-    """The collection itself: `m` of `sorted(m.items())`."""
+    """Return the collection itself: `m` of `sorted(m.items())`."""
     while isinstance(value, ast.Call):
         match value.func:
             case ast.Name(id=name) if name in WRAPPERS and value.args:
@@ -265,13 +269,13 @@ def _unwrapped(value: ast.expr) -> ast.expr:
 
 
 def _view(value: ast.expr) -> bool:
-    """`m.items()`, also within `sorted()`."""
+    """Return whether *value* is a view of a dict such as `m.items()`, possibly within `sorted()`."""
     calls = (part for part in ast.walk(value) if isinstance(part, ast.Call))
     return any(isinstance(call.func, ast.Attribute) and call.func.attr in VIEWS for call in calls)
 
 
 def _subscripted(loop: ast.For | ast.AsyncFor, value: ast.expr) -> bool:
-    """The loop reads `m[k]` of the *value* `m` by its own target `k`."""
+    """Return whether the loop reads `m[k]` of the *value* `m` by its own target `k`."""
     return any(
         isinstance(part, ast.Subscript)
         and ast.unparse(part.value) == ast.unparse(value)
@@ -306,7 +310,9 @@ def _is_a(
 
 
 def resumed_elsewhere(text: ProgramText, sides: Sides) -> Cause | None:
-    """Both sides are in one loop, one in a call that every n-th step makes, and the first step is a variable."""
+    """Return the cause if one side is in a call of every n-th step of their common loop, whose first step is a
+    variable.
+    """
     for inside, outside in ((sides.others, sides.culprits), (sides.culprits, sides.others)):
         for site in inside:
             for node in text.around(site):
@@ -322,7 +328,7 @@ def resumed_elsewhere(text: ProgramText, sides: Sides) -> Cause | None:
 
 
 def same_start(start: str, header: Site, lines: tuple[Site, ...] = ()) -> Cause:
-    """The ranks may begin the loop at *header* at different values of *start*."""
+    """Return the cause: ranks may begin the loop at *header* with different values of *start*."""
     return Cause(
         f"Begin at the same step on every rank: load the same checkpoint everywhere, or broadcast `{start}` from rank "
         f"0 before the loop at {site_text(header)}. Each rank may have a value of its own.",
@@ -331,8 +337,9 @@ def same_start(start: str, header: Site, lines: tuple[Site, ...] = ()) -> Cause:
 
 
 def first_step(text: ProgramText, site: Site, loop: Loop, named: bool = True) -> str | None:
-    """The variable at which *loop* begins to count; None where all ranks begin at a number of the program's text.
-    With *named*, only a variable that is called like a step."""
+    """Return the variable at which *loop* begins to count; None if all ranks begin at a number of the program's
+    text. With *named*, only a variable that is called like a step.
+    """
     match loop:
         case ast.For(iter=ast.Call(func=ast.Name(id="range"), args=[start, _])):
             words = words_of(start)

@@ -39,12 +39,15 @@ class ProgramText:
     """Syntax trees of the files of one evidence."""
 
     def __init__(self, sources: Mapping[str, str], called: frozenset[tuple[str, int]] | None = None) -> None:
-        """*called*: file and line of every frame on the records; None where a call in the text counts as made."""
+        """Args:
+        sources: Text of each file.
+        called: File and line of every frame in the records; None to treat every call in the text as made.
+        """
         self._sources = sources
         self._called = called
 
     def tree(self, file: str) -> ast.Module | None:
-        """The syntax tree of *file*; None where its text is not known, or is not Python."""
+        """Return the syntax tree of *file*; None if its text is not known, or is not Python."""
         text = self._sources.get(file)
         return _parsed(text) if text else None
 
@@ -55,16 +58,16 @@ class ProgramText:
                 yield file, tree
 
     def mentions(self, pattern: re.Pattern[str]) -> bool:
-        """*pattern* occurs in one of the files."""
+        """Return whether *pattern* occurs in one of the files."""
         return any(pattern.search(source) for source in self._sources.values())
 
     def line(self, site: Site) -> str:
-        """The text of a line."""
+        """Return the text of a line."""
         lines = (self._sources.get(site.file) or "").splitlines()
         return lines[site.line - 1].strip() if 0 < site.line <= len(lines) else ""
 
     def around(self, site: Site) -> list[ast.stmt]:
-        """Statements around a line up to its function, innermost first, the function included."""
+        """Return the statements around a line, innermost first, up to and including its function."""
         tree = self.tree(site.file)
         chain = [] if tree is None else _chain(tree, site.line)
         inside: list[ast.stmt] = []
@@ -75,7 +78,7 @@ class ProgramText:
         return inside
 
     def loops(self, frames: Sequence[Site], outside: Sequence[Site] = ()) -> list[tuple[Site, Loop]]:
-        """Loops around *frames* that no line of *outside* is in, innermost first."""
+        """Return the loops around *frames* that contain no line of *outside*, innermost first."""
         return [
             (frame, node)
             for frame in frames
@@ -90,8 +93,11 @@ class ProgramText:
         return counted.union(name for name, _ in _assigned(loop))
 
     def decisions(self, file: str, loop: Loop, *, counted: bool = False) -> list[Decision]:
-        """Conditions that end *loop* or skip a round of it; those that its counter decides, or that the ranks have
-        agreed on by a collective, only where *counted*."""
+        """Return the conditions that end *loop* or skip an iteration.
+
+        Conditions that depend only on its counter, or on a value that the ranks have agreed on by a collective, are
+        included only with *counted*.
+        """
         targets = _counters(loop)
         met: list[Decision] = []
         tests = [(loop.test, loop.lineno, True)] if isinstance(loop, ast.While) else []
@@ -121,7 +127,9 @@ class ProgramText:
         return all(words_of(part) & (written.keys() | agreed) for part in parts)
 
     def agreed_above(self, site: Site, test: ast.expr) -> bool:
-        """A collective above *test* in the function, or the module, of *site* has written what it reads."""
+        """Return whether *test* reads a value that a collective above it, in the function or module of *site*, has
+        written.
+        """
         tree = self.tree(site.file)
         function = next((n for n in self.around(site) if isinstance(n, FUNCTIONS)), tree)
         if function is None:
@@ -155,7 +163,9 @@ class ProgramText:
         return any(node.lineno <= call.lineno <= (node.end_lineno or 0) for node in ifs)
 
     def _answers_alike(self, file: str, function: ast.FunctionDef) -> bool:
-        """Return whether *function* returns a value read from what a collective in it wrote."""
+        """Return whether *function* returns a value that a collective in it has written, so that it is equal on all
+        ranks.
+        """
         written = self._written_by_collectives(file, function, function.end_lineno or 0)
         values = [node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value is not None]
         return bool(values) and all(words_of(value) & written.keys() for value in values)
@@ -166,7 +176,7 @@ class ProgramText:
         return [n for n in functions if isinstance(n, ast.FunctionDef) and n.name in names]
 
     def assignments(self, site: Site, name: str) -> list[tuple[int, ast.expr]]:
-        """Line and value of the assignments to *name* in the function, or the module, of *site*."""
+        """Return line and value of the assignments to *name* in the function or module of *site*."""
         tree = self.tree(site.file)
         if tree is None:
             return []
@@ -175,7 +185,7 @@ class ProgramText:
         return [(value.lineno, value) for scope in scopes for target, value in _assigned(scope) if target == name]
 
     def returns(self, site: Site, name: str) -> list[tuple[Site, ast.expr]]:
-        """Return what the function *name* of the same file returns, and where."""
+        """Return the return expressions of function *name* in the same file, with their positions."""
         return [
             (Site(site.file, node.lineno, name), node.value)
             for function in self._functions(site.file, frozenset({name}))
@@ -208,12 +218,12 @@ class ProgramText:
 
 
 def _name(node: ast.expr) -> str:
-    """The last word of a name: `all_reduce` of `dist.all_reduce`."""
+    """Return the last word of a name: `all_reduce` of `dist.all_reduce`."""
     return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
 def shortened(text: str) -> str:
-    """The first letters of a condition, as many as a suggestion holds."""
+    """Return the start of a condition, short enough for a suggestion."""
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
@@ -239,7 +249,7 @@ def _parsed(text: str) -> ast.Module | None:
 
 
 def _chain(tree: ast.AST, line: int) -> list[ast.stmt]:
-    """Statements that hold *line*, outermost first."""
+    """Return the statements that contain *line*, outermost first."""
     chain: list[ast.stmt] = []
     node: ast.AST | None = tree
     while node is not None:
@@ -255,7 +265,7 @@ def _first_line(node: ast.stmt) -> int:
 
 
 def _statements(node: ast.AST) -> Iterator[ast.stmt]:
-    """The statements right below a node: of its blocks, handlers and cases."""
+    """Yield the statements right below a node: of its blocks, handlers and cases."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.stmt):
             yield child
@@ -264,7 +274,9 @@ def _statements(node: ast.AST) -> Iterator[ast.stmt]:
 
 
 def _exits(body: Sequence[ast.stmt], own: bool, test: ast.expr | None = None) -> Iterator[tuple[ast.expr, int, bool]]:
-    """(condition, its line, whether it ends the loop); *own*: `break` and `continue` are those of the loop itself."""
+    """Yield (condition, its line, whether it ends the loop); *own*: `break` and `continue` are those of the loop
+    itself.
+    """
     for statement in body:
         match statement:
             case ast.Break() | ast.Continue() if own and test is not None:
@@ -299,7 +311,7 @@ def _counters(loop: Loop) -> frozenset[str]:
 
 
 def _counts(test: ast.expr, counters: frozenset[str]) -> bool:
-    """The condition compares a counter with something, as in `step + 1 >= max_steps`."""
+    """Return whether the condition compares a counter with something, as in `step + 1 >= max_steps`."""
     if not isinstance(test, ast.Compare):
         return False
     ends = [words_of(end) for end in (test.left, *test.comparators)]
@@ -307,7 +319,7 @@ def _counts(test: ast.expr, counters: frozenset[str]) -> bool:
 
 
 def _through_assignments(words: frozenset[str], scope: ast.AST) -> frozenset[str]:
-    """*words*, and what the assignments of *scope* to them read in turn."""
+    """Return *words* and the names that assignments to them in *scope* read, transitively."""
     assigned = _assigned(scope)
     for _ in range(DEEPEST):
         words = words.union(*(words_of(value) for name, value in assigned if name in words))

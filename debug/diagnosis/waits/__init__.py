@@ -1,4 +1,4 @@
-"""Finds which rank waits for which, which can never continue, and whether that is proven.
+"""Determine which rank waits for which, which can never continue, and whether that is proven.
 
 `wait_graph.py` is the graph, `remote_waits.py` its part about remote calls; `assess_proof.py` decides what is
 proven.

@@ -55,10 +55,14 @@ def _call_of(need: RemoteNeed) -> tuple[CallRecord, ...]:
 
 
 class Weigher:
-    """Decides what the ranks can still do by themselves, and so what is proven about them."""
+    """Decides which ranks can still continue by themselves, and so what is proven about the others."""
 
     def __init__(self, index: EvidenceIndex, moving: Collection[int], contradictions: Contradictions) -> None:
-        """*moving*: the running ranks that are trusted to come; *contradictions*: of calls that met."""
+        """Args:
+        index: The evidence.
+        moving: Running ranks that are still expected to arrive.
+        contradictions: Contradictions between calls that met.
+        """
         self._index = index
         self._patience_s = index.evidence.hang_after_s
         self._moving = frozenset(moving)
@@ -90,7 +94,7 @@ class Weigher:
         return next(proof for proof in (Proof.PATIENCE, Proof.GONE, Proof.CIRCLE, Proof.MET) if proof in fits)
 
     def _was_waited(self, diagnosis: Diagnosis) -> bool:
-        """Somebody has waited in vain for as long as patience lasts."""
+        """Return whether a rank has waited until the hang timeout."""
         waiting = diagnosis.victims or diagnosis.culprits
         since = [call.issued_s for rank in waiting for call in self._index.call_waits(rank)]
         return bool(since) and self._index.evidence.watched_s(min(since)) >= (self._patience_s or 0.0)
@@ -102,7 +106,7 @@ class Weigher:
 
     @property
     def stuck(self) -> frozenset[Actor]:
-        """Return the ranks that can never continue, whatever the others do."""
+        """Return the ranks that can never continue, regardless of the others."""
         if self._stuck is None:
             graph = WaitGraph(self._index, self._moving | self._may_move(), self._contradictions)
             self._stuck = frozenset(graph.stuck)
@@ -129,7 +133,7 @@ class Weigher:
 
 
 def _by_itself(state: RankState) -> bool:
-    """Return whether the rank is still but may continue by itself."""
+    """Return whether the rank does not move but may continue by itself."""
     if state.phase in (Phase.FROZEN, Phase.HOST_STUCK):
         return True
     return state.phase is Phase.BLOCKED and (
@@ -143,7 +147,7 @@ def _meets(wait: Wait) -> bool:
 
 
 def lateness(index: EvidenceIndex) -> dict[int, CallRecord]:
-    """Running ranks -> the call that others have waited in for them the longest."""
+    """Return, for each running rank that others wait for, the call in which they have waited longest."""
     unseen = index.evidence.unseen
     running = [rank for rank, state in index.states.items() if state.phase is Phase.RUNNING and rank not in unseen]
     if not running or (index.evidence.straggler_after_s is None and index.evidence.hang_after_s is None):
@@ -154,7 +158,7 @@ def lateness(index: EvidenceIndex) -> dict[int, CallRecord]:
 def patience(
     index: EvidenceIndex, late: Mapping[int, CallRecord]
 ) -> tuple[list[int], Callable[[Case], list[Diagnosis]]]:
-    """The running ranks that are still trusted, and the stragglers among them as diagnoses."""
+    """Return the running ranks that are still trusted, and the stragglers among them as diagnoses."""
     evidence = index.evidence
     # The last beat of a dead job may be older than its last call.
     age = {rank: evidence.watched_s(call.issued_s) for rank, call in late.items()}
@@ -209,12 +213,12 @@ def patience(
 
 
 def _awaited(call: CallRecord) -> str:
-    """Return what a late rank has to do; for a message that is the call of the other end."""
+    """Return the call that a late rank has to make; for a message, the call of the other end."""
     return f"rank {call.rank}'s {call_text(call)}" if call.is_of_two else call_text(call)
 
 
 def _where(index: EvidenceIndex, rank: int) -> str:
-    """Return where the rank is or was last."""
+    """Return the current or last position of the rank."""
     at, last = index.states[rank].site, index.last(rank)
     if at is not None:
         return f", at {site_text(at)}"

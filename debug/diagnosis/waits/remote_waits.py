@@ -79,8 +79,9 @@ class RemoteWaits:
         return rank not in self._moving and (gone or state.silent_s is not None)
 
     def trusted(self, needs: Mapping[Actor, Sequence[RemoteNeed]]) -> list[Actor]:
-        """Threads and workers of which nothing is known but that they live, and that others have not lost patience
-        with."""
+        """Return threads and workers of which nothing is known but that they live, and that others have not lost
+        patience with.
+        """
         patience_s, watched_s = self._patience_s, self._index.evidence.watched_s
         return [
             actor
@@ -89,7 +90,7 @@ class RemoteWaits:
         ]
 
     def need(self, call: CallRecord) -> RemoteNeed | None:
-        """Return what a remote call lacks."""
+        """Return the actors that a remote call waits for, or None."""
         assert call.remote is not None
         to, limit_s, patience_s = call.peer, call.remote.gives_up_s, self._index.evidence.hang_after_s
         if to is None:
@@ -123,6 +124,6 @@ class RemoteWaits:
         return not records or records[0].issued_s > request.issued_s
 
     def to_shut_down(self, call: CallRecord) -> RemoteNeed | None:
-        """Return the need of a worker in its shutdown: once all workers are there, no call of any may be under way."""
+        """Return what a worker in its shutdown waits for: all workers must arrive, and no call may be in progress."""
         left = [one for one in self.served() if one.rank in call.group.ranks]
         return RemoteNeed(CallWait(call), tuple(serving(one) for one in left)) if left else None

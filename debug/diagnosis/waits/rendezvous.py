@@ -31,9 +31,9 @@ REUSED_STORE = (
 
 
 def apart(case: Case) -> list[Diagnosis]:
-    """Find ranks that cannot meet: a warning after some seconds, a hang after `hang_after_s`.
+    """Return diagnoses of ranks that cannot meet: a warning after some seconds, a hang after `hang_after_s`.
 
-    The address that most ranks have is taken for the right one, that of the lowest rank where there are as many.
+    The address that most ranks have counts as the right one; in a tie, that of the lowest rank.
     """
     evidence = case.index.evidence
     waiting = {rank: call for rank in case.index.states if (call := _meeting(case, rank)) is not None}
@@ -130,7 +130,7 @@ def follows(diagnosis: Diagnosis, meeting: Sequence[Diagnosis]) -> bool:
 
 
 def _meeting(case: Case, rank: int) -> CallRecord | None:
-    """The rendezvous that a rank waits in, or has waited in until it gave up."""
+    """Return the rendezvous that a rank waits in, or has waited in until it gave up."""
     state = case.index.states[rank]
     if state.phase not in (Phase.BLOCKED, Phase.RAISED) or state.meets_at is None:
         return None

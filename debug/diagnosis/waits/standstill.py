@@ -148,8 +148,9 @@ def _absent(
 
 
 def _still_s(states: Iterable[RankState], unseen: Collection[int]) -> float:
-    """Seconds for which none of *states* has moved. Threads of the store and of gloo ask for *unseen* ranks again and
-    again, while the main thread sleeps in a rendezvous."""
+    """Return seconds for which none of *states* has moved. Threads of the store and of gloo ask for *unseen* ranks
+    again and again, while the main thread sleeps in a rendezvous.
+    """
     return min(
         max(s.idle_s or 0.0, s.silent_s or 0.0, (s.asleep_s or 0.0) if unseen and s.meets_by_hand else 0.0)
         for s in states
@@ -167,7 +168,7 @@ def _activity(states: Collection[RankState], is_over: bool, unseen: Collection[i
 
 
 def _on_its_own(case: Case, state: RankState) -> bool:
-    """The rank runs on a host that is watched, and waits for no other."""
+    """Return whether the rank runs on a host that is watched, and waits for no other."""
     return (
         state.phase in (Phase.RUNNING, Phase.HOST_STUCK)
         and state.idle_s is not None
@@ -212,7 +213,7 @@ def _by_place(case: Case, ranks: Iterable[int]) -> Mapping[str, list[int]]:
 
 
 def unending(case: Case, others: Sequence[Diagnosis]) -> list[Diagnosis]:
-    """Calls that have lasted `hang_after_s` though no rank is missing, and that none of *others* explains.
+    """Return calls that have lasted `hang_after_s` though no rank is missing, and that none of *others* explains.
 
     A transfer may only be slow, and so may connecting thousands of ranks: this is a warning. init_process_group
     transfers nothing, and is a hang after the limit that the user has set (`quiet_after_s`).

@@ -1,13 +1,14 @@
-"""The wait-for graph over collectives, messages, remote calls and host waits: who can never go on, and why.
+"""The wait-for graph over collectives, messages, remote calls and host waits: which ranks are deadlocked.
 
-A collective waits for *all* its absent members (AND), a receive from any source for *one* sender
-(OR); a remote call waits for the thread that serves it, or for any thread of a worker whose threads are all
-busy (OR). This is the model of MUST (Hilbrich et al., "MPI runtime error detection with MUST", 2012).
-A blocked rank is freed when every one of its waits can be met by ranks that still move; what is
-left after that fixpoint is deadlocked. Its terminal components are the root causes: a rank that
-is gone, a call whose members contradict each other, or a cycle (with OR waits: a knot).
+A collective waits for *all* its absent members (AND), a receive from any source for *one* sender (OR); a remote call
+waits for the thread that serves it, or for any thread of a worker whose threads are all busy (OR). This is the model
+of MUST (Hilbrich et al., "MPI runtime error detection with MUST", 2012). A blocked rank is freed when every one of
+its waits can be met by ranks that still move; the ranks that remain after this fixpoint are deadlocked. Terminal
+components of the remaining graph are the root causes: a rank that is gone, a call whose members contradict each
+other, or a cycle (with OR waits: a knot).
 
-The directed graph is ours: networkx takes a fifth of a second to import, and every run looks for hangs.
+The directed graph is implemented here, because importing networkx takes a fifth of a second, and every run looks for
+hangs.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ N = TypeVar("N", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A terminal component of the graph: all that it waits for lies inside it."""
+    """A terminal component of the graph: its ranks wait only for each other, or for nothing."""
 
     ranks: tuple[int, ...]
-    """One rank that is gone or stuck by itself, or the ranks that wait for each other."""
+    """One rank that is gone or stuck by itself, or several ranks that wait for each other."""
     remote: tuple[Actor, ...] = ()
     """All actors of the component, if it has threads that serve calls, or a worker that answers none."""
     mismatch: int | None = None
@@ -136,8 +137,11 @@ class WaitGraph:
         return RemoteNeed(CallWait(call), missing) if missing else None
 
     def _missing_ranks(self, log: GroupCalls, call: CallRecord) -> tuple[int, ...]:
-        """Members whom this one waits for in its call: of all that keep others waiting, those who are further from
-        it. So members of one call never wait for each other in a circle, whatever became of them."""
+        """Return the members that a rank waits for in its call.
+
+        These are the members that are further from the call than the rank itself, so that members of one call never
+        form a cycle.
+        """
         key = (log.id, call.seq, call.new_ranks)
         if key not in self._degrees:
             self._degrees[key] = self._absence(log, call)
@@ -148,7 +152,7 @@ class WaitGraph:
         return self._missing[key, mine]
 
     def _absence(self, log: GroupCalls, call: CallRecord) -> dict[int, int]:
-        """Members who are not there, or came but can not play their part any more, by how far they are from it."""
+        """Return the members that have not arrived, or can no longer take part, with their distance from the call."""
         met = log.meetings.get(call.seq, {})
         members = log.group.ranks if call.new_ranks is None else call.new_ranks
         failed = [rank for rank, record in met.items() if self._failed_by_itself(record)]
@@ -197,7 +201,7 @@ class WaitGraph:
         return phase in DEAD
 
     def _store(self, rank: int, wait: StoreWait) -> RemoteNeed:
-        """Anybody could set the key, but first of all those who are not there themselves."""
+        """Return the ranks that may set the awaited key: first of all those that do not wait for it themselves."""
         states = self.index.states
         absent = tuple(r for r, s in states.items() if s.phase is Phase.ABSENT)
         if absent:
@@ -295,7 +299,7 @@ class WaitGraph:
         return graph
 
     def roots(self) -> list[Root]:
-        """Terminal components, those of the lowest ranks first."""
+        """Return the terminal components, those with the lowest ranks first."""
         roots: list[Root] = []
         for members in self.graph.terminal_components():
             ranks = tuple(sorted(n for n in members if isinstance(n, int)))
@@ -306,7 +310,7 @@ class WaitGraph:
         return sorted(roots, key=lambda root: (root.ranks, -1 if root.mismatch is None else root.mismatch))
 
     def victims(self, root: Root) -> tuple[int, ...]:
-        """Every stuck rank from which the root is reached."""
+        """Return every stuck rank from which the root is reached."""
         starts: list[Node] = [*root.remote, *root.ranks]
         if root.mismatch is not None:
             starts.append(("mismatch", root.mismatch, 0))
@@ -321,7 +325,7 @@ class WaitGraph:
         return tuple(sorted(n for n in reached if isinstance(n, int) and n not in own))
 
     def waiters_on(self, ranks: Collection[Actor]) -> list[tuple[int, RemoteNeed]]:
-        """Stuck ranks with a wait that needs one of *ranks* directly, of its program or of a thread that serves."""
+        """Return stuck ranks that directly wait for one of *ranks*, in their program or in a serving thread."""
         wanted = frozenset([*ranks, *(anyone(rank) for rank in ranks if isinstance(rank, int))])
         result: list[tuple[int, RemoteNeed]] = []
         hit: dict[int, bool] = {}
@@ -335,7 +339,7 @@ class WaitGraph:
         return result
 
     def cycle(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """The shortest cycle within a component, from its lowest rank; each waits for the next."""
+        """Return the shortest cycle within a component, from its lowest rank; each waits for the next."""
         return tuple(rank_of(actor) for actor in self.actors_cycle(ranks))
 
     def actors_cycle(self, actors: Sequence[Actor]) -> tuple[Actor, ...]:
@@ -379,7 +383,7 @@ def _by_rank(node: Node) -> tuple[bool, Node]:
 
 
 class Digraph(Generic[N]):
-    """Nodes in the order they came; an edge is there once."""
+    """Directed graph without parallel edges. Nodes keep the order in which they were added."""
 
     def __init__(self) -> None:
         self._after: dict[N, dict[N, None]] = {}
@@ -393,7 +397,7 @@ class Digraph(Generic[N]):
         return node in self._after
 
     def add(self, node: N, after: Iterable[N] = ()) -> None:
-        """*node*, and edges from it to each of *after*."""
+        """Add *node*, and edges from it to each of *after*."""
         mine = self._after.setdefault(node, {})
         for other in after:
             mine[other] = None
@@ -407,8 +411,10 @@ class Digraph(Generic[N]):
         return self._before.get(node, ())
 
     def terminal_components(self) -> list[list[N]]:
-        """Strongly connected components that no edge leaves (Tarjan, "Depth-first search and linear graph
-        algorithms", 1972; without recursion)."""
+        """Return the strongly connected components without outgoing edges.
+
+        Source: Tarjan, "Depth-first search and linear graph algorithms", 1972; implemented without recursion.
+        """
         number: dict[N, int] = {}
         lowest: dict[N, int] = {}
         open_nodes: dict[N, None] = {}

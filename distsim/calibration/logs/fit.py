@@ -89,13 +89,15 @@ def meaning(name: str) -> str:
 
 
 def value_of(constants: Constants, name: str) -> float:
-    """The constant `table.key`, its table's own or the borrowed one."""
+    """Return the constant `table.key`, its table's own or the borrowed one."""
     table, _, key = name.rpartition(".")
     return constants.get(table, key)
 
 
 def bounds(name: str, start: Constants, cluster: Cluster) -> tuple[float, float]:
-    """The least and the most that a constant can be: links give no more than specified, and nothing takes no time."""
+    """Return the least and the most that a constant can be: links give no more than specified, and nothing takes no
+    time.
+    """
     value = value_of(start, name)
     table, _, key = name.rpartition(".")
     node = cluster.node
@@ -190,7 +192,9 @@ def benches_of(runs: Sequence[LogRun], like: str, version: str | None) -> list[B
 
 
 def _forced(run: LogRun, name: str) -> str | None:
-    """A single algorithm or protocol; lists and exclusions (^NVLS) leave NCCL a choice, which is its own here."""
+    """Return a single algorithm or protocol; lists and exclusions (^NVLS) leave NCCL a choice, which is its own
+    here.
+    """
     value = run.settings.get(name, "")
     return value if value and not set(value) & set("^,;:") else None
 
@@ -240,7 +244,7 @@ def _some(bench: Bench) -> NDArray[np.int64]:
 
 
 def _weights(bench: Bench, places: NDArray[np.int64], benches: Sequence[Bench]) -> Array:
-    """Every configuration counts the same in every regime, however many sizes and logs it has."""
+    """Return every configuration counts the same in every regime, however many sizes and logs it has."""
     alike = sum(_alike(bench.table) == _alike(other.table) for other in benches)
     regimes = np.array([regime(bench.table.rows[row].size_bytes) for row in places])
     weights = np.zeros(len(places))
@@ -264,7 +268,7 @@ def _errors(benches: Sequence[Bench], places: Sequence[NDArray[np.int64]], const
 
 
 def _read(benches: Sequence[Bench], constants: Constants) -> list[str]:
-    """The constants that are looked at while these runs are simulated."""
+    """Return the constants that are looked at while these runs are simulated."""
     seen: dict[str, None] = {}
 
     class Watched(Constants):
@@ -288,7 +292,7 @@ def _slope(
 
 
 def _told(names: Sequence[str], slopes: Mapping[str, Array], weight: Array) -> list[str]:
-    """The constants that the data determine: the least determined is given up until all that remain are."""
+    """Return the constants that the data determine: the least determined is given up until all that remain are."""
     left = list(names)
     while left:
         slope = np.stack([slopes[name] for name in left], axis=1)

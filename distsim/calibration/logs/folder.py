@@ -40,7 +40,9 @@ class Logs:
 
 
 def read_logs(folder: Path) -> Logs:
-    """Every log in *folder*, in folders below it too (or the one file that it is). UsageError where there is none."""
+    """Return every log in *folder*, in folders below it too (or the one file that it is). UsageError if there is
+    none.
+    """
     if folder.is_file():
         paths = [folder]
     elif folder.is_dir():

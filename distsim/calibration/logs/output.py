@@ -36,7 +36,7 @@ _FULL = 1.0
 
 
 def table(benches: Sequence[Bench], before: Sequence[Array], after: Sequence[Array]) -> list[str]:
-    """A line an operation and size of job: median absolute error by size class, before and after."""
+    """Return a line an operation and size of job: median absolute error by size class, before and after."""
     lines = [f"{'':16s}{'nodes x GPUs':>13s}" + "".join(f"{name:>17s}" for name in REGIMES)]
     errors = _errors(benches, before, after)
     for (op, nodes, gpus), errors_of in errors.items():
@@ -48,7 +48,7 @@ def table(benches: Sequence[Bench], before: Sequence[Array], after: Sequence[Arr
 
 
 def worse(benches: Sequence[Bench], before: Sequence[Array], after: Sequence[Array], like: str) -> list[str]:
-    """A line for each place of the table that the fit made noticeably worse, the worst first."""
+    """Return a line for each place of the table that the fit made noticeably worse, the worst first."""
     lines: list[tuple[float, str]] = []
     for (op, nodes, gpus), errors in _errors(benches, before, after).items():
         for index, name in enumerate(REGIMES):
@@ -121,7 +121,7 @@ _LEFT, _TOP, _RIGHT, _BOTTOM = 48, 30, 10, 34
 
 
 def svg(benches: Sequence[Bench], before: Sequence[Array], after: Sequence[Array], title: str) -> str:
-    """Time over size, both logarithmic, a picture a log: measured as points, before dashed, after as a line."""
+    """Return time over size, both logarithmic, a picture a log: measured as points, before dashed, after as a line."""
     columns = min(_COLUMNS, len(benches))
     rows = -(-len(benches) // columns)
     wide, high = columns * _WIDE, rows * _HIGH + 44
@@ -184,8 +184,9 @@ def cluster_file(
     name: str,
     folder: str,
 ) -> str:
-    """The text, which `--on FILE` reads. On a preset only what differs from it, otherwise the whole cluster. *errors*
-    are those of `fit.spreads`."""
+    """Return the text, which `--on FILE` reads. On a preset only what differs from it, otherwise the whole cluster.
+    *errors* are those of `fit.spreads`.
+    """
     base = like.rpartition(":")[0] if like.rpartition(":")[2].isdigit() else like
     nodes = max(run.nnodes for run in logs.runs)
     first = logs.runs[0]

@@ -343,7 +343,7 @@ def _unsound(run: _Open, op: str, size: int) -> str | None:
 
 
 def _unlike(head: str) -> str:
-    """Options of the head that make another thing of a time."""
+    """Return options of the head that make another thing of a time."""
     settings = dict(re.findall(r"(agg iters|graph|unalign):\s*(\d+)", head))
     if int(settings.get("agg iters", 1)) > 1:
         return f"{settings['agg iters']} calls were started together (-m)"
@@ -367,7 +367,7 @@ def _op(name: str) -> str | None:
 
 
 def _named_by_file(name: str) -> str | None:
-    """The one operation that a file's name has; None where it has none or several."""
+    """Return the one operation that a file's name has; None if it has none or several."""
     rest, ops = re.sub(r"[-_. ]", "", Path(name).name.lower()), set()
     for op in sorted(OPS, key=len, reverse=True):
         if op.replace("_", "") in rest:
@@ -482,7 +482,7 @@ class LogLine:
         return None
 
     def bandwidths(self) -> list[tuple[float, float, float]]:
-        """(time_us, algbw, busbw) of each block."""
+        """Return (time_us, algbw, busbw) of each block."""
         return [(float(b["time"]), float(b["algbw"]), float(b["busbw"])) for b in self.blocks]
 
 
@@ -527,7 +527,7 @@ class Columns:
         return next((name for name in needed for block in self.blocks if name not in block), None)
 
     def read(self, text: str) -> LogLine | None:
-        """The figures of a line of the table; None for any other line; CutLine where some are missing."""
+        """Return the figures of a line of the table; None for any other line; CutLine where some are missing."""
         words = text.split()
         if self.lacking or len(words) < 2 or not (words[0].isdigit() and words[1].isdigit()):
             return None

@@ -97,7 +97,7 @@ class Row:
 
 
 def read_rows(folder: Path | None = None) -> list[Row]:
-    """The rows of *folder*/rows.csv (by default those that come with distsim); UsageError with every fault."""
+    """Return the rows of *folder*/rows.csv (by default those that come with distsim); UsageError with every fault."""
     path = (folder or data_folder() / "training") / "rows.csv"
     try:
         text = read_bytes(path, _LARGEST_FILE).decode()
@@ -197,12 +197,12 @@ class SimulatedRow:
 
     @property
     def step_error(self) -> float | None:
-        """(simulated - published) / published."""
+        """Return (simulated - published) / published."""
         return None if self.step_s is None else self.step_s / self.row.step_s - 1.0
 
     @property
     def memory_error(self) -> float | None:
-        """(simulated - published) / published, where the peak was published."""
+        """Return (simulated - published) / published, where the peak was published."""
         if self.peak_memory_bytes is None or self.row.memory_gib is None:
             return None
         return self.peak_memory_bytes / 2**30 / self.row.memory_gib - 1.0
@@ -221,7 +221,7 @@ def programs_folder() -> Path:
 
 
 def command(row: Row, report: Path, programs: Path) -> list[str]:
-    """The command line that repeats *row*, its report as JSON in *report*."""
+    """Return the command line that repeats *row*, its report as JSON in *report*."""
     ranks = () if row.nproc_per_node is None else ("--nproc-per-node", str(row.nproc_per_node))
     steps = () if "--steps" in row.flags else ("--steps", str(STEPS))
     program = (str(programs / row.program), *row.flags, *steps)
@@ -271,7 +271,7 @@ def _once(row: Row, programs: Path) -> SimulatedRow:
 
 
 def _continued(row: Row, shorter: Sequence[SimulatedRow], micro_batches: tuple[int, int], wanted: int) -> SimulatedRow:
-    """The step of *wanted* micro-batches, from two that have fewer."""
+    """Return the step of *wanted* micro-batches, from two that have fewer."""
     wall_s = sum(run.wall_s for run in shorter)
     few, more = shorter
     if few.step_s is None or more.step_s is None:
@@ -291,7 +291,7 @@ def _continued(row: Row, shorter: Sequence[SimulatedRow], micro_batches: tuple[i
 
 
 def _flag(flags: Sequence[str], name: str) -> int:
-    """The number behind *name*; 1 where it is left out."""
+    """Return the number behind *name*; 1 where it is left out."""
     return int(flags[flags.index(name) + 1]) if name in flags else 1
 
 
@@ -301,7 +301,7 @@ def _with(flags: Sequence[str], name: str, value: int) -> tuple[str, ...]:
 
 
 def run_of(row: Row, wall_s: float, report: dict[str, Any]) -> SimulatedRow:
-    """The figures of a report document."""
+    """Return the figures of a report document."""
     training = report.get("training")
     if not training:
         raise UsageError(
@@ -322,7 +322,7 @@ def run_of(row: Row, wall_s: float, report: dict[str, Any]) -> SimulatedRow:
 
 
 def _why(code: int, *outputs: str) -> str:
-    """The first line that says it, else the exit code."""
+    """Return the first line that says it, else the exit code."""
     lines: Sequence[str] = [line.strip() for output in outputs for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if "rror" in line]
     return (errors or lines or [""])[-1] or f"exit code {code}"
@@ -350,7 +350,7 @@ class Coverage:
 
 
 def source_of(text: str) -> str:
-    """The repository or paper that a row's source names, whatever the file in it."""
+    """Return the repository or paper that a row's source names, whatever the file in it."""
     match = _REPOSITORY.search(text) or _PAPER.search(text)
     return match.group(match.lastindex or 0) if match else text
 
@@ -406,7 +406,9 @@ def held(residuals: Sequence[Residual], share: float) -> Coverage:
 
 
 def level(residuals: Sequence[Residual]) -> float:
-    """The least of `LEVELS` at which `SHARE` of the rows of left out sources lie inside; the last where none does."""
+    """Return the least of `LEVELS` at which `SHARE` of the rows of left out sources lie inside; the last where none
+    does.
+    """
     return next((share for share in LEVELS if held(residuals, share).share >= SHARE), LEVELS[-1])
 
 

@@ -59,7 +59,7 @@ def program_of(program: str, arguments: Sequence[str], module: bool) -> Launched
 
 
 def _launcher(command: Launched) -> str | None:
-    """The launcher that *command* begins with; None: it is the program."""
+    """Return the launcher that *command* begins with; None: it is the program."""
     if command.module:
         return _MODULES.get(command.program)
     name = os.path.basename(command.program)
@@ -89,7 +89,7 @@ class _Flags(argparse.ArgumentParser):
         return self
 
     def of(self, words: Sequence[str]) -> argparse.Namespace:
-        """The values of *words*; `rest` is what follows the flags."""
+        """Return the values of *words*; `rest` is what follows the flags."""
         self.add_argument("rest", nargs=argparse.REMAINDER)
         flags = self.parse_args(words)
         if flags.rest[:1] == ["--"]:

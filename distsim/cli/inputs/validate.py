@@ -245,7 +245,7 @@ def run_training(args: argparse.Namespace) -> int:
 
 
 def line_of(run: SimulatedRow, width: int) -> str:
-    """A row of the table, *width* columns for its name and the rest for its figures."""
+    """Return a row of the table, *width* columns for its name and the rest for its figures."""
     from distsim.text.untrusted_input import printable
 
     name = printable(run.row.name) + (" *" if run.micro_batches else "") + (" ?" if run.row.unseen else "")

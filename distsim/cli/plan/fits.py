@@ -168,7 +168,7 @@ def _document(request: RunRequest, fit: Fit, changes: list[LayoutChange]) -> dic
 
 
 def _parts(request: RunRequest, fit: Fit, changes: list[LayoutChange], width: int) -> list[RenderableType]:
-    """The answer, then what it rests on."""
+    """Return the answer, then what it rests on."""
     from rich.text import Text
 
     from distsim.report.training.section import memory_kinds

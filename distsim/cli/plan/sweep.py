@@ -274,7 +274,7 @@ def tokens_rate(point: Point) -> float:
 
 
 def training_columns(points: list[Point], price: float | None) -> dict[str, list[str]]:
-    """The columns of training points, which are in their order: the best first."""
+    """Return the columns of training points, which are in their order: the best first."""
     from distsim.text.units import format_bytes, format_time
 
     def column(name: str, text: Callable[[float], str]) -> list[str]:
@@ -348,7 +348,7 @@ def as_table(settings: dict[str, list[str]], figures: dict[str, list[str]]) -> T
 
 
 def _times(points: list[Point]) -> dict[str, list[str]]:
-    """Column by column."""
+    """Return column by column."""
     from distsim.text.units import format_time
 
     figures = [point.result.figures for point in points]
@@ -366,7 +366,7 @@ def _times(points: list[Point]) -> dict[str, list[str]]:
 
 
 def _rates(points: list[Point]) -> dict[str, list[str]]:
-    """The bus bandwidth of each operation that has one: a barrier has none."""
+    """Return the bus bandwidth of each operation that has one: a barrier has none."""
     from distsim.text.units import format_bandwidth
 
     figures = [point.result.figures for point in points]

@@ -152,14 +152,14 @@ class Wiring(Protocol):
 
     @property
     def links(self) -> Links:
-        """Links by index."""
+        """Return links by index."""
 
     @property
     def devices(self) -> list[str]:
         """Devices in rank order."""
 
     def route(self, src: int, dst: int, flow_key: int, rail: int | None) -> tuple[int, ...]:
-        """Link indices from the device at position *src* to that at *dst*."""
+        """Return link indices from the device at position *src* to that at *dst*."""
 
     def routes(self, src: Places, dst: Places, flow_key: int, rails: Places, enters: Places | None = None) -> Rows:
         """Return the routes of many pairs, one row each, padded with -1.

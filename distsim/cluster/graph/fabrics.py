@@ -49,7 +49,7 @@ class Fabric(Protocol):
 
     @property
     def switch_latency_s(self) -> float:
-        """Latency of a switch from port to port, in seconds."""
+        """Return the latency of a switch from port to port, in seconds."""
 
     def attach(self, host: Any, nic: Any) -> Any:
         """Return the switch to which a NIC is connected. Arguments are numbers or arrays."""
@@ -213,7 +213,7 @@ class TorusFabric:
         return host
 
     def path(self, src: int, dst: int, key: int) -> tuple[int, ...]:
-        """Route along each dimension in turn."""
+        """Return the route along each dimension in turn."""
         cables: list[int] = []
         here, stride = src, 1
         for axis, extent in enumerate(self._dims):

@@ -45,7 +45,7 @@ class Link:
 
     @property
     def name(self) -> str:
-        """Name of the link in reports: `src->dst`."""
+        """Return the name of the link in reports: `src->dst`."""
         return f"{self.src}->{self.dst}"
 
 

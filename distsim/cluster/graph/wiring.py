@@ -387,7 +387,7 @@ class EqualHosts(Protocol):
 
     @property
     def links(self) -> Links:
-        """Links by index."""
+        """Return links by index."""
 
 
 def max_flow(links: Iterable[tuple[str, str, float]], sources: Sequence[str], sinks: Sequence[str]) -> float:

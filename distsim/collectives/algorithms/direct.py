@@ -29,7 +29,7 @@ Pairs = dict[tuple[int, int], float]
 
 
 def all_to_all_loads(group: Members) -> Loads:
-    """Bytes over each link per byte that goes from one rank to another."""
+    """Return bytes over each link per byte that goes from one rank to another."""
     result: Loads = group.cached("all_to_all loads", lambda: group.loads_of(*_even_ways(group)))
     return result
 
@@ -89,7 +89,7 @@ def split_loads(group: Members, pairs: Pairs, largest: float) -> Loads:
 
 
 def next_loads(group: Members) -> Loads:
-    """Bytes over each link per byte that every rank sends to the next."""
+    """Return bytes over each link per byte that every rank sends to the next."""
     size = group.size
 
     def make() -> Loads:
@@ -100,13 +100,13 @@ def next_loads(group: Members) -> Loads:
 
 
 def pair_loads(group: Members) -> Loads:
-    """Bytes over each link per byte from the first of two members to the second."""
+    """Return bytes over each link per byte from the first of two members to the second."""
     result: Loads = group.cached("pair loads", lambda: group.loads_of_one(group.route(0, 1)))
     return result
 
 
 def longest_latency_s(group: Members) -> float:
-    """The links' latency between the farthest two members (of a sample, in a large group)."""
+    """Return the links' latency between the farthest two members (of a sample, in a large group)."""
 
     def make() -> float:
         size = group.size
@@ -134,7 +134,7 @@ def direct_phase(group: Members, loads: Loads, pair_bytes: float, cost: Transfer
 
 
 def direct_messages(group: Members, pairs: Pairs, cost: TransferCost) -> list[PlannedMessage]:
-    """Every pair as one message, all at once."""
+    """Return every pair as one message, all at once."""
     messages: list[PlannedMessage] = []
     for (src, dst), nbytes in pairs.items():
         links = group.route(src, dst)
@@ -146,7 +146,7 @@ def direct_messages(group: Members, pairs: Pairs, cost: TransferCost) -> list[Pl
 
 
 def binomial_phases(group: Members, nbytes: float, root: int, cost: TransferCost) -> tuple[PlanPhase, ...]:
-    """A broadcast of *nbytes* from *root*, round by round (a reduce is the same backwards)."""
+    """Return a broadcast of *nbytes* from *root*, round by round (a reduce is the same backwards)."""
     size = group.size
     phases: list[PlanPhase] = []
     span = 1

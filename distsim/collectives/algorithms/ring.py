@@ -77,7 +77,7 @@ def _orders(members: list[int], mesh: bool) -> list[list[int]]:
 
 
 def rings_of(group: Members) -> list[Ring]:
-    """The rings of a group."""
+    """Return the rings of a group."""
     result: list[Ring] = group.cached("rings", lambda: _rings(group))
     return result
 
@@ -150,15 +150,18 @@ def _own_nics(group: Members) -> bool:
 
 
 def _path(first: int, size: int) -> list[int]:
-    """The way through GPUs that are linked pairwise from the *first* to the one half round from it. Those of all firsts
-    use every arc once (Williams 1949: 0, 1, -1, 2, -2, ... added to each)."""
+    """Return the way through GPUs that are linked pairwise from the *first* to the one half round from it. Those of
+    all firsts use every arc once (Williams 1949: 0, 1, -1, 2, -2, ... added to each).
+    """
     steps = [(i + 1) // 2 * (1 if i % 2 else -1) for i in range(size)]
     return [(first + step) % size for step in steps]
 
 
 def _close(group: Members, stops: list[tuple[int, int]], doors: Mapping[int, int] | None = None) -> Ring:
-    """A ring by its *stops*, each with the NIC that it is left by. *doors* are the NICs that nodes are entered by, of
-    the members behind them: of an odd number of nodes the last one's and the first one's are on different rails."""
+    """Return a ring by its *stops*, each with the NIC that it is left by. *doors* are the NICs that nodes are
+    entered by, of the members behind them: of an odd number of nodes the last one's and the first one's are on
+    different rails.
+    """
     steps = [
         (src, dst, rail) for (src, rail), (dst, _) in zip(stops, [*stops[1:], stops[0]], strict=True) if src != dst
     ]
@@ -170,7 +173,7 @@ def _close(group: Members, stops: list[tuple[int, int]], doors: Mapping[int, int
 
 
 def ring_loads(group: Members) -> Loads:
-    """Bytes over each link per byte that an edge carries, all rings together."""
+    """Return bytes over each link per byte that an edge carries, all rings together."""
 
     def make() -> Loads:
         rings = rings_of(group)
@@ -231,7 +234,7 @@ def _apart(group: Members, slow: NDArray[np.bool_]) -> _Apart:
 
 
 def ring_phase(group: Members, shape: Shape, cost: TransferCost) -> PlanPhase:
-    """The ring as one fluid object.
+    """Return the ring as one fluid object.
 
     A piece (one n-th of the payload) goes through *steps* hops, each at its own edge's latency and rate;
     meanwhile the slowest edge must carry everything, and its last piece must arrive. The longer of the two
@@ -319,8 +322,7 @@ def _even(
 
 
 def _longest(each_s: NDArray[np.float64], steps: int) -> float:
-    """The longest way of *steps* edges round a ring: whole rounds, less the cheapest run of edges left
-    out."""
+    """Return the longest way of *steps* edges round a ring: whole rounds, less the cheapest run of edges left out."""
     size = len(each_s)
     rounds = -(-steps // size)
     left_out = rounds * size - steps
@@ -338,7 +340,7 @@ def ring_hops(group: Members, shape: Shape) -> tuple[float, float]:
 
 
 def ring_messages(group: Members, shape: Shape, cost: TransferCost) -> list[PlannedMessage]:
-    """The ring message by message: at each step, every rank sends the next rank what it has just received.
+    """Return the ring message by message: at each step, every rank sends the next rank what it has just received.
 
     Rings side by side are channels, each with its fair share of a link; what they do not use, others can
     have.
@@ -374,7 +376,7 @@ def ring_messages(group: Members, shape: Shape, cost: TransferCost) -> list[Plan
 
 
 def hierarchical_phases(group: Members, nbytes: float, cost: TransferCost) -> tuple[PlanPhase, ...]:
-    """The three phases, each with all its rings side by side in lockstep."""
+    """Return the three phases, each with all its rings side by side in lockstep."""
     inner = [domain for domain in group.domains if len(domain) > 1]
     width = min(len(domain) for domain in group.domains)
     outer = [[domain[i] for domain in group.domains] for i in range(width)]

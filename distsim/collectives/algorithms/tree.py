@@ -25,7 +25,7 @@ __all__ = ["double_tree", "nvls_phase", "nvls_tree_phase", "one_way_phase", "tre
 
 
 def _binary_tree(size: int) -> list[int]:
-    """The parent of each of *size* nodes, -1 at the root (ncclGetBtree)."""
+    """Return the parent of each of *size* nodes, -1 at the root (ncclGetBtree)."""
     parents = [-1]
     for rank in range(1, size):
         bit = rank & -rank
@@ -60,7 +60,7 @@ class _Shape:
 
 @functools.lru_cache(maxsize=256)
 def _shapes(size: int) -> tuple[_Shape, _Shape]:
-    """The two trees over *size* nodes."""
+    """Return the two trees over *size* nodes."""
     shapes = []
     for parents in map(np.array, double_tree(size)):
         depth, above = np.zeros(size, dtype=np.int64), parents
@@ -135,7 +135,7 @@ def _tree(group: Members, shape: _Shape, number: int, side: int) -> Tree:
 
 
 def tree_loads(group: Members, up: bool = True, down: bool = True) -> Loads:
-    """Bytes over each link per byte of an all_reduce's payload, on its way up and down or one of these."""
+    """Return bytes over each link per byte of an all_reduce's payload, on its way up and down or one of these."""
 
     def make() -> Loads:
         every = trees(group)
@@ -288,7 +288,7 @@ _MUCH = 0.03
 
 
 def one_way_phase(group: Members, nbytes: float, cost: TransferCost) -> PlanPhase:
-    """A broadcast or a reduction over both trees: half of an all_reduce's journey."""
+    """Return a broadcast or a reduction over both trees: half of an all_reduce's journey."""
     loads = group.with_cost(tree_loads(group), cost)
     both = tree_phase(group, nbytes, cost)
     flow_s = nbytes * max(group.slowest_s_per_byte(loads), 1.0 / cost.edge_bytes_per_s)
@@ -300,7 +300,7 @@ _Way = tuple[tuple[int, ...], float, float, float]
 
 
 def tree_messages(group: Members, nbytes: float, cost: TransferCost) -> list[PlannedMessage]:
-    """The double tree piece by piece: up when all children's pieces are in, down when the parent's is."""
+    """Return the double tree piece by piece: up when all children's pieces are in, down when the parent's is."""
     messages: list[PlannedMessage] = []
     every, level = trees(group), _level(group)
     pieces = pieces_of(nbytes, cost)
@@ -310,7 +310,7 @@ def tree_messages(group: Members, nbytes: float, cost: TransferCost) -> list[Pla
     flow_s = nbytes * max(group.slowest_s_per_byte(loads), 1.0 / cost.edge_bytes_per_s)
 
     def sizes(tree: Tree, ways: Routes, going_up: bool) -> Iterator[_Way]:
-        """Links, bytes, latency and most bytes a second of each edge, one direction."""
+        """Yield links, bytes, latency and most bytes a second of each edge, one direction."""
         slowest, alone_s = ways.largest(level.of(going_up, pieces)).tolist(), ways.total(group.links.latency_s).tolist()
         for i, inter in enumerate(tree.inter.tolist()):
             wire = cost.net_wire if inter else cost.wire
@@ -328,7 +328,7 @@ def tree_messages(group: Members, nbytes: float, cost: TransferCost) -> list[Pla
         edges = list(zip(child_of, parent_of, inter, ways, strict=True))
 
         def send(way: _Way, after: list[list[int]], whole: bool, queue: tuple[int, int, int]) -> list[list[int]]:
-            """A piece over an edge when what it is made of is there; which messages each part is then in."""
+            """Return a piece over an edge when what it is made of is there; which messages each part is then in."""
             links, nbytes, latency_s, cap = way
             if whole:
                 waits = tuple(dict.fromkeys(itertools.chain(*after)))

@@ -25,8 +25,10 @@ __all__ = ["compile_gloo", "compile_mpi", "each_of", "progress_bytes", "shares"]
 
 
 def each_of(group: Members, peers: float) -> float:
-    """Bytes per second with each of *peers* at once: together no more than over loopback, where nothing but the copies
-    takes time (gloo/transport/tcp/loop.cc: one loop for all pairs; Open MPI's btl/tcp: one progress engine)."""
+    """Return bytes per second with each of *peers* at once: together no more than over loopback, where nothing but
+    the copies takes time (gloo/transport/tcp/loop.cc: one loop for all pairs; Open MPI's btl/tcp: one progress
+    engine).
+    """
     return group.cluster.cpu.loopback_bytes_per_s / max(1.0, peers)
 
 

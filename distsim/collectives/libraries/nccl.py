@@ -153,7 +153,7 @@ class NcclSelector:
         return min(slot, between) if sockets > 1 else slot
 
     def compile(self, group: Members, op: str, nbytes: float, root: int, splits: Splits) -> Plan:
-        """The plan of NCCL's choice. *nbytes* as in `Transfer`."""
+        """Return the plan of NCCL's choice. *nbytes* as in `Transfer`."""
         if group.size == 1:
             return Plan("none", "none", 0, self.timing.floor_s(group))
         if op in DIRECT:
@@ -230,7 +230,7 @@ class NcclSelector:
     def explain(
         self, group: Members, op: str, nbytes: float, root: int, splits: Splits
     ) -> list[tuple[str, str, int, float | None, str, bool]]:
-        """(algo, proto, channels, predicted_s, why, chosen) of every way."""
+        """Return (algo, proto, channels, predicted_s, why, chosen) of every way."""
         if op in DIRECT or group.size == 1:
             plan = self.compile(group, op, nbytes, root, splits)
             return [(plan.algo, plan.proto, plan.channels, plan.alone_s(self.capacity), "the only way", True)]
@@ -277,7 +277,7 @@ class NcclSelector:
         return Plan(plan.algo, plan.proto, plan.channels, plan.floor_s + missing, plan.phases, plan.messages)
 
     def send(self, group: Members, nbytes: float) -> Plan:
-        """A point-to-point transfer from member 0 to member 1."""
+        """Return a point-to-point transfer from member 0 to member 1."""
         return self._direct(group, "send", nbytes, 0, None)
 
     def _direct(self, group: Members, op: str, nbytes: float, root: int, splits: Splits) -> Plan:

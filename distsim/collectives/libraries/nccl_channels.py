@@ -160,7 +160,7 @@ class Channels:
 def searched(
     generation: int, inside_gbps: float, nic_gbps: float, num_nics: int, num_nodes: int, version: tuple[int, int]
 ) -> Channels:
-    """The channels of a group: one a NIC between nodes, as many as the NVLinks carry on one node."""
+    """Return the channels of a group: one a NIC between nodes, as many as the NVLinks carry on one node."""
     alone, among = _speeds(generation, version)
     if num_nodes == 1:
         ring = max(alone, key=lambda speed: (min(int(inside_gbps / speed + 1e-6), _MOST_SEARCHED) * speed, speed))

@@ -29,11 +29,13 @@ __all__ = ["NcclTiming", "Timed", "fabric_table"]
 
 
 def fabric_table(nccl: NcclFacts, version: tuple[int, int], constants: Constants) -> str:
-    """The table of constants for a fabric with its software.
+    """Return the table of constants for a fabric with its software.
 
-    Slingshot's NICs match messages in hardware unless FI_CXI_RX_MATCH_MODE says otherwise (a Grace host is quicker at
+    Slingshot's NICs match messages in hardware unless FI_CXI_RX_MATCH_MODE says otherwise (a Grace host is quicker
+    at
     either); aws-ofi-nccl sends by
-    libfabric's messages on p4d and by RDMA writes from p5 on (src/platform-aws.cpp, default_protocol); sockets of 2.18
+    libfabric's messages on p4d and by RDMA writes from p5 on (src/platform-aws.cpp, default_protocol); sockets of
+    2.18
     were measured beside those of 2.21, which they are as slow as where a ring was told of its NICs (NCCL_CROSS_NIC,
     setup 2 of argonne-lcf/alcf-nccl-tests); Google's RoCE is its own plugin in virtual machines.
     """
@@ -87,8 +89,9 @@ class NcclTiming:
         return self.constants.get(table, key)
 
     def matching(self, machine: Machine) -> str:
-        """The fabric's table for what a rank has many messages of under way, rings and sends: a NIC of Slingshot
-        matches those of so many ranks, and leaves more to the host."""
+        """Return the fabric's table for code that a rank has many messages of under way, rings and sends: a NIC of
+        Slingshot matches those of so many ranks, and leaves more to the host.
+        """
         if self.net == "slingshot" and machine.num_ranks > self._of(self.net, "matched_ranks"):
             return "slingshot-software"
         return self.net
@@ -128,7 +131,7 @@ class NcclTiming:
         return self._of(inside, f"hop_{proto}") * 1e-6, hop_us * 1e-6
 
     def net_wire(self, machine: Machine, ring: bool = False) -> float:
-        """Bytes on a NIC's wire for each of payload: 1 / efficiency, which falls as nodes double."""
+        """Return bytes on a NIC's wire for each of payload: 1 / efficiency, which falls as nodes double."""
         if machine.num_nodes <= 1:
             return 1.0
         return max(self.lost(machine, ring) / self._of(self.net, "efficiency"), self.root_wire())
@@ -166,8 +169,10 @@ class NcclTiming:
         return each * (used * slices - 1) / beside * 1e-6
 
     def step_s(self, machine: Machine, nbytes: float, proto: str, hop_s: float) -> float:
-        """A ring's step between nodes. With more ranks NCCL opens fewer channels and so sends fewer messages; where a
-        message costs more than a hop, the whole ring is still held to be no quicker than it is on fewer nodes."""
+        """Return a ring's step between nodes. With more ranks NCCL opens fewer channels and so sends fewer messages;
+        where a message costs more than a hop, the whole ring is still held to be no quicker than it is on fewer
+        nodes.
+        """
 
         def step(at: Machine) -> float:
             more_s = self.messages_s(at, nbytes, proto)
@@ -226,7 +231,7 @@ class NcclTiming:
         return TransferCost(wire, net, limit, intra_links=0.0)
 
     def ring(self, group: Members, machine: Machine, op: str, nbytes: float, proto: str) -> Timed:
-        """A ring."""
+        """Return a ring."""
         shape = Shape.of(op, group.size, nbytes)
         local = (1.64 if op == "all_reduce" else 1.0) * nbytes / max(shape.edge_bytes, 1.0)
         cost = self.cost(machine, proto, nbytes / group.size / 4096.0, local, ring=True)
@@ -240,7 +245,7 @@ class NcclTiming:
         return Timed(software_s, ring_phase(group, shape, cost), cost)
 
     def tree(self, group: Members, machine: Machine, nbytes: float, proto: str) -> Timed:
-        """The double tree of an all_reduce."""
+        """Return the double tree of an all_reduce."""
         cost = self.cost(machine, proto, nbytes / 4096.0, 1.0)
         piece, parts = tree_piece_bytes(machine, nbytes, proto), tree_parts(machine, nbytes, proto)
         cost = replace(cost, piece_bytes=piece, cut_through=proto != "Simple", parts=parts)
@@ -274,8 +279,9 @@ class NcclTiming:
         )
 
     def all_pairs(self, group: Members, machine: Machine, nbytes: float, proto: str) -> Timed:
-        """An all_reduce of GPUs that are linked pairwise: each sends every other its part, adds up its own and sends
-        that to all (MSCCL)."""
+        """Return an all_reduce of GPUs that are linked pairwise: each sends every other its part, adds up its own
+        and sends that to all (MSCCL).
+        """
         share = 2 * nbytes / group.size
         cost = self.cost(machine, proto, nbytes / group.size / 4096.0, 1.64)
         software_s = (self._of("launch", proto) + 2 * self._of(self.generation(machine), f"hop_{proto}")) * 1e-6

@@ -129,7 +129,7 @@ _TUNING_SINCE = (
 
 @cache
 def tuning_of(version: tuple[int, int]) -> Tuning:
-    """The figures of NCCL *version* (major, minor); newer releases than known are as the newest."""
+    """Return the figures of NCCL *version* (major, minor); newer releases than known are as the newest."""
     return next(tuning for since, tuning in _TUNING_SINCE if version >= (2, since))
 
 
@@ -262,7 +262,7 @@ class Candidate:
 
 
 def candidates(op: str, nbytes: float, machine: Machine) -> list[Candidate]:
-    """Every algorithm and protocol with NCCL's estimate for one collective."""
+    """Return every algorithm and protocol with NCCL's estimate for one collective."""
     result: list[Candidate] = []
     for algo in ALGORITHMS:
         for index, proto in enumerate(PROTOCOLS):

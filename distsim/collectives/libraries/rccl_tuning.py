@@ -141,7 +141,7 @@ def _model(machine: Machine) -> _Model:
 
 
 def rccl_candidates(op: str, nbytes: float, machine: Machine) -> list[Candidate]:
-    """Every algorithm and protocol with RCCL's estimate for one collective."""
+    """Return every algorithm and protocol with RCCL's estimate for one collective."""
     model, result = _model(machine), list(_all_pairs(op, nbytes, machine))
     for algo in ("Tree", "Ring"):
         for index, proto in enumerate(_PROTOCOLS):

@@ -40,7 +40,7 @@ def _alignment(pricing: Pricing, gemm: Gemm, left: Any, right: Any, columns: int
 
 
 def _values_per_element(operand: Any) -> int:
-    """Numbers in an element of the tensor: two of four bits."""
+    """Return numbers in an element of the tensor: two of four bits."""
     return 2 if operand.dtype == torch.float4_e2m1fn_x2 else 1
 
 

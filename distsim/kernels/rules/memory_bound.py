@@ -325,7 +325,7 @@ def _unscale(pricing: Pricing, call: OperatorCall) -> Cost:
 
 
 def default(pricing: Pricing, call: OperatorCall) -> Cost:
-    """An elementwise kernel over all tensors of the call; a view is nothing, a list of tensors is a foreach."""
+    """Return an elementwise kernel over all tensors of the call; a view is nothing, a list of tensors is a foreach."""
     if call.is_view:
         return NOTHING
     if call.name.startswith("aten::_foreach_"):

@@ -98,7 +98,7 @@ def relation(whole: Array, shards: Sequence[Array], threshold: float) -> TensorR
 
 
 def joined(shapes: Sequence[tuple[int, ...]], whole: tuple[int, ...]) -> int | None:
-    """The dimension along which tensors of *shapes* make one of shape *whole*; None where none or several do."""
+    """Return the dimension along which tensors of *shapes* make one of shape *whole*; None if none or several do."""
     fits = [
         axis
         for axis in range(len(whole))
@@ -139,7 +139,7 @@ def _candidates(shape: tuple[int, ...], shards: Sequence[Array]) -> Iterator[tup
 
 
 def _inner(groups: list[Sequence[Array]]) -> Iterator[tuple[How, str, list[Array]]]:
-    """The groups of ranks, each made one tensor in one way."""
+    """Yield the groups of ranks, each made one tensor in one way."""
     for axis in range(groups[0][0].ndim):
         if all(_joinable(group, axis) for group in groups):
             yield How.JOINED, f"dim {axis}", [np.concatenate(group, axis) for group in groups]
@@ -183,7 +183,7 @@ def _joinable(shards: Sequence[Array], axis: int) -> bool:
 
 
 def _in_turn(shards: Sequence[Array], axis: int) -> Array:
-    """The elements of the ranks in turn, as a strided split gives them out."""
+    """Return the elements of the ranks in turn, as a strided split gives them out."""
     stacked = np.stack(shards, axis + 1)
     shape = list(shards[0].shape)
     shape[axis] *= len(shards)
@@ -262,7 +262,7 @@ class Comparison:
 
 
 def teams(sharded: RecordedRun, whole: RecordedRun) -> dict[int, list[int]]:
-    """The ranks of *sharded* that share the work of each rank of *whole*: they read the same input."""
+    """Return the ranks of *sharded* that share the work of each rank of *whole*: they read the same input."""
     if len(whole.ranks) == 1:
         return {next(iter(whole.ranks)): sorted(sharded.ranks)}
     size, rest = divmod(len(sharded.ranks), len(whole.ranks))
@@ -356,7 +356,7 @@ class _Team:
         """Outputs of this step that all ranks have whole."""
 
     def compare(self, comparison: Comparison) -> Iterator[Deviation]:
-        """Every tensor in the order of the program; yields those that differ."""
+        """Yield every tensor in the order of the program; yields those that differ."""
         step = -1
         for key in self._order():
             if key.step != step:
@@ -475,7 +475,7 @@ def _neighbours_fit(name: str, known: Mapping[str, bool], constant: Mapping[str,
 
 
 def _inputs(entries: Mapping[TensorKey, RecordedTensor]) -> list[Array]:
-    """The tensors that the model was first called with."""
+    """Return the tensors that the model was first called with."""
     return [entry.load() for key, entry in entries.items() if key.kind == "input" and (key.step, key.root) == (0, 0)]
 
 

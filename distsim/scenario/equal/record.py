@@ -257,7 +257,7 @@ def is_partial(tensor: Any) -> bool:
 
 
 def _tensors(values: Any, depth: int = 0) -> Iterator[Any]:
-    """The tensors in lists, tuples, dictionaries and the outputs of Hugging Face's models."""
+    """Yield the tensors in lists, tuples, dictionaries and the outputs of Hugging Face's models."""
     if isinstance(values, torch.Tensor):
         yield values
     elif depth < 3 and isinstance(values, list | tuple | Mapping):

@@ -21,7 +21,7 @@ WHAT = {
 
 
 def lines(comparison: Comparison) -> Iterator[Line]:
-    """The report."""
+    """Yield the report."""
     counts = ", ".join(f"{comparison.compared[kind]} {_plural(kind)}" for kind in WHAT if kind in comparison.compared)
     if comparison.first is None:
         yield Line(f"EQUAL  {comparison.steps} steps  {counts}", 0, 8, "bold green")
@@ -56,7 +56,7 @@ def lines(comparison: Comparison) -> Iterator[Line]:
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
-    """The report as plain data, schema distsim.equal/1."""
+    """Return the report as plain data, schema distsim.equal/1."""
     return {
         "schema": "distsim.equal/1",
         "equal": not comparison.differs,

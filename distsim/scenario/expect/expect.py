@@ -72,7 +72,7 @@ def write_baseline(path: Path, figures: dict[str, float]) -> None:
 
 
 def figures(outcome: Outcome) -> dict[str, float]:
-    """Name -> figure; the unit is in the name."""
+    """Return the name -> figure; the unit is in the name."""
     result = {"virtual_time_s": outcome.virtual_time_s, "events": float(outcome.events)}
     for part in ("compute_s", "communication_s", "exposed_s", "idle_s"):
         values = [getattr(rank, part) for rank in outcome.ranks]
@@ -173,7 +173,7 @@ def lines_by_rank(output: str) -> dict[int, list[str]]:
 
 
 def mistakes(scenario: Scenario, outcome: Outcome, output: str, baseline: Path, update: bool) -> list[str]:
-    """Every expectation that does not hold of a run and of what its ranks printed."""
+    """Return every expectation that does not hold of a run and of what its ranks printed."""
     wrong = [*_kind(scenario, outcome)]
     if outcome.diagnoses:
         wrong += _diagnosis(scenario, outcome.diagnoses[0], outcome)
@@ -300,7 +300,7 @@ def _results(scenario: Scenario, outcome: Outcome) -> Iterator[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Tensors and arrays as lists, tuples as lists: what TOML can say."""
+    """Return tensors and arrays as lists, tuples as lists: what TOML can say."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, list | tuple):

@@ -84,7 +84,7 @@ class Result:
 
     @property
     def text(self) -> str:
-        """The failure, whole: what was expected, the report, how to see it again."""
+        """Return the failure, whole: what was expected, the report, how to see it again."""
         parts = [*self.wrong, *(["", self.report.rstrip()] if self.report else [])]
         if self.output:
             lines = self.output.rstrip().splitlines()

@@ -77,7 +77,7 @@ class Fit:
 
     @property
     def fullest(self) -> RankTraining:
-        """The rank with the highest peak."""
+        """Return the rank with the highest peak."""
         return max(self.training.ranks, key=lambda rank: (rank.peak_allocated_bytes, -rank.rank))
 
     @property
@@ -177,7 +177,7 @@ def _stage(outcome: Outcome, rank: int) -> str:
 
 
 def _held(rank: RankTraining) -> list[PeakMemory]:
-    """The peak by line and operator; what has the shape of the logits is named."""
+    """Return the peak by line and operator; what has the shape of the logits is named."""
     logits = next((_numbers(site.tensor) for site in rank.sites if site.operator == "_log_softmax"), None)
     held = []
     for site in rank.sites:

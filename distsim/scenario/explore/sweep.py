@@ -62,7 +62,7 @@ class Point:
 
 
 def script(path: Path, arguments: Sequence[str], **keys: Any) -> Scenario:
-    """A script as a scenario: *arguments* are its own, *keys* those of a scenario file."""
+    """Return a script as a scenario: *arguments* are its own, *keys* those of a scenario file."""
     if not path.is_file():
         raise UsageError(f"no script {path}: no such file")
     limits = {"wall_time_s": POINT_S, "host_timeout_s": POINT_S / 4}
@@ -85,7 +85,7 @@ def parse_variation(text: str) -> Variation:
 
 
 def _value(word: str) -> Any:
-    """A number or boolean as TOML writes it, else text."""
+    """Return a number or boolean as TOML writes it, else text."""
     try:
         value = load_toml(f"x = {word}")["x"]
     except ValueError:
@@ -102,7 +102,7 @@ def sweep(
     apart: bool = False,
     kept: KeptPoints | None = None,
 ) -> Iterator[Point]:
-    """Every combination, the last variation fastest.
+    """Yield every combination, the last variation fastest.
 
     Args:
         scenario: What varies.

@@ -133,12 +133,12 @@ class Search:
 
     @property
     def ruled_out(self) -> list[Place]:
-        """Points that were not run since others that need no more memory ran out of it."""
+        """Return points that were not run since others that need no more memory ran out of it."""
         return [point for point in self._left if point not in self.results and self._needs_too_much(point)]
 
     @property
     def untried(self) -> list[Place]:
-        """Points of which nothing is known."""
+        """Return points of which nothing is known."""
         return [point for point in self._left if point not in self.results and not self._needs_too_much(point)]
 
     def _needs_too_much(self, point: Place) -> bool:
@@ -248,7 +248,7 @@ def difference(best: Result, other: Result, objective: str) -> str:
 
 
 def _for_a_token(result: Result) -> float:
-    """Seconds of one GPU for a token; for a step where tokens are not known."""
+    """Return seconds of one GPU for a token; for a step where tokens are not known."""
     figures = result.figures
     rate = figures.get("tokens_per_s", 1.0 / figures["step_s"])
     return max(figures.get("gpus", 1.0), 1.0) / rate

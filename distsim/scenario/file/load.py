@@ -48,8 +48,9 @@ __all__ = [
 
 
 def cut_off(cluster: Cluster, rule: NetworkRule, num_hosts: int) -> tuple[int, ...]:
-    """The hosts that *rule* leaves without any way out, or without any way in. `UsageError` where there is none:
-    a real host has one cable, which is in or out."""
+    """Return the hosts that *rule* leaves without any way out, or without any way in. `UsageError` if there is none:
+    a real host has one cable, which is in or out.
+    """
     if rule.has_detour():
         raise UsageError("a real run has no second way for the traffic; leave the detour out, or use backend = 'sim'")
     cut = set(rule.links_in(cluster))
@@ -107,8 +108,9 @@ def _bound(node: ast.AST) -> Iterator[str]:
 
 
 def module_source(name: str, folder: Path) -> Path | None:
-    """The source of a module that ranks can import beside *folder*; None where there is none to read.
-    Nothing is imported, so the packages around it are searched one by one."""
+    """Return the source of a module that ranks can import beside *folder*; None if there is none to read. Nothing is
+    imported, so the packages around it are searched one by one.
+    """
     path = [str(folder.resolve()), *sys.path]
     parts, origin = name.split("."), None
     for depth in range(1, len(parts) + 1):
@@ -142,7 +144,7 @@ class BadFile(UsageError):
 
 
 def _text(program: Path) -> str:
-    """A program's text; empty where there is none to read: the run says so, with the reason."""
+    """Return a program's text; empty if there is none to read: the run says so, with the reason."""
     try:
         return read_bytes(program, LARGEST_FILE).decode("utf-8")
     except (OSError, ValueError):
@@ -168,7 +170,7 @@ class Scenario:
 
     @property
     def program(self) -> str:
-        """The file or module part of `program`."""
+        """Return the file or module part of `program`."""
         head, colon, tail = self.spec.program.rpartition(":")
         return head if colon and tail.isidentifier() else self.spec.program
 
@@ -179,14 +181,14 @@ class Scenario:
 
     @property
     def file(self) -> Path | None:
-        """The program's file; None for a module."""
+        """Return the program's file; None for a module."""
         if not self.program.endswith(".py"):
             return None
         return self.path.parent / self.program
 
     @property
     def on(self) -> str:
-        """The cluster; a file is found beside the scenario."""
+        """Return the cluster; a file is found beside the scenario."""
         stem = self.spec.on.partition(":")[0]
         beside = self.path.parent / stem
         return str(self.path.parent / self.spec.on) if beside.suffix and beside.is_file() else self.spec.on
@@ -213,7 +215,7 @@ class Scenario:
 
     @property
     def teaches(self) -> str:
-        """The file's own sentence, or the first of its program."""
+        """Return the file's own sentence, or the first of its program."""
         if self.spec.teaches is not None:
             return self.spec.teaches
         if self.file is not None and self.file.is_file():
@@ -222,7 +224,7 @@ class Scenario:
         return ""
 
     def marked(self, marker: str) -> list[int]:
-        """Numbers of the program's lines that end with *marker*."""
+        """Return numbers of the program's lines that end with *marker*."""
         if self.file is None or not self.file.is_file():
             return []
         lines = _text(self.file).splitlines()
@@ -239,7 +241,7 @@ class Scenario:
 
 
 def load_scenario(path: str | Path) -> Scenario:
-    """One scenario; `BadFile` names every fault of the file."""
+    """Return one scenario; `BadFile` names every fault of the file."""
     path = Path(path)
     try:
         data = load_toml(read_bytes(path, LARGEST_FILE).decode("utf-8"))
@@ -406,7 +408,7 @@ def _ranks(scenario: Scenario, size: int) -> typing.Iterator[str]:
 
 
 def _fault(detail: Mapping[str, Any]) -> str:
-    """One pydantic complaint as `path: expected ..., got ...`."""
+    """Return one pydantic complaint as `path: expected ..., got ...`."""
     table: Any = ScenarioSpec
     path = ""
     for part in detail["loc"]:

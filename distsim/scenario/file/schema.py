@@ -78,7 +78,7 @@ def _call(value: Any) -> str | int:
 
 
 def quantity(example: str, **number: float) -> WithJsonSchema:
-    """The JSON schema of a quantity: a number, or text with a unit as in *example*."""
+    """Return the JSON schema of a quantity: a number, or text with a unit as in *example*."""
     return WithJsonSchema({"anyOf": [{"type": "number", **number}, {"type": "string", "examples": [example]}]})
 
 
@@ -120,7 +120,7 @@ class FaultTable(FileTable):
 
 
 def _rules() -> Iterator[tuple[str, type[Rule]]]:
-    """Every fault by its name, with its rule."""
+    """Yield every fault by its name, with its rule."""
     for module in pkgutil.iter_modules(faults.__path__, f"{faults.__name__}."):
         for value in vars(importlib.import_module(module.name)).values():
             own = isinstance(value, type) and value.__module__ == module.name
@@ -129,7 +129,7 @@ def _rules() -> Iterator[tuple[str, type[Rule]]]:
 
 
 def table_of(fault: str, rule: type[Rule]) -> type[FaultTable]:
-    """The table of the fault *fault*, whose fields are those of *rule* and of its moment."""
+    """Return the table of the fault *fault*, whose fields are those of *rule* and of its moment."""
     keys: dict[str, Any] = {"what": (Literal[fault], ...)}
     for owner in (When, rule):
         hints = typing.get_type_hints(owner, include_extras=True)
@@ -143,12 +143,12 @@ def table_of(fault: str, rule: type[Rule]) -> type[FaultTable]:
 
 
 def _fields(owner: type[Rule | When]) -> dict[str, dataclasses.Field[Any]]:
-    """The fields that a user writes."""
+    """Return the fields that a user writes."""
     return {field.name: field for field in dataclasses.fields(owner) if field.name not in ("path", "when")}
 
 
 def _written(name: str, hint: Any) -> Any:
-    """The type of a key of the file, for the type *hint* of a rule's field."""
+    """Return the type of a key of the file, for the type *hint* of a rule's field."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated and args[0] is float and name.endswith("_s"):
         return MoreSeconds if Gt(0) in args else Seconds
@@ -164,7 +164,7 @@ def _written(name: str, hint: Any) -> Any:
 
 
 def _descriptions(owner: type) -> dict[str, str]:
-    """The docstring of each field of *owner* and its bases, without capital letter and full stop."""
+    """Return the docstring of each field of *owner* and its bases, without capital letter and full stop."""
     texts: dict[str, str] = {}
     for cls in reversed(owner.__mro__[:-1]):
         if not dataclasses.is_dataclass(cls):
@@ -341,7 +341,7 @@ ID = "urn:distsim:schema:scenario:1"
 
 
 def json_schema() -> str:
-    """The schema as JSON."""
+    """Return the schema as JSON."""
     model_schema = ScenarioSpec.model_json_schema()
     schema = _plain(model_schema, model_schema["$defs"])
     schema |= {"$schema": "http://json-schema.org/draft-07/schema#", "$id": ID, "title": "A scenario of distsim"}
@@ -380,7 +380,7 @@ def _plain(node: Any, tables: dict[str, Any]) -> Any:
 
 
 def _fault(discriminator: dict[str, Any], tables: dict[str, Any]) -> dict[str, Any]:
-    """A fault: its `what` says by which table it goes."""
+    """Return a fault: its `what` says by which table it goes."""
     whats = {name: _plain({"$ref": ref}, tables) for name, ref in discriminator["mapping"].items()}
     name_schema = {"description": "what goes wrong", "enum": list(whats), "type": "string"}
     then = []

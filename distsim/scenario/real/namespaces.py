@@ -220,10 +220,10 @@ class Cuts:
 
     @property
     def struck(self) -> Sequence[int]:
-        """Numbers of the rules that have pulled a plug."""
+        """Return numbers of the rules that have pulled a plug."""
         return [cut.number for cut in self.cuts if cut.struck]
 
     @property
     def hosts_cut(self) -> Sequence[int]:
-        """The hosts whose plugs those were."""
+        """Return the hosts whose plugs those were."""
         return sorted({host for cut in self.cuts if cut.struck for host in cut.hosts})

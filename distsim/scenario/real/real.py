@@ -298,7 +298,7 @@ def _silent_findings(path: Path) -> list[SilentFinding]:
 
 
 def _report(path: Path) -> dict[str, Any]:
-    """A host's report; empty where it wrote none."""
+    """Return a host's report; empty if it wrote none."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):

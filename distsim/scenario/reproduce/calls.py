@@ -223,7 +223,7 @@ def _leave_out(call: ReproducedCall, rank: int) -> ReproducedCall:
 
 
 def _ending(state: RankState | None) -> str:
-    """The line of code with which a rank does what it did at the end."""
+    """Return the line of code with which a rank does what it did at the end."""
     if state is None:
         return ""
     match state.phase:

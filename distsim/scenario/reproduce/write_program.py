@@ -67,7 +67,7 @@ def looped(
 
 
 def _once(lines: Mapping[int, Sequence[str]], would: Mapping[str, Collection[int]], test: Test) -> list[str]:
-    """Lines before or after the loop; ranks that *would* make them count among those that do."""
+    """Return lines before or after the loop; ranks that *would* make them count among those that do."""
     result: list[str] = []
     for text in _by_first_use(lines.values()):
         who = [rank for rank, own_lines in lines.items() if text in own_lines or rank in would.get(text, ())]
@@ -209,7 +209,7 @@ class _Program:
         return "\n".join([*head, *lines]) + "\n"
 
     def _merged(self, texts: Mapping[int, list[str]], extend: bool) -> list[str] | None:
-        """One body for all ranks, as the original must have been. None where the orders contradict."""
+        """Return one body for all ranks, as the original must have been. None if the orders contradict."""
         steps: dict[Step, dict[int, int]] = {}
         for rank in self.ranks:
             for number, (call, text) in enumerate(zip(self.calls[rank], texts[rank], strict=True)):
@@ -264,7 +264,7 @@ class _Program:
         return f"{word} rank in {inside}:"
 
     def _by_rank(self, texts: Mapping[int, list[str]]) -> list[str]:
-        """A body for each rank, equal ones merged."""
+        """Return a body for each rank, equal ones merged."""
         bodies: dict[tuple[str, ...], list[int]] = {}
         for rank in self.ranks:
             bodies.setdefault(tuple(texts[rank]), []).append(rank)
@@ -300,8 +300,9 @@ class _Program:
 
 
 def _topological(steps: Mapping[Step, Mapping[int, int]]) -> list[Step] | None:
-    """The steps in an order that is every rank's own; of two that may be either way, the one further up in the
-    original file, else that of more ranks."""
+    """Return the steps in an order that is every rank's own; of two that may be either way, the one further up in
+    the original file, else that of more ranks.
+    """
     sequences: dict[int, list[Step]] = {}
     for step, callers in steps.items():
         for rank in callers:
@@ -335,7 +336,7 @@ def _topological(steps: Mapping[Step, Mapping[int, int]]) -> list[Step] | None:
 
 
 def _line(call: ReproducedCall, name: str) -> str:
-    """The call as a line of a program; *name* is its group's variable."""
+    """Return the call as a line of a program; *name* is its group's variable."""
     n, group = len(call.members), f", group={name}" if name else ""
     op = f", op=dist.ReduceOp.{call.reduce_op}" if call.reduce_op not in (None, "SUM") else ""
     later = ", async_op=True" if call.is_async else ""

@@ -113,7 +113,7 @@ _FOLD: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @torch.no_grad()
 def reduce_tensors(tensors: Tensors, op: str) -> Tensor:
-    """The reduction of equal-sized *tensors* by *op*, folded in group order into a new tensor."""
+    """Return the reduction of equal-sized *tensors* by *op*, folded in group order into a new tensor."""
     first = tensors[0].detach()
     total = first.clone(memory_format=torch.contiguous_format)
     shape = total.shape

@@ -346,7 +346,9 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
 
 
 def _joined(world: Any, process: SimProcess, options: Any, is_default: bool) -> Rendezvous:
-    """The world that a process joins, by init_process_group (*is_default*) or by hand, with the rank that it says."""
+    """Return the world that a process joins, by init_process_group (*is_default*) or by hand, with the rank that it
+    says.
+    """
     notes, size, rank = process.notes, options.group_size, options.group_rank
     if not 0 <= rank < size:
         raise RuntimeError(f"[enforce fail at ../third_party/gloo/gloo/context.cc:23] rank < size. {rank} vs {size}")
@@ -368,7 +370,9 @@ def _joined(world: Any, process: SimProcess, options: Any, is_default: bool) -> 
 
 
 def _family(backend: str) -> str:
-    """The backend whose algorithms *backend* has: from torch 2.14 on there are `nccl2`, `nccl-lazy`, `nccl-legacy`."""
+    """Return the backend whose algorithms *backend* has: from torch 2.14 on there are `nccl2`, `nccl-lazy`,
+    `nccl-legacy`.
+    """
     plugin = _plugins.get(backend.upper())
     is_torchs = getattr(getattr(plugin, "creator_fn", None), "__module__", "") == c10d.__name__
     return "nccl" if is_torchs and backend.startswith("nccl") else str(backend)
@@ -400,7 +404,7 @@ def _not_by_hand(kind: type, name: str) -> Any:
 
 
 def backend_patches() -> list[tuple[Any, str, Any]]:
-    """(holder, attribute, replacement) while a simulation runs."""
+    """Return patches (holder, attribute, replacement) for the time of a simulation."""
     patches: list[tuple[Any, str, Any]] = [
         *nccl_patches(),
         *WORLD.replaced_by(_WorldProxy()),

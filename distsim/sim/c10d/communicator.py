@@ -156,7 +156,7 @@ class Communicator:
         self.gpus = OneEach()
 
     def _who_comes(self) -> Sequence[int]:
-        """The places of those whom a collective waits for."""
+        """Return the places of those whom a collective waits for."""
         return range(len(self.group.ranks)) if self.stand_in is None else list(dict.fromkeys(self.stand_in))
 
     @property

@@ -377,7 +377,7 @@ class GroupStreams:
         """GPUs of earlier calls: NCCL has a communicator for each."""
 
     def device_of(self, task: RankTask, tensor: torch.Tensor | None) -> Device:
-        """The GPU that a call runs on, which no other member has."""
+        """Return the GPU that a call runs on, which no other member has."""
         device = device_of(task, tensor)
         if device.index not in self._brought and tensor is not None and self._communicator.flavour == "nccl":
             self._communicator.gpus.bring(task, device)
@@ -527,6 +527,6 @@ class GroupStreams:
 
 
 def device_of(task: RankTask, tensor: torch.Tensor | None) -> Device:
-    """The GPU that a call runs on: its tensors', the current one where it has none."""
+    """Return the GPU that a call runs on: its tensors', the current one where it has none."""
     index = task.cuda_device if tensor is None else tensor.device.index
     return accelerators_of(task.process)[index]

@@ -157,7 +157,7 @@ class SimGroup(Questions):
         self._timeout_error = partial(timeout_error, self.name())
 
     def shared_places(self, places: dict[int, int]) -> dict[int, int]:
-        """The one map of the group's members that says the same as *places*."""
+        """Return the one map of the group's members that says the same as *places*."""
         shared = self._communicator.places
         if shared is None:
             shared = self._communicator.places = places
@@ -186,7 +186,7 @@ class SimGroup(Questions):
         process.made_call(record)
 
     def _host_group(self) -> SimGroup:
-        """The backend of tensors on the CPU, where a GPU's have another."""
+        """Return the backend of tensors on the CPU, where a GPU's have another."""
         if self.on_host is None:
             process, cpu = self._process, {"cpu": self._backends["cpu"]}
             there = self._communicator.on_host(algorithms(cpu["cpu"]))
@@ -499,8 +499,9 @@ class SimGroup(Questions):
 
 
 def _inside(task: RankTask, record: CallRecord) -> CallRecord | None:
-    """The synchronous collective in which a thread is, of the group on which another makes *record*. (A thread that
-    waits for its GPU may wait for a call that another has launched.)"""
+    """Return the synchronous collective in which a thread is, of the group on which another makes *record*. (A
+    thread that waits for its GPU may wait for a call that another has launched.)
+    """
     why = task.wait_reason
     if task.finished or record.is_p2p or not isinstance(why, CallWait):
         return None

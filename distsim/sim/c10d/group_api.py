@@ -156,7 +156,9 @@ _METHODS: dict[str, Any] = {
 
 
 def hook_patches() -> list[tuple[Any, str, Any]]:
-    """(holder, attribute, replacement) of the hooks that torch brings itself: C++ would call them, and does not."""
+    """Return patches (holder, attribute, replacement) for the hooks that torch brings itself: C++ would call them,
+    and does not.
+    """
     patches = []
     for name, advice in (
         (NAN_CHECK_HOOK, "distsim names the rank whose tensor has the first NaN"),

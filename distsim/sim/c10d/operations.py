@@ -54,7 +54,7 @@ def algorithms(backend: str) -> str:
 
 
 def _splits(members: list[Arrival]) -> tuple[tuple[int, ...], ...] | None:
-    """Bytes from each member to each; None where all are equal."""
+    """Return bytes from each member to each; None if all are equal."""
     rows = []
     for member in members:
         if member.record.op == "all_to_all":
@@ -67,7 +67,7 @@ def _splits(members: list[Arrival]) -> tuple[tuple[int, ...], ...] | None:
 
 
 def _sent(member: Arrival, num_members: int) -> tuple[int, ...]:
-    """Rows of all_to_all_single's input for each member."""
+    """Return rows of all_to_all_single's input for each member."""
     return member.record.input_splits or even_shares(member.inputs[0], num_members)
 
 

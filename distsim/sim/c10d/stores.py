@@ -108,7 +108,7 @@ class SimStore(Store):
     # -- waiting
 
     def _turn(self, why: StoreWait | None = None) -> RankTask:
-        """One round trip to the server."""
+        """Return one round trip to the server."""
         task = require_task()
         task.compute(task.world.store_latency_s)
         task.flush(why)
@@ -582,5 +582,5 @@ def _note(text: str) -> None:
 
 
 def meeting_patches() -> list[tuple[Any, str, Any]]:
-    """(holder, attribute, replacement) while a simulation runs."""
+    """Return patches (holder, attribute, replacement) for the time of a simulation."""
     return [(rendezvous, "meet", _meet), (in_torch, "note", _note)]

@@ -126,7 +126,7 @@ class SimWork(Work):
 
     @property
     def timeout(self) -> timedelta:
-        """The group's, or the call's own (torch 2.14)."""
+        """Return the group's, or the call's own (torch 2.14)."""
         return timedelta(seconds=self._timeout_s)
 
     @property
@@ -136,7 +136,7 @@ class SimWork(Work):
 
     @property
     def has_own_limit(self) -> bool:
-        """The program has set the timeout itself."""
+        """Return whether the program has set the timeout itself."""
         return self._explicit
 
     def give_up(self, limit_s: float | None = None) -> BaseException:
@@ -345,7 +345,7 @@ _ON_GLOO: dict[str, type[SimWork]] = {
 
 
 def handle_of(op: str, flavour: str) -> type[SimWork]:
-    """The kind of handle that a backend gives for *op* (read off gloo of torch 2.13)."""
+    """Return the kind of handle that a backend gives for *op* (read off gloo of torch 2.13)."""
     return _ON_GLOO.get(op, SimWork) if flavour == "gloo" else SimWork
 
 

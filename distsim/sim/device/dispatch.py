@@ -271,7 +271,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
             self._process.execution_trace.ran(func, args, kwargs, result)
 
     def _unvalued(self, args: Any, kwargs: Any, plan: OperatorPlan, gpu: Device, stream: Any) -> Any:
-        """The result without values; what was known of tensors that are written is known no more."""
+        """Return the result without values; what was known of tensors that are written is known no more."""
         for path in plan.written:
             self._forget(Given(path).of(args, kwargs))
         if plan.kind is None:
@@ -309,7 +309,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
                 self.values.forget(tensor)
 
     def _valued(self, func: Any, args: Any, kwargs: Any, plan: OperatorPlan, gpu: Device, stream: Any) -> Any:
-        """The result with its values, where those of the arguments are known."""
+        """Return the result with its values, where those of the arguments are known."""
         values = self.values
         known, guess = True, False
 

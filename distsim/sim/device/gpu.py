@@ -219,7 +219,9 @@ class Device:
         return HostWait(KERNELS)
 
     def synchronize(self, task: RankTask, mark: Mark, limit_s: float | None = None, explicit: bool = True) -> bool:
-        """The host waits until *mark* is reached, or for *limit_s*; whether it has been (see Task.wait_until)."""
+        """Return whether the host waits until *mark* is reached, or for *limit_s*; whether it has been (see
+        Task.wait_until).
+        """
         if self._accelerators.capture is not None:
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
         task.flush()
@@ -333,7 +335,9 @@ class Device:
         self._deferred = left
 
     def utilization(self, now_s: float) -> int:
-        """The percentage of the last sample of time in which a kernel ran, one that waits for others included."""
+        """Return the percentage of the last sample of time in which a kernel ran, one that waits for others
+        included.
+        """
         self.timeline.catch_up()
         begin_s = max(0.0, now_s - SAMPLE_S)
         spans = [(item.begun_s, item.ended_s) for _, item in self.timeline.done]
@@ -479,12 +483,12 @@ class Accelerators:
 
     @functools.cached_property
     def plans(self) -> dict[Any, Any]:
-        """Results and costs of operators on GPUs of this model, shared by all simulations of this process."""
+        """Return results and costs of operators on GPUs of this model, shared by all simulations of this process."""
         return _plans.setdefault(self.model, {})
 
     @property
     def slowest(self) -> float:
-        """Factor by which clock-limited work is slower on the job's slowest GPU than on the median one."""
+        """Return the factor by which clock-limited work is slower on the job's slowest GPU than on the median one."""
         return self.model.slowest_of(self.process.world.world_size)
 
     def __getitem__(self, index: int) -> Device:
@@ -526,7 +530,7 @@ class Accelerators:
             world.note(note)
 
     def generator(self, index: int) -> CudaGenerator:
-        """The default generator of GPU *index*, which works on the host."""
+        """Return the default generator of GPU *index*, which works on the host."""
         if not 0 <= index < self.count:
             raise invalid_ordinal()
         result = self._generators.get(index)

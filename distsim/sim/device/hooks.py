@@ -193,7 +193,7 @@ class _Parts:
         return ctypes.addressof(ours)
 
     def _make_hooks(self, interface: int) -> int:
-        """The table of functions at *interface*, but that it is built, available and begun."""
+        """Return the table of functions at *interface*, but that it is built, available and begun."""
         yes = ctypes.CFUNCTYPE(ctypes.c_bool, _Word)(lambda _: True)
         _for_ever(yes)
         table = _words(_BEFORE + _HOOK_SLOTS)

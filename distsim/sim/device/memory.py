@@ -119,7 +119,7 @@ _get_stream = ACCELERATOR["getStream"].get()
 
 
 def accelerators_of(process: SimProcess) -> Accelerators:
-    """The GPUs of *process*; a node without any: NotSimulated."""
+    """Return the GPUs of *process*; a node without any: NotSimulated."""
     result: Accelerators | None = process.accelerators
     if result is None:
         raise NotSimulated(

@@ -76,7 +76,7 @@ def _now_by_default(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def clock_patches() -> list[tuple[Any, str, Any]]:
-    """(holder, attribute, replacement) of every clock, also where a module took its own name for it."""
+    """Return patches (holder, attribute, replacement) for every clock, also where a module took its own name for it."""
     replaced: dict[int, Any] = {id(time.sleep): _sleep}
     patches: list[tuple[Any, str, Any]] = [(time, "sleep", _sleep)]
     for name, origin_s in (

@@ -80,7 +80,7 @@ def _put(key: bytes, value: bytes | None) -> None:
 
 
 def environ_patches() -> list[tuple[Any, str, Any]]:
-    """(holder, attribute, replacement) of what changes or passes on the environment."""
+    """Return patches (holder, attribute, replacement) for code that changes or passes on the environment."""
     kind: Any = type(os.environ)
     real_setdefault = kind.setdefault
 
@@ -179,14 +179,15 @@ class RealChildren:
 
     @property
     def wall_s(self) -> float:
-        """The wall time that is left to them, in seconds; 0 where none lives."""
+        """Return the wall time that is left to them, in seconds; 0 if none lives."""
         if self._children:
             self._children = [child for child in self._children if child.poll() is None]
         return max(0.0, self._left_s) if self._children else 0.0
 
     def cpu_ticks(self) -> int:
-        """The CPU time that those which live have used so far with their own children, in ticks of the kernel; Linux
-        only."""
+        """Return the CPU time that those which live have used so far with their own children, in ticks of the
+        kernel; Linux only.
+        """
         return sum(_cpu_ticks(child.pid) for child in self._children if child.returncode is None)
 
     def sleep(self, seconds: float) -> None:
@@ -243,7 +244,7 @@ def _with_real_pid(command: Any, pid: int) -> Any:
 
 
 def child_patches() -> list[tuple[Any, str, Any]]:
-    """(holder, attribute, replacement) of what starts a program."""
+    """Return patches (holder, attribute, replacement) for code that starts a program."""
     real_system, real_execute = os.system, subprocess.Popen._execute_child  # type: ignore[attr-defined]
     start = _on_all_cores(real_execute)
 

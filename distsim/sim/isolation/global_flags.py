@@ -318,7 +318,7 @@ _BOUNDED: dict[tuple[Any, str], Callable[..., Any]] = {(sys, "setrecursionlimit"
 
 
 def _turning(switch: Switch, real: Callable[..., Any]) -> Callable[..., Any]:
-    """The setter *real*, noting that its switch is turned in the running process."""
+    """Return the setter *real*, noting that its switch is turned in the running process."""
 
     def turn(*args: Any, **kwargs: Any) -> Any:
         process = current_process()
@@ -353,7 +353,7 @@ def _remembered(name: str) -> tuple[Any, Any]:
 
 
 def switch_patches() -> list[tuple[Any, str, Any]]:
-    """(holder, attribute, replacement) of everything that turns a switch."""
+    """Return patches (holder, attribute, replacement) for everything that turns a switch."""
     patches = [
         (holder, name, _turning(switch, _BOUNDED.get((holder, name), getattr(holder, name))))
         for switch in SWITCHES

@@ -67,7 +67,7 @@ def _identity(number: int) -> tuple[int, int]:
 
 
 def socket_patches() -> list[tuple[Any, str, Any]]:
-    """(holder, attribute, replacement): sockets that ranks make."""
+    """Return (holder, attribute, replacement): sockets that ranks make."""
     real = socket.socket.__init__
 
     def init(self: socket.socket, *args: Any, **kwargs: Any) -> None:

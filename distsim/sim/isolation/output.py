@@ -416,7 +416,7 @@ def forget_levels() -> None:
 
 
 def log_patches() -> list[tuple[Any, str, Any]]:
-    """(holder, attribute, replacement) of what configures a logger."""
+    """Return patches (holder, attribute, replacement) for code that configures a logger."""
 
     def shutdown(*handlers: Any) -> None:
         process = current_process()

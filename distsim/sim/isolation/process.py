@@ -410,7 +410,7 @@ class RankTask(Task):
     """Whether the thread has ever used a stream other than a default one."""
 
     def programs_work(self) -> int:
-        """The work of the real children of its process."""
+        """Return the work of the real children of its process."""
         return self.process.family.real_children.cpu_ticks()
 
 
@@ -419,6 +419,6 @@ require_task = cast("Callable[[], RankTask]", any_task_there)
 
 
 def current_process() -> SimProcess | None:
-    """The simulated process whose thread this is; None outside a simulation."""
+    """Return the simulated process whose thread this is; None outside a simulation."""
     task = current_task()
     return None if task is None else task.process

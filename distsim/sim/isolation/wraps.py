@@ -106,7 +106,7 @@ class _Folding(traceback.StackSummary):
 
 
 def format_user_traceback(exc: BaseException) -> str:
-    """The traceback as the program would have printed it for real: whole, without the simulator's frames."""
+    """Return the traceback as the program would have printed it for real: whole, without the simulator's frames."""
     try:
         shown = traceback.TracebackException.from_exception(exc)
     except Exception:  # what hangs on it is none of Python's: `__cause__` may be a property that raises

@@ -69,7 +69,7 @@ _core_now = _core_function()
 
 
 def _clock_khz(core: int) -> int:
-    """The highest clock of *core*; 0 where the kernel does not say."""
+    """Return the highest clock of *core*; 0 if the kernel does not say."""
     try:
         with open(f"/sys/devices/system/cpu/cpu{core}/cpufreq/cpuinfo_max_freq", "rb") as file:
             return int(file.read())

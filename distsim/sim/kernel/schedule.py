@@ -82,7 +82,7 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
-        """The inverse of `str`."""
+        """Return the inverse of `str`."""
         delays: list[CallDelay] = []
         buffered, any_source = False, None
         for part in filter(None, text.split(",")):

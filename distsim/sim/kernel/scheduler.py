@@ -53,14 +53,14 @@ class Deadlines:
         heapq.heappush(self._heap, (at_s, next(self._count), due))
 
     def next(self) -> Deadline | None:
-        """The first that is not over."""
+        """Return the first that is not over."""
         heap = self._heap
         while heap and heap[0][2].over:
             heapq.heappop(heap)
         return heap[0] if heap else None
 
     def take(self) -> Deadline:
-        """The first, which is not to come any more."""
+        """Return the first, which is not to come any more."""
         return heapq.heappop(self._heap)
 
     def take_explicit(self) -> Deadline | None:
@@ -421,7 +421,7 @@ class Scheduler:
         return self._quiet_s > 1.0
 
     def _poll_turn(self, upcoming: float) -> bool:
-        """Threads poll and nothing else is near: let time pass, in growing steps."""
+        """Return whether threads poll and nothing else is near: let time pass, in growing steps."""
         step_s = max(1e-6, 0.1 * self._quiet_s)
         if upcoming - float(self.env.now) <= step_s:
             return False

@@ -69,7 +69,7 @@ current_task: Callable[[], Task | None] = functools.partial(getattr, _here, "tas
 
 
 def require_task() -> Task:
-    """The task of the calling thread, for code that only makes sense inside a rank."""
+    """Return the task of the calling thread, for code that only makes sense inside a rank."""
     task = current_task()
     if task is None:
         raise RuntimeError("this call belongs inside a simulated rank")
@@ -437,7 +437,7 @@ class Task:
         return isinstance(self.wait_reason, CallWait)
 
     def frame(self) -> Any:
-        """The innermost Python frame of the thread, for a report on where it is."""
+        """Return the innermost Python frame of the thread, for a report on where it is."""
         return None if self.ident is None else sys._current_frames().get(self.ident)
 
 
@@ -473,7 +473,7 @@ def calls_behind(future: Any) -> Iterator[Any]:
 
 
 def why_it_waits(future: Any) -> Wait:
-    """The first call behind *future* that is not over."""
+    """Return the first call behind *future* that is not over."""
     for one in calls_behind(future):
         why: Wait = one.why
         return why

@@ -115,7 +115,7 @@ class _Sorted:
         return None
 
     def last_end_s(self, at_s: float) -> float:
-        """The last end before *at_s*."""
+        """Return the last end before *at_s*."""
         position = bisect_left(self.begins, at_s - EPSILON_S)
         return self.ends[position - 1] if position else float("-inf")
 

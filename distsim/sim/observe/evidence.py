@@ -77,7 +77,7 @@ def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None =
 
 
 def _awaited(states: Mapping[int, RankState], records: Mapping[int, list[CallRecord]]) -> int:
-    """The size of the largest world that a rank still waits for in a rendezvous."""
+    """Return the size of the largest world that a rank still waits for in a rendezvous."""
     last = [calls[-1] for rank, calls in records.items() if calls and states[rank].phase is Phase.BLOCKED]
     return max((len(c.group.ranks) for c in last if c.op == "init_process_group" and not c.done), default=0)
 
@@ -291,7 +291,7 @@ def _unused(error: BaseException, text: str) -> str:
 
 
 def _sources(states: dict[int, RankState], records: dict[int, list[CallRecord]]) -> Mapping[str, str]:
-    """The text of every file that a call or a rank's stack names."""
+    """Return the text of every file that a call or a rank's stack names."""
     files = {site.file: None for state in states.values() for site in (*state.stack, *(c.site for c in state.caught))}
     for calls in records.values():
         for record in calls:

@@ -181,13 +181,13 @@ class Saved:
 
     @property
     def every(self) -> float | None:
-        """Steps from one checkpoint to the next; None where at most one was written."""
+        """Return steps from one checkpoint to the next; None if at most one was written."""
         steps = sorted(self.by_step)
         return (steps[-1] - steps[0]) / (len(steps) - 1) if len(steps) > 1 else None
 
     @property
     def mean_s(self) -> float:
-        """Seconds of one checkpoint."""
+        """Return seconds of one checkpoint."""
         return sum(self.by_step.values()) / max(1, len(self.by_step))
 
 

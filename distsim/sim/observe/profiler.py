@@ -339,7 +339,7 @@ _NOT_RECORDED = {
 
 
 def profiler_patches() -> list[Patch]:
-    """(holder, attribute, replacement) of the C++ profiler's functions."""
+    """Return patches (holder, attribute, replacement) for the C++ profiler's functions."""
     return [*_setting_patches(), *_recording_patches(), *_label_patches()]
 
 
@@ -427,7 +427,7 @@ def _execution_trace_patches() -> list[Patch]:
 
 
 def _recording_patches() -> list[Patch]:
-    """A profile's beginning and end."""
+    """Return a profile's beginning and end."""
     real_prepare, real_enable, real_disable = _prepare_profiler, _enable_profiler, _disable_profiler
     real_metadata = _add_metadata_json
 
@@ -467,7 +467,7 @@ def _recording_patches() -> list[Patch]:
 
 
 def _label_patches() -> list[Patch]:
-    """The labels in a profile: `record_function`, and the search of DDP for unused parameters."""
+    """Return the labels in a profile: `record_function`, and the search of DDP for unused parameters."""
     label = torch_profiler.record_function
     real_enter, real_exit = label.__enter__, label.__exit__
     real_script, real_prepare_backward = torch.jit.script, _prepare_for_backward

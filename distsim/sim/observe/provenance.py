@@ -98,7 +98,7 @@ class Provenance:
 
     @property
     def has_ended(self) -> bool:
-        """Whether origins are not followed any more."""
+        """Return whether origins are not followed any more."""
         return self._count > MOST_ORIGINS or self._step() > STEPS
 
     # -- what a rank computes

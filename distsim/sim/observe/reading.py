@@ -53,7 +53,7 @@ _KNOWN_MAX = 4_096
 
 
 def user_stack(frame: FrameType | None = None) -> tuple[Site, ...]:
-    """The user's frames of this thread, innermost first; of *frame* where one is given."""
+    """Return the user's frames of this thread, innermost first; of *frame* where one is given."""
     return program_frames(steps(sys._getframe(1) if frame is None else frame))
 
 
@@ -159,7 +159,7 @@ class Reading:
 
 
 def reading(frame: FrameType) -> Reading:
-    """The reading that *frame* is a part of."""
+    """Return the reading that *frame* is a part of."""
     stack = user_stack(frame)
     if not stack:
         return Reading("torch")
@@ -212,7 +212,7 @@ def _told(code: CodeType, file: str, instruction: int) -> tuple[str, str, int, b
 
 
 def _condition(file: str, position: tuple[int, int]) -> tuple[str, int, bool]:
-    """(its word, most passes, whether it is fixed) of the innermost condition that *position* is in."""
+    """Return (its word, most passes, whether it is fixed) of the innermost condition that *position* is in."""
     result = "", 0, False
     for test, word, passes, fixed in _tests(file):
         if (test.lineno, test.col_offset) <= position < (test.end_lineno or 0, test.end_col_offset or 0):
@@ -222,7 +222,7 @@ def _condition(file: str, position: tuple[int, int]) -> tuple[str, int, bool]:
 
 @functools.lru_cache(maxsize=64)
 def _tests(file: str) -> tuple[tuple[ast.expr, str, int, bool], ...]:
-    """Every condition of *file*, the outer ones first."""
+    """Return every condition of *file*, the outer ones first."""
     try:
         return tuple(_walk(ast.parse("".join(linecache.getlines(file)))))
     except (SyntaxError, ValueError):

@@ -64,7 +64,7 @@ def collectors_of_origins() -> Callable[[SimProcess], Collector]:
 
 
 def reader_of(process: SimProcess) -> Callable[[Any], Any]:
-    """The values of tensors on the CPU, and with `--data real` of those on simulated GPUs."""
+    """Return the values of tensors on the CPU, and with `--data real` of those on simulated GPUs."""
     if process.accelerators is None or not process.world.data.real:
         return array_of
 
@@ -79,7 +79,7 @@ def reader_of(process: SimProcess) -> Callable[[Any], Any]:
 
 
 def silent_patches() -> list[tuple[Any, str, Any]]:
-    """(holder, attribute, replacement) of the functions of torch that the collectors hear of."""
+    """Return patches (holder, attribute, replacement) for the functions of torch that the collectors hear of."""
     return function_patches(current_collector)
 
 

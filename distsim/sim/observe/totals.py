@@ -272,7 +272,7 @@ def _unproven(world: World, request: RunRequest) -> int:
 
 
 def _backends(process: SimProcess) -> list[str]:
-    """The default group's, of all its devices where the process works on GPUs: `cpu:gloo,cuda:nccl`."""
+    """Return the default group's, of all its devices where the process works on GPUs: `cpu:gloo,cuda:nccl`."""
     on_gpus = process.accelerators is not None and process.accelerators.works
     return [group.backend_config() if on_gpus else group.name() for group in process.group_objects[:1]]
 
@@ -316,7 +316,7 @@ def _summary(process: SimProcess, virtual_s: float) -> RankSummary:
 
 
 def _totals(ranks: Sequence[SimProcess], confidence: Confidence) -> list[CollectiveTotal]:
-    """Calls by group and operation; a collective counts once, a send once."""
+    """Return calls by group and operation; a collective counts once, a send once."""
     groups = {group.group_name: group for process in ranks for group in process.group_objects}
     sums_by_key: dict[tuple[str, tuple[int, ...], str, str], list[CallSum]] = {}
     traced = {process.rank for process in ranks}
@@ -359,13 +359,13 @@ def _totals(ranks: Sequence[SimProcess], confidence: Confidence) -> list[Collect
 
 
 def _first(record: CallRecord, traced: set[int]) -> int:
-    """The first member of its group that was traced."""
+    """Return the first member of its group that was traced."""
     first = record.group.ranks[0]
     return first if first in traced else next(rank for rank in record.group.ranks if rank in traced)
 
 
 def _link_samples(world: World) -> list[tuple[float, int, float]]:
-    """The network's samples, with the place in `Outcome.links` instead of the cluster's index."""
+    """Return the network's samples, with the place in `Outcome.links` instead of the cluster's index."""
     positions = {use.index: number for number, use in enumerate(world.network.links_busy())}
     return [(time_s, positions[index], used) for time_s, index, used in world.network.utilisation_samples()]
 

@@ -222,7 +222,7 @@ def _find_path(training: Training, ends: Mapping[SimProcess, list[StepEnd]]) -> 
 
 
 def _like(world: World, used: Sequence[SimProcess]) -> dict[SimProcess, tuple[int, ...]]:
-    """The ranks whose figures are taken to be those of each, itself included (equal_ranks.py)."""
+    """Return the ranks whose figures are taken to be those of each, itself included (equal_ranks.py)."""
     sample = world.traced.sample
     if sample is None:
         return {process: (process.rank,) for process in used}
@@ -243,7 +243,9 @@ def _begin(ends: Sequence[StepEnd], first: int) -> tuple[StepEnd | None, Account
 
 
 def _durations(ends: dict[Any, list[StepEnd]], stepping: Sequence[SimProcess], steps: int) -> list[float]:
-    """Seconds of each step from the second on; the first one's, from the run's begin, where it is the only one."""
+    """Return seconds of each step from the second on; the first one's, from the run's begin, where it is the only
+    one.
+    """
     at = [[end.mark.reached_s or 0.0 for end in ends[process][:steps]] for process in stepping]
     if steps == 1:
         return [max(_account(ends[p][0]).total_s for p in stepping)]
@@ -251,8 +253,9 @@ def _durations(ends: dict[Any, list[StepEnd]], stepping: Sequence[SimProcess], s
 
 
 def _middle(times_s: Sequence[float], first: int) -> list[int]:
-    """The step, or the two, whose time is the median of those from *first* on: what was done in that time is theirs,
-    not the mean step's, in which there may be an evaluation. Of two unlike ones it is the shorter."""
+    """Return the step, or the two, whose time is the median of those from *first* on: what was done in that time is
+    theirs, not the mean step's, in which there may be an evaluation. Of two unlike ones it is the shorter.
+    """
     by_time = sorted(range(len(times_s)), key=lambda i: (times_s[i], i))
     low, high = by_time[(len(by_time) - 1) // 2], by_time[len(by_time) // 2]
     return [first + low] if low == high or times_s[high] > UNLIKE * times_s[low] else [first + low, first + high]
@@ -264,7 +267,7 @@ def _per_step(
     steps: Sequence[int],
     quantity: Callable[[StepEnd], Mapping[Any, float]],
 ) -> dict[Any, float]:
-    """The mean sum over ranks in *steps*, by name."""
+    """Return the mean sum over ranks in *steps*, by name."""
     total: dict[Any, float] = {}
     for process, num_ranks in alike.items():
         for name, number in _in_steps(ends[process], steps, quantity).items():
@@ -275,7 +278,7 @@ def _per_step(
 def _in_steps(
     ends: Sequence[StepEnd], steps: Sequence[int], quantity: Callable[[StepEnd], Mapping[Any, float]]
 ) -> dict[Any, float]:
-    """One rank's mean of *steps*."""
+    """Return one rank's mean of *steps*."""
     result: dict[Any, float] = {}
     for step in steps if ends else ():
         before = _NOTHING if step == 1 else quantity(ends[step - 2])

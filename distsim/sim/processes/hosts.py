@@ -78,7 +78,7 @@ def _is_loopback(name: str) -> bool:
 
 
 def meant(name: str, process: SimProcess) -> int | None:
-    """The machine that *name* means on the machine of *process*; None where nothing has that name."""
+    """Return the machine that *name* means on the machine of *process*; None if nothing has that name."""
     if _is_loopback(name):
         return machine_of(process)
     world: World = process.world
@@ -128,7 +128,7 @@ def lost_clients(world: World) -> list[Finding]:
 
 
 def _named(real: Callable[..., str], name_of: Callable[[str], str] = lambda name: name) -> Callable[..., str]:
-    """A question for this machine's name."""
+    """Return a question for this machine's name."""
 
     @wraps(real)
     def ask() -> str:

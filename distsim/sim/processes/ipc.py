@@ -164,7 +164,7 @@ class Queue(Shared, queue.Queue[Any]):
 
 
 def _with_context(base: type, name: str) -> type:
-    """A threading primitive with multiprocessing's constructor."""
+    """Return a threading primitive with multiprocessing's constructor."""
 
     def __init__(self: Any, *args: Any, ctx: Any = None, **kwargs: Any) -> None:
         base.__init__(self, *args, **kwargs)  # type: ignore[misc]
@@ -284,7 +284,7 @@ def _for_ranks(real: type, inside: Callable[..., Any]) -> type:
 
 
 def sharing_patches() -> list[tuple[Any, str, Any]]:
-    """(holder, attribute, replacement) of everything that processes share."""
+    """Return patches (holder, attribute, replacement) for everything that processes share."""
     synchronize, queues = multiprocessing.synchronize, multiprocessing.queues
     patches: list[tuple[Any, str, Any]] = [
         (synchronize, "Lock", class_for_ranks(synchronize.Lock, _with_context(CoopLock, "Lock"))),
@@ -500,7 +500,7 @@ def _look(task: Any, real: Callable[..., Any], held: list[Any], others: list[Any
 
 
 def pipe_patches() -> list[tuple[Any, str, Any]]:
-    """(holder, attribute, replacement) of pipes and of waiting for several things at once."""
+    """Return patches (holder, attribute, replacement) for pipes and of waiting for several things at once."""
     connection = multiprocessing.connection
     real_pipe = connection.Pipe
 

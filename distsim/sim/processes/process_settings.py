@@ -58,7 +58,7 @@ def _pair(get: Callable[..., Any], put: Callable[..., Any], name: str) -> tuple[
 
 
 def unarmed_patches() -> list[tuple[Any, str, Any]]:
-    """(holder, attribute, replacement)."""
+    """Return patches (holder, attribute, replacement)."""
     getlimit, setlimit = _pair(resource.getrlimit, resource.setrlimit, "limit")
     real_getcores = getattr(os, "sched_getaffinity", None)
 
@@ -89,7 +89,7 @@ _told: weakref.WeakKeyDictionary[Any, dict[str, SimProcess]] = weakref.WeakKeyDi
 
 
 def usage_patches() -> list[tuple[Any, str, Any]]:
-    """(holder, attribute, replacement) of what prints it."""
+    """Return patches (holder, attribute, replacement) for code that prints it."""
     real: Any = argparse.ArgumentParser._print_message
 
     @functools.wraps(real)

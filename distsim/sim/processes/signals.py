@@ -55,7 +55,7 @@ def parent_pid(process: SimProcess) -> int:
 
 
 def process_with(world: World, pid: int) -> SimProcess | None:
-    """The simulated process *pid*, whether it lives or not."""
+    """Return the simulated process *pid*, whether it lives or not."""
     index = pid - FIRST_PID
     return world.processes[index] if 0 <= index < len(world.processes) else None
 
@@ -74,7 +74,7 @@ def _native_id(real: Callable[[], int]) -> Callable[[], int]:
 
 
 def _per_process(real: Callable[..., Any], own: Callable[[SimProcess], Any]) -> Callable[..., Any]:
-    """A function without arguments that answers *own* inside a rank."""
+    """Return a function without arguments that answers *own* inside a rank."""
 
     @functools.wraps(real)
     def ask() -> Any:
@@ -171,7 +171,7 @@ class _Open(_Led):
 
 
 def pid_patches() -> list[tuple[Any, str, Any]]:
-    """(holder, attribute, replacement) of everything that names a process by number."""
+    """Return patches (holder, attribute, replacement) for everything that names a process by number."""
     getpid = _per_process(os.getpid, pid_of)
     native = _native_id(threading.get_native_id)
     opened = _Open(builtins.open)
@@ -202,7 +202,7 @@ _HARMLESS = frozenset({signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIG
 
 
 def signal_patches() -> list[Patch]:
-    """(holder, attribute, replacement) of exits, exit handlers and signals."""
+    """Return patches (holder, attribute, replacement) for exits, exit handlers and signals."""
     return [*_exit_patches(), *_kill_patches(), *_own_signal_patches(), *_handler_patches()]
 
 
@@ -245,7 +245,7 @@ def _exit_patches() -> list[Patch]:
 
 
 def _kill_patches() -> list[Patch]:
-    """Signals that a process sends to a process."""
+    """Return signals that a process sends to a process."""
     real_kill, real_killpg = os.kill, os.killpg
 
     @functools.wraps(real_kill)
@@ -274,7 +274,7 @@ def _kill_patches() -> list[Patch]:
 
 
 def _own_signal_patches() -> list[Patch]:
-    """Signals that a process sends to itself."""
+    """Return signals that a process sends to itself."""
     real_pthread_kill, real_interrupt, real_raise = signal.pthread_kill, _thread.interrupt_main, signal.raise_signal
 
     @functools.wraps(real_pthread_kill)

@@ -53,7 +53,7 @@ def _start_no_rank() -> None:
 
 
 def _new_child() -> SimProcess:
-    """A simulated process, child of the running one. A launcher's children are the ranks."""
+    """Return a simulated process, child of the running one. A launcher's children are the ranks."""
     _start_no_rank()
     task = require_task()
     parent, world = task.process, task.world
@@ -247,7 +247,7 @@ def _torch_wrap(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def spawn_patches() -> list[tuple[Any, str, Any]]:
-    """(holder, attribute, replacement) of everything that starts processes or waits for them."""
+    """Return patches (holder, attribute, replacement) for everything that starts processes or waits for them."""
     context, torch_spawn = multiprocessing.context, sys.modules["torch.multiprocessing.spawn"]
     launch_agent = torch.distributed.launcher.api.launch_agent
 

@@ -192,7 +192,7 @@ _real_new_name = threading._newname  # type: ignore[attr-defined]
 
 
 def _enumerate() -> list[threading.Thread]:
-    """The threads of the running process only."""
+    """Return the threads of the running process only."""
     process = current_process()
     if process is None:
         return _real_enumerate()
@@ -314,7 +314,7 @@ def _from_real_child(loop: selectors.EpollSelector, task: RankTask) -> Any:
 
 
 def thread_patches() -> list[tuple[Any, str, Any]]:
-    """(holder, attribute, replacement) of everything a thread can block in."""
+    """Return patches (holder, attribute, replacement) for everything a thread can block in."""
     return [
         (threading, "enumerate", _enumerate),
         (threading, "active_count", _active_count),

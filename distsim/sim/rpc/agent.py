@@ -364,7 +364,7 @@ class SimAgent:
         return info.name if info else str(worker)
 
     def rank_of(self, worker: int) -> int:
-        """The rank whose process it is in."""
+        """Return the rank whose process it is in."""
         agent = self.workers.agents.get(worker)
         return worker if agent is None else agent.process.rank
 

@@ -542,7 +542,7 @@ def attach(container: Container, message: RpcMessage, tensors: Sequence[Tensor],
 
 
 def received(container: Container, message: RpcMessage) -> list[Tensor]:
-    """The tensors of *message*, with a node behind those that require a gradient."""
+    """Return the tensors of *message*, with a node behind those that require a gradient."""
     tensors = list(message.tensors)
     asks = [i for i, wanted in enumerate(message.wants_grad) if wanted]
     if message.context_id is None:

@@ -242,7 +242,7 @@ def give_locks() -> None:
 
 
 def rpc_patches() -> list[tuple[Any, str, Any]]:
-    """(holder, attribute, replacement) while a simulation runs."""
+    """Return patches (holder, attribute, replacement) for the time of a simulation."""
     SimAgent.serve = staticmethod(serve)
     replaced: dict[int, tuple[str, Any]] = {}
     for name, call in _LED.items():

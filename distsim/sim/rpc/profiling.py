@@ -59,7 +59,7 @@ class Event:
         return self.number or int(self.of_cpp.handle())
 
     def is_async(self) -> bool:
-        """A call is: it ends in another thread."""
+        """Return whether a call is: it ends in another thread."""
         return self.of_cpp is None or bool(self.of_cpp.is_async())
 
     def cpu_elapsed_us(self, other: Event) -> float:
@@ -279,7 +279,7 @@ def _disable(*args: Any) -> Any:
 
 
 def profiling_patches() -> list[tuple[Any, str, Any]]:
-    """(holder, attribute, replacement) while a simulation runs."""
+    """Return patches (holder, attribute, replacement) for the time of a simulation."""
     return [
         *ENABLE_PROFILER_LEGACY.replaced_by(_enable),
         *DISABLE_PROFILER_LEGACY.replaced_by(_disable),

@@ -44,7 +44,7 @@ OPS = {"sync": "rpc_sync", "remote": "remote"}
 def called(
     agent: SimAgent, to: int, timeout_s: float, rref: tuple[int, int] | None = None, op: str = ""
 ) -> CallRecord | None:
-    """The record of a request of the running thread's; None of torch's own."""
+    """Return the record of a request of the running thread's; None of torch's own."""
     state = rpc_here()
     mode, function, own = state.calling
     state.calling = ("async", "", False)
@@ -58,7 +58,9 @@ def called(
 
 
 def serving(agent: SimAgent, message: RpcMessage, udf: Any) -> CallRecord | None:
-    """The record of a request for a Python function that the running thread begins to serve; None of torch's own."""
+    """Return the record of a request for a Python function that the running thread begins to serve; None of torch's
+    own.
+    """
     if udf is None or message.request is None or getattr(udf.func, "__module__", None) in TORCHS_OWN:
         return None
     name = name_of(udf.func)
@@ -183,7 +185,7 @@ def _end(*args: Any, **kwargs: Any) -> Any:
 
 
 def record_patches() -> list[tuple[Any, str, Any]]:
-    """(holder, attribute, replacement) while a simulation runs."""
+    """Return patches (holder, attribute, replacement) for the time of a simulation."""
     return [
         *ENABLE_RPC_PROFILER.replaced_by(_calling),
         (rpc, "init_rpc", _init),

@@ -85,7 +85,7 @@ class OwnedValue:
             self._waiting.append(call)
 
     def get(self) -> Any:
-        """The value; waits for it."""
+        """Return the value; waits for it."""
         if self.timed_out:
             raise RuntimeError(TIMED_OUT)
         if not self.has_value:
@@ -170,7 +170,7 @@ class RRefContext:
     # -- the owner's side
 
     def owner_of(self, rref_id: Id) -> OwnedValue:
-        """The owner's side of *rref_id*, made where it is heard of for the first time."""
+        """Return the owner's side of *rref_id*, made where it is heard of for the first time."""
         result = self.owners.get(rref_id)
         if result is None:
             result = self.owners[rref_id] = OwnedValue(self, rref_id)
@@ -322,7 +322,7 @@ class RpcState:
 
 
 def rpc_here() -> RpcState:
-    """The running process's."""
+    """Return the running process's."""
     process = require_task().process
     if process.rpc is None:
         process.rpc = RpcState()
@@ -331,7 +331,7 @@ def rpc_here() -> RpcState:
 
 
 def agent_here() -> SimAgent:
-    """The running process's agent; torch's error where it has none."""
+    """Return the running process's agent; torch's error where it has none."""
     agent: SimAgent | None = rpc_here().agent
     if agent is None:
         raise RuntimeError(
@@ -341,7 +341,7 @@ def agent_here() -> SimAgent:
 
 
 def rrefs_here() -> RRefContext:
-    """The running process's references."""
+    """Return the running process's references."""
     agent_here()
     result = rpc_here().rrefs
     assert result is not None
@@ -349,5 +349,5 @@ def rrefs_here() -> RRefContext:
 
 
 def autograd_here() -> Container:
-    """The running process's autograd contexts."""
+    """Return the running process's autograd contexts."""
     return rpc_here().autograd

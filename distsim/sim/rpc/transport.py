@@ -81,7 +81,7 @@ class RpcMessage:
         return "FORWARD_AUTOGRAD_RESP" if self.kind.endswith(("_RET", "_RESP")) else "FORWARD_AUTOGRAD_REQ"
 
     def sized(self) -> int:
-        """Bytes on the wire."""
+        """Return bytes on the wire."""
         return ENVELOPE_BYTES + len(self.payload) + sum(_nbytes(tensor) for tensor in self.tensors)
 
 
@@ -105,7 +105,9 @@ def _nbytes(tensor: Tensor) -> int:
 
 
 def copied(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors as they are now, without their history. What the host does for it is the network card's work."""
+    """Return the tensors as they are now, without their history. What the host does for it is the network card's
+    work.
+    """
     _enable_record_function(False)
     try:
         with _DisableTorchDispatch(), torch.no_grad():

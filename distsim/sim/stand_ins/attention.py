@@ -56,14 +56,16 @@ def attend(
 
 
 def sequences(packed: Tensor, longest: int) -> Tensor:
-    """(tokens, heads, dim) as (sequences, length, heads, dim): as many sequences of one length as *longest* allows."""
+    """Return (tokens, heads, dim) as (sequences, length, heads, dim): as many sequences of one length as *longest*
+    allows.
+    """
     count = max(1, packed.shape[0] // max(1, int(longest)))
     length = packed.shape[0] // count
     return packed[: count * length].view(count, length, *packed.shape[1:])
 
 
 def lse_of(q: Tensor) -> Tensor:
-    """The logarithms of the sums of exponents, one a query and head, of q (batch, queries, heads, dim)."""
+    """Return the logarithms of the sums of exponents, one a query and head, of q (batch, queries, heads, dim)."""
     return torch.empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32, device=q.device)
 
 

@@ -108,7 +108,7 @@ def rank_uses(files: Sequence[str], places: Sequence[Place]) -> list[RankUse]:
 
 
 def own_files(main: ModuleType) -> list[str]:
-    """The user's own files that *main* holds functions, classes or modules of, its own first."""
+    """Return the user's own files that *main* holds functions, classes or modules of, its own first."""
     files: dict[str, None] = {}
     todo: list[Any] = [main.__dict__]
     while todo:
@@ -372,7 +372,9 @@ def _arguments(call: ast.Call) -> list[ast.expr]:
 
 
 def _source(node: ast.expr) -> str | None:
-    """The variable of torchrun that *node* asks for: `dist.get_rank()`, `os.environ["RANK"]`, `os.getenv("RANK")`."""
+    """Return the variable of torchrun that *node* asks for: `dist.get_rank()`, `os.environ["RANK"]`,
+    `os.getenv("RANK")`.
+    """
     name: Any = None
     if isinstance(node, ast.Call):
         called = _called(node)
@@ -470,7 +472,7 @@ class Sample:
         self.traced = frozenset(rank for ranks in self.by_kind.values() for rank in ranks)
 
     def split(self, places: dict[int, int], why: str) -> Sample:
-        """Kinds that differ in *places*, too: by rank, its place in a group; -1 where it is in none."""
+        """Return kinds that differ in *places*, too: by rank, its place in a group; -1 where it is in none."""
         pairs = [(kind, places.get(rank, -1)) for rank, kind in enumerate(self.kinds)]
         return Sample(_numbered(pairs), [*self.reasons, why])
 
@@ -507,7 +509,7 @@ class Sample:
         return stands
 
     def stands_for(self, rank: int) -> list[int]:
-        """The ranks whose figures are taken to be those of *rank*, itself included."""
+        """Return the ranks whose figures are taken to be those of *rank*, itself included."""
         others = self.by_kind[self.kinds[rank]]
         if rank != others[0]:
             return [rank]
@@ -532,7 +534,7 @@ class Sample:
 
 
 def kinds_by_place(world_size: int, sending: Sequence[tuple[tuple[int, ...], str]]) -> Sample:
-    """The sample of a job in which the members of each group of *sending* (ranks, label) send to each other."""
+    """Return the sample of a job in which the members of each group of *sending* (ranks, label) send to each other."""
     sample = Sample([0] * world_size)
     for family in families([ranks for ranks, _ in sending]):
         label = next(label for ranks, label in sending if ranks == family[0])

@@ -198,8 +198,10 @@ class Traced:
 
     @property
     def all_s(self) -> float:
-        """The CPU seconds (estimated) of tracing every rank as far as this, where all do as much as the second most
-        busy one: a rank that computes alone, as rank 0 does that loads a checkpoint for all, is counted once."""
+        """Return the CPU seconds (estimated) of tracing every rank as far as this, where all do as much as the
+        second most busy one: a rank that computes alone, as rank 0 does that loads a checkpoint for all, is
+        counted once.
+        """
         size = self._job.world_size
         return RANK_S * size + self._most_s + self._second_s * (size - 1)
 
@@ -414,7 +416,7 @@ class Traced:
         return f"all {size} ranks traced{steps}, about {_rounded(self.all_s)}{budget}"
 
     def _lines(self) -> str:
-        """The lines by which those that did not run could differ, the likeliest first."""
+        """Return the lines by which those that did not run could differ, the likeliest first."""
         assert self.sample is not None
         traced = self.sample.traced
         uses = [use for use in self._uses() if use.outcomes is None or use.tells_apart(traced)]

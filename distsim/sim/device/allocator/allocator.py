@@ -183,7 +183,7 @@ class Ledger:
                 sums[1] += 1
 
     def now(self) -> dict[str, int]:
-        """Bytes in use by kind."""
+        """Return bytes in use by kind."""
         self.settle()
         return self._held()
 
@@ -375,7 +375,7 @@ class Allocator:
 
     @property
     def allocated(self) -> int:
-        """Bytes of blocks in use (torch.cuda.memory_allocated)."""
+        """Return bytes of blocks in use (torch.cuda.memory_allocated)."""
         return self.all.allocated_bytes.current
 
     @property
@@ -385,7 +385,7 @@ class Allocator:
 
     @property
     def reserved(self) -> int:
-        """Bytes of segments (torch.cuda.memory_reserved)."""
+        """Return bytes of segments (torch.cuda.memory_reserved)."""
         return self.all.reserved_bytes.current
 
     @property
@@ -398,11 +398,11 @@ class Allocator:
 
     @property
     def free_in_segments(self) -> int:
-        """Bytes that are reserved and not in use."""
+        """Return bytes that are reserved and not in use."""
         return self.reserved - self.allocated
 
     def allocate(self, nbytes: int, stream: int = 0) -> Block:
-        """A block of at least *nbytes*, for use on *stream*. Raises `Full`."""
+        """Return a block of at least *nbytes*, for use on *stream*. Raises `Full`."""
         size = rounded(nbytes)
         small = size <= SMALL
         block = self._take(size, stream, small)
@@ -483,7 +483,7 @@ class Allocator:
 
     @property
     def highest(self) -> tuple[int, int]:
-        """The most bytes ever allocated and reserved, whatever the program has reset."""
+        """Return the most bytes ever allocated and reserved, whatever the program has reset."""
         return max(self._before[0], self.peak_allocated), max(self._before[1], self.peak_reserved)
 
     def reset_totals(self) -> None:
@@ -535,7 +535,7 @@ class Allocator:
 
 
 def _joined(block: Block, other: Block) -> Block:
-    """One block of two neighbours."""
+    """Return one block of two neighbours."""
     first, second = (block, other) if block.address < other.address else (other, block)
     first.size += second.size
     first.after = second.after

@@ -101,8 +101,9 @@ class Claims:
 
 
 def claim_all(memory: Allocator) -> Claims:
-    """Parameters, their gradients and optimizers' state, wherever they are: for a moment at which no optimizer has made
-    a step. What is to come is that of *memory*."""
+    """Return parameters, their gradients and optimizers' state, wherever they are: for a moment at which no
+    optimizer has made a step. What is to come is that of *memory*.
+    """
     claims = Claims()
     optimizers = []
     for tensor in gc.get_objects():
@@ -129,7 +130,7 @@ def claim_all(memory: Allocator) -> Claims:
 
 
 def _of(memory: Allocator, tensor: Any) -> int:
-    """Bytes of *tensor* in *memory*."""
+    """Return bytes of *tensor* in *memory*."""
     if not isinstance(tensor, Tensor):
         return 0
     local = getattr(tensor, "_local_tensor", tensor)
@@ -159,8 +160,9 @@ def _to_come(memory: Allocator, optimizer: Any) -> int | None:
 
 
 def _kept(optimizer: Any, group: dict[str, Any]) -> int | None:
-    """Numbers for each of a parameter's that the *group* of *optimizer* keeps, and those it takes for a moment where it
-    updates all at once (`_multi_tensor_adam` of torch/optim/adam.py: a list of roots)."""
+    """Return numbers for each of a parameter's that the *group* of *optimizer* keeps, and those it takes for a
+    moment where it updates all at once (`_multi_tensor_adam` of torch/optim/adam.py: a list of roots).
+    """
     at_once = group.get("foreach") is not False and not group.get("fused")
     decays = bool(group.get("weight_decay")) and not group.get("decoupled_weight_decay")
     if isinstance(optimizer, torch.optim.Adam):  # AdamW is one
@@ -293,7 +295,7 @@ class AllocationSite(NamedTuple):
 
     @property
     def operator(self) -> str:
-        """The operator's name."""
+        """Return the operator's name."""
         return "buffer" if self.function is None else self.function._schema.name.removeprefix("aten::")
 
     @property

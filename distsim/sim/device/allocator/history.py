@@ -36,7 +36,7 @@ class History:
         self.entries = deque(maxlen=min(self.most, sys.maxsize))
 
     def stack(self, is_free: bool) -> Frames:
-        """The stack of the call that is being made, as far as *context* wants it."""
+        """Return the stack of the call that is being made, as far as *context* wants it."""
         wanted = self.context == "all" if is_free else self.context is not None
         return tuple(_stack()) if wanted else ()
 
@@ -49,7 +49,7 @@ class History:
         self.entries.append(entry | {"time_us": self.now_us(), "frames": kept} | more)
 
     def trace(self) -> list[dict[str, Any]]:
-        """The entries as torch has them."""
+        """Return the entries as torch has them."""
         return [entry | {"frames": _as_dicts(entry["frames"])} for entry in self.entries]
 
 

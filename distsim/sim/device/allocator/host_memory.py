@@ -106,7 +106,7 @@ def _any(begin: int, nbytes: int) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _pattern(number: float, dtype: torch.dtype) -> int:
-    """A file in memory of nothing but *number*; -1: this system has no such files."""
+    """Return a file in memory of nothing but *number*; -1: this system has no such files."""
     if not hasattr(os, "memfd_create"):
         return -1
     file = os.memfd_create("distsim placeholders")

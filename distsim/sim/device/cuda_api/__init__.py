@@ -24,7 +24,7 @@ __all__ = ["cuda_patches", "give_back_dcp", "give_back_kernels", "give_back_warn
 
 
 def cuda_patches() -> list[Patch]:
-    """(holder, attribute, replacement) of everything."""
+    """Return patches (holder, attribute, replacement) for everything."""
     return [
         *current_patches(),
         *memory_patches(),

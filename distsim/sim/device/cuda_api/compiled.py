@@ -163,7 +163,7 @@ def _any_hook_of_the_program(task: RankTask) -> bool:
 
 
 def compiled_patches() -> list[Patch]:
-    """(holder, attribute, replacement) of the compiler and of Triton."""
+    """Return patches (holder, attribute, replacement) for the compiler and Triton."""
     has_triton_package()  # torch remembers what it is told first; ranks can import a stand-in for Triton (absent.py)
     patches: list[Patch] = [
         (torch, "compile", with_gpus(torch.compile, _compile)),
@@ -283,7 +283,7 @@ Source: check_cudnn_tensor_shapes; cuDNN 9.11 on compute capability 9.0 and 10.
 def choice(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, grouped: bool, cudnn_first: bool
 ) -> SDPBackend:
-    """The backend that torch takes on CUDA; `ERROR` where the program allows none that fits."""
+    """Return the backend that torch takes on CUDA; `ERROR` where the program allows none that fits."""
     order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     order.insert(0 if cudnn_first and mask is None else len(order), SDPBackend.CUDNN_ATTENTION)
     four = all(t.dim() == 4 for t in (query, key, value))
@@ -461,8 +461,9 @@ def _as_the_mode(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def fake_patches() -> list[Patch]:
-    """(holder, attribute, replacement) of what fake tensors are remembered by: torch does so for the whole process, and
-    "cuda" without a number is the current GPU, which each process has its own of."""
+    """Return patches (holder, attribute, replacement) for code that fake tensors are remembered by: torch does so
+    for the whole process, and "cuda" without a number is the current GPU, which each process has its own of.
+    """
     real: Any = CACHE_KEY.get()
 
     def key(self: Any, state: Any, func: Any, args: Any, kwargs: Any) -> Any:

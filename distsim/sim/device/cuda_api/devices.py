@@ -240,7 +240,7 @@ def _utilization(task: RankTask, device: Any = None) -> int:
 
 
 def _memory_used(task: RankTask, device: Any = None) -> int:
-    """Bytes, of all processes, as nvidia-smi has them."""
+    """Return bytes, of all processes, as nvidia-smi has them."""
     free, total = memory_info(_sensed(task, device))
     return total - free
 
@@ -309,7 +309,7 @@ def _nvml_patches(nvml: ModuleType) -> list[Patch]:
 
 
 def device_patches() -> list[Patch]:
-    """(holder, attribute, replacement) of devices, their properties, and the beginning."""
+    """Return patches (holder, attribute, replacement) for devices, their properties, and the beginning."""
     cuda = torch.cuda
     was_compiled = _is_compiled()
     patches: list[Patch] = []
@@ -373,7 +373,7 @@ def device_patches() -> list[Patch]:
 
 
 def _added(name: TorchName, value: Any) -> Patch:
-    """The patch of what a torch without CUDA lacks."""
+    """Return the patch of what a torch without CUDA lacks."""
     return name.holder(), name.attribute, value
 
 
@@ -421,7 +421,7 @@ def _accelerator_set_stream(task: RankTask, stream: Any) -> None:
 
 
 def _exchange(task: RankTask, index: int) -> int:
-    """The old one; a negative number changes nothing."""
+    """Return the old one; a negative number changes nothing."""
     if index < 0:
         return -1
     old = current_device(task)
@@ -466,7 +466,7 @@ def _on_top() -> ModuleType:
 
 
 def current_patches() -> list[Patch]:
-    """(holder, attribute, replacement) of streams, events and the current device."""
+    """Return patches (holder, attribute, replacement) for streams, events and the current device."""
     ours = _on_top()
     patches: list[Patch] = [
         *CUDA_STREAM_BASE.replaced_by(CudaStreamBase),

@@ -49,7 +49,7 @@ _POOLS = ("all", "small_pool", "large_pool")
 
 
 def memory_stats(device: Device) -> dict[str, Any]:
-    """The nested dictionary of torch/csrc/cuda/Module.cpp, `memoryStats`."""
+    """Return the nested dictionary of torch/csrc/cuda/Module.cpp, `memoryStats`."""
     device.put_held_back()
     memory = device.memory
     memory_of = (memory.all, memory.of_pool[True], memory.of_pool[False])
@@ -70,7 +70,7 @@ def memory_stats(device: Device) -> dict[str, Any]:
 
 
 def memory_info(device: Device) -> tuple[int, int]:
-    """(free, total) bytes of the GPU; other processes of its node may use it as well (cudaMemGetInfo)."""
+    """Return (free, total) bytes of the GPU; other processes of its node may use it as well (cudaMemGetInfo)."""
     total = device.model.memory_bytes
     used = 0
     for process in device.process.world.processes:
@@ -151,7 +151,7 @@ def _record_history_legacy(
 
 
 def _snapshot(task: RankTask, pool: Any = None) -> dict[str, Any]:
-    """The dictionary of torch/csrc/cuda/Module.cpp, `memorySnapshot`, as torch.cuda._memory_viz reads it."""
+    """Return the dictionary of torch/csrc/cuda/Module.cpp, `memorySnapshot`, as torch.cuda._memory_viz reads it."""
     accelerators = accelerators_of(task.process)
     traces: list[list[dict[str, Any]]] = [[] for _ in range(accelerators.count)]
     segments: list[dict[str, Any]] = []
@@ -170,7 +170,9 @@ def _snapshot(task: RankTask, pool: Any = None) -> dict[str, Any]:
 
 
 def memory_patches() -> list[Patch]:
-    """(holder, attribute, replacement) of what torch.cuda.memory and torch.accelerator.memory ask of C++."""
+    """Return patches (holder, attribute, replacement) for the C++ functions that torch.cuda.memory and
+    torch.accelerator.memory call.
+    """
     patches: list[Patch] = []
     for name, answer in (
         ("memoryStats", _per_gpu(memory_stats)),
@@ -240,7 +242,7 @@ _inside: set[RankTask] = set()
 
 
 def _saves() -> RankTask | None:
-    """The rank's thread, if its files take time: it uses GPUs, and no call of DCP is around."""
+    """Return the rank's thread, if its files take time: it uses GPUs, and no call of DCP is around."""
     task = current_task()
     if task is None or task.process.accelerators is None or not task.process.accelerators.works or task in _inside:
         return None
@@ -459,7 +461,9 @@ def _share(item: Any) -> float:
 
 
 def checkpoint_patches() -> list[Patch]:
-    """(holder, attribute, replacement) of what writes and reads files with torch.save and torch.load."""
+    """Return patches (holder, attribute, replacement) for code that writes and reads files with torch.save and
+    torch.load.
+    """
     save, load = _save(torch.save), _load(torch.load)
     return [
         *((holder, "save", save) for holder in (torch, torch.serialization)),

@@ -333,7 +333,7 @@ class CudaStreamBase(Stream):
 
 
 def new_stream(on: Device, priority: int) -> timeline.StreamTimeline:
-    """The next one of the pool of *priority*."""
+    """Return the next one of the pool of *priority*."""
     priority = max(_GREATEST_PRIORITY, min(_LEAST_PRIORITY, priority))
     pool = on.pools.setdefault(priority, [])
     turn = on.pool_turns.get(priority, 0)
@@ -346,7 +346,7 @@ def new_stream(on: Device, priority: int) -> timeline.StreamTimeline:
 
 
 def handle(stream: Any) -> int:
-    """An address for it; the default stream's is null."""
+    """Return an address for it; the default stream's is null."""
     number = int(stream.stream_id)
     return 0 if not number else 0x5_0000_0000 + (int(stream.device_index) << 24) + (number << 8)
 
@@ -480,7 +480,7 @@ def _graph_class(real: type) -> type:
 
 
 def graph_patches() -> list[Patch]:
-    """(holder, attribute, replacement)."""
+    """Return patches (holder, attribute, replacement)."""
     graphs = torch.cuda.graphs
     ours = {
         "graph": _graph_class(graphs.graph),

@@ -106,7 +106,7 @@ def refused(call: str, remedy: str, real: Callable[..., Any] | None = None) -> C
 
 
 def cuda_function(name: str, answer: Callable[..., Any]) -> Patch:
-    """The patch of `torch._C._cuda_*name*`, which a torch without CUDA lacks."""
+    """Return the patch of `torch._C._cuda_*name*`, which a torch without CUDA lacks."""
     function = CUDA[name]
     real = function.get(None)
     holder = function.holder()
@@ -114,13 +114,13 @@ def cuda_function(name: str, answer: Callable[..., Any]) -> Patch:
 
 
 def accelerator_function(name: str, answer: Callable[..., Any]) -> list[Patch]:
-    """The patch of `torch._C._accelerator_*name*`, where this torch has it."""
+    """Return the patch of `torch._C._accelerator_*name*`, where this torch has it."""
     function = ACCELERATOR[name]
     return function.replaced_by(with_gpus(function.get(None), answer))
 
 
 def refused_function(function: TorchName, call: str, remedy: str) -> Patch:
-    """The patch of a function of C++ that refuses *call* for a rank."""
+    """Return the patch of a function of C++ that refuses *call* for a rank."""
     return function.holder(), function.attribute, refused(call, remedy, function.get(None))
 
 
@@ -136,7 +136,7 @@ def visible_devices(task: RankTask) -> int:
 
 
 def accelerators(task: RankTask) -> Accelerators:
-    """The GPUs of the rank, which it uses from now on."""
+    """Return the GPUs of the rank, which it uses from now on."""
     result = accelerators_of(task.process)
     result.begin()
     return result
@@ -186,7 +186,7 @@ def _simulated(storage: UntypedStorage) -> bool:
 
 
 def _bytes_of(storage: UntypedStorage) -> Tensor:
-    """A tensor over all of *storage*."""
+    """Return a tensor over all of *storage*."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
@@ -312,7 +312,7 @@ def _text(tensor: Tensor) -> str | None:
 
 
 def tensor_patches() -> list[Patch]:
-    """(holder, attribute, replacement) of tensors and storages, as Python sees them."""
+    """Return patches (holder, attribute, replacement) for tensors and storages, as Python sees them."""
     real_str = _str
 
     def show(self: Tensor, *, tensor_contents: Any = None) -> str:
@@ -495,7 +495,7 @@ def _kind(kind: Any) -> _TypeOfTensors | None:
 
 
 def class_patches() -> list[Patch]:
-    """(holder, attribute, replacement)."""
+    """Return patches (holder, attribute, replacement)."""
     patches: list[Patch] = []
     for name, dtype in _TYPES.items():
         real = getattr(torch.cuda, name)

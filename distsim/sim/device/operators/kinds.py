@@ -169,7 +169,7 @@ def _written_in_python(func: Any) -> int | None:
 
 
 def gpu_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
-    """The GPU that an operator is about; None: it is the host's."""
+    """Return the GPU that an operator is about; None: it is the host's."""
     for value in args:
         if isinstance(value, Tensor):
             if value.is_cuda:

@@ -430,7 +430,7 @@ MANY_BYTES = 1 << 28
 
 
 def limit(dtype: torch.dtype) -> int:
-    """Elements up to which values are kept. Many bytes: pickled objects travel in them."""
+    """Return elements up to which values are kept. Many bytes: pickled objects travel in them."""
     if dtype is torch.uint8:
         return MANY_BYTES
     return FEW_FLOATS if dtype.is_floating_point or dtype.is_complex else MANY_INTEGERS

@@ -140,7 +140,7 @@ def _channels(mode: Mode, x: Tensor, count: int, dtype: torch.dtype) -> list[Ten
 
 
 def _record_stream(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Tensor.record_stream: its memory is not free before that stream has come so far."""
+    """Return tensor.record_stream: its memory is not free before that stream has come so far."""
     held = args[0].untyped_storage().__dict__.get("_distsim_held")
     stream = args[1]
     if held is not None and stream.device_type == _CUDA:
@@ -344,7 +344,7 @@ def guess_truth(values: Values, func: Any, args: tuple[Any, ...]) -> Truth:
 
 
 def typical_draw(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
-    """The number in the middle of those that *func* draws; None where it draws none."""
+    """Return the number in the middle of those that *func* draws; None if it draws none."""
     if func is aten.normal_.default:
         return float(args[1] if len(args) > 1 else kwargs.get("mean", 0.0))
     if func is aten.uniform_.default:
@@ -391,7 +391,7 @@ def _truths(values: Values, tensor: Tensor) -> Truth:
 
 
 def _stand_in(values: Values, value: Any) -> Any:
-    """One element of an unknown tensor; None where there is none to tell."""
+    """Return one element of an unknown tensor; None if there is none to tell."""
     if not isinstance(value, Tensor):
         return value
     host = values.host(value)

@@ -195,7 +195,7 @@ def _cudnn_backward(
 
 
 def _widened(softmax: Any) -> Callable[..., Any]:
-    """A softmax that reads half precision and writes float32."""
+    """Return a softmax that reads half precision and writes float32."""
 
     def call(outs: Any, x: Tensor, dim: int, to_float: bool) -> list[Tensor | None]:
         return [softmax(x.float() if to_float else x, dim, False)]

@@ -55,7 +55,7 @@ def lstm_cell(
     input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> Parts:  # fmt: skip
-    """(state, cell, the gates after their functions)."""
+    """Return (state, cell, the gates after their functions)."""
     i, f, g, o = (_with_bias(input_gates, input_bias) + _with_bias(hidden_gates, hidden_bias)).chunk(4, 1)
     i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
     cy = f * _wide(cx) + i * g
@@ -65,7 +65,7 @@ def lstm_cell(
 def lstm_cell_backward(
     grad_hy: Tensor | None, grad_cy: Tensor | None, cx: Tensor, cy: Tensor, workspace: Tensor, has_bias: bool
 ) -> Parts:
-    """(gradients of the gates, of the cell, of a bias)."""
+    """Return (gradients of the gates, of the cell, of a bias)."""
     i, f, g, o = _wide(workspace).chunk(4, 1)
     shape = _wide(torch.zeros_like(cx))
     gh, gc = (shape if each is None else _wide(each) for each in (grad_hy, grad_cy))
@@ -81,7 +81,7 @@ def gru_cell(
     input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> Parts:  # fmt: skip
-    """(state, workspace: the gates after their functions, the state before, the hidden part of the new one)."""
+    """Return (state, workspace: the gates after their functions, the state before, the hidden part of the new one)."""
     ir, iz, new = _with_bias(input_gates, input_bias).chunk(3, 1)
     hr, hz, hn = _with_bias(hidden_gates, hidden_bias).chunk(3, 1)
     r, z = (ir + hr).sigmoid(), (iz + hz).sigmoid()
@@ -90,7 +90,7 @@ def gru_cell(
 
 
 def gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> Parts:
-    """(gradients of the input's gates, of the hidden ones, of the state, of both biases)."""
+    """Return (gradients of the input's gates, of the hidden ones, of the state, of both biases)."""
     r, z, new, before, hn = _wide(workspace).chunk(5, 1)
     go = _wide(grad_hy)
     gz = go * (before - new) * (1 - z) * z
@@ -102,7 +102,7 @@ def gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> Par
 
 
 def _by_channel(x: Tensor) -> Tensor:
-    """(channels, all else)."""
+    """Return (channels, all else)."""
     return _wide(x).transpose(0, 1).reshape(x.shape[1], -1)
 
 
@@ -119,7 +119,7 @@ def batch_norm_gather(
     x: Tensor, means: Tensor, inverses: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
     momentum: float, eps: float, counts: Tensor,
 ) -> Parts:  # fmt: skip
-    """(mean, inverse deviation) of all ranks; the running ones are updated in place."""
+    """Return (mean, inverse deviation) of all ranks; the running ones are updated in place."""
     shares = counts.to(means.dtype).reshape(-1, 1)
     total = shares.sum()
     mean = (means * shares).sum(0) / total
@@ -143,7 +143,7 @@ def batch_norm_backward_reduce(
     gradient: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor | None, input_g: bool, weight_g: bool,
     bias_g: bool,
 ) -> Parts:  # fmt: skip
-    """(sum of the gradient, of it times the distance from the mean, gradients of weight and bias)."""
+    """Return (sum of the gradient, of it times the distance from the mean, gradients of weight and bias)."""
     rows = _by_channel(gradient)
     sums, products = rows.sum(1), (rows * (_by_channel(x) - mean.reshape(-1, 1))).sum(1)
     return [sums, products, products * inverse, sums]

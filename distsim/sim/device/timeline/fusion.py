@@ -253,7 +253,7 @@ class Fusion:
             device.timeline.before_put = self.flush
 
     def read(self, given: Any) -> dict[_Place, int]:
-        """The memory of the tensors in *given*, and the bytes of each."""
+        """Return the memory of the tensors in *given*, and the bytes of each."""
         return {
             p: nbytes(tensor) for tensor in tensors_in(given) if tensor.is_cuda and (p := self._at(tensor)) is not None
         }
@@ -403,8 +403,9 @@ class Fusion:
             held.device.launch(stream, _plus(cost, held.nbytes, held.device), task, "write of an earlier fused kernel")
 
     def _fits(self, size: int, reads: list[_Place], writes: list[_Place]) -> _Kernel | None:
-        """The kernel that an operator joins. They are in an order in which they could run, and stay so: it joins none
-        before one that it has to come after."""
+        """Return the kernel that an operator joins. They are in an order in which they could run, and stay so: it
+        joins none before one that it has to come after.
+        """
         beside = None
         for kernel in reversed(self._held):
             after = any(storage in kernel.writes for storage in reads)
@@ -442,7 +443,7 @@ class Fusion:
             device.launch(stream, cost, task, _name(kernel))
 
     def _write(self, kernel: _Kernel, needed: Collection[_Place] | None, between: Collection[_Place]) -> int:
-        """Bytes that *kernel* writes: *between* is what the kernels that are launched together read."""
+        """Return bytes that *kernel* writes: *between* is what the kernels that are launched together read."""
         written = 0
         for storage, size in kernel.writes.items():
             held = storage()
@@ -489,7 +490,7 @@ def _results(result: Any) -> list[Tensor] | None:
 
 
 def _origins(kernel: _Kernel) -> list[Any]:
-    """The memory that *kernel* read, as far as it is there."""
+    """Return the memory that *kernel* read, as far as it is there."""
     return [held for storage in kernel.reads if (held := storage()) is not None]
 
 

@@ -138,7 +138,7 @@ class _Aliases:
         return stands
 
     def of(self, *names: str) -> Iterator[tuple[str, Any, str, Any]]:
-        """Name of a module, the module, one of *names*, and what it means there."""
+        """Yield the name of a module, the module, one of *names*, and what it means there."""
         wanted = frozenset(names)
         for module_name, held in self._holding.items():
             module = sys.modules.get(module_name)

@@ -96,7 +96,7 @@ class ModuleBodies:
 
 
 def _line(exc: BaseException, path: str) -> int:
-    """The line of the module's body at which *exc* passed through."""
+    """Return the line of the module's body at which *exc* passed through."""
     trace = exc.__traceback__
     while trace is not None:
         frame = trace.tb_frame
@@ -166,7 +166,7 @@ class SharedImports:
         return TAGS_ARE_THERE and not any(name in sys.modules for name in self.apart)
 
     def lend(self) -> int:
-        """The number of the host's `sys.modules`, of which there is a copy from now on."""
+        """Return the number of the host's `sys.modules`, of which there is a copy from now on."""
         number: int = _tag.value
         if _copy.number != number:
             _copy.held, _copy.number = dict(sys.modules), number

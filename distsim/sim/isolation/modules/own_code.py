@@ -109,7 +109,7 @@ _CHANGES = (_Iterations(), _Hashes())
 
 
 def own_code(source: bytes, path: str) -> CodeType:
-    """The code of a file of the user's program."""
+    """Return the code of a file of the user's program."""
     return compiled(source, path, *_CHANGES)
 
 
@@ -131,7 +131,7 @@ def hashed(function: Callable[[Any], int], value: Any) -> int:
 
 
 def _salt() -> bytes | None:
-    """The hash seed of the rank that runs; None where all have one."""
+    """Return the hash seed of the rank that runs; None if all have one."""
     process = current_process()
     if process is None or os.environ.get("PYTHONHASHSEED", "random") not in ("", "random"):
         return None
@@ -225,7 +225,7 @@ def _is_optional() -> bool:
 
 @functools.lru_cache(256)
 def _guarded_lines(file: str) -> frozenset[int]:
-    """Lines of *file* where an ImportError is caught."""
+    """Return lines of *file* where an ImportError is caught."""
     if file.startswith(("<", _HERE)):
         return frozenset()
     try:

@@ -208,7 +208,7 @@ class _Writes:
         self._begun = _numbers(self._tags_of_ours)
 
     def found(self) -> list[int] | None:
-        """The numbers of those written to since the last look; None: that is not known."""
+        """Return the numbers of those written to since the last look; None: that is not known."""
         if not len(self._known):
             return None
         self._now = _numbers(self._tags)

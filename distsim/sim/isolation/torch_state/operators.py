@@ -30,7 +30,7 @@ custom_ops, _registry = LIBRARY.get().custom_ops, LIBRARY.get().simple_registry.
 
 
 def operator_patches() -> list[tuple[Any, str, Any]]:
-    """(holder, attribute, replacement) while a simulation runs."""
+    """Return patches (holder, attribute, replacement) for the time of a simulation."""
     patches: list[tuple[Any, str, Any]] = [
         (Library, "__init__", _begin),
         (Library, "define", _define),
@@ -199,7 +199,7 @@ def _fall_back(self: Any, fn: Any, dispatch_key: str = "", **how: Any) -> None:
 
 @functools.wraps(_real_find)
 def _find(qualname: str) -> Any:
-    """The fake implementation and the rules of an operator: the rank's own where the program has defined it."""
+    """Return the fake implementation and the rules of an operator: the rank's own where the program has defined it."""
     process = current_process()
     if process is None or (qualname, "schema") not in _run.known:
         return _real_find(qualname)
@@ -236,5 +236,5 @@ def _patch_step_function(self: Any) -> None:
 
 
 def optimizer_patches() -> list[tuple[Any, str, Any]]:
-    """(holder, attribute, replacement)."""
+    """Return patches (holder, attribute, replacement)."""
     return PATCH_STEP_FUNCTION.replaced_by(_patch_step_function)

@@ -52,8 +52,9 @@ def tag_at(held: dict[Any, Any]) -> int:
 
 
 def space_of(holder: Any) -> dict[str, Any]:
-    """The dictionary that a module, an object or a class keeps its attributes in, which of a class `vars` does not
-    hand out."""
+    """Return the dictionary that a module, an object or a class keeps its attributes in, which of a class `vars`
+    does not hand out.
+    """
     space: Any = vars(holder)
     if isinstance(space, MappingProxyType):
         (space,) = gc.get_referents(space)
@@ -61,7 +62,9 @@ def space_of(holder: Any) -> dict[str, Any]:
 
 
 def reader(addresses: Sequence[int]) -> Callable[[], bytes]:
-    """A function that reads the 64-bit words at *addresses*, all within objects that live on: some nanoseconds each."""
+    """Return a function that reads the 64-bit words at *addresses*, all within objects that live on: some
+    nanoseconds each.
+    """
     if not addresses:
         return bytes
     if len(addresses) == 1:
@@ -209,7 +212,7 @@ _VERSIONS_ARE_THERE = _FLAGS_ARE_THERE and _are_versions_there()
 
 
 def marks_of(classes: Sequence[type]) -> tuple[Callable[[], Any], Any]:
-    """A function, and what it answers as long as every class of *classes* has its mark."""
+    """Return a function, and what it answers as long as every class of *classes* has its mark."""
     if _VERSIONS_ARE_THERE:
         versions = reader([id(cls) + _VERSION_AT for cls in classes])
         mark = np.uint64(_VALID_VERSION_TAG)
@@ -227,7 +230,7 @@ def marks_at(classes: Sequence[type]) -> list[int]:
 
 
 def unmarked(marks: Any) -> list[int]:
-    """Places of the classes that have lost theirs; *marks* as the function of `marks_of` answers it."""
+    """Return places of the classes that have lost theirs; *marks* as the function of `marks_of` answers it."""
     words = np.frombuffer(marks, dtype=np.uint64) if isinstance(marks, bytes) else np.array(marks, dtype=np.uint64)
     return np.flatnonzero(words & np.uint64(_VALID_VERSION_TAG) == 0).tolist()
 
