@@ -85,6 +85,15 @@ class RunOptions:
             "bytes of their tensors, with a note in the report)"
         ),
     )
+    gpu_libraries: str | None = field(
+        default=None,
+        metadata=_about(
+            "GPU libraries that the simulated machine has, such as transformer_engine,flash_attn, or none: their "
+            "imports succeed, with stand-ins, and imports of others fail (default: a library is there if the program "
+            "does not catch its ImportError)",
+            metavar="NAME,...",
+        ),
+    )
     fidelity: Fidelity = field(
         default="fluid",
         metadata=_about(

@@ -146,7 +146,7 @@ def add_own_flags(parser: argparse.ArgumentParser) -> None:
         f"measured, so that a run is the same on every machine; 60 or 60s (default: {BUDGET_S:g})",
     )
     values = parser.add_argument_group("the values of tensors on simulated GPUs")
-    add_flags(values, "data", "placeholder", "fuse", "strict_kernels", "silent")
+    add_flags(values, "data", "placeholder", "fuse", "strict_kernels", "gpu_libraries", "silent")
     values.add_argument(
         "--silent-allow",
         action="append",

@@ -43,6 +43,7 @@ from distsim.sim.outcome import Outcome, Progress
 from distsim.sim.patches import simulation
 from distsim.sim.processes.hosts import environ_of_mpirun, master_address, sruns_environ
 from distsim.sim.processes.spawn import Program, live
+from distsim.sim.stand_ins import libraries_of
 from distsim.sim.world import Setting, Surroundings, World
 from distsim.sim.world.conditions import Conditions, RunRequest
 from distsim.sim.world.equal_ranks import StartAgain
@@ -111,6 +112,7 @@ def simulate(
     placeholder: float = 1.0,
     fuse: bool = True,
     strict_kernels: bool = False,
+    gpu_libraries: str | None = None,
     trace: bool = False,
     silent_allow: Sequence[str] = (),
     conditions: Conditions | None = None,
@@ -141,6 +143,7 @@ def simulate(
         placeholder: Value returned for an unknown scalar on a simulated GPU, such as `loss.item()`.
         fuse: Whether to price functions under `torch.compile` as fused kernels.
         strict_kernels: Whether to refuse kernels of Triton or of CUDA source without a `distsim.kernel_cost`.
+        gpu_libraries: GPU libraries that the simulated machine has, separated by commas, or `none`.
         trace: Whether to keep every call and operator for `distsim.report.write_trace`.
         silent_allow: Patterns `KIND:TENSOR` of silent findings to leave out.
         conditions: Faults, limits and interleavings of a scenario.
@@ -174,6 +177,7 @@ def simulate(
         placeholder=placeholder,
         fuse=fuse,
         strict_kernels=strict_kernels,
+        gpu_libraries=gpu_libraries,
         trace=trace,
         conditions=conditions,
     )
@@ -306,7 +310,13 @@ def _attempt(
     width = len(str(len(slots) - 1))
     silent = request.silent != "off" and len(slots) <= MOST_RANKS
     sample = None if again is None else again.sample
-    data = ValuePolicy(request.data == "real", request.placeholder, request.fuse, request.strict_kernels)
+    data = ValuePolicy(
+        request.data == "real",
+        request.placeholder,
+        request.fuse,
+        request.strict_kernels,
+        libraries_of(request.gpu_libraries),
+    )
     follows_origins = request.silent is not None and cluster.node.num_gpus > 0 and not data.real
     collector = collectors_of_origins() if follows_origins else collector_of
     is_alone = request.launcher == "python"

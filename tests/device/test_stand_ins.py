@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import distsim
+from distsim.errors import UsageError
 from distsim.sim.isolation.modules import own_code
 
 
@@ -231,3 +232,41 @@ def test_a_handler_that_only_raises_is_none(tmp_path: Path, monkeypatch: pytest.
         return asks.grouped_gemm.__name__, does_without.megablocks
 
     assert simulated(body).results == [("grouped_gemm", None)]
+
+
+def imported() -> tuple[bool, bool]:
+    """Return whether a guarded import of flash_attn and one of transformer_engine succeed."""
+    try:
+        import flash_attn  # noqa: F401
+
+        has_attention = True
+    except ImportError:
+        has_attention = False
+    try:
+        import transformer_engine  # noqa: F401
+    except ImportError:
+        return has_attention, False
+    return has_attention, True
+
+
+@pytest.mark.parametrize(
+    ("libraries", "expected"),
+    [(None, (False, False)), ("flash-attn", (True, False)), ("transformer_engine,flash_attn", (True, True))],
+)
+def test_the_simulated_machine_has_the_libraries_that_are_named(
+    libraries: str | None, expected: tuple[bool, bool]
+) -> None:
+    """A program that does without a library gets its stand-in only where it was asked for."""
+    assert simulated(imported, gpu_libraries=libraries).results == [expected]
+
+
+def test_a_machine_without_gpu_libraries_and_an_unknown_one() -> None:
+    """`none` makes an import fail that nothing catches, and a wrong name is one line."""
+
+    def unguarded() -> None:
+        import flash_attn  # noqa: F401
+
+    (failure,) = simulated(unguarded, gpu_libraries="none", check=False).failures
+    assert failure.type == "ModuleNotFoundError"
+    with pytest.raises(UsageError, match="--gpu-libraries flash: expected none, or some of flash_attn, "):
+        simulated(unguarded, gpu_libraries="flash")

@@ -58,7 +58,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("training_script", metavar="SCRIPT", help="the script, or a module's name with -m")
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="of the script")
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module")
-    add_flags(parser, "on", "nnodes", "nproc_per_node", "seed", "fuse")
+    add_flags(parser, "on", "nnodes", "nproc_per_node", "seed", "fuse", "gpu_libraries")
     parser.add_argument("--report", metavar="FILE", help="all figures as JSON (schema distsim.fits/1)")
     parser.add_argument("--json", action="store_true", help="print that JSON instead of the tables")
     parser.set_defaults(func=run)
@@ -123,6 +123,7 @@ def _request(args: argparse.Namespace) -> RunRequest:
         on=default_of("on") if args.on is None else args.on,
         seed=args.seed,
         fuse=args.fuse,
+        gpu_libraries=args.gpu_libraries,
         **sizes,
     )
 

@@ -94,7 +94,7 @@ def add_parser(subparsers: Any) -> None:
 
 BEHIND = ("--on", "--vary", "--budget", "--objective", "--price", "--csv", "--html", "--plot")
 """Flags that are distsim's even after the script, unless the script has one of that name."""
-OF_SCRIPT = ("nnodes", "nproc_per_node", "fuse", "fidelity")
+OF_SCRIPT = ("nnodes", "nproc_per_node", "fuse", "gpu_libraries", "fidelity")
 
 
 def rewritten(argv: Sequence[str]) -> list[str]:

@@ -314,6 +314,7 @@ class ScenarioSpec(FileTable):
     placeholder: float = _option("placeholder")
     fuse: bool = _option("fuse")
     strict_kernels: bool = _option("strict_kernels")
+    gpu_libraries: str | None = _option("gpu_libraries")
     silent: Silent | None = _option("silent")
     silent_allow: list[str] = Field(
         default_factory=list, description="KIND:TENSOR of silent findings that are known to be right"

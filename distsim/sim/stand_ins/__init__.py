@@ -11,7 +11,9 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-__all__ = ["LIBRARIES", "after_import", "contents", "is_module"]
+from distsim.errors import UsageError
+
+__all__ = ["LIBRARIES", "after_import", "contents", "is_module", "libraries_of"]
 
 LIBRARIES: dict[str, str | None] = {
     "flash_attn": "attention",
@@ -35,6 +37,21 @@ LIBRARIES: dict[str, str | None] = {
     "fbgemm_gpu": None,
 }
 """Module with the contents of each library. A library with None can be imported and is refused when called."""
+
+
+def libraries_of(text: str | None) -> frozenset[str] | None:
+    """Return the libraries that the option `gpu_libraries` names; None if it is not given.
+
+    Raises:
+        UsageError: There is no stand-in for one of them.
+    """
+    if text is None:
+        return None
+    names = [name.strip().replace("-", "_") for name in text.split(",")] if text != "none" else []
+    for name in names:
+        if name not in LIBRARIES:
+            raise UsageError(f"--gpu-libraries {name}: expected none, or some of {', '.join(LIBRARIES)}")
+    return frozenset(names)
 
 
 def is_module(name: str) -> bool:

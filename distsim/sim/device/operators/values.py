@@ -212,6 +212,8 @@ class ValuePolicy:
     """Whether functions under torch.compile are priced as fused kernels (`--fuse`)."""
     strict_kernels: bool = False
     """Whether a Triton kernel without a declared cost is refused (`--strict-kernels`)."""
+    libraries: frozenset[str] | None = None
+    """GPU libraries that can be imported; None: those whose ImportError the program does not catch."""
     SHAPES: ClassVar[ValuePolicy]
 
 

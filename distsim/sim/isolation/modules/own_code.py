@@ -191,10 +191,15 @@ def stand_in(name: str, installed: bool = False) -> importlib.machinery.ModuleSp
     process = current_process()
     if process is None or process.accelerators is None or _importer().partition(".")[0] == "torch":
         return None  # torch does without
+    libraries = process.world.data.libraries
     if name == "triton":
         _torch_does_without()
+    elif libraries is not None and library not in libraries:
+        if installed:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return None
     elif name == library:
-        if not installed and _is_optional():
+        if not installed and libraries is None and _is_optional():
             return None
         reason = f"the kernels of {library} need a GPU" if installed else f"{library} is not installed"
         process.world.note(
