@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,21 @@ def test_masks_select_nothing() -> None:
         return [x[x > 0].shape[0], (x > 0).nonzero().shape[0], x.masked_select(x > 0).shape[0]]
 
     assert distsim.simulate(selected, "dgx-h100:1", nproc_per_node=1).results == [[0, 0, 0]]
+
+
+@pytest.mark.parametrize("numel", [4, 80_000])
+def test_masks_of_finite_numbers_select_all(numel: int) -> None:
+    """Statistics leave out what is infinite or NaN: unknown numbers are neither, whatever their sign."""
+
+    def selected() -> list[Any]:
+        x = unknown(numel)
+        masks = [x.abs() < math.inf, x > -math.inf, torch.isfinite(x), ~x.isnan(), ~(x.isnan() | x.isinf()), x == x]
+        none = [x.isnan(), x == math.inf, torch.isfinite(x) & (x > 0)]
+        rows = x.view(2, -1)[torch.isfinite(x.view(2, -1))].quantile(0.5).shape
+        return [x[m].shape[0] for m in (*masks, *none)] + [x.masked_select(masks[0]).shape[0], rows]
+
+    (counts,) = distsim.simulate(selected, "dgx-h100:1", nproc_per_node=1).results
+    assert counts == [numel] * 6 + [0] * 3 + [numel, ()]
 
 
 D = torch.distributions

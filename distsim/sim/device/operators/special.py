@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -291,7 +292,8 @@ def _drawn_in_place(func: Any, draw: Callable[..., Any], target: Tensor, *args: 
 # for each element alike is noted at its storage (`_distsim_truth`): a check reads it, a mask that selects rows does
 # not. Of numbers that were drawn (`normal_`, `uniform_`) each stands for the one in the middle, so that a sampler that
 # draws again what lies out of bounds ends. Of two unknown tensors that are compared `all` holds and `any` does not
-# (`EITHER`). Of all other unknown truths nothing follows, and they are false. Each is a guess, and counted.
+# (`EITHER`). Of all other unknown truths nothing follows, and they are false. Each is a guess, and counted. A truth of
+# every finite number (`x.abs() < inf`, `~x.isnan()`) is no matter of the placeholder: a mask of it selects all rows.
 
 
 def _overloads(*packets: Any) -> frozenset[Any]:
@@ -300,6 +302,8 @@ def _overloads(*packets: Any) -> frozenset[Any]:
 
 EITHER = "either"
 """Unknown truth that passes every check: true for `all`, false for `any`."""
+ALWAYS, NEVER = "always", "never"
+"""Truths of every finite number."""
 Truth = bool | str | None
 _ALL = _overloads(aten.all)
 _ANY = _overloads(aten.any, aten._is_any_true)
@@ -339,7 +343,7 @@ def guess_truth(values: Values, func: Any, args: tuple[Any, ...]) -> Truth:
     guess."""
     if func in _ALL or func in _ANY:
         known_truth = _truths(values, args[0])
-        return func in _ALL if known_truth == EITHER else known_truth
+        return func in _ALL if known_truth == EITHER else _plain_truth(known_truth)
     return _guess(values, func, args)
 
 
@@ -368,15 +372,31 @@ def _guess(values: Values, func: Any, args: tuple[Any, ...]) -> Truth:
     if func is aten.isclose.default:
         return True
     if func in _ORDER and len(tensors) == 2 and all(values.host(t) is None for t in tensors):
-        return func in _EVEN if tensors[0] is tensors[1] else EITHER  # isfinite asks whether x == x
+        if tensors[0] is not tensors[1]:
+            return EITHER
+        return ALWAYS if func in _EVEN else NEVER  # isfinite asks whether x == x
     if func in _LOGIC and any(_truths(values, t) == EITHER for t in tensors):
         return EITHER
     plain = [_stand_in(values, a) for a in args]
     if any(a is None for a in plain):
         return None
     with torch.device("cpu"):
-        guessed = _PLAIN.get(func, func)(*plain)
-    return _one(guessed)
+        guessed = _one(_PLAIN.get(func, func)(*plain))
+    if guessed is None or not _is_of_finite_numbers(values, func, args, tensors):
+        return guessed
+    return ALWAYS if guessed else NEVER
+
+
+def _is_of_finite_numbers(values: Values, func: Any, args: tuple[Any, ...], tensors: list[Tensor]) -> bool:
+    """Return whether the truth that *func* computes is that of every finite number, not of the placeholder alone."""
+    if func in _LOGIC:
+        return all(values.host(t) is None and truth(t) in (ALWAYS, NEVER) for t in tensors)
+    is_infinite = func in _ORDER and isinstance(args[1], float) and math.isinf(args[1])
+    return (func in _CLASS or is_infinite) and values.host(tensors[0]) is None
+
+
+def _plain_truth(known_truth: Truth) -> Truth:
+    return known_truth == ALWAYS if known_truth in (ALWAYS, NEVER) else known_truth
 
 
 def _one(tensor: Tensor) -> bool | None:
@@ -398,7 +418,7 @@ def _stand_in(values: Values, value: Any) -> Any:
     if host is not None:
         return host
     if value.dtype is torch.bool:
-        known_truth = truth(value)
+        known_truth = _plain_truth(truth(value))
         return torch.tensor(known_truth, device="cpu") if isinstance(known_truth, bool) else None
     number = value.untyped_storage().__dict__.get("_distsim_typical", values.number(value.dtype))
     return torch.tensor(number, dtype=value.dtype, device="cpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from distsim.debug.records import HostWait
 from distsim.errors import NotSimulated
 from distsim.sim.device.operators import values
 from distsim.sim.device.operators.plan import MISTAKES, in_torchs_words, learn
-from distsim.sim.device.operators.special import Handler, Mode
+from distsim.sim.device.operators.special import ALWAYS, Handler, Mode, truth
 from distsim.torch_compat.device import DECOMPOSITION_TABLE, DISABLE_TORCH_DISPATCH, aten
 
 __all__ = [
@@ -356,6 +357,11 @@ def _copy(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def _nonzero(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Operators whose result is as large as the values say: the host waits for their number."""
     mode.synchronize(args[0])
+    mask = args[0]
+    if func is aten.nonzero.default and truth(mask) == ALWAYS and mode.values.host(mask) is None:
+        size = mask.numel(), mask.dim()
+        mode.launch_plain(mask.device, 8 * math.prod(size) + mask.nbytes)
+        return mode.carry(size, (1, mask.numel()), torch.int64, mask.device)
     return _sized(mode, func, args, kwargs, [_read_for_size(mode, func, a) for a in args])
 
 

@@ -315,7 +315,7 @@ class Values:
     def _placeholders(self, tensor: Tensor) -> Tensor:
         number = self.number(tensor.dtype)
         if tensor.dtype is torch.bool:
-            number = tensor.untyped_storage().__dict__.get("_distsim_truth") is True
+            number = tensor.untyped_storage().__dict__.get("_distsim_truth") in (True, "always")
         return filled(tensor.shape, number, tensor.dtype)
 
     def count(self, reader: str, where: Callable[[], Reading]) -> None:
