@@ -7,6 +7,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ from distsim.sim.processes.hosts import host_patches
 from distsim.sim.processes.ipc import sharing_patches
 from distsim.sim.processes.process_settings import unarmed_patches, usage_patches
 from distsim.sim.processes.signals import pid_patches, signal_patches
-from distsim.sim.processes.spawn import spawn_patches
+from distsim.sim.processes.spawn import spawn_patches, start_rank
 from distsim.sim.processes.threads import thread_patches
 from distsim.sim.rpc.patches import give_locks, rpc_patches
 from distsim.torch_compat.compiler import SET_IS_IN_MODE_WITHOUT_IGNORE_COMPILE_INTERNALS
@@ -211,7 +212,7 @@ _TABLE = PatchTable(
     future_patches,
     random_patches,
     environ_patches,
-    child_patches,
+    partial(child_patches, start_rank),
     pid_patches,
     host_patches,
     socket_patches,

@@ -243,8 +243,8 @@ def _with_real_pid(command: Any, pid: int) -> Any:
     ]
 
 
-def child_patches() -> list[tuple[Any, str, Any]]:
-    """Return patches (holder, attribute, replacement) for code that starts a program."""
+def child_patches(start_rank: Callable[[Any, Any, Mapping[str, str], Any], bool]) -> list[tuple[Any, str, Any]]:
+    """Return patches (holder, attribute, replacement) for code that starts a program; *start_rank* simulates ranks."""
     real_system, real_execute = os.system, subprocess.Popen._execute_child  # type: ignore[attr-defined]
     start = _on_all_cores(real_execute)
 
@@ -254,6 +254,9 @@ def child_patches() -> list[tuple[Any, str, Any]]:
             args = (*args[:6], dict(os.environ), *args[7:])
         if process is None:
             start(self, *args)
+            return
+        if current_task() is not None and start_rank(self, args[0], args[6], args[5]):
+            self._close_pipe_fds(*args[10:16])
             return
         command, gpus = _with_real_pid(args[0], os.getpid()), process.accelerators
         if gpus is not None:

@@ -14,11 +14,14 @@ import logging
 import multiprocessing.connection
 import multiprocessing.context
 import multiprocessing.process
+import os
 import pickle
+import re
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -41,7 +44,7 @@ from distsim.sim.processes.ipc import Sentinel, Shared, crossing, pipe_patches, 
 from distsim.sim.processes.signals import pid_of, send
 from distsim.sim.processes.threads import close_pools, thread_of
 
-__all__ = ["Program", "begin_multiprocessing", "end_children", "live", "spawn_patches"]
+__all__ = ["Program", "begin_multiprocessing", "end_children", "live", "spawn_patches", "start_rank"]
 
 
 def _start_no_rank() -> None:
@@ -75,21 +78,42 @@ def _new_child() -> SimProcess:
     return child
 
 
-class SimPopen:
+class ChildProcess:
+    """A simulated process as its parent sees it."""
+
+    def __init__(self, child: SimProcess) -> None:
+        self._child = child
+        self.pid = pid_of(child)
+        self.sentinel = Sentinel(child)
+        self.returncode: int | None = None
+
+    def poll_quietly(self, flag: int = 0) -> int | None:
+        if self._child.ended.triggered:
+            self.returncode = self._child.ending.exit_code
+        elif self.returncode is None and flag == 0:
+            require_task().poll(HostWait("a child process to end"))
+            if self._child.ended.triggered:
+                self.returncode = self._child.ending.exit_code
+        return self.returncode
+
+    def wait_for_end(self, timeout: float | None) -> None:
+        ranks = (self._child.rank,) if self._child.is_rank else ()
+        wait_for_any([self.sentinel], timeout, HostWait("its child processes to end", ranks))
+
+
+class SimPopen(ChildProcess):
     """Replacement for multiprocessing's `Popen`: one started child."""
 
     def __init__(self, process: Any, method: str) -> None:
         parent = require_task().process
         data, shared = self._pickled(process, must=method != "fork" and parent.program is not None)
-        child = self._child = _new_child()
+        child = _new_child()
+        super().__init__(child)
         child.family.is_forked = method == "fork"
         for item in shared:
             item.arrived(child)
         for pipe in parent.notes.pipes if method == "fork" else ():
             pipe.inherited(parent, child)
-        self.pid = pid_of(child)
-        self.sentinel = Sentinel(child)
-        self.returncode: int | None = None
         name, identity, config = process.name, process._identity, process._config
         as_forked = multiprocessing.process.BaseProcess.__new__(type(process))
         as_forked.__dict__.update(process.__dict__)  # `start` takes the target from the original
@@ -149,7 +173,7 @@ class SimPopen:
 
     def poll(self, flag: int = 0) -> int | None:
         asked_by = sys._getframe(1)
-        code = self._poll(flag)
+        code = self.poll_quietly(flag)
         if code is not None and asked_by.f_code.co_name != "_cleanup":  # multiprocessing's own, before each start
             self._child.family.is_noticed = True
             reader = asked_by.f_back if asked_by.f_code.co_name == "exitcode" else None
@@ -157,19 +181,10 @@ class SimPopen:
                 self._child.family.is_code_read = True  # by the program: torch's spawn raises for any that is not 0
         return code
 
-    def _poll(self, flag: int) -> int | None:
-        if self._child.ended.triggered:
-            self.returncode = self._child.ending.exit_code
-        elif self.returncode is None and flag == 0:
-            require_task().poll(HostWait("a child process to end"))
-            if self._child.ended.triggered:
-                self.returncode = self._child.ending.exit_code
-        return self.returncode
-
     def wait(self, timeout: float | None = None) -> int | None:
         if timeout == 0:
             return self.poll()
-        _wait_for(self._child, timeout)
+        self.wait_for_end(timeout)
         return self.poll(1)
 
     def terminate(self) -> None:
@@ -196,11 +211,6 @@ def end_child(child: SimProcess, number: signal.Signals) -> None:
         child.world.kill_process(child, number.name, -number)
 
 
-def _wait_for(child: SimProcess, timeout: float | None) -> None:
-    ranks = (child.rank,) if child.is_rank else ()
-    wait_for_any([Sentinel(child)], timeout, HostWait("its child processes to end", ranks))
-
-
 def begin_multiprocessing() -> None:
     """A new process has no children yet."""
     vars(multiprocessing.process).update(_children=set(), _process_counter=itertools.count(1))  # each process's anyway
@@ -213,7 +223,7 @@ def end_children(process: SimProcess) -> None:
             end_child(child, signal.SIGTERM)
     for child in process.family.children:
         if not child.ended.triggered:
-            _wait_for(child, None)
+            ChildProcess(child).wait_for_end(None)
 
 
 def _popen(real: Callable[..., Any], method: str) -> Any:
@@ -221,6 +231,107 @@ def _popen(real: Callable[..., Any], method: str) -> Any:
         return real(process) if current_task() is None else SimPopen(process, method)
 
     return staticmethod(make)
+
+
+# -- Ranks that a program starts as a command: Lightning runs its own script again with another LOCAL_RANK.
+
+
+def start_rank(popen: Any, command: Any, environ: Mapping[str, str], cwd: Any) -> bool:
+    """Simulate *command* for *popen* if it is a Python script to which the running program gives a rank.
+
+    Args:
+        popen: The `subprocess.Popen` that starts it.
+        command: The words of the command.
+        environ: The environment that the command is given.
+        cwd: The folder in which the command starts; None for the present one.
+
+    Returns:
+        Whether it was started.
+    """
+    task = require_task()
+    parent, rank = task.process, _given_rank(environ)
+    if parent.program is None or rank is None or rank == _given_rank(os.environ):
+        return False
+    program, arguments = _python_program(command, parent.program)
+    if program is None:
+        return False
+    world = parent.world
+    if rank == 0 or not parent.is_rank:
+        _start_no_rank()
+    if rank in world.rank_processes:
+        return False
+    world.widen(rank + 1)
+    task.flush()
+    given = {os.fsencode(name): os.fsencode(value) for name, value in environ.items()}
+    child: SimProcess = world.new_process(world.slots[rank], given, [program.path, *arguments], rank=rank)
+    changed = (name for name, value in given.items() if os.environb.get(name) != value)
+    child.changed_environ = dict(parent.changed_environ) | dict.fromkeys(changed)
+    folder = sys.path[0] if program is parent.program else os.path.dirname(program.path)
+    child.program, child.sys_path, child.family.parent = program, [folder, *sys.path[1:]], parent
+
+    def run() -> None:
+        if cwd is not None:
+            os.chdir(cwd)
+        program.run_in(child, "__main__")
+
+    world.note("the program starts other ranks as commands: they are simulated, and their output is not redirected")
+    if len(world.processes) == 2:
+        parent.stdout, parent.stderr = world.open_streams(parent)  # from now on with its number before each line
+    popen.ranks_process = ChildProcess(child)
+    popen.pid, popen._child_created = popen.ranks_process.pid, True
+    world.start_process(child, run)
+    return True
+
+
+def _given_rank(environ: Mapping[str, str]) -> int | None:
+    """Return the rank in *environ*; that on the node where the launcher knows no other."""
+    value = environ.get("RANK", environ.get("LOCAL_RANK", ""))
+    return int(value) if value.isdecimal() else None
+
+
+def _python_program(command: Any, own: Program) -> tuple[Program | None, list[str]]:
+    """Return the script that *command* runs by Python, the parent's program *own* or another, and its arguments."""
+    if isinstance(command, str | bytes | os.PathLike):
+        return None, []
+    name, *words = map(os.fsdecode, command)
+    if words[:1] == ["-u"]:
+        del words[0]
+    if not words or not re.fullmatch(r"python[\d.]*", os.path.basename(name)):
+        return None, []
+    if words[:2] == ["-m", own.module]:
+        return own, words[2:]
+    path = os.path.abspath(words[0])
+    if path == own.path and own.module is None:
+        return own, words[1:]
+    return (Program(path) if path.endswith(".py") and os.path.isfile(path) else None), words[1:]
+
+
+def _subprocess_patches() -> list[tuple[Any, str, Any]]:
+    """What `subprocess.Popen` asks of a rank that `start_rank` has started."""
+    real_poll, real_wait = subprocess.Popen._internal_poll, subprocess.Popen._wait  # type: ignore[attr-defined]
+
+    @functools.wraps(real_poll)
+    def poll(self: Any, *args: Any, **kwargs: Any) -> int | None:
+        child: ChildProcess | None = self.__dict__.get("ranks_process")
+        if child is None:
+            code: int | None = real_poll(self, *args, **kwargs)
+            return code
+        if current_task() is not None:
+            self.returncode = child.poll_quietly()
+        return child.returncode
+
+    @functools.wraps(real_wait)
+    def wait(self: Any, timeout: float | None) -> int:
+        child: ChildProcess | None = self.__dict__.get("ranks_process")
+        if child is None:
+            return int(real_wait(self, timeout))
+        child.wait_for_end(timeout)
+        self.returncode = child.poll_quietly(1)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return int(self.returncode)
+
+    return [(subprocess.Popen, "_internal_poll", poll), (subprocess.Popen, "_wait", wait)]
 
 
 def _torch_wrap(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -260,6 +371,7 @@ def spawn_patches() -> list[tuple[Any, str, Any]]:
 
     patches: list[tuple[Any, str, Any]] = [
         *pipe_patches(),
+        *_subprocess_patches(),
         (torch_spawn, "_wrap", _torch_wrap(torch_spawn._wrap)),
         (torch.distributed.launcher.api, "launch_agent", launch),
     ]

@@ -296,8 +296,7 @@ class World(Scheduler):
         if rank is not None:
             process.rank = rank
             self.rank_processes.setdefault(rank, process)
-            if self.launcher is not None:
-                self.world_size = max(self.world_size, rank + 1)
+            self.world_size = max(self.world_size, rank + 1)
         if self.cluster.node.num_gpus:
             process.accelerators = Accelerators(process, self.cluster.node.num_gpus)
         if self.silent is not None:
