@@ -1,7 +1,7 @@
-"""torch.distributed in virtual time: groups, works, stores, and where calls meet.
+"""torch.distributed in virtual time: groups, works, stores, and the meeting of calls.
 
-`group.py` is what torch calls; `arrival.py` one member's part in a call, `communicator.py` where the calls of a group
-meet; `gpu_work.py` puts those of tensors on a simulated GPU into streams.
+`group.py` has the groups that torch calls; `arrival.py` one member's part in a call, `communicator.py` the meeting
+of a group's calls; `gpu_work.py` puts calls on GPU tensors into streams.
 """
 
 from __future__ import annotations

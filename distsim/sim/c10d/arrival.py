@@ -1,4 +1,4 @@
-"""One member's part in a call of its group: its device, its tensors, and what the call writes into them."""
+"""One member's part in a call of its group: its device, its tensors, and the writing of its results."""
 
 from __future__ import annotations
 
@@ -52,8 +52,7 @@ class Reduction:
     `arrival.Arrival`s."""
 
     fold: Callable[[list[Any]], list[Tensor]]
-    """The members' inputs together; nothing is written yet. A NaN in one of them is in it; empty where they have no
-    plain memory."""
+    """Sum of the members' inputs before any output is written, to check for NaN. Empty if they have no plain memory."""
     write: Callable[[list[Any], list[Tensor]], None]
 
     def __call__(self, members: list[Any]) -> None:
@@ -75,7 +74,7 @@ def copy_into(target: Tensor, source: Tensor) -> None:
 
 
 def copy_into_all(targets: Tensors, source: Tensor) -> None:
-    """`copy_into` each of *targets*, in one step where they are plain."""
+    """Copy *source* into each of *targets*, in one step if they are plain tensors."""
     if torch.is_inference_mode_enabled() or not source.numel() or not all(_is_like(t, source) for t in targets):
         for target in targets:
             copy_into(target, source)
@@ -157,10 +156,10 @@ class Arrival:
     sums: list[tuple[int | None, int | None]] | None = None
     """Checksums of the inputs when the call was made, and how often torch had counted a write to each (guards.py)."""
     on_start: Callable[[], None] | None = None
-    """Called when the other members have come too: bytes move from now on."""
+    """Called when all members have arrived, before bytes move."""
 
     def start(self, now_s: float) -> None:
-        """The other members have come too, at *now_s*."""
+        """Note that all members have arrived at *now_s*."""
         self.record.started_s, self.record.state = now_s, State.STARTED
         if self.on_start is not None:
             self.on_start()
@@ -176,15 +175,18 @@ FIRST_BUS = 0x1B
 
 
 class OneEach:
-    """The GPUs that the members of a group brought to their calls. (A second GPU needs a second communicator: where it
-    is another member's, who has none, as where objects are gathered without torch.cuda.set_device, the job hangs.)"""
+    """The GPUs that the members of a group use in their calls.
+
+    A second GPU of a member needs a second communicator. If that GPU is used by another member (objects gathered
+    without torch.cuda.set_device), the job hangs in NCCL.
+    """
 
     def __init__(self) -> None:
         self._brought: dict[str, list[SimProcess]] = {}
         """Processes that work on a GPU, by the GPU's name on its node."""
 
     def bring(self, task: RankTask, device: Device) -> None:
-        """Raises DistBackendError where another member on the same node has brought the same GPU."""
+        """Record the GPU of a member. Raises DistBackendError if another member on the node uses the same GPU."""
         process = task.process
         gpu = _on_node(process, device.index)
         there = self._brought.setdefault(gpu, [])
@@ -205,7 +207,7 @@ class OneEach:
 
 
 def _on_node(process: SimProcess, index: int) -> str:
-    """The program may have left itself only some of the node's GPUs."""
+    """Return the GPU's name on its node. The program may have made only some of the node's GPUs visible."""
     if b"CUDA_VISIBLE_DEVICES" not in process.changed_environ:
         return str(index)
     visible = _parse_visible_devices()
@@ -289,8 +291,10 @@ def compute(members: Sequence[Arrival], data: Callable[[list[Any]], None]) -> No
 
 
 def _leave_as_is(side: HostSide) -> None:
-    """The outputs hold what they held before the call. DDP's reducer divides its buckets anew by numbers that it has
-    broadcast, and reads past their end where these are gone."""
+    """Keep the previous content of the outputs.
+
+    DDP's reducer sizes its buckets by numbers that it has broadcast, and reads beyond their end if these are lost.
+    """
     for tensor, before in zip(side.outputs, side.before, strict=True):
         _restore(tensor, before)
     side.outputs = []

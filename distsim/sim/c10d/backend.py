@@ -198,7 +198,7 @@ _real_rendezvous = c10d.rendezvous
 
 
 def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
-    """`init_process_group` begins: from here on a rank that waits waits in that call."""
+    """Wrap torch's rendezvous: from here on, a rank that waits waits in `init_process_group`."""
     caller = sys._getframe(1)
     if caller.f_code.co_name == "init_process_group" and caller.f_globals is vars(c10d):  # no world made by hand
         _joining(world_size if world_size >= 0 else int(os.environ.get("WORLD_SIZE", "-1")))
@@ -219,7 +219,7 @@ def _begins(meeting: OldMeeting, rank: int) -> None:
 
 
 def _asked(backend: Any) -> None:
-    """NCCL alone works on GPUs: that its ranks may be equal is known before the first waits for another."""
+    """Note a backend that works only on GPUs (NCCL), so that ranks may be sampled before the first of them waits."""
     task = current_task()
     name = str(backend).lower().removeprefix("cuda:")
     if task is not None and task.process.accelerators is not None and _family(name) == "nccl":
@@ -235,7 +235,7 @@ def _on_record(code: CodeType, innermost: bool) -> bool:
 
 
 def _raised(name: str, *args: Any, **kwargs: Any) -> Any:
-    """torch logs the exception that its public function *name* is about to raise: was the call refused, unrecorded?"""
+    """Record a call that torch's public function *name* refused before it reached a group."""
     task, error, op = current_task(), sys.exc_info()[1], FIRST_CALLS.get(name)
     if task is not None and error is not None and op is not None and not came_out(error, _on_record):
         given = kwargs
@@ -290,7 +290,7 @@ def _record(
 
 
 def _create(options: Any, backend_options: Any) -> SimGroup:
-    """torch asks for a group of backend `sim`."""
+    """Create a group of backend `sim` for torch."""
     task = current_task()
     if task is None:
         raise UsageError(
@@ -472,7 +472,7 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
 def _timeout_setter(real: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(real)
     def set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
-        """torch asks whether the group's backend is NCCL's class, which a build without CUDA does not have."""
+        """Set a group's timeout. torch's version tests for NCCL's class, which a build without CUDA lacks."""
         group = group or _get_default_group()
         if isinstance(group, SimGroup):
             group._set_default_timeout(timeout)
@@ -483,7 +483,10 @@ def _timeout_setter(real: Callable[..., None]) -> Callable[..., None]:
 
 
 def _split_refusal(real: Callable[..., Any]) -> Callable[..., Any]:
-    """NCCL splits groups, from torch 2.15 on gloo too; a simulated group says that it cannot, which torch reports."""
+    """Wrap a function of torch so that simulated groups say that they cannot be split, which torch reports.
+
+    NCCL splits groups, and from torch 2.15 on gloo does, too.
+    """
 
     @functools.wraps(real)
     def split_group(*args: Any, **kwargs: Any) -> Any:

@@ -30,7 +30,7 @@ __all__ = ["Communicator", "MonitoredBarrier", "monitored_barrier"]
 
 
 class MonitoredBarrier:
-    """The n-th monitored barrier of a group: who has come, and the word that lets them go."""
+    """The n-th monitored barrier of a group: the ranks that have arrived, and the event that releases them."""
 
     def __init__(self, env: simpy.Environment, size: int) -> None:
         self.size = size
@@ -53,9 +53,12 @@ def monitored_barrier(
     timeout: timedelta,
     wait_all_ranks: bool,
 ) -> None:
-    """Semantics and words of ProcessGroupGloo::monitoredBarrier in torch 2.13: rank 0 raises naming the
-    first missing rank (all of them with *wait_all_ranks*); the others learn that rank 0 failed. *record* is the call
-    of the calling member, number *me* of *size*; *meetings* are those of its group."""
+    """Run a monitored barrier with the semantics and texts of ProcessGroupGloo::monitoredBarrier in torch 2.13.
+
+    Rank 0 raises and names the first missing rank (all missing ranks with *wait_all_ranks*); the others learn that
+    rank 0 failed. *record* is the call of the calling member, number *me* of *size*; *meetings* are those of its
+    group.
+    """
     task = require_task()
     meeting = meetings.setdefault(record.seq, MonitoredBarrier(task.world.env, size))
     meeting.arrive(me, record)
@@ -156,7 +159,7 @@ class Communicator:
         self.gpus = OneEach()
 
     def _who_comes(self) -> Sequence[int]:
-        """Return the places of those whom a collective waits for."""
+        """Return the indices of the members for which a collective waits."""
         return range(len(self.group.ranks)) if self.stand_in is None else list(dict.fromkeys(self.stand_in))
 
     @property
@@ -210,7 +213,7 @@ class Communicator:
         transfer: Callable[[list[Arrival]], Transfer | None],
         data: DataFunction,
     ) -> None:
-        """Member *group_rank* makes collective *number*; the last to come starts it."""
+        """Add member *group_rank* to collective *number*; the last member starts it."""
         if self.world.lookahead is not None:
             return
         if self.stand_in is not None and self.stand_in[group_rank] != group_rank:
@@ -223,7 +226,7 @@ class Communicator:
             self._meet(number)
 
     def _meet(self, number: int) -> None:
-        """Start collective *number*, if all have come."""
+        """Start collective *number* if all members have arrived."""
         meeting = self._meetings[number]
         arrivals, data = meeting.arrivals, meeting.data
         if len(arrivals) < len(self._awaited):
@@ -252,7 +255,7 @@ class Communicator:
         moved.callbacks.append(lambda _: self._finish(members, data, came))
 
     def _finish(self, members: list[Arrival], data: DataFunction, came: list[Arrival]) -> None:
-        """*came*: those of *members* that arrived themselves."""
+        """Write the results of a collective. *came* are the *members* that arrived themselves."""
         if any(m.record.state is State.FAILED for m in came):
             return
         if not _all_there(came, lambda: self._finish(members, data, came)):
@@ -324,7 +327,7 @@ class Communicator:
         self._recvs.append(letter)
 
     def sends_to(self, index: int) -> None:
-        """A member sends to that at *index*, or receives from it: it has to be traced itself."""
+        """Note a message to or from the member at *index*, which must then be traced itself."""
         self.has_messages = True
         if self.stand_in is not None and self.stand_in[index] != index:
             self.world.traced.split_by(self.group)
@@ -364,8 +367,10 @@ class Communicator:
     # -- the end
 
     def break_up(self, error: BaseException, culprit: SimWork) -> None:
-        """A member gave up on a call: like gloo, the group's connections are closed and every
-        member that waits or comes later fails."""
+        """Close the group's connections because a member gave up on a call, as gloo does.
+
+        Every member that waits or calls later fails.
+        """
         if self.broken is None:
             self.broken = (
                 "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer "

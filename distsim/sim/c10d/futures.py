@@ -1,4 +1,4 @@
-"""Futures of works on simulated GPUs: their values are there when the stream has reached them."""
+"""Futures of works on simulated GPUs: their values are complete when the stream has reached them."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _CALLBACKS = 1
 
 
 def written(tensors: Iterable[Tensor], mark: Mark) -> None:
-    """A future has *tensors*, on GPUs, as its value: they are whole at *mark*."""
+    """Record that *tensors* on GPUs, the value of a future, are complete at *mark*."""
     for tensor in tensors:
         setattr(tensor.untyped_storage(), _AFTER, mark)
 
 
 def have_stream_wait(task: RankTask, value: object) -> None:
-    """*task* has waited for a future, whose *value* it is."""
+    """Make the current stream of *task* wait for *value*, because the task has waited for its future."""
     if not _uses_gpus(task):
         return
     for device, marks in _to_come(task, value):
@@ -104,7 +104,7 @@ def _free_stream(device: Device) -> StreamTimeline:
 
 
 def _on_streams(callback: Callable[[Any], Any], gives: bool) -> Callable[[Any], Any]:
-    """*callback* of a future as torch calls it; *gives*: what it returns is the value of another."""
+    """Wrap a future's *callback* as torch calls it. *gives* says that its result is the value of another future."""
 
     def called(future: Any) -> Any:
         task = current_task()
@@ -129,7 +129,7 @@ def _on_streams(callback: Callable[[Any], Any], gives: bool) -> Callable[[Any], 
 
 
 def _complete(task: RankTask, value: object, devices: Iterable[Device]) -> None:
-    """A future of *devices* has *value* from now on."""
+    """Set *value* as the value of a future of *devices*."""
     by_index = {device.index: device for device in devices}
     tensors = [tensor for tensor in _on_gpus(value) if tensor.device.index in by_index]
     for index in {tensor.device.index for tensor in tensors}:

@@ -105,7 +105,7 @@ _TYPES = {
     "all_to_all_single": "ALLTOALL_BASE",
     "barrier": "BARRIER",
 }
-"""c10d::opTypeToString, where it is not the name in capitals (ProcessGroup.cpp)."""
+"""Names of operations in c10d::opTypeToString if they are not the name in capitals (ProcessGroup.cpp)."""
 _SLACK_S = 1e-9
 LOOKS_EVERY_S = 0.1
 """torchrun's --monitor-interval."""
@@ -138,7 +138,7 @@ class Watchdog:
         """Virtual time of the watchdog's next check."""
 
     def watch(self, comm: Comm) -> None:
-        """A call was launched."""
+        """Watch a call that was launched."""
         if comm.expires_s < self._at_s:
             self._at_s = comm.expires_s
             self._device.process.world.at_deadline(self._at_s, self)
@@ -203,8 +203,11 @@ def _end(process: SimProcess, number: signal.Signals) -> None:
 
 
 def _launcher_looks(dead: SimProcess) -> None:
-    """torchrun's agent on that node sees it, and ends its other ranks: SIGTERM, and after a while SIGKILL for those
-    with a handler of their own (torch/distributed/elastic/agent/server/local_elastic_agent.py, `_stop_workers`)."""
+    """Act as torchrun's agent of the node that sees a dead rank and ends its other ranks.
+
+    It sends SIGTERM, and later SIGKILL to ranks with their own handler
+    (torch/distributed/elastic/agent/server/local_elastic_agent.py, `_stop_workers`).
+    """
     world, host = dead.world, dead.slot.host
 
     def others() -> list[SimProcess]:
@@ -307,7 +310,7 @@ class GpuWork(SimWork):
         return True
 
     def _let_go(self) -> None:
-        """The kernel that is still to run holds this work, and torch's holds no tensor."""
+        """Drop the tensors: the pending kernel keeps this work alive, and torch's work holds no tensors."""
         self.stash, self.flat = (), None
         if self._outputs:
             self._written, self._outputs = [weakref.ref(tensor) for tensor in self._outputs], []
@@ -330,7 +333,7 @@ class GpuWork(SimWork):
         return list(self._outputs) or [tensor for tensor in (ref() for ref in self._written) if tensor is not None]
 
     def get_future(self) -> Future[Any]:
-        """Done at once, as torch's is on a GPU: who waits for it makes a stream wait."""
+        """Return a future that is done at once, as torch's is on a GPU. Waiting for it makes a stream wait."""
         if self._future is None:
             self._future = Future()
             value = self.result()
@@ -377,7 +380,7 @@ class GroupStreams:
         """GPUs of earlier calls: NCCL has a communicator for each."""
 
     def device_of(self, task: RankTask, tensor: torch.Tensor | None) -> Device:
-        """Return the GPU that a call runs on, which no other member has."""
+        """Return the GPU on which a call runs, after checking that no other member uses it."""
         device = device_of(task, tensor)
         if device.index not in self._brought and tensor is not None and self._communicator.flavour == "nccl":
             self._communicator.gpus.bring(task, device)
@@ -389,7 +392,7 @@ class GroupStreams:
         return device.host.collective_s if self._batch is None else device.host.message_s
 
     def begin_batch(self) -> None:
-        """Calls from here on are one kernel (`_start_coalescing`, `batch_isend_irecv`)."""
+        """Start to collect calls into one kernel (`_start_coalescing`, `batch_isend_irecv`)."""
         self._batch = []
 
     def end_batch(self) -> GpuWork | None:
@@ -404,7 +407,7 @@ class GroupStreams:
         return last
 
     def finish(self, task: RankTask) -> None:
-        """The host waits until all that was launched has ended (ProcessGroupNCCL::shutdown: ncclCommFinalize)."""
+        """Make the host wait for all launched calls (ProcessGroupNCCL::shutdown: ncclCommFinalize)."""
         for (index, _), (_, mark) in list(self._last.items()):
             accelerators_of(task.process)[index].synchronize(task, mark)
 
@@ -455,7 +458,9 @@ class GroupStreams:
         return min(sum(rounds.values()), MOST_CHANNELS)
 
     def _stream(self, device: Device, peer: int) -> StreamTimeline:
-        """NCCL's stream of this group; of a pair of ranks for a message outside a batch, *peer* -1 where it is none."""
+        """Return NCCL's stream of this group, or of the pair of ranks for a message outside a batch (*peer* is not
+        -1).
+        """
         stream = self._streams.get((device.index, peer))
         if stream is None:
             label = self._communicator.group.label
@@ -527,6 +532,6 @@ class GroupStreams:
 
 
 def device_of(task: RankTask, tensor: torch.Tensor | None) -> Device:
-    """Return the GPU that a call runs on: its tensors', the current one where it has none."""
+    """Return the GPU on which a call runs: that of its tensors, or the current one if it has none."""
     index = task.cuda_device if tensor is None else tensor.device.index
     return accelerators_of(task.process)[index]

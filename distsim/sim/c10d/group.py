@@ -157,14 +157,14 @@ class SimGroup(Questions):
         self._timeout_error = partial(timeout_error, self.name())
 
     def shared_places(self, places: dict[int, int]) -> dict[int, int]:
-        """Return the one map of the group's members that says the same as *places*."""
+        """Return the one map equal to *places* that all members of the group share."""
         shared = self._communicator.places
         if shared is None:
             shared = self._communicator.places = places
         return shared if shared == places else places
 
     def refused(self, op: str, error: BaseException) -> None:
-        """A public function of torch.distributed refused a call of this group: it has no number, and has not come."""
+        """Record a call of this group that a public function of torch.distributed refused. It has no number."""
         task, process = require_task(), self._process
         task.flush()
         stack = call_stack(sys._getframe(1))
@@ -186,7 +186,7 @@ class SimGroup(Questions):
         process.made_call(record)
 
     def _host_group(self) -> SimGroup:
-        """Return the backend of tensors on the CPU, where a GPU's have another."""
+        """Return the backend of CPU tensors if it differs from that of GPU tensors."""
         if self.on_host is None:
             process, cpu = self._process, {"cpu": self._backends["cpu"]}
             there = self._communicator.on_host(algorithms(cpu["cpu"]))
@@ -371,7 +371,7 @@ class SimGroup(Questions):
         )
 
     def _arrive(self, arrival: Arrival, meet: Callable[[Arrival], None]) -> None:
-        """The world has caught up with a rank that waits for the call it has made."""
+        """Let a waiting rank's call arrive, once the world's clock has caught up with the rank's."""
         self._refuse_if_broken()
         self._number(arrival.record, arrival.outputs)
         meet(arrival)
@@ -455,7 +455,7 @@ class SimGroup(Questions):
     # -- helpers
 
     def shutdown(self) -> None:
-        """destroy_process_group: what the group's members have launched on GPUs ends first."""
+        """Finish the members' launched GPU work before destroy_process_group."""
         task = current_task()
         if task is not None and task.process is self._process:
             self._on_gpu.finish(task)
@@ -499,8 +499,10 @@ class SimGroup(Questions):
 
 
 def _inside(task: RankTask, record: CallRecord) -> CallRecord | None:
-    """Return the synchronous collective in which a thread is, of the group on which another makes *record*. (A
-    thread that waits for its GPU may wait for a call that another has launched.)
+    """Return the synchronous collective of the group in which another thread is while this one makes *record*, or
+    None.
+
+    A thread that waits for its GPU may wait for a call that another thread launched.
     """
     why = task.wait_reason
     if task.finished or record.is_p2p or not isinstance(why, CallWait):

@@ -29,7 +29,7 @@ _NAMES = {"send": "SEND", "recv": "RECV", "broadcast": "BROADCAST", "barrier": "
 
 
 def _hook_name(op: str) -> Any:
-    """Member of torch's `HookOpName` for one of our operations."""
+    """Return the member of torch's `HookOpName` for an operation."""
     kinds = ("all_reduce", "reduce_scatter", "reduce", "all_gather", "all_to_all", "scatter", "gather")
     name = _NAMES.get(op) or next(kind for kind in kinds if op.startswith(kind))
     return getattr(HOOK_OP_NAME.get(), name.upper().replace("L_", "L", 1))
@@ -87,7 +87,7 @@ class CallHooks:
         return finish
 
     def abort(self) -> None:
-        """The group is aborted."""
+        """Run the hooks for the group's abort."""
         for hook in list(self.on_abort.values()):
             hook()
 
@@ -133,7 +133,7 @@ def _reconfigure(self: Any, *args: Any) -> Any:
 
 
 def _add_ephemeral_timeout(self: Any, timeout: Any) -> None:
-    """A simulated call has its timeout from the start: the one of the group, or its own."""
+    """Do nothing: a simulated call has its timeout from the start, that of the group or its own."""
 
 
 _METHODS: dict[str, Any] = {
@@ -213,7 +213,7 @@ class Questions(dist.ProcessGroup):
         host, gpu = backends.get("cpu"), backends.get("cuda")
         self.has_two_backends = host is not None and gpu is not None and host != gpu
         self.on_host: Questions | None = None
-        """The backend of tensors on the CPU, where they have one of their own; made when first used."""
+        """Backend of CPU tensors if they have a separate one; created when first used."""
         self._timeout = timeout
         self._explicit = explicit_timeout
         self._store = store
@@ -232,7 +232,7 @@ class Questions(dist.ProcessGroup):
     _get_backend_name = name
 
     def backend_config(self) -> str:
-        """`nccl`, or `cpu:gloo,cuda:nccl` where they differ by device."""
+        """Return `nccl`, or `cpu:gloo,cuda:nccl` if backends differ by device."""
         if len(set(self._backends.values())) < 2:
             return self.name()
         return ",".join(f"{device}:{backend}" for device, backend in self._backends.items())
@@ -246,7 +246,7 @@ class Questions(dist.ProcessGroup):
         return self._group.description
 
     def _set_group_name(self, name: str) -> None:
-        """Known since the group was made."""
+        """Do nothing: the name is known since the group was created."""
 
     _set_group_desc = _set_group_name
 
@@ -299,7 +299,7 @@ class Questions(dist.ProcessGroup):
         raise NotSimulated("ProcessGroup.mem_allocator", "allocate with torch.empty(..., device='cuda')")
 
     def eager_connect_single_device(self, device: torch.device | None) -> None:
-        """The members have met when the group was made."""
+        """Do nothing: the members met when the group was created."""
 
     def comm_split_count(self) -> int:
         return 0

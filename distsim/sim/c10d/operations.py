@@ -27,11 +27,11 @@ __all__ = ["OPERATIONS", "Operation", "algorithms", "as_gloo_sees"]
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One collective: how its network transfer looks and what it does to the members' tensors."""
+    """One collective: its network transfer, and its effect on the members' tensors."""
 
     data: Callable[[list[Arrival]], None]
     network_op: str | None = None
-    """The operation whose algorithm the network runs, where it is not this one's own name."""
+    """Operation whose algorithm the network runs, if it differs from this one."""
 
     def transfer(self, communicator: Communicator, flavour: str, members: list[Arrival]) -> Transfer:
         first = members[0]
@@ -54,7 +54,7 @@ def algorithms(backend: str) -> str:
 
 
 def _splits(members: list[Arrival]) -> tuple[tuple[int, ...], ...] | None:
-    """Return bytes from each member to each; None if all are equal."""
+    """Return the bytes from each member to each other; None if all are equal."""
     rows = []
     for member in members:
         if member.record.op == "all_to_all":
@@ -67,7 +67,7 @@ def _splits(members: list[Arrival]) -> tuple[tuple[int, ...], ...] | None:
 
 
 def _sent(member: Arrival, num_members: int) -> tuple[int, ...]:
-    """Return rows of all_to_all_single's input for each member."""
+    """Return the rows of all_to_all_single's input for each member."""
     return member.record.input_splits or even_shares(member.inputs[0], num_members)
 
 
@@ -96,7 +96,10 @@ def _broadcast(members: list[Arrival]) -> None:
 
 
 def _all_reduce(members: list[Arrival], totals: list[Tensor]) -> None:
-    """*totals*: all of them before anything is written: one tensor may be there twice, or overlap another."""
+    """Write *totals* to the members' outputs.
+
+    All totals are computed before anything is written, because one tensor may occur twice or overlap with another.
+    """
     if any(tensor.is_sparse for tensor in members[0].inputs):
         for position in range(len(members[0].inputs)):
             _all_reduce_sparse(members, position)
@@ -144,7 +147,7 @@ def _all_gather(members: list[Arrival]) -> None:
 
 
 def _all_gather_coalesced(members: list[Arrival]) -> None:
-    """Outputs are flat: output_lists[rank][position]."""
+    """Write the flat outputs: output_lists[rank][position]."""
     sources = [tensor.detach().clone() for member in members for tensor in member.inputs]
     for _, member in _there(members):
         for target, source in zip(member.outputs, sources, strict=True):
@@ -152,7 +155,7 @@ def _all_gather_coalesced(members: list[Arrival]) -> None:
 
 
 def _all_gather_into(members: list[Arrival]) -> None:
-    """One output for each input: the members' inputs one behind the other."""
+    """Write one output for each input: the members' inputs one after the other."""
     positions = range(len(members[0].inputs))
     wholes = [torch.cat([m.inputs[position].detach().reshape(-1) for m in members]) for position in positions]
     for _, member in _there(members):
@@ -253,9 +256,14 @@ _LOSES_CONJUGATES = frozenset({"reduce", "reduce_scatter"})
 
 
 def as_gloo_sees(call: MethodCall, flavour: str, rank: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Inputs and outputs of *call* on *rank* of the group as the memory behind them. Raises
-    `NotSimulated` where gloo's answer is undefined. *flavour*: the backend, of which gloo alone adds up bools as bytes,
-    and divides an all_to_all_single by elements where no splits are given."""
+    """Return inputs and outputs of *call* on *rank* as plain memory, as gloo treats them.
+
+    *flavour* is the backend. Only gloo adds up bools as bytes, and divides an all_to_all_single without splits by
+    elements.
+
+    Raises:
+        NotSimulated: gloo's result would be undefined.
+    """
     seen = _seen(call.key[0], rank, call.inputs, call.outputs)
     if flavour not in ("gloo", "sim"):
         return seen

@@ -72,8 +72,10 @@ _BITWISE = frozenset({"BAND", "BOR", "BXOR"})
 
 
 def refuse(call: MethodCall, flavour: str) -> RuntimeError | None:
-    """Raise what the backend raises for these dtypes, devices and this reduction; return it where gloo finds it in its
-    own thread, so that an asynchronous call's handle is the first to say it."""
+    """Raise the backend's error for these dtypes, devices and reduction.
+
+    Return the error if gloo finds it in its own thread, so that an asynchronous call reports it through its handle.
+    """
     op, number, tensors = call.key[0], call.key[4], (*call.inputs, *call.outputs)
     for tensor in tensors:
         if not (tensor.is_cpu or tensor.is_meta or tensor.is_cuda):
@@ -146,7 +148,7 @@ def _refused_by_gloo(op: str, dtype: torch.dtype, name: str | None, number: int 
 
 
 def _refuse_as_nccl(op: str, tensors: Sequence[Tensor]) -> None:
-    """ProcessGroupNCCL.cpp: `check_gpu_single_tensor`, `getNcclDataType`."""
+    """Raise NCCL's errors (ProcessGroupNCCL.cpp: `check_gpu_single_tensor`, `getNcclDataType`)."""
     for tensor in tensors:
         if not tensor.is_cuda or tensor.is_sparse:
             raise ValueError("Tensors must be CUDA and dense")
@@ -161,7 +163,9 @@ def _scalar(dtype: torch.dtype) -> str:
 
 
 def _refuse_as_mpi(dtype: torch.dtype, name: str | None) -> None:
-    """MPI has no halves; ProcessGroupMPI.cpp maps four operations to MPI's, and complex numbers have no order."""
+    """Raise MPI's errors: it has no half precision, only four operations (ProcessGroupMPI.cpp), and no order of
+    complex numbers.
+    """
     if dtype not in _MPI_TYPES:
         raise RuntimeError(f"MPI process group does not support {dtype} tensors")
     if name not in (None, "SUM", "PRODUCT", "MIN", "MAX") or (dtype.is_complex and name in ("MIN", "MAX")):
@@ -329,7 +333,7 @@ def _single(op: str, tensors: Sequence[Tensor]) -> None:
 
 
 def _equal_lists(op: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor], size: int) -> None:
-    """all_gather's and gather's: *size* outputs like the one input."""
+    """Check the lists of all_gather and gather: *size* outputs like the one input."""
     _single(op, inputs)
     if len(outputs) != size:
         raise RuntimeError(
@@ -380,7 +384,7 @@ def _reduce_scatter_lists(inputs: Sequence[Tensor], output: Tensor, size: int) -
 
 
 def _scaled(op: str, large: Tensor, small: Tensor, size: int) -> None:
-    """all_gather_into_tensor and reduce_scatter_tensor: *large* holds *size* times *small*."""
+    """Check all_gather_into_tensor and reduce_scatter_tensor: *large* must be *size* times as large as *small*."""
     if large.dtype != small.dtype:
         raise RuntimeError(
             f"ProcessGroupGloo::{op}: invalid tensor type at index 0 (expected {small.dtype}, got {large.dtype})"
@@ -415,9 +419,9 @@ def _splits(tensor: Tensor, splits: Sequence[int], size: int) -> None:
 
 
 def _even_elements(given: Tensor, output: Tensor, size: int) -> None:
-    """Refuse an uneven division of elements.
+    """Raise an error for an uneven division of elements.
 
-    gloo divides the memory, whatever the rows are, and reads a remainder from beyond it. Since torch 2.14 whole rows
+    gloo divides the memory regardless of rows, and reads a remainder from beyond it. Since torch 2.14, whole rows
     are required.
     """
     if not HOOK_OP_NAME.exists() and given.numel() == output.numel() and _rows(given) % size:
@@ -432,7 +436,7 @@ def _even_elements(given: Tensor, output: Tensor, size: int) -> None:
 
 
 def even_shares(tensor: Tensor, size: int) -> tuple[int, ...]:
-    """The rows each of *size* members gets (or sends) where a program gives no splits."""
+    """Return the rows that each of *size* members receives (or sends) if the program gives no splits."""
     rows = _rows(tensor)
     if rows % size:
         raise RuntimeError("Tensor's dim 0 does not divide equally across group size")

@@ -29,7 +29,7 @@ __all__ = ["ProcessGroupNCCL", "Rendezvous", "connect_error", "meeting_place", "
 
 @dataclass(eq=False)
 class Rendezvous:
-    """One world, and who has come so far."""
+    """One world, and the processes that have joined it so far."""
 
     size: int
     is_default: bool
@@ -46,7 +46,7 @@ class Rendezvous:
         return other is not None and not other.alive
 
     def join(self, rank: int, process: SimProcess) -> None:
-        """*process* comes as *rank*; UsageError where another has come as the same."""
+        """Let *process* join as *rank*. Raises UsageError if another process has joined with the same rank."""
         other = self.members.setdefault(rank, process)
         if other is not process:
             raise UsageError(
@@ -66,7 +66,7 @@ class Rendezvous:
         self.ranks = tuple(there.get(rank, rank) for rank in range(self.size))
 
     def in_job(self, group: Group) -> Group:
-        """*group*, whose ranks are this world's, in the job's numbers."""
+        """Return *group*, whose ranks are this world's, with the job's ranks."""
         ranks = tuple(self.ranks[rank] for rank in group.ranks)
         return group if ranks == group.ranks else Group(group.name, group.description, ranks)
 

@@ -377,12 +377,12 @@ class _File:
                 del self._stores[self._address]
 
     def leave(self) -> None:
-        """The file stays: its holder is gone without a word."""
+        """Keep the file when its holder ends without closing it."""
         self._is_open = False
 
 
 def close_files(process: SimProcess) -> None:
-    """A process that ends closes its FileStores; a forked child leaves by os._exit, which closes none."""
+    """Close the FileStores of a process that ends. A forked child leaves by os._exit, which closes none."""
     files, process.notes.file_stores = process.notes.file_stores, {}
     for file in files.values():
         if process.family.is_forked:
@@ -399,8 +399,10 @@ def _has_content(path: str) -> bool:
 
 
 class FileStore(SimStore):
-    """`torch.distributed.FileStore`: ranks that name the same path share it. The file is there and goes as
-    torch's does, and stays empty."""
+    """Simulated `torch.distributed.FileStore`, shared by ranks that name the same path.
+
+    The file is created and deleted as torch's is, and stays empty.
+    """
 
     _absent = "Wait timeout"
     _shown_prefix = ""
@@ -539,7 +541,7 @@ class TCPStore(SimStore):
 
 
 def _waiting(task: RankTask, why: Wait) -> Wait:
-    """A store opened by init_process_group is waited for in that call."""
+    """Return the wait for a store; if init_process_group opened it, the wait for that call."""
     joining = task.process.notes.joining
     return why if joining is None else CallWait(joining)
 

@@ -140,7 +140,7 @@ class SimWork(Work):
         return self._explicit
 
     def give_up(self, limit_s: float | None = None) -> BaseException:
-        """The call has not ended in *limit_s* (None: as long as its group allows)."""
+        """Return the error of a call that has not ended in *limit_s* (None: the group's timeout)."""
         error = self._timeout_error(self.record, self._timeout_s if limit_s is None else limit_s)
         self._error = self._error or error
         self.record.state = State.FAILED
@@ -202,7 +202,7 @@ class SimWork(Work):
         return _OP_TYPES.get(self.record.op, 100)
 
     def synchronize(self) -> None:
-        """CPU tensors need no stream: nothing to do (as on gloo)."""
+        """Do nothing, as on gloo: CPU tensors need no stream."""
 
     def block_current_stream(self) -> None:
         if self.process.accelerators is None:
@@ -254,7 +254,7 @@ class SimWork(Work):
             self._was_waited_for()
 
     def fail(self, error: BaseException) -> None:
-        """The call ends with *error* (scheduler side)."""
+        """End the call with *error*; called by the scheduler."""
         if self._error is None and not self.done.triggered:
             self._error = error
             self.record.state = State.FAILED

@@ -40,7 +40,13 @@ class CpuRates:
         slowed: Callable[[Any, float, float], float] | None = None,
         keeps_slices: bool = False,
     ) -> None:
-        """*slowed*: what a planted fault makes of a time (see Fault.compute_s). *keeps_slices*: for a trace."""
+        """Args:
+        flops_per_s: Flop/s of the rank's share of the CPU.
+        memory_bytes_per_s: Memory bandwidth of that share.
+        op_overhead_s: Host time of each operator.
+        slowed: Applies injected faults to a time (see `Fault.compute_s`).
+        keeps_slices: Whether to keep the times of operators for a trace.
+        """
         self._flops_per_s = flops_per_s
         self._bytes_per_s = memory_bytes_per_s
         self._overhead_s = op_overhead_s

@@ -101,8 +101,9 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """torch would wrap `__torch_dispatch__` in a guard against being compiled, at 3 us a call; `_not_compiled`
-        costs nothing."""
+        """Keep torch from wrapping `__torch_dispatch__` against compilation, at 3 us a call; `_not_compiled` does it
+        for free.
+        """
         return False
 
     def __torch_dispatch__(
@@ -186,7 +187,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         return NotImplemented
 
     def _saw_operator(self, number: int | None) -> None:
-        """Say to what compares equal ranks which operator this was."""
+        """Report the operator to the comparison of equal ranks."""
         traced = self._task.world.traced
         if traced.counts and self._task not in traced.apart:
             traced.saw_operator(self._process.rank, number)
@@ -216,7 +217,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         return plan
 
     def _compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], base: int, plan: OperatorPlan) -> Any:
-        """Launch the kernels of *plan*; their result with its memory, and its values where they are known."""
+        """Launch the kernels of *plan*, and return their result with its memory, and its values if they are known."""
         task, accelerators = self._task, self._process.accelerators
         for path, size in plan.grown:
             with self:
@@ -285,7 +286,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
             fusion.is_read(values)
 
     def _launches(self, seconds: float) -> None:
-        """The host takes so long for it, and longer where the operating system takes the CPU away."""
+        """Spend the host's time for a launch, which is longer if an injected fault takes the CPU away."""
         task = self._task
         if self._delayed is not None:
             seconds = self._delayed(self._process, task.now_s(), seconds)
@@ -445,17 +446,17 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         return self.carry(out.size, out.stride, out.dtype, device)
 
     def launch_plain(self, device: torch.device, nbytes: int) -> None:
-        """A kernel that reads and writes *nbytes* and does nothing else."""
+        """Launch a kernel that only reads and writes *nbytes*."""
         self.launch(device, self.gpu(device).plain_cost(nbytes), aten.copy_.default)
 
     def launch(self, device: torch.device, cost: Cost, name: Any) -> None:
-        """The kernels of one operator, on the current stream."""
+        """Launch the kernels of one operator on the current stream."""
         gpu = self.gpu(device)
         self._launches(gpu.host.operator_s)
         gpu.launch(current_stream(self._task, gpu), cost, self._task, name)
 
     def copy_time(self, tensor: Tensor, to_host: bool, blocking: bool) -> None:
-        """A transfer over PCIe on the current stream; the host waits where torch's would."""
+        """Launch a transfer over PCIe on the current stream. The host waits if it does in torch."""
         gpu = self.gpu(tensor.device)
         self._launches(gpu.host.operator_s)
         nbytes = tensor.numel() * tensor.element_size()
@@ -468,7 +469,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
             moved_to_gpu(nbytes)
 
     def synchronize(self, tensor: Tensor) -> None:
-        """The host waits for the current stream of *tensor*'s GPU."""
+        """Make the host wait for the current stream of *tensor*'s GPU."""
         gpu = self.gpu(tensor.device)
         stream = current_stream(self._task, gpu)
         gpu.synchronize(self._task, gpu.timeline.mark(stream, self._task.now_s()))
@@ -496,7 +497,7 @@ _UNINITIALIZED = frozenset(
                    aten.new_empty_strided)
     for overload in packet.overloads() if "out" not in overload
 )  # fmt: skip
-"""Operators that return uninitialized memory, which reads as zeros, as new memory of a GPU mostly does."""
+"""Operators that return uninitialized memory. It reads as zeros here, as new GPU memory usually does."""
 
 
 def _precision() -> tuple[str, str]:
@@ -506,8 +507,10 @@ def _precision() -> tuple[str, str]:
 
 
 def _not_compiled(function: Any) -> None:
-    """Keep torch's compiler off *function* and what it calls: inside a mode none is active, and it would take them for
-    the user's."""
+    """Exclude *function* and the functions that it calls from torch.compile.
+
+    Inside a dispatch mode no mode is active, so the compiler would treat them as the user's code.
+    """
     leave = leaves_code()
     if leave is not None:
         leave(function.__code__)

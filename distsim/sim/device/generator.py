@@ -135,7 +135,9 @@ class CudaGenerator(torch.Generator):
 
 
 def _mixed(seed: int, offset: int) -> int:
-    """Another seed for each offset: the host's generator looks at 32 bits of it only (splitmix64's last steps)."""
+    """Return a different seed for each offset (the last steps of splitmix64), because the host's generator uses only
+    32 bits.
+    """
     mixed = (seed + 0x9E3779B97F4A7C15 * offset) & (1 << 64) - 1
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & (1 << 64) - 1
     return (mixed ^ mixed >> 27) >> 16 & (1 << 32) - 1

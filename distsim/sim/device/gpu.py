@@ -1,4 +1,4 @@
-"""One simulated GPU of one process: its streams, its memory, and what the process has done with it."""
+"""One simulated GPU of one process: its streams, its memory, and the work of the process on it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CUDA_VERSION = "12.8"
 SAMPLE_S = 1 / 6
 """Seconds over which NVML computes its utilization: "between 1 second and 1/6 second, depending on the product"."""
 KERNELS = "the kernels of its GPU"
-"""What a host waits for if none of its kernels is a call with other ranks; such a wait ends by itself."""
+"""Text for the wait of a host if none of its kernels is a call with other ranks. Such a wait always ends."""
 
 
 class Held:
@@ -141,7 +141,7 @@ class Device:
 
     @property
     def host(self) -> HostCpu:
-        """CPU costs of launching work on it."""
+        """Return the CPU costs of launching work on the device."""
         return self._accelerators.host
 
     def new_stream(self, name: str) -> StreamTimeline:
@@ -193,14 +193,16 @@ class Device:
         return comm.behind
 
     def finish(self, task: RankTask) -> None:
-        """The process ends: what it has begun with others ends before. (CUDA would break it off, and nobody would hear
-        of a call that never could end.)"""
+        """Finish pending communication when the process ends.
+
+        CUDA would abort it, and a call that can never end would not be reported.
+        """
         for comm in list(self.comms):
             if comm.behind is not None and not any(record.state is State.FAILED for record in comm.records):
                 self.synchronize(task, comm.behind)
 
     def ended(self, comm: Comm) -> None:
-        """The network has moved the last byte of *comm*."""
+        """End the kernel *comm*: the network has moved its last byte."""
         self.comms.remove(comm)
         self.call_ended()
         self.timeline.end(comm)
@@ -212,7 +214,7 @@ class Device:
                 task.request.why = self.why()
 
     def why(self) -> Wait:
-        """Return what the host waits for."""
+        """Return the wait of the host, for reports."""
         for comm in self.comms:
             if comm.record is not None:
                 return CallWait(open_call(comm))
@@ -237,9 +239,12 @@ class Device:
             self._waiting.remove(task)
 
     def copied_to(self, task: RankTask, mark: Mark) -> None:
-        """The host waits until *mark*, the end of what it copies to an idle GPU. Where nobody else has a part in when
-        that is, its rank goes on at once: a model is then moved to its GPU by one rank after another, and the weights
-        of all ranks are not on this host at a time."""
+        """Make the host wait for *mark*, the end of a copy to an idle GPU.
+
+        If no other rank can influence that time, the rank continues at once on its own clock. Models are then moved
+        to their GPUs by one rank after another, and the weights of all ranks are not in host memory at the same
+        time.
+        """
         foreseen_s = None
         if not any(not other.finished for other in self.process.tasks if other is not task):
             foreseen_s = self.timeline.foresee(mark)
@@ -252,7 +257,7 @@ class Device:
         self.process.times.idle_s += waited_s
 
     def marks(self, now_s: float) -> list[Mark]:
-        """The ends of all streams as they have been filled."""
+        """Return marks at the current ends of all streams."""
         self.put_held_back()
         return [self.timeline.mark(stream, now_s) for stream in self.streams if stream.items]
 
@@ -335,8 +340,8 @@ class Device:
         self._deferred = left
 
     def utilization(self, now_s: float) -> int:
-        """Return the percentage of the last sample of time in which a kernel ran, one that waits for others
-        included.
+        """Return the percentage of the last sampling period in which a kernel ran, including kernels that wait for
+        other ranks.
         """
         self.timeline.catch_up()
         begin_s = max(0.0, now_s - SAMPLE_S)
@@ -355,7 +360,7 @@ def _succeed(event: simpy.Event) -> None:
 
 
 def out_of_memory(device: Device, nbytes: int) -> torch.OutOfMemoryError:
-    """torch's words (c10/cuda/CUDACachingAllocator.cpp, `malloc`)."""
+    """Return torch's out-of-memory error (c10/cuda/CUDACachingAllocator.cpp, `malloc`)."""
     memory, model = device.memory, device.model
     total, used = model.memory_bytes, memory.reserved + model.context_bytes
     allowed = "" if memory.allowed >= memory.capacity else f"{_size(memory.allowed)} allowed; "
@@ -372,7 +377,7 @@ def out_of_memory(device: Device, nbytes: int) -> torch.OutOfMemoryError:
 
 
 def _size(nbytes: int) -> str:
-    """`format_size` of the allocator."""
+    """Return a size as the allocator's `format_size` does."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if nbytes >= unit:
             return f"{nbytes / unit:.2f} {name}"
@@ -431,7 +436,7 @@ def described(model: Gpu, state: Sequence[tuple[int, int]], now_s: float = 0.0, 
 
 
 class Accelerators:
-    """The GPUs of one process, as many as its node has, made when first used."""
+    """The GPUs of one process: all GPUs of its node, created when first used."""
 
     TOOLS = os.path.join(os.path.dirname(__file__), "tools")
     """Folder on each rank's PATH with imitations of the driver's programs."""
@@ -445,7 +450,7 @@ class Accelerators:
         self.count = count
         """Number of GPUs that the process sees."""
         self.used = False
-        """Value of torch.cuda.is_initialized(), also true if torch only asked for the current stream."""
+        """Value of torch.cuda.is_initialized(). It is also true if torch only read the current stream."""
         self.works = False
         """Whether the process has selected a GPU or put a tensor on one."""
         self.queued: list[Callable[[], None]] = []
@@ -473,11 +478,11 @@ class Accelerators:
 
     @functools.cached_property
     def host(self) -> HostCpu:
-        """CPU costs of launching work on this cluster."""
+        """Return the CPU costs of launching work on this cluster."""
         return host_of(self.process.world.cluster.cpu.model, self.model.host_op_s)
 
     def works_on_host(self, task: RankTask, seconds: float) -> None:
-        """The host of *task* launches work for so long."""
+        """Spend *seconds* of the host of *task* on launching work."""
         task.debt_s += seconds
         self.steps.host_s += seconds
 
@@ -501,7 +506,7 @@ class Accelerators:
         return device
 
     def begin(self) -> None:
-        """The process uses its GPUs from now on (torch.cuda.init)."""
+        """Initialize the GPUs of the process (torch.cuda.init)."""
         if not self.used:
             _first_use()
             self.used = Accelerators.some_used = True
@@ -510,7 +515,7 @@ class Accelerators:
                 call()
 
     def begin_work(self) -> None:
-        """The process works on GPUs, not only on the host beside them: its ranks may be looked at as equal."""
+        """Note that the process works on GPUs, so that its ranks may be compared for equality and sampled."""
         if not self.works:
             self.works = True
             self.process.world.traced.uses_gpu()
@@ -524,7 +529,7 @@ class Accelerators:
             self._note_nccl_settings()
 
     def _note_nccl_settings(self) -> None:
-        """Name what the environment sets of NCCL and no simulated time follows."""
+        """Report NCCL settings in the environment that do not change any simulated time."""
         world = self.process.world
         for note in world.cluster.nccl.ignored(os.environ):
             world.note(note)

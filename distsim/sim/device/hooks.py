@@ -61,7 +61,7 @@ _COMPATIBLE = HAS_COMPATIBLE_SHALLOW_COPY_TYPE.get()
 _make = MAKE_WRAPPER_SUBCLASS.get()
 _empty = torch.empty
 _HOST = torch.device("cpu")
-"""Said wherever we make a tensor of our own: the program may have chosen another default (torch.set_default_device)."""
+"""The CPU. It is named for every tensor created here, because the program may have set another default device."""
 
 
 def carrier(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -72,8 +72,7 @@ def carrier(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, devi
 
 
 def under_meta(func: Any, args: Any, kwargs: Any) -> Any:
-    """Call *func*, an operator that makes a view or changes what a tensor looks like, by its meta kernel: it shares
-    storages and computes nothing."""
+    """Call *func*, a view or metadata operator, by its meta kernel, which shares storages and computes nothing."""
     with _DisableTorchDispatch(), _PreserveDispatchKeyGuard():
         _set_meta_in_tls_dispatch_include(True)
         return func(*args, **kwargs)
@@ -129,7 +128,7 @@ _kept: list[object] = []
 
 
 def _for_ever(value: object) -> None:
-    """C++ points to it until the process is gone, later than Python's own end."""
+    """Keep *value* alive until the process ends, because C++ refers to it longer than Python runs."""
     _kept.append(value)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
@@ -164,9 +163,9 @@ class _Parts:
         self.hooks = self._make_hooks(interface)
 
     def _make_guard(self) -> int:
-        """Return the address of a device guard without members, whose events are ours.
+        """Return the address of a device guard without members, whose events are simulated.
 
-        torch's own stand-in belongs to the thread that asked for it, and dies with that thread.
+        torch's own stand-in belongs to the thread that created it, and is destroyed with that thread.
         """
         none = ctypes.CFUNCTYPE(ctypes.c_byte, _Word)(lambda _: 0)
         _for_ever(none)
@@ -193,7 +192,9 @@ class _Parts:
         return ctypes.addressof(ours)
 
     def _make_hooks(self, interface: int) -> int:
-        """Return the table of functions at *interface*, but that it is built, available and begun."""
+        """Return the table of functions at *interface*, except that CUDA is reported as built, available and
+        initialized.
+        """
         yes = ctypes.CFUNCTYPE(ctypes.c_bool, _Word)(lambda _: True)
         _for_ever(yes)
         table = _words(_BEFORE + _HOOK_SLOTS)
@@ -237,7 +238,7 @@ class _Looks(TorchDispatchMode):  # type: ignore[misc,valid-type]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """torch would import its compiler for that."""
+        """Return False; otherwise torch would import its compiler."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Tensor:
@@ -263,8 +264,13 @@ _accelerator = ACCELERATOR_GET_ACCELERATOR.get()
 
 @functools.cache
 def tested() -> None:
-    """Once, when a GPU is used for the first time (it imports torch.distributed.tensor, for a second): NotSimulated
-    where torch does not take its tensors for an accelerator's. Within `accepted()`, in any state of the thread."""
+    """Test once, when a GPU is first used, whether torch accepts simulated tensors as an accelerator's.
+
+    It imports torch.distributed.tensor, which takes a second. Call it within `accepted()`.
+
+    Raises:
+        NotSimulated: torch does not accept them.
+    """
     engine = _execution_engine  # torch.autograd.backward has more to ask
     try:
         device = _accelerator()
@@ -304,10 +310,11 @@ def _unlike(error: Exception) -> NotSimulated:
 
 @contextlib.contextmanager
 def accepted() -> Iterator[None]:
-    """Return a context in which tensors may be on `cuda:0` to `cuda:7` and autograd runs their backward. It is not
-    nested.
+    """Return a context in which tensors may be on `cuda:0` to `cuda:7` and autograd runs their backward. It cannot
+    be nested.
 
-    Raises NotSimulated where this build of torch does not have what it takes.
+    Raises:
+        NotSimulated: This build of torch lacks something that is needed.
     """
     parts = _parts()
     parts.take()

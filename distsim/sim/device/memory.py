@@ -51,7 +51,7 @@ class Memory:
         return self._peak.get(process, 0)
 
     def saw(self, process: SimProcess, values: Any) -> None:
-        """*values* went into an operator of *process*, or came out of it."""
+        """Count *values*, which are inputs or outputs of an operator of *process*."""
         if isinstance(values, Tensor):
             if values.device.type == "cpu" and values.layout is torch.strided:
                 self._count(process, values.untyped_storage())
@@ -84,8 +84,11 @@ class Memory:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Within this, storages that are resized without an operator (FSDP frees its parameters so) count, too,
-        and garbage is collected when `_add` says so."""
+        """Return a context in which storages that are resized without an operator are counted (FSDP frees parameters
+        so).
+
+        It also collects garbage when `_add` requests it.
+        """
         collects = gc.isenabled()
         gc.disable()
         gc.collect()
@@ -140,7 +143,9 @@ def set_current_device(task: RankTask, index: int) -> None:
 
 
 def current_stream(task: RankTask, device: Device) -> StreamTimeline:
-    """torch's C++ keeps it, by thread: autograd runs backward on the streams of forward."""
+    """Return the current stream, which torch keeps by thread in C++. Autograd runs backward on the streams of
+    forward.
+    """
     if not task.cuda_streams:
         return device.default_stream
     stream: StreamTimeline = device.streams[_get_stream(device.index).stream_id]

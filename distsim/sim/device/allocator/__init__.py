@@ -1,6 +1,6 @@
-"""A GPU's memory: PyTorch's caching allocator, and what its memory is taken for.
+"""Memory of a GPU: PyTorch's caching allocator, and what the memory is used for.
 
-`allocator.py` has both; `claims.py` knows tensors for what they are.
+`allocator.py` has the allocator and its ledger; `claims.py` finds what tensors are used for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""PyTorch's caching allocator on simulated memory, and the ledger of what its memory is taken for."""
+"""PyTorch's caching allocator on simulated memory, and a ledger of what the memory is used for."""
 
 from __future__ import annotations
 
@@ -42,9 +42,11 @@ KINDS = ("parameters", "gradients", "optimizer", "activations", "communication",
 PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, COMMUNICATION, OTHER = KINDS
 
 MOST_POINTS = 240
-"""Points of a memory curve, about as many as a page shows."""
+"""Number of points of a memory curve, about as many as a page shows."""
 ALIKE = 0.8
-"""Share of the peak from which the step with named allocations stands for it."""
+"""If the peak of the step with named allocations is at least this fraction of the peak, its names are used for the
+peak.
+"""
 
 
 class Tag:
@@ -163,7 +165,7 @@ class Ledger:
         return [by_kind for _, by_kind in points]
 
     def _look(self, events: list[Tag]) -> None:
-        """The peak is now, after *events*."""
+        """Record a new peak after *events*."""
         tags = {id(tag): tag for tag in (*self._alive, *events) if tag.alive}.values()
         self.peak = dict.fromkeys(KINDS, 0)
         modules: dict[str, int] = {}
@@ -240,7 +242,7 @@ class Block:
     tag: Tag | None = None
     """Purpose of the allocation."""
     frames: tuple[tuple[str, int, str], ...] = ()
-    """The stack that took it, where a history is kept."""
+    """Stack of the allocation, if a history is kept."""
     awaits_streams: bool = False
     """The program has given it back, and streams still use it."""
 
@@ -296,7 +298,7 @@ class Tallies:
         """Free blocks that hold a part of a segment only."""
 
     def taken(self, size: int, wanted: int) -> None:
-        """A block of *size* for *wanted* bytes."""
+        """Count a block of *size* bytes that was allocated for *wanted* bytes."""
         _more(self.allocation, self.allocated_bytes, size)
         _more(self.active, self.active_bytes, size)
         requested = self.requested_bytes
@@ -314,11 +316,11 @@ class Tallies:
         _less(self.active, self.active_bytes, size)
 
     def split(self, size: int) -> None:
-        """A free block that holds a part of a segment only has come."""
+        """Count a new free block that covers only a part of a segment."""
         _more(self.inactive_split, self.inactive_split_bytes, size)
 
     def whole(self, size: int) -> None:
-        """One has gone."""
+        """Count a removed block that covered only a part of a segment."""
         _less(self.inactive_split, self.inactive_split_bytes, size)
 
     def grown(self, size: int) -> None:
@@ -329,7 +331,7 @@ class Tallies:
 
 
 def _more(number: Tally, nbytes: Tally, size: int) -> None:
-    """One more, of *size* bytes. Every operator passes here: hence two at once."""
+    """Add one allocation of *size* bytes to both tallies. Every operator calls this, so one call updates two."""
     number.allocated += 1
     number.current = now = number.current + 1
     if now > number.peak:
@@ -435,12 +437,12 @@ class Allocator:
         return block
 
     def free(self, block: Block) -> None:
-        """The program has given *block* back, and no stream uses it any more."""
+        """Free *block*, which the program has released and no stream uses any more."""
         self.let_go(block)
         self.reclaim(block)
 
     def let_go(self, block: Block) -> None:
-        """The program has given *block* back; streams may still use it."""
+        """Release *block* for the program. Streams may still use it."""
         assert block.tag is not None
         self.ledger.died(block.tag)
         self.all.let_go(block.size, block.asked)
@@ -451,7 +453,7 @@ class Allocator:
             self.history.add("free_requested", block.address, block.asked, block.stream, stack)
 
     def reclaim(self, block: Block) -> None:
-        """*block*, which the program has let go, may be given to others; with its free neighbours it is one again."""
+        """Make the released *block* available, and merge it with its free neighbours."""
         self.all.reclaimed(block.size)
         self.of_pool[block.small].reclaimed(block.size)
         if self.history is not None:
@@ -465,7 +467,7 @@ class Allocator:
         self._put(block)
 
     def empty_cache(self) -> None:
-        """Segments without a block in use go back to the device."""
+        """Return segments without a block in use to the device."""
         for block in [b for b in self._blocks.values() if b.before is None and b.after is None]:
             self._remove(block)
             del self.segments[block.address]
@@ -476,18 +478,18 @@ class Allocator:
             self.of_pool[block.small].returned(block.size)
 
     def reset_peaks(self) -> None:
-        """torch.cuda.reset_peak_memory_stats."""
+        """Implement torch.cuda.reset_peak_memory_stats."""
         self._before = self.highest
         for tally in self._tallies():
             tally.peak = tally.current
 
     @property
     def highest(self) -> tuple[int, int]:
-        """Return the most bytes ever allocated and reserved, whatever the program has reset."""
+        """Return the most bytes ever allocated and reserved, also before the program reset its peaks."""
         return max(self._before[0], self.peak_allocated), max(self._before[1], self.peak_reserved)
 
     def reset_totals(self) -> None:
-        """torch.cuda.reset_accumulated_memory_stats."""
+        """Implement torch.cuda.reset_accumulated_memory_stats."""
         for tally in self._tallies():
             tally.allocated = tally.freed = 0
         self.num_retries = self.num_out_of_memory = 0

@@ -68,7 +68,7 @@ def _claim(tensor: Any, kind: str, owner: Tag | None = None) -> Tag | None:
 
 
 def claim_of_optimizer(optimizer: Any) -> None:
-    """Return the claim of *optimizer*: what it updates, and the state it keeps."""
+    """Claim the tensors of *optimizer*: the parameters that it updates, and its state."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             tag = _claim(parameter, PARAMETERS)
@@ -81,7 +81,7 @@ def claim_of_optimizer(optimizer: Any) -> None:
 
 
 def claim_buffers(tensors: Iterable[Tensor]) -> None:
-    """A collective reads or writes *tensors*."""
+    """Mark *tensors*, which a collective reads or writes, as communication buffers."""
     for tensor in tensors:
         tag = tag_of(tensor)
         if tag is not None and tag.kind in (ACTIVATIONS, OTHER):  # what it is besides, an optimizer says
@@ -95,14 +95,15 @@ class Claims:
     sharded: bool = False
     """Some parameter is a part of a larger one (FSDP)."""
     gradients: int = 0
-    """Bytes of gradients that are not there yet, where something trains."""
+    """Bytes of gradients that will still be allocated, if the program trains."""
     optimizer: int | None = None
     """Bytes that optimizers will still allocate, including scratch memory; None if unknown or without an optimizer."""
 
 
 def claim_all(memory: Allocator) -> Claims:
-    """Return parameters, their gradients and optimizers' state, wherever they are: for a moment at which no
-    optimizer has made a step. What is to come is that of *memory*.
+    """Claim parameters, gradients and optimizer state, on any GPU, before any optimizer has made a step.
+
+    The result's future allocations are those in *memory*.
     """
     claims = Claims()
     optimizers = []
@@ -160,8 +161,10 @@ def _to_come(memory: Allocator, optimizer: Any) -> int | None:
 
 
 def _kept(optimizer: Any, group: dict[str, Any]) -> int | None:
-    """Return numbers for each of a parameter's that the *group* of *optimizer* keeps, and those it takes for a
-    moment where it updates all at once (`_multi_tensor_adam` of torch/optim/adam.py: a list of roots).
+    """Return the elements that an optimizer keeps for each element of a parameter, plus temporary ones of a foreach
+    update.
+
+    Source: `_multi_tensor_adam` in torch/optim/adam.py, which makes a list of roots.
     """
     at_once = group.get("foreach") is not False and not group.get("fused")
     decays = bool(group.get("weight_decay")) and not group.get("decoupled_weight_decay")
@@ -200,7 +203,7 @@ class Shortage:
 
 
 def shortage(memory: Allocator, nbytes: int) -> Shortage:
-    """*memory* has no room for *nbytes*."""
+    """Return the description of *memory* when it has no room for *nbytes*."""
     claims = claim_all(memory)
     return Shortage(
         nbytes,
@@ -265,7 +268,7 @@ class Modules:
             ledger.module = name
 
     def _learn(self, root: torch.nn.Module) -> None:
-        """The names of *root*'s modules, and whose its parameters are."""
+        """Record the names of *root*'s modules, and the module of each parameter."""
         for name, module in root.named_modules():
             known = self._names.setdefault(id(module), name or type(root).__name__)
             for parameter in module._parameters.values():
@@ -275,7 +278,10 @@ class Modules:
 
 
 def family(name: str) -> str:
-    """`module.layers.3.mlp.up` is one of `layers.*.mlp.up`; deeper ones are their parent's."""
+    """Return the group of a module's name: `module.layers.3.mlp.up` is one of `layers.*.mlp.up`.
+
+    Deeper modules belong to their parent's group.
+    """
     plain = _WRAPPERS.sub("", name).strip(".") or name
     parts = ["*" if part.isdigit() else part for part in plain.split(".")]
     return ".".join(parts[:DEPTH])
@@ -288,8 +294,9 @@ class AllocationSite(NamedTuple):
     """Innermost file of the user's code; empty where none is on the stack."""
     line: int
     function: Any
-    """The operator of aten; None where it is not an operator's result: storage.resize_ (FSDP's gathered parameters),
-    buffers of NCCL."""
+    """Operator of aten; None if the allocation is not an operator's result: storage.resize_ (FSDP's gathered
+    parameters), NCCL's buffers.
+    """
     shape: tuple[Any, Any] | None
     """Size and dtype of the operator's result."""
 
@@ -300,7 +307,9 @@ class AllocationSite(NamedTuple):
 
     @property
     def tensor(self) -> str:
-        """dtype and shape, as `float32[8192,128256]`; empty where the allocation is not an operator's result."""
+        """Return dtype and shape, such as `float32[8192,128256]`; empty if the allocation is not an operator's
+        result.
+        """
         if self.shape is None:
             return ""
         size, dtype = self.shape

@@ -41,7 +41,7 @@ class History:
         return tuple(_stack()) if wanted else ()
 
     def add(self, action: str, address: int, size: int, stream: int, frames: Frames = (), **more: Any) -> None:
-        """An allocator did *action*."""
+        """Record an *action* of an allocator."""
         if action in self.skipped:
             return
         kept = frames if self.context in ("alloc", "all") else ()

@@ -25,7 +25,7 @@ ERASED = 1 << 20
 """Bytes from which on zeros are taken from the system: below, writing them is as quick."""
 MAP_FIXED, MAP_NORESERVE = 0x10, 0x4000  # of x86 and Arm (asm-generic/mman.h); not among Python's
 REMOVE = getattr(mmap, "MADV_REMOVE", -1)
-"""Refused where there is none (macOS)."""
+"""Advice for madvise; -1, which is refused, on systems without it (macOS)."""
 FAILED = ctypes.c_void_p(-1).value
 
 _moved = 0
@@ -46,7 +46,7 @@ def moved_to_gpu(nbytes: int) -> None:
 
 @functools.cache
 def _trim() -> Callable[[int], int]:
-    """malloc_trim(3); another C library has none."""
+    """Return malloc_trim(3), or a function without effect if the C library does not have it."""
     result: Callable[[int], int] = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)
     return result
 
@@ -68,7 +68,7 @@ def erase(tensor: Tensor) -> None:
 
 
 def erase_storage(storage: UntypedStorage) -> None:
-    """Erase everything that a host storage holds, whatever the strides of its tensors."""
+    """Erase the content of a whole host storage."""
     _erase(storage.data_ptr(), storage.nbytes())
 
 
@@ -86,7 +86,7 @@ def still_unknown(storage: UntypedStorage) -> bool:
 
 
 def _erase(begin: int, nbytes: int) -> None:
-    """Past torch, whose operators would take the rank's time."""
+    """Erase memory without torch, whose operators would count as the rank's work."""
     first, end = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, (begin + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     # Shared memory (what a stager shares with its process) has a hole then, which reads as zeros; a process' own pages
     # come anew as zeros. madvise(2): neither is so for a file's pages that are private, hence the look.
@@ -117,7 +117,7 @@ def _pattern(number: float, dtype: torch.dtype) -> int:
 
 
 def _seen_again(nbytes: int, pattern: int) -> ctypes.Array[ctypes.c_char] | None:
-    """*nbytes* of memory that are *pattern*, again and again, and the writer's own where they are written to."""
+    """Return *nbytes* of memory that repeat *pattern*. Pages that are written to become private copies."""
     if pattern < 0:
         return None
     libc = _libc()

@@ -96,8 +96,11 @@ _replaced: list[tuple[Any, str, Any]] = []
 
 
 def _replace_warning() -> None:
-    """Keep flex_attention from warning in compiled code that it is slow where it was not compiled. Replaced at the
-    first use of torch.compile: flex_attention's module imports sympy from torch 2.14 on, which takes 0.4 s."""
+    """Suppress flex_attention's warning in compiled code that it is slow because it was not compiled.
+
+    This is done at the first use of torch.compile: from torch 2.14 on, flex_attention's module imports sympy, which
+    takes 0.4 s.
+    """
     if _replaced:
         return
     with STATE.everyones():
@@ -133,7 +136,7 @@ class _AsItIs:
 
 
 def _graph(call: Callable[..., Any], named: Any, module: torch.nn.Module | None, replays: bool) -> Callable[..., Any]:
-    """*call*, whose kernels are priced as those of one compiled graph, or CUDA graph (timeline/fusion.py)."""
+    """Return *call* with kernels that are priced as one compiled graph, or as a CUDA graph (timeline/fusion.py)."""
     name = getattr(named, "__qualname__", type(named).__name__)
     parameters = 0 if module is None else sum(1 for _ in module.parameters())
     own = None if module is None else weakref.ref(module)
@@ -283,7 +286,7 @@ Source: check_cudnn_tensor_shapes; cuDNN 9.11 on compute capability 9.0 and 10.
 def choice(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, grouped: bool, cudnn_first: bool
 ) -> SDPBackend:
-    """Return the backend that torch takes on CUDA; `ERROR` where the program allows none that fits."""
+    """Return the attention backend that torch selects on CUDA; `ERROR` if the program allows none that fits."""
     order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     order.insert(0 if cudnn_first and mask is None else len(order), SDPBackend.CUDNN_ATTENTION)
     four = all(t.dim() == 4 for t in (query, key, value))
@@ -357,7 +360,7 @@ def _attention(
 
 
 def _validate(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
-    """validate_sdpa_input (native/transformers/attention.cpp), in its own words: of tensors of nothing on the CPU."""
+    """Raise torch's errors of validate_sdpa_input (native/transformers/attention.cpp), by empty tensors on the CPU."""
     three = query, key, value
     if (
         len({t.dtype for t in three}) > 1
@@ -404,7 +407,7 @@ _PLAIN = frozenset(
 )  # fmt: skip
 """Operators with a kernel for each device that such code calls."""
 _FUSED = frozenset({"_fused_rms_norm", "_fused_rms_norm_backward", "silu_backward", "mish_backward"})
-"""Operators that torch decomposes if no device has a kernel for them; the parts launch as many kernels and keep more
+"""Operators that torch decomposes if no device has a kernel for them. The parts launch more kernels and keep more
 memory.
 """
 
@@ -437,7 +440,7 @@ def give_back_kernels() -> None:
 
 
 def _is_ours(name: str) -> bool:
-    """Views that torch composes of others do without."""
+    """Return whether an operator needs an implementation here; views that torch composes of others do not."""
     has = _dispatch_has_kernel_for_dispatch_key
     if has(name, "CUDA"):
         return _HAS_KERNELS

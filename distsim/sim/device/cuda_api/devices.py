@@ -246,7 +246,7 @@ def _memory_used(task: RankTask, device: Any = None) -> int:
 
 
 def _everywhere(name: str, value: Any, modules: list[Any]) -> list[Patch]:
-    """*value* for *name* of torch.cuda, and wherever *modules* have imported it to."""
+    """Return patches that replace *name* of torch.cuda by *value*, also in *modules* that have imported it."""
     real = getattr(torch.cuda, name)
     return [(module, name, value) for module in modules if vars(module).get(name) is real]
 
@@ -257,7 +257,10 @@ def _no_sensor(name: str, task: RankTask, device: Any = None) -> int:
 
 
 def _nvml_patches(nvml: ModuleType) -> list[Patch]:
-    """pynvml with the figures of nvidia_smi.py. What these lack is not supported, as by a GPU without that sensor."""
+    """Return patches for pynvml, with the figures of nvidia_smi.py.
+
+    Other queries report "not supported", as on a GPU without that sensor.
+    """
 
     def error(name: str) -> Exception:
         return cast(Exception, nvml.NVMLError(getattr(nvml, name)))
@@ -373,12 +376,12 @@ def device_patches() -> list[Patch]:
 
 
 def _added(name: TorchName, value: Any) -> Patch:
-    """Return the patch of what a torch without CUDA lacks."""
+    """Return the patch that adds a name that a torch without CUDA lacks."""
     return name.holder(), name.attribute, value
 
 
 def _sleep(task: RankTask, cycles: int) -> None:
-    """A kernel that does nothing for so many cycles of the GPU's clock, taken to be 1 GHz and a half."""
+    """Launch a kernel that does nothing for a number of GPU cycles, at an assumed clock of 1.5 GHz."""
     device = gpu(task)
     device.timeline.put(current_stream(task, device), Kernel(cycles / 1.5e9, task.now_s() + device.model.launch_s))
 
@@ -421,7 +424,7 @@ def _accelerator_set_stream(task: RankTask, stream: Any) -> None:
 
 
 def _exchange(task: RankTask, index: int) -> int:
-    """Return the old one; a negative number changes nothing."""
+    """Set the current device and return the previous one; a negative number changes nothing."""
     if index < 0:
         return -1
     old = current_device(task)
@@ -449,7 +452,7 @@ def _synchronize(task: RankTask, index: int | None = None) -> None:
 
 @functools.cache
 def _on_top() -> ModuleType:
-    """torch/cuda/streams.py, its classes derived from ours."""
+    """Return a copy of torch/cuda/streams.py whose classes derive from the simulated ones."""
     spec = importlib.util.find_spec("torch.cuda.streams")
     assert spec is not None
     assert spec.loader is not None

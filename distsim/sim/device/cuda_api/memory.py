@@ -242,7 +242,7 @@ _inside: set[RankTask] = set()
 
 
 def _saves() -> RankTask | None:
-    """Return the rank's thread, if its files take time: it uses GPUs, and no call of DCP is around."""
+    """Return the rank's thread if its file accesses take time: it uses GPUs, and is not inside a call of DCP."""
     task = current_task()
     if task is None or task.process.accelerators is None or not task.process.accelerators.works or task in _inside:
         return None
@@ -390,7 +390,7 @@ def _read_data(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _by_each(real: Callable[..., Any]) -> Callable[..., Any]:
-    """DCP's saving and loading: every rank has its own part, equal or not."""
+    """Wrap DCP's saving and loading so that every rank counts its own part, also if it equals another rank's."""
 
     @functools.wraps(real)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -435,7 +435,7 @@ def _plan_for_all(real: Callable[..., Any]) -> Callable[..., Any]:
 def _of_equal_ranks(plans: list[Any]) -> list[Any]:
     """Return *plans* without repetitions of a part that a rank has on behalf of others.
 
-    The part is left to that rank, and to as many others as have copies of it, because DCP divides the writing of
+    The part is kept for that rank, and for as many others as have copies of it, because DCP divides the writing of
     copies.
     """
     plans_with = Counter(item.index for plan in plans for item in plan.items)

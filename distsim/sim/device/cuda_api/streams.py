@@ -171,8 +171,8 @@ class CudaEventBase(Event):
 def reached(task: RankTask, on: Device, mark: timeline.Mark, looked_at: object = None) -> bool:
     """Return whether *mark* is reached.
 
-    A thread that polls is woken when it is; the time of polling, which would pass in steps of a microsecond, does
-    not count then. *looked_at* is what it polls, if not the mark.
+    A thread that polls is woken when it is. The time of polling, which would pass in steps of a microsecond, does
+    not count then. *looked_at* is the polled object, if it is not the mark.
     """
     waits = task.looks_on(mark if looked_at is None else looked_at)
     if not waits and task.quiet_polls < _FEW_POLLS:
@@ -189,7 +189,7 @@ def reached(task: RankTask, on: Device, mark: timeline.Mark, looked_at: object =
 
 
 def _nothing() -> None:
-    """Somebody looks at the mark: the simulation's clock comes by when it is reached."""
+    """Do nothing. As a callback on a mark, it makes the simulation's clock stop when the mark is reached."""
 
 
 # -- torch.Stream and what torch.cuda.Stream stands on, on simulated GPUs.
@@ -333,7 +333,7 @@ class CudaStreamBase(Stream):
 
 
 def new_stream(on: Device, priority: int) -> timeline.StreamTimeline:
-    """Return the next one of the pool of *priority*."""
+    """Return the next stream of the pool of *priority*."""
     priority = max(_GREATEST_PRIORITY, min(_LEAST_PRIORITY, priority))
     pool = on.pools.setdefault(priority, [])
     turn = on.pool_turns.get(priority, 0)
@@ -346,7 +346,7 @@ def new_stream(on: Device, priority: int) -> timeline.StreamTimeline:
 
 
 def handle(stream: Any) -> int:
-    """Return an address for it; the default stream's is null."""
+    """Return an address for a stream; the default stream's is null."""
     number = int(stream.stream_id)
     return 0 if not number else 0x5_0000_0000 + (int(stream.device_index) << 24) + (number << 8)
 
@@ -381,14 +381,14 @@ class Capture:
         self.kernels: list[tuple[Device, Cost, Any]] = []
         self.written: list[weakref.ref[torch.UntypedStorage]] = []
         self.ends: list[Any] = []
-        """Optimizers whose step ended in it."""
+        """Optimizers whose step ended during the capture."""
         self.pool = (0, next(_pools))
         gpus.capture, gpus.values.written = self, self.written
         gpus.steps.begin_capture(self.ends)
         self.added: tuple[dict[Any, int], ...] = ()
 
     def close(self) -> None:
-        """The capture is over."""
+        """End the capture."""
         self._put_held_back()
         self._gpus.capture = self._gpus.values.written = None
         self.added = self._gpus.steps.end_capture()
@@ -467,7 +467,7 @@ def _is_capturing(task: RankTask) -> bool:
 
 
 def _graph_class(real: type) -> type:
-    """torch.cuda.graph with a default stream of each process's own."""
+    """Return torch.cuda.graph with a separate default stream for each process."""
 
     def __init__(self: Any, cuda_graph: Any, pool: Any = None, stream: Any = None, *args: Any, **kwargs: Any) -> None:
         task = current_task()

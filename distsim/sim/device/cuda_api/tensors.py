@@ -58,7 +58,7 @@ _parse_visible_devices = PARSE_VISIBLE_DEVICES.get()
 
 
 def for_ranks(real: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
-    """*ours* for a rank, with its task in front; *real* for everybody else."""
+    """Return a function that calls *ours* with the task of the running rank, and *real* outside ranks."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         task = current_task()
@@ -68,7 +68,7 @@ def for_ranks(real: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..
 
 
 def only_ranks(name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
-    """*ours* for a rank; for everybody else what a torch without CUDA says."""
+    """Return a function that calls *ours* in a rank; elsewhere it raises what a torch without CUDA raises."""
 
     @functools.wraps(ours)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -81,7 +81,7 @@ def only_ranks(name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_gpus(real: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
-    """*ours* for a rank on a cluster that has GPUs."""
+    """Return a function that calls *ours* in a rank on a cluster with GPUs, and *real* elsewhere."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         task = current_task()
@@ -147,7 +147,7 @@ def indexed(task: RankTask, index: int | None) -> int:
 
 
 def gpu(task: RankTask, index: int | None = None) -> Device:
-    """GPU *index* of the rank; None or a negative number: the current one."""
+    """Return GPU *index* of the rank; for None or a negative number, the current one."""
     return accelerators(task)[indexed(task, index)]
 
 
@@ -168,7 +168,7 @@ _LOADED = 1 << 15
 """Maximum bytes of a host storage whose values are kept on a GPU: 4,096 double precision numbers."""
 
 _SPARSE = 1 << 16
-"""Bytes of unknown values from which on a file has a hole in their place."""
+"""Number of unknown bytes from which a file has a hole instead of data."""
 _write_record = _PyTorchFileWriter.write_record
 
 _storage_nbytes, _storage_resize, _data_ptr = UntypedStorage.nbytes, UntypedStorage.resize_, Tensor.data_ptr
@@ -255,7 +255,7 @@ def _to_host(storage: UntypedStorage, purpose: str) -> UntypedStorage:
 
 
 def _write(writer: Any, name: str, data: Any, size: int) -> None:
-    """One part of a file of torch.save."""
+    """Write one part of a file of torch.save."""
     if size >= _SPARSE and isinstance(data, UntypedStorage) and still_unknown(data):
         writer.write_record_metadata(name, size)
     else:
@@ -370,7 +370,7 @@ def _storage_methods() -> dict[str, Callable[..., Any]]:
     }
 
     def simulated(name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
-        """*ours* where the storage is on a simulated GPU, torch's method *name* elsewhere."""
+        """Return a method that calls *ours* for storages on a simulated GPU, and torch's method *name* for others."""
         real = base[name]
 
         def method(self: UntypedStorage, *args: Any) -> Any:

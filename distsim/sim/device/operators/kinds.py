@@ -47,7 +47,7 @@ UNKNOWN = (
 
 
 def _like(mode: Mode, source: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-    """Laid out as *source*, the last dimension innermost."""
+    """Return a tensor of *shape* on the GPU of *source*, with the last dimension innermost."""
     order = sorted(range(len(shape)), key=lambda dim: (dim != len(shape) - 1, source.stride(dim)))
     strides = _construct_strides(shape, order)
     return mode.carry(shape, tuple(strides), dtype or source.dtype, source.device)

@@ -74,7 +74,7 @@ _LOSSES = frozenset({aten.nll_loss_forward.default, aten.nll_loss2d_forward.defa
 
 
 def refuse_mixed_dtypes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """torch's error for tensors whose data types *func* does not take together."""
+    """Raise torch's error if *func* does not accept these dtypes together."""
     if func in _LOSSES:
         mixed = args[1].dtype not in (torch.int64, torch.uint8)
     elif func is aten.convolution.default and args[0].dtype != args[1].dtype:
@@ -92,7 +92,7 @@ def refuse_mixed_dtypes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def in_torchs_words(error: Exception, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception:
-    """*error*, which the meta kernel of *func* raised for these arguments; or as its CUDA kernel would have put it."""
+    """Return *error* of the meta kernel of *func* with the text that the CUDA kernel would have used."""
     if getattr(func, "namespace", "") != "aten":  # a kernel of somebody else's does something
         return error
     result = _said_by_cpu(func, args, kwargs)
@@ -320,10 +320,10 @@ class _Twins:
 def learn(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: torch.device, cost_of: Any
 ) -> OperatorPlan:
-    """Run the meta kernel of *func* on arguments that look like these.
+    """Run the meta kernel of *func* on arguments like these, and return the plan.
 
-    *cost_of(func, args, kwargs, result)*: what the kernels cost. Raises NotSimulated where torch has no meta kernel,
-    and what the operator itself raises for arguments that do not fit.
+    `cost_of(func, args, kwargs, result)` prices the kernels. Raises NotSimulated if torch has no meta kernel, and
+    the operator's own error if the arguments do not fit.
     """
     refuse_mixed_devices(func, args, kwargs)
     refuse_mixed_dtypes(func, args, kwargs)
@@ -430,7 +430,7 @@ MANY_BYTES = 1 << 28
 
 
 def limit(dtype: torch.dtype) -> int:
-    """Return elements up to which values are kept. Many bytes: pickled objects travel in them."""
+    """Return the number of elements up to which values are kept. It is large for bytes, which carry pickled objects."""
     if dtype is torch.uint8:
         return MANY_BYTES
     return FEW_FLOATS if dtype.is_floating_point or dtype.is_complex else MANY_INTEGERS

@@ -75,8 +75,9 @@ class Mode(Protocol):
 
 
 Handler = Callable[[Mode, Any, tuple[Any, ...], dict[str, Any]], Any]
-"""Answers (the mode, the operator, its arguments) with the operator's result, or NotImplemented where it is one like
-others."""
+"""Function (mode, operator, arguments) that returns the operator's result, or NotImplemented to treat it like any
+other.
+"""
 
 
 # -- Operators with a rule of their own on a simulated GPU.
@@ -86,7 +87,7 @@ _CUDA = 1
 
 
 def _unscale(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Unscale GradScaler's gradients: unknown gradients are finite, so `found_inf` keeps its value; known ones are
+    """Unscale GradScaler's gradients. Unknown gradients are finite, so `found_inf` keeps its value; known ones are
     checked.
     """
     gradients, found_inf, inverse_scale = args
@@ -105,7 +106,7 @@ def _unscale(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _batch_norm_stats(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """SyncBatchNorm's statistics: (mean, inverse deviation) of each channel, float32 for half precision."""
+    """Return SyncBatchNorm's (mean, inverse deviation) of each channel, in float32 for half precision."""
     x: Tensor = args[0]
     return tuple(_channels(mode, x, 2, _wide(x.dtype)))
 
@@ -141,7 +142,7 @@ def _channels(mode: Mode, x: Tensor, count: int, dtype: torch.dtype) -> list[Ten
 
 
 def _record_stream(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return tensor.record_stream: its memory is not free before that stream has come so far."""
+    """Implement Tensor.record_stream: the memory is not free before that stream has reached this point."""
     held = args[0].untyped_storage().__dict__.get("_distsim_held")
     stream = args[1]
     if held is not None and stream.device_type == _CUDA:
@@ -149,7 +150,7 @@ def _record_stream(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[st
 
 
 def _gru_cell(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """aten._thnn_fused_gru_cell: (state, workspace of five gates)."""
+    """Implement aten._thnn_fused_gru_cell: return (state, workspace of five gates)."""
     state: Tensor = args[2]
     rows, width = state.shape
     result = mode.carry((rows, width), (width, 1), state.dtype, state.device)
@@ -186,7 +187,7 @@ def _drawn(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _with_values(handler: Handler, formula: Callable[..., list[Tensor | None]]) -> Handler:
-    """*handler*, and where all values are known, those of what it makes."""
+    """Return *handler*, extended to compute the values of its results by *formula* if all values are known."""
 
     def call(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not mode.values.everything:  # few values that are known are not followed through these
@@ -271,7 +272,7 @@ class RandomFills:
 
 
 def drawn_once(func: Any, draw: Callable[..., Any]) -> Callable[..., Any]:
-    """*draw*, which runs the operator *func*, or the same with the help of the world's `RandomFills`."""
+    """Return *draw*, which runs the random operator *func*, changed to use the world's `RandomFills` where possible."""
     return partial(_drawn_in_place, func, draw) if func in _IN_PLACE else draw
 
 
@@ -348,7 +349,7 @@ def guess_truth(values: Values, func: Any, args: tuple[Any, ...]) -> Truth:
 
 
 def typical_draw(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
-    """Return the number in the middle of those that *func* draws; None if it draws none."""
+    """Return the median of the distribution from which *func* draws; None if it draws nothing."""
     if func is aten.normal_.default:
         return float(args[1] if len(args) > 1 else kwargs.get("mean", 0.0))
     if func is aten.uniform_.default:
@@ -358,7 +359,7 @@ def typical_draw(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fl
 
 
 def note_truth(result: Tensor, known_truth: Truth) -> None:
-    """*result*, of no known value, is *known_truth*."""
+    """Note that *result*, whose value is unknown, has the truth value *known_truth*."""
     if known_truth is None:
         result.untyped_storage().__dict__.pop("_distsim_truth", None)
     else:
@@ -411,7 +412,7 @@ def _truths(values: Values, tensor: Tensor) -> Truth:
 
 
 def _stand_in(values: Values, value: Any) -> Any:
-    """Return one element of an unknown tensor; None if there is none to tell."""
+    """Return one element that represents an unknown tensor; None if there is none."""
     if not isinstance(value, Tensor):
         return value
     host = values.host(value)

@@ -45,7 +45,7 @@ def _ask(run: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _pin(run: Any, args: tuple[Any, ...]) -> Tensor:
-    """aten._pin_memory: a copy."""
+    """Implement aten._pin_memory: return a copy."""
     if not args[0].is_cpu:
         raise RuntimeError(f"cannot pin '{args[0].type()}' only dense CPU tensors can be pinned")
     return make_pinned(run(aten.clone.default, (args[0],), {}))
@@ -101,7 +101,9 @@ def _no_dropout(p: float) -> None:
 
 
 def _even(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[list[Tensor], float]:
-    """Heads of one width, as the CPU's operator wants them: zeros add nothing to a product."""
+    """Return query, key and value with heads of one width, as the CPU's operator requires. Added zeros do not change
+    products.
+    """
     width = max(query.shape[-1], value.shape[-1])
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return [F.pad(t, (0, width - t.shape[-1])) if t.shape[-1] < width else t for t in (query, key, value)], scale
@@ -214,7 +216,7 @@ def _narrowed(backward: Any) -> Callable[..., Any]:
 
 
 def _parts(formula: Callable[..., Sequence[Tensor | None]]) -> Callable[..., Sequence[Tensor | None]]:
-    """*formula*, whose parts have the precision of those that a GPU makes."""
+    """Return *formula* with results in the precision of those of a GPU."""
 
     def call(outs: Sequence[Any], *args: Any) -> list[Tensor | None]:
         return [None if part is None else part.to(out.dtype) for part, out in zip(formula(*args), outs, strict=True)]
@@ -264,7 +266,7 @@ behavior": transfers of up to 64 KB)."""
 
 
 def _read(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """aten._local_scalar_dense: a number for the host."""
+    """Implement aten._local_scalar_dense: return a number to the host."""
     mode.synchronize(args[0])
     value = mode.values.read(args[0], "a value", mode.where).item()
     task = mode.task
@@ -303,7 +305,7 @@ def _allclose(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _to_copy(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """aten._to_copy, where the tensor changes its device; elsewhere it is an operator like others."""
+    """Implement aten._to_copy if the tensor changes its device; otherwise it is an ordinary operator."""
     source: Tensor = args[0]
     device = kwargs.get("device")
     target = source.device if device is None else mode.indexed(device)
@@ -337,7 +339,7 @@ def _as_it_is(host: Tensor, how: dict[str, Any]) -> bool:
 
 
 def _copy(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """aten.copy_(target, source), between devices."""
+    """Implement aten.copy_(target, source) between devices."""
     target, source = args[0], args[1]
     if target.device.type == source.device.type:
         return NotImplemented
@@ -355,7 +357,7 @@ def _copy(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _nonzero(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Operators whose result is as large as the values say: the host waits for their number."""
+    """Implement operators whose result size depends on values: the host waits for the size."""
     mode.synchronize(args[0])
     mask = args[0]
     if func is aten.nonzero.default and truth(mask) == ALWAYS and mode.values.host(mask) is None:
@@ -404,7 +406,7 @@ def _bincount(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _masked(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """aten.index with masks: as many rows as they select."""
+    """Implement aten.index with masks: return as many rows as they select."""
     indices = list(args[1])
     if not any(_is_mask(i) for i in indices):
         return NotImplemented
@@ -421,7 +423,7 @@ def _masked(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _refuse_mask(source: Tensor, first: int, mask: Tensor) -> None:
-    """torch's error for a mask of another shape (invalid_mask in aten/src/ATen/native/IndexingUtils.h)."""
+    """Raise torch's error for a mask of a wrong shape (invalid_mask in aten/src/ATen/native/IndexingUtils.h)."""
     for dim_in_mask, length in enumerate(mask.shape):
         dim = first + dim_in_mask
         if dim < source.dim() and source.shape[dim] != length:
@@ -474,7 +476,7 @@ def _repeat_interleave(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dic
 
 
 def _resize(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """aten.resize_: the storage may grow."""
+    """Implement aten.resize_, which may enlarge the storage."""
     tensor, size = args[0], tuple(args[1])
     numel = 1
     for length in size:
@@ -498,7 +500,7 @@ def _resize_as(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _set_to_nothing(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """aten.set_ of a tensor alone: it lets go of its storage."""
+    """Implement aten.set_ of a single tensor, which releases its storage."""
     nothing = mode.carry((0,), (1,), args[0].dtype, args[0].device)
     mode.under_meta(aten.set_.source_Tensor, (args[0], nothing), {})
     return args[0]

@@ -102,7 +102,7 @@ def gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> Par
 
 
 def _by_channel(x: Tensor) -> Tensor:
-    """Return (channels, all else)."""
+    """Return *x* as (channels, everything else)."""
     return _wide(x).transpose(0, 1).reshape(x.shape[1], -1)
 
 
@@ -247,7 +247,9 @@ class Values:
         return held
 
     def host(self, tensor: Tensor) -> Tensor | None:
-        """*tensor* on the host, sharing its shadow; None: unknown. A single number that is unknown is guessed."""
+        """Return *tensor* on the host, sharing its values; None if they are unknown. An unknown single number is
+        guessed.
+        """
         if tensor.is_cpu:
             return tensor
         shadow = self.shadow(tensor)
@@ -283,7 +285,7 @@ class Values:
         storage._distsim_shadow = Shadow(data, guess)
 
     def write(self, tensor: Tensor, host: Tensor | None, guess: bool = False) -> None:
-        """*host*'s values (None: unknown ones) are written to *tensor*, which may be a part of its storage."""
+        """Write the values of *host* (None: unknown) to *tensor*, which may be a part of its storage."""
         shadow = self.shadow(tensor)
         if host is None:
             self.forget(tensor)

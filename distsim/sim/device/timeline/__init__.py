@@ -1,6 +1,6 @@
-"""A GPU's time: streams in virtual time, the account of that time, and the training steps in it.
+"""Time of a GPU: its streams in virtual time, the account of its seconds, and the training steps.
 
-`timeline.py` is the streams and their account, `steps.py` the steps, `fusion.py` what a compiled function launches.
+`timeline.py` has the streams and their account, `steps.py` the steps, `fusion.py` the kernels of compiled functions.
 """
 
 from __future__ import annotations

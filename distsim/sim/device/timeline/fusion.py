@@ -1,15 +1,14 @@
-"""`--fuse`: what a compiled function launches, merged as torch's compiler would (the rule is kernels/gpu.py's).
+"""`--fuse`: kernels of a compiled function, merged as torch's compiler would (by the rule in kernels/gpu.py).
 
-Its operators are met one by one, as they are run. Those that only pass numbers through are held back and merged: one
-joins a kernel that makes what it reads, or that reads the same and is as large, unless it has to see all of a sum
-first. What the graph has computed before from the same inputs is not computed again. They are launched when anything
-else is put on the device: a product, a collective, an event, the function's end. What has died by then was never
-written. What autograd alone keeps is not written either: as under the compiler's min-cut partitioner, backward computes
-it again from what its kernel read, which stays in memory in its place. What the program keeps besides the result and
-its module's attributes looks the same, and is written once something outside of compiled code reads it. The memory of a
-product that a checkpoint keeps is freed at the function's end if no operator of backward reads it: the partitioner
-saves only what backward needs.
-Backward is a graph as well: of the nodes that forward made.
+The function's operators run one by one. Elementwise operators are held back and merged: an operator joins a kernel
+that produces its input, or that reads the same tensor and has the same size, unless it needs a complete sum first.
+Held kernels are launched before anything else on the device: a product, a collective, an event, the end of the
+function. A result that is no longer referenced by then is never written. Neither is a result that only autograd
+keeps: as under the compiler's min-cut partitioner, backward recomputes it from the kernel's inputs, which stay in
+memory instead. A result that the program keeps besides the return value and the module's attributes looks the same,
+and is written once code outside reads it. The memory of a product that a checkpoint keeps is freed at the function's
+end if no operator of backward reads it, because the partitioner saves only what backward needs. Backward is a graph
+as well, of the nodes that forward created.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ class _Kernel:
         self.reads: dict[_Place, int] = {}
         self.writes: dict[_Place, int] = {}
         self.sums: set[_Place] = set()
-        """Written ones that are there only when the whole kernel has ended."""
+        """Written tensors that are complete only when the whole kernel has ended."""
         self.late = 0
         """Bytes of earlier kernels that turned out to be read, and are written after all."""
 
@@ -100,9 +99,7 @@ class Fusion:
         self._inside: dict[RankTask, int] = {}
         """Threads that are in a compiled function, and in how many."""
         self._nodes: dict[RankTask, tuple[list[int], list[int], list[bool]]] = {}
-        """By thread: where the numbers of the autograd nodes of each call begin and end, and whether it is a CUDA
-        graph.
-        """
+        """Ranges of autograd node numbers of each call, and whether it is a CUDA graph, by thread."""
         self._replays = False
         """Whether operators are replayed as a CUDA graph now, without host time for each kernel."""
         self._backward_of: tuple[RankTask, int] | None = None
@@ -191,7 +188,7 @@ class Fusion:
         return True
 
     def spares(self, seconds: float) -> None:
-        """The host does not spend that on an operator: its graph is launched as a whole."""
+        """Count host time that is saved because the operator's graph is launched as a whole."""
         self.host_saved_s += seconds
 
     def _host(self, task: RankTask, saved_s: float) -> None:
@@ -403,8 +400,10 @@ class Fusion:
             held.device.launch(stream, _plus(cost, held.nbytes, held.device), task, "write of an earlier fused kernel")
 
     def _fits(self, size: int, reads: list[_Place], writes: list[_Place]) -> _Kernel | None:
-        """Return the kernel that an operator joins. They are in an order in which they could run, and stay so: it
-        joins none before one that it has to come after.
+        """Return the kernel that an operator can join, or None.
+
+        Kernels are in an order in which they could run. The operator joins none that must run before one of its
+        inputs is ready.
         """
         beside = None
         for kernel in reversed(self._held):
@@ -443,7 +442,9 @@ class Fusion:
             device.launch(stream, cost, task, _name(kernel))
 
     def _write(self, kernel: _Kernel, needed: Collection[_Place] | None, between: Collection[_Place]) -> int:
-        """Return bytes that *kernel* writes: *between* is what the kernels that are launched together read."""
+        """Return the bytes that *kernel* writes. *between* is the memory read by kernels that are launched together
+        with it.
+        """
         written = 0
         for storage, size in kernel.writes.items():
             held = storage()
@@ -490,12 +491,12 @@ def _results(result: Any) -> list[Tensor] | None:
 
 
 def _origins(kernel: _Kernel) -> list[Any]:
-    """Return the memory that *kernel* read, as far as it is there."""
+    """Return the memory that *kernel* read and that still exists."""
     return [held for storage in kernel.reads if (held := storage()) is not None]
 
 
 def _plus(cost: Cost, nbytes: int, device: Launcher) -> Cost:
-    """*cost* with so many bytes more through memory."""
+    """Return *cost* with *nbytes* more memory traffic."""
     rate = device.model.memory_bandwidth * device.model.spec.memory.elementwise
     return replace(cost, seconds=cost.seconds + nbytes / rate) if nbytes else cost
 

@@ -339,7 +339,7 @@ class Steps:
         self._before_capture = tuple(dict(sums) for sums in self._sums)
 
     def end_capture(self) -> tuple[dict[Any, int], ...]:
-        """Return what the capture would add to the sums, which are as before it."""
+        """End a capture: restore the sums, and return what the capture would add to them."""
         self._captured_ends = None
         added = []
         for sums, before in zip(self._sums, self._before_capture, strict=True):
