@@ -448,7 +448,7 @@ class PeerLink:
 
 
 def _hex(value: Any) -> str:
-    """Return a value if it has 64 hexadecimal digits, as nonces and proofs have; raise ValueError otherwise."""
+    """Return a nonce or proof if it is text of the right length; raise ValueError otherwise."""
     if not isinstance(value, str) or len(value) != MAC or not value.isascii():
         raise ValueError("no nonce and no proof")
     return value

@@ -1,9 +1,9 @@
-"""The simulator: a program's ranks as threads over simpy, torch.distributed answered in virtual time.
+"""The simulator: the ranks of a program as threads over simpy, and torch.distributed in virtual time.
 
-How to read it: `kernel/` is time, tasks and the baton; `world.py` one simulated job; `isolation/` what a
-rank sees as its own; `processes/` how it lives and ends; `c10d/` where torch's calls arrive and meet; `rpc/` remote
-calls and their gradients; `device/` what computing costs; `faults/` what goes wrong; `observe/` what is seen of it;
-`run.py` the two ways in.
+How to read it: `kernel/` has time, tasks and the baton; `world/` one simulated job; `isolation/` what each rank has
+of its own; `processes/` how a process starts and ends; `c10d/` where torch's calls arrive and meet; `rpc/` remote
+calls and their gradients; `device/` what computation costs; `faults/` injected faults; `observe/` measurements;
+`run.py` the two entry points.
 """
 
 import sys

@@ -167,7 +167,7 @@ class Outcome:
     """Whether a limit of the scenario ended the run."""
 
     def __repr__(self) -> str:
-        """Three lines: what ran, how it ended, and the diagnosis or the results."""
+        """Return three lines: the program, its end, and the diagnosis or the results."""
         ranks = f"{self.world_size} {'rank' if self.world_size == 1 else 'ranks'}"
         ended = {0: "finished", 1: "failed", 3: "hung", 4: "inconsistent collectives"}.get(
             self.exit_code, f"ended with exit code {self.exit_code}"

@@ -144,7 +144,7 @@ def _mode_flags() -> dict[str, Any]:
 
 
 def _tell_guards() -> None:
-    """Dynamo's guards hold one of those flags in C++."""
+    """Update one of the flags that Dynamo's guards keep in C++."""
     tell = SET_IS_IN_MODE_WITHOUT_IGNORE_COMPILE_INTERNALS.get(None)
     if tell is not None:
         tell(MODE_FLAGS["_is_in_any_mode_without_ignore_compile_internals"].get())

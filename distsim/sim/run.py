@@ -277,7 +277,7 @@ def _simulate(request: RunRequest, enter: Callable[[SimProcess], Callable[[], An
 
 
 MANY_RANKS = 4
-"""Worlds of at most this many ranks are traced completely, whatever the budget."""
+"""Worlds of at most this many ranks are traced completely, regardless of the budget."""
 
 
 def _attempt(
@@ -453,7 +453,9 @@ def _run_to_the_end(world: World, request: RunRequest, ctrl_c: CtrlC) -> Evidenc
 
 @functools.cache
 def _fresh_rng() -> torch.Tensor:
-    """State of torch's random generator in a new process; every process begins with the same default seed."""
+    """Return the state of torch's random generator in a new process. Every process starts with the same default
+    seed.
+    """
     return torch.Generator().get_state()
 
 

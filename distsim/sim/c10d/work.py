@@ -228,7 +228,7 @@ class SimWork(Work):
         """Settle a future in the owner's own thread: at once, at its next wake-up, or, inside backward, at the end
         of backward.
 
-        DDP's reducer waits in C++ during backward, where no thread could pass the baton.
+        DDP's reducer waits in C++ during backward, where no thread can pass the baton.
         """
         if self.done.processed:
             settle()
@@ -279,7 +279,7 @@ class CallFuture(Future[Any]):
 
 
 def drain_backward(process: SimProcess) -> None:
-    """Runs at the end of backward, before DDP's own finalizer: wait in virtual time."""
+    """Wait in virtual time for pending calls at the end of backward, before DDP's own finalizer runs."""
     works: list[SimWork | InBackward] = process.notes.backward
     process.notes.backward = []
     for work in works:
@@ -353,7 +353,7 @@ _real_wait, _real_add = _Future.wait, _Future.add_done_callback
 
 
 def _works(future: Any) -> list[SimWork]:
-    """The handles of the calls behind *future* that are not over; a remote call has none."""
+    """Return the unfinished calls behind *future*. A remote call has none."""
     return [work for one in calls_behind(future) if (work := getattr(one, "work", None)) is not None]
 
 
@@ -402,8 +402,11 @@ _real_delay_all_reduce = DELAY_ALL_REDUCE.get()
 
 
 def _delay_all_reduce(self: Any) -> None:
-    """DDP's first step with static_graph: reduces everything at the end of backward and waits at once,
-    in C++. There the futures must be done when it gets them."""
+    """Handle DDP's first step with static_graph, which reduces everything at the end of backward and waits in C++ at
+    once.
+
+    The futures must be done when DDP gets them.
+    """
     task = current_task()
     if task is None:
         _real_delay_all_reduce(self)

@@ -65,7 +65,7 @@ _ORIGINS = {time.CLOCK_REALTIME: EPOCH_S}
 
 
 def _now_by_default(real: Callable[..., Any]) -> Callable[..., Any]:
-    """`time.localtime` and its like: without an argument they mean now."""
+    """Wrap `time.localtime` and similar functions, which without an argument use the current time."""
 
     @functools.wraps(real)
     def convert(seconds: float | None = None) -> Any:
@@ -76,7 +76,7 @@ def _now_by_default(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def clock_patches() -> list[tuple[Any, str, Any]]:
-    """Return patches (holder, attribute, replacement) for every clock, also where a module took its own name for it."""
+    """Return patches (holder, attribute, replacement) for every clock, also under names that modules have imported."""
     replaced: dict[int, Any] = {id(time.sleep): _sleep}
     patches: list[tuple[Any, str, Any]] = [(time, "sleep", _sleep)]
     for name, origin_s in (
@@ -124,7 +124,7 @@ def clock_patches() -> list[tuple[Any, str, Any]]:
 
 
 def _aliases(replaced: dict[int, Any]) -> list[tuple[Any, str, Any]]:
-    """`from time import monotonic as _time` in modules that are imported already."""
+    """Return patches for names such as `from time import monotonic as _time` in modules that are already imported."""
     return [
         (module, alias, replaced[id(value)])
         for name, module, alias, value in ALIASES.of(*CLOCKS)

@@ -53,7 +53,7 @@ def enter_environ(data: dict[bytes, bytes], changed: dict[bytes, None]) -> None:
 
 
 def leave_environ(host: dict[bytes, bytes], changed: dict[bytes, None]) -> None:
-    """Back to the *host*'s own."""
+    """Restore the *host*'s environment."""
     os.environ._data = os.environb._data = host  # type: ignore[attr-defined]
     for key in changed:
         _put(key, host.get(key))
@@ -224,7 +224,7 @@ def _cpu_ticks(pid: int) -> int:
 
 
 def _with_tools(command: Any, tools: str) -> Any:
-    """*command* with the tool of folder *tools* where it names the driver's by its path."""
+    """Return *command* with the tool in folder *tools* if it names the driver's tool by its path."""
     if isinstance(command, str | bytes | os.PathLike) or not command:
         return command
     name = os.path.basename(os.fsdecode(command[0]))
@@ -232,8 +232,10 @@ def _with_tools(command: Any, tools: str) -> Any:
 
 
 def _with_real_pid(command: Any, pid: int) -> Any:
-    """*command* with the machine's number of this process where an argument is its simulated *pid*: a service that ends
-    with its parent (wandb-core) looks for that one."""
+    """Return *command* with the real pid of this process in place of an argument that is its simulated *pid*.
+
+    A service that ends with its parent (wandb-core) looks for that pid.
+    """
     if isinstance(command, str | bytes | os.PathLike):
         return command
     own = re.compile(rf"(--?[\w-]+=)?{pid}")
@@ -277,7 +279,7 @@ def child_patches(start_rank: Callable[[Any, Any, Mapping[str, str], Any], bool]
 
 
 def _on_all_cores(real: Any) -> Any:
-    """*real* starts a program, which has no part in the turns of the ranks."""
+    """Wrap *real*, which starts a program, so that the program may use all cores and not only the ranks' core."""
 
     @functools.wraps(real)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -260,8 +260,11 @@ def _umask() -> int:
 
 
 def _ask_for_recursion_limit(limit: int) -> None:
-    """`sys.setrecursionlimit` of a rank. An endless recursion below a limit of a billion ends when the machine's
-    memory does, and takes all other ranks with it; on its way out it needs that memory a second time."""
+    """Replace `sys.setrecursionlimit` in a rank.
+
+    With a limit of a billion, an endless recursion ends only when memory is used up, and kills all other ranks.
+    Unwinding then needs as much memory again.
+    """
     process = current_process()
     if process is not None and limit > DEEPEST:
         process.world.note(f"a simulated rank recurses to a depth of {DEEPEST:,} at most; the program asked for more")
@@ -333,7 +336,7 @@ def _turning(switch: Switch, real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _remembered(name: str) -> tuple[Any, Any]:
-    """Getter and setter of a number that a simulated process may set without effect."""
+    """Return getter and setter of a number that a simulated process may set without effect."""
     real_get, real_set = getattr(torch, "get_" + name), getattr(torch, "set_" + name)
 
     def get() -> int:

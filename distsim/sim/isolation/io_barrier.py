@@ -79,7 +79,7 @@ def socket_patches() -> list[tuple[Any, str, Any]]:
 
 @contextlib.contextmanager
 def withheld(world: Leaves) -> Iterator[None]:
-    """While ranks of *world* run that are over."""
+    """Return a context in which ended ranks of *world* run without external effects."""
     if _depth[0]:
         yield
         return

@@ -59,7 +59,7 @@ class RankStream(io.TextIOBase):
 
     @functools.cached_property
     def buffer(self) -> _Bytes:
-        """Binary stream below the text stream; most programs only print."""
+        """Return the binary stream below the text stream. Most programs only print."""
         return _Bytes(self)
 
     def write(self, text: str) -> int:
@@ -145,7 +145,7 @@ class HeldOutput:
             _put(self._stream, text.removesuffix("\n"))
 
     def drop(self) -> None:
-        """The run begins anew: nothing of this one is shown."""
+        """Discard the held output, because the run restarts."""
         self._kept = None
 
 
@@ -199,10 +199,10 @@ class StreamProxy(io.TextIOBase):
         self._target().flush()
 
     def close(self) -> None:
-        """A rank that closes its stdout does not close everybody's."""
+        """Do nothing: a rank that closes its stdout must not close that of the others."""
 
     def reconfigure(self, **settings: object) -> None:
-        """Lines are whole and UTF-8 whatever a program asks for."""
+        """Do nothing: output is line-buffered UTF-8."""
 
     def writable(self) -> bool:
         return True
@@ -298,7 +298,9 @@ _importing = _Importing()
 
 @contextlib.contextmanager
 def made_for_all(shared: bool) -> Iterator[None]:
-    """The loggers that the calling thread makes meanwhile are everybody's, or, within that, its process' own again."""
+    """Return a context in which loggers that the calling thread creates are shared by all ranks, or not if not
+    *shared*.
+    """
     before, _importing.shared = _importing.shared, shared
     try:
         yield
@@ -338,7 +340,7 @@ class LogState:
         self.shared: dict[logging.Logger, dict[str, Any]] = {}
 
     def swap(self) -> None:
-        """Exchange this state with what the logging module holds; done twice it is as before."""
+        """Exchange this state with that of the logging module. Calling it twice restores both."""
         root = logging.root
         root.__dict__, self.root = self.root, root.__dict__
         _manager.__dict__, self.manager = self.manager, _manager.__dict__
@@ -371,7 +373,7 @@ class LogState:
             _real_shutdown([handler for handler in handlers if handler not in self._found])
 
     def configure(self, logger: logging.Logger) -> None:
-        """The running process changes *logger*; a shared one becomes its own."""
+        """Give the running process its own copy of *logger* before it changes a shared one."""
         if logger is logging.root or logger in self.shared or not isinstance(logger, logging.Logger):
             return
         own = _manager.loggerDict.maps[0]  # type: ignore[attr-defined]
@@ -405,7 +407,7 @@ _forgetful: list[Any] = []
 
 
 def forget_levels() -> None:
-    """A simulation begins: no logger that is there remembers what it is enabled for."""
+    """Clear the cached levels of all existing loggers at the start of a simulation."""
     loggers = list(_manager.loggerDict.values())
     if loggers == _forgetful:  # as objects: no step of Python's for each
         return

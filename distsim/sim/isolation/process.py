@@ -205,7 +205,7 @@ class SimProcess:
         self.rpc: Any = None
         """Its agent, references and autograd contexts (rpc/state.py), once it uses them."""
         self.accelerators: Any = None
-        """Its GPUs, where its node has some (device/gpu.py)."""
+        """GPUs of the process, or None if its node has none (device/gpu.py)."""
         self.stdout: RankStream | None = None
         self.stderr: RankStream | None = None
         self.tasks: list[RankTask] = []
@@ -264,7 +264,9 @@ class SimProcess:
     # -- the global places
 
     def begin(self) -> None:
-        """Begin with what the surrounding program has, whose state is in place; the first `enter` asks for it, too."""
+        """Initialize the process with the state of the surrounding program, which is active. The first `enter` calls
+        this, too.
+        """
         self.modules, self.logs = ModuleTable(self.world.host.imports), LogState()
         self.torch_rng = self.world.initial_torch_rng
 
@@ -345,7 +347,7 @@ class SimProcess:
         self.wake_for_due()
 
     def next_due(self) -> simpy.Event:
-        """Happens when the next completion falls due, or might have been carried out already."""
+        """Return an event that happens when the next completion is due."""
         event: simpy.Event = self.world.env.event()
         self._awaits_due.append(event)
         return event
@@ -356,7 +358,7 @@ class SimProcess:
             event.succeed()
 
     def complete_futures(self) -> None:
-        """Carry out completions that fell due while this process slept."""
+        """Complete futures that became due while this process slept."""
         while self.due:
             self.due.popleft()()
 

@@ -20,10 +20,10 @@ _NAMES = ("__name__", "__qualname__", "__module__", "__doc__")
 
 
 def resembling(real: Any, replacement: Any) -> Any:
-    """*replacement*, with the name, module, doc and signature of the function or class *real*.
+    """Return *replacement* with the name, module, docstring and signature of the function or class *real*.
 
-    What is not called (a flag, a tuple of defaults) is returned as it is. A compiled function that does
-    not tell its signature leaves the replacement's own.
+    Values that are not callable (a flag, a tuple of defaults) are returned unchanged. If a compiled function has no
+    signature, the replacement keeps its own.
     """
     shown, looks = _function(replacement), _function(real)
     if shown is looks or not callable(looks) or not hasattr(shown, "__qualname__"):
@@ -41,7 +41,7 @@ def resembling(real: Any, replacement: Any) -> Any:
 
 
 def class_for_ranks(real: type, *simulated: type) -> type:
-    """Make a class that stands for class *real*: its instances are *simulated* in a rank and real elsewhere.
+    """Create a replacement of class *real* whose instances are *simulated* in a rank and real elsewhere.
 
     A program may subclass it, and name it in an annotation; subclasses are simulated.
     """
@@ -54,7 +54,7 @@ def class_for_ranks(real: type, *simulated: type) -> type:
 
 
 def refusing_class(real: type, error: Callable[[], Exception]) -> type:
-    """Make a subclass of *real* that stands for it: a rank that makes an instance gets *error*."""
+    """Create a replacement of class *real* that raises *error* when a rank creates an instance."""
 
     def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
         if current_task() is not None:

@@ -117,7 +117,7 @@ class OneCore:
                         self._put(native, cores)
 
     def bind(self, task: _Bound) -> None:
-        """*task*, whose thread waits, runs where all do from now on."""
+        """Move the waiting thread of *task* to the common core."""
         if task.native:
             if self.cores is not None:
                 self._put(task.native, self.cores)
@@ -142,7 +142,9 @@ class OneCore:
                 self._put(0, self.cores)
 
     def look(self) -> None:
-        """Asked after each event and while a thread keeps the baton, by the thread that entered."""
+        """Check for a better core. Called after each event and while a thread keeps the baton, by the thread that
+        entered.
+        """
         if self.all is not None:
             now_s = _monotonic()
             if now_s - self._looked_s > LOOK_S:
@@ -164,7 +166,7 @@ class OneCore:
         self._looked_s, self._ran_s = now_s, ran_s
 
     def _take(self) -> None:
-        """The core that it happens to be on, which the kernel has chosen."""
+        """Bind all threads to the core on which this one runs, which the kernel has chosen."""
         assert _core_now is not None
         core = _core_now()
         if core in self._fast:
@@ -212,8 +214,10 @@ class _Moment(ctypes.Structure):
 
 
 def _functions() -> Any:
-    """`sem_init`, `sem_wait`, `sem_clockwait`, `sem_post`, and one that keeps the interpreter; None where libc has no
-    wait by the monotonic clock (glibc before 2.30, macOS)."""
+    """Return `sem_init`, `sem_wait`, `sem_clockwait`, `sem_post`, and one that keeps the GIL.
+
+    None if libc cannot wait by the monotonic clock (glibc before 2.30, macOS).
+    """
     try:
         libc, kept = ctypes.CDLL(None), ctypes.PyDLL(None)
         return libc.sem_init, libc.sem_wait, libc.sem_clockwait, libc.sem_post, kept.sem_post

@@ -40,14 +40,14 @@ class Interrupts:
         self.pending: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
 
     def deliver(self) -> None:
-        """Call the real handlers of what has come; they may raise."""
+        """Call the real handlers of signals that have arrived; they may raise."""
         while self.pending:
             handler, args = self.pending.pop(0)
             handler(*args)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Defer the signal: the last one is delivered at the end."""
+        """Return a context that defers signals; the last one is delivered at its end."""
         if threading.current_thread() is not threading.main_thread():
             yield  # handlers run in the main thread, so nothing can come here
             return
@@ -134,7 +134,7 @@ each rank would have made less than one, and the collection would walk the objec
 """
 _get_threshold, _set_threshold = gc.get_threshold, gc.set_threshold
 _slowed: tuple[int, int, int] | None = None
-"""Thresholds while a run of many ranks is on, where its program has set none."""
+"""Thresholds of the garbage collector during a run of many ranks, unless its program has set some."""
 _before: tuple[int, int, int] | None = None
 """Thresholds before they were raised; None if they were not."""
 
@@ -183,7 +183,7 @@ def paced(ranks: int) -> Iterator[None]:
 
 
 def own_threshold() -> tuple[int, int, int]:
-    """`gc.get_threshold`, as if no other rank were there."""
+    """Return `gc.get_threshold` as it would be without other ranks."""
     threshold = _get_threshold()
     return _before if _before is not None and threshold == _slowed else threshold
 
@@ -232,7 +232,7 @@ _libc = _heap()
 
 
 def fill_small_blocks() -> None:
-    """Fill the calling thread's cache, once what it keeps for long has been taken from there."""
+    """Fill the calling thread's cache of small blocks after long-lived objects were taken from it."""
     if _libc is not None:
         for block in [_libc.malloc(size) for size in _SIZES for _ in range(_KEPT)]:
             _libc.free(block)

@@ -42,9 +42,11 @@ class Schedule:
 
     delays: tuple[CallDelay, ...] = ()
     buffered: bool = False
-    """Sends end at once, as small ones do on NCCL and MPI; else when their receiver has come, as on gloo."""
+    """Whether sends end at once, as small ones do on NCCL and MPI; otherwise when the receiver has arrived, as on
+    gloo.
+    """
     any_source: int | None = None
-    """Seed of the choice among several senders; None: the first to have come."""
+    """Seed of the choice among several senders; None for the first that arrived."""
     _by_place: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False)
     _random: random.Random = field(default_factory=random.Random, init=False, repr=False)
 
@@ -142,12 +144,12 @@ class Limits:
         self._last = _real_monotonic() + wall_s, why
 
     def start(self) -> None:
-        """The run begins now."""
+        """Start to count."""
         self._started_s = _real_monotonic()
         self.reached = self.name = None
 
     def end(self, name: str) -> None:
-        """The run ends by this limit."""
+        """Record that the limit *name* ends the run."""
         value = getattr(self, name)
         unit = {"virtual_time_s": " s of virtual time", "wall_time_s": " s of wall time", "events": " events"}[name]
         self.name = name

@@ -159,7 +159,7 @@ class Runs(Protocol):
 
 
 class WaitLimit:
-    """Raised when the wait that *request* asked for, in *task*, times out."""
+    """Raised in *task* when the wait of *request* times out."""
 
     __slots__ = ("_request", "_scheduler", "_task", "explicit", "over")
 
@@ -226,11 +226,11 @@ class Scheduler:
     # -- what the job answers
 
     def process_ended(self, process: Any) -> None:
-        """The main task of *process* is over."""
+        """Handle the end of the main task of *process*."""
         raise NotImplementedError
 
     def timed_out(self, why: Wait | None) -> None:
-        """A wait gives up while others still run."""
+        """Handle a wait that times out while other tasks still run."""
         raise NotImplementedError
 
     def stands_still(self) -> None:
@@ -242,11 +242,11 @@ class Scheduler:
         raise NotImplementedError
 
     def give_up(self, task: Any) -> None:
-        """*task* spins or blocks on the host."""
+        """Handle a *task* that spins or blocks on the host."""
         raise NotImplementedError
 
     def all_ended(self) -> None:
-        """Every task has ended."""
+        """Handle the end of all tasks."""
         raise NotImplementedError
 
     # -- the baton
@@ -280,9 +280,12 @@ class Scheduler:
         self.running = None
 
     def _watch(self, task: Runs) -> None:
-        """Two limits: without any sign of life (operators, imports, work of a real program that it started), and,
-        longer unless the user set it, without a call: a loop of operators whose end never comes true lives too. What
-        other programs keep the thread from running counts for neither."""
+        """Watch a running task by two limits of wall time.
+
+        The first is for a task without any activity (operators, imports, work of a program that it started), the
+        second, longer unless the user set it, for a task without a call: a loop of operators that waits for a
+        condition is active, too. Time in which other programs keep the thread from running does not count.
+        """
         ticks, work, begun = self.ticks, task.programs_work(), own_s(task.native)
         since = begun
         while not self.baton.wait_for(0.1):

@@ -139,12 +139,14 @@ class Task:
     # -- in the thread itself
 
     def now_s(self) -> float:
-        """Virtual seconds since the simulation began, this thread's unseen compute included."""
+        """Return virtual seconds since the simulation began, including computation of this thread not yet passed to
+        the clock.
+        """
         now_s: float = self.world.env._now  # past the property: asked at every operator
         return now_s + self.debt_s
 
     def compute(self, seconds: float) -> None:
-        """Spend virtual time on the host without handing the baton over."""
+        """Spend virtual time on the host without passing the baton on."""
         self.debt_s += seconds
         self.quiet_polls = 0
         self.time_queries = 0

@@ -1,4 +1,4 @@
-"""The last step's critical path, and what the GPUs ran when."""
+"""Critical path of the last step, and the times of kernels on GPUs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _track(device: Device, steps: list[tuple[float, float]]) -> GpuTrack:
 
 
 def operator_name(operator: Any) -> str:
-    """`mm`, not `aten::mm.default`."""
+    """Return an operator's short name: `mm`, not `aten::mm.default`."""
     packet = getattr(operator, "overloadpacket", None)
     return str(operator) if packet is None else str(packet).removeprefix("aten.")
 

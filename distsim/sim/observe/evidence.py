@@ -32,13 +32,18 @@ __all__ = ["Lookahead", "evidence"]
 
 _DDP_UNFINISHED = "Expected to have finished reduction in the prior iteration"
 _ENDS = (KERNELS,)
-"""Waits on the host that end whatever others do."""
+"""Waits on the host that always end, independently of other ranks."""
 _DDP_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 
 
 def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None = None) -> Evidence:
-    """*asleep* makes a rank that only sleeps count as blocked; with *hang_after_s* a running rank
-    that others have waited for that long is missing."""
+    """Return the evidence on all ranks.
+
+    Args:
+        world: The simulated job.
+        asleep: Whether a rank that only sleeps counts as blocked.
+        hang_after_s: Seconds of waiting after which a running rank that others wait for counts as missing.
+    """
     ranks = [rank for rank in range(world.world_size) if rank in world.traced]
     states = {rank: _state(world, rank, asleep, hang_after_s) for rank in ranks}
     processes = {rank: world.rank_processes[rank] for rank in ranks if rank in world.rank_processes}
@@ -93,7 +98,7 @@ class _AmongThoseThatRan:
         """Keeps the identities alive."""
 
     def group(self, group: Group) -> Group:
-        """*group* with its members that ran."""
+        """Return *group* restricted to members that ran."""
         known = self._groups.get(id(group))
         if known is None:
             self._kept.append(group)
@@ -101,7 +106,7 @@ class _AmongThoseThatRan:
         return known
 
     def record(self, call: CallRecord) -> CallRecord:
-        """*call* on its group's members that ran."""
+        """Return *call* on its group restricted to members that ran."""
         known = self._records.get(id(call))
         if known is None:
             self._kept.append(call)
@@ -110,7 +115,7 @@ class _AmongThoseThatRan:
         return known
 
     def wait(self, wait: Wait) -> Wait:
-        """*wait* for those that ran."""
+        """Return *wait* restricted to ranks that ran."""
         if isinstance(wait, CallWait):
             return CallWait(self.record(wait.record))
         return replace(wait, on_ranks=self._ranks(wait.on_ranks)) if isinstance(wait, HostWait) else wait
@@ -217,7 +222,7 @@ def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) ->
 
 
 def _goes_on(task: Any) -> bool:
-    """Return whether what it waited for has happened, so that it continues at its next turn."""
+    """Return whether the awaited event has happened, so that the task continues at its next turn."""
     event = None if task.request is None else task.request.event
     return event is not None and event.triggered and not isinstance(event, Timeout)  # a timeout is, from the first
 
@@ -230,7 +235,7 @@ def _stand(served: CallRecord, frame: FrameType | None) -> None:
 
 
 def _on_its_way(process: SimProcess) -> BaseException | None:
-    """Return what a blocked rank raised before a `finally` or `except` block made its current call."""
+    """Return the exception of a blocked rank whose `finally` or `except` block made its current call."""
     task = process.main_task
     exception: Any = None if task is None else sys._current_exceptions().get(task.ident or 0)
     if isinstance(exception, tuple):  # Python 3.11
@@ -257,7 +262,7 @@ def _mark_absent(states: dict[int, RankState], records: dict[int, list[CallRecor
 
 
 def _ddp_findings(world: World) -> tuple[Finding, ...]:
-    """DDP's error about parameters without gradient, with their names."""
+    """Return findings for DDP's errors about parameters without gradients, with the parameters' names."""
     by_text: dict[str, list[SimProcess]] = {}
     for process in world.rank_processes.values():
         if process.ending.exception is not None and _DDP_UNFINISHED in process.ending.error_text:

@@ -93,14 +93,14 @@ class ExecutionTrace:
     # -- what happens
 
     def ran(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """An operator has run. A detach is left out: below a dispatch mode torch itself calls it on each new tensor."""
+        """Record an operator. A detach is left out, because below a dispatch mode torch calls it on each new tensor."""
         if self.is_active and func is not torch.ops.aten.detach.default:
             name = str(getattr(func, "overloadpacket", func)).replace(".", "::", 1)
             schema = str(getattr(func, "_schema", ""))
             self._add(name, [*args, *kwargs.values()], [] if result is None else [result], OPERATOR_SCOPE, schema)
 
     def called(self, record: CallRecord, operator: str, backend: str, tensors: Sequence[Sequence[Tensor]]) -> None:
-        """torch.distributed was called: *operator* of c10d, whose work *backend* does on inputs and outputs."""
+        """Record a call of torch.distributed: *operator* of c10d, carried out by *backend*."""
         if not self.is_active:
             return
         inputs, outputs = (list(part) for part in tensors)
@@ -122,12 +122,12 @@ class ExecutionTrace:
             self._add(work, inputs, [], USER_SCOPE, under=call)
 
     def enter(self, name: str) -> None:
-        """A label of the program begins: what follows lies under it."""
+        """Start a label of the program; following entries are below it."""
         if self.is_active:
             self._open().append(self._add(name, [], [], USER_SCOPE))
 
     def leave(self) -> None:
-        """The innermost label ends."""
+        """End the innermost label."""
         if self.is_active and len(self._open()) > 1:
             self._open().pop()
 

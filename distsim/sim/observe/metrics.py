@@ -27,7 +27,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class KernelSlice:
-    """One kernel where it ran."""
+    """Execution of one kernel: its stream, start and end."""
 
     stream: int
     begun_s: float

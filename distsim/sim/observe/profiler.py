@@ -132,7 +132,7 @@ class ProfileResult:
         return round(self._start_s * 1e9)
 
     def save(self, path: str) -> None:
-        """A trace that Perfetto opens."""
+        """Write a trace for Perfetto."""
         slices = [
             {
                 "ph": "X",
@@ -201,9 +201,7 @@ _TITLES = {
         "all_to_all_single": "all_to_all",
     },
 }
-"""Names that a backend gives to its work where they differ from torch's (ProcessGroupGloo.cpp,
-ProcessGroupNCCL.cpp).
-"""
+"""Names of a backend's work if they differ from torch's (ProcessGroupGloo.cpp, ProcessGroupNCCL.cpp)."""
 
 
 class ProfileRecorder:
@@ -216,7 +214,7 @@ class ProfileRecorder:
         self._sees_host = ProfilerActivity.CPU in activities
         self._sees_gpus = ProfilerActivity.CUDA in activities
         self._slices: list[tuple[str, float, float, dict[str, Any], Any]] = []
-        """Name, begin, end, what it answers, and what it has launched, or called others by."""
+        """Name, start, end, arguments, and launched kernel or label of each slice."""
         self._launched: list[tuple[Device, StreamTimeline, Kernel | Comm]] = []
         self.arguments: Any = ()
         """Arguments of the operator that launches next."""
@@ -228,7 +226,7 @@ class ProfileRecorder:
         self._slice(name, start_s, start_s + seconds, [_shape(value) for value in inputs])
 
     def launched(self, device: Device, stream: StreamTimeline, item: Kernel | Comm) -> None:
-        """An operator, or a call of others, has put *item* into *stream*."""
+        """Record that an operator or a call has put *item* into *stream*."""
         if self._sees_gpus:
             self._launched.append((device, stream, item))
         if isinstance(item, Kernel):
@@ -372,7 +370,7 @@ def _setting_patches() -> list[Patch]:
 
 
 def _execution_trace_patches() -> list[Patch]:
-    """An ExecutionTraceObserver in a simulated rank writes a file of that rank."""
+    """Return patches that make an ExecutionTraceObserver in a simulated rank write a file of that rank."""
     kind = ExecutionTraceObserver
     real_register, real_unregister, real_start, real_stop = (
         getattr(kind, name) for name in ("register_callback", "unregister_callback", "start", "stop")
@@ -505,7 +503,7 @@ def _label_patches() -> list[Patch]:
 
     @functools.wraps(torch.jit.script)
     def script(obj: Any, optimize: None = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
-        """The compiler reads the source of `record_function`: for that time it is torch's own."""
+        """Compile with torch's own `record_function`, because the compiler reads its source."""
         args = (obj, optimize, _frames_up + 1, *args)  # names in a class are looked up in the caller's frame
         if current_task() is None:
             return real_script(*args, **kwargs)

@@ -26,7 +26,7 @@ from distsim.sim.observe.origins import CONSTANT, Meetings, Origin, Parts, Piece
 __all__ = ["Provenance"]
 
 STEPS = 3
-"""Steps of an optimizer in which origins are followed: as many as sketch all tensors."""
+"""Number of optimizer steps in which origins are followed: those in which all tensors are sketched."""
 MOST_ORIGINS = 200_000
 """Origins of one rank, of about 250 bytes each."""
 _ATTRIBUTE = "_distsim_origins"
@@ -104,7 +104,7 @@ class Provenance:
     # -- what a rank computes
 
     def ran(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
-        """An operator with kernels has run."""
+        """Record an operator that launched kernels."""
         if self.has_ended:
             return
         how = _reading(func)
@@ -151,7 +151,7 @@ class Provenance:
                 yield out, self._new(how.name, (index, numbers), sources, site)
 
     def called(self, record: CallRecord, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """The rank takes part in a collective, or sends or receives."""
+        """Record a collective, send or receive of the rank."""
         if self.has_ended:
             return
         meeting, ranks = self._meetings.of(record), record.group.ranks
@@ -177,7 +177,7 @@ class Provenance:
                     self._write_bytes(out.untyped_storage(), start + first, start + last, origin)
 
     def wrote(self, name: str, tensors: Sequence[Tensor]) -> None:
-        """A kernel of the program has read and written *tensors*."""
+        """Record a kernel of the program that has read and written *tensors*."""
         if not self.has_ended:
             sources, site = tuple(self._read_all(tensors)), _site()
             for index, tensor in enumerate(tensors):
@@ -272,7 +272,7 @@ class Provenance:
         setattr(storage, _ATTRIBUTE, sorted(pieces, key=lambda piece: piece[0]))
 
     def _copied(self, out: Tensor, given: Sequence[Any]) -> Origin | None:
-        """Return the origin of what a copy copies, if it changes neither dtype nor order."""
+        """Return the origin of the copied tensor, if the copy changes neither dtype nor order."""
         source = next((arg for arg in given if isinstance(arg, Tensor) and arg is not out), None)
         if source is None:
             return None
@@ -343,12 +343,12 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _element(given: Sequence[Any], index: int, length: int) -> list[Any]:
-    """Return element *index* of each list with *length* elements, and all that is no such list."""
+    """Return element *index* of each list with *length* elements, and all other arguments unchanged."""
     return [arg[index] if isinstance(arg, list | tuple) and len(arg) == length else arg for arg in given]
 
 
 def _number(value: Any) -> Any:
-    """Return an argument that is no tensor in a form that can be hashed; nothing of devices, which differ by rank."""
+    """Return an argument that is not a tensor in hashable form. Devices are ignored, because they differ by rank."""
     if isinstance(value, float):
         return value if value == value else "nan"
     if isinstance(value, int | str | bool | torch.dtype):

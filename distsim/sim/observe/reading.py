@@ -1,4 +1,4 @@
-"""Lines of the user's program: where it made a call, and where it reads a value."""
+"""Lines of the user's program at which it makes a call or reads a value."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ _KNOWN_MAX = 4_096
 
 
 def user_stack(frame: FrameType | None = None) -> tuple[Site, ...]:
-    """Return the user's frames of this thread, innermost first; of *frame* where one is given."""
+    """Return the user's frames of this thread, or of *frame*, innermost first."""
     return program_frames(steps(sys._getframe(1) if frame is None else frame))
 
 
 def call_stack(frame: FrameType) -> tuple[Site, ...]:
-    """Return where the call of *frame* was made: the user's frames, or torch's in a thread of its own."""
+    """Return the stack of the call of *frame*: the user's frames, or torch's if one of its threads makes the call."""
     places: list[int] = []
     add = places.append
     walk: FrameType | None = frame
@@ -84,7 +84,7 @@ def _outwards(frame: FrameType) -> Iterator[FrameType]:
 
 
 def forget_stacks() -> None:
-    """A simulation is over: its code is kept no longer, and files may have other names in the next."""
+    """Clear the cache of stacks after a simulation, because files may have other names in the next."""
     _known.clear()
 
 
@@ -140,11 +140,11 @@ class Reading:
     """One place of a program that reads a value."""
 
     where: str
-    """file:line; "torch" where no line of the program's is to blame."""
+    """Position as file:line; "torch" if no line of the program is involved."""
     expression: str = ""
     """Expression in the program: `loss.item()`; empty if the source is not known."""
     condition: str = ""
-    """`if`, `while`, `assert` where the value decides which way the program goes."""
+    """`if`, `while` or `assert` if the value decides a branch; empty otherwise."""
     most_passes: int = 0
     """For a `while` that only this value can end: the number of reads after which it counts as endless; else 0.
 
@@ -181,7 +181,7 @@ def reading(frame: FrameType) -> Reading:
 
 
 def forget_readings() -> None:
-    """A simulation is over: its files may have other text in the next."""
+    """Clear the cache of parsed lines after a simulation, because files may have changed before the next."""
     _told.cache_clear()
     _tests.cache_clear()
     _tested.cache_clear()
@@ -264,8 +264,11 @@ def _place(node: ast.stmt | ast.expr) -> Place:
 def _walk(
     tree: ast.AST, looped: bool = False, only: dict[int, int] | None = None
 ) -> Iterator[tuple[ast.expr, str, int, bool]]:
-    """*looped*: the program may come there more than once. *only*: most passes of each `if` that is the one way out of
-    its `while True`."""
+    """Yield the conditions of a syntax tree.
+
+    *looped* says that the program may come there more than once. *only* has the largest number of passes of each
+    `if` that is the only exit of its `while True`.
+    """
     only = {} if only is None else only
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, CONDITIONS):

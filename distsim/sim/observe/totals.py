@@ -130,7 +130,7 @@ USAGE = 2
 
 
 def bus_factor(op: str, num_ranks: int) -> float:
-    """busbw / algbw, as nccl-tests' PERFORMANCE.md defines it."""
+    """Return busbw / algbw, as nccl-tests' PERFORMANCE.md defines it."""
     n = num_ranks
     if n < 2:
         return 1.0
@@ -198,7 +198,7 @@ def summing_up(
 
 
 def _price(training: Training, world: World, request: RunRequest) -> None:
-    """Write down what a GPU's hour costs and takes."""
+    """Set the price and the power of a GPU."""
     facts = world.cluster.node.gpu
     assert facts is not None
     training.price = facts.price if request.price is None else request.price
@@ -272,7 +272,9 @@ def _unproven(world: World, request: RunRequest) -> int:
 
 
 def _backends(process: SimProcess) -> list[str]:
-    """Return the default group's, of all its devices where the process works on GPUs: `cpu:gloo,cuda:nccl`."""
+    """Return the backends of the default group; if the process works on GPUs, those of all devices:
+    `cpu:gloo,cuda:nccl`.
+    """
     on_gpus = process.accelerators is not None and process.accelerators.works
     return [group.backend_config() if on_gpus else group.name() for group in process.group_objects[:1]]
 

@@ -96,7 +96,7 @@ def noticed() -> Iterator[None]:
 
 
 def finish(world: World) -> None:
-    """The programs have ended well: their GPUs do what they have been given, though no host waits for it."""
+    """Let the GPUs finish their work after the programs have ended normally."""
     if world.diagnoses or any(process.ending.exception is not None for process in world.processes):
         return
     timelines = [d.timeline for p in world.processes if p.accelerators is not None for d in p.accelerators.devices]
@@ -222,7 +222,7 @@ def _find_path(training: Training, ends: Mapping[SimProcess, list[StepEnd]]) -> 
 
 
 def _like(world: World, used: Sequence[SimProcess]) -> dict[SimProcess, tuple[int, ...]]:
-    """Return the ranks whose figures are taken to be those of each, itself included (equal_ranks.py)."""
+    """Return, for each process, the ranks that it represents, including itself (equal_ranks.py)."""
     sample = world.traced.sample
     if sample is None:
         return {process: (process.rank,) for process in used}
@@ -243,8 +243,8 @@ def _begin(ends: Sequence[StepEnd], first: int) -> tuple[StepEnd | None, Account
 
 
 def _durations(ends: dict[Any, list[StepEnd]], stepping: Sequence[SimProcess], steps: int) -> list[float]:
-    """Return seconds of each step from the second on; the first one's, from the run's begin, where it is the only
-    one.
+    """Return the seconds of each step from the second on. If there is only one step, its time since the start of the
+    run.
     """
     at = [[end.mark.reached_s or 0.0 for end in ends[process][:steps]] for process in stepping]
     if steps == 1:
@@ -341,7 +341,7 @@ def _memory_site(kind: str, site: AllocationSite, nbytes: int, count: int = 1) -
 
 
 def _families(modules: dict[str, int]) -> dict[str, int]:
-    """Bytes by names of modules in which numbers are stars; nothing where the peak was in a step without names."""
+    """Return bytes by module name with numbers replaced by stars; empty if the peak was in a step without names."""
     bytes_by_kind: dict[str, int] = {}
     for name, nbytes in modules.items():
         kind = family(name) if name else NO_MODULE

@@ -45,7 +45,7 @@ _LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhos
 
 
 def machine_of(process: SimProcess) -> int:
-    """The machine a process runs on: a rank's slot, and with a child its parent's, where it was started."""
+    """Return the machine of a process: that of a rank's slot, or, for a child, its parent's."""
     while process.family.parent is not None:
         process = process.family.parent
     return process.slot.host

@@ -57,7 +57,7 @@ class Shared:
         """Mark the item as on its way to a process."""
 
     def arrived(self, process: SimProcess) -> None:
-        """*process* has been given this."""
+        """Note that *process* has received this object."""
 
     def __reduce__(self) -> Any:
         self.departs()
@@ -77,7 +77,7 @@ class Waitable:
     """An object that `multiprocessing.connection.wait` accepts."""
 
     def ready(self) -> bool:
-        """Return whether something is there, or nothing can come any more."""
+        """Return whether data are available, or none can arrive any more."""
         raise NotImplementedError
 
     def signs(self) -> list[simpy.Event]:
@@ -129,12 +129,12 @@ class _Crossing:
 
 
 def pickled(value: Any) -> Any:
-    """*value* as it crosses into another simulated process."""
+    """Return *value* as another simulated process receives it."""
     return crossing(value)[0]
 
 
 def crossing(value: Any) -> tuple[Any, list[Shared]]:
-    """*value* as it crosses, and the shared things in it."""
+    """Return *value* as another process receives it, and the shared objects in it."""
     _departed.clear()
     multiprocessing.context.set_spawning_popen(_Crossing())  # type: ignore[arg-type]
     try:
@@ -329,8 +329,10 @@ class Sentinel(Waitable):
 
 
 class Connection(Shared, Waitable):
-    """One end of a `multiprocessing.Pipe`. Each process that has it closes it for itself; when none that lives
-    has the other end open, there is nothing more to come."""
+    """One end of a `multiprocessing.Pipe`. Each process closes it separately.
+
+    When no living process has the other end open, no more data can arrive.
+    """
 
     _other: Connection
 
@@ -356,7 +358,7 @@ class Connection(Shared, Waitable):
             self._on_its_way -= 1
 
     def inherited(self, parent: SimProcess, child: SimProcess) -> None:
-        """*child* was forked: it has open what its parent has open."""
+        """Note that *child* was forked: it holds open what its parent holds open."""
         if parent not in self._closed_by and child not in self._holders:
             self._hold(child)
 

@@ -108,7 +108,7 @@ _TELLS_PID = re.compile(r"/proc/(self|\d+)/(stat|status)$")
 
 
 def _led(path: Any) -> Any:
-    """*path* with the number of the running simulated process exchanged for the one the machine knows it by."""
+    """Return *path* with the real pid in place of the running process's simulated pid."""
     if isinstance(path, str) and path.startswith("/proc/"):
         process = current_process()
         match = None if process is None else _IN_PROC.match(path)
@@ -118,7 +118,9 @@ def _led(path: Any) -> Any:
 
 
 class _Led:
-    """A function of a path. An object, not a function: it makes no method where a class keeps it."""
+    """Wrapper of a function of a path. It is an object, because a function would become a method of a class that
+    stores it.
+    """
 
     def __init__(self, real: Callable[..., Any]) -> None:
         self._real = real
@@ -348,7 +350,7 @@ def _handler(process: SimProcess, number: int) -> Any:
 
 
 def send(process: SimProcess, number: int) -> None:
-    """Signal *number* reaches *process*: its handler is called in its main thread, or the default happens."""
+    """Deliver signal *number* to *process*: call its handler in its main thread, or apply the default action."""
     if not number:
         return
     task = require_task()

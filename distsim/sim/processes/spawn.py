@@ -48,7 +48,7 @@ __all__ = ["Program", "begin_multiprocessing", "end_children", "live", "spawn_pa
 
 
 def _start_no_rank() -> None:
-    """The running process is about to start others. The first one, alone until now, is a launcher of ranks."""
+    """Handle a process that is about to start others. If it is the only one so far, it is a launcher of ranks."""
     task = require_task()
     if task.process.is_rank and task.world.only_first_has_begun():
         task.world.become_launcher(task.process)
@@ -146,9 +146,12 @@ class SimPopen(ChildProcess):
             return None, []
 
     def _run_main(self, child: SimProcess, parent: SimProcess, fork: bool) -> bool:
-        """The child's own run of the main script, as spawned children do it. A forked child does not run
-        it again: it prints nothing, and takes over the plain values and shared things its parent has by now. False: a
-        forked child must use its parent's objects, because the script initializes its process group unguarded."""
+        """Run the main script in the child, as spawned children do.
+
+        A forked child does not print, and takes over its parent's plain values and shared objects. Return False if a
+        forked child must use its parent's objects, because the script initializes its process group without a guard
+        against reruns.
+        """
         streams = [s for s in (child.stdout, child.stderr) if s is not None] if fork else []
         for stream in streams:
             stream.muted = True
@@ -202,7 +205,7 @@ class SimPopen(ChildProcess):
 
 
 def end_child(child: SimProcess, number: signal.Signals) -> None:
-    """The program ends a process that it started, or asks it to end where that has a handler."""
+    """End a process that the program started, or call the process's own handler of the signal."""
     if callable(child.signals.get(number)) and number != signal.SIGKILL:
         child.family.is_code_read = True
         send(child, number)
@@ -212,7 +215,7 @@ def end_child(child: SimProcess, number: signal.Signals) -> None:
 
 
 def begin_multiprocessing() -> None:
-    """A new process has no children yet."""
+    """Reset the list of children in a new process."""
     vars(multiprocessing.process).update(_children=set(), _process_counter=itertools.count(1))  # each process's anyway
 
 
@@ -336,7 +339,7 @@ def _subprocess_patches() -> list[tuple[Any, str, Any]]:
 
 def _torch_wrap(real: Callable[..., Any]) -> Callable[..., Any]:
     def wrap(fn: Callable[..., Any], i: int, args: tuple[Any, ...], error_file: str) -> None:
-        """torch's own body of a spawned process; what it raises is kept for the report as well."""
+        """Run torch's own body of a spawned process, and keep its exception for the report."""
         task = current_task()
         if task is None:
             real(fn, i, args, error_file)
@@ -364,7 +367,7 @@ def spawn_patches() -> list[tuple[Any, str, Any]]:
 
     @functools.wraps(launch_agent)
     def launch(*args: Any, **kwargs: Any) -> Any:
-        """torchrun's own launcher as a function (accelerate's `notebook_launcher`): its ranks meet only later."""
+        """Run torchrun's launcher as a function (accelerate's `notebook_launcher`), whose ranks meet only later."""
         if current_task() is not None:
             _start_no_rank()
         return launch_agent(*args, **kwargs)
@@ -434,7 +437,7 @@ class Program:
 
 
 def live(process: SimProcess, program: Callable[[], Any]) -> None:
-    """Body of a process's main thread: run *program*, then end as a Python process ends."""
+    """Run *program* in a process's main thread, then end as a Python process ends."""
     try:
         with thread_of(process):
             _live(process, program)
@@ -509,7 +512,7 @@ def _exit_code(exit_: SystemExit, process: SimProcess) -> int:
 
 
 def _join_threads(process: SimProcess) -> None:
-    """A process lives until its non-daemon threads have ended."""
+    """Wait for the process's non-daemon threads, as Python does at its end."""
     task = require_task()
     close_pools(process.tasks)
     for other in list(process.tasks):

@@ -40,8 +40,11 @@ _set_num_threads = torch.set_num_threads
 
 @contextlib.contextmanager
 def thread_of(process: SimProcess) -> Iterator[None]:
-    """Make the calling thread a thread of *process* as far as torch is concerned. In the end torch's
-    thread-local state holds nothing of Python's: what it held would be dropped while the thread dies."""
+    """Return a context in which torch treats the calling thread as a thread of *process*.
+
+    At its end, torch's thread-local state refers to no Python objects, which would otherwise be dropped while the
+    thread ends.
+    """
     task = require_task()
     _set_num_threads(1)
     _set_multithreading_enabled(False)
@@ -121,7 +124,7 @@ class CoopLock:
 
 
 def _allocate_lock() -> CoopLock:
-    """`_thread.allocate_lock`, which from Python 3.13 on is not `threading.Lock` itself."""
+    """Replace `_thread.allocate_lock`, which from Python 3.13 on is not `threading.Lock` itself."""
     return CoopLock()
 
 
@@ -205,7 +208,9 @@ def _enumerate() -> list[threading.Thread]:
 
 
 def _make_invoke_excepthook() -> Any:
-    """The end of a simulation is nothing to tell `threading.excepthook`."""
+    """Return torch's replacement of threading's hook that ignores the exception by which a simulation ends its
+    threads.
+    """
     invoke = _real_make_invoke()
 
     def call(thread: threading.Thread) -> None:
@@ -261,7 +266,7 @@ _real_pool_number = pool_threads.ThreadPoolExecutor._counter  # type: ignore[att
 
 
 def _pool_number() -> int:
-    """Pools are numbered per process."""
+    """Return the number of the next thread pool of the process."""
     process = current_process()
     if process is None:
         return int(_real_pool_number())
@@ -282,7 +287,7 @@ _real_select = selectors.EpollSelector.select
 
 
 def _select(self: selectors.EpollSelector, timeout: float | None = None) -> Any:
-    """asyncio's wait: it ends when another thread of the simulation wakes the loop, or in virtual time."""
+    """Replace asyncio's wait: it ends when another simulated thread wakes the loop, or after virtual time."""
     task = current_task()
     if task is None:
         return _real_select(self, timeout)

@@ -234,8 +234,11 @@ class SimAgent:
         timeout_s: float = -1.0,
         future: Reply | None = None,
     ) -> PendingCall:
-        """Send a request to worker *to*; *answered* gets its reply in a thread of the pool, or *future* does where a
-        thread already sleeps until it comes. *timeout_s*: below 0 the agent's, 0 none."""
+        """Send a request to worker *to*.
+
+        *answered* is called with the reply in a thread of the pool; if a thread already waits for *future*, that
+        gets the reply. A *timeout_s* below 0 is the agent's default; 0 means no timeout.
+        """
         if not self.running:
             raise RuntimeError(
                 f"Node {self.id} tried to send() a message of type {message.kind} but RPC is no longer running on this "
@@ -269,7 +272,7 @@ class SimAgent:
             self.workers.carry(self, other, nbytes, False, lambda: other.came(self, call, message))
 
     def came(self, sender: SimAgent, call: PendingCall, message: RpcMessage) -> None:
-        """A request is here (scheduler side)."""
+        """Handle a request that has arrived; called by the scheduler."""
         if self.workers.agents.get(self.id) is not self or not self.process.alive:
             return
         self.served_calls += 1
@@ -340,7 +343,7 @@ class SimAgent:
         return 0.0
 
     def tell(self, to: int, message: RpcMessage, answered: Answered | None = None, attempt: int = 0) -> None:
-        """Send a message that torch sends by itself, and again if it was lost; no thread waits for the reply."""
+        """Send a message of torch's own, and again if it was lost; no thread waits for the reply."""
 
         def came(reply: RpcMessage | Failed) -> None:
             if isinstance(reply, Failed) and reply.kind == 2 and attempt < MOST_RETRIES:
@@ -413,7 +416,9 @@ class FaultyAgent(SimAgent):
 
 
 def faulty_init() -> bool:
-    """torch's C++ makes its classes upon those it finds in torch.distributed.rpc: it has to find its own."""
+    """Initialize torch's faulty agent with torch's own classes in torch.distributed.rpc, from which C++ derives its
+    own.
+    """
     if current_task() is None:
         return bool(_real_init())
     led = {name: vars(rpc)[name] for name in _real_kinds}

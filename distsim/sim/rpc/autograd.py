@@ -158,7 +158,7 @@ class Container:
 
     @contextlib.contextmanager
     def entered(self, context_id: int | None) -> Iterator[None]:
-        """The running thread serves a request of that context."""
+        """Return a context in which the running thread serves a request of that autograd context."""
         if context_id is None:
             yield
             return
@@ -209,7 +209,7 @@ class Pass:
                 todo += node.next_functions
 
     def run(self, edges: Sequence[Any], grads: Sequence[Tensor]) -> None:
-        """The gradients of *edges* are there: run what can."""
+        """Run the nodes that can run, once the gradients of *edges* are known."""
         entered: list[Any] = []
         for edge, grad in zip(edges, grads, strict=True):
             self._held.setdefault(edge.node, {}).setdefault(edge.output_nr, []).append(grad)
@@ -317,7 +317,7 @@ class Pass:
     # -- the other workers' parts
 
     def propagate(self, message: RpcMessage, grads: Sequence[Tensor]) -> None:
-        """Send the gradients of what came with *message* to where it came from."""
+        """Send the gradients of the tensors in *message* to their sender."""
         self._outstanding += 1
         back = RpcMessage(
             "BACKWARD_AUTOGRAD_REQ",
@@ -413,7 +413,7 @@ def _on_node(container: Container, error: Exception) -> RuntimeError:
 
 
 def execute(container: Container, agent: Any, context_id: int, roots: Sequence[Tensor], retain_graph: bool) -> None:
-    """`dist_autograd.backward`."""
+    """Implement `dist_autograd.backward`."""
     with label("torch::distributed::autograd::backward"):
         _execute(container, agent, context_id, roots, retain_graph)
 
@@ -464,7 +464,7 @@ def _name(root: Tensor) -> str:
 
 
 def gradients_came(container: Container, agent: Any, message: RpcMessage, done: Done) -> None:
-    """Gradients of what this worker once sent; *done* when all that follows from them is done."""
+    """Handle gradients of tensors that this worker sent. *done* is called when all that follows from them is done."""
     context_id, autograd_id, retain_graph = message.fields
     context = container.retrieve(context_id)
     send: Send | None = context.sends.get(autograd_id)
@@ -495,7 +495,7 @@ _DisableTorchDispatch = DISABLE_TORCH_DISPATCH.get()
 
 
 class _Recv(torch.autograd.Function):
-    """Makes the tensors that came, and sends their gradients where they came from."""
+    """Autograd node of received tensors, which sends their gradients to the sender."""
 
     @staticmethod
     def forward(ctx: Any, dummy: Tensor, origin: tuple[Context, RpcMessage], tensors: list[Tensor]) -> Any:
@@ -530,7 +530,7 @@ def _edge(tensor: Tensor) -> Any:
 
 
 def attach(container: Container, message: RpcMessage, tensors: Sequence[Tensor], to: int, forced: bool) -> None:
-    """Attach the autograd context to *message*, and keep where the gradients of its *tensors* go."""
+    """Attach the autograd context to *message*, and remember where the gradients of its *tensors* go."""
     asks = [tensor for tensor in tensors if tensor.requires_grad]
     if container.current_id == NONE or (not forced and not asks):
         return
@@ -561,7 +561,7 @@ def received(container: Container, message: RpcMessage) -> list[Tensor]:
 
 
 def release(container: Container, agent: Any, context_id: int) -> None:
-    """`dist_autograd.context`'s end."""
+    """Implement the end of `dist_autograd.context`."""
     container.retrieve(context_id)
     release_if_there(container, agent, context_id)
 

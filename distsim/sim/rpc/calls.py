@@ -55,7 +55,9 @@ class SimPyRRef(Generic[T]):
 
     @classmethod
     def of(cls, rref: OwnedValue | User, of_script: bool = False) -> Self:
-        """*of_script*: an operator or a TorchScript function makes its value."""
+        """Return the reference for *rref*. *of_script* says that an operator or TorchScript function creates its
+        value.
+        """
         self = cls.__new__(cls)
         self._rref = rref
         self._type_future = self._creation = self._profiling = None
@@ -198,7 +200,7 @@ def _text(info: WorkerInfo) -> str:
 
 
 def backward_from(rref: OwnedValue, context_id: int, retain_graph: bool) -> None:
-    """Backward with the value of *rref* as root: in a context, or by the local engine."""
+    """Run backward from the value of *rref*: in an autograd context, or by the local engine."""
     value = rref.get()
     _handle_exception(value)
     if not isinstance(value, Tensor):
@@ -217,13 +219,13 @@ _jit_resolve_packet = JIT_RESOLVE_PACKET.get()
 def invoke_rpc_python_udf(
     dst: WorkerInfo, pickled: bytes, tensors: Sequence[Tensor], timeout_s: float, is_async: bool
 ) -> Reply:
-    """`rpc_async` of a Python function."""
+    """Implement `rpc_async` of a Python function."""
     message = RpcMessage("PYTHON_CALL", pickled, fields=is_async)
     return request(dst.id, message, tensors, timeout_s, "a call", record=called(agent_here(), dst.id, timeout_s))
 
 
 def invoke_rpc_builtin(dst: WorkerInfo, op: str, timeout_s: float, *args: Any, **kwargs: Any) -> Reply:
-    """`rpc_async` of an operator."""
+    """Implement `rpc_async` of an operator."""
     pickled, tensors = _operator(op, args, kwargs)
     message = RpcMessage("SCRIPT_CALL", pickled, fields=op)
     record = called(agent_here(), dst.id, timeout_s)
@@ -233,7 +235,7 @@ def invoke_rpc_builtin(dst: WorkerInfo, op: str, timeout_s: float, *args: Any, *
 def invoke_rpc_torchscript(
     dst: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout_s: float, is_async: bool
 ) -> Reply:
-    """`rpc_async` of a TorchScript function."""
+    """Implement `rpc_async` of a TorchScript function."""
     pickled, tensors = internal.serialize((args, kwargs))
     message = RpcMessage("TORCHSCRIPT_CALL", pickled, fields=(name, is_async))
     to = agent_here().get_worker_info(dst).id
@@ -243,12 +245,12 @@ def invoke_rpc_torchscript(
 def invoke_remote_python_udf(
     dst: WorkerInfo, pickled: bytes, tensors: Sequence[Tensor], timeout_s: float, is_async: bool
 ) -> SimRRef[Any]:
-    """`remote` of a Python function."""
+    """Implement `remote` of a Python function."""
     return _remote(dst.id, "PYTHON_REMOTE_CALL", pickled, tensors, is_async, timeout_s)
 
 
 def invoke_remote_builtin(dst: WorkerInfo, op: str, timeout_s: float, *args: Any, **kwargs: Any) -> SimRRef[Any]:
-    """`remote` of an operator."""
+    """Implement `remote` of an operator."""
     pickled, tensors = _operator(op, args, kwargs)
     return _remote(dst.id, "SCRIPT_REMOTE_CALL", pickled, tensors, op, timeout_s, forced=False)
 
@@ -256,7 +258,7 @@ def invoke_remote_builtin(dst: WorkerInfo, op: str, timeout_s: float, *args: Any
 def invoke_remote_torchscript(
     dst: str, name: str, timeout_s: float, is_async: bool, *args: Any, **kwargs: Any
 ) -> SimRRef[Any]:
-    """`remote` of a TorchScript function."""
+    """Implement `remote` of a TorchScript function."""
     pickled, tensors = internal.serialize((args, kwargs))
     to = agent_here().get_worker_info(dst).id
     return _remote(to, "TORCHSCRIPT_REMOTE_CALL", pickled, tensors, (name, is_async), timeout_s)
@@ -276,7 +278,7 @@ def _made(reply: RpcMessage | Failed) -> None:
 def _remote(
     to: int, kind: str, pickled: bytes, tensors: Sequence[Tensor], payload: Any, timeout_s: float, forced: bool = True
 ) -> SimRRef[Any]:
-    """Ask *to* to make a value, and give the reference to it at once."""
+    """Request a value from worker *to*, and return the reference to it immediately."""
     agent, context = agent_here(), rrefs_here()
     rref: OwnedValue | User
     if to == agent.id:

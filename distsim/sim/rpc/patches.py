@@ -229,14 +229,18 @@ _OPTIMIZER = "torch.distributed.optim.optimizer"
 
 
 def _locks() -> list[tuple[Any, str, Any]]:
-    """DistributedOptimizer may not be imported yet: that takes a second."""
+    """Return patches for locks of torch's RPC. DistributedOptimizer is patched only if imported, because importing
+    it takes a second.
+    """
     locks = [*ALL_GATHER_DICT_LOCK.replaced_by(_reentrant()), *INIT_COUNTER_LOCK.replaced_by(CoopLock())]
     module = sys.modules.get(_OPTIMIZER)
     return locks if module is None else [*locks, (module._LocalOptimizer, "global_lock", CoopLock())]
 
 
 def give_locks() -> None:
-    """New ones, when the patches are in place: a rank of the last simulation may have ended with one in its hands."""
+    """Create new locks after the patches are installed, because a rank of the last simulation may have ended with
+    one held.
+    """
     for holder, name, lock in _locks():
         setattr(holder, name, lock)
 

@@ -1,4 +1,4 @@
-"""torch's legacy profiler over RPC: what a callee ran is shown to its caller."""
+"""torch's legacy profiler over RPC: the caller's profile shows what a callee ran."""
 
 from __future__ import annotations
 
@@ -111,11 +111,11 @@ class Profile:
     over: bool = False
 
     def mark(self) -> None:
-        """Both clocks are known now."""
+        """Note that both clocks are known."""
         self.marks.append((_clock_s() - self.begun_s, self.task.now_s()))
 
     def ended(self, call: ProfiledCall, ran: Sequence[Sequence[Event]]) -> None:
-        """A call is over, with what its callee *ran*."""
+        """Record a finished call and the events that its callee *ran*."""
         number = next(_handles)
         begun = Event(call.key, call.begun_s, self.worker, what="push", number=number)
         ended = Event(call.key, require_task().now_s(), self.worker, what="pop", number=number)
@@ -214,7 +214,7 @@ class ProfilerKeys:
 
     @staticmethod
     def set_current_profiling_key(key: str) -> None:
-        """The next call of this thread is shown as *key*."""
+        """Set the name under which the next call of this thread is shown."""
         _here.key = key
 
 
@@ -242,7 +242,7 @@ def reply_came(call: ProfiledCall | None, reply: RpcMessage | Failed) -> None:
 
 @contextmanager
 def profiled(message: RpcMessage) -> Iterator[None]:
-    """While what *message* asks for runs in this thread."""
+    """Return a context in which the request *message* runs in this thread."""
     if message.profile is None:
         yield
         return
@@ -254,7 +254,7 @@ def profiled(message: RpcMessage) -> Iterator[None]:
 
 
 def with_events(message: RpcMessage, reply: RpcMessage | Failed) -> None:
-    """*reply* takes along what was seen."""
+    """Add the recorded events to *reply*."""
     if isinstance(message.profile, Profile) and isinstance(reply, RpcMessage):
         message.profile.over = True
         reply.events = message.profile.events

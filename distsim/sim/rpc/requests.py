@@ -75,7 +75,7 @@ def serving(agent: SimAgent, message: RpcMessage, udf: Any) -> CallRecord | None
 
 
 def answers_later(record: CallRecord | None) -> None:
-    """The function has returned a future, and its thread is free."""
+    """Record that the function has returned a future, so that its thread is free."""
     if record is not None:
         record.is_async = True
         require_task().served = None
@@ -94,7 +94,7 @@ def ended(record: CallRecord | None, error: BaseException | None = None) -> None
 
 
 def name_of(function: Any) -> str:
-    """`Trainer.step`; of what has no name, its type's."""
+    """Return the qualified name of a function, such as `Trainer.step`, or the name of its type if it has none."""
     name = getattr(function, "__qualname__", None)
     return str(name or type(function).__qualname__).removeprefix(OPERATORS)
 
@@ -136,7 +136,7 @@ _real_end = FINALIZE_SHUTDOWN.get()
 
 
 def _calling(should_profile: bool, operator: Any, function: Any, mode: Any, to: Any) -> Any:
-    """torch is about to call *function*."""
+    """Note that torch is about to call *function*."""
     if current_task() is not None:
         rpc_here().calling = (mode.value, name_of(function), getattr(function, "__module__", None) in TORCHS_OWN)
     return _real_profiler(should_profile, operator, function, mode, to)
@@ -202,8 +202,10 @@ Content = Callable[[RpcMessage], Any]
 
 
 def with_tensors(message: RpcMessage, tensors: Sequence[Tensor], to: int, forced: bool) -> RpcMessage:
-    """*message* with copies of *tensors*, and their history kept if an autograd context is open. *forced*: even where
-    no tensor requires a gradient, for the reply may."""
+    """Return *message* with copies of *tensors*, whose history is kept if an autograd context is open.
+
+    With *forced*, the context is attached even if no tensor requires a gradient, because the reply may.
+    """
     _refuse_gpus(tensors, to)
     message.wants_grad = [tensor.requires_grad for tensor in tensors]
     attach(rpc_here().autograd, message, tensors, to, forced)

@@ -1,4 +1,4 @@
-"""The callee's end: what a thread of the pool does with each kind of request."""
+"""Callee's side of RPC: what a thread of the pool does with each kind of request."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _functions: dict[str, Any] = {}
 
 
 def qualified_name(obj: Any, *args: Any, **kwargs: Any) -> Any:
-    """torch's own; the function is remembered, for its text."""
+    """Call torch's own function, and remember *obj* for its source."""
     name = _real_name(obj, *args, **kwargs)
     if isinstance(obj, torch.jit.ScriptFunction):
         _functions[name] = obj
@@ -53,8 +53,9 @@ def qualified_name(obj: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def script(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
-    """Replacement for `torch.jit.script`; a functional optimizer and a remote module run as Python text, because
-    compiled ones would ask C++."""
+    """Replace `torch.jit.script`. A functional optimizer and a remote module run as Python, because compiled code
+    would call C++.
+    """
     if current_task() is not None and any(kind.__name__ in _AS_TEXT for kind in type(obj).__mro__):
         return obj
     return _real_script(obj, optimize, _frames_up + 1, *args, **kwargs)
@@ -68,7 +69,7 @@ _makes_calls: dict[str, bool] = {}
 
 
 def call_script(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """A TorchScript function is called in a rank: as text where it would ask C++ for RPC."""
+    """Call a TorchScript function in a rank; as Python if it would call C++ for RPC."""
     text = getattr(self, "_torchdynamo_inline", None)
     if text is None or current_task() is None or rpc_here().agent is None:
         return _real_call(self, *args, **kwargs)
@@ -129,7 +130,7 @@ def _call(agent: SimAgent, message: RpcMessage, respond: Respond) -> None:
 
 
 def _remote_call(agent: SimAgent, message: RpcMessage, respond: Respond) -> None:
-    """A call whose value stays here, as that of a reference."""
+    """Serve a call whose value stays here as that of a reference."""
     rref_id, fork_id = message.fields[-2:]
     context = rrefs_here()
     owner = context.owner_of(rref_id)

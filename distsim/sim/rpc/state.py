@@ -117,7 +117,7 @@ class User:
         self.when_confirmed: list[Callable[[], None]] = []
 
     def confirm(self) -> None:
-        """The owner knows of it."""
+        """Note that the owner knows of this reference."""
         self.confirmed = True
         waiting, self.when_confirmed = self.when_confirmed, []
         for call in waiting:
@@ -170,7 +170,7 @@ class RRefContext:
     # -- the owner's side
 
     def owner_of(self, rref_id: Id) -> OwnedValue:
-        """Return the owner's side of *rref_id*, made where it is heard of for the first time."""
+        """Return the owner's side of *rref_id*, which is created when it is first mentioned."""
         result = self.owners.get(rref_id)
         if result is None:
             result = self.owners[rref_id] = OwnedValue(self, rref_id)
@@ -207,7 +207,7 @@ class RRefContext:
             self.change()
 
     def delete_user(self, user: User) -> None:
-        """May be called by Python's collector, in any thread."""
+        """Delete a reference. Python's garbage collector may call this in any thread."""
         self.confirmed_users.pop(user.fork_id, None)
         if self.destroyed or not self.agent.running:
             return
@@ -331,7 +331,7 @@ def rpc_here() -> RpcState:
 
 
 def agent_here() -> SimAgent:
-    """Return the running process's agent; torch's error where it has none."""
+    """Return the running process's agent; raise torch's error if it has none."""
     agent: SimAgent | None = rpc_here().agent
     if agent is None:
         raise RuntimeError(

@@ -75,7 +75,7 @@ class RpcMessage:
 
     @property
     def wire_kind(self) -> str:
-        """torch's `MessageType` of what goes over the wire."""
+        """Return torch's `MessageType` of the message on the network."""
         if self.context_id is None:
             return self.kind.replace("TORCHSCRIPT", "SCRIPT")
         return "FORWARD_AUTOGRAD_RESP" if self.kind.endswith(("_RET", "_RESP")) else "FORWARD_AUTOGRAD_REQ"
@@ -185,7 +185,7 @@ _real_collect_all: Any = _collect_all
 
 
 def collect_all(futures: Sequence[Any]) -> Any:
-    """torch's own; with a call that has failed it is over at once, as a failed future of C++'s would have it."""
+    """Replace torch's function; with a failed call, the result fails at once, as with futures in C++."""
     if current_task() is None or not any(hasattr(future, "why") for future in futures):
         collected = _real_collect_all(futures)
         made_of(collected, futures)
@@ -228,7 +228,7 @@ class Worker(Protocol):
     process: SimProcess
 
     def lost(self, worker: int) -> None:
-        """*worker* answers nothing any more."""
+        """Note that *worker* no longer answers."""
 
 
 @dataclass(slots=True)
@@ -274,7 +274,9 @@ class Workers:
         return dict(sorted(meeting.came.items()))
 
     def carry(self, source: Worker, to: Worker, nbytes: int, is_reply: bool, then: Callable[[], None]) -> None:
-        """Move a message over the network, and call *then* when it and all before it have come (scheduler side)."""
+        """Move a message over the network, and call *then* when it and all earlier ones have arrived; called by the
+        scheduler.
+        """
         pipe = self._pipes.setdefault((source.id, to.id, is_reply), _Pipe())
         entry = [False, then]
         pipe.under_way.append(entry)

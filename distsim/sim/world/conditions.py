@@ -56,12 +56,12 @@ class Conditions:
         )
 
     def begin(self, world: World) -> None:
-        """*world* has its processes and has not run yet."""
+        """Called when *world* has its processes and has not run yet."""
         self.limits.start()
         world.faults.begin()
 
     def end(self, world: World) -> None:
-        """The run is over, or was cut short."""
+        """Called when the run is over or was cut short."""
         self.evidence = world.final
         self.never_struck = list(world.faults.never_struck)
         for text in world.faults.notes:
@@ -91,10 +91,11 @@ class RunRequest(RunOptions):
     """Patterns `kind:tensor` of silent findings that are known to be right."""
     progress: Callable[[Progress], None] | None = None
     budget_s: float | None = None
-    """CPU seconds (estimated) for tracing every rank of a program on GPUs, beyond which a sample of its ranks is traced
-    (world/traced.py); None: every rank is traced, whatever it takes."""
+    """CPU seconds (estimated) for tracing every rank of a program on GPUs. Above that, a sample of the ranks is
+    traced (world/traced.py). None to always trace every rank.
+    """
     last_step: int | None = None
-    """The run ends when every traced rank has ended so many optimizer steps; None: when the program does."""
+    """Optimizer step after which the run ends, once every traced rank has ended it; None to run the whole program."""
     measures_memory: bool = False
     """Whether a full GPU continues as if it were larger, so that the run shows how much memory is needed."""
     keeps_sites: bool = False

@@ -1,4 +1,4 @@
-"""Selects the ranks that stand for others, by the lines of the program that distinguish ranks."""
+"""Selection of ranks that represent others, by the lines of the program that distinguish ranks."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ class RankUse:
 
 
 def rank_uses(files: Sequence[str], places: Sequence[Place]) -> list[RankUse]:
-    """The uses in *files*, in their order.
+    """Return the lines in *files* that use the rank, in order.
 
     Args:
-        files: Paths of the program's own source. One that cannot be read or parsed is left out.
-        places: By rank.
+        files: Paths of the program's own source. A file that cannot be read or parsed is left out.
+        places: Rank, local rank and similar numbers of each rank.
     """
     scan = _Scan(places)
     trees = {}
@@ -440,7 +440,7 @@ class RankTrace:
             self.everything = hash((self.everything, number))
 
     def add_call(self, record: CallRecord, inputs: Sequence[torch.Tensor] | None) -> None:
-        """*inputs*: its values, where they are known."""
+        """Add a call to the checksum. *inputs* are its values, if they are known."""
         call = record.op, record.nbytes, len(record.group.ranks)
         self.everything, self.calls = hash((self.everything, call)), hash((self.calls, call))
         if not inputs or record.op in P2P:
@@ -465,14 +465,14 @@ class Sample:
         for rank, kind in enumerate(kinds):
             members.setdefault(kind, []).append(rank)
         self.by_kind: dict[int, list[int]] = {}
-        """Traced ranks of each kind, the one that stands for the others first."""
+        """Traced ranks of each kind. The first one represents the ranks of the kind that are not traced."""
         for kind, ranks in members.items():
             chosen = [ranks[0], ranks[-1]] if len(members) > 1 else [ranks[0], ranks[len(ranks) // 2], ranks[-1]]
             self.by_kind[kind] = list(dict.fromkeys(chosen))
         self.traced = frozenset(rank for ranks in self.by_kind.values() for rank in ranks)
 
     def split(self, places: dict[int, int], why: str) -> Sample:
-        """Return kinds that differ in *places*, too: by rank, its place in a group; -1 where it is in none."""
+        """Return a sample whose kinds also differ in *places*: the index of each rank in a group, -1 outside it."""
         pairs = [(kind, places.get(rank, -1)) for rank, kind in enumerate(self.kinds)]
         return Sample(_numbered(pairs), [*self.reasons, why])
 
@@ -484,7 +484,7 @@ class Sample:
         self.traced |= frozenset(ranks)
 
     def leave_to(self, kind: int, leader: int) -> None:
-        """Let *leader* stand for the ranks of *kind* that are not traced."""
+        """Let *leader* represent the ranks of *kind* that are not traced."""
         ranks = self.by_kind[kind]
         ranks.remove(leader)
         ranks.insert(0, leader)
@@ -509,7 +509,7 @@ class Sample:
         return stands
 
     def stands_for(self, rank: int) -> list[int]:
-        """Return the ranks whose figures are taken to be those of *rank*, itself included."""
+        """Return the ranks that *rank* represents, including itself."""
         others = self.by_kind[self.kinds[rank]]
         if rank != others[0]:
             return [rank]
@@ -544,8 +544,7 @@ def kinds_by_place(world_size: int, sending: Sequence[tuple[tuple[int, ...], str
 
 
 def families(groups: Sequence[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
-    """*groups*, made one after the other, in sets of one size that have no rank in common (all the pipelines, all
-    the data-parallel groups of a job)."""
+    """Return *groups* in sets of one size without common ranks (all pipelines, all data-parallel groups of a job)."""
     result: list[list[tuple[int, ...]]] = []
     used: set[int] = set()
     for group in groups:

@@ -72,17 +72,17 @@ class TracedJob(Protocol):
 
 
 class Traced:
-    """The ranks of *job* that come themselves.
+    """The ranks of *job* that run themselves, and those that are represented by others.
 
-    The work of tracing is counted in operators, not measured: a busy machine changes neither what is traced nor what is
-    reported.
+    The work of tracing is counted in operators and not measured, so that a busy machine changes neither the sample
+    nor the report.
 
     Args:
         job: The world.
-        sample: Who is traced; None: every rank, as long as *budget_s* lasts.
-        budget_s: CPU seconds (estimated) for all ranks of a program that works on GPUs; None: no limit.
-        held: The streams that show what ranks print only once the run will not begin anew.
-        undo: What ranks have changed on disk so far; None: the run never begins anew.
+        sample: Ranks that are traced; None: every rank, as long as *budget_s* lasts.
+        budget_s: CPU seconds (estimated) for all ranks of a program on GPUs; None: no limit.
+        held: Streams that hold back the ranks' output until the run can no longer restart.
+        undo: Changes on disk by the ranks so far; None: the run never restarts.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Traced:
 
     @property
     def not_all(self) -> bool:
-        """Return whether some rank stands for others."""
+        """Return whether some rank represents others."""
         return self.sample is not None and len(self.sample.traced) < self._job.world_size
 
     def number_of(self, world_size: int) -> int:
@@ -148,7 +148,7 @@ class Traced:
     # -- the work
 
     def uses_gpu(self) -> None:
-        """The program works on a GPU for the first time: from here on the work of its ranks counts."""
+        """Start to count the work of the ranks, because the program uses a GPU for the first time."""
         job = self._job
         if self._budget_s is None or self.counts or self.sample is not None or job.launcher is not None:
             return
@@ -172,7 +172,7 @@ class Traced:
             self._add(rank, trace.operators * OPERATOR_S + self._host_s.get(rank, 0.0))
 
     def computed(self, process: SimProcess) -> None:
-        """A rank has computed on its host."""
+        """Count work of a rank on its host."""
         self._add_host(process)
         if self._is_over():
             self._take_sample()
@@ -209,7 +209,9 @@ class Traced:
         return self.sample is None and self._budget_s is not None and self.all_s > self._budget_s
 
     def _take_sample(self) -> None:
-        """Go on with a few ranks. Those that send to each other are kinds by their places."""
+        """Continue with a sample of the ranks. Ranks that send to each other are distinguished by their index in the
+        group.
+        """
         job = self._job
         communicators = list(job.communicators.values())
         sending = [(c.group.ranks, c.group.label) for c in communicators if c.has_messages]
@@ -239,7 +241,7 @@ class Traced:
             raise task.doom
 
     def _uses(self) -> list[RankUse]:
-        """Return where the program uses the number of a rank."""
+        """Return the lines at which the program uses the rank."""
         main = next((p.main for p in self._job.processes if p.main is not None), None)
         slots = self._job.slots
         nodes = {host: node for node, host in enumerate(dict.fromkeys(slot.host for slot in slots))}
@@ -281,7 +283,7 @@ class Traced:
     # -- another sample
 
     def split_by(self, group: Group) -> None:
-        """Members of *group* send to each other: their places make them kinds."""
+        """Distinguish the members of *group* by their index, because they send messages to each other."""
         assert self.sample is not None
         job = self._job
         groups_made = [
@@ -324,7 +326,7 @@ class Traced:
     # -- what the ranks of a sample do
 
     def saw_call(self, process: SimProcess, record: CallRecord, inputs: Sequence[Tensor] | None) -> None:
-        """A traced rank makes a call; *inputs*: its values, where they are known."""
+        """Handle a call of a traced rank. *inputs* are its values, if they are known."""
         if self._is_compared or current_task() in self.apart:
             return
         trace = self._traces.get(process.rank)
@@ -333,7 +335,7 @@ class Traced:
         trace.add_call(record, inputs)
 
     def ended_step(self, process: SimProcess) -> None:
-        """A traced rank's optimizer has made a step: nothing begins anew after the first."""
+        """Handle the end of an optimizer step of a traced rank. The run does not restart after the first."""
         self._steps[process.rank] = self._steps.get(process.rank, 0) + 1
         for stream in self._held if self._job.crash is None else ():
             stream.release()
@@ -346,7 +348,7 @@ class Traced:
                 self._compare(self.sample)
 
     def _compare(self, sample: Sample) -> None:
-        """Find the ranks that differ from the others of their kind, and let them stand only for themselves."""
+        """Find the ranks that differ from the others of their kind, and let them represent only themselves."""
         steps = min(len(self._traces[r].steps) if r in self._traces else 0 for r in sample.traced)
         for kind, ranks in list(sample.by_kind.items()):
             did = {rank: self._traces[rank].steps[:steps] for rank in ranks if rank not in self._odd and steps}
@@ -371,7 +373,7 @@ class Traced:
         self._is_compared = steps >= COMPARED_STEPS
 
     def tell(self) -> None:
-        """The run is over: note what a sample leaves open."""
+        """Add notes on what a sample leaves unknown, at the end of the run."""
         sample = self.sample
         if sample is None or not self.not_all:
             return

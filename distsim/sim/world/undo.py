@@ -39,7 +39,7 @@ class UndoLog:
         self._sizes: dict[str, int] = {}
 
     def open(self) -> None:
-        """Listen to what ranks do from now on."""
+        """Start to log effects of ranks."""
         global _is_listening
         if not _is_listening:  # an audit hook cannot be removed again
             sys.addaudithook(_on_event)
@@ -47,7 +47,7 @@ class UndoLog:
         _open_logs.append(self)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop logging."""
         if self in _open_logs:
             _open_logs.remove(self)
 
@@ -83,7 +83,7 @@ class UndoLog:
             self.is_complete = False
 
     def opens(self, target: Any, flags: int) -> None:
-        """Note that a file is opened for writing. A number stands for a file that is already open."""
+        """Note that a file is opened for writing. A number is the descriptor of a file that is already open."""
         if isinstance(target, int) or target is None:
             return
         path = _path(target)

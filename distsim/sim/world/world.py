@@ -317,7 +317,9 @@ class World(Scheduler):
         return self.processes[0].has_begun and not any(p.has_begun for p in self.processes[1:])
 
     def become_launcher(self, process: SimProcess) -> None:
-        """Make *process* the launcher of the ranks: it is no rank itself, and the prepared copies of it never run."""
+        """Make *process* the launcher of the ranks. It is not a rank itself, and the prepared copies of it never
+        run.
+        """
         process.is_rank = False
         process.stdout, process.stderr = self.open_streams(process)
         for other in self.processes:
@@ -338,7 +340,7 @@ class World(Scheduler):
             task.interrupt(task.doom)
 
     def end_process(self, process: SimProcess, phase: Phase, exit_code: int, signal_name: str | None = None) -> None:
-        """The running process ends itself without cleaning up (`os._exit`, a signal). Does not return."""
+        """End the running process without cleanup (`os._exit`, a signal). Does not return."""
         task = current_task()
         assert task is not None
         assert task.process is process

@@ -57,7 +57,7 @@ class _Aliases:
         """Objects to which the names were bound."""
         self._tag: Callable[[], bytes] = reader([tag_at(sys.modules)] if TAGS_ARE_THERE else [])
         self._tag_listed = b""
-        """The number of `sys.modules` (words.py), and what it was."""
+        """Version tag of `sys.modules` (words.py) at the last search."""
         self.changes = 0
         """Counts the looks that have found something new."""
 
@@ -69,9 +69,9 @@ class _Aliases:
         self._tag_listed = b""
 
     def look(self, written: Collection[str] | None = None) -> None:
-        """Search what is new at the start of a simulation.
+        """Search new modules at the start of a simulation.
 
-        *written* are the modules of `spaces` that were written to since the last search, if known.
+        *written* are the modules in `spaces` that were written to since the last search, if known.
         """
         if not (self._is_as_it_was() if written is None else self._is_as_large(written)):
             self._look_everywhere()
@@ -86,7 +86,7 @@ class _Aliases:
 
     @property
     def spaces(self) -> dict[str, dict[str, Any]]:
-        """The names of the modules that are not looked through every time."""
+        """Return the namespaces of modules that are searched only if they were written to, by name."""
         return dict(zip(self._listed_seen, self._spaces, strict=True))
 
     def _look_everywhere(self) -> None:
@@ -138,7 +138,7 @@ class _Aliases:
         return stands
 
     def of(self, *names: str) -> Iterator[tuple[str, Any, str, Any]]:
-        """Yield the name of a module, the module, one of *names*, and what it means there."""
+        """Yield (module name, module, one of *names*, its value in the module)."""
         wanted = frozenset(names)
         for module_name, held in self._holding.items():
             module = sys.modules.get(module_name)

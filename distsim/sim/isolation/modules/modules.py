@@ -173,7 +173,7 @@ class SharedImports:
         return number
 
     def take_back(self) -> dict[str, Any]:
-        """The host's is as it was when it was lent; what its process has made of it."""
+        """Restore the host's `sys.modules`, and return the modules that the process added."""
         changed = _copy.held
         here, there = _body(sys.modules), _body(changed)
         _exchange(here, there)
@@ -211,7 +211,7 @@ class ModuleTable:
         self._there = _body(self._held)
 
     def enter(self) -> None:
-        """`sys.modules` is the process's, with what others have imported for all meanwhile."""
+        """Make `sys.modules` the process's table, with modules that others have imported for all ranks meanwhile."""
         names, host = self._shared.names, sys.modules
         self._shared.collected = len(names)  # what the host imported itself since, it has
         if self._lent:
@@ -226,7 +226,7 @@ class ModuleTable:
         _exchange(self._here, self._there)
 
     def leave(self) -> None:
-        """`sys.modules` is the host's again, which learns what was imported for all."""
+        """Restore the host's `sys.modules`, and add the modules that were imported for all ranks."""
         names = self._shared.names
         if self._lent:
             if self._lent == _tag.value:
@@ -319,7 +319,7 @@ a compiled helper on the side (megatron-core: 1 in 366)."""
 
 @functools.cache
 def _needed() -> frozenset[str]:
-    """Top-level names of torch, of distsim and of the distributions that these require."""
+    """Return the top-level names of torch, distsim and the distributions that they require."""
     needed_names: set[str] = set()
     names: set[str] = set()
     todo = ["torch", "torch-distsim"]
@@ -363,8 +363,10 @@ def _is_compiled(folder: str) -> bool:
 
 
 class _OnceLoader(importlib.abc.Loader):
-    """Loader of an extension module in a package that each process imports by itself: it is loaded once, and becomes an
-    attribute of each package."""
+    """Loader of an extension module in a package that each process imports separately.
+
+    The extension is loaded once, and becomes an attribute of each copy of the package.
+    """
 
     def __init__(self, real: importlib.machinery.ExtensionFileLoader) -> None:
         self._real = real
@@ -396,7 +398,7 @@ class RankModules:
         self.bodies = ModuleBodies()
 
     def found(self, fullname: str, spec: importlib.machinery.ModuleSpec) -> None:
-        """A process, or the host, is about to import *fullname*."""
+        """Handle the import of *fullname* by a process or by the host."""
         if self._loaded is None:
             self._loaded = frozenset(sys.modules)
         own = self._own.get(fullname)
@@ -413,8 +415,11 @@ class RankModules:
 
     @contextlib.contextmanager
     def sharing_imports(self, fullname: str, process: int) -> Iterator[None]:
-        """Share what the body of shared module *fullname* enters into `sys.modules` of *process*: the installed
-        packages that it imports, and modules that it puts there itself. The user's own modules are not shared."""
+        """Return a context that shares the modules that shared module *fullname* adds to `sys.modules` of *process*.
+
+        These are the installed packages that it imports, and modules that it adds itself. The user's own modules are
+        not shared.
+        """
         if process in self._loading or not self.is_shared(fullname):
             yield
             return
@@ -467,10 +472,10 @@ class RankModules:
 
 
 def forget_packages(before: Collection[str]) -> None:
-    """Remove from `sys.modules` the packages that the host has imported, and each process imports for itself.
+    """Remove from `sys.modules` the packages that the host imported and that each process imports separately.
 
     Args:
-        before: The names of modules before those imports.
+        before: Names of the modules before those imports.
     """
     modules = RankModules()
     tops = {name.partition(".")[0] for name in sys.modules if name not in before}.difference(before)

@@ -41,7 +41,7 @@ _ORDERED_ALREADY = frozenset({"range", "enumerate", "zip", "sorted", "reversed",
 
 
 class _Iterations(ast.NodeTransformer):
-    """Leads what the program goes through by `ordered`."""
+    """Syntax transformer that passes each iterated value of the program through `ordered`."""
 
     module, function, name = __name__, "ordered", ORDERED
 
@@ -114,7 +114,7 @@ def own_code(source: bytes, path: str) -> CodeType:
 
 
 def ordered(values: Any) -> Any:
-    """*values*, where they are a set that holds strings: in an order of this rank's own."""
+    """Return *values*; a set of strings is returned in this rank's own order, as hash randomization gives it."""
     if type(values) not in (set, frozenset) or len(values) < 2 or not any(map(_is_salted, values)):
         return values
     salt = _salt()
@@ -122,7 +122,7 @@ def ordered(values: Any) -> Any:
 
 
 def hashed(function: Callable[[Any], int], value: Any) -> int:
-    """`hash(value)` as this rank's process has it."""
+    """Return `hash(value)` with the hash seed of this rank's process."""
     salt = _salt() if function is builtins.hash and _is_salted(value) else None
     if salt is None:
         return function(value)
@@ -139,7 +139,7 @@ def _salt() -> bytes | None:
 
 
 def _is_salted(value: Any) -> bool:
-    """Python hashes it with the process's seed."""
+    """Return whether Python's hash of *value* depends on the process's hash seed."""
     if isinstance(value, tuple | frozenset):
         return any(map(_is_salted, value))
     return isinstance(value, str | bytes)
@@ -367,7 +367,7 @@ class _Part:
 
 
 class _Kernel:
-    """A function under triton.jit: it is defined, and priced where it is launched."""
+    """A function under triton.jit, which is not compiled, and is priced at its launch."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn = fn
@@ -382,7 +382,7 @@ class _Kernel:
         launch(self._qualname, args, kwargs)
 
     def warmup(self, *args: Any, **kwargs: Any) -> None:
-        """Compile it, which takes no time of a simulation."""
+        """Do nothing: compilation takes no time in a simulation."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError("Cannot call @triton.jit'd outside of the scope of a kernel")  # as Triton says it

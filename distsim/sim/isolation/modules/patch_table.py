@@ -139,7 +139,7 @@ class PatchTable:
         return all(self._readers[n](self._names[n], MISSING) is self._real[n] for n in numbers)
 
     def _watch(self) -> None:
-        """The modules that may have other names, and who holds a patch."""
+        """Find the modules that may have the patched objects under other names, and the holders of patches."""
         modules = ALIASES.spaces
         self._modules = list(modules)
         spaces = {id(space): space for space in modules.values()}
@@ -219,7 +219,7 @@ class _Writes:
         self._known = self._now
 
     def begin(self) -> None:
-        """Patches have been put in place."""
+        """Start to watch for writes, after patches are installed."""
         self._begun = _numbers(self._tags_of_ours)
 
     @contextlib.contextmanager

@@ -50,7 +50,7 @@ class SharedRules:
         """Results by operator and its arguments apart from their mesh."""
 
     def begin(self, module: ModuleType | None) -> None:
-        """*module* (`MODULE`) is there, or None."""
+        """Set *module* (`MODULE`), or None if it is not imported."""
         if module is None or self._real is not None:
             return
         self._holder = module.ShardingPropagator
@@ -104,7 +104,7 @@ def _is_list(specs: Any) -> bool:
 
 
 def _on(mesh: Any, result: Any) -> Any:
-    """*result*, for the same tensors on another rank's mesh."""
+    """Return *result* for the same tensors on another rank's *mesh*."""
     moved = copy.copy(result)
     moved.__dict__.pop("mesh", None)  # cached
     if result.output_spec is not None:
@@ -149,13 +149,13 @@ class EmptyShards:
         self._real: Any = None
 
     def begin(self, module: ModuleType | None) -> None:
-        """*module* (`MODULE`) is there, or None."""
+        """Set *module* (`MODULE`), or None if it is not imported."""
         if module is not None and self._real is None and hasattr(module, _FUNCTION):
             self._real = getattr(module, _FUNCTION)
             setattr(module, _FUNCTION, _chunk_with_empty)
 
     def end(self) -> None:
-        """torch's own is back."""
+        """Restore torch's own function."""
         if self._real is not None:
             setattr(sys.modules[FSDP_MODULE], _FUNCTION, self._real)
         self._real = None
@@ -199,7 +199,7 @@ def mesh_patches() -> list[tuple[Any, str, Any]]:
 
 
 def forget_meshes() -> None:
-    """The caches by mesh would keep the ranks of a simulation that is over."""
+    """Clear torch's caches by mesh, which would keep the ranks of a finished simulation alive."""
     for name, path in RANK_KEYED:
         module = sys.modules.get(name)
         cache = None if module is None else follow(module, path)

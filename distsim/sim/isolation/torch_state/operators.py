@@ -199,7 +199,7 @@ def _fall_back(self: Any, fn: Any, dispatch_key: str = "", **how: Any) -> None:
 
 @functools.wraps(_real_find)
 def _find(qualname: str) -> Any:
-    """Return the fake implementation and the rules of an operator: the rank's own where the program has defined it."""
+    """Return the fake implementation and the rules of an operator; the rank's own if the program defined it."""
     process = current_process()
     if process is None or (qualname, "schema") not in _run.known:
         return _real_find(qualname)

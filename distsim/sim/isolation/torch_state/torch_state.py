@@ -156,7 +156,7 @@ class TorchState:
             distributed.SHARDING_MODULE: distributed.SharedRules(),
             distributed.FSDP_MODULE: distributed.EmptyShards(),
         }
-        """By module: what it computes once for all ranks."""
+        """Results that are computed once for all ranks, by module."""
         self.importer: Task | None = None  # of a module of torch
         self._finder = TorchFinder(self)
         self.swapped_anyway: frozenset[tuple[int, str]] = frozenset()
@@ -171,7 +171,7 @@ class TorchState:
     # -- the baton
 
     def enter(self, own: Own) -> None:
-        """A process begins to run: what it has changed is put in place."""
+        """Put the changes *own* of a process into place, because it begins to run."""
         if self._is_stale:
             self._line_up()
         for slot, value in own.values.items():
@@ -303,9 +303,11 @@ class TorchState:
         return [self._guards[number][1] for number in unmarked(marks)]
 
     def _halve(self, assigned: Sequence[ClassGuard]) -> None:
-        """A class that was assigned once will be again: DDP keeps in one the module that is in its forward. Its guard
-        watches half as many classes from now on, in the end it alone, and is looked through in no time. All hold what
-        is everyone's now."""
+        """Split the guards of classes that were assigned to, because they will be assigned to again.
+
+        DDP, for example, stores the module whose forward runs in a class. With each split, the guard of such a class
+        watches half as many classes, until it watches only this class and a check is fast.
+        """
         for guard in (guard for guard in assigned if len(guard.classes) > 1):
             middle = len(guard.classes) // 2
             halves = guards_of(list(guard.classes[:middle])) + guards_of(list(guard.classes[middle:]))
@@ -327,7 +329,7 @@ class TorchState:
         return slot
 
     def assigned(self, module: ModuleType, name: str, value: Any) -> None:
-        """An attribute of *module* is about to be assigned (or deleted)."""
+        """Handle an attribute of *module* before it is assigned or deleted."""
         process = current_process()
         if process is None or self.importer is not None or module not in self._known:
             return
@@ -340,7 +342,9 @@ class TorchState:
         process.torch_own.values.setdefault(slot, None)
 
     def take_over(self, holder: Any, name: Any) -> None:
-        """*name* of *holder* (module, class, object or dict) is about to be bound anew: for the running process."""
+        """Save the shared value of *name* in *holder* (module, class, object or dict) before the running process
+        rebinds it.
+        """
         process, is_class = current_process(), isinstance(holder, type)
         space = holder if is_class or type(holder) is dict else getattr(holder, "__dict__", None)
         if process is not None and space is not None and self.importer is None:
@@ -383,8 +387,9 @@ class TorchState:
 
     @contextlib.contextmanager
     def everyones(self) -> Iterator[None]:
-        """A torch module is imported by the running process, once for all: what that changes in other
-        torch modules (registrations) is everyone's."""
+        """Return a context for importing a torch module once for all ranks: changes to other torch modules are
+        shared.
+        """
         process = current_process()
         if process is None or self.importer is not None:
             yield

@@ -212,7 +212,7 @@ _VERSIONS_ARE_THERE = _FLAGS_ARE_THERE and _are_versions_there()
 
 
 def marks_of(classes: Sequence[type]) -> tuple[Callable[[], Any], Any]:
-    """Return a function, and what it answers as long as every class of *classes* has its mark."""
+    """Return a function and its result as long as every class in *classes* has its mark."""
     if _VERSIONS_ARE_THERE:
         versions = reader([id(cls) + _VERSION_AT for cls in classes])
         mark = np.uint64(_VALID_VERSION_TAG)
@@ -253,14 +253,14 @@ class ClassGuard:
         self.classes = classes
         spaces = [space_of(cls) for cls in classes] if TAGS_ARE_THERE else []
         self._tags = reader([tag_at(space) for space in spaces])
-        """Changes with what one of *classes* holds itself, and not with what it inherits."""
+        """Reads version tags that change with attributes of the classes themselves, and not with inherited ones."""
         self.accept()
 
     def rest(self) -> None:
         _ = self.sentinel._looked_up  # type: ignore[attr-defined]
 
     def changes(self) -> Iterator[tuple[type, str, Any]]:
-        """Class, name and former value of what was assigned."""
+        """Yield class, name and previous value of each assigned attribute."""
         for cls, before in self._before:
             now = vars(cls)
             if len(now) == len(before) and all(map(is_, map(now.get, before), before.values())):
@@ -296,7 +296,7 @@ class ClassGuard:
 
 
 def guards_of(classes: list[type]) -> list[ClassGuard]:
-    """Guards over *classes*: where they can have one heir, that heir is looked at for all of them."""
+    """Return guards over *classes*. Classes that can have a common subclass are watched through that subclass."""
     families: dict[Any, list[type]] = {}
     for cls in classes:
         if type(cls).__name__ in _GUARDED_ALONE:
