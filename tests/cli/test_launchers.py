@@ -42,6 +42,19 @@ def launched(command: str) -> tuple[object, ...]:
         ("srun -N 2 torchrun --nnodes 2 --nproc-per-node 8 t.py", ("t.py", [], "2", "8", True)),
         ("mpirun -np 16 -N 8 -x A=1 --mca btl tcp python t.py -x", ("t.py", ["-x"], "2", "8", True)),
         ("mpiexec -n 2 -genv A 1 python t.py", ("t.py", [], None, None, True)),
+        ("fabric run --devices 4 --num_nodes 2 t.py -x", ("t.py", ["-x"], "2", "4", True)),
+        ("fabric run --devices 0,1 --strategy ddp t.py", ("t.py", [], "1", "2", True)),
+        ("lightning run model --devices=auto --accelerator=cuda t.py", ("t.py", [], "1", None, True)),
+        (
+            "tune run --nproc_per_node 2 full_finetune_distributed --config llama3_1/8B_full",
+            (
+                "-m torchtune._cli.tune",
+                shlex.split("run full_finetune_distributed --config llama3_1/8B_full"),
+                "1",
+                "2",
+                True,
+            ),
+        ),
         ("python -Bm pkg.train", ("-m pkg.train", [], None, None, True)),
         ("python -X faulthandler -O t.py", ("t.py", [], None, None, True)),
     ],
@@ -66,6 +79,8 @@ def test_the_program_of_a_command(command: str, expected: tuple[object, ...]) ->
         ("mpirun -np 2 python t.py : -np 2 python u.py", "several programs cannot be simulated as one job"),
         ("mpirun --frobnicate -np 2 python t.py", "mpirun: its flag --frobnicate is not known|unrecognized arguments"),
         ("mpirun -np two python t.py", "mpirun: expected numbers of processes, got -np two"),
+        ("fabric consolidate checkpoint", "fabric consolidate: only fabric run starts a program"),
+        ("tune ls", "tune ls: only tune run starts a program"),
         ("deepspeed --hostfile /nowhere t.py", "--hostfile /nowhere: cannot be read"),
     ],
 )
@@ -73,6 +88,17 @@ def test_a_command_that_is_not_understood(command: str, words: str) -> None:
     """One line names the launcher and the flag."""
     with pytest.raises(UsageError, match=words):
         launched(command)
+
+
+def test_a_console_script_is_found_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that is a Python script on PATH is that script, started as by python; another program is not."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name, line in (("trainer", f"#!{sys.executable}"), ("tool", "#!/bin/sh")):
+        (tmp_path / name).write_text(f"{line}\n")
+        (tmp_path / name).chmod(0o755)
+    script, tool = (program_of(name, ["-x"], False) for name in ("trainer", "tool"))
+    assert (script.program, script.launchers) == (str(tmp_path / "trainer"), ["python"])
+    assert (tool.program, tool.launchers) == ("tool", [])
 
 
 def test_accelerate_reads_its_own_flags(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +201,6 @@ def test_one_process_is_started_as_by_python(tmp_path: Path, capfd: pytest.Captu
     assert "8 ranks, backend nccl" in error
 
 
-@pytest.mark.slow
 def test_python_starts_one_process(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """`distsim run -- python train.py` is one process on one GPU, as without distsim, unless a flag says more."""
     path = tmp_path / "train.py"

@@ -9,6 +9,7 @@ import argparse
 import importlib
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -53,6 +54,7 @@ def program_of(program: str, arguments: Sequence[str], module: bool) -> Launched
     while True:
         name = _launcher(command)
         if name is None:
+            _find_console_script(command)
             return command
         command.launchers.append(name)
         _LAUNCHERS[name](command)
@@ -70,6 +72,19 @@ def _launcher(command: Launched) -> str | None:
     if name in _REFUSED:
         raise UsageError(f"{name} starts no simulated ranks; give its Python program to distsim run")
     return name if name in _LAUNCHERS else None
+
+
+def _find_console_script(command: Launched) -> None:
+    """Replace the name of a Python script on PATH, such as `litgpt`, by its path; it is started as by python."""
+    name = command.program
+    path = None if command.module or os.sep in name or os.path.exists(name) else shutil.which(name)
+    if path is None:
+        return
+    with open(path, "rb") as file:
+        if not re.match(rb"#!\S*(/env )?\S*python", file.readline(200)):
+            return
+    command.program = path
+    command.launchers = command.launchers or ["python"]
 
 
 class _Flags(argparse.ArgumentParser):
@@ -231,6 +246,38 @@ def _hosts(path: str) -> list[str]:
     return [line for line in lines if line.partition("#")[0].strip()]
 
 
+def _fabric(command: Launched) -> None:
+    """Parse `fabric run` (lightning/fabric/cli.py), which was `lightning run model` up to release 2.3."""
+    name = os.path.basename(command.program)
+    words = ["run", "model"] if name == "lightning" and command.arguments[1:2] == ["model"] else ["run"]
+    if command.arguments[: len(words)] != words:
+        raise UsageError(f"{name} {' '.join(command.arguments[:1])}: only {name} {' '.join(words)} starts a program")
+    flags = _Flags(f"{name} {' '.join(words)}").values(
+        "--accelerator --strategy --devices --num-nodes|--num_nodes --node-rank|--node_rank "
+        "--main-address|--main_address --main-port|--main_port --precision"
+    )
+    namespace = flags.of(command.arguments[len(words) :])
+    devices = namespace.devices or "1"
+    given = {
+        "CLI_USED": "1", "ACCELERATOR": namespace.accelerator, "STRATEGY": namespace.strategy, "DEVICES": devices,
+        "NUM_NODES": namespace.num_nodes or "1", "PRECISION": namespace.precision,
+    }  # fmt: skip
+    command.environ |= {f"LT_{key}": value for key, value in given.items() if value is not None}
+    command.nnodes = given["NUM_NODES"]
+    if devices not in ("auto", "-1"):
+        command.nproc_per_node = str(len(devices.strip(",").split(","))) if "," in devices else devices
+    _go_on(command, namespace.rest)
+
+
+def _tune(command: Launched) -> None:
+    """Parse `tune run` of torchtune: torchrun, whose program is a recipe by name; each rank runs `tune run RECIPE`."""
+    if command.arguments[:1] != ["run"]:
+        raise UsageError(f"tune {' '.join(command.arguments[:1])}: only tune run starts a program")
+    command.arguments.pop(0)
+    _torchrun(command)
+    _go_on(command, ["torchtune._cli.tune", "run", command.program, *command.arguments], module=True)
+
+
 def _srun(command: Launched) -> None:
     """slurm.schedmd.com/srun.html: those that say how many, and those of a value that jobs use."""
     flags = _Flags("srun").values(
@@ -292,6 +339,9 @@ _LAUNCHERS: dict[str, Callable[[Launched], None]] = {
     "accelerate-launch": _accelerate_launch,
     "deepspeed": _deepspeed,
     "ds": _deepspeed,
+    "fabric": _fabric,
+    "lightning": _fabric,
+    "tune": _tune,
     "srun": _srun,
     "mpirun": _mpirun,
     "mpiexec": _mpirun,

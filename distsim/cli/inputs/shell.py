@@ -35,7 +35,12 @@ from distsim.text.output_files import check_file_or_folder, check_writable
 
 __all__ = ["add_parser", "tool", "uses_torch"]
 
-LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "ds", "srun", "mpirun", "mpiexec")
+LAUNCHERS = (
+    *("torchrun", "accelerate", "accelerate-launch", "deepspeed", "ds", "srun", "mpirun", "mpiexec"),
+    *("fabric", "lightning", "tune"),
+)
+STARTS = {"accelerate": "launch", "fabric": "run", "lightning": "run", "tune": "run"}
+"""First word of the command that starts ranks; the launcher's other commands run for real."""
 LAUNCHER_MODULES = re.compile(r"torch\.distributed\.(run|launch)|accelerate(\.commands.+)?|deepspeed(\.launcher.+)?")
 PYTHONS = ("python", "python3", f"python3.{sys.version_info.minor}")
 INSIDE = "simulation"
@@ -49,9 +54,9 @@ Run a command, such as a repository's own start script, on a simulated cluster.
   distsim shell --on dgx-h100:1 -- bash run_train.sh
   distsim shell --on dgx-h100:2                        an interactive bash
 
-torchrun, accelerate launch, deepspeed, srun, mpirun and nvidia-smi are simulated. python is simulated as one process
-if the script, or a module of its own that it imports, imports torch or a package that requires torch; else it runs for
-real, and so does setup.py. All other programs run for real. The exit code is the command's.
+torchrun, accelerate launch, deepspeed, fabric run, tune run, srun, mpirun and nvidia-smi are simulated. python is
+simulated as one process if the script, or a module of its own that it imports, imports torch or a package that requires
+torch; else it runs for real, and so does setup.py. All other programs run for real. The exit code is the command's.
 """
 
 
@@ -284,7 +289,7 @@ def _simulated(name: str, words: Sequence[str], folder: Path, real: Sequence[str
     """Return what follows the flags of `distsim run` for a command; None: it runs for real."""
     is_inside = os.environ.get(SHELL_VARIABLE) == INSIDE
     if name not in PYTHONS:
-        if name == "accelerate" and words[:1] != ["launch"]:
+        if name in STARTS and words[:1] != [STARTS[name]]:
             return None
         if is_inside:
             raise UsageError(f"{name} was started by a simulated rank: only the command of distsim shell starts ranks")
