@@ -110,13 +110,6 @@ class When:
         return text if self.for_s is None else f"{text} for {self.for_s:g} s"
 
 
-# -- A fault: the rule that a user writes, plain data, and the rule at work in one world.
-#
-# Each fault has a file of its own, named as users name it (`what`), with both. The fields of the rule are the keys of
-# the fault's table in a scenario file: their types and bounds say what is accepted, their docstrings stand in the JSON
-# schema and in the reference. The simulator asks all faults at each place where something can go wrong; a fault answers
-# where it has something to say, and is not asked elsewhere.
-
 Rank = Annotated[int, Ge(0)]
 
 
