@@ -100,3 +100,15 @@ def test_messages_between_gpus_take_nccls_time() -> None:
 
     both, alone = (_simulate(lambda b=b: body(b)).results for b in ("cpu:gloo,cuda:nccl", "nccl"))
     assert both == pytest.approx(alone, rel=0.01)
+
+
+def test_the_default_backend_is_nccl() -> None:
+    """As in torch's `_new_process_group_helper`; each device's backend has its own name."""
+
+    def body() -> tuple[str, ...]:
+        dist.init_process_group("cpu:gloo,cuda:nccl")
+        group = dist.distributed_c10d._get_default_group()
+        devices = [torch.device(name) for name in ("cpu", "cuda")]
+        return group.name(), *(group._get_backend(device).name() for device in devices)
+
+    assert _simulate(body, 1).results == [("nccl", "gloo", "nccl")]

@@ -227,7 +227,9 @@ class Questions(dist.ProcessGroup):
         return "sim"
 
     def name(self) -> str:
-        return next(iter(self._backends.values()), "sim")
+        """Return the default backend: NCCL where several are given, as `_new_process_group_helper` decides."""
+        names = list(self._backends.values())
+        return "nccl" if "nccl" in names else next(iter(names), "sim")
 
     _get_backend_name = name
 
