@@ -71,6 +71,12 @@ class FluidNetwork:
         self.begin(transfer, done)
         return done
 
+    def alone_s(self, transfer: Transfer) -> float:
+        """Return the seconds that *transfer* takes on an idle network without faults."""
+        env = simpy.Environment()
+        env.run(until=FluidNetwork(env, self.cluster, **self._forced).collective(transfer))
+        return float(env.now)
+
     def begin(self, transfer: Transfer, done: simpy.Event) -> None:
         """Carry *transfer* out; *done* succeeds with its `Timing`."""
         _FluidRun(self, lambda: self.compiler.compile(transfer), done)

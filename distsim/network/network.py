@@ -167,6 +167,9 @@ class Network(Protocol):
     def collective(self, transfer: Transfer) -> simpy.Event:
         """Start *transfer* now. The event fires with a `Timing` when the last byte has arrived."""
 
+    def alone_s(self, transfer: Transfer) -> float:
+        """Return the seconds that *transfer* takes on an idle network without faults."""
+
     def fidelity_of(self, transfer: Transfer) -> str:
         """Return how *transfer* is simulated: `fluid` or `message`."""
 

@@ -273,7 +273,21 @@ class Questions(dist.ProcessGroup):
         create_device = staticmethod(dist.ProcessGroupGloo.create_device)
         create_default_device = staticmethod(dist.ProcessGroupGloo.create_default_device)
 
-    supports_splitting = supports_time_estimate = False
+    supports_splitting = False
+    estimated_s: float | None = None
+    """Seconds of the collectives in a `_time_estimator` so far; None outside of it."""
+
+    @property
+    def supports_time_estimate(self) -> bool:
+        return "nccl" in self._backends.values()
+
+    def _start_time_estimate(self) -> None:
+        self.estimated_s = 0.0
+
+    def _end_time_estimate(self) -> float:
+        """Return microseconds, as NCCL does."""
+        seconds, self.estimated_s = self.estimated_s or 0.0, None
+        return seconds * 1e6
 
     @property
     def supports_shrinking(self) -> bool:
