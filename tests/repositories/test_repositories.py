@@ -6,6 +6,7 @@ not installed, is skipped. Nothing is downloaded.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -33,16 +34,30 @@ for part in ("train", "val"):
             Image.new("RGB", (64, 64), (i % 256, label, i % 256)).save(f"images/{part}/n{label}/{i}.jpeg")
 """
 
+TOKENIZER = """
+import json, os, sys
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+letters = ["<|endoftext|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
+tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+os.makedirs(sys.argv[1], exist_ok=True)
+tokenizer.save(f"{sys.argv[1]}/tokenizer.json")
+config = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), letters[0])
+config |= {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": "{{ messages }}", "add_bos_token": False}
+json.dump(config, open(f"{sys.argv[1]}/tokenizer_config.json", "w"))
+"""
+
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(2 * LIMIT_S)]
 
 
 def _is_installed(package: str) -> bool:
     """Return whether *package*, a module (`timm`) or a release of a distribution (`timm==0.3.2`), can be imported."""
     name, _, version = package.partition("==")
-    try:
-        return importlib.util.find_spec(name) is not None and (not version or importlib.metadata.version(name) == version)
-    except importlib.metadata.PackageNotFoundError:
+    if version:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name) == version
         return False
+    return importlib.util.find_spec(name) is not None
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program["name"])
@@ -61,6 +76,8 @@ def test_start_command_reaches_a_report(program: dict[str, Any], tmp_path: Path)
     environ |= {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline", "TOKENIZERS_PARALLELISM": "false"}
     if "images" in program:
         subprocess.run([sys.executable, "-c", IMAGES, str(program["images"])], cwd=folder, env=environ, check=True)
+    if "tokenizer" in program:
+        subprocess.run([sys.executable, "-c", TOKENIZER, program["tokenizer"]], cwd=folder, env=environ, check=True)
     subprocess.run([sys.executable, "-c", program.get("data", "")], cwd=folder, env=environ, check=True)
     words = shlex.split(program["command"])
     way = "shell" if words[0] in ("bash", "env") else "run"

@@ -95,6 +95,7 @@ print([one.wait() for one in ranks])
     assert ran.outcome.exit_code == 0
 
 
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running")
 def test_more_commands_than_the_cluster_has_room_for(script: Scripts) -> None:
     """The refusal has the numbers and the remedy."""
     with pytest.raises(UsageError, match=r"the program makes a group of 3 ranks, the cluster .* has room for 2"):

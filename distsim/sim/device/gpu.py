@@ -271,6 +271,9 @@ class Device:
             self.in_flight.stream_waits(stream)
         if mark.reached_s is None:
             self.timeline.put(stream, StreamWait(mark, now_s))
+            for device in self._accelerators.devices:
+                if device is not self and device.timeline.holds(mark):  # it tells this one when it gets there
+                    device.timeline.when_reached(mark, self.timeline.catch_up)
 
     # -- memory
 

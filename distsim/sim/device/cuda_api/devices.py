@@ -7,12 +7,13 @@ import importlib.util
 import json
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn, cast
 
 import torch
+from torch import Tensor
 
 from distsim.errors import NotSimulated
 from distsim.sim.device.cuda_api.memory import memory_info
@@ -35,7 +36,6 @@ from distsim.sim.device.cuda_api.tensors import (
     indexed,
     only_ranks,
     refused,
-    refused_function,
     visible_devices,
     with_gpus,
 )
@@ -337,11 +337,8 @@ def device_patches() -> list[Patch]:
     patches += _everywhere(
         "list_gpu_processes", refused("torch.cuda.list_gpu_processes", tools, cuda.list_gpu_processes), takers
     )
-    one_process = "use torch.nn.parallel.DistributedDataParallel, one process for each GPU"
-    for function in COPIES.values():
-        patches.append(
-            refused_function(function, "a copy to several GPUs of one process (torch.nn.DataParallel)", one_process)
-        )
+    patches.append((cuda.nccl, "is_available", for_ranks(cuda.nccl.is_available, lambda task, tensors: False)))
+    patches += [_added(function, only_ranks(name, _COPIES[name])) for name, function in COPIES.items()]
     if (nvml := sys.modules.get("pynvml")) is not None:  # torch has imported it, where it is installed
         patches += _nvml_patches(nvml)
     for holder in (torch.distributed, torch.distributed.distributed_c10d):
@@ -378,6 +375,74 @@ def device_patches() -> list[Patch]:
 def _added(name: TorchName, value: Any) -> Patch:
     """Return the patch that adds a name that a torch without CUDA lacks."""
     return name.holder(), name.attribute, value
+
+
+# -- Copies between the GPUs of one process: torch.nn.DataParallel (torch/csrc/cuda/comm.cpp).
+
+
+def _scatter(
+    task: RankTask, tensor: Tensor, devices: Sequence[int], sizes: Any = None, dim: int = 0, streams: Any = None
+) -> list[Tensor]:
+    parts = tensor.chunk(len(devices), dim) if sizes is None else tensor.split(list(sizes), dim)
+    return [part.to(f"cuda:{device}", non_blocking=True) for part, device in zip(parts, devices, strict=False)]
+
+
+def _scatter_out(task: RankTask, tensor: Tensor, out: Sequence[Tensor], dim: int = 0, streams: Any = None) -> Any:
+    for target, part in zip(out, tensor.split([each.size(dim) for each in out], dim), strict=True):
+        target.copy_(part, non_blocking=True)
+    return out
+
+
+def _gather(task: RankTask, tensors: Sequence[Tensor], dim: int, destination: int | None = None) -> Tensor:
+    device = "cpu" if destination == -1 else "cuda" if destination is None else f"cuda:{destination}"
+    size = list(tensors[0].shape)
+    size[dim] = sum(tensor.size(dim) for tensor in tensors)
+    return _gather_out(task, tensors, torch.empty(size, dtype=tensors[0].dtype, device=device), dim)
+
+
+def _gather_out(task: RankTask, tensors: Sequence[Tensor], out: Tensor, dim: int) -> Tensor:
+    for target, tensor in zip(out.split([each.size(dim) for each in tensors], dim), tensors, strict=True):
+        target.copy_(tensor, non_blocking=out.is_cuda)
+    return out
+
+
+def _broadcast(task: RankTask, tensor: Tensor, devices: Sequence[int]) -> list[Tensor]:
+    return [tensor.to(f"cuda:{device}", non_blocking=True) for device in devices]
+
+
+def _broadcast_out(task: RankTask, tensor: Tensor, out: Sequence[Tensor]) -> Any:
+    for target in out:
+        target.copy_(tensor, non_blocking=True)
+    return out
+
+
+def _broadcast_coalesced(
+    task: RankTask, tensors: Sequence[Tensor], devices: Sequence[int], buffer_bytes: int
+) -> list[list[Tensor]]:
+    """Copy *tensors*, those of one dtype in one buffer, to each of *devices*; the first has them already."""
+    copies: list[list[Tensor]] = [list(tensors), *([] for _ in devices[1:])]
+    by_dtype: dict[torch.dtype, list[int]] = {}
+    for number, tensor in enumerate(tensors):
+        by_dtype.setdefault(tensor.dtype, []).append(number)
+    flat = [torch.cat([tensors[i].reshape(-1) for i in numbers]) for numbers in by_dtype.values()]
+    for device, copied in zip(devices[1:], copies[1:], strict=True):
+        parts: dict[int, Tensor] = {}
+        for buffer, numbers in zip(flat, by_dtype.values(), strict=True):
+            there = buffer.to(f"cuda:{device}", non_blocking=True).split([tensors[i].numel() for i in numbers])
+            parts |= {i: part.view(tensors[i].shape) for i, part in zip(numbers, there, strict=True)}
+        copied += [parts[i] for i in range(len(tensors))]
+    return copies
+
+
+_COPIES: dict[str, Callable[..., Any]] = {
+    "_broadcast": _broadcast,
+    "_broadcast_out": _broadcast_out,
+    "_broadcast_coalesced": _broadcast_coalesced,
+    "_scatter": _scatter,
+    "_scatter_out": _scatter_out,
+    "_gather": _gather,
+    "_gather_out": _gather_out,
+}
 
 
 def _sleep(task: RankTask, cycles: int) -> None:

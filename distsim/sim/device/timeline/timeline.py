@@ -321,6 +321,10 @@ class Timeline:
         self.put(stream, result)
         return result
 
+    def holds(self, mark: Mark) -> bool:
+        """Return whether a stream of this device is still to reach *mark*."""
+        return any(mark in stream.items for stream in self._streams)
+
     def reached(self, mark: Mark) -> bool:
         """Return whether *mark* has been reached by now."""
         if mark.reached_s is None:
