@@ -91,7 +91,12 @@ def test_a_command_that_is_not_understood(command: str, words: str) -> None:
 
 
 def test_a_console_script_is_found_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that is a Python script on PATH is that script, started as by python; another program is not."""
+    """A name that is a Python script on PATH is that script, started as by python; another program is not.
+
+    A folder of that name, such as the package in its own repository, does not hide it.
+    """
+    monkeypatch.chdir(tmp_path.parent)
+    Path("trainer").mkdir(exist_ok=True)
     monkeypatch.setenv("PATH", str(tmp_path))
     for name, line in (("trainer", f"#!{sys.executable}"), ("tool", "#!/bin/sh")):
         (tmp_path / name).write_text(f"{line}\n")

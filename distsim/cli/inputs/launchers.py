@@ -77,7 +77,7 @@ def _launcher(command: Launched) -> str | None:
 def _find_console_script(command: Launched) -> None:
     """Replace the name of a Python script on PATH, such as `litgpt`, by its path; it is started as by python."""
     name = command.program
-    path = None if command.module or os.sep in name or os.path.exists(name) else shutil.which(name)
+    path = None if command.module or os.sep in name or os.path.isfile(name) else shutil.which(name)
     if path is None:
         return
     with open(path, "rb") as file:
