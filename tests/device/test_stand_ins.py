@@ -270,3 +270,50 @@ def test_a_machine_without_gpu_libraries_and_an_unknown_one() -> None:
     assert failure.type == "ModuleNotFoundError"
     with pytest.raises(UsageError, match="--gpu-libraries flash: expected none, or some of flash_attn, "):
         simulated(unguarded, gpu_libraries="flash")
+
+
+def test_extensions_of_flash_attns_repository() -> None:
+    """rotary_emb, xentropy_cuda_lib and dropout_layer_norm have the shapes of the compiled ones; rows of a subset are
+    refused."""
+
+    def body() -> Any:
+        import dropout_layer_norm
+        import rotary_emb
+        import xentropy_cuda_lib
+
+        x, weight = q(64, 128).detach(), q(128).detach()
+        rotary_emb.apply_rotary(x, x, x, x, x, x, False)
+        labels = torch.zeros(64, dtype=torch.long, device="cuda")
+        losses, sums = xentropy_cuda_lib.forward(x, labels, 0.0)
+        grad = xentropy_cuda_lib.backward(losses, x, sums, labels, 0.0, True, 128)
+        rest = (weight, None, None, None, None, None)
+        plain = dropout_layer_norm.dropout_add_ln_fwd(x, None, *rest, 0.0, 1e-5, 1.0, 0, None, False, True)
+        wide = dropout_layer_norm.dropout_add_ln_fwd(x, None, *rest, 0.1, 1e-5, 1.0, 0, None, True, True)
+        of_norm = dropout_layer_norm.dropout_add_ln_bwd(
+            x, None, wide[1], None, wide[2], wide[3], wide[4], weight, None, None, None, None, 0.1, 1.0, 0, True, True
+        )
+        with pytest.raises(distsim.NotSimulated, match="subset of rows"):
+            dropout_layer_norm.dropout_add_ln_fwd(x, None, weight, None, None, None, labels, None, 0.0, 1e-5, 1.0, 0)
+        shapes = [None if t is None else (tuple(t.shape), t.dtype) for t in (*plain[:3], *wide[:4], *of_norm)]
+        return losses.dtype, grad is x, shapes
+
+    dtype, is_in_place, shapes = simulated(body).results[0]
+    bf16, rows = ((64, 128), torch.bfloat16), ((64,), torch.float32)
+    wide = ((64, 128), torch.float32)
+    weights = ((128,), torch.bfloat16)
+    assert (dtype, is_in_place) == (torch.float32, True)
+    assert shapes == [
+        bf16,
+        None,
+        None,
+        bf16,
+        wide,
+        ((64, 128), torch.uint8),
+        rows,
+        bf16,
+        wide,
+        weights,
+        weights,
+        None,
+        None,
+    ]

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from distsim.errors import NotSimulated
 from distsim.sim.kernel.task import current_process
-from distsim.sim.stand_ins.fused import FusedKernel, fused, refuse_values
+from distsim.sim.stand_ins.fused import FusedKernel, fused, launch, refuse_values
 
 __all__ = ["MODULES"]
 
@@ -476,4 +477,75 @@ _XFORMERS: dict[str, dict[str, Any]] = {
 }
 
 
-MODULES = {**_FLASH_ATTN, **_XFORMERS}
+# -- Extensions that flash_attn's repository builds one by one (csrc/rotary, csrc/xentropy, csrc/layer_norm). Programs
+# call them within autograd functions of their own.
+
+_NO_VALUES = "its values are not computed"
+
+
+def _apply_rotary(
+    x1: Tensor, x2: Tensor, cos: Tensor, sin: Tensor, out1: Tensor, out2: Tensor, conj: bool = False
+) -> None:
+    refuse_values("rotary_emb.apply_rotary", _NO_VALUES)
+    launch("flash_attn::rotary", [x1, x2, cos, sin], [out1, out2])
+
+
+def _xentropy_forward(
+    logits: Tensor, labels: Tensor, smoothing: float = 0.0, total_classes: int = -1
+) -> tuple[Tensor, Tensor]:
+    refuse_values("xentropy_cuda_lib.forward", _NO_VALUES)
+    losses, sums = (torch.empty(labels.shape, dtype=torch.float32, device=logits.device) for _ in range(2))
+    launch("flash_attn::xentropy", [logits, labels], [losses, sums], kind="softmax")
+    return losses, sums
+
+
+def _xentropy_backward(
+    grad: Tensor, logits: Tensor, sums: Tensor, labels: Tensor, smoothing: float = 0.0, inplace: bool = False,
+    total_classes: int = -1,
+) -> Tensor:  # fmt: skip
+    out = logits if inplace else torch.empty_like(logits)
+    launch("flash_attn::xentropy_backward", [grad, logits, sums, labels], [out], kind="softmax")
+    return out
+
+
+def _norm_forward(
+    x0: Tensor, residual: Tensor | None, gamma: Tensor, beta: Tensor | None, rowscale: Tensor | None,
+    colscale: Tensor | None, x0_subset: Tensor | None, out_subset: Tensor | None, dropout_p: float, epsilon: float,
+    rowscale_const: float, out_rows: int, generator: Any = None, residual_in_fp32: bool = False, rms: bool = False,
+) -> list[Tensor | None]:  # fmt: skip
+    """dropout_layer_norm.dropout_add_ln_fwd: the output, the sum with the residual, the mask, mean and deviation."""
+    refuse_values("dropout_layer_norm", _NO_VALUES)
+    if x0_subset is not None or out_subset is not None:
+        raise NotSimulated("dropout_layer_norm on a subset of rows", "call it without x0_subset and out_subset")
+    dtype = residual.dtype if residual is not None else torch.float32 if residual_in_fp32 else x0.dtype
+    scales = rowscale is not None or colscale is not None
+    keeps = residual is not None or dropout_p > 0 or scales or dtype != x0.dtype
+    total = torch.empty_like(x0, dtype=dtype) if keeps else None
+    mask = torch.empty_like(x0, dtype=torch.uint8) if dropout_p > 0 else None
+    mean, deviation = (torch.empty(x0.shape[0], dtype=torch.float32, device=x0.device) for _ in range(2))
+    out = [torch.empty_like(x0), total, mask, mean, deviation]
+    launch("flash_attn::layer_norm", [x0, residual, gamma, beta, rowscale, colscale], out, kind="norm")
+    return out
+
+
+def _norm_backward(
+    grad: Tensor, grad_total: Tensor | None, total: Tensor, x0: Tensor | None, mask: Tensor | None, mean: Tensor,
+    deviation: Tensor, gamma: Tensor, rowscale: Tensor | None, colscale: Tensor | None, x0_subset: Tensor | None,
+    out_subset: Tensor | None, dropout_p: float, rowscale_const: float, x0_rows: int, has_residual: bool,
+    rms: bool = False,
+) -> list[Tensor | None]:  # fmt: skip
+    read = [grad, grad_total, total, x0, mask, mean, deviation, gamma, rowscale, colscale]
+    weights = [torch.empty_like(gamma) for _ in range(2 if colscale is None else 3)]
+    of_residual = torch.empty_like(total) if has_residual else None
+    out = [torch.empty_like(grad), of_residual, *weights[:2]]
+    launch("flash_attn::layer_norm_backward", read, [*out, *weights[2:]], kind="norm", kernels=2)
+    return [*out, None, None, *weights[2:]]
+
+
+_EXTENSIONS: dict[str, dict[str, Any]] = {
+    "rotary_emb": {"apply_rotary": _apply_rotary},
+    "xentropy_cuda_lib": {"forward": _xentropy_forward, "backward": _xentropy_backward},
+    "dropout_layer_norm": {"dropout_add_ln_fwd": _norm_forward, "dropout_add_ln_bwd": _norm_backward},
+}
+
+MODULES = {**_FLASH_ATTN, **_XFORMERS, **_EXTENSIONS}
