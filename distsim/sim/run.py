@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any, Literal
 
 import simpy
@@ -42,7 +41,7 @@ from distsim.sim.observe.training import finish
 from distsim.sim.outcome import Outcome, Progress
 from distsim.sim.patches import simulation
 from distsim.sim.processes.hosts import environ_of_mpirun, master_address, sruns_environ
-from distsim.sim.processes.spawn import Program, live
+from distsim.sim.processes.spawn import Program, live, module_spec
 from distsim.sim.stand_ins import libraries_of
 from distsim.sim.world import Setting, Surroundings, World
 from distsim.sim.world.conditions import Conditions, RunRequest
@@ -236,7 +235,7 @@ def _beside(outcome: Outcome) -> str:
 
 def _find(request: RunRequest) -> Program:
     if request.module:
-        spec = _module_spec(request.program)
+        spec = module_spec(request.program)
         if spec is None or spec.loader is None:
             raise UsageError(
                 f"no module named {request.program!r}: -m expects a module that Python can import from here"
@@ -245,20 +244,6 @@ def _find(request: RunRequest) -> Program:
     if not os.path.isfile(request.program):
         raise UsageError(f"no script {request.program}: no such file (looked in {os.getcwd()})")
     return Program(os.path.abspath(request.program))
-
-
-def _module_spec(name: str) -> ModuleSpec | None:
-    """Find the module of `-m name` without an import, because each rank imports its own packages."""
-    path = [os.getcwd(), *sys.path]
-    spec, parts = None, name.split(".")
-    for depth in range(1, len(parts) + 1):
-        spec = PathFinder.find_spec(".".join(parts[:depth]), path)
-        if spec is None:
-            return None
-        path = list(spec.submodule_search_locations or ())
-    if spec is not None and spec.submodule_search_locations is not None:
-        return PathFinder.find_spec(name + ".__main__", path)
-    return spec
 
 
 def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], name: str) -> Outcome:

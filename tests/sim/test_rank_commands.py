@@ -100,3 +100,31 @@ def test_more_commands_than_the_cluster_has_room_for(script: Scripts) -> None:
     """The refusal has the numbers and the remedy."""
     with pytest.raises(UsageError, match=r"the program makes a group of 3 ranks, the cluster .* has room for 2"):
         script(AGAIN, 2, args=(str(script.folder),), launcher="python")
+
+
+def test_a_program_starts_a_launcher(script: Scripts) -> None:
+    """A command `python -m torch.distributed.run` is simulated with its ranks, and has its exit code."""
+    train = script.folder / "train.py"
+    train.write_text(
+        """
+import sys
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print(total.item(), sys.argv[1:], flush=True)
+"""
+    )
+    ran = script(
+        f"""
+import subprocess, sys
+import torch
+launcher = [sys.executable, "-u", "-m", "torch.distributed.run", "--nproc-per-node", "2", {str(train)!r}, "-x"]
+print(subprocess.run(launcher).returncode)
+""",
+        2,
+        launcher="python",
+    )
+    assert [ran.of(rank)[-1] for rank in range(2)] == ["2.0 ['-x']"] * 2
+    assert ran.of("main")[-1] == "0"
+    assert ran.outcome.world_size == 2

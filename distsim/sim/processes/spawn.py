@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -44,7 +44,7 @@ from distsim.sim.processes.ipc import Sentinel, Shared, crossing, pipe_patches, 
 from distsim.sim.processes.signals import pid_of, send
 from distsim.sim.processes.threads import close_pools, thread_of
 
-__all__ = ["Program", "begin_multiprocessing", "end_children", "live", "spawn_patches", "start_rank"]
+__all__ = ["Program", "begin_multiprocessing", "end_children", "live", "module_spec", "spawn_patches", "start_rank"]
 
 
 def _start_no_rank() -> None:
@@ -239,8 +239,12 @@ def _popen(real: Callable[..., Any], method: str) -> Any:
 # -- Ranks that a program starts as a command: Lightning runs its own script again with another LOCAL_RANK.
 
 
+LAUNCHER_MODULES = re.compile(r"torch\.distributed\.(run|launch)|deepspeed\.launcher\.(launch|runner)")
+"""Modules that start ranks as commands. A program may start them itself, as gpt-neox does."""
+
+
 def start_rank(popen: Any, command: Any, environ: Mapping[str, str], cwd: Any) -> bool:
-    """Simulate *command* for *popen* if it is a Python script to which the running program gives a rank.
+    """Simulate *command* for *popen* if it is a Python script with a rank in its environment, or a launcher of ranks.
 
     Args:
         popen: The `subprocess.Popen` that starts it.
@@ -253,23 +257,30 @@ def start_rank(popen: Any, command: Any, environ: Mapping[str, str], cwd: Any) -
     """
     task = require_task()
     parent, rank = task.process, _given_rank(environ)
-    if parent.program is None or rank is None or rank == _given_rank(os.environ):
-        return False
-    program, arguments = _python_program(command, parent.program)
-    if program is None:
+    if parent.program is None:
         return False
     world = parent.world
-    if rank == 0 or not parent.is_rank:
+    program, arguments = _launcher_program(command)
+    if program is not None and (not parent.is_rank or world.only_first_has_begun()):
+        rank = None
         _start_no_rank()
-    if rank in world.rank_processes:
+    elif rank is None or rank == _given_rank(os.environ):
         return False
-    world.widen(rank + 1)
+    else:
+        program, arguments = _python_program(command, parent.program)
+        if program is None:
+            return False
+        if rank == 0 or not parent.is_rank:
+            _start_no_rank()
+        if rank in world.rank_processes:
+            return False
+        world.widen(rank + 1)
     task.flush()
     given = {os.fsencode(name): os.fsencode(value) for name, value in environ.items()}
-    child: SimProcess = world.new_process(world.slots[rank], given, [program.path, *arguments], rank=rank)
+    child: SimProcess = world.new_process(world.slots[rank or 0], given, [program.path, *arguments], rank=rank)
     changed = (name for name, value in given.items() if os.environb.get(name) != value)
     child.changed_environ = dict(parent.changed_environ) | dict.fromkeys(changed)
-    folder = sys.path[0] if program is parent.program else os.path.dirname(program.path)
+    folder = sys.path[0] if program is parent.program or rank is None else os.path.dirname(program.path)
     child.program, child.sys_path, child.family.parent = program, [folder, *sys.path[1:]], parent
 
     def run() -> None:
@@ -281,7 +292,7 @@ def start_rank(popen: Any, command: Any, environ: Mapping[str, str], cwd: Any) -
     if len(world.processes) == 2:
         parent.stdout, parent.stderr = world.open_streams(parent)  # from now on with its number before each line
     popen.ranks_process = ChildProcess(child)
-    popen.pid, popen._child_created = popen.ranks_process.pid, True
+    popen.pid = popen.ranks_process.pid
     world.start_process(child, run)
     return True
 
@@ -290,6 +301,20 @@ def _given_rank(environ: Mapping[str, str]) -> int | None:
     """Return the rank in *environ*; that on the node where the launcher knows no other."""
     value = environ.get("RANK", environ.get("LOCAL_RANK", ""))
     return int(value) if value.isdecimal() else None
+
+
+def _launcher_program(command: Any) -> tuple[Program | None, list[str]]:
+    """Return the launcher of ranks that *command* runs as a module of Python, and its arguments."""
+    if isinstance(command, str | bytes | os.PathLike):
+        return None, []
+    name, *words = map(os.fsdecode, command)
+    while words and re.fullmatch("-[bBdEiIOPqsSuvx]+", words[0]):
+        del words[0]
+    is_python = re.fullmatch(r"python[\d.]*", os.path.basename(name)) is not None
+    if not is_python or words[:1] != ["-m"] or not LAUNCHER_MODULES.fullmatch(words[1]):
+        return None, []
+    spec = module_spec(words[1])
+    return (None if spec is None else Program(spec.origin or words[1], words[1], spec)), words[2:]
 
 
 def _python_program(command: Any, own: Program) -> tuple[Program | None, list[str]]:
@@ -518,3 +543,17 @@ def _join_threads(process: SimProcess) -> None:
     for other in list(process.tasks):
         if other is not task and not other.daemon and not other.finished:
             task.wait(other.done, HostWait(f"thread {other.name!r} to end"))
+
+
+def module_spec(name: str) -> ModuleSpec | None:
+    """Find the module of `-m name` without an import, because each rank imports its own packages."""
+    path = [os.getcwd(), *sys.path]
+    spec, parts = None, name.split(".")
+    for depth in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:depth]), path)
+        if spec is None:
+            return None
+        path = list(spec.submodule_search_locations or ())
+    if spec is not None and spec.submodule_search_locations is not None:
+        return PathFinder.find_spec(name + ".__main__", path)
+    return spec
