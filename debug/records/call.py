@@ -113,13 +113,13 @@ class Group:
         """Return the group's name for people: its description if it has one."""
         return self.description if self.description not in ("", "undefined") else self.name
 
-    def on_host(self) -> Group:
-        """Return the group of the calls on CPU tensors, if GPU tensors have another backend (`cpu:gloo,cuda:nccl`).
+    def beside(self, kind: str) -> Group:
+        """Return the group of calls of this *kind*, which are matched and numbered apart from the others.
 
-        The calls of each backend are matched and numbered separately, as in torch, so records treat them as two
-        groups. torch.distributed.checkpoint can therefore gather its plans in a thread while the main thread trains.
+        Those on CPU tensors are `cpu`, if GPU tensors have another backend (`cpu:gloo,cuda:nccl`).
+        torch.distributed.checkpoint can therefore gather its plans in a thread while the main thread trains.
         """
-        return Group(f"{self.name}/cpu", f"{self.label} (cpu)", self.ranks)
+        return Group(f"{self.name}/{kind}", f"{self.label} ({kind})", self.ranks)
 
 
 @dataclass(slots=True)

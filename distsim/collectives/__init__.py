@@ -8,6 +8,7 @@ from __future__ import annotations
 from distsim.collectives.compiler import Compiler, Explained, compiler_of
 from distsim.collectives.plan import (
     OPS,
+    SYMMETRIC,
     Loads,
     Overlap,
     Plan,
@@ -20,6 +21,7 @@ from distsim.collectives.plan import (
 
 __all__ = [
     "OPS",
+    "SYMMETRIC",
     "Compiler",
     "Explained",
     "Loads",

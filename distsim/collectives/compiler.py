@@ -26,7 +26,7 @@ from distsim.collectives.algorithms.ring import Shape, hierarchical_phases, ring
 from distsim.collectives.algorithms.tree import one_way_phase, tree_messages, tree_phase
 from distsim.collectives.libraries.gloo import compile_gloo, compile_mpi
 from distsim.collectives.members import LinkArrays, Members
-from distsim.collectives.plan import Plan, Transfer, TransferCost, canonical_op
+from distsim.collectives.plan import SYMMETRIC, Plan, Transfer, TransferCost, canonical_op
 from distsim.errors import UsageError
 from distsim.text.untrusted_input import brief
 
@@ -198,6 +198,8 @@ class Compiler:
                 plan = compile_ideal(group, "all_to_all", nbytes, 0, splits, None)
             elif flavour == "nccl":
                 plan = self._nccl.send(group, nbytes)
+            elif flavour in SYMMETRIC:
+                plan = self._symmetric(group, flavour, "send", nbytes)
             else:
                 plan = (compile_mpi if flavour == "mpi" else compile_gloo)(group, "send", nbytes, 0, None)
             self._keep(request, plan)
@@ -222,10 +224,17 @@ class Compiler:
             return compile_ideal(group, op, total, transfer.root, transfer.splits, self.algo and self.algo.lower())
         if transfer.flavour == "nccl":
             return self._nccl.compile(group, op, nbytes, transfer.root, transfer.splits)
+        if transfer.flavour in SYMMETRIC:
+            return self._symmetric(group, transfer.flavour, op, nbytes)
         if transfer.flavour in ("gloo", "mpi"):
             make = compile_gloo if transfer.flavour == "gloo" else compile_mpi
             return make(group, op, nbytes, transfer.root, transfer.splits)
         raise UsageError(f"expected the flavour nccl, gloo or mpi, got {transfer.flavour!r}")
+
+    def _symmetric(self, group: Members, algo: str, op: str, nbytes: float) -> Plan:
+        from distsim.collectives.libraries.symmetric import compile_symmetric  # needs NCCL's tables
+
+        return compile_symmetric(self._nccl.timing, self._nccl.machine(group), group, algo, op, nbytes)
 
     def explain(self, transfer: Transfer) -> list[Explained]:
         """Return every algorithm and protocol for *transfer*; a single entry if the library has no choice."""

@@ -15,6 +15,7 @@ from distsim.text.untrusted_input import brief
 __all__ = [
     "NOTHING",
     "OPS",
+    "SYMMETRIC",
     "Loads",
     "Overlap",
     "Plan",
@@ -33,7 +34,7 @@ class Transfer:
     op: str
     """torch.distributed's name: all_reduce, all_gather_into_tensor, all_to_all_single, barrier, ..."""
     flavour: str
-    """Library whose algorithms are used: nccl, gloo or mpi."""
+    """Library whose algorithms are used: nccl, gloo or mpi; or one of `SYMMETRIC`."""
     devices: tuple[str, ...]
     """Devices of the ranks, in the order of the group."""
     nbytes: int
@@ -50,6 +51,9 @@ class Transfer:
     key: int = 0
     """Number of the group, which decides among equal paths (ECMP)."""
 
+
+SYMMETRIC = ("one_shot", "two_shot", "multimem")
+"""Algorithms of torch's kernels on symmetric memory."""
 
 _SPELLINGS = {
     "all_reduce": ("allreduce", "all_reduce_coalesced", "all_reduce_perf"),

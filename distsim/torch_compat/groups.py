@@ -80,7 +80,13 @@ BACKEND = TorchName(
     public="none: torch.distributed.Backend is the class of backend names",
 )
 GET_BACKEND = TorchName(GROUP + "_get_backend", "a group's backend for a device", GUARD | SIM)
-SYMMETRIC_MEMORY = TorchName("torch._C._distributed_c10d._SymmetricMemory", "the refusal of symmetric memory", OPTIONAL)
+SYMMETRIC_MEMORY = TorchName("torch._C._distributed_c10d._SymmetricMemory", "symmetric memory", OPTIONAL)
+IMPLICIT_MEM_POOL = TorchName(
+    "torch.distributed._symmetric_memory._should_use_implicit_mempool",
+    "symmetric memory without a torch.cuda.MemPool",
+    OPTIONAL,
+    since="2.13",
+)
 DEVICE_TYPES = TorchName(GROUP + "_device_types", "the devices of a group", GUARD)
 REGISTER_BACKEND = TorchName(GROUP + "_register_backend", "a guarded group's backends", GUARD | SIM)
 SET_DEFAULT_BACKEND = TorchName(GROUP + "_set_default_backend", "a guarded group's default backend", GUARD | SIM)

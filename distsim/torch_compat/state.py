@@ -139,7 +139,11 @@ CONTENTS: dict[str, tuple[str, ...]] = {
     "torch.distributed._dist2": ("_BACKENDS",),
     "torch.distributed._shard.sharded_tensor.api": ("_sharded_tensor_map",),
     "torch.distributed._shard.sharding_spec.api": ("_CUSTOM_SHARDING_SPEC_OPS",),
-    "torch.distributed._symmetric_memory": ("_group_name_to_store", "_group_name_to_workspace_tensor"),
+    "torch.distributed._symmetric_memory": (
+        "_backend_streams",
+        "_group_name_to_store",
+        "_group_name_to_workspace_tensor",
+    ),
     "torch.distributed.algorithms._optimizer_overlap.optimizer_overlap": ("_registered_overlapped_optims",),
     "torch.distributed.checkpoint._experimental.barriers": ("BARRIER_REGISTRY",),
     "torch.distributed.checkpoint.planner": (

@@ -182,7 +182,7 @@ class Session:
         guards = [guard]
         if guard.has_two_backends():
             second = GuardedGroup if isinstance(guard, GuardedGroup) else kind
-            guard.on_host = self._guard(None, inner, group.on_host(), second, world)
+            guard.on_host = self._guard(None, inner, group.beside("cpu"), second, world)
             guards.append(guard.on_host)
         for one in guards:
             one.decide_way()

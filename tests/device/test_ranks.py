@@ -480,7 +480,7 @@ def test_options_of_nccl_are_taken() -> None:
 
 
 def test_what_a_group_has_not_is_refused_by_name() -> None:
-    """Symmetric memory, hooks that C++ would call, memory of a backend, and a backend that torch has not loaded."""
+    """Pools of symmetric memory, hooks of C++, memory of a backend, and a backend that torch has not loaded."""
 
     def body() -> Any:
         import torch.distributed as dist
@@ -493,7 +493,7 @@ def test_what_a_group_has_not_is_refused_by_name() -> None:
         return [
             raised(call)[1]
             for call in (
-                lambda: _symmetric_memory.empty(8, device="cuda"),
+                lambda: _symmetric_memory.get_mem_pool("cuda"),
                 lambda: group._register_on_completion_hook(print),
                 lambda: group.mem_allocator,
                 lambda: dist.new_group([0, 1], backend="cpu:gloo,cuda:nccl-unknown"),

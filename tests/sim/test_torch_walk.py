@@ -56,7 +56,7 @@ HARMLESS = {
     """,
     "only with an accelerator": """
         torch.backends.cudnn:* torch.backends.cusparselt:* torch.autograd.profiler:_cupti_* torch.nn.attention._fa3:*
-        torch.nn.attention._fa4:* torch.distributed._symmetric_memory:_backend_streams
+        torch.nn.attention._fa4:*
         torch.distributed._symmetric_memory:_symm_mem_pools
     """,
     "ours: replaced or put back by the simulation": """

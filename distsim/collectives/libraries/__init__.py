@@ -1,6 +1,7 @@
 """Choices of the communication libraries, and their software costs beyond the links.
 
-`nccl.py` has NCCL's own cost model (RCCL's: `rccl_tuning.py`), and `gloo.py` gloo and MPI.
+`nccl.py` has NCCL's own cost model (RCCL's: `rccl_tuning.py`), `gloo.py` gloo and MPI, and `symmetric.py`
+torch's kernels on symmetric memory.
 """
 
 from __future__ import annotations
@@ -12,4 +13,5 @@ __all__ = [
     "nccl_timing",
     "nccl_tuning",
     "rccl_tuning",
+    "symmetric",
 ]

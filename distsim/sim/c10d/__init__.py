@@ -18,5 +18,6 @@ __all__ = [
     "refusals",
     "rendezvous",
     "stores",
+    "symmetric_memory",
     "work",
 ]

@@ -32,6 +32,7 @@ from distsim.sim.c10d.group import SimGroup
 from distsim.sim.c10d.group_api import ShrinkChecked, hook_patches
 from distsim.sim.c10d.operations import algorithms
 from distsim.sim.c10d.rendezvous import Rendezvous, meeting_place, nccl_patches
+from distsim.sim.c10d.symmetric_memory import symmetric_memory_patches
 from distsim.sim.isolation.process import SimProcess, current_task, require_task
 from distsim.sim.isolation.torch_state.torch_state import STATE
 from distsim.sim.kernel.interrupts import fill_small_blocks
@@ -45,7 +46,6 @@ from distsim.torch_compat.groups import (
     PLUGINS,
     REGISTER,
     SET_PG_TIMEOUT,
-    SYMMETRIC_MEMORY,
     WORLD,
 )
 from distsim.torch_compat.works import GET_DDP_LOGGING_DATA, SET_RUNTIME_STATS_AND_LOG
@@ -423,10 +423,7 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
         if isinstance(kind, type):
             patches.append((kind, "__init__", _not_by_hand(kind, name)))
     patches += [(holder, "split_group", _split_refusal(c10d.split_group)) for holder in (c10d, dist)]
-    symmetric = SYMMETRIC_MEMORY.get(None)
-    for name in ("empty_strided_p2p", "rendezvous", "get_mempool_allocator"):
-        if (real := getattr(symmetric, name, None)) is not None:
-            patches.append((symmetric, name, staticmethod(_without_symmetric_memory(real))))
+    patches += symmetric_memory_patches()
     if hasattr(c10d, "shrink_group"):
         patches += [(holder, "shrink_group", _shrinking(c10d.shrink_group)) for holder in (c10d, dist)]
     if "type" in c10d.batch_isend_irecv.__code__.co_names:
@@ -498,17 +495,6 @@ def _split_refusal(real: Callable[..., Any]) -> Callable[..., Any]:
             raise NotSimulated("torch.distributed.split_group", "make the groups by new_group") from None
 
     return split_group
-
-
-def _without_symmetric_memory(real: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if current_task() is None:
-            return real(*args, **kwargs)
-        raise NotSimulated(
-            "symmetric memory", "allocate with torch.empty and call the collectives of torch.distributed"
-        )
-
-    return call
 
 
 def _shrinking(real: Callable[..., Any]) -> Callable[..., Any]:

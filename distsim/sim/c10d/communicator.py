@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import simpy
 from torch import Tensor
 
+from distsim.collectives import SYMMETRIC
 from distsim.debug.matching.agreement import check_meeting, check_pair
 from distsim.debug.records import CallRecord, CallWait, Group, Phase, State
 from distsim.network import Transfer
@@ -155,7 +156,7 @@ class Communicator:
         self._awaited = self._who_comes()
         self.has_messages = False
         """Whether members have exchanged messages."""
-        self._on_host: Communicator | None = None
+        self._beside: dict[str, Communicator] = {}
         self.gpus = OneEach()
 
     def _who_comes(self) -> Sequence[int]:
@@ -196,12 +197,18 @@ class Communicator:
             self.__dict__.pop("_crosses_nodes", None)
             self.__dict__.pop("rate_bytes_per_s", None)
 
-    def on_host(self, flavour: str) -> Communicator:
-        """Return the communicator of the group's other backend (`Group.on_host`)."""
-        if self._on_host is None:
-            self._on_host = Communicator(self.world, self.group.on_host(), flavour)
-            self.world.communicators[self, "cpu"] = self._on_host
-        return self._on_host
+    @property
+    def is_symmetric(self) -> bool:
+        """Return whether its calls are kernels on symmetric memory, which have no library and no timeout."""
+        return self.flavour in SYMMETRIC
+
+    def beside(self, kind: str, flavour: str) -> Communicator:
+        """Return the communicator of the group's calls of another kind (`Group.beside`)."""
+        other = self._beside.get(kind)
+        if other is None:
+            other = self._beside[kind] = Communicator(self.world, self.group.beside(kind), flavour)
+            self.world.communicators[self, kind] = other
+        return other
 
     # -- collectives
 

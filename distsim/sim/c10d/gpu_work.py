@@ -371,7 +371,7 @@ class GroupStreams:
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
-        self._tolerant = tolerant()
+        self._tolerant = tolerant() or communicator.is_symmetric
         self._streams: dict[tuple[int, int], StreamTimeline] = {}
         self._batch: list[Part] | None = None
         self._last: dict[tuple[int, int], tuple[StreamTimeline, Mark]] = {}
@@ -388,7 +388,9 @@ class GroupStreams:
         return device
 
     def host_s(self, device: Device) -> float:
-        """Return the seconds of the host for a call, which are fewer inside a batch."""
+        """Return the seconds of the host for a call, which are fewer inside a batch, or where it is a mere kernel."""
+        if self._communicator.is_symmetric:
+            return device.host.operator_s
         return device.host.collective_s if self._batch is None else device.host.message_s
 
     def begin_batch(self) -> None:

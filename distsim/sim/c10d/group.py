@@ -163,7 +163,7 @@ class SimGroup(Questions):
         self._process = process
         self._communicator = communicator
         self._on_gpu = GroupStreams(communicator)
-        self.on_host: SimGroup | None = None
+        self.others: dict[str, SimGroup] = {}
         self._timeout_error = partial(timeout_error, self.name())
 
     def shared_places(self, places: dict[int, int]) -> dict[int, int]:
@@ -195,14 +195,28 @@ class SimGroup(Questions):
         )
         process.made_call(record)
 
+    def beside(self, kind: str, backends: dict[str, str], flavour: str) -> SimGroup:
+        """Return the group of calls that are matched apart, carried out by the algorithms of *flavour*."""
+        other = self.others.get(kind)
+        if other is None:
+            there = self._communicator.beside(kind, flavour)
+            other = SimGroup(self._process, there, self._place, backends, self._timeout, self._explicit, self._store)
+            self.others[kind] = other
+            self._process.group_objects.append(other)
+        return other
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Devices of the members."""
+        return self._communicator.devices
+
     def _host_group(self) -> SimGroup:
         """Return the backend of CPU tensors if it differs from that of GPU tensors."""
-        if self.on_host is None:
-            process, cpu = self._process, {"cpu": self._backends["cpu"]}
-            there = self._communicator.on_host(algorithms(cpu["cpu"]))
-            self.on_host = SimGroup(process, there, self._place, cpu, self._timeout, self._explicit, self._store)
-            process.group_objects.append(self.on_host)
-        return self.on_host
+        cpu = self._backends["cpu"]
+        return self.beside("cpu", {"cpu": cpu}, algorithms(cpu))
+
+    def flavour_on(self, device: str) -> str:
+        return self._communicator.flavour if self._communicator.is_symmetric else super().flavour_on(device)
 
     def _get_backend(self, device: torch.device) -> SimGroup:
         self._flavour(torch.device(device))
@@ -426,12 +440,14 @@ class SimGroup(Questions):
             self.estimated_s += task.world.network.alone_s(transfer)
             return arrival.work
 
+        library = communicator.flavour if communicator.is_symmetric else flavour
+
         def meet(arrival: Arrival) -> None:
             communicator.arrive(
                 arrival.record.seq,
                 rank,
                 arrival,
-                lambda members: operation.transfer(communicator, flavour, members),
+                lambda members: operation.transfer(communicator, library, members),
                 operation.data,
             )
 

@@ -212,8 +212,8 @@ class Questions(dist.ProcessGroup):
         self._backends = backends
         host, gpu = backends.get("cpu"), backends.get("cuda")
         self.has_two_backends = host is not None and gpu is not None and host != gpu
-        self.on_host: Questions | None = None
-        """Backend of CPU tensors if they have a separate one; created when first used."""
+        self.others: dict[str, Questions] = {}
+        """Groups of calls that are matched apart, by kind (`Group.beside`); each is made when first used."""
         self._timeout = timeout
         self._explicit = explicit_timeout
         self._store = store
@@ -323,8 +323,8 @@ class Questions(dist.ProcessGroup):
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
         self._explicit = True
-        if self.on_host is not None:
-            self.on_host.set_timeout(timeout)
+        for other in self.others.values():
+            other.set_timeout(timeout)
 
     _set_default_timeout = set_timeout
 

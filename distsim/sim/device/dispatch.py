@@ -80,7 +80,7 @@ TorchDispatchMode = TORCH_DISPATCH_MODE.get()
 _TorchDispatchModeKey = TORCH_DISPATCH_MODE_KEY.get()
 
 aten = torch.ops.aten
-_HANDLERS: dict[Any, Handler] = {**TRANSFERS, **SPECIAL, **FLEX}
+HANDLERS: dict[Any, Handler] = {**TRANSFERS, **SPECIAL, **FLEX}
 _default_dtype = torch.get_default_dtype
 _mode_of, _FAKE = _get_dispatch_mode, _TorchDispatchModeKey.FAKE
 
@@ -162,7 +162,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
     def _taken_apart(self, func: Any, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result of an operator that has a rule, consists of others, or only changes views; NotImplemented
         for one with kernels."""
-        handler = _HANDLERS.get(func)
+        handler = HANDLERS.get(func)
         if handler is not None:
             done = handler(self, func, args, kwargs)
             if done is not NotImplemented:
@@ -254,11 +254,13 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
             takes_shape = "_like" in str(func)  # zeros_like: of its argument the shape alone
             read = [] if takes_shape else tensors_in([*args, *kwargs.values()])
             gpu.in_flight.used(stream, written, read)
-        if plan.cost.kernels:
+        if (cost := plan.cost).kernels:
+            if accelerators.remote_cost is not None:
+                cost = accelerators.remote_cost(cost, tensors_in((args, kwargs)))
             if fusion is None:
-                gpu.launch(stream, plan.cost, task, func)
+                gpu.launch(stream, cost, task, func)
             else:
-                fusion.launch(gpu, stream, plan.cost, task, func, (args, kwargs), result)
+                fusion.launch(gpu, stream, cost, task, func, (args, kwargs), result)
         if plan.counted is not None:
             accelerators.steps.count(plan.counted, args)
         self._observed(func, args, kwargs, result)

@@ -471,6 +471,8 @@ class Accelerators:
         """The CUDA graph that is being captured (cuda_api/streams.py)."""
         self.fusion = Fusion() if process.world.data.fuse else None
         """Fusion of the operators under torch.compile (--fuse); None without."""
+        self.remote_cost: Callable[[Cost, Sequence[Any]], Cost] | None = None
+        """Adds the time of tensors in the memory of peers to a cost; None until the process has such a tensor."""
         self._devices: dict[int, Device] = {}
         self._generators: dict[int, CudaGenerator] = {}
 

@@ -96,7 +96,7 @@ def under_meta(func: Any, args: Any, kwargs: Any) -> Any:
 # backward goes through it. What C++ may still point to afterwards is never freed. Run with torch 2.13.0 and 2.14.1,
 # with and without CUDA, on Linux x86-64 without a GPU; never beside a real one.
 
-_disable_current_modes = DISABLE_CURRENT_MODES.get()
+below_modes = DISABLE_CURRENT_MODES.get()
 _DispatchKey = DISPATCH_KEY.get()
 _dispatch_tls_local_exclude_set = DISPATCH_TLS_LOCAL_EXCLUDE_SET.get()
 _dispatch_tls_local_include_set = DISPATCH_TLS_LOCAL_INCLUDE_SET.get()
@@ -278,7 +278,7 @@ def tested() -> None:
             raise LookupError(f"its accelerator is {device}, not cuda")
         with (
             _modes_heard(),
-            _disable_current_modes(),
+            below_modes(),
             torch.inference_mode(False),
             torch.enable_grad(),
             torch.autograd.set_multithreading_enabled(False),

@@ -254,6 +254,14 @@ MOST_DONE = 100_000
 """Number of finished kernels that a device remembers. A step of ten layers with 64 micro-batches has 80,000."""
 
 
+PEER = "peer"
+"""Kind of a copy of a peer's memory over NVLink, by a copy engine: it takes no SM from kernels that compute."""
+
+
+def _num_computing(running: list[tuple[StreamTimeline, Kernel]]) -> int:
+    return sum(kernel.kind != PEER for _, kernel in running)
+
+
 def _over(_: Comm) -> None:
     raise AssertionError("a communication kernel begins once")
 
@@ -434,6 +442,8 @@ class Timeline:
         )
 
     def _rate(self, kernel: Kernel, computing: int) -> float:
+        if kernel.kind == PEER:
+            return 1.0
         if not self._comms:
             return 1.0 / computing
         taken = 1.0 - self._memory_left
@@ -466,7 +476,7 @@ class Timeline:
     def _next_s(self, running: list[tuple[StreamTimeline, Kernel]]) -> float:
         """Return when the next kernel begins or ends."""
         result, at_s = NEVER, self._at_s
-        many = len(running)
+        many = _num_computing(running)
         for stream, kernel in running:
             assert stream.left_s is not None
             end_s = at_s + stream.left_s / self._rate(kernel, many)
@@ -483,11 +493,11 @@ class Timeline:
         """Let the running items run up to *to_s*, before which none of them ends."""
         passed_s = to_s - self._at_s
         if passed_s > 0.0:
-            many = len(running)
+            many = _num_computing(running)
             if running:
                 self.account.compute_s += passed_s
                 if self._comms:
-                    used = sum(self._rate(kernel, many) for _, kernel in running)
+                    used = min(1.0, sum(self._rate(kernel, many) for _, kernel in running))
                     self.account.overlapped(passed_s, used)
             elif self._comms:
                 comm = self._comms[0]
