@@ -1,14 +1,16 @@
-"""Rings of groups with one member a node, which are made without a step for each."""
+"""Rings of groups with one member a node, which are made without a step for each, and of meshes."""
 
 from __future__ import annotations
 
 import random
+from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from distsim.cluster import load_cluster
-from distsim.collectives.algorithms.ring import rings_of
+from distsim.collectives.algorithms.ring import _orders, rings_of
 from distsim.collectives.members import LinkArrays, Members
 
 
@@ -28,3 +30,13 @@ def test_rings_of_one_member_a_node_are_those_of_many(name: str) -> None:
             assert (one.src, one.dst) == (other.src, other.dst)
             assert np.array_equal(one.ways.rows, other.ways.rows)
             assert np.array_equal(one.inter, other.inter)
+
+
+@pytest.mark.parametrize("size", range(3, 17))
+def test_the_rings_of_a_mesh_use_every_link_equally_often(size: int) -> None:
+    """Each ring passes every member once."""
+    orders = _orders(list(range(100, 100 + size)), mesh=True)
+    assert all(sorted(order) == list(range(100, 100 + size)) for order in orders)
+    used = Counter(link for order in orders for link in pairwise([*order, order[0]]))
+    assert len(used) == size * (size - 1)
+    assert len(set(used.values())) == 1

@@ -68,12 +68,10 @@ def _orders(members: list[int], mesh: bool) -> list[list[int]]:
         return [[members[step * i % size] for i in range(size)] for step in range(1, size)]
     if size <= 6:
         return [[members[0], *rest] for rest in itertools.permutations(members[1:])]
-    first, rest = members[0], members[1:]
-    orders: list[list[int]] = []
-    for shift in range(len(rest)):
-        order = [first, *rest[shift:], *rest[:shift]]
-        orders += [order, [order[0], *order[:0:-1]]]
-    return orders
+    num = size - 1
+    zigzag = [(place + 1) // 2 if place % 2 else -place // 2 for place in range(num)]  # 0, 1, -1, 2, -2, ...
+    orders = [[members[0], *(members[1 + (shift + step) % num] for step in zigzag)] for shift in range(num)]
+    return [way for order in orders for way in (order, order[::-1])]
 
 
 def rings_of(group: Members) -> list[Ring]:
