@@ -230,9 +230,9 @@ class Optimizer:
     def _gather_pieces(self) -> None:
         """As nanotron (distributed.py, all_gather_coalesced): all pieces of a rank in one tensor, and back.
 
-        all_gather of a list fills the parts of all ranks from one more buffer of them all: both take the memory of the
-        parameters. nanotron copies the piece of every rank by itself. Here one copy a parameter takes them all, so that
-        the host launches as many kernels on 512 replicas as on two.
+        A buffer per rank, filled before, which all_gather of a list fills again from one more of them all: both take
+        the memory of the parameters. nanotron copies the piece of every rank by itself. Here one operator takes them
+        all, so that the host launches as many kernels on 512 replicas as on two.
         """
         masters = iter(self.masters)
         for bucket in self.buckets:
@@ -243,7 +243,7 @@ class Optimizer:
             sent = mine[0].new_zeros(sum(sizes))
             ends = [part[: piece.numel()] for part, piece in zip(sent.split(sizes), mine, strict=True)]
             torch._foreach_copy_(ends, mine)
-            received = sent.new_empty(bucket.size * sum(sizes))
-            dist.all_gather(list(received.chunk(bucket.size)), sent, group=bucket.group)
-            for p, parts in zip(bucket.params, received.view(bucket.size, -1).split(sizes, dim=1), strict=True):
+            received = list(torch._foreach_mul([sent] * bucket.size, 1))
+            dist.all_gather(received, sent, group=bucket.group)
+            for p, parts in zip(bucket.params, torch.stack(received).split(sizes, dim=1), strict=True):
                 p.view(-1).copy_(parts.flatten()[: p.numel()])
