@@ -212,6 +212,25 @@ def test_an_operator_written_in_python_costs_what_its_function_does() -> None:
     assert 0.99 < on_gpu(own).results[0] < 1.1
 
 
+def test_an_operator_written_in_python_with_a_price_of_its_own_is_one_kernel() -> None:
+    """Megatron-LM's causal softmax is a kernel that `kernels` knows, whatever a program says that it computes."""
+
+    def own() -> tuple[int, int]:
+        @torch.library.custom_op("megatron::scaled_upper_triang_masked_softmax", mutates_args=())
+        def causal_softmax(scores: torch.Tensor) -> torch.Tensor:
+            future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu_(1)
+            return scores.masked_fill(future, float("-inf")).softmax(-1)
+
+        causal_softmax.register_fake(torch.empty_like)
+        scores = torch.ones(16, 1024, 1024, device="cuda", dtype=torch.float16)
+        torch.cuda.reset_peak_memory_stats()
+        causal_softmax(scores)
+        return torch.cuda.max_memory_allocated(), 2 * scores.nbytes
+
+    peak, expected = on_gpu(own).results[0]
+    assert peak == expected
+
+
 def unknown() -> torch.Tensor:
     x = torch.randn(1 << 10, 1 << 10, device="cuda")
     return (x @ x).mean()

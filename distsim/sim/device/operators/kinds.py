@@ -10,7 +10,7 @@ from torch import Tensor
 
 from distsim.errors import NotSimulated
 from distsim.kernels.gpu import has_custom_cost
-from distsim.kernels.pricing import Attention
+from distsim.kernels.pricing import RULES, Attention
 from distsim.sim.device.operators.special import Handler, Mode
 from distsim.sim.device.timeline.steps import Counted
 from distsim.sim.isolation.torch_state.operators import is_registered
@@ -157,10 +157,10 @@ def classify(func: Any) -> int:
 def _written_in_python(func: Any) -> int | None:
     """Return how to run a program's custom operator that is made of other operators; None if it is not one.
 
-    Its Python function determines its results and its cost, unless `kernel_cost` sets the cost.
+    Its Python function determines its results and its cost, unless `kernel_cost` or a rule of `kernels` sets the cost.
     """
     name, overload = func._schema.name, func._schema.overload_name
-    if has_custom_cost(name, overload):
+    if name in RULES or has_custom_cost(name, overload):
         return None
     full_name = f"{name}.{overload}" if overload else name
     if is_registered(full_name, "CUDA"):
