@@ -53,12 +53,17 @@ def lines() -> Iterator[tuple[str, str]]:
     yield "python", f"{sys.version.split()[0]} {platform.python_implementation()} ({sys.executable})"
     libc = " ".join(platform.libc_ver())
     yield "system", f"{platform.system()} {platform.release()} {platform.machine()}, {libc}, {os.cpu_count()} cores"
-    yield "torch", _or_error(_torch)
+    torch = _or_error(_torch)
+    yield "torch", torch
     yield "beside it", ", ".join(f"{name} {_version(name)}" for name in EXTRAS)
-    yield "real jobs", _or_error(_real_jobs)
-    yield "simulations", _or_error(_simulations)
-    yield "simulated GPUs", _or_error(_simulated_gpus)
-    yield "left out", _or_error(_left_out)
+    for part, describe in (
+        ("real jobs", _real_jobs),
+        ("simulations", _simulations),
+        ("simulated GPUs", _simulated_gpus),
+        ("left out", _left_out),
+    ):
+        text = _or_error(describe)
+        yield part, f"{text.partition(':')[0]}, as torch above" if text == torch else text
     yield from (("tested", line) for line in _tested())
     yield "ptrace", _or_error(_ptrace)
     yield "/dev/shm", _or_error(_shared_memory)

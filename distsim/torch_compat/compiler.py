@@ -18,6 +18,9 @@ EVAL_FRAME = TorchName("torch._C._dynamo.eval_frame", "torch.compile does not tr
 TENSOR_GUARDS = TorchName("torch._C._dynamo.guards.TensorGuards", "the quick comparison of tensors", OPTIONAL)
 
 HAS_TRITON_PACKAGE = TorchName("torch.utils._triton.has_triton_package", "a stand-in for Triton", OPTIONAL)
+MICRO_PIPELINE_TP = TorchName(
+    "torch._inductor.config._micro_pipeline_tp", "the note that async TP of compiled code is not simulated", OPTIONAL
+)
 OPTIMIZED_MODULE = TorchName("torch._dynamo.eval_frame.OptimizedModule", "torch.compile of a module", FEATURE)
 HAS_ANY_GLOBAL_HOOK = TorchName(
     "torch.nn.modules.module._has_any_global_hook", "the compiler's warning of hooks", OPTIONAL, since="2.8"

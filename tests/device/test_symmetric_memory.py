@@ -206,3 +206,18 @@ def test_a_group_across_nodes_is_refused_by_name() -> None:
 
     for answer in _simulate(body, on="dgx-h100:2", nproc=1).results:
         assert "several NVLink domains" in answer
+
+
+def test_async_tp_of_the_compiler_is_said_not_to_be_simulated() -> None:
+    """Inductor's pass would replace collectives by fused operators; here they stay, and a note says so."""
+
+    def body(pipelined: bool) -> None:
+        from torch._inductor import config
+
+        _begin()
+        config._micro_pipeline_tp = pipelined
+        torch.compile(torch.nn.Linear(8, 8).cuda())(torch.ones(8, 8, device="cuda"))
+
+    for pipelined in (False, True):
+        notes = _simulate(lambda p=pipelined: body(p), nproc=2).notes
+        assert any("fused_all_gather_matmul" in note for note in notes) == pipelined

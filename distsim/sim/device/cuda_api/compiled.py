@@ -26,6 +26,7 @@ from distsim.sim.isolation.torch_state.torch_state import STATE
 from distsim.torch_compat.compiler import (
     HAS_ANY_GLOBAL_HOOK,
     HAS_TRITON_PACKAGE,
+    MICRO_PIPELINE_TP,
     OPTIMIZED_MODULE,
     WARN_ONCE,
     has_hooks_of_the_program,
@@ -66,6 +67,10 @@ FUSED = (
     "torch.compile: compiled code runs eagerly and is priced as one graph of fused kernels a call (--no-fuse: operator "
     "by operator); graph breaks and the time to compile are not in it"
 )
+NOT_PIPELINED = (
+    "async TP of the compiler (_micro_pipeline_tp) is not simulated: products and their collectives run one after the "
+    "other; torch.ops.symm_mem.fused_all_gather_matmul and fused_matmul_reduce_scatter, if called, overlap them"
+)
 
 
 def _compile(task: RankTask, model: Any = None, **options: Any) -> Any:
@@ -77,6 +82,9 @@ def _compile(task: RankTask, model: Any = None, **options: Any) -> Any:
     replays = bool((options.get("options") or {}).get("triton.cudagraphs", replays))
     _replace_warning()
     task.world.note(FUSED if task.world.data.fuse else EAGER)
+    config = sys.modules.get(MICRO_PIPELINE_TP.path.rpartition(".")[0])
+    if config is not None and getattr(config, MICRO_PIPELINE_TP.attribute, False):
+        task.world.note(NOT_PIPELINED)
     if not isinstance(model, torch.nn.Module):
         module = getattr(model, "__self__", None)
         if isinstance(module, torch.nn.Module):  # Module.compile() gives its own call
