@@ -344,7 +344,7 @@ class RingReader:
     # What records point to ----------------------------------------------------------------------
 
     def _read_table(self, offset: int) -> Any:
-        """Return the entry at *offset* (counted from 1); None for 0 and for code that cannot be read."""
+        """Return the entry at *offset* (counted from 1); None for 0 and for entries that cannot be read."""
         if offset in self._table:
             return self._table[offset]
         if not 0 < offset <= rings.TABLE_BYTES - 8:

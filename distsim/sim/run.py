@@ -438,9 +438,7 @@ def _run_to_the_end(world: World, request: RunRequest, ctrl_c: CtrlC) -> Evidenc
 
 @functools.cache
 def _fresh_rng() -> torch.Tensor:
-    """Return the state of torch's random generator in a new process. Every process starts with the same default
-    seed.
-    """
+    """Return the state that torch's random generator has in a new process, before anyone seeds it."""
     return torch.Generator().get_state()
 
 

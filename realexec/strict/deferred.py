@@ -370,7 +370,7 @@ class HeldFuture(torch.futures.Future):
         run_apart(lambda: pass_on(source, self))
 
     def set_exception(self, error: BaseException) -> None:
-        """End with *error*, also for code that waits in C++.
+        """End with *error*, also for callers that wait in C++.
 
         torch's own method stores the exception as a value, and DDP's reducer, which looks for a tensor in it
         (`parseCppCommHookResult` of torch 2.13), crashes (SIGSEGV).

@@ -89,8 +89,9 @@ class NcclTiming:
         return self.constants.get(table, key)
 
     def matching(self, machine: Machine) -> str:
-        """Return the fabric's table for code that a rank has many messages of under way, rings and sends: a NIC of
-        Slingshot matches those of so many ranks, and leaves more to the host.
+        """Return the constants' table for traffic in which each rank has many messages in flight, as in rings.
+
+        A Slingshot NIC matches messages in hardware only up to a number of ranks; above it, the host does.
         """
         if self.net == "slingshot" and machine.num_ranks > self._of(self.net, "matched_ranks"):
             return "slingshot-software"

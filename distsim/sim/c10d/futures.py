@@ -171,7 +171,7 @@ def _set_result(self: Any, result: object) -> None:
 
 
 def callback_patches() -> list[tuple[Any, str, Any]]:
-    """Return patches (holder, attribute, replacement) for code that futures with values on GPUs do."""
+    """Return patches (holder, attribute, replacement) for futures whose values are on GPUs."""
     return [
         (_Base, "then", _then),
         (_Base, "add_done_callback", _add_done_callback),

@@ -89,7 +89,7 @@ _told: weakref.WeakKeyDictionary[Any, dict[str, SimProcess]] = weakref.WeakKeyDi
 
 
 def usage_patches() -> list[tuple[Any, str, Any]]:
-    """Return patches (holder, attribute, replacement) for code that prints it."""
+    """Return patches (holder, attribute, replacement) for code that prints the process's settings."""
     real: Any = argparse.ArgumentParser._print_message
 
     @functools.wraps(real)
