@@ -99,7 +99,7 @@ def _leave_word(session: Any, error: BaseException) -> None:
 
 
 def _from_script(trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from the script's first frame on."""
+    """Return the traceback, starting at the script's first frame."""
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
         trace = trace.tb_next
     return trace

@@ -84,7 +84,7 @@ class RasCommunicator:
     """Ranks whose state is not that of most: INIT, FINALIZE, ABORT, NOCOMM; or an error."""
 
     def differing(self) -> dict[str, dict[int, int]]:
-        """Return the operations that not all ranks have launched equally often."""
+        """Return the operations whose number of launches differs between ranks."""
         return {op: counts for op, counts in self.counts.items() if len(set(counts.values())) > 1}
 
     def behind(self) -> dict[int, str]:
@@ -375,7 +375,7 @@ def _prefixes(environ: Mapping[str, str]) -> list[str]:
 
 
 def _await_dumps(dump_paths: Mapping[int, Sequence[Path]], since_ns: int) -> dict[int, Path]:
-    """Return the dump of each rank that was written since, once it has stopped growing."""
+    """Return each rank's dump that was written after the request, once it has stopped growing."""
     dumps: dict[int, Path] = {}
     sizes: dict[int, int] = {}
     deadline = time.monotonic() + DUMP_S
@@ -474,7 +474,7 @@ def join(judged: Judged, joined: Joined) -> Judged:
 
 
 def _with_records(judged: Judged, records: Found, source: str) -> Judged:
-    """Return the verdict of the records, with the stacks beside it."""
+    """Return the verdict based on the records, with the stacks added."""
     for rank, state in records.evidence.ranks.items():
         stacked = judged.evidence.ranks.get(rank)
         if stacked is None:

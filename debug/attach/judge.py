@@ -88,7 +88,7 @@ def _gone(gone: Sequence[int], waiting: Mapping[int, Position]) -> Diagnosis | N
 
 
 def _circle(waiting: Mapping[int, Position]) -> Diagnosis | None:
-    """Return messages whose ends wait for each other."""
+    """Return messages that wait for each other in a circle."""
     for first in waiting:
         path: list[int] = []
         rank: int | None = first
@@ -112,7 +112,7 @@ def _circle(waiting: Mapping[int, Position]) -> Diagnosis | None:
 
 
 def _unmatched(waiting: Mapping[int, Position]) -> Diagnosis | None:
-    """Return messages whose other end is in a call of all."""
+    """Return messages whose other end waits in a collective."""
     alone = {
         rank: position.peer
         for rank, position in waiting.items()
@@ -190,7 +190,7 @@ def _usual(values: Mapping[int, Hashable]) -> Hashable:
 
 
 def _roots(waiting: Mapping[int, Position]) -> Diagnosis | None:
-    """Return one call of the whole job with several roots."""
+    """Return a collective of the whole job in which ranks pass different roots."""
     rooted = {
         rank: position for rank, position in waiting.items() if position.root is not None and not position.on_group
     }

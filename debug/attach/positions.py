@@ -207,7 +207,7 @@ def _blocks(site: Site | None) -> tuple[str, ...] | None:
 
 
 def _number(frame: Frame, variables: Mapping[str, Sequence[str]]) -> int | None:
-    """Return the first variable of the call that is a rank."""
+    """Return the first local variable in the call's frame that holds a rank."""
     texts = (frame.variable(name) for name in variables.get(frame.function, ()))
     return next((int(text) for text in texts if text is not None and text.isdigit()), None)
 
@@ -224,7 +224,7 @@ def _counters(frames: Iterable[Frame]) -> dict[tuple[str, str], int]:
 
 
 def _spawned(threads: Iterable[Thread]) -> int | None:
-    """Return the number that torch.multiprocessing.spawn has given to this process."""
+    """Return the rank that torch.multiprocessing.spawn passed to this process."""
     for thread in threads:
         for frame in thread.frames:
             if frame.function == "_wrap" and frame.file.endswith("torch/multiprocessing/spawn.py"):

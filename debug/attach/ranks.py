@@ -145,7 +145,7 @@ def _one_each(processes: list[RankProcess]) -> list[RankProcess]:
 
 
 def _table() -> dict[int, int]:
-    """Return every process of this host, and its parent."""
+    """Return every process of this host with its parent."""
     table = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -327,7 +327,7 @@ def _remedy(sample: StackSample) -> str:
 
 
 def _dump(tool: str, pid: int) -> _Dump:
-    """Return the threads of a process as py-spy prints them, or why there are none."""
+    """Return the threads of a process from py-spy's output, or an explanation if there are none."""
     command = [tool, "dump", "--nonblocking", "--locals", "--json", "--full-filenames", "--pid", str(pid)]
     why = ""
     for _ in range(3):  # without stopping the process a dump may meet a frame that just changes
@@ -344,7 +344,7 @@ def _dump(tool: str, pid: int) -> _Dump:
 def _threads(
     first: list[dict[str, Any]], second: list[dict[str, Any]], busy: Collection[int], woke: Collection[int]
 ) -> tuple[Thread, ...]:
-    """Return the main thread first."""
+    """Return the threads, the main thread first."""
     earlier = {thread.get("os_thread_id"): _frames(thread) for thread in first}
     threads = []
     for thread in sorted(second, key=lambda thread: thread.get("os_thread_id") != thread.get("pid")):

@@ -380,7 +380,7 @@ def _too_late(case: Case, call: CallRecord, late: Sequence[int], victims: Sequen
 def _other_group(
     case: Case, log: GroupCalls, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]
 ) -> Diagnosis | None:
-    """Return the diagnosis if the absent made this very call, as often as those who wait, but on another group."""
+    """Return a diagnosis if the missing ranks made the same call equally often, but on another group."""
     own: CallRecord | None = None
     for rank in ranks:
         calls = [r for r in case.index.records(rank) if r.op == call.op and not r.is_p2p]

@@ -1,7 +1,8 @@
-"""Measured tables, the constants fitted to them, and the comparison of both.
+"""Measured tables, the constants that are fitted to them, and the comparison of both.
 
-`nccl.toml` has every fitted constant with its source; `compare.py` is `distsim validate`, `fit.py` `distsim calibrate`,
-`predictions.py` what the model says of machines that no fit has seen; `live.py` measures gloo, `ops.py` a GPU.
+`nccl.toml` holds every fitted constant with its source. `compare.py` implements `distsim validate`, and `fit.py`
+implements `distsim calibrate`. `predictions.py` checks the model on machines that were left out of the fit.
+`live.py` measures gloo, and `ops.py` measures a GPU.
 """
 
 from __future__ import annotations

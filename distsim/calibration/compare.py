@@ -50,7 +50,9 @@ class MeasuredTable:
     op: str
     on: str
     machine: str
-    """Name of the measured machine. A fit that leaves it out uses none of its tables, whatever their preset."""
+    """Name of the measured machine. When a fit leaves this machine out, it uses none of its tables, whatever their
+    preset.
+    """
     nnodes: int
     nproc_per_node: int
     launcher: str
@@ -180,7 +182,7 @@ class Bench:
         return Bench(replace(self.table, rows=rows), self.compiler, self.devices)
 
     def own(self, constants: Constants) -> Constants:
-        """*constants* with those in their place that the cluster's own file was fitted to."""
+        """Return *constants*, with the values that were fitted to the cluster's own file in their place."""
         return constants.changed({name: one.value for name, one in self.compiler.cluster.constants.items()})
 
     def use(self, constants: Constants) -> None:
@@ -190,7 +192,7 @@ class Bench:
         self.compiler._plans.clear()
 
     def times_us(self, places: Sequence[int] | NDArray[np.int64] | None = None) -> NDArray[np.float64]:
-        """Simulated time of every row (or of those at *places*), each alone on the network."""
+        """Return the simulated time of every row, or of the rows at *places*. Each row has the network to itself."""
         rows = self.table.rows if places is None else [self.table.rows[row_number] for row_number in places]
         op, capacity = canonical_op(self.table.op), self.compiler.links.capacity
         per_rank = op in ("gather", "scatter")
@@ -206,7 +208,7 @@ class Bench:
 
     @property
     def measured_us(self) -> NDArray[np.float64]:
-        """Measured time of every row."""
+        """Return the measured time of every row."""
         return np.array([row.time_us for row in self.table.rows])
 
     @property

@@ -125,7 +125,9 @@ class _Problem:
 
 
 def _weights(benches: Sequence[Bench]) -> list[Vector]:
-    """Return every machine counts the same in every regime, and within it every operation on as many nodes."""
+    """Return a weight for every row. In each regime all machines weigh the same; within a machine, so do its pairs
+    of operation and number of nodes.
+    """
     cells: dict[tuple[str, int], dict[tuple[str, int, str], int]] = {}
     for bench in benches:
         table = bench.table

@@ -1,6 +1,6 @@
-"""Measuring gloo on this machine, the cluster file of it, and what a prediction is held to.
+"""Measures gloo on this machine, writes a cluster file from the measurements, and checks predictions against them.
 
-`python -m distsim.calibration.live SIZES OPS SECONDS` is one rank of a measurement.
+`python -m distsim.calibration.live SIZES OPS SECONDS` runs as one rank of a measurement.
 """
 
 from __future__ import annotations
@@ -113,8 +113,9 @@ def _free_port() -> int:
 
 
 def fit_gloo(rows: Sequence[LiveRow], num_ranks: int) -> dict[str, float]:
-    """Constants for [calibration]: for each operation a start-up time, a time per byte, and a further one
-    beyond a knee."""
+    """Return the constants for a [calibration] table: for each operation a start-up time, a time per byte, and an
+    additional time per byte above a threshold size (the knee).
+    """
     constants: dict[str, float] = {}
     for op in dict.fromkeys(row.op for row in rows):
         some = [row for row in rows if row.op == op]
@@ -127,7 +128,7 @@ def fit_gloo(rows: Sequence[LiveRow], num_ranks: int) -> dict[str, float]:
 
 
 def _fit_one(moved: NDArray[np.float64], seconds: NDArray[np.float64]) -> dict[str, float]:
-    """Least squares of relative error, over a grid of knees; no negative term."""
+    """Fit one operation by least squares of the relative error, for each knee in a grid; no term is negative."""
     best: tuple[float, dict[str, float]] | None = None
     for knee in sorted({*moved.tolist(), float(moved.max())}):
         columns = np.stack([np.ones_like(moved), moved, np.maximum(moved - knee, 0.0)], axis=1)
@@ -144,8 +145,9 @@ def _fit_one(moved: NDArray[np.float64], seconds: NDArray[np.float64]) -> dict[s
 
 
 def _non_negative(columns: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Least squares with every unknown at least zero: the best over all subsets (three columns: eight of
-    them)."""
+    """Solve least squares with non-negative unknowns, by trying all subsets of the columns (three columns: eight
+    subsets).
+    """
     width = columns.shape[1]
     best, least = np.zeros(width), float("inf")
     for subset in range(1, 1 << width):
@@ -169,7 +171,7 @@ def cluster_toml(
     note: str,
     nic_bytes_per_s: float | None = None,
 ) -> str:
-    """Return a cluster file with these constants; *nic_bytes_per_s* is what a link between nodes carries."""
+    """Return a cluster file with these constants; *nic_bytes_per_s* is the bandwidth of a link between nodes."""
     fastest = max(
         (1.0 / value for key, value in constants.items() if key.endswith("s_per_byte") and value > 0),
         default=1e9,

@@ -31,7 +31,7 @@ __all__ = [
 # of the same kind.
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any], Any]
-"""An operator, its arguments and what it answers."""
+"""An operator, its positional and keyword arguments, and its result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +237,9 @@ def _price(spec: GpuFile, call: Call) -> float:
 
 
 def _solved(spec: GpuFile, path: str, call: Call, measured: float) -> GpuFile:
-    """Return the constant at which the price is what was measured, between a twentieth and twenty times what it was;
-    efficiencies stay under what their schema takes.
+    """Return *spec* with the constant at *path* set so that the price of *call* equals *measured*.
+
+    The constant stays between a twentieth and twenty times its old value, and efficiencies stay within their schema.
     """
     start = constant(spec, path)
     low, high = math.log(start / 20), math.log(min(start * 20, _MOST.get(path.split(".")[0], math.inf)))
@@ -327,7 +328,7 @@ def same_chip(torch: Any) -> str:
 
 
 def chip_facts(torch: Any, base: GpuFile) -> tuple[GpuFile, dict[str, str]]:
-    """*base* with what torch says of this chip, and the same as TOML's keys."""
+    """Return *base* with what torch reports about this GPU, and the same facts as keys of the TOML file."""
     there = torch.cuda.get_device_properties(0)
     facts = {"multiprocessors": there.multi_processor_count, "memory": there.total_memory, "l2": there.L2_cache_size}
     facts = {key: value for key, value in facts.items() if value}
@@ -339,7 +340,7 @@ def chip_facts(torch: Any, base: GpuFile) -> tuple[GpuFile, dict[str, str]]:
 
 
 def cuda_clock(torch: Any) -> Callable[[Probe], float | None]:
-    """Seconds of one of many calls in a row."""
+    """Return a function that measures the seconds of one call, averaged over many calls in a row."""
 
     def clock(probe: Probe) -> float | None:
         try:

@@ -200,7 +200,7 @@ class Errors:
 
     @property
     def relative(self) -> NDArray[np.float64]:
-        """Signed relative errors."""
+        """Return the signed relative errors."""
         result: NDArray[np.float64] = self.simulated_us / self.bench.measured_us - 1.0
         return result
 
@@ -223,8 +223,9 @@ class PredictionSummary:
 
 
 def summarise(predictions: Sequence[Prediction]) -> PredictionSummary:
-    """Return the errors with each table's machine left out (as fitted, where it is not among the fitted machines),
-    and what of the bounds does not hold.
+    """Return the errors, each from a fit without the table's own machine, and the bounds that are exceeded.
+
+    Tables of machines that no fit uses are compared with the constants as they are.
     """
     tables = [
         Errors(one.bench, one.fitted_us, "fit") if one.left_out_us is None else Errors(one.bench, one.left_out_us)
@@ -334,7 +335,7 @@ class Widths:
             left = [value - more[names[i]] for names, value in zip(names_of, left, strict=True)]
 
     def of(self, fabric: str, size: str) -> float:
-        """|log (measured / predicted)| within which eight of ten are to be expected, but for how far they reach."""
+        """Return the half width, as |log (measured / predicted)|, that should contain eight of ten rows."""
         corrections = zip(self._more, _told(fabric, size), strict=True)
         return math.exp(self._all + sum(more.get(name, 0.0) for more, name in corrections))
 
@@ -445,7 +446,9 @@ def torch_times_us(bench: Bench) -> NDArray[np.float64] | None:
 
 
 def nccl_times_us(bench: Bench) -> NDArray[np.float64] | None:
-    """Return the times by which NCCL chooses (src/graph/tuning.cc), for every row; None where it chooses nothing."""
+    """Return NCCL's own estimate for every row, by which it chooses (src/graph/tuning.cc); None if it has no choice
+    to make.
+    """
     op, nccl = canonical_op(bench.table.op), bench.compiler._nccl
     group = bench.compiler.group(bench.devices, 0)
     times = [nccl.believed_us(group, op, row.size_bytes) for row in bench.table.rows]

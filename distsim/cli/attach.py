@@ -123,7 +123,7 @@ def _join(judged: Judged, ranks: Sequence[RankProcess], ras: list[RasStatus], ar
 
 
 def check_no_process(directory: Path) -> None:
-    """A UsageError where a folder of records is expected, and the number of a running process came."""
+    """Raise UsageError if the user passed the number of a running process where a folder of records is expected."""
     name = str(directory)
     if name.isdigit() and not directory.exists() and Path(f"/proc/{name}").exists():
         raise UsageError(

@@ -258,7 +258,7 @@ def _interval(row: Any) -> dict[str, Any]:
 
 
 def _assumed(args: argparse.Namespace, cluster: Any, rows: list[Any]) -> list[str]:
-    """Return the software that was assumed, and what the intervals are of."""
+    """Return lines about the software that was assumed, and about the data behind the intervals."""
     from distsim.calibration.logs.folder import strange_release
     from distsim.collectives.uncertainty import MOST_RACKS, beyond_measured_racks
 

@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _torch_refusal(error: Exception) -> UsageError | None:
-    """One line for *error* if it was raised by an import of torch or ctypes, and that is why."""
+    """Return a one-line error if *error* was raised because torch or ctypes cannot be imported, else None."""
     lines = (frame.line or "" for frame in traceback.extract_tb(error.__traceback__))
     if not any(re.search(r"\b(import|from) _?(torch|ctypes)\b|import_module\(.torch\b", line) for line in lines):
         return None
@@ -137,8 +137,10 @@ def _torch_refusal(error: Exception) -> UsageError | None:
 
 
 def _leave_threads_behind(code: int) -> None:
-    """A rank that was given up may never end, and an interpreter that ends waits for it. Only the command line's own
-    process is ours to end: who calls `main` lives on."""
+    """End the process at once with *code*, without waiting for threads of abandoned ranks, which may never end.
+
+    Only the command line's own process is ended this way; a program that calls `main` goes on.
+    """
     beacons = sys.modules.get("distsim.watchdog.shared_state")
     shared_state = None if beacons is None else beacons.here()
     if shared_state is not None and shared_state.threads_left:
@@ -147,7 +149,9 @@ def _leave_threads_behind(code: int) -> None:
 
 
 def _watched(argv: Sequence[str]) -> None:
-    """Simulate in a child process where one could hang or crash for good; the parent has the last word."""
+    """Simulate in a child process if the simulation could hang or crash; the parent then reports and ends with the
+    exit code.
+    """
     simulates = argv[:1] in (["sweep"], ["tune"], ["fits"]) or (argv[:1] == ["run"] and not _real(argv))
     if not simulates:
         return
@@ -178,7 +182,7 @@ def _places(argv: Sequence[str]) -> list[str]:
 
 
 def _dispatch(argv: list[str], own_process: bool) -> int:
-    """*own_process*: it is ours from its first to its last line, and may fork."""
+    """Run the command in *argv*. With *own_process*, the process belongs to distsim from start to end, and may fork."""
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_help(), end="")
         return 0 if argv else 2
@@ -205,8 +209,10 @@ def _dispatch(argv: list[str], own_process: bool) -> int:
 
 @contextlib.contextmanager
 def many_imports(own_process: bool) -> Iterator[None]:
-    """While torch and the simulator are imported: what they make stays. Python's collector would look for garbage in
-    it again and again, then, while the program runs, and when the process ends (0.6 s of CPU time in all)."""
+    """Exclude the objects that importing torch and the simulator creates from Python's garbage collection.
+
+    They live as long as the process, and examining them again and again would cost 0.6 s of CPU time.
+    """
     if not own_process or not gc.isenabled():
         yield
         return

@@ -41,14 +41,14 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; 0, whatever it says."""
+    """Print the report, and return exit code 0 whatever it says."""
     for subject, text in lines():
         print(f"{subject:<20}{text}", flush=True)
     return 0
 
 
 def lines() -> Iterator[tuple[str, str]]:
-    """Subject and text of each line."""
+    """Yield the subject and the text of each line."""
     yield "distsim", f"{__version__} ({Path(__file__).parents[1]})"
     yield "python", f"{sys.version.split()[0]} {platform.python_implementation()} ({sys.executable})"
     libc = " ".join(platform.libc_ver())
@@ -180,7 +180,9 @@ def _left_out() -> str:
 
 
 def _ptrace() -> str:
-    """Opening a process's memory asks for the same right as reading its stack."""
+    """Return a line on whether the stacks of other processes can be read; opening a process's memory needs the same
+    right.
+    """
     try:
         scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="utf-8").strip()
     except OSError:

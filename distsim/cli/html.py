@@ -1,4 +1,4 @@
-"""`distsim html REPORT.json`: a page one can look at of a report that is there."""
+"""`distsim html REPORT.json`: makes an HTML page from an existing JSON report."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page; 0, whatever the report says."""
+    """Write the page, and return exit code 0 whatever the report says."""
     from distsim.report.html import check_page
     from distsim.text.untrusted_input import load_json, read_bytes
 

@@ -236,7 +236,7 @@ def _seconds(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run what the command line asks for and answer its exit code."""
+    """Run the program on a simulated or real cluster, and return the exit code."""
     if args.on in REAL_BACKENDS:
         return _launch(args)
     with many_imports(args.own_process):
@@ -490,7 +490,7 @@ def _write_page(outcome: Outcome, path: str, args: argparse.Namespace) -> None:
 
 
 def _leave(outcome: Outcome, args: argparse.Namespace) -> int:
-    """Print the summary, write the files; the exit code is the run's, or 2 where a file failed."""
+    """Print the summary, write the files, and return the run's exit code, or 2 if a file could not be written."""
     from distsim.report import print_summary, write_report, write_trace
 
     if not args.quiet or outcome.exit_code != 0 or outcome.diagnoses or outcome.silent:

@@ -40,7 +40,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what the arguments ask for; the exit code."""
+    """Print or compare the clusters that the arguments name, and return the exit code."""
     return _list(args) if args.action == "list" else _show(args)
 
 

@@ -1,8 +1,8 @@
-"""Compiles transfers to plans with the selector of the library, and caches the plans.
+"""Compiles transfers to plans with the library's own choice of algorithm, and caches the plans.
 
-The library `ideal` is plain alpha-beta, for closed forms and the referee: the links' own latency and bandwidth, no
-launch, no protocol. It is asked for by `--nccl-version ideal`, or by `version = "ideal"` in a cluster file's [nccl]
-table.
+The library `ideal` is a plain alpha-beta model for tests against closed formulas: links have their own latency and
+bandwidth, and there is no launch or protocol cost. Choose it with `--nccl-version ideal`, or with `version =
+"ideal"` in the [nccl] table of a cluster file.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def compile_ideal(
     splits: tuple[tuple[int, ...], ...] | None,
     algo: str | None,
 ) -> Plan:
-    """*op* (one of the canonical names) at the links' own speed."""
+    """Compile *op* (a canonical name) at the links' own speed."""
     size = group.size
     if algo is not None and algo not in ("ring", "tree", "hierarchical", "direct"):
         raise UsageError(f"expected an algorithm (ring, tree, hierarchical, direct), got {brief(algo)!r}")
@@ -99,7 +99,7 @@ _MAX_GROUPS = 1 << 13
 
 
 def _constants(cluster: Cluster) -> Constants | None:
-    """Return the model's own, with those in their place that were fitted to this cluster; None if none was."""
+    """Return the model's constants, replaced where the cluster has fitted ones; None if it has none."""
     if not cluster.constants:
         return None
     own = nccl_constants()
@@ -164,8 +164,10 @@ class Compiler:
         )
 
     def lead_around(self, down: Collection[int]) -> None:
-        """Plans made from now on avoid the links *down* where there is another way. Never of one that others use, too
-        (`compiler_of`)."""
+        """Avoid the links *down* in all later plans, where another path exists.
+
+        Never call this on a compiler that others share (`compiler_of`).
+        """
         self.links.around = Reroute(self.cluster, down) if down else None
         self._groups.clear()
         self._plans.clear()

@@ -91,7 +91,7 @@ class Gate(NamedTuple):
 
 
 def _spread(gates: list[Gate], count: int) -> list[Gate]:
-    """*count* of *gates*, evenly chosen."""
+    """Return *count* of *gates*, evenly spaced."""
     return [gates[i * len(gates) // count] for i in range(count)]
 
 
@@ -103,7 +103,7 @@ class LinkArrays:
         self.capacity, self.latency_s = links.bandwidth_bytes_per_s, links.latency_s
         inside = ("nvlink",) if cluster.node.nvlink != "none" else ("pcie", "c2c", "socket", "loopback")
         self.outside: NDArray[np.bool_] = ~links.are(inside)
-        """Links that only what goes to another node crosses: where there is NVLink, PCIe too."""
+        """Links that only traffic to other nodes crosses. If a node has NVLink, these include PCIe."""
         self.around: Reroute | None = None
         """Set while the fabric leads traffic around something."""
 
@@ -186,7 +186,7 @@ class Members:
 
     @cached_property
     def gates(self) -> list[list[Gate]]:
-        """Return the ways out of each NVLink domain, as many for all: its NICs that members use, host by host."""
+        """Return the NICs that members use, for each NVLink domain and host by host; every domain has equally many."""
         every: list[list[Gate]] = []
         rails_of, local = self._rails_of, self.local
         for domain in self.domains:
@@ -204,7 +204,9 @@ class Members:
 
     @cached_property
     def doors(self) -> NDArray[np.int64]:
-        """*gates* where every member is alone in its domain, as a table: member, way -> NIC, -1 where it has none."""
+        """Return *gates* as a table, if every member is alone in its domain. Rows are members, entries are NICs, and
+        -1 stands for none.
+        """
         rails_of = {local: rails or (-1,) for local, rails in self._rails_of.items()}
         count = min(*map(len, rails_of.values()), _MAX_GATES)
         rows = {k: [rails[i * len(rails) // count] for i in range(count)] for k, rails in rails_of.items()}
@@ -219,8 +221,11 @@ class Members:
 
     @cached_property
     def streams(self) -> int:
-        """Transfers side by side that a ring or a tree of the group is made of: one a way out of a node; inside a
-        node, where NCCL's channels are at least as many as GPUs, one a member."""
+        """Return the number of parallel transfers in a ring or tree of the group.
+
+        This is one for each NIC of a node. Inside a node it is one for each member, if NCCL has at least as many
+        channels as GPUs.
+        """
         return max(self.num_gates if len(self.domains) > 1 else 1, self.per_domain)
 
     def streams_at(self, cost: TransferCost) -> float:
@@ -231,7 +236,7 @@ class Members:
 
     @cached_property
     def num_nics(self) -> int:
-        """NICs that the members of the domain with fewest can use."""
+        """Return the number of NICs that members can use, in the domain that has the fewest."""
         pairs = [{(self.host[m], rail) for m in domain for rail in self.rails(m)} for domain in self.domains]
         return max(1, min(len(nics) for nics in pairs))
 
@@ -293,7 +298,7 @@ class Members:
         return Loads(np.array(used, dtype=np.int64), np.array([float(times[link]) for link in used]))
 
     def with_cost(self, loads: Loads, cost: TransferCost) -> Loads:
-        """*loads* with the bytes that *cost*'s protocol puts on the wire."""
+        """Return *loads*, including the additional bytes that the protocol of *cost* sends."""
         if cost.wire == 1.0 and cost.net_wire == 1.0:
             return loads
         wire = np.where(self.links.outside[loads.links], cost.net_wire, cost.wire)
@@ -306,7 +311,7 @@ class Members:
         return float((loads.weights / self.capacity[loads.links]).max())
 
     def cached(self, name: Hashable, make: Any) -> Any:
-        """*make()*, once."""
+        """Return the result of *make()*, which is called only once for each *name*."""
         if name not in self._cache:
             self._cache[name] = make()
         return self._cache[name]

@@ -46,7 +46,7 @@ class Transfer:
     root: int = 0
     """Group rank."""
     splits: tuple[tuple[int, ...], ...] | None = None
-    """all_to_all: bytes from each rank to each rank, where they are not even."""
+    """For an uneven all_to_all: bytes from each rank to each rank."""
     reduce_op: str = "SUM"
     key: int = 0
     """Number of the group, which decides among equal paths (ECMP)."""
@@ -128,8 +128,7 @@ class TransferCost:
     inter_hop_s: float = 0.0
     """Added to the links' latency at each hop between nodes."""
     intra_links: float = 1.0
-    """Share of the links' own latency that counts inside a node: 0 where it is part of a measured
-    start-up."""
+    """Share of the links' own latency that counts inside a node; 0 if a measured start-up time already includes it."""
 
     def least_s(self, inter: bool) -> float:
         """Return seconds for a byte of a piece over one edge of a tree, however fast the links are."""
@@ -175,7 +174,9 @@ class PlanPhase:
     streams: float = 1.0
     """Number of parallel transfers of the phase; each has a share of its own on an overloaded link."""
     then: tuple[PlanPhase, ...] = ()
-    """Begin side by side when this one's last byte is there; it is over when they are."""
+    """Phases that start in parallel when the last byte of this one has arrived. This phase ends when all of them
+    have.
+    """
     overlap: Overlap | None = None
     """Begins with it; it is not over before that is."""
 

@@ -1,4 +1,4 @@
-"""Intervals of simulated times, in which a measured collective or step lies in eight cases of ten."""
+"""Intervals of simulated times, which contain the measured time of a collective or step in eight of ten cases."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class StepError:
 
 
 def regime_of(launching_s: float, step_s: float, nodes: int) -> str:
-    """Return the regime of a step on so many *nodes* whose kernels the host needs *launching_s* to launch."""
+    """Return the regime of a step on *nodes* nodes; *launching_s* is the host's time for launching its kernels."""
     if launching_s >= LAUNCHES * step_s:
         return LAUNCH_BOUND
     return ONE_NODE if nodes == 1 else MANY_NODES

@@ -92,9 +92,12 @@ def is_initialized() -> bool:
 
 
 def init_process_group(backend: str, init_method: str = "env://", **kwargs: Any) -> None:
-    """Join the job. *backend*: tcp (served by gloo), mpi, gloo or nccl; *init_method*: `env://`, `tcp://HOST:PORT`,
-    `tcp://MULTICAST:PORT` or `file://PATH`; further world_size, rank (with the last two it may be left out) and
-    group_name, which tells jobs of one file or address apart."""
+    """Join the job.
+
+    *backend* is tcp (which gloo serves), mpi, gloo or nccl. *init_method* is `env://`, `tcp://HOST:PORT`,
+    `tcp://MULTICAST:PORT` or `file://PATH`. Further arguments are world_size, rank (optional with the last two
+    methods) and group_name, which separates jobs that share a file or an address.
+    """
     world_size, rank = kwargs.pop("world_size", -1), kwargs.pop("rank", -1)
     group_name = kwargs.pop("group_name", "")
     if kwargs:
@@ -110,7 +113,7 @@ def init_process_group(backend: str, init_method: str = "env://", **kwargs: Any)
 
 
 def init_master_worker(backend: str, init_method: str = "env://", **kwargs: Any) -> None:
-    """Refused: an experiment that torch's documentation never had."""
+    """Raise an error: torch had this experiment, but never documented it."""
     raise UsageError("init_master_worker: no torch has it since 1.1, nor had its documentation; use init_process_group")
 
 
@@ -155,27 +158,29 @@ def recv(tensor: Tensor, src: int | None = None) -> int:
 
 
 def broadcast(tensor: Tensor, src: int, group: Any = None) -> None:
-    """*tensor* of rank *src* to all."""
+    """Copy *tensor* of rank *src* to all ranks."""
     dist.broadcast(tensor, src, group)
 
 
 def all_reduce(tensor: Tensor, op: Any = reduce_op.SUM, group: Any = None) -> None:
-    """*tensor* becomes what *op* makes of those of all ranks."""
+    """Combine *tensor* of all ranks with *op*; every rank gets the result in *tensor*."""
     dist.all_reduce(tensor, op, group)
 
 
 def reduce(tensor: Tensor, dst: int, op: Any = reduce_op.SUM, group: Any = None) -> None:
-    """*tensor* of rank *dst* becomes what *op* makes of those of all ranks."""
+    """Combine *tensor* of all ranks with *op*; only rank *dst* gets the result."""
     dist.reduce(tensor, dst, op, group)
 
 
 def all_gather(tensor_list: list[Tensor], tensor: Tensor, group: Any = None) -> None:
-    """*tensor* of every rank into *tensor_list*, in the order of ranks."""
+    """Collect *tensor* of every rank in *tensor_list*, in the order of ranks."""
     dist.all_gather(tensor_list, tensor, group)
 
 
 def gather(tensor: Tensor, **kwargs: Any) -> None:
-    """*tensor* of every rank into *gather_list* of rank *dst*, which need not name itself; further *group*."""
+    """Collect *tensor* of every rank in *gather_list* of rank *dst*. On that rank *dst* may be left out. *group* is
+    accepted too.
+    """
     dst, gather_list, where = kwargs.pop("dst", get_rank()), kwargs.pop("gather_list", None), kwargs.pop("group", None)
     if kwargs:
         raise RuntimeError("got unexpected kwargs")
@@ -184,7 +189,9 @@ def gather(tensor: Tensor, **kwargs: Any) -> None:
 
 
 def scatter(tensor: Tensor, **kwargs: Any) -> None:
-    """*tensor* becomes this rank's of *scatter_list* of rank *src*, which need not name itself; further *group*."""
+    """Set *tensor* to this rank's part of *scatter_list* of rank *src*. On that rank *src* may be left out. *group*
+    is accepted too.
+    """
     src, scatter_list, where = (
         kwargs.pop("src", get_rank()),
         kwargs.pop("scatter_list", None),

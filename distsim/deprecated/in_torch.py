@@ -38,15 +38,15 @@ def note(text: str) -> None:
 
 
 def begins(meeting: OldMeeting, rank: int) -> None:
-    """A process knows its rank, and is about to join. The guard makes its ring."""
+    """Note that this process now has a rank and is about to join, so that the guard creates its flight record."""
 
 
 def asked(backend: Any) -> None:
-    """Note that the program requests its default group on *backend*, so that a simulation knows what it will use."""
+    """Note on which backend the program requests its default group; a simulation replaces this function."""
 
 
 def known_backend(backend: Any) -> Any:
-    """*backend*, with gloo for `tcp`."""
+    """Return *backend*, or gloo if it is `tcp`."""
     if isinstance(backend, str) and backend.lower() == "tcp" and "tcp" not in _plugins:
         note(GLOO_FOR_TCP)
         return c10d.Backend.GLOO

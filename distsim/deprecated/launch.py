@@ -15,8 +15,10 @@ __all__ = ["local_rank_flag", "main"]
 
 
 def local_rank_flag(script: str, module: bool, use_env: bool) -> str | None:
-    """Return the flag by which *script* takes its local rank: `--local_rank` in torch up to 1.13, `--local-rank` since.
-    None with *use_env*, where the environment alone tells it."""
+    """Return the flag that passes *script* its local rank: `--local_rank` up to torch 1.13, `--local-rank` since.
+
+    With *use_env* return None, as the script reads the local rank from the environment.
+    """
     if use_env:
         return None
     path: str | None = script
@@ -34,7 +36,7 @@ def local_rank_flag(script: str, module: bool, use_env: bool) -> str | None:
 
 
 def main(argv: list[str]) -> int:
-    """`distsim run` with that argument."""
+    """Run `distsim run` with these arguments of torch.distributed.launch."""
     sys.argv[1:] = ["run", "--no-use-env", *argv]
     return int(importlib.import_module("distsim.cli").main())  # of all parts the command line lies furthest out
 

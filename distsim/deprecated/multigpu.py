@@ -48,7 +48,7 @@ class MultiWork:
 def broadcast_multigpu(
     tensor_list: Sequence[Tensor], src: int, group: Any = None, async_op: bool = False, src_tensor: int = 0
 ) -> Any:
-    """`tensor_list[src_tensor]` of rank *src* to every tensor of every rank's list."""
+    """Copy `tensor_list[src_tensor]` of rank *src* to every tensor in every rank's list."""
     _check("broadcast_multigpu", tensor_list)
     is_source = dist.get_rank() == src
     if is_source and not 0 <= src_tensor < len(tensor_list):
@@ -65,7 +65,7 @@ def broadcast_multigpu(
 
 
 def all_reduce_multigpu(tensor_list: Sequence[Tensor], op: Any = SUM, group: Any = None, async_op: bool = False) -> Any:
-    """Every tensor of every rank's list becomes what *op* makes of all of them."""
+    """Combine all tensors in all ranks' lists with *op*; every one of them gets the result."""
     _check("all_reduce_multigpu", tensor_list)
     total = _reduced(tensor_list, op)
     work = dist.all_reduce(total, op, group, async_op)
@@ -85,7 +85,9 @@ def reduce_multigpu(
     async_op: bool = False,
     dst_tensor: int = 0,
 ) -> Any:
-    """`tensor_list[dst_tensor]` of rank *dst* becomes what *op* makes of all tensors of all ranks' lists."""
+    """Combine all tensors in all ranks' lists with *op*; only `tensor_list[dst_tensor]` of rank *dst* gets the
+    result.
+    """
     _check("reduce_multigpu", tensor_list)
     is_destination = dist.get_rank() == dst
     if is_destination and not 0 <= dst_tensor < len(tensor_list):
@@ -106,8 +108,9 @@ def all_gather_multigpu(
     group: Any = None,
     async_op: bool = False,
 ) -> Any:
-    """Return every list of *output_tensor_lists*, one a device, gets all inputs of all ranks: the j-th of rank k at
-    place `k * len(input_tensor_list) + j`.
+    """Collect all inputs of all ranks in every list of *output_tensor_lists*, which has a list for each device.
+
+    Input j of rank k is at index `k * len(input_tensor_list) + j`.
     """
     _check("all_gather_multigpu", input_tensor_list)
     number = len(input_tensor_list)
@@ -132,8 +135,11 @@ def reduce_scatter_multigpu(
     group: Any = None,
     async_op: bool = False,
 ) -> Any:
-    """The i-th output of rank k becomes what *op* makes of the inputs at place `k * len(output_tensor_list) + i` of all
-    devices' lists of all ranks."""
+    """Combine parts of the inputs of all ranks with *op*, and scatter the results.
+
+    Output i of rank k combines the inputs at index `k * len(output_tensor_list) + i` of the lists of all devices of
+    all ranks.
+    """
     _check("reduce_scatter_multigpu", output_tensor_list)
     number = len(output_tensor_list)
     size = _size(group) * number
@@ -189,7 +195,9 @@ def _check(name: str, tensors: Sequence[Tensor]) -> None:
 
 
 def _check_lists(name: str, role: str, lists: Sequence[Sequence[Tensor]], number: int, size: int) -> None:
-    """*number* lists, one a device of this rank, of *size* tensors, one for each device of every rank."""
+    """Check that there are *number* lists, one for each device of this rank, with *size* tensors, one for each
+    device of every rank.
+    """
     length = next((len(tensors) for tensors in lists if len(tensors) != size), size)
     if length != size or len(lists) != number:
         raise ValueError(

@@ -1,11 +1,11 @@
-"""Assigns ranks to processes that were given none, at a file or a multicast address.
+"""Assigns ranks to processes that have none, by means of a file or a multicast address.
 
-torch.distributed's documentation up to 1.0: with `file://` and with a multicast `tcp://` address "ranks can be
-assigned automatically", and `group_name` lets several jobs use one file or address.
+torch.distributed documented this up to 1.0: with `file://` and with a multicast `tcp://` address "ranks can be
+assigned automatically", and `group_name` lets several jobs share a file or an address.
 
-At a multicast address each process announces itself repeatedly on every network interface, until as many processes
-as there are ranks know each other. The first of them, by host and identifier, has the store to which all connect,
-and none leaves before all have connected. Packets go one hop: to this host and its network.
+At a multicast address, each process announces itself repeatedly on every network interface until as many processes
+as there are ranks know each other. The first process, sorted by host and identifier, has the store to which all
+connect. No process leaves before all have connected. Packets travel one hop only: to this host and its network.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class OldMeeting:
 
 
 def meeting_at(init_method: object, rank: int, world_size: int, group_name: str) -> OldMeeting | None:
-    """Return the meeting of processes of which some have no rank; None for an address that torch handles itself.
+    """Return the meeting for processes of which some have no rank; None if torch handles the address itself.
 
-    A launcher that has started as many processes as there are ranks has given each its rank, in RANK.
-    Raises ValueError where the number of processes is not said, a rank does not fit it, or a port is missing.
+    A launcher that starts as many processes as there are ranks gives each its rank in RANK. Raises ValueError if the
+    number of processes is unknown, a rank does not fit it, or a port is missing.
     """
     if not isinstance(init_method, str) or not init_method.startswith(("file://", "tcp://")):
         return None
@@ -99,8 +99,9 @@ def _is_multicast(host: str) -> bool:
 
 
 def assigned(meeting: OldMeeting, wishes: Sequence[int]) -> list[int]:
-    """Return the rank of each process: its own where it named one (*wishes*, -1: it did not), the free ones in order
-    to the others. Raises ValueError for a rank that two have named, or that does not fit.
+    """Return the rank of each process: the one it requests in *wishes*, or (for -1) the next free one.
+
+    Raises ValueError if two processes request one rank, or if a rank is too large.
     """
     named = [rank for rank in wishes if rank >= 0]
     twice = sorted({rank for rank in named if named.count(rank) > 1})
@@ -198,7 +199,7 @@ class _Voice:
         return listener.detach()
 
     def all_members(self, give_up_s: float, timeout: timedelta) -> list[RendezvousMember]:
-        """Return all members, sorted, once there are as many as ranks."""
+        """Wait until there are as many members as ranks, and return them sorted."""
         while True:
             self.speak(())
             self.listen(EVERY_S)
@@ -231,7 +232,7 @@ class _Voice:
         )
 
     def speak(self, members: Any) -> None:
-        """Say who this process is; once it has found all *members*, that too."""
+        """Announce this process, and whether it has found all *members*."""
         message = {
             "distsim": 1,
             "group": self.meeting.group_name,
@@ -258,7 +259,7 @@ class _Voice:
             )
 
     def listen(self, seconds: float) -> None:
-        """Hear what others say, for *seconds*."""
+        """Receive announcements of other processes for *seconds*."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             if select.select([self._ears], [], [], left)[0]:

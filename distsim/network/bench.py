@@ -102,7 +102,7 @@ class Sizes:
 
 
 def bench_op(name: str) -> str:
-    """nccl-tests' name of an operation, from any usual spelling."""
+    """Return the name that nccl-tests uses for an operation; any usual spelling is accepted."""
     plain = name.lower().replace("-", "_").removesuffix("_perf")
     for op in OPS:
         if plain.replace("_", "") == op.replace("_", ""):
@@ -117,7 +117,7 @@ def bench_op(name: str) -> str:
 
 
 def busbw_factor(op: str, ranks: int) -> float:
-    """busbw / algbw, as PERFORMANCE.md defines it."""
+    """Return the ratio of bus bandwidth to algorithm bandwidth, as PERFORMANCE.md of nccl-tests defines it."""
     if op == "all_reduce":
         return 2 * (ranks - 1) / ranks
     return (ranks - 1) / ranks if op in _NUMBER_OF_SPREAD else 1.0
@@ -204,7 +204,7 @@ _SURE = "8 of 10 times within"
 
 
 def _within(row: BenchRow) -> str:
-    """(650-1,010), under its head."""
+    """Return the interval of *row* as text, such as (650-1,010), under the column's head."""
     if row.interval is None:
         return ""
     low, high = (seconds * 1e6 for seconds in (row.interval.low_s, row.interval.high_s))

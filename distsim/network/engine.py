@@ -17,11 +17,11 @@ __all__ = ["Flow", "FluidEngine", "Sharing", "detour", "distinct", "max_min_rate
 
 
 class Flow:
-    """Transfers that move in lockstep: *progress_bytes* each, over *links* with a weight each (see
+    """A group of transfers that progress together, by *progress_bytes* each, over *links* with a weight each (see
     `max_min_rates`).
 
-    No link may appear twice. *cap_bytes_per_s* bounds the rate; *done* is called when the last byte has
-    left. Of a link that is too narrow a flow has as many shares as *streams* it is made of.
+    No link may appear twice. *cap_bytes_per_s* limits the rate, and *done* is called when the last byte has left. On
+    a congested link, the flow gets *streams* fair shares.
     """
 
     __slots__ = (
@@ -188,7 +188,7 @@ class Sharing:
         return True
 
     def move(self, flow: Flow, links: NDArray[np.int64], weights: NDArray[np.float64]) -> None:
-        """A flow goes over other links from now on."""
+        """Move a flow to other links."""
         self._wanted[flow.links] -= flow.demand
         if flow.shares:
             self._leave(flow)
@@ -251,7 +251,7 @@ class Sharing:
             yield from zip(members.values(), (rates * streams).tolist(), strict=True)
 
     def _place(self, flow: Flow, links: NDArray[np.int64]) -> None:
-        """Into the island of its overloaded *links*; those that it connects are one from now on."""
+        """Put a flow into the island of its overloaded *links*. Islands that these links connect are merged."""
         islands = self._island_of[links]
         islands = islands[islands > 0]
         others: list[int] = []
@@ -321,7 +321,7 @@ class FluidEngine:
 
     @property
     def num_active(self) -> int:
-        """Flows under way."""
+        """Return the number of active flows."""
         return len(self._flows)
 
     def start(self, flow: Flow) -> None:
@@ -439,8 +439,11 @@ class FluidEngine:
 def detour(
     links: NDArray[np.int64], weights: NDArray[np.float64], instead: Mapping[int, int]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """*links* with those of *instead* exchanged, weights of a link that is then used twice added up;
-    the very same arrays where nothing changes."""
+    """Return *links* with replacements from *instead*, and the weights; the weights of a link that is then used
+    twice are added.
+
+    If nothing is replaced, the same arrays are returned.
+    """
     led = [instead.get(link, link) for link in links.tolist()]
     if led == links.tolist():
         return links, weights

@@ -27,10 +27,10 @@ class ActiveTransfer(Protocol):
 
 
 class FluidNetwork:
-    """Runs transfers on *cluster* in *env*'s time; see `Network`.
+    """Carries out transfers on *cluster* in the virtual time of *env*; see `Network`.
 
-    *algo*, *proto* and *nccl_version* force NCCL's choices. *launcher* is process (one a GPU) or shared
-    (one process drives all GPUs of a node, which costs it a launch for each).
+    *algo*, *proto* and *nccl_version* force NCCL's choices. *launcher* is `process` (a process for each GPU) or
+    `shared` (one process drives all GPUs of a node, and launches a kernel for each).
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class FluidNetwork:
         self._num_sends = 0
 
     def collective(self, transfer: Transfer) -> simpy.Event:
-        """Start *transfer* now. The event fires when the last byte is there, with a `Timing`."""
+        """Start *transfer* now. The returned event fires when the last byte has arrived, with a `Timing`."""
         self._num_collectives += 1
         done = self.env.event()
         self.begin(transfer, done)
@@ -78,7 +78,7 @@ class FluidNetwork:
         return float(env.now)
 
     def begin(self, transfer: Transfer, done: simpy.Event) -> None:
-        """Carry *transfer* out; *done* succeeds with its `Timing`."""
+        """Carry out *transfer*; *done* succeeds with its `Timing`."""
         _FluidRun(self, lambda: self.compiler.compile(transfer), done)
 
     def fidelity_of(self, transfer: Transfer) -> str:
@@ -194,7 +194,7 @@ class FluidNetwork:
         return samples
 
     def statistics(self) -> Statistics:
-        """Counters since the network was made."""
+        """Return counters since the network was created."""
         engine = self.engine
         return Statistics(
             self._num_collectives,
@@ -229,7 +229,7 @@ class _FluidRun:
         after(network.env, self.plan.floor_s, self._next)
 
     def lead_anew(self) -> None:
-        """The phases under way, and those to come, as they would be planned now."""
+        """Plan the remaining phases again, and move active ones to their new links."""
         plan = self.make()
         if plan.algo != self.plan.algo or len(plan.phases) != len(self.plan.phases):
             return  # another algorithm: this one is not left in the middle
@@ -266,7 +266,7 @@ class _FluidRun:
         self._begin((self.num_over - 1,), self._next)
 
     def _begin(self, where: tuple[int, ...], over: Callable[[], None]) -> None:
-        """The phase at *where*, and *over* when it is."""
+        """Start the phase at *where*, and call *over* when it has ended."""
         phase = self._phase(where)
         if phase.overlap is not None:
             over = _both(over)
@@ -281,7 +281,7 @@ class _FluidRun:
     def _carry(
         self, where: tuple[int, ...], nbytes: float, cap_bytes_per_s: float, streams: float, over: Callable[[], None]
     ) -> None:
-        """*nbytes* of progress over the loads at *where*, and *over* when they have left."""
+        """Send *nbytes* over the loads at *where*, and call *over* when they have left."""
         if nbytes <= 0.0:
             over()
             return
@@ -318,7 +318,7 @@ class _FluidRun:
         send(overlap.first_bytes)
 
     def _split(self, where: tuple[int, ...], over: Callable[[], None]) -> None:
-        """The phase at *where* has moved its last byte: those behind it begin."""
+        """Start the phases that follow the one at *where*, which has sent its last byte."""
         left = len(self._phase(where).then)
         if not left:
             over()
@@ -340,7 +340,7 @@ def _shape(phases: tuple[PlanPhase, ...]) -> list[tuple[object, ...]]:
 
 
 def _led(phase: PlanPhase, new: PlanPhase) -> PlanPhase:
-    """*phase*, over the links that *new* goes over in its place."""
+    """Return *phase* on the links of *new*."""
     then = tuple(_led(part, new.then[i] if i < len(new.then) else new) for i, part in enumerate(phase.then))
     overlap = phase.overlap
     if overlap is not None:
@@ -349,7 +349,7 @@ def _led(phase: PlanPhase, new: PlanPhase) -> PlanPhase:
 
 
 def _both(over: Callable[[], None]) -> Callable[[], None]:
-    """*over* when what this answers was called twice."""
+    """Return a function that calls *over* when it is called for the second time."""
     left = 2
 
     def one() -> None:
@@ -362,7 +362,7 @@ def _both(over: Callable[[], None]) -> Callable[[], None]:
 
 
 def after(env: simpy.Environment, delay_s: float, call: Callable[[], None]) -> None:
-    """*call* after *delay_s*, at once if that is nothing."""
+    """Call *call* after *delay_s*, or at once if that is 0."""
     if delay_s <= 0.0:
         call()
         return

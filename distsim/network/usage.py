@@ -98,7 +98,7 @@ class Usage:
         since_s: float,
         now_s: float,
     ) -> None:
-        """*progress* bytes of a flow moved evenly between the two times."""
+        """Count *progress* bytes of a flow, spread evenly between the two times."""
         if progress <= 0.0:
             return
         moved = weights * progress
@@ -133,7 +133,7 @@ class Usage:
             self._cells[half:] = 0
 
     def busy_until(self, now_s: float) -> NDArray[np.float64]:
-        """Busy seconds of every link, those still busy included."""
+        """Return the busy seconds of every link up to now, including links that are still busy."""
         return self.busy_s + np.where(self.users > 0, now_s - self._busy_since, 0.0)
 
     def peaks(self, links: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -144,7 +144,7 @@ class Usage:
         return peaks
 
     def fractions(self) -> tuple[float, NDArray[np.float64]]:
-        """Width of a bin in seconds, and the utilisation of every link in every bin (bins by links)."""
+        """Return the width of a bin in seconds, and the utilisation of every link in every bin (bins by links)."""
         self._bin_all()
         if self._cells is None:
             return self._width_s, np.zeros((0, len(self.bytes)))

@@ -19,7 +19,9 @@ def in_library(file: str) -> bool:
 
 
 def place(item: pytest.Item, report: pytest.TestReport) -> tuple[str, int]:
-    """Return the guilty file and line: the scenario's culprit, where the body failed, or else the test itself."""
+    """Return the file and line to annotate: the scenario's culprit, the line where the body failed, or else the test
+    itself.
+    """
     culprit: tuple[str, int] | None = getattr(item, "culprit", None)
     if culprit is not None:
         return os.path.abspath(culprit[0]), culprit[1]

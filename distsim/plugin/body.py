@@ -57,7 +57,7 @@ _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 def import_for(items: Iterable[pytest.Item]) -> None:
-    """Import what the tests among *items* that run on ranks need."""
+    """Import the modules that tests on ranks need, if there are any among *items*."""
     for arms in {str(marker.kwargs.get("on", "sim")) for item in items if (marker := marker_of(item)) is not None}:
         for on in ("sim", "gloo"):
             if on in arms:

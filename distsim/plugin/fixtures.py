@@ -1,8 +1,8 @@
-"""Fixtures in a body that runs on every rank: one object of each, and many ranks.
+"""Handles fixtures of a test whose body runs on every rank: there is one object of each fixture, and many ranks.
 
-Most simply work (`tmp_path`, the user's own values). These do not: `capsys` and `caplog` would contain the output of
-all ranks, `subtests` cannot report from another process, and a model that simulated ranks shared would be trained by
-all of them at once. `on_this_rank` decides what is copied and what is shared.
+Most fixtures simply work (`tmp_path`, the user's own values). These do not: `capsys` and `caplog` would contain the
+output of all ranks, `subtests` cannot report from another process, and all simulated ranks would train one shared
+model at once. `on_this_rank` decides what is copied and what is shared.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _REFUSED = {
 
 
 def refuse_shared(item: pytest.Function) -> None:
-    """Name the fixture among the body's arguments that cannot mean on a rank what it means in a test."""
+    """Raise an error for an argument of the body that is a fixture which cannot work on a rank."""
     arguments = item._fixtureinfo.argnames
     for name, why in _REFUSED.items():
         if name in arguments:
@@ -88,7 +88,7 @@ class RankCapture:
 
 @contextlib.contextmanager
 def one_sub_test(msg: object = None, **parameters: object) -> Iterator[None]:
-    """`subTest` and `subtests.test`: one that fails ends its rank, and says which it was."""
+    """Replace `subTest` and `subtests.test`: a sub-test that fails ends its rank, and the error names it."""
     try:
         yield
     except Exception as error:
@@ -110,15 +110,15 @@ class SubTests:
 def on_this_rank(
     body: functools.partial[Any], arguments: Mapping[str, Any], instance: object, *, share_memory: bool
 ) -> Iterator[Callable[[], Any]]:
-    """*body* with its arguments and its `self` (*instance*), with this rank's own in the place of those that pytest
-    made for all.
+    """Yield *body* with this rank's own arguments and `self` (*instance*), instead of the objects that pytest
+    created for all ranks.
 
-    Where ranks *share memory*, these are copied for each: tensors, models, optimizers, learning rate schedulers, and
-    dicts, lists and tuples that have one of them inside, with all they hold; `self`, with its containers. They are
-    copied together, so that an optimizer keeps its model and a scheduler its optimizer. One that cannot be copied is
-    refused: shared, all ranks would train it. What `monkeypatch` sets and what `caplog` holds is this rank's. Any other
-    object, a user's own that has a model as attribute too, is shared by all ranks.
-    Forked processes have copies of everything anyway.
+    If ranks *share memory*, these are copied for each rank: tensors, models, optimizers, learning rate schedulers,
+    and dicts, lists and tuples that contain one of them, with everything in them; and `self`, with its containers.
+    They are copied together, so that an optimizer keeps its model and a scheduler its optimizer. If one cannot be
+    copied, the test fails, because all ranks would train the same object. `monkeypatch` and `caplog` are this rank's
+    own. All ranks share any other object, even one of a user's class with a model as an attribute. Forked processes
+    have copies of everything anyway.
     """
     mine = dict(arguments)
     patch = None
@@ -162,8 +162,8 @@ class Copies:
             raise NoCopy(_no_copy(name, value, error)) from None
 
     def of_attribute(self, name: str, value: Any) -> Any:
-        """Return a copy of an attribute of `self`, where it is a tensor and its like, or a container; else it
-        itself.
+        """Return a copy of an attribute of `self` if it is a tensor, model or similar, or a container; else the
+        attribute itself.
         """
         if holds_tensors(value):
             return self.of(name, value)
@@ -173,7 +173,7 @@ class Copies:
         return value
 
     def take_gradients(self) -> None:
-        """torch leaves them out of the copy."""
+        """Copy the gradients as well, which torch leaves out of a copy."""
         from torch.nn import Parameter
 
         memo = self._memo
@@ -207,7 +207,7 @@ def holds_tensors(value: object) -> bool:
 
 @contextlib.contextmanager
 def sub_tests_of(body: object) -> Iterator[None]:
-    """`self.subTest` of a unittest.TestCase, for as long as its method runs on ranks."""
+    """Replace `self.subTest` of a unittest.TestCase while its method runs on ranks."""
     case = getattr(body, "__self__", None)
     if not isinstance(case, unittest.TestCase):
         yield

@@ -49,7 +49,9 @@ def one_engine(item: pytest.Function, on_ranks: Callable[[Callable[..., Any]], C
 
 @contextlib.contextmanager
 def _explains_by_users_lines() -> Iterator[None]:
-    """hypothesis names lines that only failing examples run: in its own thread those are distsim's and pytest's."""
+    """Keep hypothesis from listing lines that only failing examples run: in its thread these are lines of distsim
+    and pytest.
+    """
     from hypothesis.internal import scrutineer
 
     real: Any = getattr(scrutineer, "should_trace_file", None)

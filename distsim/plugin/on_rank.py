@@ -32,7 +32,7 @@ def rank_body(
     instance: object = None,
     joined: Callable[[], object] = lambda: None,
 ) -> Callable[[], Any]:
-    """Return the body as one rank runs it; *instance* is the `self` of a method.
+    """Return the function that one rank runs as the test's body; *instance* is the `self` of a method.
 
     The rank calls *joined* when it has joined the others, before any of the test's code runs. The body returns what
     the test returns (the result of an `async` one) and raises what it raises, which `describe` then describes.
@@ -75,7 +75,7 @@ class RankReport:
 
 
 def describe(item: pytest.Function, body: Callable[..., Any], error: BaseException) -> RankReport:
-    """*error*, raised by *body* on one rank, with its traceback cut at the test's own function."""
+    """Describe *error*, which *body* raised on one rank, with a traceback that starts at the test's own function."""
     frames = _frames(error)
     if isinstance(error, pytest.skip.Exception | unittest.SkipTest):
         return RankReport("skipped", str(getattr(error, "msg", None) or error), f"skipped: {error}", frames=frames)
@@ -118,7 +118,7 @@ def _without_ours(error: BaseException, seen: set[int]) -> None:
 
 
 def pruned(trace: TracebackType | None) -> TracebackType | None:
-    """*trace* without distsim's frames, and without those inside torch's call."""
+    """Return *trace* without frames of distsim, and without frames inside a call of torch."""
     kept: list[TracebackType] = []
     while trace is not None:
         if not is_ours(trace.tb_frame.f_code.co_filename):

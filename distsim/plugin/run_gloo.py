@@ -174,7 +174,7 @@ def _child(
     options: PluginOptions,
     connected: Callable[[], object],
 ) -> NoReturn:
-    """One rank, from its first line to its last."""
+    """Run as one rank, from the start of its process to its end."""
     code = 1
     try:
         output = os.open(directory / f"output.{rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
@@ -246,7 +246,7 @@ def _run_rank(
 
 
 def _sent(value: Any) -> bytes:
-    """*value* as it is sent to pytest's process, which reads it if a test asks for it."""
+    """Serialize *value* to send it to pytest's process, which deserializes it only if a test asks for it."""
     try:
         return pickle.dumps(value)
     except Exception as error:
@@ -256,7 +256,7 @@ def _sent(value: Any) -> bytes:
 def _collect(
     children: Mapping[int, int], readers: Mapping[int, int], directory: Path, timeout_s: float
 ) -> tuple[dict[int, RankReport], dict[int, int], list[Any]]:
-    """Wait for every rank: its report, if it failed, its exit code, and what it returned."""
+    """Wait for every rank, and return the reports of failed ranks, the exit codes, and the returned values."""
     reports: dict[int, RankReport] = {}
     codes: dict[int, int] = {}
     results: list[Any] = [None] * len(children)

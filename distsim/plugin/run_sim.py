@@ -121,7 +121,7 @@ def _explain(
     diagnoses: list[Diagnosis],
     conditions: TimedConditions,
 ) -> None:
-    """Say in the verdict what the ranks' own errors do not: diagnoses, a limit, exit codes, silent faults."""
+    """Add to the verdict what the ranks' errors do not show: diagnoses, a limit, exit codes and silent faults."""
     if diagnoses:
         for rank in verdict.ranks:  # pytest shows their errors itself
             if outcome.evidence is not None and rank in outcome.evidence.ranks:
@@ -140,7 +140,7 @@ def _explain(
 
 @contextlib.contextmanager
 def _torch_logs_nothing() -> Iterator[None]:
-    """torch notes each failing call for a handler that is none; pytest would show that under the test."""
+    """Turn off torch's logging of failing calls, which pytest would show below the test."""
     from distsim.torch_compat.groups import LOGGER
 
     logger = LOGGER.get()
@@ -174,7 +174,7 @@ def _usual(nodes: int) -> Cluster:
 
 
 def _room(options: PluginOptions) -> tuple[str | Cluster, int | None, int | None]:
-    """Return a cluster with exactly so many ranks, as full nodes as the number allows."""
+    """Return a cluster with exactly the requested number of ranks, on nodes as full as that number allows."""
     if options.cluster is None:
         per_node = max(k for k in range(1, GPUS_PER_NODE + 1) if options.n % k == 0)
         return _usual(options.n // per_node), None, per_node
@@ -243,7 +243,7 @@ def _is_shared(value: object) -> bool:
 
 
 def _parts(code: CodeType) -> Iterator[CodeType]:
-    """*code* and the functions inside it."""
+    """Yield *code* and all functions that are nested in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -9,7 +9,7 @@ import sys
 __all__ = ["keep_stderr", "stderr_fd"]
 
 stderr_fd: int | None = None
-"""Its descriptor, copied before pytest captures it; None where there is none."""
+"""A copy of stderr's file descriptor, made before pytest captures it; None if there is none."""
 
 
 def keep_stderr() -> None:

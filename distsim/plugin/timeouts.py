@@ -62,7 +62,7 @@ class LastWord(Interrupts):
         self._patience_s = world.host_timeout_s
 
     def deliver(self) -> None:
-        """Called between two events, and again and again while a rank runs on."""
+        """Deliver pending signals. Called between two events, and repeatedly while a rank runs on."""
         for call in [call for call in self.pending if not _ends_tests(call[0])]:
             self.pending.remove(call)  # a ticker of the test's own: nobody is late
             call[0](*call[1])
@@ -86,7 +86,7 @@ class LastWord(Interrupts):
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Defer signals as usual, and deliver the last one at the end in whichever thread runs the tests."""
+        """Defer signals as usual, and deliver the last one at the end, in whichever thread runs the tests."""
         with super().deferred():
             try:
                 yield
@@ -117,8 +117,10 @@ class TimedConditions(Conditions):
 
 
 def set_timer(item: pytest.Item, settings: Any) -> bool:
-    """pytest-timeout's timer of the method 'thread', which ends pytest itself; where ranks are being simulated it
-    first asks them to end, with their report as the test's failure."""
+    """Start a timer in place of pytest-timeout's `thread` method, which would end pytest itself.
+
+    While ranks are being simulated, the timer first asks them to end, and their report becomes the test's failure.
+    """
     import pytest_timeout  # type: ignore[import-untyped,unused-ignore]
 
     def fail() -> None:

@@ -68,9 +68,9 @@ class Verdict:
 
     ranks: dict[int, RankReport] = field(default_factory=dict)
     report: str = ""
-    """The diagnosis, as people read it, the verdict in its first line; empty where there is none."""
+    """The diagnosis as text for people, with the verdict in its first line; empty if there is none."""
     lead: str = ""
-    """The diagnosis in half a line, where the ranks' failures only follow from it."""
+    """A short form of the diagnosis, if the ranks' failures only follow from it."""
     place: tuple[str, int] | None = None
     """File and line that the diagnosis names."""
     notes: list[str] = field(default_factory=list)
@@ -112,7 +112,7 @@ def columns() -> int:
 
 
 def whole(item: pytest.Item) -> bool:
-    """Return whether the user asked for everything (-vv)."""
+    """Return whether the user asked for full output (-vv)."""
     return item.config.get_verbosity() >= 2
 
 
@@ -207,7 +207,9 @@ def _alike(failed: Mapping[int, RankReport]) -> list[list[list[int]]]:
 
 
 def _folded(rest: Sequence[list[int]], failed: Mapping[int, RankReport]) -> list[str]:
-    """Failures that differ from the ones above in their values only: a line each, and a bounded number of lines."""
+    """Return one line for each failure that differs from the ones above only in its values, up to a maximum number
+    of lines.
+    """
     ranks_of: dict[str, list[int]] = {}
     for ranks in rest:
         ranks_of.setdefault(_ADDRESS.sub("0x", failed[ranks[0]].headline), []).extend(ranks)

@@ -75,8 +75,10 @@ def simulate_scenario(
     budget_s: float | None = None,
     last_step: int | None = None,
 ) -> tuple[Outcome, str, Conditions]:
-    """Return the bare run: its outcome (with what a *trace* shows), what the ranks printed, and the conditions
-    (which know what never struck).
+    """Simulate the scenario without checking its expectations.
+
+    Return the outcome (with a *trace*, if requested), what the ranks printed, and the conditions, which know the
+    faults that never had an effect.
     """
     from distsim.sim import RunRequest, run_program, simulate
 
@@ -208,7 +210,9 @@ def _caller(scenario: Scenario) -> Callable[[], Any]:
 
 @contextmanager
 def _captured() -> Iterator[Callable[[], str]]:
-    """sys.stdout and sys.stderr into a file (programs ask for its number) for a while."""
+    """Redirect sys.stdout and sys.stderr to a file, because programs may use their file descriptors. The yielded
+    function returns the text.
+    """
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file:
         saved = sys.stdout, sys.stderr
         sys.stdout = sys.stderr = file

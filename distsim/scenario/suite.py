@@ -250,5 +250,7 @@ def run_one(path: object, data: dict[str, object], update: bool, picture: bool =
 
 
 def run_there(path: object, data: dict[str, object], update: bool, picture: bool = False) -> Result:
-    """Return one scenario on a machine that may not have what it needs: then `BadFile`."""
+    """Run one scenario on another machine; the result says `BadFile` if that machine lacks something the scenario
+    needs.
+    """
     return run_scenario(check(data, Path(str(path))), update_baseline=update, picture=picture)

@@ -12,8 +12,11 @@ __all__ = ["exception_named"]
 
 
 def exception_named(name: str) -> type[Exception]:
-    """`ValueError`, `DistBackendError` of torch.distributed, or with its module, `torch.cuda.OutOfMemoryError`;
-    `UsageError` where there is none of that name."""
+    """Return the exception class with this name: `ValueError`, `DistBackendError` (of torch.distributed), or a full
+    name such as `torch.cuda.OutOfMemoryError`.
+
+    Raises UsageError if there is none.
+    """
     module, dot, last = name.rpartition(".")
     if dot:
         try:

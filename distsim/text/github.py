@@ -17,8 +17,10 @@ def on_github(environ: Mapping[str, str]) -> bool:
 
 
 def error_line(file: str, line: int, title: str, text: str, root: str | None = None) -> str:
-    """`::error file=,line=,title=::text`, paths from the repository's root
-    (https://docs.github.com/actions/reference/workflow-commands-for-github-actions)."""
+    """Return a line `::error file=,line=,title=::text` with paths relative to the repository's root.
+
+    See https://docs.github.com/actions/reference/workflow-commands-for-github-actions.
+    """
     root = root or os.environ.get("GITHUB_WORKSPACE") or os.getcwd()
     relative = os.path.relpath(file, root)
     return f"::error file={_value(relative)},line={line},title={_value(title)}::{_text(text)}"

@@ -12,7 +12,9 @@ __all__ = ["check_file_or_folder", "check_folder", "check_writable", "say_writte
 
 
 def check_writable(path: str | None, flag: str, example: str = "report.json") -> None:
-    """Refuse a path that cannot be written as a file; *example* is a name for one where a folder was given."""
+    """Raise UsageError if *path* cannot be written as a file. The error suggests *example* as a name if *path* is a
+    folder.
+    """
     if path is None:
         return
     target = Path(path)
@@ -54,5 +56,5 @@ def _probe(target: Path, path: str, flag: str) -> None:
 
 
 def say_written(path: object) -> None:
-    """One line to stderr: what a command prints to stdout may be read by a program."""
+    """Print to stderr that a file was written. stdout may be read by a program."""
     print(f"wrote {path}", file=sys.stderr)

@@ -11,7 +11,7 @@ FEW_RUNS = 8
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
-    """`0-2,4-63`; two neighbours are written `0,1`."""
+    """Format ranks as `0-2,4-63`; two consecutive ranks are written `0,1`."""
     parts: list[str] = []
     start = end = None
     for rank in [*sorted(set(ranks)), None]:
@@ -26,7 +26,7 @@ def format_ranks(ranks: Iterable[int]) -> str:
 
 
 def of_ranks(ranks: Iterable[int]) -> str:
-    """`rank 3`, `ranks 1,2`, `ranks 0-7`."""
+    """Return `rank 3`, `ranks 1,2` or `ranks 0-7`."""
     runs = format_ranks(ranks)
     return f"rank{'' if runs.isdecimal() else 's'} {runs}"
 

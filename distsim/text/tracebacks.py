@@ -1,7 +1,7 @@
-"""The words of an exception, whatever it is, and tracebacks that are the same but for their numbers.
+"""Formats exceptions safely, and groups tracebacks that differ only in numbers.
 
-An exception may have a `__str__` that raises, be endless, or hold what no file can. Tracebacks that differ in the
-numbers of their messages alone (`bad batch of rank 3: loss 1.11`) are shown once.
+An exception's `__str__` may raise, return endless text, or contain characters that no file can hold. Tracebacks that
+differ only in the numbers of their messages (`bad batch of rank 3: loss 1.11`) are shown once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FRAME = re.compile(r'[\s|]*File ".*", line \d')
 
 
 def message(error: BaseException) -> str:
-    """`str(error)`; where that raises, Python's own words for it."""
+    """Return `str(error)`; if that raises, Python's substitute text."""
     try:
         text = str(error)
     except RecursionError:
@@ -42,7 +42,7 @@ def message(error: BaseException) -> str:
 
 
 def error_line(error: BaseException) -> str:
-    """`ValueError: no such file`."""
+    """Return an exception in one line, such as `ValueError: no such file`."""
     return f"{type(error).__name__}: {message(error)}"
 
 
@@ -74,7 +74,7 @@ def origins(error: BaseException) -> str | None:
 
 
 def error_traceback(shown: traceback.TracebackException | BaseException) -> str:
-    """Return a whole traceback as Python prints it; where it cannot be made, its last line."""
+    """Return a whole traceback as Python prints it; only its last line if it cannot be formatted."""
     try:
         if isinstance(shown, BaseException):
             shown = traceback.TracebackException.from_exception(shown)
@@ -94,7 +94,9 @@ def printable(text: str) -> str:
 
 
 def but_for_numbers(traceback: str) -> str:
-    """*traceback* with a `#` for each number of its messages; its files, lines and source stay as they are."""
+    """Return *traceback* with `#` in place of each number in its messages; files, lines and source code are
+    unchanged.
+    """
     lines, in_message = [], False
     for line in traceback.rstrip().splitlines():
         if line.startswith(_BEGIN):
@@ -106,7 +108,7 @@ def but_for_numbers(traceback: str) -> str:
 
 
 def others_differ(num: int) -> str:
-    """`one more that differs in numbers`, `15 more that differ in numbers`."""
+    """Return `one more that differs in numbers` or `15 more that differ in numbers`."""
     return f"{'one more that differs' if num == 1 else f'{num} more that differ'} in numbers"
 
 

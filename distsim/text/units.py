@@ -81,7 +81,7 @@ def parse_memory(text: str | int | float) -> int:
 
 
 def parse_flops(text: str | int | float) -> float:
-    """Floating-point operations a second of `"989TFLOPS"`, or of a plain number."""
+    """Return floating-point operations per second from text such as `"989TFLOPS"`, or from a plain number."""
     if isinstance(text, str):
         match = _FLOPS_RE.fullmatch(text)
         if match is None:

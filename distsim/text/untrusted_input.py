@@ -1,9 +1,9 @@
-"""Reads files and texts that somebody else may have written: within bounds, and shown without escape codes.
+"""Reads files and texts from untrusted sources: with size limits, and shown without escape codes.
 
-Whatever reads a file that a user names reads it here, so that a pipe cannot stop it, `/dev/zero` cannot fill the
-memory, and nesting cannot overflow the stack. Whatever prints a text out of such a file prints `printable(text)`.
-Values are checked for the types that they should have: `str()` and `int()` of a stranger's value may run for ever, fill
-the memory or say something else than the file does.
+All code that reads a file which a user names does so here, so that a pipe cannot block it, `/dev/zero` cannot fill
+the memory, and nesting cannot overflow the stack. All code that prints text from such a file prints
+`printable(text)`. Types of values are checked, because `str()` and `int()` of an unexpected value may run for ever,
+fill the memory or misrepresent the file.
 """
 
 from __future__ import annotations
@@ -48,14 +48,18 @@ _UNPRINTABLE = re.compile(
     "\U000e0000-\U000e007f]"
 )
 MOST_RANKS = 1 << 18
-"""A higher rank, or a larger job, is taken for damage: twice the largest jobs there are."""
+"""Maximum rank or job size in a file; larger values mean that the file is damaged. This is twice the size of the
+largest existing jobs.
+"""
 MOST = (1 << 63) - 1
 LONGEST = 4096
 """Letters of a name; longer ones are cut."""
 
 
 def printable(text: str) -> str:
-    """*text* with everything that a terminal would obey, rather than show, as its backslash escape."""
+    """Return *text* with every character that a terminal would interpret (control and escape codes) replaced by a
+    backslash escape.
+    """
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 

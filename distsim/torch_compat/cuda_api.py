@@ -60,7 +60,7 @@ CUDA = {
         "getCurrentSolverHandle",
     ]
 }
-"""Functions of C++ that a torch built for CUDA has; a simulation puts its own in their place, or beside none."""
+"""C++ functions that only a torch built for CUDA has. A simulation replaces them, or adds them."""
 ACCELERATOR = {
     name: TorchName(f"torch._C._accelerator_{name}", "torch.accelerator", FEATURE, since=since)
     for since, names in (

@@ -182,7 +182,7 @@ def timeout_of(backend: Any) -> timedelta | None:
 
 
 def without_hooks(group: Any) -> bool:
-    """The answer of a group in a release without `_has_hooks`."""
+    """Replacement of `_has_hooks` for releases in which a group does not have it."""
     return False
 
 

@@ -28,7 +28,7 @@ class Need(enum.Flag):
     OPTIONAL = 0
     """A release without it needs no replacement."""
     FEATURE = enum.auto()
-    """Its feature is left out, and refused by name where a program uses it."""
+    """The feature that uses the name is unavailable, and raises an error when a program uses it."""
     GUARD = enum.auto()
     """The guard of real jobs refuses to start without it."""
     SIM = enum.auto()

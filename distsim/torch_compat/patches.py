@@ -58,7 +58,7 @@ class Patches:
         return True
 
     def wrap_static(self, name: TorchName, around: Callable[..., Any]) -> bool:
-        """`wrap` for a static method of a class."""
+        """Do the same as `wrap` for a static method of a class."""
 
         def replacement(original: Any) -> Any:
             def patched(*args: Any, **kwargs: Any) -> Any:

@@ -85,7 +85,7 @@ def tested_range(part: Need) -> str:
 
 
 def compared(version: str, part: Need) -> int:
-    """-1, 0 or 1: *version* is older than the tested releases, among them, or newer."""
+    """Return -1 if *version* is older than the tested releases, 0 if it is among them, and 1 if it is newer."""
     oldest, newest = _minor(TESTED[part][0]), _minor(TESTED[part][-1])
     return (_minor(version) > newest) - (_minor(version) < oldest)
 

@@ -1,4 +1,4 @@
-"""torch.distributed.rpc: where a worker begins, calls and serves."""
+"""Names of torch.distributed.rpc: where a worker starts, makes calls and serves them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Process-wide state of torch that each simulated rank has for itself: flags in C++, and places in modules.
+"""Process-wide state of torch that each simulated rank needs for itself: C++ flags, and variables of modules.
 
-Every rank is a thread of one process, so whatever torch keeps in a module's dictionary would be shared by all ranks.
-tests/sim/test_torch_walk.py walks through torch and fails if a release adds a place that is neither here nor known
-to be harmless.
+Every rank is a thread of one process, so all ranks would share what torch keeps in a module's dictionary.
+tests/sim/test_torch_walk.py searches torch, and fails if a release adds a variable that is neither listed here nor
+known to be harmless.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ def unknown() -> bool:
 
 
 def _outlive_python() -> bool:
-    """C++ that is given a handle by a group of Python's keeps its Python object."""
+    """Return whether C++ keeps the Python object of a handle alive that comes from a group implemented in Python."""
     from torch.distributed import ProcessGroup, Work
 
     handles: list[weakref.ref[Any]] = []

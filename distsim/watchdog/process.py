@@ -62,7 +62,7 @@ class Watch:
         return self.still_s > self.shared_state.limit_s + MARGIN_S
 
     def fate(self, signal_number: int | None = None, crash: str | None = None) -> ProcessOutcome:
-        """Return what is known about a process that crashed or is stuck and about to be ended."""
+        """Return what is known about a process that crashed, or that is stuck and about to be ended."""
         if signal_number is None and crash is None:
             self.shared_state.ask(self.pid)
         name = crash if signal_number is None else signal.Signals(signal_number).name
@@ -99,7 +99,7 @@ def _stat(path: str) -> list[bytes]:
 
 
 def _used(pid: int) -> float:
-    """CPU seconds of all threads of a process."""
+    """Return the CPU seconds of all threads of a process."""
     fields = _stat(f"/proc/{pid}/stat")
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S if fields else 0.0
 
@@ -189,8 +189,10 @@ REPORT_FD: int | None = None
 
 
 def _end_with_3_on_quit() -> None:
-    """SIGQUIT, which would end this process anyway, ends it with exit code 3 = SIGQUIT, also where no Python code
-    can run: that is how the watcher ends it."""
+    """Make SIGQUIT end this process with exit code 3 (the number of SIGQUIT), even if no Python code can run.
+
+    The watchdog ends the process this way.
+    """
     import ctypes
 
     if signal.getsignal(signal.SIGQUIT) is not signal.SIG_DFL:
@@ -213,7 +215,7 @@ def _gone(pid: int) -> bool:
 
 
 def watch_process() -> None:
-    """The whole life of a watcher; its arguments are those that `watch_from_outside` gives it."""
+    """Run as the watchdog process, with the arguments that `watch_from_outside` passes."""
     import select
 
     pid, page, stack, life, error = map(int, sys.argv[2:])

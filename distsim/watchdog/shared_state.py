@@ -25,7 +25,7 @@ _TURN, _BEAT, _RANK, _THREAD, _LIMIT_MS, _ASKED, _BUSY, _EVENTS = range(8)
 _TIME_AT = 16
 """Word (a double) with the virtual time; the numbers above are words as well."""
 _TEXT_AT = 256
-"""Byte where the description of the run begins: 4 bytes of length, then JSON."""
+"""Offset in bytes of the description of the run: 4 bytes of length, then JSON."""
 _PAGE_BYTES = 8192
 _STACK_BYTES = 1 << 20
 STACK_SIGNAL = signal.SIGRTMAX - 5 if hasattr(signal, "SIGRTMAX") else 0
@@ -61,12 +61,12 @@ class SharedState:
         self._page[_TEXT_AT : _TEXT_AT + 4 + len(text)] = len(text).to_bytes(4, "little") + text
 
     def rest(self) -> None:
-        """Note that the run is over, so that the process is no longer watched."""
+        """Note that the run is over, so that the watchdog ignores the process."""
         self._words[_RANK] = -1
         self._words[_LIMIT_MS] = 0
 
     def give(self, rank: int, thread: int, now_s: float, events: int) -> None:
-        """A thread of *rank* (its native id) has the baton from now on."""
+        """Note that a thread of *rank* (by its native id) gets the baton."""
         words = self._words
         words[_TURN] += 1
         words[_THREAD] = thread
@@ -75,11 +75,11 @@ class SharedState:
         words[_RANK] = rank
 
     def runs_in(self, thread: int) -> None:
-        """The thread that has just got its first baton says which it is."""
+        """Note the native id of a thread that has its first baton."""
         self._words[_THREAD] = thread
 
     def take(self) -> None:
-        """The scheduler has the baton."""
+        """Note that the scheduler has the baton."""
         self._words[_RANK] = -1
 
     def beat(self) -> None:
@@ -91,7 +91,7 @@ class SharedState:
         self._words[_ASKED] = 1
 
     def leave_threads_behind(self) -> None:
-        """A thread was given up that may never end: the interpreter must not wait for it."""
+        """Note that a thread was abandoned which may never end, so that the interpreter must not wait for it."""
         self._words[_BUSY] = 1
 
     def listen(self) -> None:

@@ -20,7 +20,7 @@ __all__ = ["FitToLogs", "benches_of", "bounds", "fit_to_logs", "meaning", "sprea
 # -- What a constant of the model of NCCL is, in words, and how far a fit may take it.
 
 _FAR = 8.0
-"""A time is at most so many times the preset's, or that part of it."""
+"""A fitted constant is at most this many times larger or smaller than the preset's."""
 _LEAST_US = 0.05
 _PROTOCOLS = ("LL128", "LL", "Simple")
 _INSIDE = ("ampere", "hopper", "blackwell", "pcie")
@@ -126,10 +126,10 @@ Array = NDArray[np.float64]
 _NOISE = 0.10
 """Runs of one configuration differ by about so much from one day to the next (standard deviation of log time)."""
 _COUNT = 3.0
-"""Sizes of one run and regime are not independent: together they count as so many measurements."""
+"""The sizes of one run and regime are not independent: together they count as this many measurements."""
 _PRIOR = 0.7
 _TOLD = 0.6
-"""The data tell of a constant where they make its uncertainty less than this share of the preset's."""
+"""A constant is fitted only if the data reduce its uncertainty below this share of the preset's uncertainty."""
 _HUBER = 0.25
 _STEP = 0.02
 _ROUNDS = 10
@@ -200,7 +200,9 @@ def _forced(run: LogRun, name: str) -> str | None:
 
 
 def fit_to_logs(benches: Sequence[Bench], start: Constants, bounds: Callable[[str], tuple[float, float]]) -> FitToLogs:
-    """*start* with what the runs of *benches* tell, each fitted constant inside its *bounds*: low and high by name."""
+    """Fit the constants in *start* to the runs of *benches*. *bounds* gives the lowest and highest value of each
+    constant by its name.
+    """
     places = [_some(bench) for bench in benches]
     weight = np.concatenate([_weights(bench, row, benches) for bench, row in zip(benches, places, strict=True)])
     error = _errors(benches, places, start)
@@ -215,8 +217,11 @@ def fit_to_logs(benches: Sequence[Bench], start: Constants, bounds: Callable[[st
 
 
 def spreads(benches: Sequence[Bench], constants: Constants) -> dict[str, tuple[float, float, tuple[str, ...]]]:
-    """10th and 90th percentile of measured / simulated time by class of nodes and sizes, where there is enough of it,
-    never narrower than runs of one day are; and the operations that it is of."""
+    """Return the 10th and 90th percentile of measured / simulated time for each class of nodes and sizes with enough
+    data, and the operations that were measured.
+
+    The interval is never narrower than the spread between runs of one day.
+    """
     ratios_of: dict[str, list[float]] = {}
     of: dict[str, dict[str, None]] = {}
     for bench in benches:
@@ -313,7 +318,7 @@ def _solve(
     weight: Array,
     bounds: Callable[[str], tuple[float, float]],
 ) -> tuple[Array, Array, tuple[str, ...]]:
-    """Gauss-Newton on log time, robust, held to the start by its uncertainty and to the bounds."""
+    """Fit by robust Gauss-Newton on the logarithm of time, with the starting values as priors and with bounds."""
     origin = np.log([value_of(start, name) for name in names])
     low = np.array([np.log(bounds(name)[0]) for name in names])
     high = np.array([np.log(bounds(name)[1]) for name in names])

@@ -35,7 +35,7 @@ class Logs:
 
     @property
     def version(self) -> str | None:
-        """NCCL's, where a log names it."""
+        """Return NCCL's version if a log contains it, else None."""
         return next((run.version for run in self.runs if run.version), None)
 
 
@@ -102,7 +102,7 @@ def _one(noun: str, runs: Sequence[LogRun], of: Callable[[LogRun], str | None]) 
 
 
 def _contradictions(runs: Sequence[LogRun]) -> list[str]:
-    """Both figures where two runs of one configuration differ."""
+    """Return a line with both figures for each configuration whose runs differ."""
     result: list[str] = []
     first: dict[tuple[object, ...], LogRun] = {}
     for run in runs:

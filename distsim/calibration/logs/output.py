@@ -65,7 +65,9 @@ def worse(benches: Sequence[Bench], before: Sequence[Array], after: Sequence[Arr
 def _errors(
     benches: Sequence[Bench], before: Sequence[Array], after: Sequence[Array]
 ) -> dict[tuple[str, int, int], list[list[float]]]:
-    """Signed errors by operation and size of job: three classes of sizes before, then the same after."""
+    """Return signed errors by operation and size of job: for three classes of sizes, first before the fit and then
+    after it.
+    """
     errors: dict[tuple[str, int, int], list[list[float]]] = {}
     for bench, one, other in zip(benches, before, after, strict=True):
         key = (bench.table.op, bench.table.nnodes, bench.table.nproc_per_node)
@@ -89,7 +91,9 @@ def _row(name: str, where: str, errors: Sequence[Array]) -> str:
 
 
 def bars(benches: Sequence[Bench], before: Sequence[Array], after: Sequence[Array]) -> list[str]:
-    """Chart the median signed error by size: left of the line too fast, right of it too slow."""
+    """Chart the median signed error by size. Bars left of the line mean that the simulation is too fast, right of it
+    too slow.
+    """
     errors_of: dict[int, tuple[list[float], list[float]]] = {}
     for bench, one, other in zip(benches, before, after, strict=True):
         for row, a, b in zip(bench.table.rows, one, other, strict=True):
@@ -254,12 +258,12 @@ def _kept(cluster: Cluster) -> dict[str, dict[str, object]]:
 
 
 def _forces(setting: str) -> bool:
-    """Chosen for a test, not for the cluster."""
+    """Return whether *setting* forces a choice of NCCL, as tests do, and does not describe the cluster."""
     return setting in ("NCCL_ALGO", "NCCL_PROTO")
 
 
 def told(logs: Logs) -> str:
-    """`all_reduce on 1 x 8 and 2 x 8, alltoall on 2 x 8`."""
+    """Describe what the logs contain, for example `all_reduce on 1 x 8 and 2 x 8, alltoall on 2 x 8`."""
     where: dict[str, dict[str, None]] = {}
     for run in sorted(logs.runs, key=lambda run: (run.op, run.nnodes, run.nproc_per_node)):
         where.setdefault(run.op, {})[run.where] = None

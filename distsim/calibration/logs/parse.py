@@ -70,7 +70,7 @@ class _Open:
     columns: Columns | None = None
     lines: list[tuple[int, LogLine]] = field(default_factory=list)
     cuts: list[str] = field(default_factory=list)
-    """Incomplete lines of the table, as far as they are there."""
+    """Incomplete lines of the table, with the columns that they have."""
     shared: bool = False
     unlike: str = ""
     """Why times of this run are not those of a plain collective."""
@@ -134,7 +134,7 @@ class _Reader:
             self._line(number, text)
 
     def _heard(self, text: str) -> None:
-        """Facts that NCCL's own log lines report."""
+        """Record the facts that NCCL's own log lines report."""
         run = self._open
         if match := _VERSION.search(text):
             run.library, run.version = ("rccl" if match[1] == "R" else "nccl"), match[2]
@@ -203,7 +203,7 @@ class _Reader:
             run.lines.append((number, line))
 
     def close(self) -> None:
-        """The run that is open is whole, or as whole as it will be."""
+        """Finish the open run: no more lines belong to it."""
         if self._torn is not None:
             (number, text), self._torn = self._torn, None
             self._line(number, text)
@@ -307,7 +307,7 @@ def _uneven(ranks: dict[int, tuple[str, str, str]]) -> str | None:
 
 
 def _disordered(run: _Open) -> str | None:
-    """Sizes rise, and begin anew with each cycle (-N)."""
+    """Return what is wrong with the order of sizes. Sizes should rise, and start again with each cycle (-N)."""
     sizes = [line.size_bytes for _, line in run.lines]
     for before, after in itertools.pairwise(sizes):
         if after <= before and after != sizes[0]:
@@ -316,7 +316,9 @@ def _disordered(run: _Open) -> str | None:
 
 
 def _unsound(run: _Open, op: str, size: int) -> str | None:
-    """Bandwidths that do not follow from sizes and times are in other units, or another operation's."""
+    """Return what is wrong if the bandwidths do not follow from sizes and times: they have other units or belong to
+    another operation.
+    """
     off: list[bool] = []
     factors: list[float] = []
     wrong_at: int | None = None
@@ -355,7 +357,7 @@ def _unlike(head: str) -> str:
 
 
 def _decoded(code: int) -> str:
-    """NCCL_VERSION_CODE as nccl.h has it: 22902 is 2.29.2, before 2.9 2806 was 2.8.6."""
+    """Return the version for an NCCL_VERSION_CODE of nccl.h: 22902 is 2.29.2; before 2.9, 2806 is 2.8.6."""
     if code >= 10000:
         return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
     return f"{code // 1000}.{code // 100 % 10}.{code % 100}"
@@ -413,7 +415,7 @@ class LogRun:
 
     @property
     def where(self) -> str:
-        """`2 x 8`: nodes and GPUs of each."""
+        """Return the number of nodes and the GPUs on each, such as `2 x 8`."""
         return f"{self.nnodes} x {self.nproc_per_node}"
 
     @property
@@ -460,7 +462,7 @@ class LogLine:
 
     @property
     def num_wrong(self) -> float:
-        """Wrong values over all blocks; none where they were not looked at (N/A)."""
+        """Number of wrong values in all blocks; 0 if nccl-tests did not check them (N/A)."""
         return sum(float(block.get("#wrong", "0").replace("N/A", "0") or 0) for block in self.blocks)
 
     def contradiction(self, factor: float, shares: tuple[float, float]) -> str | None:

@@ -82,7 +82,7 @@ class Row:
     flags: tuple[str, ...]
     step_s: float
     memory_gib: float | None
-    """The most on a GPU, in GiB, where it was published."""
+    """Published peak memory of the fullest GPU in GiB, if there is one."""
     source: str
     memory_of: str = RESERVED
     """Published kind of peak memory: torch's max_memory_allocated or max_memory_reserved."""
@@ -91,7 +91,7 @@ class Row:
 
     @property
     def num_nodes(self) -> int:
-        """1 where the preset's name has none behind its colon."""
+        """Return the number of nodes behind the colon of the preset's name; 1 if there is none."""
         _, _, nodes = self.on.partition(":")
         return int(nodes or 1)
 
@@ -202,14 +202,14 @@ class SimulatedRow:
 
     @property
     def memory_error(self) -> float | None:
-        """Return (simulated - published) / published, where the peak was published."""
+        """Return (simulated - published) / published; None if no peak was published."""
         if self.peak_memory_bytes is None or self.row.memory_gib is None:
             return None
         return self.peak_memory_bytes / 2**30 / self.row.memory_gib - 1.0
 
 
 def programs_folder() -> Path:
-    """scenarios/training of the clone that distsim runs from, or of the working directory."""
+    """Return scenarios/training of the clone that distsim runs from, or of the working directory."""
     for root in (data_folder().resolve().parents[1], Path.cwd()):
         folder = root / "scenarios" / "training"
         if (folder / "fsdp2.py").is_file():
@@ -365,7 +365,9 @@ def residuals_of(runs: Sequence[SimulatedRow]) -> list[Residual]:
 
 
 def interval(residuals: Sequence[Residual], regime: str, share: float) -> tuple[float, float]:
-    """Factors of a simulated step between which *share* of the measured ones lie; the simulated one always does."""
+    """Return two factors of a simulated step time between which *share* of the measured times lie. The interval
+    always includes 1.
+    """
     kin = [one for one in residuals if one.regime == regime or BOUND_BY_HOST not in (one.regime, regime)]
     kin = kin or list(residuals)
     own = Counter(one.source for one in kin if one.regime == regime)
@@ -439,12 +441,12 @@ class StepSummary:
     """Every bound that does not hold, in words."""
 
     def of(self, regime: str) -> list[SimulatedRow]:
-        """The runs on one node, or on many."""
+        """Return the runs of a regime: on one node, or on several."""
         return [run for run in self.runs if _place(run) == regime]
 
 
 def summarise(runs: Sequence[SimulatedRow]) -> StepSummary:
-    """Medians, and the bounds that are broken: a row that did not run breaks one."""
+    """Return the medians and the bounds that are exceeded. A row that did not run counts as exceeding one."""
     broken = [f"{run.row.name}: it did not run: {run.failure}" for run in runs if run.failure]
     medians: dict[str, float | None] = {}
     for regime, bound in MEDIANS.items():

@@ -214,7 +214,7 @@ def _accelerate_launch(command: Launched) -> None:
 
 
 def _deepspeed(command: Launched) -> None:
-    """deepspeed/launcher/runner.py"""
+    """Read the flags of DeepSpeed's launcher (deepspeed/launcher/runner.py)."""
     flags = _Flags("deepspeed").values(
         "-H|--hostfile -i|--include -e|--exclude --num_nodes|--num-nodes --min_elastic_nodes --max_elastic_nodes "
         "--num_gpus|--num-gpus --master_port --master_addr --node_rank --launcher --launcher_args --ssh_port "
@@ -279,7 +279,9 @@ def _tune(command: Launched) -> None:
 
 
 def _srun(command: Launched) -> None:
-    """slurm.schedmd.com/srun.html: those that say how many, and those of a value that jobs use."""
+    """Read the flags of srun (slurm.schedmd.com/srun.html): those that set the number of ranks, and those with a
+    value that jobs commonly use.
+    """
     flags = _Flags("srun").values(
         "-n|--ntasks -N|--nodes --ntasks-per-node --gres -G|--gpus --gpus-per-node --gpus-per-task -c|--cpus-per-task "
         "-p|--partition -A|--account -t|--time -J|--job-name -o|--output -e|--error -w|--nodelist -x|--exclude "

@@ -158,7 +158,9 @@ def _without_real(words: Sequence[str]) -> list[str]:
 
 
 def _write_tools(folder: Path, flags: Sequence[str], real: Sequence[str]) -> None:
-    """Write a program for each name that the simulation stands for, and what they need to know."""
+    """Write a small program for each command that distsim replaces, such as torchrun, with the settings that it
+    needs.
+    """
     house = str(Path(__file__).parents[3])
     code = (
         f"import sys; sys.path[:1] == [''] and sys.path.pop(0); sys.path.append({house!r}); "
@@ -348,7 +350,7 @@ def _give_back(source: str) -> None:
 
 
 def _own_module(name: str, folder: Path) -> Path | None:
-    """Return the file that `-m name` runs if it lies below *folder*."""
+    """Return the file that `-m name` runs if it is below *folder*, else None."""
     path = folder.joinpath(*name.split("."))
     return next((file for file in (path.with_suffix(".py"), path / "__main__.py") if file.is_file()), None)
 

@@ -51,7 +51,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the comparison; answers 0, or 5 where a bound is broken."""
+    """Print the comparison, and return 0, or 5 if an error bound is exceeded."""
     if args.training:
         if args.rows or args.torch_estimator:
             raise UsageError("--rows and --torch-estimator are for collectives: they do not go with --training")
@@ -209,8 +209,7 @@ _FIGURES = "  step, s simulated   error    GiB simul.   error  wall"
 
 
 def run_training(args: argparse.Namespace) -> int:
-    """Simulate and compare, as many rows beside each other as there are cores; answers 0, or 5 where a bound is
-    broken."""
+    """Simulate and compare, with one row in parallel on each core. Return 0, or 5 if an error bound is exceeded."""
     from distsim.calibration.training.steps import TABLES, programs_folder, read_rows, simulate, summarise
     from distsim.report.progress import is_shown
 

@@ -129,10 +129,14 @@ def _request(args: argparse.Namespace) -> RunRequest:
 
 
 def _document(request: RunRequest, fit: Fit, changes: list[LayoutChange]) -> dict[str, Any]:
-    """Schema distsim.fits/1: `fits`, `is_close` (the error of such predictions could turn the answer around),
-    `capacity` and `needed` (bytes of one GPU), `median_error` and `worst_error` of predicted peaks against published
-    ones, `steps` that were simulated, `not_traced` ranks, `ranks[]` by equal peaks, `kinds` and `held[]` of the fullest
-    rank, `out_of_memory[]`, `changes[]` that were tried, the last one last (`fits` null: it did not run)."""
+    """Return the JSON document with the schema distsim.fits/1.
+
+    Its keys are `fits`, `is_close` (whether the usual error of such predictions could change the answer), `capacity`
+    and `needed` (bytes of one GPU), `median_error` and `worst_error` (of predicted peaks against published ones),
+    `steps` (number simulated), `not_traced` (ranks), `ranks[]` (grouped by equal peak), `kinds` and `held[]` (of the
+    fullest rank), `out_of_memory[]`, and `changes[]` (in the order in which they were tried; `fits` is null if one
+    did not run).
+    """
     from distsim.report.training.section import training_section
     from distsim.scenario.explore.fits import ERROR, WORST_ERROR
 
@@ -169,7 +173,7 @@ def _document(request: RunRequest, fit: Fit, changes: list[LayoutChange]) -> dic
 
 
 def _parts(request: RunRequest, fit: Fit, changes: list[LayoutChange], width: int) -> list[RenderableType]:
-    """Return the answer, then what it rests on."""
+    """Return what is printed: first the answer, then the figures that it is based on."""
     from rich.text import Text
 
     from distsim.report.training.section import memory_kinds

@@ -98,7 +98,9 @@ OF_SCRIPT = ("nnodes", "nproc_per_node", "fuse", "gpu_libraries", "fidelity")
 
 
 def rewritten(argv: Sequence[str]) -> list[str]:
-    """*argv* as argparse takes it: `--vary --tp=1,2` is one word, and what follows a script is the script's."""
+    """Return *argv* in a form that argparse accepts: `--vary --tp=1,2` becomes one word, and arguments after a
+    script belong to the script.
+    """
     words, rest = [], list(argv)
     while rest:
         word = rest.pop(0)
@@ -214,7 +216,7 @@ def _known(points: list[Point], figure: str) -> None:
 
 
 def _table(points: list[Point], price: float | None) -> None:
-    """One table; two where it is wider than the terminal, or than COLUMNS in a pipe."""
+    """Print one table, or two if one would be wider than the terminal (in a pipe: than COLUMNS)."""
     from distsim.debug.report.console import Console, piped_width
 
     console = Console(width=None if sys.stdout.isatty() else piped_width(160))

@@ -163,7 +163,7 @@ class _Runner:
         self._longest_s = 0.0
 
     def run(self) -> None:
-        """Run rounds of points, each as many as there are workers; then the best ones for more steps."""
+        """Run rounds of as many points as there are workers, then run the best points for more steps."""
         from distsim.scenario.explore.tune import FINAL_STEPS, FIRST_STEPS
 
         search = self._search
@@ -280,9 +280,12 @@ def _verdict(search: Search, points: Sequence[Point], objective: str) -> list[tu
 
 
 def _document(search: Search, points: Sequence[Point], price: float | None) -> dict[str, Any]:
-    """Schema distsim.tune/1: `objective`, `price`, `points[]` (the best first, those that failed last: `settings`,
-    `valid`, `why` it is not, `steps` that it ran, `figures`), `cannot_be_told_apart` (how many of the next ones from
-    the best), `ruled_out[]` and `untried[]` by their settings."""
+    """Return the JSON document with the schema distsim.tune/1.
+
+    Its keys are `objective`, `price`, `points[]` (the best first, failed ones last; each with `settings`, `valid`,
+    `why` it is not valid, `steps` that it ran, and `figures`), `cannot_be_told_apart` (how many points after the
+    best one are within the error of its figure), and `ruled_out[]` and `untried[]` (by their settings).
+    """
     fitting = len(search.ranking())
     return {
         "schema": "distsim.tune/1",

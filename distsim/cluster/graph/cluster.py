@@ -156,7 +156,7 @@ class Wiring(Protocol):
 
     @property
     def devices(self) -> list[str]:
-        """Devices in rank order."""
+        """Return the devices in rank order."""
 
     def route(self, src: int, dst: int, flow_key: int, rail: int | None) -> tuple[int, ...]:
         """Return link indices from the device at position *src* to that at *dst*."""

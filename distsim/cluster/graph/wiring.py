@@ -52,7 +52,7 @@ class HostsOnFabric:
 
     @cached_property
     def devices(self) -> list[str]:
-        """Devices in rank order."""
+        """Return the devices in rank order."""
         return [f"n{host}/{device}" for host in range(self.num_hosts) for device in self.template.devices]
 
     @cached_property
@@ -383,7 +383,7 @@ class EqualHosts(Protocol):
 
     @property
     def devices(self) -> Sequence[str]:
-        """Devices in rank order."""
+        """Return the devices in rank order."""
 
     @property
     def links(self) -> Links:

@@ -84,7 +84,7 @@ def rooted_loads(group: Members, root: int, to_root: bool) -> Loads:
 
 
 def split_loads(group: Members, pairs: Pairs, largest: float) -> Loads:
-    """Loads of uneven pairs, per byte of the largest."""
+    """Return the loads on links of pairs that send different numbers of bytes, per byte of the largest pair."""
     return group.loads((group.route(src, dst), nbytes / largest) for (src, dst), nbytes in pairs.items())
 
 

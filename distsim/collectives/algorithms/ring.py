@@ -1,4 +1,7 @@
-"""Rings: every rank passes on to the next what it has from the one before; and rings inside and across nodes."""
+"""Ring algorithms: every rank passes on to the next one what it received from the previous one.
+
+There are rings over all ranks, and rings inside nodes combined with rings between nodes.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +46,9 @@ class Shape:
 
     @staticmethod
     def of(op: str, size: int, nbytes: float) -> Shape:
-        """all_reduce goes round nearly twice, all_gather and reduce_scatter once; broadcast and reduce are
-        chains."""
+        """Return the shape of *op*: all_reduce passes nearly twice round the ring, all_gather and reduce_scatter
+        once, and broadcast and reduce are chains.
+        """
         if op == "all_reduce":
             return Shape(2 * (size - 1), 2 * (size - 1) * nbytes / size)
         if op in ("all_gather", "reduce_scatter"):
@@ -338,10 +342,9 @@ def ring_hops(group: Members, shape: Shape) -> tuple[float, float]:
 
 
 def ring_messages(group: Members, shape: Shape, cost: TransferCost) -> list[PlannedMessage]:
-    """Return the ring message by message: at each step, every rank sends the next rank what it has just received.
+    """Return every message of the ring: at each step, every rank sends to the next rank what it has just received.
 
-    Rings side by side are channels, each with its fair share of a link; what they do not use, others can
-    have.
+    Parallel rings are channels. Each gets a fair share of a link, and may use what the others leave.
     """
     messages: list[PlannedMessage] = []
     rings, hops = rings_of(group), _hops(group)

@@ -35,8 +35,9 @@ def _binary_tree(size: int) -> list[int]:
 
 
 def double_tree(size: int) -> tuple[list[int], list[int]]:
-    """Parents in both trees (ncclGetDtree): the second is the first mirrored, or shifted where *size* is
-    odd."""
+    """Return each rank's parents in both trees (ncclGetDtree). The second tree is the mirrored first one, or the
+    shifted one if *size* is odd.
+    """
     first = _binary_tree(size)
     if size % 2:
         second = [0] * size
@@ -147,7 +148,7 @@ def tree_loads(group: Members, up: bool = True, down: bool = True) -> Loads:
 
 
 def tree_hops(group: Members) -> tuple[int, int]:
-    """Hops inside nodes and between nodes from the farthest leaf to the root."""
+    """Return the number of hops inside nodes and between nodes from the farthest leaf to the root."""
     domains = group.domains
     inside = max(len(domain) for domain in domains) - 1
     between = max(int(shape.depth.max()) for shape in _shapes(len(domains)))
@@ -165,7 +166,9 @@ def pieces_of(nbytes: float, cost: TransferCost) -> int:
 
 
 def _parts_of(pieces: int, cost: TransferCost) -> int:
-    """Into how many parts each of *pieces* is divided inside a node, where it is passed on while it comes."""
+    """Return into how many parts a piece is divided inside a node, where each part is passed on as soon as it
+    arrives.
+    """
     return max(1, IDEAL_PIECES // pieces, min(cost.parts, MAX_PIECES // pieces)) if cost.cut_through else 1
 
 
@@ -328,7 +331,9 @@ def tree_messages(group: Members, nbytes: float, cost: TransferCost) -> list[Pla
         edges = list(zip(child_of, parent_of, inter, ways, strict=True))
 
         def send(way: _Way, after: list[list[int]], whole: bool, queue: tuple[int, int, int]) -> list[list[int]]:
-            """Return a piece over an edge when what it is made of is there; which messages each part is then in."""
+            """Send a piece over an edge when everything that it is made from has arrived. Return the messages that
+            carry each part.
+            """
             links, nbytes, latency_s, cap = way
             if whole:
                 waits = tuple(dict.fromkeys(itertools.chain(*after)))
@@ -370,10 +375,12 @@ _SWITCH_S = 0.5e-6
 
 
 def _switch_loads(group: Members, op: str) -> Loads:
-    """Each GPU owns one n-th of the buffer: the switch adds it up from all (one n-th comes in, the whole
-    buffer goes out) and multicasts it to all (one n-th goes out, the whole buffer comes in). So fewer GPUs get
-    less: 1 + 1/n of the buffer goes over each link. Beyond eight the share does not fall further: measured, 8 and 72
-    GPUs reach the same bus bandwidth (835 GB/s on B200 and GB200), so there it is reckoned by 2 (n - 1) / n.
+    """Return the loads of an NVLS operation on the links to the NVSwitch.
+
+    Each of n GPUs owns one n-th of the buffer. The switch sums it up from all GPUs (one n-th arrives, the whole
+    buffer leaves) and multicasts it to all (one n-th leaves, the whole buffer arrives). So a GPU's link carries 1 +
+    1/n of the buffer. Above eight GPUs the load is taken as 2 (n - 1) / n: 8 and 72 GPUs reach the same measured bus
+    bandwidth (835 GB/s on B200 and GB200).
     """
 
     def make() -> Loads:
@@ -394,7 +401,7 @@ def _switch_loads(group: Members, op: str) -> Loads:
 
 
 def nvls_phase(group: Members, op: str, nbytes: float, cost: TransferCost) -> PlanPhase:
-    """Reduction (and multicast) inside one NVSwitch; between nodes the fabric's switches reduce (SHARP)."""
+    """Return a phase of reduction and multicast in the NVSwitch; between nodes the fabric's switches reduce (SHARP)."""
     many = len(group.domains) > 1
     inside = _switch_loads(group, op)
     loads: Loads = group.cached(("sharp loads", op), lambda: _fabric_loads(group, inside)) if many else inside
@@ -406,8 +413,9 @@ def nvls_phase(group: Members, op: str, nbytes: float, cost: TransferCost) -> Pl
 
 
 def _fabric_loads(group: Members, inside: Loads) -> Loads:
-    """*inside* with what the fabric adds up: each GPU's NIC sends that GPU's part of the node's sum once and gets the
-    result once, over the links to its neighbours in the fabric."""
+    """Return *inside* plus the loads on the fabric: each GPU's NIC sends that GPU's part of the node's sum once, and
+    receives the result once.
+    """
     total = np.zeros(len(group.capacity))
     total[inside.links] += inside.weights
     gates = len(group.gates[0])
@@ -422,7 +430,7 @@ def _fabric_loads(group: Members, inside: Loads) -> Loads:
 
 
 def nvls_tree_phase(group: Members, nbytes: float, cost: TransferCost) -> PlanPhase:
-    """NVLS inside nodes and the double tree between them, in one pipeline."""
+    """Return a phase in which NVLS inside the nodes and the double tree between them form one pipeline."""
 
     def make() -> Loads:
         switch, tree = _switch_loads(group, "all_reduce"), tree_loads(group)

@@ -76,7 +76,9 @@ _MEASURED_AS = {
 
 
 def _cost(group: Members, op: str, nbytes: float) -> tuple[float, TransferCost]:
-    """Start-up and cost: the calibration's where the cluster file has one, general figures otherwise."""
+    """Return the start-up time and the cost: from the cluster file's calibration if it has one, else general
+    figures.
+    """
     given = group.cluster.calibration
     key = f"gloo_{_MEASURED_AS.get(op, op)}"
     if group.size == 1 or f"{key}_launch_s" not in given:
@@ -91,7 +93,7 @@ def _cost(group: Members, op: str, nbytes: float) -> tuple[float, TransferCost]:
 
 
 def compile_gloo(group: Members, op: str, nbytes: float, root: int, splits: tuple[tuple[int, ...], ...] | None) -> Plan:
-    """*op* as gloo does it. *nbytes* as in `Transfer`."""
+    """Compile *op* the way gloo carries it out. *nbytes* is defined as in `Transfer`."""
     launch_s, cost = _cost(group, op, nbytes)
     hop_s = cost.inter_hop_s
     size = group.size
@@ -160,7 +162,7 @@ _SMALL_BYTES = 10_000
 
 
 def compile_mpi(group: Members, op: str, nbytes: float, root: int, splits: tuple[tuple[int, ...], ...] | None) -> Plan:
-    """*op* as Open MPI does it by default."""
+    """Compile *op* the way Open MPI carries it out by default."""
     size = group.size
     together = float(size - 1 if op in ("gather", "scatter", "all_to_all") else 1)
     pairs = {(s, d): float(b) for s, row in enumerate(splits or ()) for d, b in enumerate(row) if b and s != d}

@@ -144,9 +144,12 @@ class NcclSelector:
         return nccl.net in ("ib", "roce", "efa")
 
     def _believed_pcie_gbps(self) -> float:
-        """Return the bandwidth in GB/s that NCCL assumes for a ring over PCIe. Source: v2.30.7, src/graph/topo.h and
-        topo.cc: a x16 slot by its generation, the path between sockets by the processor, whatever their measured
-        rates."""
+        """Return the bandwidth in GB/s that NCCL assumes for a ring over PCIe (v2.30.7, src/graph/topo.h and
+        topo.cc).
+
+        NCCL assumes a figure for a x16 slot by its generation, and one for the path between sockets by the
+        processor, whatever the measured rates are.
+        """
         node, nccl, sockets = self.cluster.node, self.cluster.nccl, self.cluster.cpu.num_sockets
         slot = _PCIE_GBPS.get(node.pcie_generation, node.pcie_bytes_per_s / 1e9)
         between = _SOCKET_GBPS.get(nccl.cpu_class or nccl.cpu_vendor, slot)
@@ -205,8 +208,10 @@ class NcclSelector:
         return every if forced or all(one.believed_us is None for one in left) else left
 
     def _refuse_impossible(self, machine: Machine) -> None:
-        """A forced choice that no operation has here is a mistake; one that this operation lacks is passed
-        over, as NCCL passes over NCCL_ALGO=Tree in a broadcast."""
+        """Raise an error if the user forces a choice that no operation supports on this machine.
+
+        A choice that only one operation lacks is ignored for it, as NCCL ignores NCCL_ALGO=Tree in a broadcast.
+        """
         why = ""
         for op in ("all_reduce", "all_gather"):
             for one in self._candidates(op, 1 << 20, machine):
@@ -221,7 +226,9 @@ class NcclSelector:
         return self._plan(group, op, nbytes, one.algo, one.proto).alone_s(self.capacity)
 
     def believed_us(self, group: Members, op: str, nbytes: float) -> float | None:
-        """Return NCCL's own estimate of its best choice, that of ncclGroupSimulateEnd; None where it has none."""
+        """Return NCCL's own estimate of the time of its best choice (ncclGroupSimulateEnd); None if it has no
+        estimate.
+        """
         if op in DIRECT or group.size == 1:
             return None
         every = [one.believed_us for one in self._candidates(op, nbytes, self.machine(group))]
@@ -270,7 +277,7 @@ class NcclSelector:
         return self._lifted(plan, self.timing.floor_s(group))
 
     def _lifted(self, plan: Plan, floor_s: float) -> Plan:
-        """*plan*, no shorter than what launching it costs the host."""
+        """Return *plan*, lengthened to at least the host's time for launching it."""
         missing = floor_s - plan.alone_s(self.capacity)
         if missing <= 0.0:
             return plan
@@ -315,7 +322,9 @@ class NcclSelector:
         return self._lifted(plan, self.timing.p2p_floor_s(group))
 
     def _sent(self, group: Members, machine: Machine, share: float, peers: int) -> tuple[int, float]:
-        """Channels of a send, and bytes per second that they carry together; of the slowest kind in the group."""
+        """Return the number of channels of a send, and the bytes per second that they carry together, for the
+        slowest pair of the group.
+        """
         node = self.cluster.node
         inside = max(1, 32 // max(min(group.size, node.ranks_per_node), 8))
         while share / inside > 2**24 and inside < 32:

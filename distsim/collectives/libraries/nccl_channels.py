@@ -135,7 +135,7 @@ _BLACKWELL_BETWEEN = (
 
 
 def _speeds(generation: int, version: tuple[int, int]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """GB/s that the search tries for a channel: on one node, between nodes."""
+    """Return the channel speeds in GB/s that NCCL's search tries on one node, and between nodes."""
     if generation < 2:
         return _OLD_INSIDE, _OLD_BETWEEN
     if generation == 2:
@@ -160,7 +160,7 @@ class Channels:
 def searched(
     generation: int, inside_gbps: float, nic_gbps: float, num_nics: int, num_nodes: int, version: tuple[int, int]
 ) -> Channels:
-    """Return the channels of a group: one a NIC between nodes, as many as the NVLinks carry on one node."""
+    """Return the channels of a group: between nodes one for each NIC, on one node as many as the NVLinks can carry."""
     alone, among = _speeds(generation, version)
     if num_nodes == 1:
         ring = max(alone, key=lambda speed: (min(int(inside_gbps / speed + 1e-6), _MOST_SEARCHED) * speed, speed))
@@ -178,7 +178,9 @@ def searched(
 
 
 def sent_channels(version: tuple[int, int], opened: int, num_ranks: int, nic_gbps: float, nics_a_rank: float) -> int:
-    """Channels of a send to a rank of another node: fewer as peers grow, so that all fit into one round."""
+    """Return the number of channels of a send to a rank of another node. It falls with the number of peers, so that
+    all sends fit into one round.
+    """
     limit = _power_of_two(opened)
     if version < (2, 20):
         return min(2, limit)
@@ -199,7 +201,7 @@ def _power_of_two(count: int) -> int:
 
 
 _THREADS = {"LL": 8 * 512, "LL128": 8 * 640, "Simple": 64 * 512}
-"""A channel is opened for every so many bytes of a tree (NCCL_*_THREAD_THRESHOLD times its threads)."""
+"""Bytes of a tree per channel that is opened (NCCL_*_THREAD_THRESHOLD times the number of threads)."""
 
 
 def tree_piece_bytes(machine: Machine, nbytes: float, proto: str) -> float:

@@ -29,15 +29,12 @@ __all__ = ["NcclTiming", "Timed", "fabric_table"]
 
 
 def fabric_table(nccl: NcclFacts, version: tuple[int, int], constants: Constants) -> str:
-    """Return the table of constants for a fabric with its software.
+    """Return the name of the table of constants for a fabric and its software.
 
-    Slingshot's NICs match messages in hardware unless FI_CXI_RX_MATCH_MODE says otherwise (a Grace host is quicker
-    at
-    either); aws-ofi-nccl sends by
-    libfabric's messages on p4d and by RDMA writes from p5 on (src/platform-aws.cpp, default_protocol); sockets of
-    2.18
-    were measured beside those of 2.21, which they are as slow as where a ring was told of its NICs (NCCL_CROSS_NIC,
-    setup 2 of argonne-lcf/alcf-nccl-tests); Google's RoCE is its own plugin in virtual machines.
+    Slingshot's NICs match messages in hardware unless FI_CXI_RX_MATCH_MODE says otherwise; a Grace host is quicker
+    with both. aws-ofi-nccl sends libfabric messages on p4d, and uses RDMA writes from p5 on (src/platform-aws.cpp,
+    default_protocol). Sockets with NCCL 2.18 are as slow as with 2.21 if NCCL_CROSS_NIC is set (setup 2 of
+    argonne-lcf/alcf-nccl-tests). Google's RoCE in virtual machines has its own plugin.
     """
     net = nccl.net
     if net == "none":
@@ -102,7 +99,7 @@ class NcclTiming:
         return _GENERATIONS[machine.generation]
 
     def floor_s(self, group: Members) -> float:
-        """Return the seconds of the host for the launch, whatever the kernels do meanwhile."""
+        """Return the host's seconds for launching the kernel, which are a lower bound of the collective's time."""
         if self.launcher == "shared":
             return self._of("launch", "shared_process_per_gpu") * group.per_node * 1e-6
         return self._of("launch", f"process_{self.cluster.nccl.cpu_vendor}") * 1e-6
@@ -118,7 +115,7 @@ class NcclTiming:
         return self._of(net, "told_us") * self._of(net, "hop")
 
     def hops_s(self, machine: Machine, algo: str, proto: str) -> tuple[float, float]:
-        """Software of a hop inside a node and of one between nodes, in a ring or a tree."""
+        """Return the software latency of a hop inside a node and of a hop between nodes, in a ring or a tree."""
         inside = self.generation(machine) if machine.intra == "nvlink" else "pcie"
         net = self.matching(machine) if algo == "ring" else self.net
         hop_us = self.hop_us(net)
@@ -170,9 +167,10 @@ class NcclTiming:
         return each * (used * slices - 1) / beside * 1e-6
 
     def step_s(self, machine: Machine, nbytes: float, proto: str, hop_s: float) -> float:
-        """Return a ring's step between nodes. With more ranks NCCL opens fewer channels and so sends fewer messages;
-        where a message costs more than a hop, the whole ring is still held to be no quicker than it is on fewer
-        nodes.
+        """Return the time of a ring's step between nodes.
+
+        With more ranks NCCL opens fewer channels, and so sends fewer messages. Even so, a whole ring is never taken
+        to be quicker than the ring on fewer nodes.
         """
 
         def step(at: Machine) -> float:
@@ -267,9 +265,12 @@ class NcclTiming:
         return Timed(software_s, tree_phase(group, nbytes, cost), cost)
 
     def stored(self, machine: Machine, nbytes: float, cost: TransferCost) -> TransferCost:
-        """*cost* of a tree in LL between nodes, where a piece is whole in the host's memory before the NIC sends it: at
-        a channel's rate, whatever is inside the node (what comes over NVLink comes meanwhile). A node inside a tree
-        sends what comes down twice, beside what goes up (NCCL v2.21.5: src/device/all_reduce.h, runTreeSplit)."""
+        """Return the *cost* of a tree with protocol LL between nodes.
+
+        There a piece must be complete in the host's memory before the NIC sends it. It gets there at the rate of a
+        channel, whatever the speed inside the node. A node inside a tree sends data on its way down twice, besides
+        data on its way up (NCCL v2.21.5: src/device/all_reduce.h, runTreeSplit).
+        """
         far = self._of(self.net, "channel_LL") * min(max(nbytes / 4096.0, 1.0), machine.channels) * 1e9
         near_s = 1.0 / cost.edge_bytes_per_s - 1.0 / far
         return replace(
@@ -290,8 +291,11 @@ class NcclTiming:
         return Timed(software_s, direct_phase(group, all_to_all_loads(group), share, cost, hops=2.0), cost)
 
     def pat(self, group: Members, machine: Machine, op: str, nbytes: float) -> Timed:
-        """PAT, a tree for each rank's part: log2(n) rounds, then bandwidth at three quarters of a ring's
-        (NCCL's own figures, tuning.cc: latency of a round 1 / 3.5 of a ring's, 2.8 us a rank, 0.75)."""
+        """Time PAT, which has a tree for each rank's part: log2(n) rounds, then three quarters of a ring's
+        bandwidth.
+
+        The figures are NCCL's own (tuning.cc): a round has 1 / 3.5 of the latency of a ring's, and 2.8 us per rank.
+        """
         ring = self.ring(group, machine, op, nbytes, "Simple")
         _, inter_s = self.hops_s(machine, "ring", "Simple")
         software_s = 8e-6 + math.log2(machine.num_nodes) * inter_s / 3.5 + 2.8e-6 * machine.num_ranks
@@ -303,7 +307,7 @@ class NcclTiming:
         )
 
     def nvls(self, group: Members, machine: Machine, op: str, nbytes: float, tree: bool) -> Timed:
-        """NVLS on one NVSwitch, or NVLSTree."""
+        """Time NVLS on one NVSwitch, or NVLSTree."""
         name = self.generation(machine)
         cost = TransferCost(1.0 / self._of(name, "nvls"), self.net_wire(machine), intra_links=0.0)
         software_s = self._of(name, "nvls_base") * 1e-6
@@ -337,11 +341,14 @@ class NcclTiming:
     def direct(
         self, group: Members, machine: Machine, peers: int, share: float, loads: Loads
     ) -> tuple[float, TransferCost]:
-        """Software and cost of grouped sends and receives of *share* bytes with *peers* peers a rank: what one costs
-        inside a node and a hop in Simple, a chunk to everyone through one more copy, and what the messages through the
-        NIC cost, but for the first one only where that takes longer than the NIC takes for the bytes. A thread that
-        sends through sockets moves the bytes itself, after each message's cost; what starts the kernel is beside
-        that."""
+        """Return the software latency and the cost of grouped sends and receives of *share* bytes with each of
+        *peers* peers.
+
+        The latency consists of one message inside a node, one hop with protocol Simple, and one more copy of a chunk
+        for every peer. Messages through the NIC add their own cost, if that takes longer than their bytes. A thread
+        that sends through sockets moves the bytes itself, after the cost of each message. Launching the kernel is
+        not included.
+        """
         name, many = self.generation(machine), machine.num_nodes > 1
         near = min(peers, group.per_domain)
         software_s = (self._of("p2p", "base") + self._of("p2p", "per_peer") * near) * 1e-6

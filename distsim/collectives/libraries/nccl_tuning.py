@@ -225,7 +225,7 @@ class Machine:
     ring_gbps: float
     tree_gbps: float
     channels: int
-    """Channels that carry data: two for each that the search finds, or what the settings leave of them."""
+    """Number of channels that carry data: two for each that NCCL's search finds, unless settings limit them."""
     nvls: bool
     nvls_channels: int
     net_us: float
@@ -252,8 +252,9 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One algorithm with one protocol. *believed_us* is NCCL's estimate; None where it is ruled out, and
-    *why* says so."""
+    """An algorithm with a protocol. *believed_us* is NCCL's estimate of its time; None if it is ruled out, for the
+    reason in *why*.
+    """
 
     algo: str
     proto: str

@@ -126,11 +126,13 @@ _MI250 = _Model(
 _MODELS = {3: _MI250, 5: _MI300, 6: _MI355}
 _RING_LL_MORE = (("broadcast", "Ring", "LL"), ("reduce", "Ring", "LL"))
 _MORE_NODES = 3.8
-"""The end of LL128's range of an all_reduce counts so many times on more than two nodes."""
+"""Factor on the largest size for which an all_reduce uses LL128, on more than two nodes."""
 
 
 def model_of(compute_capability: int) -> int:
-    """RCCL's tuning model for 8 GPUs of that kind in a node; 0 for those that have none here (NCCL's counts)."""
+    """Return the number of RCCL's tuning model for nodes with 8 GPUs of this kind; 0 if there is none here, so that
+    NCCL's model applies.
+    """
     return {90: 3, 94: 5, 95: 6}.get(compute_capability, 0)
 
 

@@ -1,9 +1,9 @@
 """Compares two runs of one program tensor by tensor, and finds the first tensor that differs.
 
-*sharded* is the run whose ranks hold parts, *whole* the one without model parallelism. Parameters and their gradients
-decide: a module may compute anything as long as every parameter is trained equally. Outputs and their gradients show
-where a difference begins. The tensors of several ranks are the whole tensor's equals, its parts, its summands, or none
-of these.
+*sharded* is the run whose ranks hold parts, and *whole* is the one without model parallelism. Parameters and their
+gradients decide: a module may compute anything as long as every parameter is trained equally. Outputs and their
+gradients show where a difference starts. The tensors of several ranks are equal to the whole tensor, are parts of
+it, add up to it, or none of these.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def joined(shapes: Sequence[tuple[int, ...]], whole: tuple[int, ...]) -> int | N
 
 
 def _distinct(shards: Sequence[Array]) -> list[Array]:
-    """*shards* less copies of earlier ones; all of them where there are none."""
+    """Return *shards* without copies of earlier ones."""
     kept: list[Array] = []
     for shard in shards:
         if not any(shard.shape == other.shape and np.array_equal(shard, other, equal_nan=True) for other in kept):
@@ -326,7 +326,7 @@ def compare(sharded: RecordedRun, whole: RecordedRun, perturbed: RecordedRun) ->
 
 
 def _begin(comparison: Comparison, deviations: list[Deviation]) -> None:
-    """Say where the difference begins."""
+    """Record where the difference starts."""
     for one in sorted(deviations, key=lambda one: (one.key.step, PHASES.index(one.key.kind))):
         inner = one.key.kind not in DECIDE
         if inner and one.relation.how is How.SUM and not one.on_residual:
@@ -411,7 +411,9 @@ class _Team:
         )
 
     def _models(self, ranks: Sequence[int]) -> list[int]:
-        """*ranks*, whose models begin with the whole model's input, or are stages behind it with names of their own."""
+        """Return those of *ranks* whose model starts with the whole model's input, and later pipeline stages with
+        names of their own.
+        """
         whole = _inputs(self.whole)
         mine = {rank: _inputs(self.sharded.ranks[rank]) for rank in ranks}
         parts = {rank: value for rank, value in mine.items() if value}

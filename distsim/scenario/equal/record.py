@@ -125,7 +125,7 @@ class TensorRecorder:
         return self.step >= self.steps
 
     def enter(self, module: Any, args: Sequence[Any], frame: FrameType) -> None:
-        """A module's forward begins."""
+        """Note that a module's forward starts."""
         self._depth += 1
         site = next(iter(program_frames(steps(frame))), None)
         self._sites.append("" if site is None else site_text(site))
@@ -141,7 +141,7 @@ class TensorRecorder:
             self._keep("input", "", tensor, part, self._sites[-1])
 
     def leave(self, module: Any, output: Any) -> None:
-        """A module's forward has ended."""
+        """Record the output of a module's forward."""
         if not self._depth:
             return
         self._depth -= 1
@@ -160,7 +160,7 @@ class TensorRecorder:
                 tensor.register_hook(lambda gradient, key=key: self._add(key, gradient, site))
 
     def before_step(self, optimizer: Any) -> None:
-        """An optimizer is about to use the gradients."""
+        """Record the gradients that an optimizer is about to use."""
         if self._first_optimizer is None:
             self._first_optimizer = id(optimizer)
         if not self.is_done:
@@ -169,7 +169,7 @@ class TensorRecorder:
                     self._keep("gradient", name, parameter.grad, 0, self._site_of.get(name.rpartition(".")[0], ""))
 
     def after_step(self, optimizer: Any) -> None:
-        """An optimizer has changed the parameters."""
+        """Record the parameters that an optimizer has changed."""
         if not self.is_done:
             for name, parameter in self._of(optimizer):
                 self._keep("parameter", name, parameter, 0, self._site_of.get(name.rpartition(".")[0], ""))
@@ -200,7 +200,7 @@ class TensorRecorder:
             self._keep("start", name, parameter, 0, "")
 
     def _plain(self, name: str) -> str:
-        """*name* without wrappers, as the other layout calls it."""
+        """Return *name* without wrappers, as the other layout names the parameter."""
         name = plain(name)
         for prefix, other in self._renamed.items():
             ranks, _, start = prefix.rpartition(":")
@@ -246,7 +246,7 @@ class TensorRecorder:
 
 
 def plain(name: str) -> str:
-    """*name* without what wrappers add."""
+    """Return *name* without the parts that wrappers add."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 

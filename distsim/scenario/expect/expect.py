@@ -146,8 +146,11 @@ def _sure(outcome: Outcome, exposed_s: float) -> dict[str, float]:
 
 
 def step_time_s(outcome: Outcome, lines: list[int]) -> float | None:
-    """Median time between one call at a marked line and the next, on the rank that is slowest; None where
-    no rank came there twice. Without lines: the whole run."""
+    """Return the median time between two calls at the marked line, on the slowest rank; None if no rank called it
+    twice.
+
+    Without *lines*, return the time of the whole run.
+    """
     if not lines:
         return outcome.virtual_time_s
     slowest: float | None = None
@@ -350,7 +353,7 @@ def _figures(scenario: Scenario, outcome: Outcome) -> Iterator[str]:
 
 
 def _digits(*fractions: float) -> int:
-    """Digits behind the point with which percentages show the smallest of *fractions*, and that they differ."""
+    """Return how many decimals a percentage needs to show the smallest of *fractions*, and that they differ."""
     smallest = min([abs(a) for a in (*fractions, fractions[0] - fractions[-1]) if a] or [1.0])
     return min(12, max(0, -math.floor(math.log10(100.0 * smallest))))
 

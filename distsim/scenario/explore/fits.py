@@ -276,7 +276,9 @@ def _changes(request: RunRequest, fit: Fit) -> Iterator[LayoutChange]:
 
 
 def _smaller_batches(request: RunRequest, fit: Fit, flags: dict[str, Flag], share: float) -> Iterator[LayoutChange]:
-    """Half the micro-batch, as often as it takes for *share* of it to be left; twice the accumulation with it."""
+    """Yield changes that halve the micro-batch and double the accumulation, until only *share* of the micro-batch is
+    left.
+    """
     flag, accumulation = flags.get("micro_batch"), flags.get("accumulation")
     if flag is None:
         return

@@ -76,8 +76,11 @@ def script(path: Path, arguments: Sequence[str], **keys: Any) -> Scenario:
 
 
 def parse_variation(text: str) -> Variation:
-    """`cluster.nodes=1,2,4`, `faults[0].factor=0.5,0.1`, `seed=1,2`, `on=dgx-h100:2,dgx-a100:2`; `--tp=1,2` is a flag
-    of the program."""
+    """Parse a variation such as `cluster.nodes=1,2,4`, `faults[0].factor=0.5,0.1`, `seed=1,2` or
+    `on=dgx-h100:2,dgx-a100:2`.
+
+    `--tp=1,2` varies a flag of the program.
+    """
     path, equals, values = text.partition("=")
     if not equals or not path.strip() or not values.strip():
         raise UsageError(f"--vary {brief(text, 200)}: expected PATH=VALUE,VALUE, such as cluster.nodes=1,2,4")
@@ -201,7 +204,7 @@ def _changed(scenario: Scenario, chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_flag(arguments: Sequence[str], flag: str) -> list[str]:
-    """*arguments* without *flag* and its value, written in one word or in two."""
+    """Return *arguments* without *flag* and its value, which may be in the same word or in the next one."""
     left: list[str] = []
     words = iter(arguments)
     for word in words:

@@ -128,7 +128,7 @@ class Search:
         return {axis.path: axis.values[i] for axis, i in zip(self.axes, point, strict=True)}
 
     def add(self, point: Place, result: Result) -> None:
-        """A point has run."""
+        """Add the result of a point."""
         self.results[point] = result
 
     @property
@@ -153,7 +153,7 @@ class Search:
         return True
 
     def ranking(self) -> list[Place]:
-        """Return the points that fit, the best first; where one ran for more steps, that counts."""
+        """Return the points that fit, the best first. If a point has run for more steps, that result counts."""
         scores = {point: self.objective.score(self.finals.get(point, result)) for point, result in self.results.items()}
         return sorted((point for point, score in scores.items() if score), key=lambda place: (-scores[place], place))
 
@@ -199,7 +199,9 @@ PARTS = {
 
 
 def spent(result: Result) -> str:
-    """Return where a step goes: `81% compute, 12% exposed communication (all_gather of dp 8%), 7% host-bound`."""
+    """Describe how the time of a step is spent: `81% compute, 12% exposed communication (all_gather of dp 8%), 7%
+    host-bound`.
+    """
     figures, step_s = result.figures, result.figures["step_s"]
     parts = []
     for name, figure in PARTS.items():

@@ -152,7 +152,7 @@ def _text(program: Path) -> str:
 
 
 def _name(path: Path) -> str:
-    """Folder and file without suffix: hangs/missing_rank."""
+    """Return the folder and the file without its suffix, such as hangs/missing_rank."""
     return f"{path.resolve().parent.name}/{path.stem}"
 
 
@@ -165,7 +165,7 @@ class Scenario:
 
     @property
     def name(self) -> str:
-        """Folder and file without suffix: hangs/missing_rank."""
+        """Return the folder and the file without its suffix, such as hangs/missing_rank."""
         return _name(self.path)
 
     @property
@@ -232,7 +232,7 @@ class Scenario:
 
     @property
     def data(self) -> dict[str, Any]:
-        """Content of the file as plain data."""
+        """Return the content of the file as plain data."""
         return self.spec.model_dump(by_alias=True, exclude_unset=True)
 
     def changed(self, **values: Any) -> Scenario:
@@ -290,7 +290,7 @@ def read_faults(tables: Sequence[Mapping[str, Any]]) -> list[Rule]:
 
 
 def _without(data: Mapping[str, Any], locations: Sequence[tuple[Any, ...]]) -> tuple[dict[str, Any], list[int]]:
-    """*data* without the keys and faults that are wrong, and the numbers of the faults that are left."""
+    """Return *data* without invalid keys and faults, and the original numbers of the remaining faults."""
     left = {key: dict(value) if isinstance(value, Mapping) else value for key, value in data.items()}
     faults = left.get("faults", [])
     numbers = list(range(len(faults))) if isinstance(faults, list) else []
@@ -496,7 +496,7 @@ def is_scenario(path: Path) -> bool:
 
 
 def find_scenarios(paths: Sequence[str | Path]) -> list[Path]:
-    """Scenario files: those named, and those in the folders named, in order of their paths."""
+    """Return the scenario files among *paths*, and those in the folders among *paths*, sorted by path."""
     scenario_paths: dict[Path, None] = {}
     for given in paths:
         path = Path(given)

@@ -52,8 +52,11 @@ dist.destroy_process_group()
 
 
 def new_scenario(path: Path, program: str | None = None) -> list[Path]:
-    """Write a scenario to *path*, a program beside it unless one is named, and the schema where it is not there yet
-    as it is; answers what was written."""
+    """Write a scenario to *path*, a program beside it unless *program* names one, and the schema unless an equal one
+    exists.
+
+    Return the files that were written.
+    """
     if path.suffix != ".toml":
         path = path.with_suffix(".toml")
     if program is not None:

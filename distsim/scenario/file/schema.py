@@ -221,7 +221,7 @@ class CallSpec(FileTable):
 
 
 class StepTimeSpec(FileTable):
-    """The time of one step against what it was when the baseline was written."""
+    """Limits on the time of a step, compared with the time in the baseline."""
 
     band: Annotated[float, Field(gt=0, lt=1)] = Field(0.05, description="how much it may differ, as a fraction")
     line: str | None = Field(
@@ -284,7 +284,7 @@ class ExpectSpec(FileTable):
     @model_validator(mode="before")
     @classmethod
     def _whole_numbers_as_ranks(cls, data: Any) -> Any:
-        """TOML keys are text anyway; a table from Python may have numbers."""
+        """Convert integer keys to text: keys of TOML are always text, but a table from Python may have integers."""
         if isinstance(data, dict):
             for key in ("prints", "results"):
                 if isinstance(data.get(key), dict):
@@ -350,7 +350,7 @@ def json_schema() -> str:
 
 
 def _plain(node: Any, tables: dict[str, Any]) -> Any:
-    """*node* without references, titles and null."""
+    """Return *node* with references resolved, and without titles and null."""
     if isinstance(node, list):
         return [_plain(one, tables) for one in node]
     if not isinstance(node, dict):

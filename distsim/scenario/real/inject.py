@@ -1,8 +1,8 @@
-"""`python -m distsim.scenario.real.inject PLAN.json`: a program as one real rank, with faults that strike at its calls.
+"""`python -m distsim.scenario.real.inject PLAN.json`: runs a program as one real rank, with faults injected at its
+calls.
 
-The plan holds `program` (a script's path or a module's name), `function`, `args` and `faults`. Calls
-are counted where the program calls torch.distributed by name; what C++ calls by itself (DDP's
-reducer) is not counted.
+The plan contains `program` (a script's path or a module's name), `function`, `args` and `faults`. Only calls that
+the program makes to torch.distributed in Python are counted, not those that C++ makes by itself (DDP's reducer).
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Injector:
                 time.sleep(float(fault["delay_s"]))
 
     def _cut(self, fault: Mapping[str, Any]) -> None:
-        """Say that the moment has come (cuts.py listens), and wait until it is done."""
+        """Announce that the call of this fault has come (cuts.py waits for that), and wait until the link is cut."""
         with open(os.path.join(self.folder, f"strike.{fault['number']}"), "w"):
             pass
         done, deadline = os.path.join(self.folder, f"struck.{fault['number']}"), time.monotonic() + CUT_WAIT_S

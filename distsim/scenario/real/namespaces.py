@@ -57,7 +57,7 @@ class Hosts:
         return f"{self.names[host]}a"
 
     def cut(self, host: int) -> None:
-        """Pull the plug of one host."""
+        """Disconnect one host from the network."""
         _ip("link", "set", f"{self.names[host]}b", "down")
 
     def mend(self, host: int) -> None:
@@ -83,7 +83,9 @@ def missing() -> str | None:
 
 @contextmanager
 def hosts(number: int) -> Iterator[Hosts]:
-    """*number* namespaces with addresses 10.77.0.1, ... on one bridge; `UsageError` where that is not permitted."""
+    """Create *number* network namespaces with addresses 10.77.0.1, ... on one bridge; raise `UsageError` if that is
+    not permitted.
+    """
     tag = f"ds{os.getpid()}"  # names of interfaces have 15 characters at most
     bridge = f"{tag}br"
     names = tuple(f"{tag}{chr(ord('g') + i // 10)}{i % 10}" for i in range(number))
@@ -137,7 +139,7 @@ def _forget(*words: str) -> None:
 MEETING_S = 1.0
 """Seconds that monitors take to connect once they know each other's address; they try several times a second."""
 LONGEST_MEETING_S = 10.0
-"""A job that makes no process group has monitors that never meet."""
+"""Maximum seconds to wait until the monitors are connected; in a job without a process group they never are."""
 _monotonic = time.monotonic
 
 
@@ -162,8 +164,11 @@ class _Cut:
 
 @dataclass(slots=True)
 class Cuts:
-    """Pulls plugs while a job runs. Ranks say in files of *folder* that they have begun (`begun.RANK`), and that
-    the call has come at which a rule strikes (`strike.NUMBER`; they wait for `struck.NUMBER`)."""
+    """Disconnects hosts while a job runs.
+
+    Ranks and this class communicate by files in *folder*. A rank creates `begun.RANK` when it starts, and
+    `strike.NUMBER` at the call at which rule NUMBER applies; it then waits for `struck.NUMBER`.
+    """
 
     folder: Path
     job: Hosts

@@ -77,7 +77,7 @@ def end(pids: Iterable[int]) -> None:
 
 
 def descendants(pids: Iterable[int]) -> list[int]:
-    """*pids*, and the children of all of them, as /proc has them at this moment."""
+    """Return *pids* and all their descendants, as /proc shows them now."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -206,7 +206,7 @@ def _run(scenario: Scenario, folder: Path) -> _Ended:
 def _launcher(
     scenario: Scenario, folder: Path, node: int, before: list[str], where: list[str], more: dict[str, str]
 ) -> subprocess.Popen[bytes]:
-    """`distsim run --on gloo` on one host."""
+    """Start `distsim run --on gloo` on one host."""
     spec = scenario.spec
     flags = ["--on", "gloo", *where, "--on-hang", "abort", "--hang-after", str(spec.limits.host_timeout_s)]
     flags += ["--report", str(folder / f"report{node}.json"), "--rings", str(folder / f"rings{node}")]
@@ -248,8 +248,10 @@ def _wait(started: list[subprocess.Popen[bytes]], scenario: Scenario, folder: Pa
 
 
 def _verdict(folder: Path, codes: list[int], cut_off: Sequence[int] = ()) -> tuple[list[Diagnosis], int]:
-    """Return the verdict of the hosts and the exit code. A host judges by what it sees: the one that names the
-    *cut_off* ranks is right, else the majority, else rank 0's."""
+    """Return the diagnoses of the hosts and the exit code.
+
+    If the hosts disagree, the one that names the *cut_off* ranks is right, else the majority, else rank 0's host.
+    """
     diagnoses_of = [_diagnoses(folder / f"report{node}.json") for node in range(len(codes))]
     views = [None if not d else (d[0].kind, d[0].culprits) for d in diagnoses_of]
 

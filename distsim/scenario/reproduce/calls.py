@@ -64,7 +64,7 @@ class Calls:
 
     @property
     def keys(self) -> list[tuple[object, ...]]:
-        """Everything that can be left out, in the order in which it was called."""
+        """Return the keys of everything that can be removed, in the order of the calls."""
         keys: dict[tuple[object, ...], None] = {}
         longest = max((len(calls) for calls in self.calls.values()), default=0)
         for index in range(longest):
@@ -106,8 +106,10 @@ class Calls:
 
 
 def calls_of(evidence: Evidence, new_groups: bool = False) -> Calls:
-    """The calls of a run, from its records; with *new_groups* also those that make groups, which are
-    otherwise made by all ranks at the start."""
+    """Return the calls of a run from its records. With *new_groups*, include calls that create groups.
+
+    Otherwise all ranks create the groups at the start.
+    """
     ranks = tuple(range(evidence.world_size))
     sizes = [_elements(r) for records in evidence.records.values() for r in records]
     small = max(sizes, default=0) > MAX_ELEMENTS
@@ -187,7 +189,7 @@ def _elements(record: CallRecord) -> int:
 
 
 def _small(record: CallRecord, shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-    """Shapes of a few elements that fit each other as those of the operation must."""
+    """Return shapes of a few elements, consistent with each other as the operation requires."""
     n = len(record.group.ranks)
     wide = shapes is record.output_shapes if record.op.startswith("all_gather_into") else shapes is record.input_shapes
     several = record.op.startswith(("all_gather_into", "reduce_scatter_tensor")) and wide
@@ -223,7 +225,7 @@ def _leave_out(call: ReproducedCall, rank: int) -> ReproducedCall:
 
 
 def _ending(state: RankState | None) -> str:
-    """Return the line of code with which a rank does what it did at the end."""
+    """Return a line of code that ends a rank as it ended in the records."""
     if state is None:
         return ""
     match state.phase:

@@ -140,7 +140,7 @@ Step = tuple[object, str]
 
 
 def write_program(calls: Calls, teaches: str, style: str = "merged") -> str:
-    """The script of *calls*, ranks numbered from 0; *teaches* is its docstring."""
+    """Return a script that makes *calls* on ranks numbered from 0; *teaches* becomes its docstring."""
     return _Program(calls).text(teaches, style)
 
 
