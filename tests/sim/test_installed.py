@@ -250,6 +250,24 @@ print(plain.late.seen, "addon" in sys.modules)
     forget("fast", "plain")
 
 
+@pytest.mark.parametrize("first", ["import plain\nimport fast", "if rank == 0:\n    import plain\nimport fast, plain"])
+def test_shared_parts_are_attributes_of_each_ranks_package(script: Scripts, installed: Path, first: str) -> None:
+    """A shared module imports a part of a package that the rank imported itself, as `packaging`: on the other ranks,
+    whose package is their own, the part is an attribute, too."""
+    write(
+        installed,
+        {
+            f"fast/_core{SUFFIX}": "",
+            "fast/__init__.py": "import plain.late\n",
+            "plain/__init__.py": "",
+            "plain/late.py": "",
+        },
+    )
+    ran = script(HEAD + first + "\ndist.barrier()\nprint(plain.late.__name__)\n")
+    assert [ran.of(rank) for rank in range(2)] == [["plain.late"]] * 2, ran.outcome.failures
+    forget("fast", "plain")
+
+
 def test_the_standard_library_is_shared(script: Scripts) -> None:
     """A module of Python's own that one rank is the first to import is the same in all."""
     ran = script(

@@ -220,8 +220,9 @@ class ModuleTable:
             return
         if self._seen < len(names):
             for name in names[self._seen :]:
-                if name in host:
-                    self._held.setdefault(name, host[name])
+                if name in host and name not in self._held:
+                    self._held[name] = host[name]
+                    _add_to_package(self._held, name)
             self._seen = len(names)
         _exchange(self._here, self._there)
 
@@ -255,6 +256,13 @@ class ModuleTable:
         other_there: Any = other._there
         there: Any = self._there
         other_there.raw, here.raw, there.raw = here.raw, there.raw, other_there.raw
+
+
+def _add_to_package(modules: dict[str, Any], name: str) -> None:
+    """Make module *name* of *modules* an attribute of its package, as its import does."""
+    package, _, part = name.rpartition(".")
+    if name in modules and package in modules:
+        getattr(modules[package], "__dict__", {}).setdefault(part, modules[name])
 
 
 def _body(table: dict[str, Any]) -> Any:
@@ -395,6 +403,8 @@ class RankModules:
         self._extensions: dict[str, _OnceLoader] = {}
         self._loading: set[int] = set()
         """Processes that run the body of a shared module."""
+        self._shared_parts: dict[str, list[str]] = {}
+        """Shared modules within a package of which each process has its own, by package."""
         self.bodies = ModuleBodies()
 
     def found(self, fullname: str, spec: importlib.machinery.ModuleSpec) -> None:
@@ -422,6 +432,8 @@ class RankModules:
         """
         if process in self._loading or not self.is_shared(fullname):
             yield
+            for name in self._shared_parts.get(fullname, ()):
+                _add_to_package(sys.modules, name)
             return
         before = set(sys.modules)
         self._loading.add(process)
@@ -433,6 +445,9 @@ class RankModules:
                 if self._own.get(name, True) and self._may_be_shared(name):
                     self._own[name] = False
                     self.shared.names.append(name)
+                    package = name.rpartition(".")[0]
+                    if self._own.get(package):
+                        self._shared_parts.setdefault(package, []).append(name)
 
     def _may_be_shared(self, name: str) -> bool:
         if name.partition(".")[0] in _OWN_ALL_THE_SAME or f"{name}.".startswith(f"{_TEST_BODIES}."):
