@@ -65,6 +65,7 @@ def first(own: str, others: str, thread: str = "MainThread", size: int = 3) -> t
         ("abcabc", "abcbc", EXTRA, 4),
         ("acacabac", "acacac", EXTRA, 6),
         ("aabbab", "aabbb", EXTRA, 5),
+        ("accad", "acad", EXTRA, 3),
         ("accacd", "acacd", EXTRA, 3),
         ("cacaacad", "cacacad", EXTRA, 5),
         ("cb", "bc", ORDER, 1),
