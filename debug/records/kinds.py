@@ -90,7 +90,7 @@ INCONSISTENT = frozenset(
 """Kinds in which the calls of ranks contradict each other (exit code 4), whether or not a rank hangs."""
 
 WARNINGS = frozenset({Kind.STRAGGLER, Kind.ASYNC_NEVER_WAITED, Kind.ALIASED_OUTPUTS})
-"""Kinds of which the program can continue. They have no exit code unless a rank is stuck."""
+"""Kinds after which the program can continue. They do not change the exit code unless a rank is stuck."""
 
 
 class Proof(enum.Enum):

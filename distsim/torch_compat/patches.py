@@ -89,7 +89,7 @@ class Patches:
         original = getattr(holder, attribute, MISSING)
         before = original if attribute == "__code__" else vars(holder).get(attribute, MISSING)
         if original is not MISSING and isinstance(original, type) != isinstance(value, type):
-            raise TypeError(f"{attribute} of torch is a {type(original).__name__}, its replacement is not")
+            raise TypeError(f"{attribute} of torch is a {type(original).__name__}, but its replacement is not")
         self._undo.append((holder, attribute, before, value))
         setattr(holder, attribute, value)
 

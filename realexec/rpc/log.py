@@ -46,7 +46,7 @@ MOST_DERIVED = 1024
 
 
 class Peer(NamedTuple):
-    """Another worker."""
+    """Another worker of the RPC job."""
 
     name: str
     rank: int

@@ -27,7 +27,7 @@ NOT_RUN = "not run"
 
 @dataclass(slots=True)
 class Result:
-    """One scenario that ran, or could not. It passed where *wrong* is empty."""
+    """The result of one scenario. It passed if *wrong* is empty."""
 
     name: str
     path: str

@@ -121,7 +121,7 @@ _BEFORE = 2
 _ANSWERED = (2, 3, 4)
 """isBuilt, isAvailable, hasPrimaryContext, behind the two destructors."""
 _NO_TYPE = 127
-"""No c10::DeviceType."""
+"""A number that is no c10::DeviceType, so that it matches no device."""
 
 _Word = ctypes.c_void_p
 _kept: list[object] = []

@@ -69,7 +69,7 @@ class Notes:
     unsettled: dict[Any, None] = field(default_factory=dict)
     """Handles of calls whose futures are not done, in order (work.SimWork)."""
     works_of_torch: set[Any] = field(default_factory=set)
-    """Handles that torch's C++ may be the only one to hold (work.SimWork)."""
+    """Handles (work.SimWork) that are kept alive here, because only torch's C++ may hold them otherwise."""
     ddp_waits_in_cpp: bool = False
     """A future made now has to be done when C++ gets it."""
     in_worker: str = ""
