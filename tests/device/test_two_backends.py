@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import Any
@@ -112,3 +113,26 @@ def test_the_default_backend_is_nccl() -> None:
         return group.name(), *(group._get_backend(device).name() for device in devices)
 
     assert _simulate(body, 1).results == [("nccl", "gloo", "nccl")]
+
+
+def test_a_group_is_split_by_its_own_ranks() -> None:
+    """As NCCL splits a communicator: a rank in no part gets None, and parts are named after their parent."""
+
+    def body() -> Any:
+        rank = int(os.environ["RANK"])
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+        parent = dist.new_group([3, 2, 1], group_desc="late") if rank else dist.new_group([1, 2, 3])
+        if not rank:
+            return None
+        part = dist.split_group(parent, [[0, 2]])
+        with pytest.raises(ValueError, match="duplicate ranks"):
+            dist.split_group(parent, [[0, 0]])
+        if part is None:
+            return "none"
+        total = torch.full((1,), float(rank), device="cuda")
+        dist.all_reduce(total, group=part)
+        return dist.get_process_group_ranks(part), part.group_desc, total.item()
+
+    results = _simulate(body, 4).results
+    assert results == [None, ([1, 3], "late:split:0", 4.0), "none", ([1, 3], "late:split:0", 4.0)]

@@ -189,6 +189,8 @@ def _new_process_group_helper(
         record.state = State.COMPLETED
         return pg, prefix_store
     world = _own_world()
+    if isinstance(pg, SimGroup):
+        pg.device_id = kwargs.get("device_id")
     world.pg_map[pg] = (c10d.Backend(backend), prefix_store)
     world.pg_backend_config[pg] = str(config)
     return pg, prefix_store
@@ -422,7 +424,7 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
         kind = getattr(dist, name, None) or getattr(c10d, name, None)
         if isinstance(kind, type):
             patches.append((kind, "__init__", _not_by_hand(kind, name)))
-    patches += [(holder, "split_group", _split_refusal(c10d.split_group)) for holder in (c10d, dist)]
+    patches += [(holder, "split_group", _splitting(c10d.split_group)) for holder in (c10d, dist)]
     patches += symmetric_memory_patches()
     if hasattr(c10d, "shrink_group"):
         patches += [(holder, "shrink_group", _shrinking(c10d.shrink_group)) for holder in (c10d, dist)]
@@ -479,20 +481,40 @@ def _timeout_setter(real: Callable[..., None]) -> Callable[..., None]:
     return set_pg_timeout
 
 
-def _split_refusal(real: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function of torch so that simulated groups say that they cannot be split, which torch reports.
-
-    NCCL splits groups, and from torch 2.15 on gloo does, too.
-    """
+def _splitting(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap torch's function: simulated NCCL groups are split by `new_group` of the members of each part."""
 
     @functools.wraps(real)
-    def split_group(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return real(*args, **kwargs)
-        except RuntimeError as error:
-            if current_task() is None or "does not support splitting" not in str(error):
-                raise
-            raise NotSimulated("torch.distributed.split_group", "make the groups by new_group") from None
+    def split_group(
+        parent_pg: Any = None,
+        split_ranks: Any = None,
+        timeout: timedelta | None = None,
+        pg_options: Any = None,
+        group_desc: str | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        default: Any = None if current_task() is None else _own_world().default_pg
+        parent = parent_pg or default
+        if not isinstance(parent, SimGroup) or default.device_id is None or not split_ranks:
+            return real(parent_pg, split_ranks, timeout, pg_options, group_desc, *args, **kwargs)
+        if parent.name() != "nccl":
+            raise NotSimulated("torch.distributed.split_group of gloo groups", "make the groups by new_group")
+        for part in split_ranks:
+            if not part:
+                raise ValueError("the split group cannot be empty")
+            if len(part) != len(set(part)):
+                raise ValueError("the split group cannot have duplicate ranks")
+        members, me = dist.get_process_group_ranks(parent), parent.rank()
+        mine = next((sorted(part) for part in split_ranks if me in part), None)
+        parent.num_splits += 1
+        if mine is None:
+            return None
+        description = group_desc or f"{parent.group_desc}:split:{parent.num_splits - 1}"
+        ranks = [members[rank] for rank in mine]
+        return dist.new_group(
+            ranks, timeout, pg_options=pg_options, use_local_synchronization=True, group_desc=description
+        )
 
     return split_group
 

@@ -274,6 +274,10 @@ class Questions(dist.ProcessGroup):
         create_default_device = staticmethod(dist.ProcessGroupGloo.create_default_device)
 
     supports_splitting = False
+    device_id: torch.device | None = None
+    """Device that init_process_group was given for the default group."""
+    num_splits = 0
+    """Times that `split_group` has divided this group."""
     estimated_s: float | None = None
     """Seconds of the collectives in a `_time_estimator` so far; None outside of it."""
 
