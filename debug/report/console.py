@@ -52,7 +52,7 @@ def stream_width(stream: TextIO) -> int:
 
 
 class Console(rich.console.Console):
-    """rich's, without markup and without highlighting in texts."""
+    """The console of rich, without markup and without highlighting in texts."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "highlight": False, "emoji": False, **options})

@@ -212,7 +212,7 @@ def _within(row: BenchRow) -> str:
 
 
 def _brief(us: float) -> str:
-    """Return three digits: an interval is not known better."""
+    """Return a time of an interval with three digits, as the interval is not known more precisely."""
     return f"{float(f'{us:.3g}'):,.0f}" if us >= 100 else f"{us:.3g}"
 
 
