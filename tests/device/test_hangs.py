@@ -14,6 +14,9 @@ import torch
 import torch.distributed as dist
 
 import distsim
+from distsim.sim.device.memory import current_stream
+from distsim.sim.device.timeline import Mark
+from distsim.sim.isolation.process import require_task
 
 
 def begin(**given: Any) -> int:
@@ -267,3 +270,21 @@ def test_microseconds_late_in_a_long_run() -> None:
         return x[0].item()
 
     assert run(body, 2).results == [42.0, 42.0]
+
+
+def test_a_rank_whose_gpu_never_ends_has_not_finished() -> None:
+    """No call is open, and nothing is left that could wake it: a wait for kernels is a hang, too."""
+
+    def body() -> None:
+        ones()
+        task = require_task()
+        gpu = task.process.accelerators.devices[0]
+        gpu.wait_for(current_stream(task, gpu), Mark(0.0), task.now_s())
+        ones()
+        torch.cuda.synchronize()
+
+    outcome = run(body, 2, check=False)
+    assert outcome.exit_code == 3
+    (diagnosis,) = outcome.diagnoses
+    assert diagnosis.kind.value == "host_stuck"
+    assert diagnosis.explanation.startswith("Ranks 0,1 wait on the host: the kernels of its GPU")

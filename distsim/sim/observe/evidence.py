@@ -32,7 +32,7 @@ __all__ = ["Lookahead", "evidence"]
 
 _DDP_UNFINISHED = "Expected to have finished reduction in the prior iteration"
 _ENDS = (KERNELS,)
-"""Waits on the host that always end, independently of other ranks."""
+"""Waits on the host that end independently of other ranks, as long as anything moves."""
 _DDP_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 
 
@@ -188,7 +188,8 @@ def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) ->
     if phase is Phase.HOST_STUCK:
         since_s = None  # it used up wall time; that of the simulation passes for the others alone
     ends = _ENDS if asleep else (*_ENDS, "sleep")
-    if waits and all(isinstance(w, HostWait) and w.what in ends for w in waits):
+    can_end = world.env.peek() < float("inf")
+    if waits and can_end and all(isinstance(w, HostWait) and w.what in ends for w in waits):
         waits = []  # it will wake by itself: late, not stuck
     if waits and all(isinstance(w, HostWait) for w in waits):  # a future's callback may end them, or a daemon thread
         waits += [*(CallWait(work.record) for work in process.notes.unsettled), *helping]
