@@ -343,7 +343,7 @@ def test_a_secret_that_others_can_read_is_none(
     found = real_hosts._secret("salt")
     said = capsys.readouterr().err
     assert (found is None) == (mode == 0o644)
-    assert ("expected a file of your own that nobody else may read" in said) == (mode == 0o644)
+    assert ("expected a file that you own and that no other user may read" in said) == (mode == 0o644)
 
 
 @pytest.mark.parametrize("told", [b"", b"[]", b"{", b'{"address": 1}', b'{"address": "x", "port": "y", "salt": ""}'])

@@ -145,3 +145,20 @@ def test_operators_look_for_gpus_once_one_was_used(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Accelerators, "some_used", False)
     monkeypatch.setattr(dispatch, "gpu_of", counted)
     assert distsim.simulate(on_host_then_gpu, on="dgx-h100:1", nproc_per_node=1).results == [(0, 1, "cuda:0")]
+
+
+def test_an_operator_that_the_process_has_may_be_registered_by_ranks() -> None:
+    """A test imports the module that each rank imports anew; after the run the process has its own function again."""
+    mine = torch.library.Library("distsim_before", "FRAGMENT")
+    mine.define("double(Tensor x) -> Tensor")
+    mine.impl("double", lambda x: x * 20, "CPU")
+
+    def body() -> float:
+        library = torch.library.Library("distsim_before", "FRAGMENT")
+        library.define("double(Tensor x) -> Tensor")
+        library.impl("double", lambda x: x * 2, "CPU")
+        return float(torch.ops.distsim_before.double(torch.ones(())))
+
+    assert distsim.simulate(body, nproc_per_node=2).results == [2.0, 2.0]
+    assert float(torch.ops.distsim_before.double(torch.ones(()))) == 20.0
+    mine._destroy()

@@ -276,7 +276,7 @@ def _backends(process: SimProcess) -> list[str]:
     `cpu:gloo,cuda:nccl`.
     """
     on_gpus = process.accelerators is not None and process.accelerators.works
-    return [group.backend_config() if on_gpus else group.name() for group in process.group_objects[:1]]
+    return [group.backend_config() if on_gpus else group.flavour_on("cpu") for group in process.group_objects[:1]]
 
 
 def _failures(processes: Sequence[SimProcess]) -> list[Failure]:
