@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import warnings
 from collections import ChainMap, UserDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -82,6 +83,8 @@ class _Registrations:
         self.libraries: dict[int, tuple[Any, set[tuple[str, ...]]]] = {}
         """Libraries of the ranks by identity, with the registrations of each."""
         self.known: dict[tuple[str, ...], _Registration] = {}
+        self.from_before: set[str] = set()
+        """Operators that the process had before the run: their own functions return after it."""
 
     def take(
         self, library: Any, key: tuple[str, ...], register: Callable[[Any], Any], function: Any = None, text: str = ""
@@ -187,7 +190,8 @@ def _define(self: Any, schema: str, *args: Any, **how: Any) -> Any:
         packet, _, overload = name.partition(".")
         before = getattr(getattr(torch.ops, self.ns), packet, None) if id(self) in _run.libraries else None
         if before is not None and key not in _run.known and (overload or "default") in before.overloads():
-            return None  # defined before the run, as by a test that imports the program's module, too
+            _run.from_before.add(key[0])  # by a test that imports the program's module, too
+            return None
         return _real_define(self, schema, *args, **how)
 
     return _run.take(self, key, register, text=schema)
@@ -197,7 +201,14 @@ def _define(self: Any, schema: str, *args: Any, **how: Any) -> Any:
 def _implement(self: Any, op_name: Any, fn: Any, dispatch_key: str = "", **how: Any) -> None:
     name = op_name if isinstance(op_name, str) else op_name.name()
     key = (f"{self.ns}::{name.rpartition('::')[2]}", dispatch_key or self.dispatch_key)
-    _run.take(self, key, lambda function: _real_implement(self, op_name, function, dispatch_key, **how), fn)
+
+    def register(function: Any) -> None:
+        with warnings.catch_warnings():
+            if key[0] in _run.from_before:  # torch warns once in a process that a function is overridden
+                warnings.simplefilter("ignore")
+            _real_implement(self, op_name, function, dispatch_key, **how)
+
+    _run.take(self, key, register, fn)
 
 
 @functools.wraps(_real_fall_back)
