@@ -275,6 +275,8 @@ def _own_first(argv: Sequence[str], own: Sequence[str]) -> list[str]:
             remaining.append(word)
         else:
             count = 0 if has_value else 1
+            if count > len(rest):
+                raise UsageError(f"{flag} after {words[script]}: expected a value")
             ours.setdefault(flag, []).extend([word, *rest[:count]])
             rest = rest[count:]
     if ours:

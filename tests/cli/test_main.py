@@ -212,3 +212,13 @@ def test_what_is_varied_may_follow_the_script(
     assert args.vary == ["--mbs=1,2", "--tp=1,2"]
     assert args.script_arguments == "--mbs 1"
     assert "--vary, --budget are flags of distsim, because train.py has none of that name" in capsys.readouterr().err
+
+
+def test_a_flag_after_the_script_without_its_value_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is not the script that is missing."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    assert main(["fits", "train.py", "--on"]) == 2
+    assert capsys.readouterr().err == "distsim: error: --on after train.py: expected a value\n"

@@ -122,12 +122,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         runner.run()
     except KeyboardInterrupt:
-        _print(search, price, args)
-        print(
-            f"distsim: interrupted after {len(search.results)} points; they are kept in {kept.folder}: the same "
-            "command continues from there",
-            file=sys.stderr,
-        )
+        _say_interrupted(search, price, args, kept)
         raise
     points = _print(search, price, args)
     if search.untried:
@@ -206,6 +201,17 @@ def _point(search: Search, point: Place) -> Point:
     from distsim.scenario.explore.sweep import Point
 
     return Point(search.settings(point), search.finals.get(point, search.results[point]))
+
+
+def _say_interrupted(search: Search, price: float | None, args: argparse.Namespace, kept: KeptPoints) -> None:
+    """Print what was found before Ctrl-C, if any point has ended."""
+    if search.results:
+        _print(search, price, args)
+        print(
+            f"distsim: interrupted after {len(search.results)} points; they are kept in {kept.folder}: the same "
+            "command continues from there",
+            file=sys.stderr,
+        )
 
 
 def _print(search: Search, price: float | None, args: argparse.Namespace) -> list[Point]:

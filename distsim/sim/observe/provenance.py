@@ -139,7 +139,8 @@ class Provenance:
         elif how.one_by_one:
             length = max((len(arg) for arg in given if isinstance(arg, list | tuple)), default=0)
             elements = [tuple(self._read_all(_element(given, index, length))) for index in range(length)]
-            origins = tuple(self._new(how.name, (), sources, site) for sources in elements)
+            scalars = tuple(_number(arg) for arg in given if not isinstance(arg, Tensor | list | tuple))
+            origins = tuple(self._new(how.name, scalars, sources, site) for sources in elements)
             for index, out in enumerate(outs):
                 if length and len(outs) % length == 0:
                     yield out, self._new("result", index // length, (origins[index % length],), site)

@@ -7,13 +7,15 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from distsim.debug.diagnosis.silent.collect.collector import Collector
 from distsim.debug.diagnosis.silent.collect.hooks import function_patches
 from distsim.debug.diagnosis.silent.collect.sketch import array_of
 from distsim.debug.diagnosis.silent.facts import RankFacts
 from distsim.debug.diagnosis.silent.finding import Severity, SilentFinding, SilentKind
 from distsim.debug.diagnosis.silent.judge import judge
-from distsim.debug.messages import site_text
+from distsim.debug.messages import ranks_text, site_text
 from distsim.sim.isolation.process import current_task
 from distsim.sim.observe.origins import Meetings, Origin, first_difference, resolve
 from distsim.sim.observe.provenance import Provenance
@@ -129,17 +131,28 @@ def _by_origins(finding: SilentFinding, facts: Mapping[int, RankFacts], origins:
     """Return *finding* as a warning, with the line where the values begin to differ, if it rests on origins."""
     if finding.kind not in _OF_EQUALITY:
         return finding
-    begin = ""
+    begin, suggestion = "", finding.suggestion
     for roles in (("gradients", "after"), ("before",)):
         tensors = [origin for rank in finding.ranks if (origin := _origin(finding, facts[rank], roles, origins))]
         unlike = next((pair for pair in pairwise(tensors) if pair[0].key != pair[1].key), None)
         difference = first_difference(*unlike) if unlike else None
         if difference is not None:
             name, site = difference
-            begin = f" They begin to differ with {_NAMES.get(name, name)} at {site_text(site, function=True)}."
+            begin = f" The values begin to differ with {_NAMES.get(name, name)} at {site_text(site, function=True)}."
+            if _is_random(name):
+                ranks = ranks_text(finding.ranks)
+                suggestion = (
+                    f"Give {ranks} the same generator state before {site}. If the draws may differ: {suggestion}"
+                )
             break
-    text = f"{finding.explanation}{begin} Judged by how the values are computed, because they are not simulated."
-    return replace(finding, level=Severity.WARNING, distance=None, explanation=text)
+    text = f"{finding.explanation}{begin} This compares how values are computed; the values are not simulated."
+    return replace(finding, level=Severity.WARNING, distance=None, explanation=text, suggestion=suggestion)
+
+
+def _is_random(operator: str) -> bool:
+    packet = getattr(torch.ops.aten, operator, None)
+    overloads = () if packet is None else (getattr(packet, name) for name in packet.overloads())
+    return any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads)
 
 
 def _origin(
