@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
 
 from distsim.debug.diagnosis.silent.collect.sketch import WIDTH
 from distsim.debug.diagnosis.silent.finding import Severity, SilentFinding
 from distsim.sim.observe.origins import CONSTANT, Meeting, Origin, Parts, Received, first_difference, resolve, slice_of
-from distsim.sim.run import RunRequest, run_program
+from distsim.sim.run import RunRequest, run_program, simulate
 
 PROGRAMS = Path(__file__).parent / "programs"
 FAULTY = {
@@ -109,6 +112,27 @@ def test_a_repaired_program_is_silent_without_values(name: str, tmp_path: Path) 
 def test_a_healthy_look_alike_is_silent_without_values(name: str, tmp_path: Path) -> None:
     """Shards, flat buffers and collectives of parts are followed byte by byte."""
     assert findings(name, tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("factor", "kinds"), [(1.0, []), (0.5, ["replicas_diverge"])])
+def test_a_number_of_an_operator_on_lists_counts(factor: float, kinds: list[str]) -> None:
+    """One rank scales its reduced gradients by another number, all at once."""
+
+    def body() -> None:
+        dist.init_process_group("nccl")
+        rank = dist.get_rank()
+        torch.cuda.set_device(rank)
+        model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4).cuda(), device_ids=[rank])
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(2, 4, device="cuda")).sum().backward()
+            torch._foreach_mul_([p.grad for p in model.parameters()], factor if rank else 1.0)
+            optimizer.step()
+
+    outcome = simulate(body, "dgx-h100:1", nproc_per_node=2, silent="watch")
+    assert [finding.kind.value for finding in outcome.silent] == kinds
 
 
 def leaf(name: str, order: int = 0) -> Origin:
