@@ -68,6 +68,10 @@ def test_the_time_estimator_answers_without_running_a_collective() -> None:
         with _time_estimator(device=torch.device("cuda")) as uneven:  # a rank knows its own splits alone
             dist.all_to_all_single(torch.empty(16, device="cuda"), x[:16], [2] * 8, [9, *[1] * 7])
         assert uneven.estimated_time
+        with _time_estimator(device=torch.device("cuda")):
+            work = dist.all_reduce(x, async_op=True)
+        assert work is not None
+        assert work.get_future().wait()[0] is x
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         dist.all_reduce(x)

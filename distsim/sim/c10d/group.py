@@ -26,7 +26,7 @@ from distsim.sim.c10d.gpu_work import GpuWork, GroupStreams
 from distsim.sim.c10d.group_api import Questions, add_newer_methods, own_timeout
 from distsim.sim.c10d.operations import OPERATIONS, algorithms, as_gloo_sees
 from distsim.sim.c10d.rendezvous import connect_error, timeout_error
-from distsim.sim.c10d.work import SimWork, handle_of
+from distsim.sim.c10d.work import EstimatedWork, SimWork, handle_of
 from distsim.sim.device.allocator.claims import claim_buffers
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task, require_task
 from distsim.sim.observe.reading import call_stack, handle_is_the_users, waits_itself
@@ -134,16 +134,6 @@ class _Carried:
 C10D = vars(c10d)
 
 signature_of = lru_cache(4096)(Signature.of)
-
-
-class _Estimated(Work):
-    """The handle of a call in a `_time_estimator`, which is not carried out."""
-
-    def wait(self, timeout: timedelta = timedelta()) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
 
 
 class SimGroup(Questions):
@@ -435,7 +425,9 @@ class SimGroup(Questions):
         if self.estimated_s is not None:
             task = require_task()
             record = self._recorded(task, call, False, sys._getframe(2))
-            arrival = Arrival(task.process, record, _Estimated(), tuple(call.inputs), tuple(call.outputs))
+            arrival = Arrival(
+                task.process, record, EstimatedWork(call.outputs), tuple(call.inputs), tuple(call.outputs)
+            )
             transfer = operation.transfer(communicator, flavour, [arrival] * self._members)
             self.estimated_s += task.world.network.alone_s(transfer)
             return arrival.work

@@ -22,7 +22,7 @@ from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID, DELAY_ALL_REDUCE, 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
 
-__all__ = ["SimWork", "drain_backward", "future_patches", "handle_of"]
+__all__ = ["EstimatedWork", "SimWork", "drain_backward", "future_patches", "handle_of"]
 
 _current_graph_task_id = CURRENT_GRAPH_TASK_ID.get()
 _execution_engine = EXECUTION_ENGINE.get()
@@ -422,3 +422,22 @@ def future_patches() -> list[tuple[Any, str, Any]]:
     """Return the patches of functions that block in C++ and would keep the baton."""
     waits = (_Future, "wait", _future_wait), (_Future, "done", _future_done)
     return [*waits, *DELAY_ALL_REDUCE.replaced_by(_delay_all_reduce), *callback_patches()]
+
+
+class EstimatedWork(Work):
+    """The handle of a call in a `_time_estimator`, which is not carried out."""
+
+    def __init__(self, outputs: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._outputs = list(outputs)
+
+    def wait(self, timeout: timedelta = timedelta()) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def get_future(self) -> Future[list[Tensor]]:
+        future: Future[list[Tensor]] = Future()
+        future.set_result(self._outputs)
+        return future
