@@ -236,7 +236,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     module = importlib.import_module(module_of(name))
     module.add_parser(subparsers)
-    argv = _own_first(argv, getattr(module, "BEHIND", ()))
+    argv = _own_first(argv, getattr(module, "AFTER_SCRIPT", ()))
     argv = getattr(module, "rewritten", list)(argv)
     try:
         args, unknown = parser.parse_known_args(argv)

@@ -33,7 +33,7 @@ exit codes: 0 equal, 5 it differs, 2 a layout does not run or nothing can be com
 """
 DIFFERS = 5
 
-BEHIND = ("--and-args", "--and-nproc-per-node")
+AFTER_SCRIPT = ("--and-args", "--and-nproc-per-node")
 
 
 def add_parser(subparsers: Any) -> None:

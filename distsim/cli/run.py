@@ -400,7 +400,7 @@ def _unpacked(args: argparse.Namespace, notes: list[str]) -> Launched:
     return launched
 
 
-BEHIND = ("--on",)
+AFTER_SCRIPT = ("--on",)
 OWN = ("--nnodes", "--nproc-per-node", "--nproc_per_node", "--host-timeout", "--standalone")
 """Flags of ours that few scripts have."""
 

@@ -150,7 +150,7 @@ def sketches(*origins: Origin) -> list[tuple[float, ...]]:
 def gathered(op: str, rank: int, *brought: Origin) -> Received:
     """Return the result of a collective of tensors of eight bytes, as *rank* receives it."""
     meeting = Meeting(0, op, 0, len(brought))
-    meeting.brought = {index: [[(0, 8, origin)]] for index, origin in enumerate(brought)}
+    meeting.inputs = {index: [[(0, 8, origin)]] for index, origin in enumerate(brought)}
     return Received(meeting, rank, (0, 0), (0, 8, 8), None, 0)
 
 
@@ -173,7 +173,7 @@ def test_a_result_of_a_broadcast_is_the_value_of_its_root() -> None:
 def test_what_a_missing_member_brought_is_unknown_but_equal_for_all() -> None:
     """A rank that another stands for brings nothing."""
     meeting = Meeting(0, "all_reduce", 0, 3)
-    meeting.brought = {0: [[(0, 8, leaf("one"))]]}
+    meeting.inputs = {0: [[(0, 8, leaf("one"))]]}
     results = [Received(meeting, rank, (0, 0), (0, 8, 8), None, 0) for rank in (0, 1)]
     assert len(set(sketches(*results))) == 1
 

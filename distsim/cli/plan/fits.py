@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_parser"]
 
-BEHIND = ("--on",)
+AFTER_SCRIPT = ("--on",)
 DOES_NOT_FIT = 5
 MOST_LINES = 12
 LEAST_WIDE, MOST_WIDE = 24, 44

@@ -92,7 +92,7 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(func=run)
 
 
-BEHIND = ("--on", "--vary", "--budget", "--objective", "--price", "--csv", "--html", "--plot")
+AFTER_SCRIPT = ("--on", "--vary", "--budget", "--objective", "--price", "--csv", "--html", "--plot")
 """Flags that are distsim's even after the script, unless the script has one of that name."""
 OF_SCRIPT = ("nnodes", "nproc_per_node", "fuse", "gpu_libraries", "fidelity")
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distsim.cli.plan.sweep import BEHIND as BEHIND
+from distsim.cli.plan.sweep import AFTER_SCRIPT as AFTER_SCRIPT
 from distsim.cli.plan.sweep import OF_SCRIPT, as_good, best_table, failure, live_points, training_table
 from distsim.cli.plan.sweep import rewritten as rewritten
 from distsim.cli.run import price_of

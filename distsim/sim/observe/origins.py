@@ -1,8 +1,8 @@
 """How values on simulated GPUs were computed: equal origins mean equal values, although no values are computed.
 
-The origin of a collective's result contains what all members brought, so it is equal on all members of an all-reduce.
-What a member brought is known only after the run: keys are computed then (`resolve`), and compared between ranks. Two
-ranks that compute one value in different ways have different keys, so a difference of keys is only worth a warning.
+The origin of a collective's result contains the inputs of all members, so it is equal on all members of an all-reduce.
+All inputs are known only after the run: keys are computed then (`resolve`), and compared between ranks. Two ranks that
+compute one value in different ways have different keys, so a difference of keys is only worth a warning.
 """
 
 from __future__ import annotations
@@ -75,23 +75,23 @@ class Parts(Origin):
 
 
 class Meeting:
-    """One collective, or one message: what its members brought."""
+    """One collective or message, with the origins of its members' inputs."""
 
-    __slots__ = ("brought", "number", "op", "root", "size")
+    __slots__ = ("inputs", "number", "op", "root", "size")
 
     def __init__(self, number: int, op: str, root: int, size: int) -> None:
         self.number, self.op, self.root, self.size = number, op, root, size
-        self.brought: dict[int, Sequence[Pieces]] = {}
+        self.inputs: dict[int, Sequence[Pieces]] = {}
         """Origins of the inputs by rank in the group."""
 
-    def givers(self, member: int, position: tuple[int, int], nbytes: int) -> tuple[list[int], int, int] | None:
+    def contributors(self, member: int, position: tuple[int, int], nbytes: int) -> tuple[list[int], int, int] | None:
         """Return whose inputs make a result, the number of that input and its first byte; None if all inputs do.
 
         *member* is the member that receives the result, *position* the number of the output and of its part, and
         *nbytes* the size of the output.
         """
         output, part = position
-        everyone = sorted(self.brought)
+        everyone = sorted(self.inputs)
         match self.op.removesuffix("_coalesced"):
             case "all_reduce":
                 return everyone, output, 0
@@ -136,14 +136,14 @@ class Received(Origin):
 
     def needs(self) -> Sequence[Origin]:
         if self._needed is None:
-            givers = self.meeting.givers(self.member, self.position, self.nbytes)
-            brought = self.meeting.brought
-            if givers is None:
-                inputs = [pieces for _, of_member in sorted(brought.items()) for pieces in of_member]
+            contributors = self.meeting.contributors(self.member, self.position, self.nbytes)
+            by_member = self.meeting.inputs
+            if contributors is None:
+                inputs = [pieces for _, of_member in sorted(by_member.items()) for pieces in of_member]
                 self._needed = [origin for pieces in inputs for *_, origin in pieces]
             else:
-                members, index, shift = givers
-                inputs = [brought[member][index] for member in members if index < len(brought.get(member, ()))]
+                members, index, shift = contributors
+                inputs = [by_member[member][index] for member in members if index < len(by_member.get(member, ()))]
                 self._needed = [slice_of(pieces, shift + self.begin, shift + self.end) for pieces in inputs]
         return self._needed
 
@@ -155,7 +155,7 @@ class Received(Origin):
             return needed[0].key
         if not op.startswith(("all_reduce", "all_gather", "broadcast")):
             extent = (*extent, self.member)  # type: ignore[assignment]
-        if len(self.meeting.brought) < self.meeting.size:  # somebody did not come, or is a rank that another stands for
+        if len(self.meeting.inputs) < self.meeting.size:  # a member made no call, or was not simulated
             return hash((op, self.meeting.number, extent))
         keys = tuple(origin.key for origin in needed)
         return hash((op, keys)) if op in _REDUCES else hash((op, extent, keys))

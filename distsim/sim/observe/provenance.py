@@ -157,9 +157,9 @@ class Provenance:
             return
         meeting, ranks = self._meetings.of(record), record.group.ranks
         member = 0 if record.op in P2P else ranks.index(record.rank)
-        brought = [self._pieces(tensor) for tensor in inputs]
+        own_inputs = [self._pieces(tensor) for tensor in inputs]
         if record.op != "recv":
-            meeting.brought[member] = brought
+            meeting.inputs[member] = own_inputs
         if record.op in ("send", "barrier") or (record.op in ("reduce", "gather") and member != meeting.root):
             return
         site, op = _site(), record.op.removesuffix("_coalesced")
@@ -170,7 +170,7 @@ class Provenance:
             nbytes = (end - begin) // num_parts
             cuts = [(0, nbytes)]
             if is_dense and op in _CUTS_AS_INPUT:
-                cuts = _cuts(brought[index], member * nbytes if op == "reduce_scatter_tensor" else 0, nbytes) or cuts
+                cuts = _cuts(own_inputs[index], member * nbytes if op == "reduce_scatter_tensor" else 0, nbytes) or cuts
             for part in range(num_parts):
                 for first, last in cuts:
                     extent, start = (first, last, nbytes), begin + part * nbytes
