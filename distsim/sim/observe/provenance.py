@@ -28,7 +28,7 @@ __all__ = ["Provenance"]
 STEPS = 3
 """Number of optimizer steps in which origins are followed: those in which all tensors are sketched."""
 MOST_ORIGINS = 200_000
-"""Origins of one rank, of about 250 bytes each."""
+"""Number of origins after which a rank is not followed any more; each takes about 250 bytes."""
 _ATTRIBUTE = "_distsim_origins"
 
 _FILLS = {"zero_": 0.0, "zeros": 0.0, "zeros_like": 0.0, "new_zeros": 0.0, "ones": 1.0, "ones_like": 1.0}
@@ -85,7 +85,10 @@ def _reading(func: Any) -> _Reading:
 
 
 class Provenance:
-    """Origins of the tensors of one rank. *generator(index)* returns the generator of one of its GPUs."""
+    """Follows the origins of the tensors of one rank.
+
+    *generator(index)* returns the generator of one of its GPUs, and *step()* its number of optimizer steps so far.
+    """
 
     def __init__(self, meetings: Meetings, generator: Any, step: Any) -> None:
         self._meetings = meetings

@@ -159,7 +159,7 @@ class Tracked:
         self.index = index
         self.has_optimizer = False
         self.before: Vector | None = None
-        """Before the first backward pass since the program's own update of it; None once an optimizer has it."""
+        """Sketch before the first backward pass since the program last updated it; None if an optimizer has it."""
         self.reference = weakref.ref(parameter)
         self.sampled = True
         """Whether its gradients are sketched before the next step."""
