@@ -34,6 +34,7 @@ __all__ = [
     "capital",
     "exception_line",
     "exception_text",
+    "group_name",
     "group_text",
     "no_record_advice",
     "numbered",
@@ -165,6 +166,11 @@ def are(ranks: Iterable[int], one: str, many: str) -> str:
 def group_text(group: Group) -> str:
     """Return a group as text, such as `group dp (ranks 0-7)`."""
     return f"group {group.label or 'without a name'} ({ranks_text(group.ranks)})"
+
+
+def group_name(label: str) -> str:
+    """Return a group's label as it follows "on": `dp`, or `group 1` where torch has only numbered the group."""
+    return f"group {label}" if label.isdigit() else label
 
 
 def site_text(site: Site | None, *, function: bool = False, through: bool = True) -> str:

@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from rich.console import ConsoleOptions, RenderResult
 from rich.text import Text
 
-from distsim.debug.messages import are, call_text, group_text, numbered, ranks_text, site_text, some_ranks_text
+from distsim.debug.messages import (
+    are,
+    call_text,
+    group_name,
+    group_text,
+    numbered,
+    ranks_text,
+    site_text,
+    some_ranks_text,
+)
 from distsim.debug.records import P2P, CallRecord, CallWait, Evidence, HostWait, Phase, Site, StoreWait
 from distsim.debug.records.call import REMOTE_CALLS, SERVE
 from distsim.debug.records.diagnosis import Diagnosis, Stuck
@@ -199,7 +208,7 @@ def _subjects(d: Diagnosis) -> list[str]:
         return [""]
     if d.call.op in P2P | REMOTE_CALLS | {SERVE} or d.group is None:
         return [f"  {d.call.op}", ""]
-    return [f"  {d.call} on {group_text(d.group)}", f"  {d.call} on {d.group.label}", f"  {d.call}"]
+    return [f"  {d.call} on {group_text(d.group)}", f"  {d.call} on {group_name(d.group.label)}", f"  {d.call}"]
 
 
 def _body(d: Diagnosis, evidence: Evidence | None, most_lines: int, rest: str) -> Iterator[Line]:
@@ -250,7 +259,7 @@ def _where(rank: int, at: Stuck, evidence: Evidence | None) -> str:
     call = _call_of(rank, at, evidence)
     call_name = numbered(call) if call is not None else at.op
     if call is not None and not call.is_of_two:
-        call_name += f" on {call.group.label}"
+        call_name += f" on {group_name(call.group.label)}"
     return f"{call_name}, {site_text(Site(at.file, at.line or 0, '')) if at.file else 'at an unknown line'}"
 
 
@@ -272,7 +281,7 @@ def _last_calls(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
         if rank in d.stuck or not records:
             continue
         last = records[-1]
-        on = "" if last.is_of_two else f" on {last.group.label}"
+        on = "" if last.is_of_two else f" on {group_name(last.group.label)}"
         where = "" if last.site is None else f", {site_text(last.site)}"
         texts[rank] = f"{call_text(last)}{on}{where}, {last.state.value}"
     for ranks, text in merge_equal(texts)[:MAX_LINES]:

@@ -17,6 +17,7 @@ from distsim.cli.dispatch import COMMANDS, parse
 from distsim.debug.records.kinds import Kind
 from distsim.scenario import load_scenario, run_scenario
 from tests.docs.blocks import DOCS, PAGES, Block, blocks, commands, write_titled
+from tests.docs.pictures import FOLDER, PICTURES, files
 from tests.docs.reference import PAGES as MADE
 from tests.docs.reports import OUTPUT, SHOWN, output, report
 from tests.house.readme_pictures import shape
@@ -194,9 +195,23 @@ def test_every_link_leads_somewhere() -> None:
         for target, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)]*))?\)", text):
             linked = page if not target else page.parent / target
             assert linked.exists(), f"{page.name}: {target}"
-            assert not anchor or anchor in anchors(linked), f"{page.name}: {target}#{anchor}"
+            if linked.suffix == ".md":
+                assert not anchor or anchor in anchors(linked), f"{page.name}: {target}#{anchor}"
             if DOCS in page.parents:
                 assert linked.resolve().is_relative_to(DOCS), f"{page.name}: {target} is not on the built pages"
+
+
+def test_every_picture_is_one_that_a_command_of_a_page_makes() -> None:
+    """In light and dark, with a text for those who do not see it, and small."""
+    pages = {page: page.read_text(encoding="utf-8") for page in [*PAGES, ROOT / "README.md"]}
+    shell = {" ".join(words) for page in PAGES for b in blocks(page) if b.language == "shell" for words in commands(b)}
+    for picture in PICTURES:
+        assert picture.command in shell
+        for scheme, path in files(picture):
+            assert path.stat().st_size <= 150 << 10
+            named = rf"!\[[^\]]{{20,}}\]\((?:\.\./)?pictures/{path.name}#gh-{scheme}-mode-only\)"
+            assert any(re.search(named, text) for text in pages.values()), path.name
+    assert set(FOLDER.iterdir()) == {path for picture in PICTURES for _, path in files(picture)}
 
 
 def test_the_json_report_names_the_section() -> None:

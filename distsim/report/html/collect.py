@@ -30,7 +30,7 @@ from distsim.debug.diagnosis.waits.assess_proof import lateness, patience
 from distsim.debug.diagnosis.waits.wait_graph import RemoteNeed, WaitGraph
 from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.matching.remote_calls import rank_of
-from distsim.debug.messages import call_text, shape_of_call, site_text
+from distsim.debug.messages import call_text, group_name, shape_of_call, site_text
 from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, Site, State, StoreWait
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.report.render import render_diagnoses, stack_of
@@ -365,7 +365,7 @@ def _call_slices(record: CallRecord, issued_s: float, started_s: float, complete
 
 
 def _text(record: CallRecord) -> str:
-    return call_text(record) if record.is_p2p else f"{call_text(record)} on {record.group.label}"
+    return call_text(record) if record.is_p2p else f"{call_text(record)} on {group_name(record.group.label)}"
 
 
 def thinned(slices: list[Slice], end_s: float, most: int) -> list[Slice]:
@@ -514,7 +514,7 @@ def _said(need: RemoteNeed, site: Site | None) -> tuple[str, str]:
     wait = need.wait
     if isinstance(wait, CallWait):
         call = wait.record
-        on = "" if call.is_of_two else f" on {call.group.label}"
+        on = "" if call.is_of_two else f" on {group_name(call.group.label)}"
         return call_text(call) + on, "" if call.site is None else site_text(call.site, through=False)
     where = "" if site is None else site_text(site, through=False)
     if isinstance(wait, StoreWait):

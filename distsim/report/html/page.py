@@ -135,7 +135,7 @@ def run_page(document: Mapping[str, Any]) -> Page:
     """Return the page of one run. Raises ValueError, KeyError, TypeError or AttributeError if *document* is not a
     report."""
     run = run_parts(document)
-    subject = f"{run.told[0].kind}, {run.told[0].ranks}" if run.told else run.title
+    subject = f"{run.diagnoses[0].kind}, {run.diagnoses[0].ranks}" if run.diagnoses else run.title
     return Page(f"{run.word}: {subject}", run.title, [run])
 
 

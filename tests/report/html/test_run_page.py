@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,12 @@ from plotly import graph_objects
 
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.diagnosis.silent.finding import Severity, SilentFinding, SilentKind
+from distsim.debug.messages import group_name
 from distsim.debug.records import Site
 from distsim.debug.records.kinds import Kind
 from distsim.report.document import report_document
 from distsim.report.html.collect import thinned
-from distsim.report.html.draw.drawing import cluster
+from distsim.report.html.draw.drawing import Box, arrow, cluster, separate_texts
 from distsim.report.html.draw.timeline import timeline
 from distsim.report.html.draw.training import memory_plot
 from distsim.report.html.page import html, run_page
@@ -93,6 +96,22 @@ def test_the_wait_for_graph_has_calls_groups_and_lines(hang: Seen) -> None:
     assert len(accused) == 2
 
 
+def test_texts_of_crossing_arrows_do_not_cover_each_other() -> None:
+    """Two arrows with one middle: the second text moves along its arrow, and neither lies on a box."""
+    boxes = [Box(x, y, ["rank"]) for x, y in ((0, 0), (400, 300), (0, 300), (400, 0))]
+    arrows = [arrow(boxes[0], boxes[1], ["all_reduce #1"], bend=0), arrow(boxes[2], boxes[3], ["barrier #2"], bend=0)]
+    assert math.dist(arrows[0].at, arrows[1].at) < 3
+    separate_texts(arrows, boxes)
+    areas = [one.text_area(one.at) for one in arrows] + [box.area for box in boxes]
+    for one, other in combinations(areas, 2):
+        assert one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
+
+
+def test_a_group_that_has_only_a_number_is_called_a_group() -> None:
+    """`on 1` would read as a rank or a node."""
+    assert (group_name("1"), group_name("dp")) == ("group 1", "dp")
+
+
 def test_a_graph_is_drawn_from_the_diagnosis_alone() -> None:
     """A plain report has no records; who waits for whom is still there, and what is lacking is said."""
     plain = document(circle())
@@ -143,7 +162,7 @@ def test_the_first_screen_of_training_has_figures_and_bars() -> None:
     rank = {"rank": 3, "step_s": 1.0, **parts, "memory": memory}
     training = {
         "step_time_s": 1.0, "tokens_per_s": 8000.0, "num_gpus": 8, "gpu": "h100", "mfu": 0.4,
-        "peak_memory_bytes": 10 << 30, "gpu_memory_bytes": 80 << 30,
+        "peak_memory_bytes": 10 << 30, "gpu_memory_bytes": 81 << 30, "context_bytes": 1 << 30,
         "ranks": [rank | {"peak_allocated_bytes": 8 << 30, "peak_reserved_bytes": 10 << 30}],
         "gains": [{"name": "ideal network", "how": "communication takes no time", "step_s": 0.75}],
     }  # fmt: skip
@@ -151,10 +170,10 @@ def test_the_first_screen_of_training_has_figures_and_bars() -> None:
     for shown in (
         "tokens/s 8,000 1,000 per GPU",
         "peak memory 10 GiB 12% of 80 GiB",
-        "Where a step goes on rank 3",
+        "Step time of rank 3",
         "checkpoints 50 ms, 5.0%",
         "exposed communication 300 ms, 30.0%",
-        "reserved beyond that 2 GiB, 2.5%",
+        "reserved, not allocated 2 GiB, 2.5%",
         "ideal network: communication takes no time 25.0% less",
     ):
         assert shown in text, shown

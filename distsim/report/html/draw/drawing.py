@@ -18,7 +18,7 @@ from typing import Any
 
 import networkx
 
-from distsim.debug.messages import site_text
+from distsim.debug.messages import group_name, site_text
 from distsim.debug.records import Site
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.report.html.draw.plots import ACCUSED, Figure, figure, label
@@ -30,6 +30,11 @@ __all__ = ["Arrow", "Box", "Drawing", "arrow", "cluster", "heat_map", "scaled", 
 
 LETTER_PX = 7.0
 LINE_PX = 16
+
+
+Area = tuple[float, float, float, float]
+TEXT_POSITIONS = (0.5, 0.4, 0.6, 0.3, 0.7, 0.22, 0.78)
+"""Positions of a text along its arrow, the preferred one first."""
 
 
 @dataclass(slots=True)
@@ -50,6 +55,16 @@ class Box:
     def height(self) -> float:
         return LINE_PX * len(self.lines) + 10
 
+    @property
+    def area(self) -> Area:
+        """Return the left, top, right and bottom edge."""
+        return (
+            self.x - self.width / 2,
+            self.y - self.height / 2,
+            self.x + self.width / 2,
+            self.y + self.height / 2,
+        )
+
 
 @dataclass(slots=True)
 class Arrow:
@@ -60,10 +75,18 @@ class Arrow:
     at: tuple[float, float] = (0.0, 0.0)
     anchor: str = "middle"
     """Alignment of the text at *at*: start, middle or end."""
+    points: tuple[tuple[float, float], ...] = ()
+    """Start, control point and end of the curve."""
     accused: bool = False
     width: float = 1.5
     colour: str = ""
     title: str = ""
+
+    def text_area(self, at: tuple[float, float]) -> Area:
+        """Return the left, top, right and bottom edge of the text if it stands at *at*."""
+        wide, high = LETTER_PX * max(map(len, self.text)), LINE_PX * len(self.text)
+        left = at[0] - {"start": 0.0, "middle": wide / 2, "end": wide}[self.anchor]
+        return left, at[1] - high / 2, left + wide, at[1] + high / 2
 
 
 @dataclass(slots=True)
@@ -88,10 +111,9 @@ class Drawing:
             ys += [box.y - box.height / 2, box.y + box.height / 2]
         for one in self.arrows:
             if one.text:
-                wide = LETTER_PX * max(map(len, one.text))
-                left = one.at[0] - {"start": 0.0, "middle": wide / 2, "end": wide}[one.anchor]
-                xs += [left, left + wide]
-                ys += [one.at[1] - LINE_PX * len(one.text) / 2 - 6, one.at[1] + LINE_PX * len(one.text) / 2 + 6]
+                left, top, right, bottom = one.text_area(one.at)
+                xs += [left, right]
+                ys += [top - 6, bottom + 6]
         self.left, self.top = min(xs) - margin, min(ys) - margin
         self.width, self.height = max(xs) + margin - self.left, max(ys) + margin - self.top
 
@@ -103,10 +125,36 @@ def arrow(start: Box, end: Box, text: Sequence[str] = (), *, accused: bool = Fal
     x0, y0 = _rim(start, middle_x, middle_y, 2)
     x1, y1 = _rim(end, middle_x, middle_y, 8)
     path = f"M{x0:.1f},{y0:.1f} Q{middle_x:.1f},{middle_y:.1f} {x1:.1f},{y1:.1f}"
-    at = 0.25 * x0 + 0.5 * middle_x + 0.25 * x1, 0.25 * y0 + 0.5 * middle_y + 0.25 * y1
+    points = (x0, y0), (middle_x, middle_y), (x1, y1)
     aside = middle_x - start.x - dx / 2
     anchor = "middle" if abs(aside) < 12 else "start" if aside > 0 else "end"
-    return Arrow(path, text, at, anchor, accused)
+    return Arrow(path, text, _on_curve(points, 0.5), anchor, points, accused)
+
+
+def _on_curve(points: Sequence[tuple[float, float]], share: float) -> tuple[float, float]:
+    """Return the point of a quadratic curve after *share* of its parameter."""
+    weights = (1 - share) ** 2, 2 * share * (1 - share), share**2
+    x, y = (sum(w * p[axis] for w, p in zip(weights, points, strict=True)) for axis in (0, 1))
+    return x, y
+
+
+def separate_texts(arrows: Sequence[Arrow], boxes: Sequence[Box]) -> None:
+    """Move texts along their arrows until none covers a box or another text, as far as there is room.
+
+    Texts of accused arrows are placed first.
+    """
+    taken = [box.area for box in boxes]
+    for one in sorted((one for one in arrows if one.text), key=lambda one: not one.accused):
+        choices = [_on_curve(one.points, share) for share in TEXT_POSITIONS]
+        one.at = min(choices, key=lambda at: sum(_overlap(one.text_area(at), area) for area in taken))
+        taken.append(one.text_area(one.at))
+
+
+def _overlap(one: Area, other: Area) -> float:
+    """Return the size of the area that both have in common, in square pixels."""
+    across = min(one[2], other[2]) - max(one[0], other[0])
+    down = min(one[3], other[3]) - max(one[1], other[1])
+    return max(0.0, across) * max(0.0, down)
 
 
 def _rim(box: Box, x: float, y: float, gap: float) -> tuple[float, float]:
@@ -376,7 +424,7 @@ def _of_diagnosis(d: Diagnosis) -> list[DrawnWait]:
         )
         if rank in d.culprits and rank not in after:
             continue
-        group = f" on {at.group}" if at.group else ""
+        group = f" on {group_name(at.group)}" if at.group else ""
         number = f" #{at.seq}" if at.seq is not None and at.op not in ("send", "recv") else ""
         where = site_text(Site(at.file, at.line or 0, "")) if at.file else ""
         text = tuple(part for part in (f"{at.op}{number}{group}", where) if part)
@@ -401,7 +449,7 @@ def _boxes(waits: Sequence[DrawnWait], circle: Sequence[int], accused: set[int])
         place_in = circle.index(rank) if rank in circle else None
         key = (place_in, rank in accused, tuple(waiting.get(rank, ())), tuple(needed.get(rank, ())))
         alike.setdefault(key, []).append(rank)
-    # A circle that a group's wait closes, too, is told by the ranks of the circle.
+    # Other ranks of a group in the circle close it, too; the ranks of the circle itself come first.
     order = sorted(alike.items(), key=lambda item: (item[0][0] is None, not item[0][1], item[1]))
     return [ranks for _, ranks in order[:MOST_BOXES]]
 
@@ -443,17 +491,20 @@ def _drawn(
     many = len(edges) > MOST_TEXTS
     for (source, target), wait in edges.items():
         is_red = (source, target) in red
-        lines = [_cut(line) for line in (*(("any of",) if wait.any_of else ()), *wait.text)]
+        waiting = boxes[str(source)]
+        texts = [line for line in map(_cut, wait.text) if line not in waiting.lines]  # its box has the line of source
+        lines = ["any of", *texts] if wait.any_of else texts
         there_and_back = (target, source) in edges
         one = arrow(
-            boxes[str(source)],
+            waiting,
             boxes[str(target)],
             lines if is_red or not many else (),
             accused=is_red,
             bend=0.3 if there_and_back else -0.16 if is_red else 0.1,
         )
-        one.title = f"{boxes[str(source)].lines[0]} in {', '.join(wait.text)}"
+        one.title = f"{waiting.lines[0]} in {', '.join(wait.text)}"
         drawing.arrows.append(one)
+    separate_texts(drawing.arrows, drawing.boxes)
     drawing.fit()
     drawing.words = "; ".join(
         f"{boxes[str(a)].lines[0]} {'wait' if len(members[a]) > 1 else 'waits'} for {boxes[str(b)].lines[0]} in "

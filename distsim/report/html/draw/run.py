@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distsim.debug.diagnosis.silent.finding import SilentFinding
-from distsim.debug.messages import are, group_text, ranks_text, site_text
+from distsim.debug.messages import are, group_name, group_text, ranks_text, site_text
 from distsim.debug.records import Site
 from distsim.debug.records.diagnosis import Diagnosis, diagnoses_from_json
 from distsim.debug.report.render import verdict
@@ -28,12 +28,12 @@ BARE = "This report has no records to draw: create it with --html, or use the JS
 REAL_LINKS = "A real run has no samples of links; only a simulation has."
 
 MOST_FAILURES = 20
-STACKS = "As wide as ranks are in a frame (few are drawn wider than they are); a click goes into it."
+STACKS = "The width of a frame is its number of ranks. Very narrow frames are drawn wider. Click a frame to zoom in."
 FABRIC = (
-    "A line's colour is the share of its bandwidth that was in use on average: grey below 10 %, green from there, "
-    "yellow from 30 %, orange from 60 %, red from 90 %; a pointer on it shows the figures."
+    "The colour of a line is its mean utilization: grey below 10 %, green from 10 %, yellow from 30 %, orange from "
+    "60 %, red from 90 %. Hover over a line to see its figures."
 )
-MOST_TOLD = 12
+MOST_SHOWN = 12
 """Maximum number of diagnoses that are shown completely; the others take one line for each kind and location."""
 MOST_FOLDED = 100
 MOST_NAMES = 8
@@ -65,9 +65,9 @@ class RunParts:
     facts: list[str]
     word: str
     mood: str
-    told: list[Told]
+    diagnoses: list[ShownDiagnosis]
     folded: list[str]
-    silent: list[Told]
+    silent: list[ShownDiagnosis]
     """Silent findings."""
     plain: str
     replay: str
@@ -99,7 +99,7 @@ def run_parts(document: Mapping[str, Any], key: str = "run") -> RunParts:
         _facts(document),
         word,
         mood,
-        told(diagnoses, picture["sources"] if picture else ()),
+        shown_diagnoses(diagnoses, picture["sources"] if picture else ()),
         folded(diagnoses),
         [_silent(SilentFinding.from_json(one)) for one in document.get("silent") or ()],
         str(picture.get("text", "")) if picture else "",
@@ -147,7 +147,7 @@ def _parts(document: Mapping[str, Any], picture: dict[str, Any] | None, diagnose
     left_out = picture["left_out"] if picture else {}
     real = "links" not in document
     bare = "" if picture else BARE
-    memory = Part("memory", "Memory over the step with the peak, of the rank with the most memory")
+    memory = Part("memory", "Memory of the fullest rank during one step")
     memory.figure = memory_plot(document.get("training") or {})
     lanes = Part("lanes", "Activity of the ranks over time", str(left_out.get("lanes", "")))
     accused = {rank for d in diagnoses if d.exit_code for rank in d.culprits}
@@ -156,13 +156,13 @@ def _parts(document: Mapping[str, Any], picture: dict[str, Any] | None, diagnose
     waits = Part("waits", "Who waits for whom", str(left_out.get("waits", "")))
     waits.drawing = wait_graph(picture, diagnoses)
     waits.missing = "No rank waits for another rank."
-    stacks = Part("stacks", "Where the ranks are", STACKS)
+    stacks = Part("stacks", "Stacks of the ranks", STACKS)
     stacks.figure = icicle(picture) if picture else None
     stacks.missing = bare or "No stacks were taken, because no rank is stuck."
     messages = Part("messages", "Messages", str(left_out.get("messages", "")))
     messages.figure = arrows(picture) if picture else None
     messages.missing = bare or "No messages were sent between ranks."
-    links = Part("links", "Links over time")
+    links = Part("links", "Link utilization over time")
     links.figure = heat_map(picture) if picture else None
     links.missing = bare or (REAL_LINKS if real else "No link carried traffic.")
     fabric = Part("cluster", "Links of the cluster that carried traffic", FABRIC)
@@ -202,6 +202,7 @@ def icicle(picture: dict[str, Any]) -> Figure | None:
         "hovertemplate": "%{label}<br>%{text}<extra></extra>",
         "marker": {"colors": ["#8a8f98", *(ACCUSED if row[5] else COMPUTE for row in rows)]},
         "pathbar": {"visible": False},
+        "leaf": {"opacity": 1},
     }
     return figure([trace], 40 + ROW_PX * (1 + max(deep)), "", margin={"l": 8, "r": 8, "t": 8, "b": 8})
 
@@ -223,14 +224,14 @@ def _widths(rows: list[Any], least: float) -> list[float]:
 class Excerpt:
     """Some lines of a file, one of them marked."""
 
-    place: str
+    site: str
     ranks: str
     rows: list[tuple[int, str, bool]]
     """Line number, text, and whether the line is the marked one."""
 
 
 @dataclass(slots=True)
-class Told:
+class ShownDiagnosis:
     """One diagnosis or silent finding as the page shows it."""
 
     word: str
@@ -264,12 +265,12 @@ def headline(document: Mapping[str, Any], diagnoses: Sequence[Diagnosis]) -> tup
     return ("HEALTHY", "good") if "events" not in document else ("FINISHED", "good")
 
 
-def told(diagnoses: Sequence[Diagnosis], sources: Sequence[Mapping[str, Any]]) -> list[Told]:
+def shown_diagnoses(diagnoses: Sequence[Diagnosis], sources: Sequence[Mapping[str, Any]]) -> list[ShownDiagnosis]:
     """Return the first diagnoses with all details."""
-    return [_told(d, sources) for d in diagnoses[:MOST_TOLD]]
+    return [_shown(d, sources) for d in diagnoses[:MOST_SHOWN]]
 
 
-def _told(d: Diagnosis, sources: Sequence[Mapping[str, Any]]) -> Told:
+def _shown(d: Diagnosis, sources: Sequence[Mapping[str, Any]]) -> ShownDiagnosis:
     subject = ""
     if d.call is not None:
         on = f" on {group_text(d.group)}" if d.group is not None and d.call.op not in ("send", "recv") else ""
@@ -277,7 +278,7 @@ def _told(d: Diagnosis, sources: Sequence[Mapping[str, Any]]) -> Told:
     after = ""
     if d.detected_after_s is not None:
         after = f"after {format_time(d.detected_after_s)}" if d.detected_after_s else "at once"
-    one = Told(
+    one = ShownDiagnosis(
         verdict(d), d.kind.label, ranks_text(d.culprits), subject, after, d.explanation, d.suggestion, _waiters(d)
     )
     culprits = {rank: f"{ranks_text([rank])}" for rank in d.culprits}
@@ -288,11 +289,11 @@ def _told(d: Diagnosis, sources: Sequence[Mapping[str, Any]]) -> Told:
     return one
 
 
-def _silent(finding: SilentFinding) -> Told:
+def _silent(finding: SilentFinding) -> ShownDiagnosis:
     """Return a silent finding as the page shows it."""
     names = ", ".join(finding.tensors[:MOST_NAMES])
     names += f" and {len(finding.tensors) - MOST_NAMES} more" if len(finding.tensors) > MOST_NAMES else ""
-    return Told(
+    return ShownDiagnosis(
         finding.level.value.upper(),
         finding.kind.label,
         ranks_text(finding.ranks),
@@ -332,7 +333,7 @@ def _waiters(d: Diagnosis) -> list[str]:
     texts = {}
     for rank, at in d.stuck.items():
         number = f" #{at.seq}" if at.seq is not None and at.op not in ("send", "recv") else ""
-        on = f" on {at.group}" if number and at.group else ""
+        on = f" on {group_name(at.group)}" if number and at.group else ""
         where = site_text(Site(at.file, at.line or 0, "")) if at.file else "an unknown line"
         texts[rank] = f"{at.op}{number}{on}, {where}"
     merged = sorted(merge_equal(texts), key=lambda m: (-len(m[0]), m[0]))
@@ -345,7 +346,7 @@ def _waiters(d: Diagnosis) -> list[str]:
 def folded(diagnoses: Sequence[Diagnosis]) -> list[str]:
     """Return one line for each kind and place that is not shown in full."""
     alike: dict[tuple[str, str, str], list[Diagnosis]] = {}
-    for d in diagnoses[MOST_TOLD:]:
+    for d in diagnoses[MOST_SHOWN:]:
         site = next((d.sites[r] for r in d.culprits if r in d.sites), None)
         alike.setdefault((verdict(d), d.kind.label, "" if site is None else site_text(site)), []).append(d)
     lines = []

@@ -68,7 +68,7 @@ def _plain(value: Any) -> str:
 RANKS: dict[str, tuple[str, Shown | None]] = {
     "rank": ("rank", _count),
     "device": ("device", None),
-    "phase": ("ended", None),
+    "phase": ("state", None),
     "exit_code": ("exit code", _count),
     "end_s": ("ran for", _time),
     "compute_s": ("compute", _time),
@@ -96,17 +96,17 @@ LINKS: dict[str, tuple[str, Shown | None]] = {
     "bandwidth_bytes_per_s": ("speed", _rate),
     "bytes": ("bytes", _bytes),
     "busy_s": ("busy", _time),
-    "mean_utilisation": ("in use on average", _share),
-    "peak_utilisation": ("at its peak", _share),
+    "mean_utilisation": ("mean utilization", _share),
+    "peak_utilisation": ("peak utilization", _share),
 }
 STEPS: dict[str, tuple[str, Shown | None]] = {
     "rank": ("rank", _count),
-    "alike": ("ranks alike", _count),
+    "alike": ("equal ranks", _count),
     "step_s": ("step", _time),
     "compute_s": ("compute", _time),
-    "overlapped_s": ("of it overlapped", _time),
+    "overlapped_s": ("overlapped", _time),
     "exposed_s": ("exposed", _time),
-    "late_s": ("of it late", _time),
+    "late_s": ("late ranks", _time),
     "bubble_s": ("bubble", _time),
     "host_s": ("host", _time),
     "peak_allocated_bytes": ("allocated", _bytes),
@@ -114,18 +114,18 @@ STEPS: dict[str, tuple[str, Shown | None]] = {
 }
 OPERATORS: dict[str, tuple[str, Shown | None]] = {
     "name": ("operator", None),
-    "count": ("a step", _plain),
+    "count": ("per step", _plain),
     "time_s": ("time", _time),
 }
 PATH: dict[str, tuple[str, Shown | None]] = {
     "kind": ("kind", None),
-    "name": ("what", None),
+    "name": ("operation", None),
     "time_s": ("time", _time),
 }
 GAINS: dict[str, tuple[str, Shown | None]] = {
-    "name": ("if this were better", None),
-    "how": ("how", None),
-    "step_s": ("a step would take", _time),
+    "name": ("change", None),
+    "how": ("effect", None),
+    "step_s": ("step time with it", _time),
 }
 CALLS: dict[str, tuple[str, Shown | None]] = {
     "rank": ("rank", _count),
@@ -134,7 +134,7 @@ CALLS: dict[str, tuple[str, Shown | None]] = {
     "bytes": ("bytes", _bytes),
     "state": ("state", None),
     "issued_s": ("called at", _time),
-    "started_s": ("all there at", _time),
+    "started_s": ("all ranks arrived at", _time),
     "completed_s": ("ended at", _time),
 }
 
@@ -147,14 +147,14 @@ def of_run(document: Mapping[str, Any]) -> list[PageTable]:
     calls = sorted(picture.get("calls") or (), key=lambda c: (c["completed_s"] is not None, c["rank"], c["issued_s"]))
     training = document.get("training") or {}
     tables = [
-        table("Training steps by rank, the mean of those counted", STEPS, training.get("ranks") or ()),
-        table("Operators of a step", OPERATORS, training.get("operators") or ()),
+        table("Mean training step of each rank", STEPS, training.get("ranks") or ()),
+        table("Operators of one step", OPERATORS, training.get("operators") or ()),
         table("Critical path of the last step", PATH, training.get("critical_path") or ()),
-        table("What a step would gain", GAINS, training.get("gains") or ()),
+        table("Possible speed-ups", GAINS, training.get("gains") or ()),
         table("Ranks", RANKS, document.get("ranks") or ()),
         table("Collectives and messages", COLLECTIVES, document.get("collectives") or ()),
-        table("Links that carried bytes", LINKS, links),
-        table("Calls that are drawn above", CALLS, calls),
+        table("Links that carried traffic", LINKS, links),
+        table("Calls of the timeline", CALLS, calls),
     ]
     return [one for one in tables if one.rows]
 

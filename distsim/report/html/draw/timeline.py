@@ -48,7 +48,8 @@ def timeline(picture: dict[str, Any], accused: Collection[int] = ()) -> Figure |
     slices = picture["slices"]
     if not slices:
         return None
-    scale, unit = time_unit(picture["end_s"])
+    end_s = max(picture["end_s"], *(one[3] for one in slices))  # kernels may end after their rank
+    scale, unit = time_unit(end_s)
     traces: list[dict[str, Any]] = []
     for kind, (name, colour, hatching, above) in KINDS.items():
         chosen = [one for one in slices if one[1] == kind]
@@ -57,8 +58,8 @@ def timeline(picture: dict[str, Any], accused: Collection[int] = ()) -> Figure |
                 (lane, begin * scale, (end - begin) * scale, text, call) for lane, _, begin, end, text, call in chosen
             ]
             traces.append(_bars(bars, name, colour, hatching, above, unit))
-    tail = max(picture["end_s"] * TAIL, 1e-9) * scale / len(FADES)
-    ended = picture["end_s"] * scale
+    tail = max(end_s * TAIL, 1e-9) * scale / len(FADES)
+    ended = end_s * scale
     opened = [one for one in slices if one[1] == "open"]
     for number, opacity in enumerate(FADES if opened else ()):
         bars = [(lane, ended + number * tail, tail, text, call) for lane, _, _, _, text, call in opened]
@@ -68,7 +69,7 @@ def timeline(picture: dict[str, Any], accused: Collection[int] = ()) -> Figure |
     traces.append(_arrivals(slices, scale, unit))
     height = 120 + LANE_PX * len(picture["lanes"])
     shapes, notes = _steps(picture.get("steps") or (), scale, len(picture["lanes"]))
-    axes = lane_axis(picture, accused)
+    axes = lane_axis(picture, accused, end_s, TAIL if opened else 0.02)
     if notes:
         axes["yaxis"]["range"][0] += STEP_NAMES
     return figure(
@@ -106,7 +107,9 @@ def _steps(
     return shapes, notes
 
 
-def lane_axis(picture: dict[str, Any], accused: Collection[int] = ()) -> dict[str, Any]:
+def lane_axis(
+    picture: dict[str, Any], accused: Collection[int] = (), end_s: float | None = None, tail: float = TAIL
+) -> dict[str, Any]:
     """Return the axis of lanes, the first on top. With many lanes, only some are named."""
     lanes = picture["lanes"]
     every = 1 + (len(lanes) - 1) // 64
@@ -117,9 +120,10 @@ def lane_axis(picture: dict[str, Any], accused: Collection[int] = ()) -> dict[st
         "tickvals": list(named),
         "ticktext": [_named(lanes[number], accused) for number in named],
     }
-    scale, _ = time_unit(picture["end_s"])
-    end = max(picture["end_s"], 1e-9) * scale
-    return {"yaxis": axis, "xaxis": {"range": [-0.01 * end, (1.0 + TAIL) * end]}}
+    end_s = picture["end_s"] if end_s is None else end_s
+    scale, _ = time_unit(end_s)
+    end = max(end_s, 1e-9) * scale
+    return {"yaxis": axis, "xaxis": {"range": [-0.01 * end, (1.0 + tail) * end]}}
 
 
 def _named(lane: dict[str, Any], accused: Collection[int]) -> str:

@@ -24,7 +24,7 @@ _MEMORY = {
     "gradients": COMMUNICATION,
     "optimizer": WAITING,
     "activations": OPEN,
-    "communication": ACCUSED,
+    "communication": "#7a5cc0",
     "other": "#8a8f98",
 }
 _REST = "#8a8f98"
@@ -77,7 +77,7 @@ def _cards(training: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         cards.append(("tokens/s", f"{training['tokens_per_s']:,.0f}", f"{per_gpu:,.0f} per GPU"))
     if training.get("mfu") is not None:
         cards.append(("MFU", f"{training['mfu']:.1%}", f"of the peak of {training['num_gpus']:,} {training['gpu']}"))
-    peak, capacity = training.get("peak_memory_bytes"), training.get("gpu_memory_bytes")
+    peak, capacity = training.get("peak_memory_bytes"), _usable_bytes(training)
     if peak and capacity:
         cards.append(("peak memory", format_bytes(peak), f"{peak / capacity:.0%} of {format_bytes(capacity)}"))
     return cards
@@ -93,7 +93,7 @@ def _step(training: Mapping[str, Any]) -> Bar:
         for name, key, colour in _STEP
         if whole_s and slowest[key] > 0.0005 * whole_s
     ]
-    return Bar(f"Where a step goes on rank {slowest['rank']}, which has most to do", segments)
+    return Bar(f"Step time of rank {slowest['rank']}, which sets the pace", segments)
 
 
 def _pacing(training: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -107,16 +107,21 @@ def _memory(training: Mapping[str, Any]) -> Bar:
     if not ranks:
         return Bar("", [])
     fullest = max(ranks, key=lambda rank: (rank["peak_allocated_bytes"], -rank["rank"]))
-    capacity = training["gpu_memory_bytes"]
+    capacity = _usable_bytes(training)
     held = {name: nbytes for name, nbytes in fullest["memory"].items() if nbytes > 0.0005 * capacity}
     reserved = fullest["peak_reserved_bytes"] - sum(fullest["memory"].values())
     if reserved > 0.0005 * capacity:
-        held["reserved beyond that"] = reserved
+        held["reserved, not allocated"] = reserved
     segments = [
         Segment(name, f"{format_bytes(nbytes)}, {nbytes / capacity:.1%}", nbytes / capacity, _MEMORY.get(name, _REST))
         for name, nbytes in sorted(held.items(), key=lambda each: -each[1])
     ]
-    return Bar(f"Memory of rank {fullest['rank']} at its peak, of {format_bytes(capacity)}", segments)
+    return Bar(f"Peak memory of rank {fullest['rank']}, of {format_bytes(capacity)}", segments)
+
+
+def _usable_bytes(training: Mapping[str, Any]) -> int:
+    """Return the memory of a GPU without the part that the CUDA context takes, as the terminal report does."""
+    return int(training.get("gpu_memory_bytes") or 0) - int(training.get("context_bytes") or 0)
 
 
 def memory_plot(training: Mapping[str, Any]) -> Figure | None:
@@ -154,7 +159,7 @@ def memory_plot(training: Mapping[str, Any]) -> Figure | None:
     return figure(
         traces,
         300,
-        "allocations and frees of the step (%)",
+        "progress through the allocations and frees of the step (%)",
         yaxis={"title": {"text": "GiB"}, "rangemode": "tozero"},
         margin={"t": 40},
         annotations=[mark],
@@ -168,4 +173,4 @@ def _gains(training: Mapping[str, Any]) -> Bar:
     for gain in training.get("gains") or ():
         less = 1 - gain["step_s"] / step_s
         segments.append(Segment(f"{gain['name']}: {gain['how']}", f"{less:.1%} less", max(0.0, less), COMPUTE))
-    return Bar("What would help most, as a share of the mean step", segments, stacked=False)
+    return Bar("Possible speed-ups, as a share of the mean step", segments, stacked=False)
