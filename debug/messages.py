@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 LONGEST = 300
-"""Letters of an exception that a sentence holds."""
+"""Largest number of characters of an exception in a sentence."""
 MOST_RUNS = 24
 """Ranges of ranks that a sentence holds; the lists of a diagnosis, and its report, have all its culprits."""
 RAISES = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b")
@@ -271,7 +271,7 @@ def exception_line(state: RankState) -> str | None:
 
 
 def one_line(text: str) -> str:
-    """Return the words of an exception, as a sentence holds them."""
+    """Return the message of an exception in one line that fits into a sentence."""
     lines = [line for line in map(str.strip, text.splitlines()) if line]
     if len(lines) < 2:
         return _cut(text)
@@ -333,7 +333,7 @@ def state_text(state: RankState, waits: Iterable[Wait], last: CallRecord | None)
 
 
 def no_record_advice(ranks: Sequence[int]) -> str:
-    """Return the suggestion for ranks that nothing is known about."""
+    """Return the suggestion for ranks without any records."""
     who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {format_ranks(ranks)}"
     one = len(ranks) == 1
     its, record, host, they = ("its", "record", "host", "it") if one else ("their", "records", "hosts", "they")

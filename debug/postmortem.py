@@ -53,13 +53,13 @@ OURS = (
 
 @dataclass
 class Found:
-    """The diagnoses, what they rest on, and one line for each thing that was not as it should be."""
+    """The diagnoses, the evidence on which they rest, and a line for each irregularity."""
 
     diagnoses: list[Diagnosis]
     evidence: Evidence
     complaints: list[str] = field(default_factory=list)
     inconclusive: Inconclusive | None = None
-    """Why nothing wrong here does not mean that nothing is wrong."""
+    """Reason why the absence of diagnoses does not mean that the job was healthy."""
     silent: list[SilentFinding] | None = None
     """Findings of silent faults; None if the ranks recorded none of the facts for them."""
     judged: bool = True

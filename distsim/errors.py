@@ -24,7 +24,7 @@ class UsageError(DistsimError):
 
 
 class NotSimulated(DistsimError, NotImplementedError):
-    """A torch call that the simulator refuses because it would answer it wrongly.
+    """A torch call that the simulator refuses because its result would be wrong.
 
     Attributes:
         call: Name of the call.
@@ -88,9 +88,9 @@ def _format_once(failures: Sequence[Failure]) -> str:
 
 
 class CollectiveMismatch(DistsimError, RuntimeError):
-    """The members of a group called different things; the strict level raises it on each before any byte goes out.
+    """The members of a group made different calls; the strict level raises it on each before any data is sent.
 
-    It is a `RuntimeError`, as gloo's and NCCL's own errors are.
+    It is a `RuntimeError`, like the errors of gloo and NCCL.
     """
 
     def __init__(self, message: str, records: Sequence[Any] = ()) -> None:

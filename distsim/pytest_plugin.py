@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 __all__ = ["mesh", "rank", "world", "world_size"]
 
 IN_CI = ("CI", "BUILD_NUMBER")
-"""Variables by which pytest recognizes CI."""
+"""Environment variables that pytest uses to detect CI."""
 LEAST_SAID = 30
-"""Minimum columns of a summary behind the name of a test."""
+"""Minimum number of columns for the summary that follows the name of a test."""
 _STAYS_OUT = "a launcher has started pytest on several ranks, so no test is run on ranks of its own"
 _UNMARKED = "fixture {!r}: mark the test with @pytest.mark.ranks(n)"
 
@@ -65,7 +65,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the markers known."""
+    """Register the markers."""
     if config.getoption("--distsim-html"):
         from distsim.errors import UsageError
         from distsim.report.html.reports import check_pages

@@ -159,7 +159,7 @@ def _install_hooks(settings: Settings, given: Mapping[str, Any]) -> None:
 
 
 def comes_by_hooks(settings: Settings) -> bool:
-    """Return whether to watch groups by hooks; if the settings ask for hooks, print what they lack."""
+    """Return whether to observe groups through hooks. If the settings request hooks, print their limits."""
     if settings.guard_attach is not Attach.HOOKS:
         return False
     from distsim.realexec.guard.hooked import attach_note, refusal

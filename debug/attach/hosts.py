@@ -19,12 +19,12 @@ __all__ = ["HostPositions", "judge_hosts", "look_at_host"]
 
 SCHEMA = "distsim.places/2"
 MOST_LINES = 1_000_000
-"""Maximum line number of a file whose lines another host sends."""
+"""Largest line number for which another host sends the text of a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostPositions:
-    """Places of the ranks of one host."""
+    """Positions of the ranks of one host."""
 
     host: str
     world_size: int

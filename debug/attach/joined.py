@@ -59,14 +59,14 @@ MOST_RAS_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class RasMember:
-    """A rank of a communicator, as RAS names it."""
+    """A rank of a communicator as RAS describes it."""
 
     rank: int
     """Rank in the communicator."""
     pid: int | None = None
     host: str = ""
     why: str = ""
-    """Why RAS has nothing of it: unresponsive, dead."""
+    """Reason why RAS has no data about the rank, such as `unresponsive` or `dead`."""
 
 
 @dataclass(slots=True)
@@ -74,14 +74,14 @@ class RasCommunicator:
     """A communicator, and those of its members that differ from the others."""
 
     name: str
-    """Its hash, as NCCL's own log has it."""
+    """Hash of the communicator as in NCCL's log."""
     size: int | None = None
     counts: dict[str, dict[int, int]] = field(default_factory=dict)
-    """Operation -> number of a rank -> how many of them it has launched; in text only where ranks differ."""
+    """Number of launches by operation and rank. RAS's text output contains only operations whose numbers differ."""
     members: dict[int, RasMember] = field(default_factory=dict)
     missing: list[RasMember] = field(default_factory=list)
     statuses: dict[int, str] = field(default_factory=dict)
-    """Ranks whose state is not that of most: INIT, FINALIZE, ABORT, NOCOMM; or an error."""
+    """Ranks whose state differs from that of most: INIT, FINALIZE, ABORT, NOCOMM, or an error."""
 
     def differing(self) -> dict[str, dict[int, int]]:
         """Return the operations whose number of launches differs between ranks."""
@@ -315,14 +315,14 @@ PAGES = ("fr_trace_json", "fr_trace_nccl_json")
 
 @dataclass
 class Joined:
-    """Answers of other services of the job."""
+    """Data from other services of the job."""
 
     records: Found | None = None
     """Result of reading Flight Recorder's dumps."""
     source: str = ""
     """Origin of the dumps, as the end of a sentence."""
     ras: Sequence[RasStatus] = ()
-    """Two answers, before and after the stacks were sampled."""
+    """Two replies, from before and after the stacks were sampled."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -529,7 +529,7 @@ def _with_ras(judged: Judged, statuses: Sequence[RasStatus]) -> Judged:
 
 
 def _is_stuck(comm: RasCommunicator, statuses: Sequence[RasStatus]) -> bool:
-    """Return whether its ranks differed in every answer."""
+    """Return whether the ranks of the communicator differed in every reply."""
     alike = [one for status in statuses for one in status.communicators if one.name == comm.name]
     return bool(comm.behind()) and len(alike) == len(statuses) and all(one.counts == comm.counts for one in alike)
 

@@ -112,7 +112,7 @@ def _circle(waiting: Mapping[int, Position]) -> Diagnosis | None:
 
 
 def _unmatched(waiting: Mapping[int, Position]) -> Diagnosis | None:
-    """Return messages whose other end waits in a collective."""
+    """Return messages whose peer waits in a collective."""
     alone = {
         rank: position.peer
         for rank, position in waiting.items()
@@ -212,7 +212,10 @@ def _roots(waiting: Mapping[int, Position]) -> Diagnosis | None:
 
 
 def _groups_cross(waiting: Mapping[int, Position]) -> Diagnosis | None:
-    """Diagnose ranks that all wait at one line in calls with a group: if it were one group, they would have met."""
+    """Diagnose ranks that all wait at one line in calls with a group.
+
+    The groups must differ, because the calls on one group would have completed.
+    """
     if len(waiting) < 2 or not all(position.on_group and position.doing is Doing.CALL for position in waiting.values()):
         return None
     return _diagnosis(

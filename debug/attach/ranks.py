@@ -47,10 +47,11 @@ DUMP_S = 20
 BUSY = 0.2
 """A thread that computed for this share of the time between the samples is not waiting."""
 WOKE = 3
-"""A thread that waits for what does not come wakes at most so often between the samples, from timeouts."""
+"""Largest number of times that a thread which waits for an event may wake up between the samples because of timeouts.
+"""
 AT_ONCE = 4
 LOOKS = 3
-"""Second samples at most."""
+"""Largest number of second samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class RankProcess:
 
     pid: int
     rank: int | None
-    """None: its environment has no number (torch.multiprocessing.spawn); its stack may tell."""
+    """Rank; None if the environment does not contain it (torch.multiprocessing.spawn). The stack may show it."""
     world_size: int | None = None
     local_world_size: int | None = None
     job: tuple[str, ...] = ()
@@ -244,9 +245,9 @@ class StackSample:
 
     process: RankProcess
     threads: tuple[Thread, ...] = ()
-    """The main thread first; empty where nothing could be read."""
+    """Stacks of the threads, the main thread first; empty if none could be read."""
     why: str = ""
-    """Why nothing could be read."""
+    """Reason why no stack could be read."""
     stopped: bool = False
     """The process is stopped (SIGSTOP)."""
     ended: bool = False

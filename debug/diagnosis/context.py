@@ -223,7 +223,7 @@ def _lines(case: Case, rank: int | None) -> frozenset[tuple[str, int]]:
 
 
 def met_calls(case: Case, d: Diagnosis) -> dict[int, CallRecord]:
-    """Return the calls that met at the diagnosed number, by rank."""
+    """Return the calls of all ranks with the diagnosed number, by rank."""
     if d.call is None or d.group is None:
         return {}
     for log in case.index.group_logs:

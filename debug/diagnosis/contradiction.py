@@ -1,4 +1,4 @@
-"""Contradictions between the calls of one group, in words."""
+"""Explains contradictions between the calls of one group in sentences."""
 
 from __future__ import annotations
 

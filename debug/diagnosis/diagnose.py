@@ -36,7 +36,7 @@ INIT = "init_process_group"
 ENDED = "SIGTERM"
 """Signal by which launchers end the remaining ranks after one has failed."""
 MOST_NAMED = 4
-"""Culprits of one diagnosis whose processes are named."""
+"""Largest number of culprits of one diagnosis whose processes are named."""
 MANY = 8
 """Diagnoses of ranks that raised, with all who wait for them."""
 
@@ -92,7 +92,7 @@ CONFUSED = INCONSISTENT | {
     Kind.DEADLOCK_CYCLE,
     Kind.P2P_UNMATCHED,
 }
-"""Kinds that tell of who made which call."""
+"""Kinds of diagnosis that depend on which rank made which call."""
 
 
 def _with_processes(evidence: Evidence, diagnosis: Diagnosis) -> Diagnosis:

@@ -1,8 +1,8 @@
-"""Sends and receives that never meet or do not fit, and the nearest thing to a partner that there was.
+"""Diagnoses sends and receives that have no partner or do not fit their partner, and finds the closest candidate.
 
-`diagnose` pairs messages by counting, so it leaves out what has ended on ranks whose first calls are
-overwritten. The comparer of a live job knows both ends of a message by their numbers: those that it suspects are judged
-by themselves (`with_messages`).
+`diagnose` pairs messages by counting, so it ignores completed ones of ranks whose first calls are overwritten. The
+comparer of a live job identifies both ends of a message by their numbers; `with_messages` examines those that it
+suspects.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["disagreeing", "disagreement", "ends", "near_miss", "unmatched", "wit
 
 @dataclass(frozen=True, slots=True)
 class NearMiss:
-    """An unmatched call that would have been the partner but for one thing."""
+    """An unmatched call that differs in one property from the partner that another call needs."""
 
     call: CallRecord
     differs: str

@@ -17,7 +17,7 @@ __all__ = ["died_serving", "gave_up", "unanswered"]
 
 SHOWN = 6
 GAVE_UP = "RPC ran for more than set timeout"
-"""Error text of torch for a call whose own timeout is over."""
+"""Error message of torch for a call that exceeded its own timeout."""
 
 
 def unanswered(case: Case, root: Root, victims: Sequence[int]) -> Diagnosis:
@@ -114,7 +114,7 @@ def _requested(case: Case, served: CallRecord) -> CallRecord:
 
 
 def _awaited(case: Case, actor: Actor) -> str:
-    """Return the sentence about who waits for it."""
+    """Return the sentence about the ranks that wait for the rank."""
     waiting = [
         (rank, need.wait.record) for rank, need in case.graph.waiters_on([actor]) if isinstance(need.wait, CallWait)
     ]

@@ -69,7 +69,7 @@ HABIT = 0.75
 late; checkpoints, evaluations and a compiling first step are rare turns.
 """
 LATE = 0.25
-"""Share of an average turn that a late turn costs the other ranks."""
+"""Delay for the other ranks from which a turn counts as late, as a share of an average turn."""
 NEW_STEP = 3.0
 """Length of a pause, relative to the usual one, that starts a new step.
 
@@ -98,9 +98,9 @@ class Demand:
     habit: float = HABIT
     """Part of a section's turns in which it was late."""
     repeats: int = 2
-    """Turns of a section from which on lateness is a habit."""
+    """Smallest number of turns after which lateness counts as a habit."""
     apart: bool = False
-    """Whether its own work must be longer than the others' in nine of ten turns."""
+    """Whether the rank's own work must be longer than that of the others in nine of ten turns."""
 
 
 LIVE = Demand(meetings=10, span_s=5.0, lost_s=1.0)
@@ -126,7 +126,7 @@ class LateRank:
     share: float
     """Share of the examined time."""
     late: int
-    """Collectives to which it came late, of *meetings*."""
+    """Number of collectives to which the rank came late, of *meetings*."""
     meetings: int
     relative: float
     """1: as fast as the fastest; 0.5: twice as slow."""
@@ -143,7 +143,7 @@ class _Turn:
     calls: dict[int, CallRecord]
     section: Hashable
     work_s: dict[int, float]
-    """Rank -> its own time since the meeting before."""
+    """Time of each rank's own work since the previous collective, by rank."""
 
 
 @dataclass(slots=True)

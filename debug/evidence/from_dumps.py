@@ -83,7 +83,7 @@ class Dump:
     rank: int
     version: str
     groups: dict[str, tuple[str, tuple[int, ...]]]
-    """Name -> description and members, as far as it says."""
+    """Description and members of each group, as far as the dump contains them, by name."""
     entries: list[dict[str, Any]] = field(default_factory=list)
 
 

@@ -56,7 +56,7 @@ class Numbering:
     names: Mapping[int, str] = field(default_factory=dict)
     """Descriptions of the processes whose number differs from the launcher's."""
     unseen: frozenset[int] = frozenset()
-    """Members of other worlds of which no process of this job is known."""
+    """Members of other worlds without a known process of this job."""
     launched: int = 0
     """World size of the launcher if it differs from the program's; else 0."""
     fits_launcher: bool = False
@@ -104,7 +104,7 @@ class Numbering:
 
 
 def number_readers(readers: Iterable[RingReader], numbering: Numbering) -> list[RingReader]:
-    """Map numbers to those of *readers* whose processes have one, and tell each reader its number."""
+    """Return *readers* by the number of their process, and set each reader's number."""
     known = []
     for reader in readers:
         number = numbering.numbers.get(reader.process.key)
@@ -176,7 +176,7 @@ def number_processes(processes: Iterable[Process]) -> Numbering:
 def _numbers(
     processes: Sequence[Process], members: Mapping[int, Process], size: int, main: str
 ) -> tuple[dict[Key, int], int]:
-    """Return the numbers of processes, of which *members* are in the main world, and how many there are."""
+    """Return the numbers of all processes, and how many there are. *members* are the processes of the main world."""
     numbers = {process.key: rank for rank, process in members.items()}
     taken = set(numbers.values())
     outside = []
@@ -242,8 +242,9 @@ def _last(process: Process, kind: WorldKind) -> RecordedWorld | None:
 
 
 def _launched(processes: Sequence[Process]) -> dict[int, Process]:
-    """Return processes by the launcher's number, where only one has it; who has joined a world goes before who only
-    starts ranks.
+    """Return the processes whose launcher's number is unique.
+
+    A process that has joined a world takes precedence over one that only starts ranks.
     """
     result: dict[int, Process] = {}
     for process in processes:

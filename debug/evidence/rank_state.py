@@ -93,10 +93,10 @@ class Knowledge:
     all_over: bool = False
     """Whether all ranks here have failed and none has ended yet, so that they are exiting together."""
     post_mortem: bool = False
-    """Whether nothing moves any more, so that process ids and heartbeats mean nothing."""
+    """Whether the job is over, so that process ids and heartbeats have no meaning."""
     directory: Path | None = None
     roots: Sequence[Path] | None = None
-    """Folders whose files' lines may be shown; None: any, the ranks are our own and run."""
+    """Folders from which source lines may be shown; None for any, because the ranks are running and are our own."""
     now_ns: int | None = None
     away_ns: Sequence[tuple[int, int]] = ()
     """Periods (monotonic, from and to) in which the monitor was stopped; they count for no rank's wait."""
@@ -106,7 +106,7 @@ class Knowledge:
     """Rank -> since when its main thread has slept."""
 
     def watched_ns(self, since_ns: int, now_ns: int) -> int:
-        """Return time since then in which the monitor was there."""
+        """Return the time between both moments in which the monitor was running, in nanoseconds."""
         return max(0, now_ns - since_ns - sum(max(0, end - max(begin, since_ns)) for begin, end in self.away_ns))
 
 
@@ -511,7 +511,7 @@ def _default_world(reader: RingReader) -> str:
 
 
 def _is_over(reader: RingReader, world: str, current: Collection[str]) -> bool:
-    """Return whether every process has left a default group's world."""
+    """Return whether every process has left the world of a default group."""
     own = reader.world(world)
     return own is not None and own.kind is WorldKind.DEFAULT and world not in current
 

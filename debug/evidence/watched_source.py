@@ -45,10 +45,10 @@ class Change(Protocol):
     module: str
     function: str
     name: str
-    """What the changed tree calls it."""
+    """Name of the attribute in the changed tree."""
 
     def apply(self, tree: ast.Module) -> bool:
-        """Change the tree in place; whether anything was changed."""
+        """Change the tree in place. Return whether something was changed."""
         ...
 
 
@@ -128,7 +128,7 @@ def compiled(source: bytes, path: str, *more: Change) -> CodeType:
 
 
 def _after_docstring(tree: ast.Module) -> int:
-    """Return the place behind the docstring and the imports from `__future__`."""
+    """Return the position after the docstring and the imports from `__future__`."""
     at = int(ast.get_docstring(tree, clean=False) is not None)
     while at < len(tree.body):
         statement = tree.body[at]

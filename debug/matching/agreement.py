@@ -50,7 +50,7 @@ Difference = tuple[Kind, "Vote", Mapping[int, str]]
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Ranks that met in one call and disagree."""
+    """Ranks whose calls with one number disagree."""
 
     kind: Kind
     group: Group
@@ -64,7 +64,7 @@ class Mismatch:
     found: Mapping[int, str]
     """Value on each culprit."""
     tie: bool
-    """Whether there was no majority."""
+    """Whether neither side has a majority."""
     records: Mapping[int, CallRecord]
 
     def swapped(self) -> Mismatch:

@@ -213,7 +213,7 @@ def _common(parts: list[Numbers]) -> list[Numbers]:
 
 
 class Messages:
-    """Messages of which only one end was seen."""
+    """Sends and receives whose partner has not been seen yet."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[StreamKey, int], tuple[int, int]] = {}

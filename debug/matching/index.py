@@ -1,4 +1,4 @@
-"""Index of evidence: which ranks took part in which meeting, which sends met which receives, and all waits."""
+"""Index of the evidence: who took part in which collective, which send met which receive, and all waits."""
 
 from __future__ import annotations
 

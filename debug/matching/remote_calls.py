@@ -40,7 +40,7 @@ def rank_of(actor: Actor) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The actors for which an open remote call waits."""
+    """The threads or workers for which an open remote call waits."""
 
     actors: tuple[Actor, ...]
     busy: int | None = None
@@ -99,7 +99,7 @@ class RemoteCalls:
         return self._by_number.get(actor[1:]) if isinstance(actor, tuple) and actor[0] == "serving" else None
 
     def waits_of(self, served: CallRecord, calls: Sequence[CallRecord]) -> list[CallRecord]:
-        """Return those of *calls* in which the serving thread waits."""
+        """Return the calls among *calls* in which the serving thread waits."""
         if served.is_async:
             return []
         return [
@@ -119,7 +119,7 @@ class RemoteCalls:
         return held if limit and len(held) >= limit else []
 
     def answer(self, call: CallRecord) -> Answer:
-        """Return what must happen before the open *call* returns."""
+        """Return the threads or workers that must act before the open *call* returns."""
         remote, to = call.remote, call.peer
         assert remote is not None
         if to is None:

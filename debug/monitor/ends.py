@@ -35,7 +35,7 @@ BY_THE_LIMIT = (
     "(--hang-after)."
 )
 ORPHANS_S = 10.0
-"""Ranks whose launcher was killed while they met have this long to meet all the same."""
+"""Time in seconds that ranks have to complete their rendezvous after their launcher was killed."""
 
 SHOWN = 16
 """Maximum number of process ids in a line."""

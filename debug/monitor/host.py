@@ -126,7 +126,7 @@ class Host:
                 self.notes.append(text)
 
     def use(self, numbering: Numbering) -> None:
-        """Call processes as *numbering* says."""
+        """Number the processes according to *numbering*."""
         self.numbering = numbering
         self.readers = {reader.number: reader for reader in number_readers(self._mapped.values(), numbering)}
 
@@ -208,7 +208,7 @@ class Host:
         return states
 
     def _given(self) -> range:
-        """Return the ranks that must come up on this host."""
+        """Return the ranks that are expected on this host."""
         for reader in self.readers.values():
             if reader.header.local_rank >= 0 and reader.header.world_size == self.world_size:
                 first = reader.header.rank - reader.header.local_rank
@@ -247,7 +247,7 @@ class Host:
         return tuple(self.readers[rank].count for rank in sorted(self.readers))
 
     def ended(self) -> dict[int, bool]:
-        """Rank -> its process is gone."""
+        """Whether the process of each rank has ended, by rank."""
         answer = {}
         for rank, reader in self.readers.items():
             process = look(reader.header.pid, reader.header.start_ticks)

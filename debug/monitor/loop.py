@@ -58,10 +58,10 @@ not hold.
 BACK_S = 1.0
 """Seconds that ranks have after an absence of the monitor to write a heartbeat, which takes a tenth of that."""
 WITHDRAW_S = 0.5
-"""Seconds between two checks whether a warning still holds."""
+"""Interval in seconds at which the monitor checks whether a warning still applies."""
 LIVING = (Phase.RUNNING, Phase.BLOCKED, Phase.FROZEN, Phase.HOST_STUCK)
 PATIENCE_S = 20.0
-"""A monitor whose job's first ring never comes gives up."""
+"""Time in seconds after which a monitor ends if the job has created no ring."""
 
 
 class Monitor:
@@ -104,7 +104,7 @@ class Monitor:
     # The loop -----------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Watch until the ranks are gone; answers the exit code of the verdict."""
+        """Watch until the ranks have ended. Return the exit code of the verdict."""
         with self.host.away:
             while not self._turn():
                 pass
@@ -270,7 +270,7 @@ class Monitor:
         self.tell(with_messages(diagnoses, evidence, pairs), evidence)
 
     def _notice(self) -> None:
-        """Report what guards saw at once, not only after a hang."""
+        """Report findings of the guards immediately, not only after a hang."""
         flagged = self.host.flagged() + sum(self.together.remote("flagged"))
         if flagged > self._flagged:
             self._flagged = flagged
@@ -341,7 +341,7 @@ class Monitor:
         return without_guesses(diagnose(evidence), self.settings, time.monotonic() - self._still_since)
 
     def _withdraw(self, at_the_end: bool = False) -> None:
-        """Withdraw warnings that no longer hold, because the job has continued."""
+        """Withdraw warnings that no longer apply, because the job has continued."""
         if self.aborted or self.together.has_leader or self._interrupted():
             return  # what a leader has said it withdraws itself
         if self.report.has_warnings_due(at_the_end):
@@ -428,7 +428,7 @@ class Monitor:
     # What follows -----------------------------------------------------------------------------------
 
     def tell(self, diagnoses: Sequence[Diagnosis], evidence: Evidence) -> None:
-        """Report new diagnoses, and do what --on-hang says."""
+        """Report new diagnoses, and act as --on-hang requires."""
         new = self.report.add(diagnoses, evidence)
         if any(d.ends_job for d in new) and not self.aborted:
             if self.settings.on_hang is OnHang.ABORT:

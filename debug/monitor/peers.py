@@ -53,7 +53,7 @@ _FINDING = [f.name for f in fields(Finding) if f.name not in ("kind", "ranks", "
 
 
 class LeadingMonitor(Protocol):
-    """The monitor whose part this is."""
+    """Interface of the monitor to which this part belongs."""
 
     host: Host
 
@@ -222,7 +222,7 @@ class PeerSession:
         return result
 
     def hears_suspicions(self) -> bool:
-        """Return whether there is a leader to which this host's suspicions are sent."""
+        """Return whether a leader is connected that receives this host's suspicions."""
         return self.follower is not None and self.follower.connected
 
     @property
@@ -237,7 +237,7 @@ class PeerSession:
                 self.follower.suspect(suspicion)
 
     def remote(self, name: str) -> list[Any]:
-        """Return one entry of every other host's last word about itself."""
+        """Return the latest status of every other host."""
         if self.leader is None:
             return []
         return [link.status[name] for link in self.leader.links if name in link.status]

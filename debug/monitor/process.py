@@ -86,7 +86,7 @@ class Steady(Monitor):
 
 
 def watch_series(orders: IO[str], answers: IO[str]) -> None:
-    """Watch each job that *orders* name, to its end. What a monitor says is in the job's `monitor.log`."""
+    """Watch each job that *orders* names until it ends. The output of a monitor is in the job's `monitor.log`."""
     for order in orders:
         job = json.loads(order)
         directory = Path(job["directory"])
@@ -133,7 +133,7 @@ class Series:
             self.end(kill=True)
 
     def end(self, *, kill: bool = False) -> None:
-        """Note that no further job comes."""
+        """Announce that no further job follows."""
         process, self._process = self._process, None
         if process is None:
             return

@@ -48,9 +48,9 @@ LONGEST_LINE = 64 << 20
 LONGEST_PROOF = 1024
 """Maximum bytes accepted from a peer that has not authenticated itself."""
 MOST_WAITING = 256 << 20
-"""Bytes for an end that does not read."""
+"""Largest number of bytes that are queued for a peer that does not read."""
 AT_ONCE = 16 << 20
-"""Bytes taken in one step: the other links have their turn."""
+"""Largest number of bytes that are read from one link before the other links are served."""
 MAC = hashlib.sha256().digest_size * 2
 
 
@@ -64,18 +64,18 @@ class Leader:
         self._server.setblocking(False)
         self.links: list[PeerLink] = []
         self.notes: list[str] = []
-        """Links that were dropped for what they sent, one line each."""
+        """One line for each link that was closed because of the data that it sent."""
         self._answers: dict[int, dict[int, dict[str, Any]]] = {}
         self._number = 0
         self.held: list[tuple[int, GroupKey, Rows]] = []
-        """Rows that came in during `look`."""
+        """Rows that arrived during `look`."""
         self.suspected: list[Suspicion] = []
         """Suspicions of other hosts' comparers."""
         address, port = self._server.getsockname()[:2]
         write_private(directory / "monitor.json", json.dumps({"address": address, "port": port, "salt": salt}))
 
     def step(self, feed: Callable[[int, GroupKey, Rows], None]) -> None:
-        """Move messages; rows go to *feed*."""
+        """Send and receive messages; pass received rows to *feed*."""
         self._accept()
         for link in list(self.links):
             if not link.open:
@@ -253,7 +253,7 @@ class Follower:
 
 
 def group_key(content: Any) -> GroupKey:
-    """Return a group's key, or a message's, as it came over the wire."""
+    """Return the validated key of a group or message that was received over the network."""
     name, ranks, generation = content
     mark = MARK if str(name).startswith(MARK) else ""  # else what names a message would be made printable, too
     return (
@@ -303,7 +303,7 @@ def sign(secret: str, *parts: str) -> str:
 
 @dataclass
 class PeerLink:
-    """Never blocking: whole messages come out, bytes go in as the network takes them."""
+    """A connection that never blocks: it returns complete messages, and sends bytes as the network accepts them."""
 
     socket: socket.socket
     secret: str
@@ -311,7 +311,7 @@ class PeerLink:
     """Whether this is the leader's end, which speaks first."""
     host: str = "?"
     known: bool = False
-    """The other end has proved that it knows the secret."""
+    """Whether the peer has proved that it knows the secret."""
     heard: float = field(default_factory=time.monotonic)
     made: float = field(default_factory=time.monotonic)
     open: bool = True
@@ -335,7 +335,7 @@ class PeerLink:
         return list(self.status.get("processes", ()))
 
     def send(self, message: dict[str, Any]) -> None:
-        """Queue a message, for an end that is known."""
+        """Queue a message for an authenticated peer."""
         if not self.known:
             return
         body = json.dumps(message).encode()

@@ -18,7 +18,8 @@ from distsim.debug.settings import Settings
 __all__ = ["VERDICT_WAIT_S", "ask", "gone_text", "importable", "start_monitor"]
 
 VERDICT_WAIT_S = 4.0
-"""Seconds for which a failed rank's peers are left alive for the monitor's last judgement."""
+"""Time in seconds for which the peers of a failed rank are kept alive, so that the monitor can make its last diagnosis.
+"""
 
 
 def start_monitor(

@@ -48,7 +48,7 @@ class Pace:
         return False
 
     def judge(self, stragglers: Sequence[LateRank]) -> tuple[list[LateRank], list[LateRank]]:
-        """Update with one look, and return whom to report now and whose warning to withdraw."""
+        """Process new evidence. Return the ranks to report and the ranks whose warning to withdraw."""
         slow = {one.rank: one for one in stragglers}
         self._slow = {rank: self._slow.get(rank, 0) + 1 for rank in slow}
         self._fine = {rank: self._fine.get(rank, 0) + 1 for rank in self.told if rank not in slow}

@@ -23,7 +23,7 @@ The dtype is a tuple if tensors differ in it; root is a global rank; missing ite
 
 
 class MethodCall(NamedTuple):
-    """One call, as its arguments say it."""
+    """One call, described by its arguments."""
 
     key: Key
     is_async: bool = True
@@ -63,7 +63,7 @@ method.
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """One operation, and what its arguments say."""
+    """Describes the arguments of one operation."""
 
     methods: tuple[str, ...]
     """Methods of torch's ProcessGroup, named as in torch 2.11 and in 2.13 (which renamed the `_base` forms and kept
@@ -94,7 +94,10 @@ _new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
 
 
 def _in_order(args: tuple[Any, ...], kwargs: Mapping[str, Any], *names: tuple[str, ...]) -> list[Any]:
-    """Return the arguments by place; *names* are what each may be called. None if one is not given."""
+    """Return the arguments by position; *names* are the keywords that each may have.
+
+    None for an argument that is not given.
+    """
     result = [*args, *[None] * (len(names) - len(args))]
     for i in range(len(args), len(names)):
         for name in names[i]:

@@ -223,7 +223,7 @@ class CallRecord:
 
 @dataclass(frozen=True, slots=True)
 class CallWait:
-    """A wait for the end of the rank's own call."""
+    """The rank waits for the end of its own call."""
 
     record: CallRecord
 
@@ -312,7 +312,7 @@ class RankState:
     joining: bool = False
     """Whether the rank's program has started and has not reached its first call."""
     leaving: bool = False
-    """Its program has ended; its process is on the way out."""
+    """Whether the program has ended and the process is exiting."""
     left_group: bool = False
     """Whether the rank has destroyed its process group, or makes calls that are not watched, so that no rank waits
     for it.
@@ -358,7 +358,7 @@ class Finding:
     ranks: tuple[int, ...]
     """Global ranks at fault."""
     text: str
-    """One plain sentence: what was seen, with names (`parameter encoder.head.weight ...`)."""
+    """One sentence that says what was observed, with names (`parameter encoder.head.weight ...`)."""
     group: Group | None = None
     call: CallRecord | None = None
     site: Site | None = None
@@ -394,7 +394,7 @@ class Evidence:
     quiet_after_s: float | None = None
     """Take a job without a call for a hang after this long, also while its ranks compute; None: never."""
     unrecorded: frozenset[int] = frozenset()
-    """Ranks without a readable record and with an unknown end: nothing is known about them."""
+    """Ranks without a readable record and with an unknown end."""
     not_run: frozenset[int] = frozenset()
     """Ranks that a simulation did not run, or not to its end: they are in no group of a record, and in no diagnosis."""
     members_guessed: bool = False

@@ -80,7 +80,7 @@ class CallLog:
                 yield CallSum(record, 1, record.nbytes, record.completed_s - record.started_s)
 
     def moving_s(self) -> float:
-        """Return seconds in which bytes of at least one call moved."""
+        """Return the time in seconds in which at least one call transferred bytes."""
         rest_s, _ = _union((*self._spans, *_spans(self.last)), float("inf"))
         return self._moved_s + rest_s
 

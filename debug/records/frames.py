@@ -58,7 +58,7 @@ class Owner(enum.IntEnum):
     LIBRARY = 1
     """Installed: site-packages, dist-packages."""
     USER = 2
-    """Everything else: a script, a module beside it, an editable install, a notebook cell, interactive input."""
+    """All other code: a script, a module beside it, an editable install, a notebook cell, or interactive input."""
 
 
 TYPED = ("<string>", "<stdin>", "<console>", "<ipython-input-", "<python-input-", "<doctest ", "<torch_package_")

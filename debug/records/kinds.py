@@ -154,7 +154,7 @@ SHOW_BY_THEMSELVES = frozenset({Kind.RANK_EXITED, Kind.RANK_RAISED, Kind.RANK_KI
 
 
 def ends(kind: Kind, proof: Proof | None, victims: Collection[int]) -> bool:
-    """Return whether a verdict may end a job. *proof* None means evidence in which nothing moves any more."""
+    """Return whether a verdict may end a job. If *proof* is None, the evidence is of a job that is already over."""
     if proof is not None:
         return proof in END_A_JOB and (proof is not Proof.GONE or bool(victims) or kind not in SHOW_BY_THEMSELVES)
     return bool(PROOFS[kind] & END_A_JOB) and (bool(victims) or kind not in SHOW_BY_THEMSELVES)

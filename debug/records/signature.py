@@ -37,7 +37,7 @@ class Signature:
 
     @classmethod
     def of(cls, key: Key) -> Signature:
-        """Return the signature of what `arguments` read."""
+        """Return the signature of a call from the arguments that `arguments` read."""
         op, inputs, outputs, dtype, reduce_op, root, input_splits, output_splits, device = key
         dtypes = () if dtype is None else dtype if isinstance(dtype, tuple) else (dtype,)
         return cls(
@@ -112,7 +112,8 @@ class Signature:
         return replace(self, root=root, new_ranks=new_ranks)
 
     def record(self, **rest: Any) -> CallRecord:
-        """Return the record of a call; *rest* is what its arguments do not say (rank, group, number, place, times)."""
+        """Return the record of a call; *rest* contains the properties that its arguments do not (rank, group, number,
+        line, times)."""
         return CallRecord(
             op=self.op,
             input_shapes=self.inputs,

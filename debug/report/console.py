@@ -34,11 +34,11 @@ Lines in the middle are cut: the last ones name the error, the first ones the wa
 """
 _COMMA = re.compile(r"(?<=\d,)(?=\d)")
 MANY = 4
-"""Number of diagnoses, or exceptions, above which there are many."""
+"""Number of diagnoses or exceptions above which they are shortened."""
 
 
 def piped_width(otherwise: int = PLAIN_WIDTH) -> int:
-    """Return columns of a report that goes into a pipe or a file: as COLUMNS says."""
+    """Return the width of a report that is written to a pipe or a file: that of COLUMNS."""
     columns = os.environ.get("COLUMNS", "")
     return int(columns) if columns.isascii() and columns.isdigit() and int(columns) > 0 else otherwise
 

@@ -42,7 +42,7 @@ class GroupRow:
 
     @property
     def slowest(self) -> list[int]:
-        """Return the ranks behind the others."""
+        """Return the ranks that have made the fewest calls."""
         return self.by_number[min(self.by_number)] if len(self.by_number) > 1 else []
 
 

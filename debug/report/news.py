@@ -1,7 +1,7 @@
-"""What a monitor prints and writes: new diagnoses, those that still hold, and events of a job as JSON lines.
+"""Prints and writes what a monitor reports: new diagnoses, withdrawn ones, and events of a job as lines of JSON.
 
-`--events FILE|-` (`DISTSIM_EVENTS`) and `--on-verdict COMMAND` (`DISTSIM_ON_VERDICT`). Nothing that goes wrong there
-changes how the job ends: a file that cannot be written and a command that fails or hangs are one line each.
+The options are `--events FILE|-` (`DISTSIM_EVENTS`) and `--on-verdict COMMAND` (`DISTSIM_ON_VERDICT`). If a file cannot
+be written, or a command fails or hangs, one line says so, and the job ends as it would have without them.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def news_key(diagnosis: Diagnosis) -> tuple[Any, ...]:
 
 
 def still(before: Diagnosis, now: Diagnosis) -> bool:
-    """Return the reported diagnoses that still hold, possibly with more ranks."""
+    """Return the reported diagnoses that still apply, possibly with more ranks."""
     return before.kind is now.kind and set(before.culprits) <= set(now.culprits) and before.call == now.call
 
 
 def went_on(warning: Diagnosis, evidence: Evidence | None = None) -> str:
-    """Return the line that withdraws a warning; *evidence*: what was seen when it did not hold any more."""
+    """Return the line that withdraws a warning; *evidence* is the state in which it no longer applied."""
     ranks, call = warning.culprits, warning.call
     event = "continued"
     if warning.kind is Kind.NEVER_JOINED and call is not None and evidence is not None:
@@ -86,7 +86,7 @@ def went_on(warning: Diagnosis, evidence: Evidence | None = None) -> str:
 
 
 def left_alone(directory: Path) -> str:
-    """Return the advice for a hung job that nothing ends."""
+    """Return the advice for a hung job that is not ended automatically."""
     return (
         "the job is not ended (DISTSIM_ON_HANG=report): its ranks may wait until their timeout. DISTSIM_ON_HANG=abort "
         f"ends such a job at once. Its flight records: distsim diagnose {shlex.quote(str(directory))}"
@@ -196,7 +196,7 @@ class Events:
             self._run(report)
 
     def withdrawn(self, diagnosis: Diagnosis, text: str, report: Mapping[str, Any]) -> None:
-        """Write that a warning no longer holds, with the line that says so."""
+        """Write the event that a warning no longer applies, with the printed line."""
         self._write("withdrawn", report, text=text, diagnosis=diagnosis.to_json())
 
     def new_attempt(self) -> None:

@@ -52,7 +52,7 @@ def whereabouts(evidence: Evidence) -> list[str]:
 
 
 def sentences(together: Mapping[str, Iterable[int]]) -> list[str]:
-    """Return what ranks that do the same do."""
+    """Return one sentence for each text about the ranks that share it."""
     return [f"{capital(ranks_text(ranks))} {several(text, ranks)}" for text, ranks in together.items()]
 
 
@@ -66,7 +66,7 @@ def where_ranks_were(evidence: Evidence) -> list[str]:
 
 
 def first_places(lines: Sequence[str], rest: str = "") -> list[str]:
-    """Return the first of *lines*, a place each, and how many more there are; *rest* is what has them."""
+    """Return the first of *lines*, and a line that counts the others; *rest* names the file that contains all."""
     left = len(lines) - MOST_LINES
     if left <= 0:
         return list(lines)
@@ -92,7 +92,7 @@ def _where(state: RankState, calls: Sequence[CallRecord]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Inconclusive:
-    """Why nothing can be concluded, and what to do about it."""
+    """Reason why no diagnosis is possible, and advice."""
 
     text: str
     details: tuple[str, ...]

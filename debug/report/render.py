@@ -63,7 +63,7 @@ class DiagnosisReport:
     evidence: Evidence | None = None
     inconclusive: Inconclusive | None = None
     whole: bool = False
-    """Every diagnosis in full, however many there are."""
+    """Whether every diagnosis is shown in full, however many there are."""
     rest: str = REST
     """Command or file that has the diagnoses which are not shown."""
 
@@ -147,7 +147,7 @@ def _inconclusive(verdict: Inconclusive, width: int) -> Iterator[Text]:
 
 
 def verdict(diagnosis: Diagnosis) -> str:
-    """Return the first word: what this means for the run."""
+    """Return the first word of the report, which says how severe the diagnosis is."""
     if diagnosis.is_warning:
         return "WARNING"
     match diagnosis.exit_code:
@@ -227,7 +227,7 @@ def _body(d: Diagnosis, evidence: Evidence | None, most_lines: int, rest: str) -
 
 
 def _explained(d: Diagnosis) -> Iterator[Line]:
-    """Return the explanation of the diagnosis, and the list of its culprits if nothing else has it."""
+    """Return the explanation of the diagnosis, and the list of its culprits unless another line contains it."""
     yield Line(d.explanation)
     whole = format_ranks(d.culprits)
     if whole not in some_ranks_text(d.culprits) and whole not in d.explanation:
@@ -235,7 +235,7 @@ def _explained(d: Diagnosis) -> Iterator[Line]:
 
 
 def _waiters(d: Diagnosis, evidence: Evidence | None) -> Iterator[Line]:
-    """Return where ranks wait, equal places merged, the largest group first."""
+    """Return lines that say where ranks wait, the largest group first."""
     texts = {rank: _where(rank, at, evidence) for rank, at in d.stuck.items()}
     merged = sorted(merge_equal(texts), key=lambda m: (-len(m[0]), m[0]))
     for ranks, text in merged[:MAX_LINES]:

@@ -38,10 +38,11 @@ __all__ = [
 Place = tuple[int, int, str]
 
 MOST = 4096
-"""Routes that are remembered: a program that makes up its code as it goes would otherwise fill the memory."""
+"""Largest number of call paths that are cached, because a program that generates code could otherwise fill the memory.
+"""
 
 FAR = 2 * 4 + 1
-"""Numbers of a way, two a frame, that are walked each time without more ado."""
+"""Length of a call path (two numbers for each frame) up to which it is walked without caching."""
 RESUMED = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 
 _owners: dict[str, Owner] = {}
@@ -64,23 +65,26 @@ def calling(frame: FrameType | None) -> FrameType | None:
 
 
 Way = tuple[Any, ...]
-"""Equal ones are of one stack; who keeps one must keep `codes_of` it."""
+"""A call path. Equal paths belong to the same stack; code that keeps a path must also keep its `codes_of`."""
 
 
 class _Outward:
-    """The way from a frame's caller outward, kept at the frame (as `f_trace`, which only a tracer reads).
+    """The call path from a frame's caller outward, stored in the frame's `f_trace`, which only a tracer reads.
 
-    While a function's frame is on the stack, its callers stay where they are. There is one object for each way, so
-    it represents the rest of every way that ends in it, and is compared by identity.
+    While a function's frame is on the stack, its callers do not move. There is one object for each call path. It stands
+    for the rest of every longer path that ends in it, and is compared by identity.
     """
 
     def __call__(self, *_: object) -> _Outward:
-        """Somebody traces this frame, and takes this for a tracer."""
+        """Act as a tracer that does nothing, for a program that traces this frame."""
         return self
 
 
 class _HalfWay(_Outward):
-    """Left at a frame that may be gone by the next call: nothing but a shorter walk is to depend on it."""
+    """A mark at a frame that may have returned by the next call.
+
+    It only shortens a walk, so a stale one does no harm.
+    """
 
 
 _outward: dict[tuple[type[_Outward], Way], tuple[_Outward, tuple[CodeType, ...]]] = {}
@@ -130,7 +134,7 @@ def _leave(frame: FrameType, way: Sequence[Any]) -> bool:
 
 
 def _mark_of(kind: type[_Outward], way: Sequence[Any], frame: FrameType | None) -> _Outward:
-    """Return the mark that represents the way to a frame."""
+    """Return the mark that represents the call path to a frame."""
     beyond = kind, tuple(way)
     known = _outward.get(beyond)
     if known is None:
@@ -240,7 +244,7 @@ class CallSites:
         return site if site is not None else self._look(frame, sys._getframe(skip))
 
     def knows(self, way: Way) -> bool:
-        """Return whether the site of a way depends on nothing but the way, and was looked up."""
+        """Return whether the site of a call path is cached, which requires that it depends only on the path."""
         return way in self._known
 
     def _look(self, frame: FrameType, innermost: FrameType) -> Place:

@@ -201,7 +201,10 @@ def _ours(path: Path, status: os.stat_result) -> None:
 
 
 def create_private(path: Path, mode: int = 0o600) -> int:
-    """Return a descriptor of a new, empty file for writing; what was there under this name is gone, not changed."""
+    """Create an empty file for writing and return its descriptor.
+
+    An existing file of this name is replaced, not changed.
+    """
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     return os.open(path, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_RDWR | os.O_CLOEXEC, mode)
@@ -249,12 +252,14 @@ class RecordedWorld:
     size: int
     kind: WorldKind
     where: str
-    """The rendezvous, for people."""
+    """Description of the rendezvous."""
     reuses_store: bool = False
-    """Its store still holds what an earlier world of this process, or in a file an earlier job, wrote there under the
-    same keys."""
+    """Whether the store still contains keys of an earlier world of this process or, in a file, of an earlier job."""
     met: str = ""
-    """Identifier of the world from whose rendezvous its store comes: the same ranks, some of which may still wait."""
+    """Identifier of the world whose rendezvous created the store.
+
+    It has the same ranks, some of which may still wait.
+    """
 
     def to_json(self) -> list[Any]:
         """Return all fields in their order."""

@@ -164,9 +164,8 @@ def process_start_ticks(pid: int) -> int:
 
 
 def wall_offset_ns() -> int:
-    """Return the wall clock less the monotonic one: of several readings that between whose two halves the least time
-    went.
-    """
+    """Return the wall clock minus the monotonic clock in nanoseconds: of several readings, the one with the least time
+    between both clocks."""
     readings = []
     for _ in range(5):
         before = time.monotonic_ns()

@@ -238,7 +238,7 @@ class RingReader:
 
     @property
     def process(self) -> Process:
-        """Return the process as others know it."""
+        """Return the process with the number that other processes use for it."""
         header, offset_ns = self.header, self.header.wall_offset_ns
         return Process(
             header.host,
@@ -431,7 +431,7 @@ class RingReader:
         return result
 
     def text(self, word: int) -> Any:
-        """Return the table entry that a header word names."""
+        """Return the entry of the text table to which a header word points."""
         return self._read_table(self.word(word))
 
     def _frames(self, content: Any) -> tuple[Site, ...]:
@@ -461,7 +461,7 @@ class RingReader:
         return printable(content["at"]), content.get("reached") is True
 
     def meets_by_hand(self) -> str | None:
-        """Return the rendezvous beside init_process_group that the main thread waits in."""
+        """Return the rendezvous outside init_process_group in which the main thread waits."""
         content = self.text(rings.W_MEETS)
         by_hand = isinstance(content, dict) and content.get("by_hand")
         return printable(str(content.get("at"))) if by_hand else None
@@ -554,7 +554,7 @@ _JOB = re.compile(r"[\w.@+-]{1,32}", re.ASCII)
 
 
 def _frames(content: Any) -> tuple[Site, ...]:
-    """Return frames as `Site.to_json` says them."""
+    """Return frames from their JSON form (`Site.to_json`)."""
     return tuple(_frame(*frames) for frames in content[:MOST_FRAMES])
 
 

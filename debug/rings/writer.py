@@ -341,7 +341,7 @@ class RingWriter:
             words[word + WORD_FLAGS] = words[word + WORD_FLAGS] & ~(STATE_MASK | WAITING) | state
 
     def finish_as(self, index: int, flags: int, _now: Any = time.monotonic_ns) -> None:
-        """Stamp the end of a call whose flags are known."""
+        """Record the end of a call with known flags."""
         word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
         words = self.words
         if words[word] == index + 1:
@@ -393,14 +393,16 @@ class RingWriter:
             self.words[word + WORD_ORDINAL] = number
 
     def place(self, index: int, site: int) -> None:
-        """Record the current place of the thread that serves a remote call."""
+        """Record the current line of the thread that serves a remote call."""
         word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
         if self.words[word] == index + 1:
             self.words[word + WORD_SITE] = site
 
     def position(self, innermost: Sequence[Any], frames: Sequence[Sequence[Any]], keys: Sequence[str] = ()) -> None:
-        """Record the place of the main thread and the store keys it waits for, in place, so that the table never
-        fills."""
+        """Record the position of the main thread and the store keys for which it waits.
+
+        The entry is overwritten in place, so that the table does not grow.
+        """
         data = json.dumps([innermost, frames, list(keys)[:8]]).encode()
         if len(data) > POSITION_BYTES - 8:
             data = json.dumps([innermost, frames[:1], []]).encode()[: POSITION_BYTES - 8]

@@ -28,7 +28,7 @@ REGIMES = SIZES
 
 
 def regime(size_bytes: int) -> int:
-    """Return the place in `REGIMES` of a size."""
+    """Return the index in `REGIMES` of the size range that contains *size_bytes*."""
     if size_bytes < 65536:
         return 0
     return 1 if size_bytes <= 1 << 24 else 2
@@ -36,7 +36,8 @@ def regime(size_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One row: the smaller of out-of-place and in-place time, as first touch spoils either at random."""
+    """One row of a table with the smaller of the out-of-place and in-place time, because first touch slows down either
+    one at random."""
 
     size_bytes: int
     time_us: float
@@ -123,7 +124,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _cluster(on: str, folder: Path) -> str:
-    """Return a cluster file beside the tables by its whole path; else as it is."""
+    """Return the full path of *on* if it is a cluster file in *folder*; otherwise return *on* unchanged."""
     beside = folder / on
     return str(beside.resolve()) if on.endswith(".toml") and beside.is_file() else on
 
@@ -182,7 +183,7 @@ class Bench:
         return Bench(replace(self.table, rows=rows), self.compiler, self.devices)
 
     def own(self, constants: Constants) -> Constants:
-        """Return *constants*, with the values that were fitted to the cluster's own file in their place."""
+        """Return *constants* with those replaced that were fitted to the cluster's own file."""
         return constants.changed({name: one.value for name, one in self.compiler.cluster.constants.items()})
 
     def use(self, constants: Constants) -> None:

@@ -19,7 +19,7 @@ class Constants:
         self.like = dict(like or {})
 
     def get(self, table: str, key: str) -> float:
-        """Return the constant `table.key`, its own or the borrowed one."""
+        """Return the constant `table.key`, inherited from another table if this one does not define it."""
         result = self.values.get(f"{table}.{key}")
         while result is None:
             table = self.like[table]
@@ -36,7 +36,7 @@ class Constants:
         return True
 
     def has_table(self, table: str) -> bool:
-        """Return whether there is a table of that name."""
+        """Return whether a table of that name exists."""
         return table in self.like or any(name.startswith(f"{table}.") for name in self.values)
 
     def changed(self, values: Mapping[str, float]) -> Constants:
@@ -51,7 +51,7 @@ def data_folder() -> Path:
 
 @cache
 def nccl_constants() -> Constants:
-    """Return the constants that come with distsim."""
+    """Return the constants that are shipped with distsim."""
     return read_constants(data_folder() / "nccl.toml")
 
 

@@ -191,8 +191,11 @@ def fit(
     priors: Mapping[str, float] | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> Fitted:
-    """Change the constants *names* so that simulated and measured times agree best. *priors* are what constants are
-    held to, by name; those without one are held to what their table would borrow, or to their start."""
+    """Change the constants *names* so that simulated and measured times agree best.
+
+    *priors* are the values, by name, from which a constant should not move far; the others use the value that their
+    table would inherit, or their start value.
+    """
     problem = _Problem(benches)
     values = np.log([start.values[name] for name in names])
     origin = values.copy()

@@ -122,7 +122,7 @@ class Cell:
     machines: int
     tables: int
     median: tuple[float | None, ...]
-    """Absolute error by regime of size; None where nothing was measured."""
+    """Median absolute error of each size range; None where nothing was measured."""
 
 
 def _times(one: Prediction, kind: str) -> NDArray[np.float64] | None:
@@ -184,7 +184,7 @@ BOUNDS = {
 }
 """Median absolute error by regime of size, every machine with the same weight, at most."""
 _LEAST_MACHINES = 5
-"""A median over fewer is held to nothing."""
+"""Smallest number of machines for which a median is compared with a bound."""
 MACHINE_BOUND = {"machine left out": 0.40, "fitted": 0.25}
 """Median absolute error of any machine in any regime, at most."""
 
@@ -196,7 +196,7 @@ class Errors:
     bench: Bench
     simulated_us: NDArray[np.float64]
     use: str = "left"
-    """left: with constants that saw nothing of the machine; fit: with those that come with distsim."""
+    """`left`: constants that were fitted without the machine; `fit`: the shipped constants."""
 
     @property
     def relative(self) -> NDArray[np.float64]:
@@ -219,7 +219,7 @@ class PredictionSummary:
     p90: tuple[float, ...]
     rows: tuple[int, ...]
     broken: list[str]
-    """Every bound that does not hold, in words."""
+    """Return a sentence for each bound that is exceeded."""
 
 
 def summarise(predictions: Sequence[Prediction]) -> PredictionSummary:
@@ -293,7 +293,7 @@ class Error:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Return the key by which its width is looked up."""
+        """Return the key under which the width of its interval is stored."""
         return self.fabric, self.size
 
 

@@ -129,7 +129,7 @@ _WHY = {
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table (or JSON); answers 0."""
+    """Print the table or JSON, and return 0."""
     on = args.on or "dgx-h100:1"
     if on in _REAL:
         raise UsageError(

@@ -74,7 +74,7 @@ BROKEN_PIPE = 141
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints are one `UsageError`, as everywhere else."""
+    """An argument parser that raises a `UsageError` instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
         flag = re.fullmatch(r"argument (?:\S+/)?(--[\w-]+)(?:/\S+)?: expected one argument", message)
@@ -162,7 +162,7 @@ def _watched(argv: Sequence[str]) -> None:
 
 
 def _explain(fate: ProcessOutcome, argv: Sequence[str]) -> int:
-    """Tell of a run that could not tell of itself, and answer its exit code."""
+    """Print the report of a run that ended before it could report, and return its exit code."""
     if argv[0] == "run":
         return int(importlib.import_module("distsim.cli.run").explain(fate, argv))
     from distsim.report.fate import fatal_text

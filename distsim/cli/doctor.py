@@ -24,9 +24,9 @@ Print versions, what is supported, what is refused and why, and the rights that 
 Paste it into an issue.
 """
 EXTRAS = ("py-spy", "mpi4py", "plotly", "pytest")
-"""Distributions beside torch that decide what distsim can do."""
+"""Optional distributions that enable features of distsim."""
 PTRACE_SCOPES = {"0": "any process", "1": "children only", "2": "root only", "3": "none"}
-"""/proc/sys/kernel/yama/ptrace_scope: whose stacks and memory a process may read."""
+"""Meaning of the values of /proc/sys/kernel/yama/ptrace_scope: which processes another process may inspect."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -41,7 +41,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report, and return exit code 0 whatever it says."""
+    """Print the report. Always return exit code 0."""
     for subject, text in lines():
         print(f"{subject:<20}{text}", flush=True)
     return 0

@@ -15,7 +15,7 @@ __all__ = ["add_parser"]
 LARGEST = 256 << 20
 MAKE = "write it with --report FILE"
 _ENDS = re.compile(r"[\w.+-]*\s*")
-"""Pattern of what may remain at the end of a text that was cut off: a part of a number or word."""
+"""Pattern of a partial number or word at the end of a truncated text."""
 DESCRIPTION = """\
 Write an HTML page from a JSON report: from any --report FILE, or from the JSON of such a page.
 
@@ -41,7 +41,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page, and return exit code 0 whatever the report says."""
+    """Write the page. Always return exit code 0."""
     from distsim.report.html import check_page
     from distsim.text.untrusted_input import load_json, read_bytes
 

@@ -79,7 +79,7 @@ accelerator of the cluster unless --nnodes / --nproc-per-node ask for fewer.
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add `run`; this imports torch, for torchrun's own flags."""
+    """Add the command `run`. This imports torch, whose torchrun defines further flags."""
     from torch.distributed.run import get_args_parser
 
     torchrun = get_args_parser()
@@ -200,7 +200,7 @@ def _trace(text: str) -> str:
 
 
 def price_of(text: str | None) -> float | None:
-    """Return the price of a GPU's hour that *text* says; None: each cluster's own.
+    """Return the price of a GPU hour that *text* gives; None means the price in the cluster file.
 
     Raises:
         UsageError: it is not a number.
@@ -255,7 +255,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def explain(fate: ProcessOutcome, argv: Sequence[str]) -> int:
-    """Tell of a run that could not tell of itself, and answer its exit code."""
+    """Print the report of a run that ended before it could report, and return its exit code."""
     from distsim.report.fate import fatal_outcome
 
     args = parse(argv)

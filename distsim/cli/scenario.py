@@ -26,7 +26,7 @@ EXPECTATION_FAILED = 5
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add `scenario` with its own commands."""
+    """Add the command `scenario` and its subcommands."""
     parser = subparsers.add_parser("scenario", help="run scenario files", description=__doc__)
     commands = parser.add_subparsers(dest="action", metavar="run | new | from | schema", required=True)
     _add_run(commands)

@@ -1,6 +1,6 @@
-"""Collectives: each algorithm compiled to phases of coupled flows, and what chooses between them.
+"""Compiles collectives to phases of coupled flows, and chooses their algorithms.
 
-A `Transfer` goes into `compiler.py`, which asks a library which algorithm it takes, and comes out as a `Plan`.
+`compiler.py` turns a `Transfer` into a `Plan`, with the algorithm that a library chooses.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def compile_ideal(
     splits: tuple[tuple[int, ...], ...] | None,
     algo: str | None,
 ) -> Plan:
-    """Compile *op* (a canonical name) at the links' own speed."""
+    """Compile *op* (a canonical name) for an ideal library that uses the full speed of the links."""
     size = group.size
     if algo is not None and algo not in ("ring", "tree", "hierarchical", "direct"):
         raise UsageError(f"expected an algorithm (ring, tree, hierarchical, direct), got {brief(algo)!r}")
@@ -115,7 +115,7 @@ def _constants(cluster: Cluster) -> Constants | None:
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """One way of running a collective."""
+    """One way of running a collective, with its predicted time and the reason for or against it."""
 
     algo: str
     proto: str

@@ -36,12 +36,12 @@ class Routes:
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """Return links of each way."""
+        """Return the number of links of each route."""
         counts: NDArray[np.int64] = self._there.sum(axis=1)
         return counts
 
     def links(self, index: int) -> tuple[int, ...]:
-        """Return the links of one way."""
+        """Return the links of the route *index*."""
         return tuple(self.rows[index][self._there[index]].tolist())
 
     def total(self, per_link: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -52,7 +52,7 @@ class Routes:
         return total
 
     def largest(self, per_link: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the most that a link of each way has, 0 for a way of no links."""
+        """Return the largest value of a link property on each route; 0 for a route without links."""
         if not self.rows.shape[1]:
             return np.zeros(len(self.rows))
         most: NDArray[np.float64] = np.where(self._there, per_link[self.rows], 0.0).max(axis=1)
@@ -60,7 +60,7 @@ class Routes:
 
 
 def joined(every: Sequence[Routes]) -> Routes:
-    """Return the ways of one after those of another."""
+    """Concatenate several sets of routes."""
     width = max(ways.rows.shape[1] for ways in every)
     if all(ways.rows.shape[1] == width for ways in every):
         return Routes(np.concatenate([ways.rows for ways in every]))
@@ -270,7 +270,7 @@ class Members:
         return Routes(rows)
 
     def latency_s(self, links: Iterable[int]) -> float:
-        """Return the links' own latencies together."""
+        """Return the sum of the links' latencies."""
         return float(sum(self.links.latency_s[np.fromiter(links, dtype=np.int64)].tolist()))
 
     def loads_of(self, ways: Routes, share: float | NDArray[np.float64]) -> Loads:
@@ -305,7 +305,7 @@ class Members:
         return Loads(loads.links, loads.weights * wire)
 
     def slowest_s_per_byte(self, loads: Loads) -> float:
-        """Return seconds per byte of progress over otherwise idle links."""
+        """Return seconds per byte of progress if the links are otherwise idle."""
         if not len(loads.links):
             return 0.0
         return float((loads.weights / self.capacity[loads.links]).max())

@@ -73,7 +73,7 @@ _SPELLINGS = {
     "barrier": ("monitored_barrier", "new_group", "init_process_group", "destroy_process_group"),
 }
 OPS = tuple(_SPELLINGS)
-"""Every operation, by the name the algorithms know it by."""
+"""Every operation, by its canonical name."""
 
 _CANONICAL = {name: op for op, names in _SPELLINGS.items() for name in (op, *names)}
 
@@ -120,7 +120,7 @@ class TransferCost:
     piece_bytes: float = INFINITY
     """Bytes that pass through a tree in one piece, over all channels; infinite for as few pieces as possible."""
     cut_through: bool = False
-    """A piece inside a node is passed on while it comes."""
+    """Whether a rank passes a piece on inside a node while it still receives it."""
     parts: int = 1
     """Into how many a piece that is passed on while it comes is cut at least."""
     intra_hop_s: float = 0.0

@@ -1,5 +1,5 @@
-"""torch.distributed as it was up to 0.4, and as torch.distributed.deprecated in 1.0: its names, arguments and answers,
-on today's process groups."""
+"""torch.distributed as of torch 0.4 (in 1.0: torch.distributed.deprecated), with its names, arguments and results, on
+today's process groups."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class dist_backend:
 
 
 class reduce_op:
-    """The operations there were."""
+    """The reduction operations of torch 0.4."""
 
     SUM = dist.ReduceOp.SUM
     PRODUCT = dist.ReduceOp.PRODUCT

@@ -28,9 +28,8 @@ GLOO_FOR_TCP = "backend 'tcp', which torch has dropped, is served by gloo"
 
 
 def note(text: str) -> None:
-    """Tell the user, at the calling line, what differs from the program's request; a simulation adds it to its
-    report.
-    """
+    """Warn the user, at the calling line, about a difference from the program's request; a simulation adds the warning
+    to its report."""
     level, frame = 1, sys._getframe(0)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("torch.", "distsim.")):
         level, frame = level + 1, frame.f_back

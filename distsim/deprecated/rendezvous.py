@@ -55,7 +55,7 @@ class OldMeeting:
         return f"{self.url} group_name={self.group_name}"
 
     def error(self, text: str) -> ValueError:
-        """Return an error in the words of torch's rendezvous."""
+        """Return an error with the message of torch's rendezvous."""
         kind = "tcp" if self.address else "file"
         return ValueError(f"Error initializing torch.distributed using {kind}:// rendezvous: {text}")
 
@@ -178,7 +178,7 @@ class _Voice:
         self._complete: dict[str, dict[str, RendezvousMember]] = {}
         """Processes that have found all others, by the name of their job, which may be over."""
         self._found: set[tuple[str, str]] = set()
-        """Identifiers of those, with what they call their job."""
+        """Identifiers of those, with the name that each uses for its job."""
         self._is_6 = ipaddress.ip_address(meeting.address).version == 6
         self._listener: socket.socket | None = socket.create_server(("", 0))
         self._port = int(self._listener.getsockname()[1])

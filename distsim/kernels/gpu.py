@@ -176,7 +176,7 @@ class Gpu:
         self.multiprocessors = spec.chip.multiprocessors
         self.memory_bytes = spec.chip.memory
         self.power_w = spec.chip.power
-        """Watts at most; 0: not known."""
+        """Maximum power in watts; 0 if it is not known."""
         self.memory_bandwidth = spec.chip.memory_bandwidth
         """Specified bandwidth in bytes/s."""
         self.l2_bytes = spec.chip.l2

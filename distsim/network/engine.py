@@ -61,7 +61,7 @@ class Flow:
         self.since_s = 0.0
         self.version = 0
         self.wish = 0.0
-        """The rate it would have alone."""
+        """The rate that the flow would have on otherwise idle links."""
         self.demand = weights
         """Bytes a second on each link at that rate."""
         self.shares = False
@@ -132,7 +132,7 @@ def max_min_rates(
 
 
 def _places(used: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Return the place in *used* of each link that is there."""
+    """Return the position of each link in *used*."""
     places = np.zeros(count, dtype=np.int64)
     places[used] = np.arange(len(used))
     return places
@@ -168,7 +168,10 @@ class Sharing:
         """Flows that share from the next settlement on, unless their links can carry them."""
 
     def add(self, flow: Flow) -> bool:
-        """Return whether a flow begins; whether it has to be settled (else it has the rate it would have alone)."""
+        """Add a flow.
+
+        Return whether rates have to be settled; otherwise the flow gets the rate that it would have alone.
+        """
         links = flow.links
         self._want(flow)
         # A link that was overloaded and is to be settled in this instant may be so again before it is.
@@ -338,7 +341,7 @@ class FluidEngine:
             self._set_rate(flow, flow.wish)
 
     def set_capacity(self, link: int, bytes_per_s: float) -> None:
-        """Change a link's bandwidth; flows under way feel it now."""
+        """Change a link's bandwidth. Active flows are affected at once."""
         if self.capacity[link] == bytes_per_s:
             return
         self.capacity[link] = bytes_per_s

@@ -20,7 +20,7 @@ __all__ = ["ActiveTransfer", "FluidNetwork", "after"]
 
 
 class ActiveTransfer(Protocol):
-    """A transfer under way."""
+    """A transfer that has started and not ended."""
 
     def lead_anew(self) -> None:
         """Recompute the routes of the flows under way, because the fabric has changed its routes."""
@@ -60,7 +60,7 @@ class FluidNetwork:
         self._instead: dict[int, int] = {}
         self.engine = FluidEngine(env, capacity)
         self.runs: dict[ActiveTransfer, None] = {}
-        """Under way, in order."""
+        """Active transfers in the order of their start."""
         self._num_collectives = 0
         self._num_sends = 0
 
@@ -132,7 +132,7 @@ class FluidNetwork:
             run.lead_anew()
 
     def way(self, links: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the links that something takes now whose way *links* would be."""
+        """Return the route that a transfer over *links* takes now, with detours around links that are down."""
         around = self.compiler.links.around
         led = links if around is None else around.route(links)
         return tuple(self._instead.get(link, link) for link in led) if self._instead else led
@@ -209,7 +209,7 @@ _BESIDE = -1
 
 
 class _FluidRun:
-    """A plan under way: floor, then each phase's flow and latency."""
+    """A plan that is being run: first its minimum time, then the flow and latency of each phase."""
 
     __slots__ = ("done", "flows", "make", "network", "num_over", "plan", "start_s")
 
@@ -362,7 +362,7 @@ def _both(over: Callable[[], None]) -> Callable[[], None]:
 
 
 def after(env: simpy.Environment, delay_s: float, call: Callable[[], None]) -> None:
-    """Call *call* after *delay_s*, or at once if that is 0."""
+    """Call *call* after *delay_s*, or immediately if the delay is 0."""
     if delay_s <= 0.0:
         call()
         return

@@ -42,7 +42,7 @@ class LinkBusy:
     index: int
     bytes: float
     busy_s: float
-    """Time in which a flow used the link."""
+    """Time in seconds in which a flow used the link."""
     mean_utilisation: float
     """Fraction of the specified bandwidth, over the whole time so far."""
     peak_utilisation: float

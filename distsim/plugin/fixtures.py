@@ -43,7 +43,7 @@ def refuse_shared(item: pytest.Function) -> None:
 
 
 class NoCopy(Exception):
-    """A fixture that simulated ranks would have to share, and cannot."""
+    """Raised for a fixture that simulated ranks would have to share and that cannot be copied."""
 
 
 class Printed(NamedTuple):
@@ -71,7 +71,7 @@ class RankCapture:
 
     @contextlib.contextmanager
     def disabled(self) -> Iterator[None]:
-        """Let output go to the test's output meanwhile."""
+        """Return a context in which output goes to the test's output."""
         sys.stdout, sys.stderr = self._real
         try:
             yield
@@ -149,7 +149,7 @@ def on_this_rank(
 
 
 class Copies:
-    """One rank's copies of what all would train: what refers to one another does so among the copies, too."""
+    """One rank's copies of the objects that all ranks would otherwise train. References between them are kept."""
 
     def __init__(self) -> None:
         self._memo: dict[int, Any] = {}

@@ -1,4 +1,4 @@
-"""A test's body as one rank runs it, and how it ended there, as pytest would show it if that rank were all there is."""
+"""Runs a test's body on one rank, and reports how it ended as pytest would for a single process."""
 
 from __future__ import annotations
 

@@ -144,9 +144,9 @@ def _page(item: pytest.Function, directory: Path) -> str:
 
 
 def _leave_out_what_follows(verdict: Verdict) -> None:
-    """Keep the ranks that failed by themselves, where some did: what gloo says once a rank is gone follows from that.
+    """Keep only the ranks that failed by themselves, if there are any.
 
-    A timeout does not follow from anything: it is the user's own setting.
+    Errors of gloo after a rank has gone are consequences. A timeout never is, because the user sets it.
     """
     reports = verdict.ranks
     own = {rank: report for rank, report in reports.items() if not _follows(report.headline)}

@@ -28,9 +28,8 @@ class _Own:
 
 
 def rank_log(everybodys: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """Return a fixture of this rank in place of *everybodys*; the root logger, which has its handler, is the rank's
-    own.
-    """
+    """Return a fixture for this rank that replaces the shared *everybodys*; the root logger with its handler is the
+    rank's own."""
     handler, own = LogCaptureHandler(), _Own()
     handler.setLevel(everybodys.handler.level)
     own.stash[caplog_handler_key] = handler

@@ -47,14 +47,14 @@ def _debugged() -> bool:
 
 
 class LastWord(Interrupts):
-    """The signals of one run, delivered when a rank that does not come back has been left behind."""
+    """The signals of one run, delivered when the run has given up on a rank that does not return."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
         self.world = world
         self.over = False
         self.left_behind: int | None = None
-        """The rank that ran when the signal came, and did not come back."""
+        """The rank that was running when the signal came, and that did not return."""
         self.lives = False
         """Whether the rank has run operators since."""
         self._until_s: float | None = None
@@ -96,12 +96,12 @@ class LastWord(Interrupts):
 
 
 class TimedConditions(Conditions):
-    """Conditions under which pytest-timeout has the last word."""
+    """Conditions of a run whose timeout pytest-timeout decides."""
 
     last_word: LastWord | None = None
 
     def begin(self, world: World) -> None:
-        """Begin, and make interrupts of the world go through this module."""
+        """Begin the run, and route its interrupts through this module."""
         super().begin(world)
         world.interrupts = self.last_word = LastWord(world)
 

@@ -56,10 +56,10 @@ REST = "pytest -vv"
 """Command that shows the other failures, and complete tracebacks."""
 
 _RAISED = ("rank_raised", "rank_exited", "ddp_unused_parameter")
-"""Kinds that say of a rank what its own exception says."""
+"""Kinds that repeat what the rank's exception says."""
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _OWN_ARGUMENTS = re.compile(r"^(.*\b)?(rank = \d+|world = World\(.*\)).*$", re.MULTILINE)
-"""The line in which pytest shows the arguments of the body."""
+"""Pattern of the line in which pytest shows the arguments of the body."""
 
 
 @dataclass(slots=True)
@@ -117,7 +117,7 @@ def whole(item: pytest.Item) -> bool:
 
 
 def judge(verdict: Verdict, item: pytest.Function, options: PluginOptions) -> None:
-    """Pass, skip or fail as the ranks say."""
+    """Pass, skip or fail the test according to the outcomes of its ranks."""
     __tracebackhide__ = True
     if any(rejected(report.bases) for report in verdict.ranks.values()):
         from hypothesis.errors import UnsatisfiedAssumption
@@ -155,7 +155,7 @@ def _expected(raises: object, failed: Mapping[int, RankReport]) -> bool:
 
 
 def fail_at(site: tuple[str, int] | None, error: BaseException) -> None:
-    """Raise *error*, as if at *site*: it is what `--tb=line`, editors and annotations show."""
+    """Raise *error* as if at *site*, which `--tb=line`, editors and annotations then show."""
     __tracebackhide__ = True
     if site is None:
         raise error
@@ -262,7 +262,7 @@ def report_silent(name: str, verdict: Verdict, findings: Sequence[SilentFinding]
 
 
 class NoPrompt(Failed, bdb.BdbQuit):
-    """A failure at which pytest opens no prompt: there is nothing to be seen in its frame."""
+    """A failure at which `--pdb` opens no prompt, because its frame contains nothing of interest."""
 
     __module__ = Failed.__module__
 

@@ -1,4 +1,4 @@
-"""Running one scenario and holding what came of it against what its file expects."""
+"""Runs one scenario and compares the result with its expectations."""
 
 from __future__ import annotations
 

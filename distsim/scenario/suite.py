@@ -34,7 +34,7 @@ __all__ = ["as_they_end", "import_for", "matching", "run_apart", "run_one", "run
 
 @dataclass
 class _Child:
-    """One scenario under way."""
+    """One scenario that is running in a child process."""
 
     scenario: Scenario
     pid: int
@@ -44,8 +44,10 @@ class _Child:
 
 
 def run_apart(scenarios: Sequence[Scenario], workers: int, run: Callable[[Scenario], Result]) -> Iterator[Result]:
-    """Yield results in the order of *scenarios*, as they come; at most *workers* at a time. The process must be able
-    to fork (`process.can_watch`), and have imported what all need.
+    """Run each scenario in a process of its own and yield the results in the order of *scenarios*.
+
+    At most *workers* run at a time. The process must be able to fork (`process.can_watch`), and must already have
+    imported what the scenarios need.
     """
     results: dict[int, Result] = {}
     waiting = 0
@@ -59,7 +61,7 @@ def run_apart(scenarios: Sequence[Scenario], workers: int, run: Callable[[Scenar
 def as_they_end(
     scenarios: Sequence[Scenario], workers: int, run: Callable[[Scenario], Result]
 ) -> Iterator[tuple[int, Result]]:
-    """Yield each result with its scenario's place, whichever ends first; else as `run_apart`."""
+    """Yield (index, result) of each scenario as soon as it ends; otherwise like `run_apart`."""
     under_way: dict[int, _Child] = {}
     following = 0
     try:
@@ -187,10 +189,9 @@ def run_suite(
     apart: bool = False,
     picture: bool = False,
 ) -> Iterator[Result]:
-    """Yield results in the order of *scenarios* as soon as they are there.
+    """Yield results in the order of *scenarios* as soon as they are available.
 
-    With *apart*, each scenario has a process of its own; this process must then be able to
-    fork.
+    With *apart*, each scenario has a process of its own; this process must then be able to fork.
     """
     if apart:
         import_for(scenarios)
@@ -239,8 +240,9 @@ def _prepare(modules: Sequence[str]) -> None:
 
 
 def run_one(path: object, data: dict[str, object], update: bool, picture: bool = False) -> Result:
-    """Return one scenario in a worker, from plain data; what no longer fits (a program deleted meanwhile) is its own
-    error.
+    """Run one scenario in a worker, from plain data.
+
+    Problems that have arisen in the meantime (a deleted program) become the result's error.
     """
     path = Path(str(path))
     try:

@@ -1,4 +1,4 @@
-"""Everything that is led elsewhere while a simulation runs, put in place and taken away in one place."""
+"""Collects all patches of a simulation, and applies and removes them together."""
 
 from __future__ import annotations
 

@@ -27,7 +27,10 @@ MOST_ORIGINS, LONGEST_ORIGINS = 50, 8_000
 _NUMBER = re.compile(r"0x[0-9a-f]+|[-+]?\d+(\.\d+)?(e[-+]?\d+)?", re.IGNORECASE)
 _BEGIN = "Traceback (most recent call last):"
 _FRAME = re.compile(r'[\s|]*File ".*", line \d')
-"""A message may hold a traceback, too: that of a DataLoader's worker. Another line is another failure there as well."""
+"""Pattern of a frame, also inside a message that contains the traceback of a DataLoader worker.
+
+Frames at different lines belong to different failures.
+"""
 
 
 def message(error: BaseException) -> str:

@@ -38,7 +38,7 @@ SET_IS_IN_MODE_WITHOUT_IGNORE_COMPILE_INTERNALS = TorchName(
 
 
 def scripted_as(original: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
-    """Return *wrapper*, for which torch.jit.script compiles *original*, as it does for torch.jit.script_if_tracing."""
+    """Mark *wrapper* so that torch.jit.script compiles *original* in its place, as for torch.jit.script_if_tracing."""
     vars(wrapper).update({"__script_if_tracing_wrapper": True, "__original_fn": original})
     return wrapper
 

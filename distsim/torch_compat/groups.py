@@ -125,7 +125,7 @@ FOR_PATCHES = frozenset(
     }
     | {EXACT_TYPE, COLLECTIVE_OP, DEFAULT_GROUP, COALESCING, LOGGER}
 )
-"""Names that a guard by hooks goes without."""
+"""Names that a guard which uses hooks does not need."""
 
 DISTRIBUTED_C10D_WORLD = TorchName(
     "torch.distributed.distributed_c10d._World", "the groups of each simulated process", SIM

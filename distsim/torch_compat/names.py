@@ -110,7 +110,8 @@ class TorchName:
         return [(self.holder(), self.attribute, value)]
 
     def leave_out(self) -> None:
-        """Note that its feature is left out, unless it is optional or came with a later release of torch."""
+        """Record that the feature of this name is unavailable, unless it is optional or came with a later release of
+        torch."""
         if self.need is not OPTIONAL and not self._is_to_come():
             left_out[self.path] = self.feature
 

@@ -140,10 +140,10 @@ def imported_torch(part: Need) -> Any:
 
 
 def torch_refusal(error: Exception, part: Need) -> UsageError | None:
-    """One line for *error* if torch cannot be imported; None if torch works, and the error is another's.
+    """Return a line about *error* if torch cannot be imported; None if torch works and the error has another cause.
 
-    A failed import leaves half of torch behind, which fails in another way when it is tried again: the line says what
-    failed first.
+    After a failed import, parts of torch remain loaded, and a second attempt fails with another error. The line
+    therefore contains the first error.
     """
     global _failure
     if _failure is None:
@@ -178,7 +178,7 @@ def _torch_failure(error: Exception, part: Need) -> UsageError | None:
 
 
 def _place_of_torch() -> str | None:
-    """Return the file that `import torch` would run."""
+    """Return the file that `import torch` would load."""
     try:
         spec = importlib.util.find_spec("torch")
     except Exception:  # an import hook, or half of a torch

@@ -263,5 +263,5 @@ NAMES = {
     for module, names in places.items()
     for path in (f"{module}.{name}" for name in names)
 }
-"""The entries of all these places; one that a release lacks holds nothing there."""
+"""Names of all these entries; an entry that a release of torch lacks is empty there."""
 LOADER_ITERATOR = TorchName("torch.utils.data.dataloader._SingleProcessDataLoaderIter", "a data loader's workers", SIM)

@@ -86,7 +86,7 @@ SUPPORTED_ACTIVITIES_HERE = TorchName("torch.autograd.profiler._supported_activi
 
 
 PROCESSES = "_pc"
-"""The attribute of MultiprocessContext that holds them."""
+"""Attribute of MultiprocessContext with its processes."""
 
 
 DEFAULT_STORE = TorchName(

@@ -62,7 +62,7 @@ class Watch:
         return self.still_s > self.shared_state.limit_s + MARGIN_S
 
     def fate(self, signal_number: int | None = None, crash: str | None = None) -> ProcessOutcome:
-        """Return what is known about a process that crashed, or that is stuck and about to be ended."""
+        """Return the known state of a process that crashed, or that is stuck and about to be ended."""
         if signal_number is None and crash is None:
             self.shared_state.ask(self.pid)
         name = crash if signal_number is None else signal.Signals(signal_number).name
@@ -185,7 +185,7 @@ def _terminal() -> int:
 
 
 REPORT_FD: int | None = None
-"""Descriptor of the real stderr, from who redirects it later."""
+"""Descriptor of the real stderr, for code that later redirects it."""
 
 
 def _end_with_3_on_quit() -> None:

@@ -111,7 +111,7 @@ class SharedState:
 
     @property
     def rank(self) -> int | None:
-        """Return the rank that runs; None: the scheduler, or nothing."""
+        """Return the running rank; None if it is the scheduler, or if nothing runs."""
         rank = self._words[_RANK]
         return None if rank < 0 else rank
 
@@ -141,7 +141,7 @@ class SharedState:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return what `describe` stored; empty before the simulation has begun."""
+        """Return the facts stored by `describe`; empty before the simulation has begun."""
         size = int.from_bytes(self._page[_TEXT_AT : _TEXT_AT + 4], "little")
         with contextlib.suppress(ValueError):
             result = json.loads(self._page[_TEXT_AT + 4 : _TEXT_AT + 4 + size])

@@ -366,7 +366,7 @@ def _barrier(long: Public) -> Public:
 def _batch(long: Public) -> Public:
     """Return the wrapper of `batch_isend_irecv`, which posts each message as `isend` or `irecv` would.
 
-    Lists with anything unusual go to torch's own function *long*.
+    Lists with unusual elements are passed to torch's function *long*.
     """
     longs: list[Any] = [getattr(C10D.get(HIDDEN + name), "long", None) for name in ("isend", "irecv")]
     if None in longs:

@@ -439,7 +439,7 @@ class CachedCall:
         overwritten.
         """
         self.steps, self.mark = there
-        """Position of the caller on the stack, for `stands`."""
+        """Position of the caller on the stack, which `stands` checks."""
         self.others = others
         """Cached calls with the same key, from other callers or with other arguments."""
 

@@ -281,7 +281,7 @@ BACKEND_NAMES = {
     "reduce_scatter_single": "_reduce_scatter_base",
     "all_to_all_single": "alltoall_base",
 }
-"""Methods whose name in a backend is still the old one."""
+"""Methods that still have their old name in a backend."""
 
 
 def _torchs_own(name: str, of_backend: Any, issue: Callable[..., Any] | None) -> Callable[..., Any]:

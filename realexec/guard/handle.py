@@ -374,7 +374,7 @@ LEAVE_S = 2.0
 
 
 class _Turn:
-    """Turn of a callback in the order of callbacks."""
+    """Ensures that callbacks run in the order in which they were added."""
 
     def __init__(self, job: Callable[[], object], before: _Turn | None) -> None:
         self.job = job

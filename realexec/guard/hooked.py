@@ -37,7 +37,7 @@ UNSEEN = (
     "of the calls that C++ makes (DDP's buckets, functional collectives) it does not see who waits, nor how a compiled "
     "one reduces and splits, nor sends and receives"
 )
-"""Sentence on what a guard by hooks does not see."""
+"""Sentence about calls that a guard with hooks does not see."""
 
 
 def refusal(settings: Settings) -> str:
@@ -52,7 +52,7 @@ def refusal(settings: Settings) -> str:
 
 
 def attach_note(settings: Settings) -> str:
-    """Return the note for users who ask for hooks: what they lack, or why they are not used."""
+    """Return the note for users who request hooks: their limits, or the reason why they are not used."""
     if why := refusal(settings):
         return f"note: the guard attaches by patches, in spite of DISTSIM_GUARD_ATTACH=hooks: {why}"
     return f"note: the guard attaches by hooks: {UNSEEN}"

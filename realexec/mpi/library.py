@@ -113,7 +113,7 @@ class ProgressThread:
         self._stopped = False
 
     def alone(self) -> AbstractContextManager[Any]:
-        """Return a context in which only this thread is inside MPI."""
+        """Return a context in which only this thread may call MPI."""
         return self._mpi
 
     def start(self, work: Begun, begin: Callable[[], Sequence[Any]]) -> None:

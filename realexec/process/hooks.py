@@ -157,9 +157,8 @@ class Hooks:
 
     @contextlib.contextmanager
     def _meeting_by_hand(self, address: str) -> Iterator[None]:
-        """Return a context in which the ring says that the main thread waits in a rendezvous outside
-        init_process_group.
-        """
+        """Return a context in which the ring records that the main thread waits in a rendezvous outside
+        init_process_group."""
         session = self._session()
         if session is None or threading.current_thread() is not threading.main_thread():
             yield

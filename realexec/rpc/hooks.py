@@ -51,7 +51,7 @@ in the store of init_rpc.
 NOBODYS = -1
 """Rank of a worker that has no record here; its calls are not reported."""
 TORCHS_OWN = frozenset({api.__name__, "torch.distributed.rpc.backend_registry"})
-"""Modules whose functions torch itself calls remotely: to meet, to join, to shut down."""
+"""Modules whose functions torch itself calls remotely, to join and to shut down."""
 API = vars(api)
 SENDS, PICKLER = names.SEND_FUNCTION.attribute, names.PICKLER.attribute
 profiler_enabled = works.PROFILES.get(works.unknown)
@@ -85,7 +85,7 @@ class RpcHooks:
         self._here = _Here()
         self.log: RemoteLog | None = None
         self.quiet = 0
-        """Id of the thread in which torch makes calls of its own (to meet, to join, to shut down), or 0."""
+        """Id of the thread in which torch makes internal calls (to join or shut down), or 0."""
         self._members: GroupLog | None = None
         """Group of the init_rpc that is running."""
         self._joining: Callable[[], RemoteLog | None] | None = None
@@ -444,7 +444,7 @@ def calls(hooks: GuardedRpc, long: Long) -> Callable[..., Any]:
 
 
 def keep(log: RemoteLog, key: Key, index: int, peer: Peer) -> None:
-    """Cache a call whose record has just been written."""
+    """Cache a call whose record was just written."""
     function = key[1]
     if (
         not THERE

@@ -38,7 +38,7 @@ MOST_PLACES = 512
 MOST_ERRORS, LONGEST_ERROR = 64, 2000
 """Largest number and length of exception texts in the ring's table of half a MiB, which also holds other texts."""
 IDLE = -1
-"""Value of an index if there is no record."""
+"""Value of an index without a record."""
 NO_LIMIT = -1.0
 """torch's UNSET_RPC_TIMEOUT."""
 MOST_DERIVED = 1024
@@ -349,7 +349,7 @@ class Derived:
         """Each derived future with the records of the calls behind it, by id. The reference keeps the id unique."""
 
     def made(self, future: Any, of: Iterable[Any]) -> None:
-        """Declare that *future* is done when all futures in *of* are."""
+        """Record that *future* completes when all futures in *of* do."""
         behind: set[int] = set()
         for source in of:
             index = self._calls.get(id(source))

@@ -54,7 +54,7 @@ FUTURE = works.FUTURE.get(torch.futures.Future)
 ADD = FUTURE.add_done_callback
 SET_UNWRAP = works.UNWRAP.get()
 _apart: WeakSet[Any] = WeakSet()
-"""Futures of gloo whose callbacks run on threads of the guard."""
+"""Futures of gloo whose callbacks run in threads of the guard."""
 
 
 class Deferred(Handle):
@@ -296,7 +296,7 @@ def look_out(check: Callable[[], bool], gone: Callable[[], bool], limit_s: float
 
 
 class Hastened(Protocol):
-    """The part of a held call that its future needs."""
+    """Interface of a held call for its future."""
 
     def hasten(self, limit_s: float) -> bool: ...
 
@@ -352,7 +352,7 @@ class HeldFuture(torch.futures.Future):
     def __init__(self, call: Hastened | None, device: torch.device | None) -> None:
         super().__init__(devices=[] if device is None else [device])
         self.call = call
-        """The held call; None once it was made or refused."""
+        """The held call; None after it was made or refused."""
         self._lock = threading.Lock()
         self._called_back = device is not None
         self._follower = 0

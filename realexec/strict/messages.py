@@ -59,7 +59,7 @@ class _Line:
         self.row = row
         self.neighbour = neighbour
         self.own = own
-        """This rank's own row, as the other ranks read it."""
+        """This rank's row, which the other ranks read."""
         self.words = neighbour.words
         self.guard = ref(guard)
 
@@ -211,7 +211,7 @@ class HeldMessages:
         return (line, ordinal, seen.payload) if self.first(line, ordinal, seen.payload, index) else None
 
     def handle(self, shown: tuple[_Line, int, int]) -> LooksOut:
-        """Return the handle of a message whose other end is missing."""
+        """Return the handle of a message whose partner has not arrived."""
         handle = LooksOut()
         handle._messages, handle._shown = self, shown
         return handle

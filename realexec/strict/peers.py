@@ -48,7 +48,7 @@ class Neighbour:
         name's hash.
         """
         self.reader: RingReader | None = None
-        """Reader of its ring; None until a whole call was read."""
+        """Reader of the peer's ring; None until the ring contains a complete call."""
 
     def said(self, name: str, seq: int) -> tuple[int, int] | None:
         """Return the fingerprint and record index of the peer's call *seq* on a group; None if it has not made the
@@ -156,7 +156,7 @@ def call_from(content: dict[str, Any], rank: int, group: Group, seq: int) -> Cal
 
 
 class Peers:
-    """Members of worlds: those on this host by their rings, the others by the store in which they meet."""
+    """The other members of a world: those on this host, read from their rings, and the others, read from the store."""
 
     def __init__(self, directory: Path, ring: RingWriter, attempt: int) -> None:
         self._directory = directory

@@ -46,7 +46,7 @@ class Queue:
         self.group = group
         self.waiting: deque[Deferred] = deque()
         self.turn = threading.Lock()
-        """Lock held by the thread that makes calls of this queue."""
+        """Lock of the thread that makes calls of this queue."""
         self.done = 0
         """Number of the last call that was made."""
         self.again: tuple[int, dict[int, tuple[int, int]]] = (0, {})

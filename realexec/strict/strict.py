@@ -39,7 +39,8 @@ AHEAD = rings.MEETING_WINDOW // 2
 being shown.
 """
 DOZE_S = 0.25
-"""Seconds for which the thread continues to poll after a call, because asynchronous calls come in series."""
+"""Time in seconds for which the thread keeps polling after a call, because asynchronous calls often follow each other.
+"""
 STRIDED, COORDINATES = torch.strided, torch.sparse_coo
 SUM = 0
 """torch's number of the reduce operation SUM."""
@@ -48,7 +49,7 @@ LEAVE_S = 2.0
 
 
 class Strict:
-    """Holds calls until their members agree."""
+    """Delays each call until all members of the group agree."""
 
     handle = WentOut
     """Handle class of an asynchronous collective on the host that was not held."""

@@ -55,7 +55,7 @@ SHIFTED = frozenset(
 REORDERED = frozenset({Kind.WRONG_ORDER, Kind.OP_MISMATCH, Kind.SHAPE_MISMATCH, Kind.DTYPE_MISMATCH})
 
 FILE_LOCK = re.compile(r"\bflock\(|\blockf\(|FileLock|InterProcessLock|portalocker")
-"""Locks that processes share; one of `threading` is the process's own."""
+"""Locks that processes share, unlike those of `threading`."""
 TAKES_LOCK = re.compile(r"\.acquire\(|with .*lock", re.IGNORECASE)
 UNLOCK = re.compile(r"LOCK_UN|\.release\(")
 MESH = re.compile(r"\binit_device_mesh\(|\bDeviceMesh\(")
@@ -315,7 +315,7 @@ ELSEWHERE = {
     Kind.GROUP_CREATION_ORDER: unlike_mesh,
     Kind.P2P_UNMATCHED: message_loop,
 }
-"""Kinds with one rule of their own."""
+"""Kinds for which a separate rule exists."""
 
 
 def unordered_operands(case: Case, d: Diagnosis, text: ProgramText, sides: Sides) -> Cause | None:

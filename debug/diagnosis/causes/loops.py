@@ -29,7 +29,7 @@ FILES = frozenset({"exists", "isfile", "is_file", "stat", "listdir", "glob"})
 BATCHES = re.compile(r"load|data|batch|sampl|iter|train|valid|(^|_)val(_|$)|test", re.IGNORECASE)
 """Names of loops over training or test data."""
 METRICS = re.compile(r"metric|loss|stat|score|grad|param|meter|result|counter|histogram", re.IGNORECASE)
-"""Names of collections whose value is not in sight."""
+"""Names of collections whose content the program's text does not show."""
 WRAPPERS = frozenset({"sorted", "list", "tuple", "enumerate", "reversed", "iter", "set"})
 VIEWS = frozenset({"items", "keys", "values"})
 DICTS = frozenset({"dict", "defaultdict", "OrderedDict", "Counter"})

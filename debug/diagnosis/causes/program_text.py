@@ -16,7 +16,7 @@ Loop = ast.For | ast.AsyncFor | ast.While
 AGREEING = frozenset({"all_reduce", "broadcast", "all_gather_object", "broadcast_object_list", "all_gather"})
 """Collectives after which all ranks hold the same value in their first argument."""
 LONGEST = 44
-"""Letters of a condition that a suggestion holds."""
+"""Largest number of characters of a condition in a suggestion."""
 DEEPEST = 3
 """Assignments between a condition and the value that it depends on."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -28,7 +28,7 @@ class Decision:
 
     site: Site
     text: str
-    """The condition, as it is written."""
+    """Source text of the condition."""
     words: frozenset[str]
     """Names that it reads, through assignments in the loop and functions of the same file."""
     leaves: bool

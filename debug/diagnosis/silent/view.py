@@ -106,7 +106,7 @@ class View:
         self.facts = dict(sorted(facts.items()))
         self.parameters: dict[ParameterKey, dict[int, ParameterFact]] = defaultdict(dict)
         self.numbers: dict[int, dict[ParameterKey, int]] = {}
-        """Index of each parameter in its rank's own list, by rank."""
+        """Index of each parameter in the list of its rank, by rank."""
         self.keys: dict[int, dict[int, ParameterKey]] = {}
         """Inverse of `numbers`: parameter by index, by rank."""
         self.steps: dict[tuple[int, int], dict[int, StepFact]] = defaultdict(dict)

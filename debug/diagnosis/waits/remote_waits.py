@@ -79,9 +79,8 @@ class RemoteWaits:
         return rank not in self._moving and (gone or state.silent_s is not None)
 
     def trusted(self, needs: Mapping[Actor, Sequence[RemoteNeed]]) -> list[Actor]:
-        """Return threads and workers of which nothing is known but that they live, and that others have not lost
-        patience with.
-        """
+        """Return threads and workers that are alive, have shown nothing else, and for which others have not yet waited
+        longer than the hang timeout."""
         patience_s, watched_s = self._patience_s, self._index.evidence.watched_s
         return [
             actor

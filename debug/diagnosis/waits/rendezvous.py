@@ -1,4 +1,5 @@
-"""Ranks that cannot meet in init_process_group: by their addresses, by a store without an answer, or with old keys."""
+"""Diagnoses ranks that cannot meet in init_process_group because of their addresses, a store that does not respond, or
+keys of an earlier run."""
 
 from __future__ import annotations
 

@@ -108,7 +108,8 @@ def idle_job(case: Case) -> list[Diagnosis]:
 
 
 def _meeting(case: Case, live: Mapping[int, RankState]) -> tuple[list[int], list[int]]:
-    """Return ranks of *live* that meet others by hand, and members without a known process that are missing."""
+    """Return ranks of *live* that wait in a rendezvous outside init_process_group, and its missing members without a
+    known process."""
     evidence = case.index.evidence
     stores = {rank: at.partition(" ")[0] for rank, state in live.items() if (at := state.meets_by_hand) is not None}
     absent = {
@@ -158,7 +159,7 @@ def _still_s(states: Iterable[RankState], unseen: Collection[int]) -> float:
 
 
 def _activity(states: Collection[RankState], is_over: bool, unseen: Collection[int]) -> tuple[str, str, str]:
-    """Return what ranks without recent calls do, what follows, and what to do."""
+    """Return what ranks without recent calls are doing, the consequence, and a suggestion."""
     still_s = _still_s(states, unseen)
     if still_s >= RECENT_S:
         return f"; none has moved for {still_s:.0f} s", f" {BY_THE_LIMIT if is_over else LEFT_ALONE}", STANDS_STILL

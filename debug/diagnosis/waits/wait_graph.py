@@ -38,7 +38,8 @@ Meeting = tuple[int, int, tuple[int, ...] | None]
 
 INIT = "init_process_group"
 ABSENT, UNABLE, LATE, HERE = range(4)
-"""States of a member of a meeting: never arrived; arrived and left or raised; arrived after others gave up; there."""
+"""States of a member of a call: it never arrived; it arrived and then left or raised; it arrived after others gave up;
+it is waiting."""
 N = TypeVar("N", bound=Hashable)
 
 
@@ -56,7 +57,7 @@ class Root:
 
 @dataclass(slots=True)
 class Contradictions:
-    """Calls that met and can not go together, numbered as the caller likes."""
+    """Calls of one number that contradict each other, with numbers that the caller chooses."""
 
     group_logs: dict[int, tuple[int, int, frozenset[int]]] = field(default_factory=dict)
     """GroupLog id -> (its number, the call from which on nothing fits, the culprits)."""

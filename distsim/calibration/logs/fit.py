@@ -89,7 +89,7 @@ def meaning(name: str) -> str:
 
 
 def value_of(constants: Constants, name: str) -> float:
-    """Return the constant `table.key`, its table's own or the borrowed one."""
+    """Return the constant `table.key`, inherited from another table if this one does not define it."""
     table, _, key = name.rpartition(".")
     return constants.get(table, key)
 
@@ -138,7 +138,7 @@ _MOST_SIZES = 18
 _DAY = 0.03
 _LEAST_ROWS = 5
 _KEPT = ("chunk_MiB", "channel_GBps", "told_us")
-"""Constants that are never fitted: NCCL's own figures, and what a plugin reports."""
+"""Constants that are never fitted: NCCL's published figures, and what a plugin reports about itself."""
 
 
 @dataclass(frozen=True)
@@ -150,9 +150,9 @@ class FitToLogs:
     uncertainty: Mapping[str, float]
     """Standard deviation of the logarithm, by name; those that are not here have the preset's value."""
     untold: tuple[str, ...]
-    """Constants that times of these logs hang on, and that these logs do not tell."""
+    """Constants that influence the times in these logs but cannot be determined from them."""
     at_bound: tuple[str, ...]
-    """Fitted ones that would have gone further than links can."""
+    """Fitted constants that were stopped at a bound, because links cannot be faster."""
 
 
 def benches_of(runs: Sequence[LogRun], like: str, version: str | None) -> list[Bench]:

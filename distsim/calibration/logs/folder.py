@@ -28,7 +28,7 @@ _OF_A_LINE = re.compile(r"^[^\n]*?:\d+: left out: ")
 
 @dataclass(frozen=True)
 class Logs:
-    """Runs, and in words what was left out or is doubtful."""
+    """Runs, and sentences about what was left out or is doubtful."""
 
     runs: tuple[LogRun, ...]
     notes: tuple[str, ...]

@@ -21,7 +21,7 @@ __all__ = ["LARGEST_LOG", "LogRun", "parse_log"]
 
 LARGEST_LOG = 256 << 20
 _LONGEST = 4096
-"""Characters of a line: NCCL's own are shorter."""
+"""Maximum length of a line in characters; NCCL's lines are shorter."""
 _PREFIX = re.compile(
     r"^(?:\([\w-]+, (?:rank|pid|ip)=[^)]*\)\s?|\[\d+,\d+\]<std(?:out|err)>:\s?|\s*\d+:\s(?=\s*[#\d])|"
     r"\d{4}-\d\d-\d\dT\S+Z\s|\x1b\[[\d;]*m)+"
@@ -47,14 +47,14 @@ _NO_TIME = re.compile(
     r"DEBUG|_FILE$|IFNAME|_HCA$|HOSTID|SOCKET_FAMILY|TIMEOUT|RETRY|_PATH$|COMM_ID|CONF_FILE|IB_GID_INDEX|_TC$|_SL$|IGNORE|"
     r"CUMEM|TUNER_PLUGIN$|NET_PLUGIN$|^NCCL_NET$|ASYNC|SET_|TESTS_"
 )
-"""Settings that say where things are, or what to do when they fail; they change no time by themselves."""
+"""Settings that name paths or choose a reaction to errors, and so do not influence times."""
 _UNEVEN = 0.02
 """Relative difference, beyond rounding, up to which algbw may differ from size / time, and busbw / algbw from its
 factor.
 """
 _AGREED = 0.06
 _WORTH = 1.0
-"""GB/s from which two decimals say enough."""
+"""Bandwidth in GB/s above which a value with two decimals is precise enough."""
 
 
 @dataclass
@@ -380,7 +380,8 @@ def _named_by_file(name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class LogRow:
-    """A size, and the smaller of out-of-place and in-place time, as first touch spoils either at random."""
+    """A size with the smaller of the out-of-place and in-place time, because first touch slows down either one at
+    random."""
 
     size_bytes: int
     time_us: float

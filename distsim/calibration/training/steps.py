@@ -1,4 +1,4 @@
-"""The published training steps, each simulated as a user would, and the bounds that their errors are held to."""
+"""Simulates the published training steps as a user would, and checks their errors against bounds."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ SHARE = 0.8
 HOLD = 2.0
 """Number of sources with the weight of the assumption that a regime is like all others."""
 BOUND_BY_HOST = "near launch-bound"
-"""Regime whose errors are used for no other regime, and which uses no others' errors unless there is nothing else."""
+"""Regime whose errors are used for this regime only. It uses errors of other regimes only if it has none of its own."""
 LEVELS = tuple(0.80 + 0.01 * step for step in range(20))
 """Shares of the known residuals between the two ends of an interval; more where too few of the unknown lie inside."""
 _REPOSITORY = re.compile(r"github(?:\.com/|:)([\w.-]+/[\w.-]+)")
@@ -291,7 +291,7 @@ def _continued(row: Row, shorter: Sequence[SimulatedRow], micro_batches: tuple[i
 
 
 def _flag(flags: Sequence[str], name: str) -> int:
-    """Return the number behind *name*; 1 where it is left out."""
+    """Return the number that follows the flag *name*; 1 if the flag is not given."""
     return int(flags[flags.index(name) + 1]) if name in flags else 1
 
 
@@ -322,7 +322,7 @@ def run_of(row: Row, wall_s: float, report: dict[str, Any]) -> SimulatedRow:
 
 
 def _why(code: int, *outputs: str) -> str:
-    """Return the first line that says it, else the exit code."""
+    """Return the last line that mentions an error, or else the last line of the output, or else the exit code."""
     lines: Sequence[str] = [line.strip() for output in outputs for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if "rror" in line]
     return (errors or lines or [""])[-1] or f"exit code {code}"
@@ -438,7 +438,7 @@ class StepSummary:
     held: Coverage | None
     """Share of rows inside the intervals of sources that were left out; None if all rows have one source."""
     broken: list[str]
-    """Every bound that does not hold, in words."""
+    """Return a sentence for each bound that is exceeded."""
 
     def of(self, regime: str) -> list[SimulatedRow]:
         """Return the runs of a regime: on one node, or on several."""

@@ -179,7 +179,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fit or measure; answers 0."""
+    """Fit constants to logs or measure a GPU, and return 0."""
     if [args.folder is None, args.on is None, not args.ops].count(False) != 1:
         raise UsageError(
             "expected --from DIR (logs of nccl-tests), --on gloo (measure here) or --ops (measure a GPU), one of them"

@@ -104,7 +104,7 @@ class _Flags(argparse.ArgumentParser):
         return self
 
     def of(self, words: Sequence[str]) -> argparse.Namespace:
-        """Return the values of *words*; `rest` is what follows the flags."""
+        """Return the values of the flags in *words*; `rest` contains the words after the flags."""
         self.add_argument("rest", nargs=argparse.REMAINDER)
         flags = self.parse_args(words)
         if flags.rest[:1] == ["--"]:

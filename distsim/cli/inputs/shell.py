@@ -46,7 +46,7 @@ PYTHONS = ("python", "python3", f"python3.{sys.version_info.minor}")
 INSIDE = "simulation"
 """Value of the variable in a simulated rank and in the real programs that it starts."""
 GRACE_S = 3.0
-"""Seconds that a process which the command left behind has after SIGTERM."""
+"""Time in seconds between SIGTERM and SIGKILL for processes that the command left behind."""
 
 DESCRIPTION = """\
 Run a command, such as a repository's own start script, on a simulated cluster.
@@ -131,7 +131,7 @@ def shell(args: argparse.Namespace) -> int:
 
 
 def _check_command(command: Sequence[str]) -> None:
-    """Refuse what cannot be executed, before anything runs."""
+    """Refuse a command that cannot be executed, before anything runs."""
     if not command:
         return
     name = command[0]
@@ -219,7 +219,7 @@ def _reaped(pid: int) -> int | None:
 
 
 def _end_descendants() -> None:
-    """End all that the command has left running: ask first, then kill."""
+    """End all processes that the command has left running, first with SIGTERM, then with SIGKILL."""
     _reaped(0)
     left = _descendants(os.getpid())
     if not left:
@@ -342,7 +342,7 @@ def _program_of(flag: str, program: Sequence[str], folder: Path, real: Sequence[
 
 
 def _give_back(source: str) -> None:
-    """Let standard input begin anew with *source*."""
+    """Make *source* the content of standard input again, after it was read."""
     with tempfile.TemporaryFile() as file:
         file.write(source.encode())
         file.seek(0)

@@ -205,7 +205,8 @@ def _document(summary: Any, predictions: list[Any], rows: bool) -> dict[str, Any
 
 
 _FIGURES = "  step, s simulated   error    GiB simul.   error  wall"
-"""The columns behind the name: published and simulated step, published and simulated memory, and our own time."""
+"""The columns after the name: published and simulated step, published and simulated memory, and the time that the
+simulation took."""
 
 
 def run_training(args: argparse.Namespace) -> int:

@@ -33,7 +33,7 @@ LEAST_WIDE, MOST_WIDE = 24, 44
 LINE_WIDE = 48
 """Width of the other columns: memory, its share, the line."""
 LEAST_SHARE = 0.005
-"""Share of the peak below which a line is left out."""
+"""Smallest share of the peak that gets a line of its own."""
 DESCRIPTION = """\
 Simulate the first two steps of a training script and say what its GPUs' memory is needed for: by rank and pipeline
 stage, by kind, by line and operator. If it does not fit, changes for which the script has a flag (micro-batch,
@@ -65,7 +65,10 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer; 0 it fits, 5 it does not, else the exit code of a run that ended with an error."""
+    """Print whether the script fits.
+
+    Return 0 if it fits, 5 if not, else the exit code of a run that ended with an error.
+    """
     with many_imports(args.own_process):
         from distsim.debug.report.console import Console, piped_width
         from distsim.report import print_summary
@@ -173,7 +176,7 @@ def _document(request: RunRequest, fit: Fit, changes: list[LayoutChange]) -> dic
 
 
 def _parts(request: RunRequest, fit: Fit, changes: list[LayoutChange], width: int) -> list[RenderableType]:
-    """Return what is printed: first the answer, then the figures that it is based on."""
+    """Return the parts of the output: first the answer, then the figures on which it is based."""
     from rich.text import Text
 
     from distsim.report.training.section import memory_kinds

@@ -150,7 +150,7 @@ def _unlike(path: Path, expected: str, given: Any, faults: list[str]) -> None:
 
 
 def near(given: Any, options: Any) -> str:
-    """Return a hint with the known word that is most similar to a mistyped one."""
+    """Return a hint that names the known word most similar to a mistyped one."""
     import difflib
 
     close = difflib.get_close_matches(brief(given), list(options), 1)

@@ -214,7 +214,7 @@ class Cluster:
         """Warnings about settings of the file that have no effect, one sentence each."""
         self._routes: dict[tuple[str, str, int, int | None], tuple[int, ...]] = {}
         self.worked_out: dict[Any, Any] = {}
-        """Cache of what other modules derive from the cluster (collectives/compiler.py)."""
+        """Cache in which other modules (collectives/compiler.py) store values that they derive from the cluster."""
 
     def __repr__(self) -> str:
         size = f"{_nodes(self.num_nodes)}, {len(self.devices)} devices, {len(self.links)} links"

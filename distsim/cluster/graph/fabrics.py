@@ -213,7 +213,7 @@ class TorusFabric:
         return host
 
     def path(self, src: int, dst: int, key: int) -> tuple[int, ...]:
-        """Return the route along each dimension in turn."""
+        """Return the route that crosses one dimension after the other."""
         cables: list[int] = []
         here, stride = src, 1
         for axis, extent in enumerate(self._dims):

@@ -254,7 +254,7 @@ class NodeModel:
     """Bytes/s of one NIC."""
     nic_spec_bytes_per_s: float
     nic_latency_s: float
-    """Seconds from host to host over one cable, one way."""
+    """One-way latency of a cable from host to host, in seconds."""
     gpu_direct_rdma: bool
     nics_beyond_root: bool = False
     """Whether a GPU reaches its NIC only through the processor's root ports, without a common PCIe switch and without

@@ -57,7 +57,7 @@ class HostsOnFabric:
 
     @cached_property
     def vertices(self) -> list[Vertex]:
-        """Return the vertices, hosts first, then what they share."""
+        """Return the vertices: first those of the hosts, then the shared ones such as switches."""
         template = self.template
         result = [
             Vertex(f"n{host}/{part.name}", part.kind, host, part.local)

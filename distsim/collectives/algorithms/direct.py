@@ -134,7 +134,7 @@ def direct_phase(group: Members, loads: Loads, pair_bytes: float, cost: Transfer
 
 
 def direct_messages(group: Members, pairs: Pairs, cost: TransferCost) -> list[PlannedMessage]:
-    """Return every pair as one message, all at once."""
+    """Return one message for each pair of ranks; all start at the same time."""
     messages: list[PlannedMessage] = []
     for (src, dst), nbytes in pairs.items():
         links = group.route(src, dst)

@@ -324,7 +324,8 @@ def _even(
 
 
 def _longest(each_s: NDArray[np.float64], steps: int) -> float:
-    """Return the longest way of *steps* edges round a ring: whole rounds, less the cheapest run of edges left out."""
+    """Return the length of the longest path of *steps* edges around a ring: whole rounds minus the cheapest run of
+    edges that is left out."""
     size = len(each_s)
     rounds = -(-steps // size)
     left_out = rounds * size - steps

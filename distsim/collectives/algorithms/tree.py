@@ -187,10 +187,10 @@ class _Level:
 
 @dataclass(frozen=True, slots=True)
 class _Hops:
-    """The ways from each member to its root and back."""
+    """Paths from each member to its root and back."""
 
     ways: NDArray[np.float64]
-    """Distinct ways (rows). Columns: hops, latency and seconds per byte inside nodes; then between them."""
+    """Distinct paths (rows). Columns: hops, latency and seconds per byte inside nodes; then the same between nodes."""
     level: _Level
 
 
@@ -233,7 +233,7 @@ def _distinct(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _steps(tree: Tree, ways: Routes, group: Members, level: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return what each edge adds to a path, as columns of `_Hops.ways`."""
+    """Return the cost that each edge adds to a path, with the columns of `_Hops.ways`."""
     step = np.stack([np.ones(len(tree.child)), ways.total(group.links.latency_s), ways.largest(level)], axis=1)
     return np.where(np.repeat([[False, True]], 3, axis=1) == tree.inter[:, None], np.hstack([step, step]), 0.0)
 
@@ -369,9 +369,10 @@ def tree_messages(group: Members, nbytes: float, cost: TransferCost) -> list[Pla
 # on top.
 
 _RADIX = 32
-"""Ports down of a switch of 64: the depth of the fabric's tree goes by it."""
+"""Number of downward ports of a switch with 64 ports, which determines the depth of the fabric's tree."""
 _SWITCH_S = 0.5e-6
-"""Adding up in a switch on its way up, or copying on its way down: estimate, a few times Quantum's 130 ns."""
+"""Time in which a switch adds up data on its way up, or copies it on its way down: an estimate of a few times Quantum's
+130 ns."""
 
 
 def _switch_loads(group: Members, op: str) -> Loads:

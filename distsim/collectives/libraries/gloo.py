@@ -162,7 +162,7 @@ _SMALL_BYTES = 10_000
 
 
 def compile_mpi(group: Members, op: str, nbytes: float, root: int, splits: tuple[tuple[int, ...], ...] | None) -> Plan:
-    """Compile *op* the way Open MPI carries it out by default."""
+    """Compile *op* with Open MPI's default algorithm."""
     size = group.size
     together = float(size - 1 if op in ("gather", "scatter", "all_to_all") else 1)
     pairs = {(s, d): float(b) for s, row in enumerate(splits or ()) for d, b in enumerate(row) if b and s != d}

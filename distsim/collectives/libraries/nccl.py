@@ -1,4 +1,4 @@
-"""NCCL: which algorithm and protocol it takes, and what that costs."""
+"""Chooses algorithm and protocol as NCCL does, and computes their cost."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class NcclSelector:
         self.proto = _named("a protocol", proto, PROTOCOLS) if version != "ideal" else None
 
     def machine(self, group: Members) -> Machine:
-        """Return what NCCL's tuning reads about *group*."""
+        """Return the properties of *group* that NCCL's tuning depends on."""
         result: Machine = group.cached("nccl machine", lambda: self._machine(group))
         return result
 
@@ -237,7 +237,7 @@ class NcclSelector:
     def explain(
         self, group: Members, op: str, nbytes: float, root: int, splits: Splits
     ) -> list[tuple[str, str, int, float | None, str, bool]]:
-        """Return (algo, proto, channels, predicted_s, why, chosen) of every way."""
+        """Return (algo, proto, channels, predicted_s, why, chosen) of every combination of algorithm and protocol."""
         if op in DIRECT or group.size == 1:
             plan = self.compile(group, op, nbytes, root, splits)
             return [(plan.algo, plan.proto, plan.channels, plan.alone_s(self.capacity), "the only way", True)]

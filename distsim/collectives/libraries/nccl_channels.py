@@ -33,7 +33,7 @@ class ChannelSettings:
 
     algos: frozenset[str] | None
     protos: frozenset[str] | None
-    """None: all that there are."""
+    """Allowed protocols; None for all."""
     nvls: bool
     slot_bytes: int
     """Bytes of one of the eight slots of a channel's buffer in protocol Simple."""

@@ -53,7 +53,7 @@ def fabric_table(nccl: NcclFacts, version: tuple[int, int], constants: Constants
 
 
 _BY_THE_HOST = ("tcp", "tcp-before-2_19", "tcpx")
-"""Fabrics whose messages go through the host's sockets one after the other, whichever NIC they leave by."""
+"""Fabrics on which the host's sockets carry one message after the other, whichever NIC it uses."""
 
 _NEVER = 1e15
 """Value of eager_bytes if the measurements show no switch between protocols of the network."""

@@ -35,7 +35,7 @@ class Tuning:
     tree_ll128: Rows
     tree_simple: Rows
     nvls_tree: Rows | None
-    """None where NVLS was reckoned otherwise (before 2.28)."""
+    """None in releases before 2.28, which computed NVLS differently."""
     ring_ll_inside: float = 0.5
     """LL's share of a ring's bandwidth: on one node where nothing is added up."""
     ring_ll_share: float = 0.5

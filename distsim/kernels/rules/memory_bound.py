@@ -14,7 +14,7 @@ __all__ = ["default", "foreach", "is_transposed"]
 # -- Copies, fills, concatenations, and what moves nothing at all.
 
 _LEAST_STRIDED = 1 << 20
-"""Bytes below which a cache holds what a transpose touches twice."""
+"""Size in bytes up to which a transpose fits into a cache."""
 
 
 def is_transposed(call: OperatorCall) -> bool:

@@ -87,7 +87,7 @@ __all__ = [
 ]
 
 DEFAULT_TOKENS = 1e9
-"""Number of tokens for which a cost is given if a price is known and no number of tokens."""
+"""Number of tokens for which a cost is shown if a price is known and `--tokens` is not given."""
 HOUR_S, DAY_S = 3600.0, 86400.0
 
 
@@ -291,7 +291,7 @@ def memory_table(training: Training) -> RenderableType:
 
 
 def shortage(short: OutOfMemory, training: Training) -> RenderableType:
-    """Show how much memory was missing, what held it, and what would have fitted."""
+    """Return lines that say how much memory was missing, what used it, and what would have fitted."""
     lost = short.reserved - short.allocated
     sentence = (
         f"asked for {format_bytes(short.asked)} where {format_bytes(short.allocated)} "
@@ -356,7 +356,8 @@ def _of_the_batch(short: OutOfMemory) -> list[str]:
 
 
 def _sharding(short: OutOfMemory, states: int, ranks: int) -> str:
-    """Return a sentence if all training state, also what is not allocated yet, would have fitted in shards."""
+    """Return advice to shard the training state if it would then have fitted, including state that is not allocated
+    yet."""
     coming = short.coming_gradients + (short.coming_optimizer or 0)
     text = f"sharding (FSDP): parameters, gradients and optimizer state take {format_bytes(states)} on each rank"
     if coming:

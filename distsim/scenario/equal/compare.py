@@ -214,7 +214,7 @@ LEAST = 1e-5
 TIMES = 30.0
 """Tolerance, as a multiple of the change that a rounding of the parameters causes."""
 AT_START = 1e-6
-"""Distance up to which parameters are one before the first step."""
+"""Largest relative distance at which parameters count as equal before the first step."""
 PHASES = ("output", "output_gradient", "gradient", "parameter")
 DECIDE = ("gradient", "parameter")
 HEALTHY = (How.EQUAL, How.JOINED)

@@ -176,7 +176,7 @@ def lines_by_rank(output: str) -> dict[int, list[str]]:
 
 
 def mistakes(scenario: Scenario, outcome: Outcome, output: str, baseline: Path, update: bool) -> list[str]:
-    """Return every expectation that does not hold of a run and of what its ranks printed."""
+    """Return every expectation that a run and the output of its ranks do not meet."""
     wrong = [*_kind(scenario, outcome)]
     if outcome.diagnoses:
         wrong += _diagnosis(scenario, outcome.diagnoses[0], outcome)
@@ -303,7 +303,7 @@ def _results(scenario: Scenario, outcome: Outcome) -> Iterator[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Return tensors and arrays as lists, tuples as lists: what TOML can say."""
+    """Convert tensors and arrays to lists, and tuples to lists, as TOML can express them."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, list | tuple):

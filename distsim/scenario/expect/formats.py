@@ -18,7 +18,7 @@ from distsim.text.github import error_line, on_github
 __all__ = ["annotation", "on_github", "write_junit"]
 
 _ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
-"""Characters that XML 1.0 cannot hold (https://www.w3.org/TR/xml/#charsets)."""
+"""Characters that are not allowed in XML 1.0 (https://www.w3.org/TR/xml/#charsets)."""
 
 
 def write_junit(results: Sequence[Result], path: str) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["NOT_RUN", "REST", "WIDTH", "Result", "entry", "never_struck", "replay_command"]
 
 NOT_RUN = "not run"
-"""The kind of a scenario whose file, or whose surroundings, do not let it run."""
+"""Kind of a scenario that could not run because of its file or its environment."""
 
 
 @dataclass(slots=True)

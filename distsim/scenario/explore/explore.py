@@ -18,7 +18,7 @@ __all__ = ["Explored", "explore"]
 MIN_DELAY_S = 1e-3
 """Smallest delay of a rank that is to come last, in seconds. The delay is otherwise the length of the undelayed run."""
 OF_TIME = ("step_time", "virtual_time_below_s", "busbw_above", "utilisation_below")
-"""Expectations that delays would break: they say nothing about order."""
+"""Expectations about times, which delays would break; they do not depend on the order of calls."""
 _perf_counter = time.perf_counter
 
 

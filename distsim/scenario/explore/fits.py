@@ -34,7 +34,7 @@ VOCABULARY = {
     "nll_loss_backward": "gradient of the log-probabilities",
     "nll_loss_forward": "loss",
 }
-"""Operators of F.cross_entropy: what their results are."""
+"""Operators of F.cross_entropy, with descriptions of their results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,8 @@ class RankPeak:
 
     ranks: tuple[int, ...]
     stage: str
-    """Place in the group whose members send to each other, as `pp 0`; empty where nothing is sent."""
+    """Pipeline stage, such as `pp 0`: the position in the group whose members send to each other; empty without sends.
+    """
     reserved: int
     allocated: int
     runs_out: bool

@@ -27,7 +27,7 @@ from distsim.scenario.suite import as_they_end, import_for
 __all__ = ["Flag", "KeptPoints", "own_sources", "role_of", "run_points", "script_flags", "with_flag"]
 
 MOST_FILES = 40
-"""Files beside the script that are read for flags."""
+"""Largest number of files beside the script that are searched for flags."""
 ROLES = {
     "micro_batch": r"mbs|bs|batch|((micro|local|train|device|per-device(-train)?|train-micro)-)?batch-size(-per-gpu)?",
     "accumulation": r"accum|grad(ient)?-accum(ulation)?(-steps)?|accumulation-steps|num-micro-?batches",
@@ -153,12 +153,12 @@ def with_flag(arguments: Sequence[str], name: str, value: str | None) -> list[st
 
 
 class KeptPoints:
-    """Results of one command that was interrupted, in a folder of the user's cache.
+    """Results of an interrupted command, stored in a folder of the user's cache.
 
     Args:
-        scenario: What all points vary. The folder is another one once its program, a module beside it or its cluster
-            file has changed.
-        command: What else makes the points what they are, as plain data.
+        scenario: The scenario that all points vary. If its program, a module beside it or its cluster file has changed,
+            another folder is used.
+        command: Everything else that determines the points, as plain data.
     """
 
     def __init__(self, scenario: Scenario, command: Any) -> None:
@@ -188,7 +188,7 @@ class KeptPoints:
         return result
 
     def save(self, settings: Mapping[str, Any], result: Result, stage: str = "") -> None:
-        """Keep *result*; a folder that cannot be written keeps nothing."""
+        """Store *result*. Nothing is stored if the folder is not writable."""
         file = self._file(settings, stage)
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)

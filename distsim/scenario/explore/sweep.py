@@ -53,12 +53,12 @@ class Variation:
 
 @dataclass(slots=True)
 class Point:
-    """One combination and what came of it."""
+    """One combination of settings with its result."""
 
     settings: dict[str, Any]
     result: Result
     number: int = 0
-    """Its place among all combinations."""
+    """Index among all combinations."""
 
 
 def script(path: Path, arguments: Sequence[str], **keys: Any) -> Scenario:

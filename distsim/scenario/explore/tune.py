@@ -61,7 +61,7 @@ class Axis:
 
 
 def axis_of(variation: Variation) -> Axis:
-    """Return *variation* with what its name says of memory."""
+    """Return the axis of *variation*, with the effect on memory that the flag's name suggests."""
     values = variation.values
     role = role_of(Flag(variation.path, None)) if variation.path.startswith("-") else None
     name = variation.path.lstrip("-").rpartition(".")[2].replace("_", "-")
@@ -138,7 +138,7 @@ class Search:
 
     @property
     def untried(self) -> list[Place]:
-        """Return points of which nothing is known."""
+        """Return the points that have not run."""
         return [point for point in self._left if point not in self.results and not self._needs_too_much(point)]
 
     def _needs_too_much(self, point: Place) -> bool:

@@ -48,8 +48,9 @@ __all__ = [
 
 
 def cut_off(cluster: Cluster, rule: NetworkRule, num_hosts: int) -> tuple[int, ...]:
-    """Return the hosts that *rule* leaves without any way out, or without any way in. `UsageError` if there is none:
-    a real host has one cable, which is in or out.
+    """Return the hosts that *rule* cuts off in at least one direction.
+
+    Raises `UsageError` if there is none: a real host has one cable for both directions.
     """
     if rule.has_detour():
         raise UsageError("a real run has no second way for the traffic; leave the detour out, or use backend = 'sim'")
@@ -144,7 +145,7 @@ class BadFile(UsageError):
 
 
 def _text(program: Path) -> str:
-    """Return a program's text; empty if there is none to read: the run says so, with the reason."""
+    """Return a program's text; empty if it cannot be read (the run then reports the reason)."""
     try:
         return read_bytes(program, LARGEST_FILE).decode("utf-8")
     except (OSError, ValueError):
@@ -188,7 +189,7 @@ class Scenario:
 
     @property
     def on(self) -> str:
-        """Return the cluster; a file is found beside the scenario."""
+        """Return the cluster; a cluster file is searched relative to the scenario."""
         stem = self.spec.on.partition(":")[0]
         beside = self.path.parent / stem
         return str(self.path.parent / self.spec.on) if beside.suffix and beside.is_file() else self.spec.on
@@ -215,7 +216,7 @@ class Scenario:
 
     @property
     def teaches(self) -> str:
-        """Return the file's own sentence, or the first of its program."""
+        """Return the lesson of the scenario: the key `teaches`, or else the first sentence of its program."""
         if self.spec.teaches is not None:
             return self.spec.teaches
         if self.file is not None and self.file.is_file():
@@ -308,7 +309,8 @@ def _without(data: Mapping[str, Any], locations: Sequence[tuple[Any, ...]]) -> t
 
 
 def _beyond_the_schema(scenario: Scenario, numbers: Sequence[int]) -> typing.Iterator[str]:
-    """Check what only the program, the cluster and the rules can tell; *numbers* are those of the faults."""
+    """Check the conditions that depend on the program, the cluster and the rules together; *numbers* are the indices of
+    the faults."""
     spec = scenario.spec
     yield from _program(scenario)
     if spec.schedule is not None:
@@ -453,7 +455,7 @@ def _shown(given: Any) -> str:
 
 
 FAULTS = tuple(FAULT_TABLES)
-"""Every `what` of a fault."""
+"""Every value of a fault's key `what`."""
 
 
 def _table(location: Sequence[Any]) -> type[BaseModel] | None:

@@ -338,7 +338,7 @@ class ScenarioSpec(FileTable):
 
 
 ID = "urn:distsim:schema:scenario:1"
-"""Absolute, and no address: nothing is loaded from anywhere."""
+"""Identifier of the schema: absolute, but not an address from which anything is loaded."""
 
 
 def json_schema() -> str:
@@ -381,7 +381,7 @@ def _plain(node: Any, tables: dict[str, Any]) -> Any:
 
 
 def _fault(discriminator: dict[str, Any], tables: dict[str, Any]) -> dict[str, Any]:
-    """Return a fault: its `what` says by which table it goes."""
+    """Return a fault, validated by the table that its key `what` names."""
     whats = {name: _plain({"$ref": ref}, tables) for name, ref in discriminator["mapping"].items()}
     name_schema = {"description": "what goes wrong", "enum": list(whats), "type": "string"}
     then = []

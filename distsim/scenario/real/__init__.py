@@ -1,4 +1,4 @@
-"""A scenario for real: gloo under guard in processes of their own, with faults that strike there.
+"""Runs a scenario for real: guarded gloo processes in which faults are injected.
 
 `real.py` runs one; `namespaces.py` makes hosts whose network can be cut.
 """

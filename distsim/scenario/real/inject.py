@@ -62,7 +62,7 @@ class Injector:
         self.numbers: dict[tuple[int, bool], int] = {}
 
     def install(self, dist: Any) -> None:
-        """Lead torch.distributed's own functions through here."""
+        """Wrap functions of torch.distributed so that faults can be injected into their calls."""
         for op in OPERATIONS:
             setattr(dist, op, self._counted(op, getattr(dist, op)))
 

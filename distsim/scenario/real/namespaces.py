@@ -230,5 +230,5 @@ class Cuts:
 
     @property
     def hosts_cut(self) -> Sequence[int]:
-        """Return the hosts whose plugs those were."""
+        """Return the hosts that are connected by those plugs."""
         return sorted({host for cut in self.cuts if cut.struck for host in cut.hosts})

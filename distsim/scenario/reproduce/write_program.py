@@ -145,7 +145,7 @@ def write_program(calls: Calls, teaches: str, style: str = "merged") -> str:
 
 
 class _Program:
-    """One run on its way to become text."""
+    """Turns one run into the text of a program."""
 
     def __init__(self, calls: Calls) -> None:
         self.ranks, self.calls, self.endings, self.absent = calls.ranks, calls.calls, calls.endings, calls.absent
@@ -300,8 +300,10 @@ class _Program:
 
 
 def _topological(steps: Mapping[Step, Mapping[int, int]]) -> list[Step] | None:
-    """Return the steps in an order that is every rank's own; of two that may be either way, the one further up in
-    the original file, else that of more ranks.
+    """Return the steps in an order that agrees with every rank's own.
+
+    If two steps may be in either order, the one further up in the original file comes first, or else the one of more
+    ranks.
     """
     sequences: dict[int, list[Step]] = {}
     for step, callers in steps.items():

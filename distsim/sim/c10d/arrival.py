@@ -132,11 +132,11 @@ class HostSide:
     """Known values of a member's GPU tensors, which have no data themselves."""
 
     values: Values
-    """Known values of tensors on the process's GPUs."""
+    """Known values of the tensors on the process's simulated GPUs."""
     inputs: list[Tensor] | None
-    """Copies made when the call was; None: unknown."""
+    """Copies of the inputs at the time of the call; None if their values are unknown."""
     outputs: list[Tensor]
-    """The tensors to write to, where their values may be known; else none."""
+    """Output tensors whose values may become known; empty if there are none."""
     guess: bool = False
     before: tuple[Any, ...] = ()
     """Known values of each output's storage before the call."""
@@ -219,11 +219,11 @@ def _on_node(process: SimProcess, index: int) -> str:
 _DisableTorchDispatch = DISABLE_TORCH_DISPATCH.get()
 
 _ROOT_ONLY = frozenset({"broadcast", "scatter", "send"})
-"""Operations whose values are those of one member."""
+"""Operations whose result consists of one member's values."""
 
 
 def known_of(task: RankTask, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> HostSide:
-    """Return the known values of a call; its outputs are unknown until it has met the calls of the other members."""
+    """Return the known values of a call. Its outputs are unknown until all members have arrived."""
     values: Values = task.process.accelerators.values
     written = [t for t in outputs if values.keeps(t.numel(), t.dtype)] if _all_kept(values, outputs) else []
     for tensor in outputs:

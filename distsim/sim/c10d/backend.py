@@ -126,7 +126,7 @@ def _own_world() -> Any:
 
 
 def register_backend() -> None:
-    """Make torch know the backend name `sim`."""
+    """Register the backend `sim` in torch."""
     if "SIM" not in _plugins:
         c10d.Backend.register_backend("sim", _create, extended_api=True, devices=["cpu", "cuda"])
 

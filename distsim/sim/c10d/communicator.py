@@ -160,7 +160,7 @@ class Communicator:
         self.gpus = OneEach()
 
     def _who_comes(self) -> Sequence[int]:
-        """Return the indices of the members for which a collective waits."""
+        """Return the indices of the members that must arrive before a collective starts."""
         return range(len(self.group.ranks)) if self.stand_in is None else list(dict.fromkeys(self.stand_in))
 
     @property

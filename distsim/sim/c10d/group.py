@@ -1,4 +1,4 @@
-"""The process group of a simulated rank: what torch calls."""
+"""Implements torch's process group interface for a simulated rank."""
 
 from __future__ import annotations
 
@@ -99,7 +99,10 @@ def _is_ours(mode: Any) -> bool:
 
 
 class _Carried:
-    """torch's operator *real* to all who ask; to call it is the next mode's turn, or carries the call out."""
+    """Stand-in for torch's operator *real*.
+
+    Calling it continues with the next dispatch mode, or carries out the collective.
+    """
 
     def __init__(self, real: Any, call: Callable[..., Any]) -> None:
         self._real = real

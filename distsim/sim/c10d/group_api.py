@@ -133,7 +133,7 @@ def _reconfigure(self: Any, *args: Any) -> Any:
 
 
 def _add_ephemeral_timeout(self: Any, timeout: Any) -> None:
-    """Do nothing: a simulated call has its timeout from the start, that of the group or its own."""
+    """Do nothing: a simulated call gets its timeout (its own or that of the group) when it is made."""
 
 
 _METHODS: dict[str, Any] = {
@@ -248,7 +248,7 @@ class Questions(dist.ProcessGroup):
         return self._group.description
 
     def _set_group_name(self, name: str) -> None:
-        """Do nothing: the name is known since the group was created."""
+        """Do nothing: the name is set when the group is created."""
 
     _set_group_desc = _set_group_name
 
@@ -319,7 +319,7 @@ class Questions(dist.ProcessGroup):
         raise NotSimulated("ProcessGroup.mem_allocator", "allocate with torch.empty(..., device='cuda')")
 
     def eager_connect_single_device(self, device: torch.device | None) -> None:
-        """Do nothing: the members met when the group was created."""
+        """Do nothing: the members are connected when the group is created."""
 
     def comm_split_count(self) -> int:
         return 0

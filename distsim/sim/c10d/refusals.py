@@ -54,7 +54,7 @@ _MPI_TYPES = frozenset(
         torch.complex128,
     }
 )
-"""MPI's own, as `realexec/mpi/group.py` has them: ProcessGroupMPI.cpp maps the first seven."""
+"""Dtypes that MPI supports, as in `realexec/mpi/group.py`: ProcessGroupMPI.cpp maps the first seven."""
 _SCATTERS = ("reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced")
 _LISTS = frozenset(
     {

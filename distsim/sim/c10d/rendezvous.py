@@ -66,7 +66,7 @@ class Rendezvous:
         self.ranks = tuple(there.get(rank, rank) for rank in range(self.size))
 
     def in_job(self, group: Group) -> Group:
-        """Return *group*, whose ranks are this world's, with the job's ranks."""
+        """Return *group* with its ranks in this world replaced by the ranks in the whole job."""
         ranks = tuple(self.ranks[rank] for rank in group.ranks)
         return group if ranks == group.ranks else Group(group.name, group.description, ranks)
 

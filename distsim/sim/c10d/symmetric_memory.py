@@ -30,7 +30,7 @@ from distsim.torch_compat.groups import IMPLICIT_MEM_POOL, SYMMETRIC_MEMORY
 __all__ = ["symmetric_memory_patches"]
 
 _GROUPS = "_distsim_symmetric"
-"""Attribute of a storage in symmetric memory: the names of the groups whose members have met for it."""
+"""Attribute of a storage in symmetric memory: the names of the groups whose members have all registered it."""
 _INSTEAD = "call barrier() of its handle, copy from get_buffer(), or call a collective of torch.distributed"
 
 
@@ -98,7 +98,7 @@ class SymmetricMemory:
 
 
 def _remote(size: Sequence[int], dtype: torch.dtype, device: torch.device, group_name: str, peer: int) -> Tensor:
-    """Return a tensor on *device* whose memory is another member's."""
+    """Return a tensor on *device* that refers to another member's memory."""
     task = require_task()
     group = _beside(group_name, "one_shot")
     devices = group.devices

@@ -126,7 +126,7 @@ class SimWork(Work):
 
     @property
     def timeout(self) -> timedelta:
-        """Return the group's, or the call's own (torch 2.14)."""
+        """Return the timeout of the call (torch 2.14), or else that of the group."""
         return timedelta(seconds=self._timeout_s)
 
     @property
@@ -288,7 +288,7 @@ def drain_backward(process: SimProcess) -> None:
 
 
 class _Scattered(SimWork):
-    """gloo's of a reduce_scatter: it can be waited for, and says nothing else."""
+    """Handle of gloo's reduce_scatter, which supports only `wait`."""
 
     def is_completed(self) -> bool:
         super().is_completed()
@@ -315,7 +315,7 @@ class _Gathered(SimWork):
 
 
 class _GatheredMany(SimWork):
-    """gloo's of several all_gathers at once."""
+    """Handle of several all_gathers that gloo makes as one call."""
 
     def result(self) -> Any:
         super().result()

@@ -178,7 +178,7 @@ class PartFault(NetworkFault[PartR]):
             self.later(for_s, lambda: self._end(cut, instead))
 
     def without_detour(self, cut: Cut) -> None:
-        """Handle a cut without a detour: do nothing by default."""
+        """Handle a cut for which the rule gives no detour. The default does nothing."""
 
     def _end(self, cut: Cut, instead: dict[int, int]) -> None:
         self.state.end_cut(cut)

@@ -104,7 +104,7 @@ class Faults:
 
     @property
     def never_struck(self) -> list[Rule]:
-        """Return the rules whose call, file or connection never occurred."""
+        """Return the rules that never took effect, because their call, file or connection did not occur."""
         return [fault.rule for fault in self.faults if fault.struck_s is None]
 
     def findings(self) -> list[Finding]:

@@ -338,7 +338,7 @@ class _Jitter(Lasting[Jitter]):
         return full * share_s + min(part_s, share_s)
 
     def _when_s(self, worked_s: float) -> float:
-        """Return the time by which *worked_s* seconds without pauses have passed."""
+        """Return the time at which a total of *worked_s* seconds outside of pauses has passed."""
         rule = self.rule
         share_s = rule.period_s - rule.pause_s
         full = max(0, math.ceil(worked_s / share_s - 1e-12) - 1)
@@ -351,7 +351,7 @@ class Straggler(RankRule):
 
     what: ClassVar[str] = "straggler"
     factor: Annotated[float, Ge(1)] = 1.0
-    """Factor by which their operators take longer, on CPU or GPU."""
+    """Factor by which the operators of these ranks take longer, on CPU or GPU."""
     delay_s: Annotated[float, Ge(0)] = 0.0
     """Mean delay before each call."""
     distribution: Literal["constant", "exponential", "uniform", "pareto"] = "constant"

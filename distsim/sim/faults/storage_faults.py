@@ -128,7 +128,7 @@ class MasterUnreachable(Rule):
         return "the master cannot be reached from other hosts"
 
     def check(self, cluster: Cluster, world_size: int) -> None:
-        """Check nothing, because the rule names nothing."""
+        """Do nothing: the rule names nothing that could be missing."""
 
     def planted(self, world: World, number: int, links: LinkState) -> _MasterUnreachable:
         return _MasterUnreachable(self, world, number)

@@ -155,7 +155,7 @@ def torchruns_environ(
 # its child, by `sleep` or in its asyncio loop, therefore lets wall time pass in which virtual time stands still.
 
 WALL_S = 10.0
-"""The wall time that a rank waits for a sign of its children. One that answers gets it anew."""
+"""Wall time in seconds that a rank waits for its real children. It starts again whenever a child sends something."""
 _STEP_S = 0.02
 _real_sleep, _real_monotonic, _real_getpid, _real_open = time.sleep, time.monotonic, os.getpid, open
 
@@ -166,7 +166,7 @@ class RealChildren:
     def __init__(self) -> None:
         self._children: list[subprocess.Popen[Any]] = []
         self._left_s = self._start_s = 0.0
-        """The wall time that is left to them, and that of their start, in which `sleep` waits for them, too."""
+        """Remaining wall time of the children, and the part for their start, in which `sleep` waits for them, too."""
 
     def add(self, child: subprocess.Popen[Any]) -> None:
         """Note that *child* was started."""
@@ -174,20 +174,18 @@ class RealChildren:
         self._left_s = self._start_s = WALL_S
 
     def answered(self) -> None:
-        """Note that one of them has sent something."""
+        """Note that one of the children has sent something."""
         self._left_s, self._start_s = WALL_S, 0.0
 
     @property
     def wall_s(self) -> float:
-        """Return the wall time that is left to them, in seconds; 0 if none lives."""
+        """Return the remaining wall time of the children in seconds; 0 if none is running."""
         if self._children:
             self._children = [child for child in self._children if child.poll() is None]
         return max(0.0, self._left_s) if self._children else 0.0
 
     def cpu_ticks(self) -> int:
-        """Return the CPU time that those which live have used so far with their own children, in ticks of the
-        kernel; Linux only.
-        """
+        """Return the CPU time that running children and their own children have used, in clock ticks; Linux only."""
         return sum(_cpu_ticks(child.pid) for child in self._children if child.returncode is None)
 
     def sleep(self, seconds: float) -> None:
@@ -201,8 +199,11 @@ class RealChildren:
         self._start_s -= _real_monotonic() - begun_s
 
     def wait(self, answer: Callable[[float], Any], is_only: bool) -> Any:
-        """Return what *answer*, which takes a limit in seconds, returns. *is_only*: nothing but this can happen; else
-        it is a glance, and half of the wall time is kept."""
+        """Call *answer* with a time limit in seconds, and return its result.
+
+        If nothing else can happen (*is_only*), the limit is all of the remaining wall time; otherwise it is short, and
+        half of the wall time is kept.
+        """
         limit_s = self.wall_s if is_only else min(_STEP_S, self.wall_s - WALL_S / 2)
         if limit_s <= 0:
             return []

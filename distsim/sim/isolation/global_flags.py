@@ -161,7 +161,7 @@ _NUMBERS = range(len(PLACES))
 
 
 def enter_places(values: list[Any]) -> None:
-    """Write *values* into the places."""
+    """Write *values* into the attributes of the settings."""
     for number in compress(_NUMBERS, map(is_not, map(getitem, _SPACES, _NAMES), values)):
         _SPACES[number][_NAMES[number]] = values[number]
 
@@ -212,12 +212,12 @@ _FIRST: tuple[tuple[int, Callable[[], Any]], ...] = (
     (PLACES.index((warnings, "filters")), lambda: list(warnings.filters)),
     (PLACES.index((multiprocessing.context._default_context, "_actual_context")), lambda: None),
 )
-"""Initial values of places, by number, that differ between processes."""
+"""Initial values, by index, of settings that differ between processes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Switch:
-    """One setting. *setters* are the public functions that turn it."""
+    """A process-wide setting of torch. *setters* are the public functions that change it."""
 
     get: Callable[[], Any]
     set: Callable[[Any], object]
@@ -356,7 +356,7 @@ def _remembered(name: str) -> tuple[Any, Any]:
 
 
 def switch_patches() -> list[tuple[Any, str, Any]]:
-    """Return patches (holder, attribute, replacement) for everything that turns a switch."""
+    """Return patches (holder, attribute, replacement) for all functions that change a setting."""
     patches = [
         (holder, name, _turning(switch, _BOUNDED.get((holder, name), getattr(holder, name))))
         for switch in SWITCHES

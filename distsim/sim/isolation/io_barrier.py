@@ -32,8 +32,10 @@ _EVENTS = frozenset(
     + [f"socket.{name}" for name in ("bind", "connect", "sendmsg", "sendto")]
     + ["subprocess.Popen", "sqlite3.connect", "pty.spawn", "signal.pthread_kill"]
 )
-"""Audit events (docs.python.org/3/library/audit_events.html) of what others can see. `open` is looked at
-more closely; `shutil`, `tempfile` and `pathlib` come down to these."""
+"""Audit events (docs.python.org/3/library/audit_events.html) of actions that are visible outside the process.
+
+`open` is examined further; `shutil`, `tempfile` and `pathlib` cause these events.
+"""
 _UNAUDITED = ("write", "pwrite", "writev", "pwritev", "sendfile", "copy_file_range", "splice")
 """Functions of `os` that write without an audit event."""
 
@@ -42,7 +44,7 @@ _listening = [False]
 
 
 class Leaves(Protocol):
-    """A `World` whose ranks may be over."""
+    """Interface of a `World` some of whose ranks may have ended."""
 
     opened: dict[int, tuple[int, int]]
     processes: Any

@@ -314,7 +314,7 @@ def is_made_for_all() -> bool:
 
 
 class _Loggers(ChainMap[str, Any]):
-    """A process' own by name, before those of the surrounding program."""
+    """Mapping of logger names that looks up the process's own loggers first, then those of the surrounding program."""
 
     def __setitem__(self, name: str, logger: Any) -> None:
         if _importing.shared:
@@ -403,7 +403,7 @@ def outlive_threads() -> None:
 
 
 _forgetful: list[Any] = []
-"""The loggers that there were, when all had been seen to remember nothing."""
+"""All loggers at the last time when none of them had a cached level."""
 
 
 def forget_levels() -> None:

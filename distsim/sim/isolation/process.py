@@ -1,7 +1,8 @@
-"""A simulated process: what one rank sees as its own world.
+"""State of a simulated process, which one rank sees as its own.
 
 Environment, argv, `__main__`, its user modules, torch.distributed's state, generators and
-streams belong to a process; `enter` and `leave` swap what Python keeps in one global place.
+streams belong to a process; `enter` and `leave` swap the parts that
+Python keeps globally.
 """
 
 from __future__ import annotations
@@ -49,31 +50,32 @@ class Notes:
     group_asked: tuple[dict[str, Any], str | None, CallRecord | None] | None = None
     """Backend by device, description and call of the group that torch is about to make."""
     joining: CallRecord | None = None
-    """The `init_process_group` that has begun and has no group yet."""
+    """The call of `init_process_group` that has begun and has not created its group yet."""
     job: str = ""
-    """Where the process met the others of its job, if ranks were given there; one simulation may contain several
-    jobs.
+    """Address at which the ranks of the process's job met, if the program gave them their ranks.
+
+    One simulation may contain several jobs.
     """
     groups_made: dict[Any, int] = field(default_factory=dict)
     """World and name of a group, or place and size of a world -> how often it was made."""
     rendezvous: Any = None
     """The world of the default group (`c10d.group.rendezvous`)."""
     connecting: tuple[str, int] | None = None
-    """Host and port of the store it looks for."""
+    """Host and port of the store that the process tries to reach."""
     meets_at: str | None = None
-    """Address of the TCPStore that it has looked for last."""
+    """Address of the last TCPStore that the process tried to reach."""
     file_stores: dict[int, Any] = field(default_factory=dict)
-    """Its holds on the files of FileStores, in order (file_store._File)."""
+    """The process's claims on the files of FileStores, in order (file_store._File)."""
     backward: list[Any] = field(default_factory=list)
     """Works and futures that the end of backward waits for (work.SimWork)."""
     unsettled: dict[Any, None] = field(default_factory=dict)
-    """Handles of calls whose futures are not done, in order (work.SimWork)."""
+    """Handles of calls whose futures are not completed, in order (work.SimWork)."""
     works_of_torch: set[Any] = field(default_factory=set)
     """Handles (work.SimWork) that are kept alive here, because only torch's C++ may hold them otherwise."""
     ddp_waits_in_cpp: bool = False
     """A future made now has to be done when C++ gets it."""
     in_worker: str = ""
-    """Start method (fork, spawn) of the data loader's worker whose work the process does; empty if it does not."""
+    """Start method (fork, spawn) of the data loader worker that the process currently simulates; empty if none."""
 
     # Environment
     environ_defaults: dict[bytes, bytes] = field(default_factory=dict)
@@ -85,13 +87,13 @@ class Notes:
     thread_names: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     pool_numbers: Iterator[int] = field(default_factory=itertools.count)
     pipes: list[Any] = field(default_factory=list)
-    """The ends it holds (pipes.Connection)."""
+    """Ends of pipes that the process holds (pipes.Connection)."""
 
     # torch
     num_threads: int = 1
     num_interop_threads: int = 1
     operators: dict[str, Any] = field(default_factory=dict)
-    """Its own dictionaries of operators (torch_state/operators.py)."""
+    """Dictionaries of operators that belong to this process (torch_state/operators.py)."""
     profile_with_shapes: bool = False
     """`record_shapes` of the profile that begins."""
 
@@ -219,7 +221,7 @@ class SimProcess:
         self.caught = CaughtLog()
         self.next_seq: dict[tuple[str, bool], int] = {}
         self.due: deque[Callable[[], None]] = deque()
-        """Completions (futures) to carry out in this process's own thread."""
+        """Callbacks of futures that must run in this process's own thread."""
         self._awaits_due: list[simpy.Event] = []
         self.phase = Phase.RUNNING
         self.ending = Ending()
@@ -289,7 +291,7 @@ class SimProcess:
         self.world.host.torch.enter(self.torch_own)
 
     def leave(self) -> None:
-        """Save what the process has changed and unload its state."""
+        """Save the changes of the process and unload its state."""
         leave_environ(self.world.host.environ, self.changed_environ)
         self.argv = sys.argv
         leave_places(self.places, self.world.host.places)

@@ -92,7 +92,8 @@ def _function(value: Any) -> Any:
 
 
 class _Folding(traceback.StackSummary):
-    """A stack whose equal frames are put into words once: Python parses the source for each of a recursion's."""
+    """A formatted stack in which equal frames are formatted once, because Python parses the source for each frame of a
+    recursion."""
 
     def __init__(self, frames: Iterable[traceback.FrameSummary]) -> None:
         super().__init__(frames)
@@ -122,7 +123,10 @@ def format_user_traceback(exc: BaseException) -> str:
 
 
 def keep_failure(process: SimProcess, exc: BaseException) -> None:
-    """Record the exception of which *process* died, in its own thread, because formatting runs the user's code."""
+    """Record the exception that ended *process*.
+
+    This runs in the process's own thread, because formatting runs the user's code.
+    """
     process.ending.exception = exc
     process.ending.error_text = message(exc)
     process.last_stack = raised_at(exc.__traceback__)

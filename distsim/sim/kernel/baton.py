@@ -124,7 +124,7 @@ class OneCore:
             task.cores = self.cores
 
     def release(self, task: _Bound) -> None:
-        """Let *task*, which is left behind, run on any core in parallel to the other tasks."""
+        """Let *task*, which the scheduler has given up on, run on any core in parallel to the other tasks."""
         if self.all is not None and task.native:
             self._put(task.native, self.all)
 
@@ -232,7 +232,7 @@ class Baton:
     """Baton of one of two threads, initially not given."""
 
     give: Callable[[], object]
-    """Let it run: the caller has nothing more to do than to wait for its own. Answers nothing true."""
+    """Let the other thread run. The caller must then only wait for its own baton. The result is never true."""
     give_for_good: Callable[[], object]
     """Give the baton from a thread that ends: the thread keeps the interpreter lock until it has ended."""
     waits: Callable[[], object]

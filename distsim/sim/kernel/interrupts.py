@@ -34,7 +34,7 @@ class Interruptible(Protocol):
 
 
 class Interrupts:
-    """Signals that came and were not delivered yet."""
+    """Signals that have arrived and are not delivered yet."""
 
     def __init__(self) -> None:
         self.pending: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
@@ -183,7 +183,7 @@ def paced(ranks: int) -> Iterator[None]:
 
 
 def own_threshold() -> tuple[int, int, int]:
-    """Return `gc.get_threshold` as it would be without other ranks."""
+    """Return the value that `gc.get_threshold` would have without other ranks."""
     threshold = _get_threshold()
     return _before if _before is not None and threshold == _slowed else threshold
 

@@ -42,8 +42,9 @@ class Schedule:
 
     delays: tuple[CallDelay, ...] = ()
     buffered: bool = False
-    """Whether sends end at once, as small ones do on NCCL and MPI; otherwise when the receiver has arrived, as on
-    gloo.
+    """Whether a send ends at once, as small ones do on NCCL and MPI.
+
+    Otherwise it ends when its receiver has arrived, as on gloo.
     """
     any_source: int | None = None
     """Seed of the choice among several senders; None for the first that arrived."""

@@ -26,7 +26,7 @@ class Due(Protocol):
     """An action at a deadline, on the scheduler's side."""
 
     explicit: bool
-    """The program set the limit: it comes where nothing else can happen any more, too."""
+    """Whether the program set the limit. Such a deadline also passes when nothing else can happen any more."""
 
     @property
     def over(self) -> bool:
@@ -39,7 +39,7 @@ class Due(Protocol):
 
 
 Deadline = tuple[float, int, Due]
-"""Seconds (virtual), the order among equal times, and what happens then."""
+"""Virtual time in seconds, order among equal times, and the action to run."""
 
 
 class Deadlines:
@@ -53,14 +53,14 @@ class Deadlines:
         heapq.heappush(self._heap, (at_s, next(self._count), due))
 
     def next(self) -> Deadline | None:
-        """Return the first that is not over."""
+        """Return the earliest deadline that is still needed."""
         heap = self._heap
         while heap and heap[0][2].over:
             heapq.heappop(heap)
         return heap[0] if heap else None
 
     def take(self) -> Deadline:
-        """Return the first, which is not to come any more."""
+        """Remove and return the earliest deadline."""
         return heapq.heappop(self._heap)
 
     def take_explicit(self) -> Deadline | None:
@@ -102,7 +102,7 @@ class BatonRequest:
     why: Wait | None
     timeout_s: float | None = None
     explicit_timeout: bool = False
-    """The program set the limit: it ends the wait where nothing else can happen any more."""
+    """Whether the program set the limit. It then ends the wait when nothing else can happen any more."""
     poll: bool = False
     quiet: bool = False
     """Whether the task only polls, so that the end of its sleep counts as no progress."""
@@ -141,7 +141,7 @@ class TaskOwner(Protocol):
 
 
 class Runs(Protocol):
-    """A task, as its scheduler knows it (task.Task)."""
+    """Interface of a task (task.Task) for its scheduler."""
 
     request: BatonRequest | None
     doom: Unwind | None
@@ -270,7 +270,7 @@ class Scheduler:
             self.current = None
 
     def let_run(self, task: Runs, give: Callable[[], object]) -> None:
-        """Give *task* the baton and wait until it returns it; watch that it does."""
+        """Give *task* the baton, wait until the task returns it, and check that this does not take too long."""
         self.running = task
         if task.cores is not self.core.cores:
             self.core.bind(task)
@@ -415,7 +415,7 @@ class Scheduler:
 
     @property
     def quiet_s(self) -> float:
-        """Return for how much virtual time nothing else has happened."""
+        """Return for how much virtual time only polling has happened."""
         return self._quiet_s
 
     @property
@@ -424,7 +424,7 @@ class Scheduler:
         return self._quiet_s > 1.0
 
     def _poll_turn(self, upcoming: float) -> bool:
-        """Return whether threads poll and nothing else is near: let time pass, in growing steps."""
+        """Return whether some threads poll and no other event is near, so that time should advance in growing steps."""
         step_s = max(1e-6, 0.1 * self._quiet_s)
         if upcoming - float(self.env.now) <= step_s:
             return False

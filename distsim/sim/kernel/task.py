@@ -59,13 +59,16 @@ MANY_LOOKS = 1_000
 """A loop that has looked at one thing so often waits for it."""
 
 SPIN_LIMIT_S = 3_600.0
-"""A loop that has read nothing but the clock for this long (virtual) waits for something else."""
+"""Virtual time in seconds after which a loop that only reads the clock counts as waiting for something else."""
 
 _here = threading.local()
 
 
 current_task: Callable[[], Task | None] = functools.partial(getattr, _here, "task", None)
-"""The task of the calling thread; None outside a simulation. Asked at every turn: no frame of Python's."""
+"""Returns the task of the calling thread; None outside a simulation.
+
+It is called at every switch, so it is written without a Python frame.
+"""
 
 
 def require_task() -> Task:
@@ -200,8 +203,10 @@ class Task:
         return self._looks > MANY_LOOKS
 
     def poll(self, why: Wait, waits: bool = False) -> None:
-        """One turn of a loop that looks again and again: come back when something has happened. *waits*: what the task
-        does between its looks is nothing that others wait for."""
+        """Run one iteration of a polling loop: return when something has happened.
+
+        *waits* says that the task does nothing between its polls that others wait for.
+        """
         self.quiet_polls += 1
         self.time_queries = 0
         quiet = waits or self.quiet_polls > 1
@@ -408,12 +413,12 @@ class Task:
         self.abandoned = True
 
     def cancel(self) -> None:
-        """End a thread that has not begun."""
+        """End a thread that has not started."""
         self.finished = True
         self.world.live_tasks -= 1
 
     def raise_inside(self, unwind: type[Unwind]) -> None:
-        """Ask a thread that never comes back (`while True: pass`) to end, at its next bytecode."""
+        """Ask a thread that never yields (`while True: pass`) to end at its next bytecode."""
         if not self.finished and self.ident is not None:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(unwind))
 
@@ -448,10 +453,10 @@ class Task:
 _Future = FUTURE.get()
 
 is_done = _Future.done
-"""torch's own, which takes no time."""
+"""torch's `Future.done`, which passes no virtual time."""
 
 _sources: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
-"""Future -> those that it waits for, where calls are behind them: `why` says which (Reply, CallFuture)."""
+"""For each future, the futures on which it depends, if calls complete these (Reply, CallFuture)."""
 
 
 def made_of(future: Any, sources: Iterable[Any]) -> None:
@@ -462,7 +467,7 @@ def made_of(future: Any, sources: Iterable[Any]) -> None:
 
 
 def calls_behind(future: Any) -> Iterator[Any]:
-    """The futures of the calls behind *future* that are not over, in order."""
+    """Yield the futures of unfinished calls on which *future* depends, in order."""
     open_ = [future]
     while open_:
         one = open_.pop()
@@ -475,7 +480,7 @@ def calls_behind(future: Any) -> Iterator[Any]:
 
 
 def why_it_waits(future: Any) -> Wait:
-    """Return the first call behind *future* that is not over."""
+    """Return the first unfinished call on which *future* depends."""
     for one in calls_behind(future):
         why: Wait = one.why
         return why

@@ -78,7 +78,7 @@ def operator_name(operator: Any) -> str:
 EPSILON_S = 1e-9
 """Sums of floats that are one moment."""
 NEIGHBOURS = 16
-"""Kernels that may run at once."""
+"""Largest number of kernels that run at the same time."""
 MOST_MOVES = 500_000
 
 

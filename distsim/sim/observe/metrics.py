@@ -116,7 +116,7 @@ class RankTraining:
     sites: list[MemorySite] = field(default_factory=list)
     """The peak by line and operator; empty unless the run measures memory (RunRequest.measures_memory)."""
     saving_s: float = 0.0
-    """Seconds in which the GPU had nothing to do because the step waited for a checkpoint to be written."""
+    """Seconds in which the GPU was idle because the step waited for a checkpoint to be written."""
 
 
 @dataclass(slots=True)
@@ -136,7 +136,7 @@ class OutOfMemory:
     in_backward: bool
     """Whether backward had begun, so that all activations were allocated."""
     asked_as: str = "activations"
-    """Kind of the requested memory: a key of `held`."""
+    """Category of the requested memory: a key of `held`."""
     coming_gradients: int = 0
     """Bytes of gradients that were not allocated yet."""
     coming_optimizer: int | None = None
@@ -212,7 +212,7 @@ class PathPart:
 
 @dataclass(slots=True)
 class UnknownRead:
-    """A value that no simulation knows was read."""
+    """The program read a value that a simulation without values does not know."""
 
     what: str
     where: str
@@ -223,7 +223,7 @@ class UnknownRead:
     expression: str = ""
     """Expression of the line that read the value: `loss.item()`."""
     condition: str = ""
-    """`if`, `while` or `assert`: the program went the way that the placeholder led to."""
+    """`if`, `while` or `assert`: the kind of condition whose outcome the placeholder decided."""
 
 
 @dataclass(slots=True)

@@ -45,7 +45,7 @@ __all__ = ["BACKEND_THREAD", "MAIN_THREAD", "ProfileRecorder", "ProfileResult", 
 _KinetoEvent = KINETO_EVENT.get()
 
 MAIN_THREAD, BACKEND_THREAD = 1, 2
-"""Collectives run beside the program: they have a line of their own in the trace."""
+"""Threads in the trace: collectives run beside the program, so they have a line of their own."""
 
 _STREAMS = 1_000
 """Number of the line of a GPU's first stream in a trace."""
@@ -90,7 +90,7 @@ _ANSWERS: dict[str, Any] = {
 
 
 class ProfilerEvent:
-    """One slice, with the questions torch asks of a Kineto event."""
+    """One slice, with the interface of a Kineto event."""
 
     def __init__(
         self, number: int, name: str, start_s: float, end_s: float, *, thread: int = MAIN_THREAD, **answers: Any

@@ -55,7 +55,7 @@ _OVERWRITES = frozenset(
 )
 """Operators that replace the values of their first argument without reading them."""
 _ONE_BY_ONE = ("_foreach_", "_fused_", "_amp_foreach_")
-"""Operators on lists whose results each depend on their own elements of the lists."""
+"""Operators on lists that compute each result only from the corresponding elements of the lists."""
 
 
 class _Reading(NamedTuple):
@@ -65,7 +65,7 @@ class _Reading(NamedTuple):
     written: tuple[Any, ...]
     """Positions and names of the arguments that it writes to."""
     unread: frozenset[Any]
-    """Those of them whose earlier values do not matter."""
+    """Those outputs whose earlier values do not matter."""
     is_random: bool
     one_by_one: bool
 

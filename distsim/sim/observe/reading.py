@@ -137,7 +137,7 @@ CONDITIONS = (ast.If, ast.While, ast.IfExp, ast.Assert)
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One place of a program that reads a value."""
+    """One position in a program at which a value is read."""
 
     where: str
     """Position as file:line; "torch" if no line of the program is involved."""

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 MOST_RANKS = 64
-"""Ranks up to which a simulation looks for silent faults."""
+"""Largest number of ranks for which a simulation searches for silent faults by default."""
 
 
 def current_collector() -> Collector | None:
@@ -50,7 +50,7 @@ def collector_of(process: SimProcess) -> Collector:
 
 
 def collectors_of_origins() -> Callable[[SimProcess], Collector]:
-    """Return what makes the collectors of a run that know origins instead of values of tensors on GPUs."""
+    """Return a function that creates collectors for a run in which tensors on GPUs have origins instead of values."""
     meetings = Meetings()
 
     def collector_of_origins(process: SimProcess) -> Collector:
@@ -121,7 +121,7 @@ _OF_EQUALITY = frozenset(
         *(SilentKind.DROPOUT_DIFFERS, SilentKind.TIED_NOT_SYNCHRONIZED),
     }
 )
-"""Kinds that only ask whether values are equal."""
+"""Kinds that only compare whether values are equal."""
 _NAMES = dict.fromkeys(("part", "parts", "view", "strided"), "a part of a tensor") | {
     "from the host": "data of the host"
 }

@@ -209,7 +209,7 @@ def _price(training: Training, world: World, request: RunRequest) -> None:
 
 
 def _software(world: World, version: str | None) -> str:
-    """Return the software whose times NCCL's collectives have."""
+    """Return the software whose times the model of NCCL's collectives reproduces."""
     facts, variant = world.cluster.nccl, world.cluster.variant
     facts = facts if version is None else replace(facts, version=version)
     return facts.software + (f" (variant {variant})" if variant else "")
@@ -237,7 +237,7 @@ def _of_polls(world: World) -> list[str]:
 
 
 def _of_launcher(world: World) -> list[str]:
-    """Return what happened to the parent of the ranks, if a report on its children does not say so."""
+    """Return how the parent process of the ranks ended, unless a report on its children already says so."""
     parent = world.launcher
     if parent is None:
         return []

@@ -50,9 +50,10 @@ FIRST_STEADY = 3
 """The first step makes the optimizer's state, the second is the first that finds the allocator's segments."""
 MOST_OPERATORS = 20
 NO_MODULE = "outside of modules"
-"""The loss, backward, the optimizer's temporaries, inputs."""
+"""Label of the loss, backward, the optimizer's temporaries and inputs."""
 LONGEST_REST_S = 3_600.0
-"""Longer than this no GPU works on after its program's end: it waits for what never comes."""
+"""Maximum time in seconds for which a GPU continues to work after its program's end; work that takes longer waits for
+something that will not happen."""
 
 
 @contextlib.contextmanager
@@ -253,9 +254,7 @@ def _durations(ends: dict[Any, list[StepEnd]], stepping: Sequence[SimProcess], s
 
 
 def _middle(times_s: Sequence[float], first: int) -> list[int]:
-    """Return the step, or the two, whose time is the median of those from *first* on: what was done in that time is
-    theirs, not the mean step's, in which there may be an evaluation. Of two unlike ones it is the shorter.
-    """
+    """Return the step, or the two steps, whose time is the median of those from *first* on."""
     by_time = sorted(range(len(times_s)), key=lambda i: (times_s[i], i))
     low, high = by_time[(len(by_time) - 1) // 2], by_time[len(by_time) // 2]
     return [first + low] if low == high or times_s[high] > UNLIKE * times_s[low] else [first + low, first + high]

@@ -248,7 +248,7 @@ SLURM = (
     *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES"),
     *("SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
 )
-"""Variables of srun that a program needs to know its place."""
+"""Variables of srun from which a program determines its rank."""
 
 
 def _give_slurm(environ: Any) -> bool:

@@ -54,7 +54,7 @@ class Shared:
     """Crosses between processes as itself."""
 
     def departs(self) -> None:
-        """Mark the item as on its way to a process."""
+        """Mark the item as being on its way to a process."""
 
     def arrived(self, process: SimProcess) -> None:
         """Note that *process* has received this object."""
@@ -144,7 +144,7 @@ def crossing(value: Any) -> tuple[Any, list[Shared]]:
 
 
 class Queue(Shared, queue.Queue[Any]):
-    """`multiprocessing.Queue`, `SimpleQueue` and `JoinableQueue`. An item is made anew by who gets it."""
+    """`multiprocessing.Queue`, `SimpleQueue` and `JoinableQueue`. The receiver gets a new copy of an item."""
 
     def __init__(self, maxsize: int = 0, *, ctx: Any = None) -> None:
         super().__init__(max(0, maxsize))
@@ -358,7 +358,7 @@ class Connection(Shared, Waitable):
             self._on_its_way -= 1
 
     def inherited(self, parent: SimProcess, child: SimProcess) -> None:
-        """Note that *child* was forked: it holds open what its parent holds open."""
+        """Note that *child* was forked, so it holds the same ends open as its parent."""
         if parent not in self._closed_by and child not in self._holders:
             self._hold(child)
 

@@ -25,7 +25,8 @@ __all__ = ["unarmed_patches", "usage_patches"]
 # is told what it has set when it asks, and nothing happens.
 
 _FAULTHANDLER = ("enable", "disable", "register", "unregister", "dump_traceback_later", "cancel_dump_traceback_later")
-"""Hangs are named at once here; crashes, and ranks that hold the interpreter, by the watcher, whose these are."""
+"""Functions of faulthandler that a simulation ignores: it reports hangs itself, and the watchdog, which uses these
+functions, reports crashes and ranks that hold the interpreter lock."""
 
 
 def _without_effect(real: Callable[..., Any], answer: Any = None) -> Callable[..., Any]:

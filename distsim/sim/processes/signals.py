@@ -74,7 +74,7 @@ def _native_id(real: Callable[[], int]) -> Callable[[], int]:
 
 
 def _per_process(real: Callable[..., Any], own: Callable[[SimProcess], Any]) -> Callable[..., Any]:
-    """Return a function without arguments that answers *own* inside a rank."""
+    """Return a function without arguments that returns the result of *own* inside a rank."""
 
     @functools.wraps(real)
     def ask() -> Any:
@@ -200,7 +200,7 @@ def pid_patches() -> list[tuple[Any, str, Any]]:
 # -- How a simulated process ends itself, and the signals that processes send each other.
 
 _HARMLESS = frozenset({signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH})
-"""Signals whose default is to do nothing (man 7 signal)."""
+"""Signals that are ignored by default (man 7 signal)."""
 
 
 def signal_patches() -> list[Patch]:

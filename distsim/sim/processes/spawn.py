@@ -335,7 +335,7 @@ def _python_program(command: Any, own: Program) -> tuple[Program | None, list[st
 
 
 def _subprocess_patches() -> list[tuple[Any, str, Any]]:
-    """What `subprocess.Popen` asks of a rank that `start_rank` has started."""
+    """Return patches that let `subprocess.Popen` manage ranks which `start_rank` has started."""
     real_poll, real_wait = subprocess.Popen._internal_poll, subprocess.Popen._wait  # type: ignore[attr-defined]
 
     @functools.wraps(real_poll)
@@ -392,7 +392,7 @@ def spawn_patches() -> list[tuple[Any, str, Any]]:
 
     @functools.wraps(launch_agent)
     def launch(*args: Any, **kwargs: Any) -> Any:
-        """Run torchrun's launcher as a function (accelerate's `notebook_launcher`), whose ranks meet only later."""
+        """Run torchrun's launcher as a function (accelerate's `notebook_launcher`); its ranks connect later."""
         if current_task() is not None:
             _start_no_rank()
         return launch_agent(*args, **kwargs)

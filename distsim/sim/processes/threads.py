@@ -306,8 +306,8 @@ def _select(self: selectors.EpollSelector, timeout: float | None = None) -> Any:
 
 
 def _from_real_child(loop: selectors.EpollSelector, task: RankTask) -> Any:
-    """Let wall time pass while virtual time stands still, until the real program at the other end of a connection of
-    *loop* answers. Does nothing if no thread waits for it."""
+    """Let wall time pass at a fixed virtual time until the real program at the other end of a connection of *loop*
+    sends something."""
     children, main = task.process.family.real_children, task.process.main_task
     if not children.wall_s or len(loop.get_map()) < 2:  # one is the loop's own pipe
         return []

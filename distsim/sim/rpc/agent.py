@@ -1,4 +1,4 @@
-"""A worker's agent: it sends requests, has a thread serve those that come, and gives up on late replies."""
+"""A worker's RPC agent: sends requests, lets threads serve incoming ones, and times out late replies."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class SimAgent:
     """`TensorPipeAgent(store, name, rank, world_size, options, reverse_device_maps, devices)` of a process."""
 
     serve: Callable[[SimAgent, RpcMessage, Answered], None]
-    """Function by which a thread serves a request (serving.serve)."""
+    """Function that serves a request in a thread (serving.serve)."""
 
     def __init__(
         self,
@@ -367,12 +367,12 @@ class SimAgent:
         return info.name if info else str(worker)
 
     def rank_of(self, worker: int) -> int:
-        """Return the rank whose process it is in."""
+        """Return the rank of the worker's process."""
         agent = self.workers.agents.get(worker)
         return worker if agent is None else agent.process.rank
 
     def waits_for(self, purpose: str, worker: int) -> HostWait:
-        """Return the text of a wait for an answer of *worker*."""
+        """Return the description of a wait for a reply of *worker*."""
         return HostWait(f"{purpose} to {self.name_of(worker)}", (self.rank_of(worker),))
 
 
@@ -416,9 +416,7 @@ class FaultyAgent(SimAgent):
 
 
 def faulty_init() -> bool:
-    """Initialize torch's faulty agent with torch's own classes in torch.distributed.rpc, from which C++ derives its
-    own.
-    """
+    """Initialize torch's agent with injected faults, using torch's classes from which C++ derives its own."""
     if current_task() is None:
         return bool(_real_init())
     led = {name: vars(rpc)[name] for name in _real_kinds}

@@ -43,7 +43,8 @@ _here = threading.local()
 
 
 class Send:
-    """Node where tensors left, to which their gradients return (torch's SendRpcBackward)."""
+    """Autograd node of tensors that were sent to another worker, and to which their gradients return (torch's
+    SendRpcBackward)."""
 
     def __init__(self, edges: list[Any]) -> None:
         self.edges = edges
@@ -181,7 +182,7 @@ _ACCUMULATE = "AccumulateGrad"
 
 
 class Pass:
-    """One backward pass of a context on one worker. *done* is called once, with what went wrong."""
+    """One backward pass of a context on one worker. *done* is called once, with the error if there was one."""
 
     def __init__(self, agent: Any, context: Context, retain_graph: bool, roots: Sequence[Any], done: Done) -> None:
         self.agent = agent

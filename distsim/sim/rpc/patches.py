@@ -100,7 +100,7 @@ def _profile_gil(flag: bool) -> None:
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Do nothing, where torch works for its own C++ code."""
+    """Do nothing, in place of a function of torch that supports its C++ code."""
 
 
 def _backward(context_id: int, roots: Any, retain_graph: bool = False) -> None:

@@ -111,7 +111,7 @@ class Profile:
     over: bool = False
 
     def mark(self) -> None:
-        """Note that both clocks are known."""
+        """Record that both clocks are known."""
         self.marks.append((_clock_s() - self.begun_s, self.task.now_s()))
 
     def ended(self, call: ProfiledCall, ran: Sequence[Sequence[Event]]) -> None:

@@ -35,7 +35,7 @@ __all__ = ["answers_later", "called", "content", "ended", "record_patches", "req
 
 GROUP = "rpc"
 TORCHS_OWN = frozenset({api.__name__, "torch.distributed.rpc.backend_registry"})
-"""Modules whose functions torch calls remotely by itself: to meet, to join, to shut down."""
+"""Modules whose functions torch itself calls remotely, to join and to shut down."""
 OPERATORS = "_VariableFunctionsClass."
 OPS = {"sync": "rpc_sync", "remote": "remote"}
 """Operations by torch's RPCExecMode; all others are rpc_async."""

@@ -106,7 +106,7 @@ Finish = Callable[[Any, BaseException | None], None]
 
 
 def serve(agent: SimAgent, message: RpcMessage, respond: Respond) -> None:
-    """Do what *message* asks, in the running thread; *respond* at once or later, from another."""
+    """Carry out the request *message* in the running thread; call *respond* at once, or later from another thread."""
 
     def tell(reply: RpcMessage | Failed) -> None:
         with_events(message, reply)
@@ -146,7 +146,7 @@ def _remote_call(agent: SimAgent, message: RpcMessage, respond: Respond) -> None
 
 
 def _run(agent: SimAgent, message: RpcMessage, finish: Finish) -> None:
-    """Call what *message* names once all references among its arguments are known to their owners."""
+    """Call the function that *message* names, after the owners have registered all references among its arguments."""
     pending: list[User] = []
     try:
         call, is_async, function = _loaded(message, pending)

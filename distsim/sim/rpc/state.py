@@ -38,7 +38,7 @@ __all__ = [
 # network either delivers or names a worker that is gone.
 
 Id = tuple[int, int]
-"""Worker that made it, and its number there."""
+"""Identifier of a reference: the worker that created it, and a number in this worker."""
 ForkData = tuple[int, Id, Id, int]
 """Owner, reference, fork and parent: how a reference crosses."""
 
@@ -117,7 +117,7 @@ class User:
         self.when_confirmed: list[Callable[[], None]] = []
 
     def confirm(self) -> None:
-        """Note that the owner knows of this reference."""
+        """Record that the owner has registered this reference."""
         self.confirmed = True
         waiting, self.when_confirmed = self.when_confirmed, []
         for call in waiting:
@@ -307,7 +307,7 @@ class RRefContext:
 
 
 class RpcState:
-    """One process's own. `SimProcess.rpc` holds it."""
+    """RPC state of one process, in `SimProcess.rpc`."""
 
     def __init__(self) -> None:
         self.agent: Any = None

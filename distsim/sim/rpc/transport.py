@@ -58,7 +58,7 @@ class RpcMessage:
     tensors: Sequence[Tensor] = ()
     """Copies of the sender's, which the receiver may keep."""
     fields: Any = None
-    """The few numbers and names that C++ writes beside the payload."""
+    """The few numbers and names that C++ writes in addition to the payload."""
     wants_grad: Sequence[bool] = ()
     """For each tensor whether the sender's tensor requires a gradient."""
     context_id: int | None = None
@@ -105,8 +105,9 @@ def _nbytes(tensor: Tensor) -> int:
 
 
 def copied(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tensors as they are now, without their history. What the host does for it is the network card's
-    work.
+    """Return copies of the tensors without their autograd history.
+
+    The copying takes no virtual time, because the network card would do it.
     """
     _enable_record_function(False)
     try:
@@ -228,7 +229,7 @@ class Worker(Protocol):
     process: SimProcess
 
     def lost(self, worker: int) -> None:
-        """Note that *worker* no longer answers."""
+        """Record that *worker* no longer replies."""
 
 
 @dataclass(slots=True)
@@ -236,7 +237,7 @@ class _Pipe:
     """One direction of a connection: messages arrive in the order they were sent."""
 
     under_way: deque[list[Any]] = field(default_factory=deque)
-    """For each message whether it has arrived, and what then happens."""
+    """For each message, whether it has arrived, and the action that follows."""
 
 
 @dataclass(slots=True)
@@ -246,7 +247,7 @@ class _Meeting:
 
 
 class Workers:
-    """All workers that met in one store, shared by their processes."""
+    """All workers that joined through one store, shared by their processes."""
 
     def __init__(self, world: World, key: str) -> None:
         self.world = world
@@ -301,7 +302,7 @@ class Workers:
         moved.callbacks.append(arrived)
 
     def left(self, agent: Worker) -> None:
-        """Fail all calls to *agent*, which no longer answers."""
+        """Fail all calls to *agent*, which no longer replies."""
         if self.agents.get(agent.id) is agent:
             del self.agents[agent.id]
         for other in list(self.agents.values()):
@@ -351,7 +352,7 @@ class ThreadPool:
 
     @property
     def has_room(self) -> bool:
-        """Return whether a job would start at once, or as soon as a job ends that does not wait."""
+        """Return whether a job would start at once, or as soon as a running job that does not wait has ended."""
         return self._busy + len(self._jobs) < self.size
 
     def submit(self, job: Job) -> None:

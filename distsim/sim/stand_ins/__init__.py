@@ -64,7 +64,7 @@ def is_module(name: str) -> bool:
 
 
 def after_import(module: ModuleType) -> None:
-    """Give DeepSpeed's builders the extensions that they would compile with nvcc."""
+    """Replace the extensions that DeepSpeed's builders would compile with nvcc."""
     if module.__name__.endswith("op_builder.builder") and hasattr(module, "OpBuilder"):
         module.OpBuilder._loaded_ops |= importlib.import_module(f"{__name__}.apex").DEEPSPEED
 

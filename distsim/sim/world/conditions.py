@@ -33,7 +33,7 @@ class Conditions:
     memory: bool = False
     """Whether to measure the peak memory of each rank's tensors."""
     never_struck: list[Rule] = field(default_factory=list)
-    """Rules that waited for something that never came."""
+    """Rules that never took effect."""
     evidence: Evidence | None = None
     """State of all ranks at the end, also of a run that was ended early."""
 
@@ -84,11 +84,11 @@ class RunRequest(RunOptions):
     local_rank_flag: str | None = None
     """Name of an additional argument that gives each rank its local rank; None: only the environment does."""
     environ: dict[str, str] = field(default_factory=dict)
-    """Variables that the launcher gives each rank beside those of its place."""
+    """Environment variables that the launcher sets for every rank, in addition to those that describe the rank."""
     launcher: Literal["torchrun", "srun", "mpirun", "python"] = "torchrun"
     """The program whose variables the ranks have. `python` starts one process, which may start the ranks itself."""
     silent_allow: Sequence[str] = ()
-    """Patterns `kind:tensor` of silent findings that are known to be right."""
+    """Patterns `kind:tensor` of silent findings that are intended and not reported."""
     progress: Callable[[Progress], None] | None = None
     budget_s: float | None = None
     """CPU seconds (estimated) for tracing every rank of a program on GPUs. Above that, a sample of the ranks is

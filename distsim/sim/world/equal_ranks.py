@@ -67,7 +67,7 @@ Place = Mapping[str, int]
 
 
 class Unknown(Exception):
-    """An expression has no value that the scan can tell."""
+    """Raised if the scan cannot determine the value of an expression."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class _Scan:
             self._values.setdefault(key, []).extend(values)
 
     def spread(self) -> None:
-        """Find all names that may hold a rank's number."""
+        """Find all names that may contain a rank's number."""
         for call in self._calls:
             for function in self._functions.get(_called(call), ()):
                 self._give(function, call)
@@ -430,7 +430,7 @@ class RankTrace:
     calls: int = 0
     """Checksum of its calls alone."""
     values: list[int] = field(default_factory=list)
-    """Checksums of the known values that it brought to its collectives."""
+    """Checksums of the known values that the rank passed to its collectives."""
     steps: list[tuple[int, int]] = field(default_factory=list)
     """Both checksums at the end of each optimizer step."""
 
@@ -460,7 +460,7 @@ class Sample:
     def __init__(self, kinds: Sequence[int], reasons: Sequence[str] = ()) -> None:
         self.kinds = list(kinds)
         self.reasons = list(reasons)
-        """Why there is more than one kind."""
+        """Reasons why the ranks are of several kinds."""
         members: dict[int, list[int]] = {}
         for rank, kind in enumerate(kinds):
             members.setdefault(kind, []).append(rank)
@@ -472,7 +472,10 @@ class Sample:
         self.traced = frozenset(rank for ranks in self.by_kind.values() for rank in ranks)
 
     def split(self, places: dict[int, int], why: str) -> Sample:
-        """Return a sample whose kinds also differ in *places*: the index of each rank in a group, -1 outside it."""
+        """Return a sample in which ranks with different *places* are of different kinds.
+
+        A place is the index of a rank in a group, or -1 outside it.
+        """
         pairs = [(kind, places.get(rank, -1)) for rank, kind in enumerate(self.kinds)]
         return Sample(_numbered(pairs), [*self.reasons, why])
 

@@ -53,7 +53,7 @@ MOST_CLASSES = 32
 
 
 class TracedJob(Protocol):
-    """Facts of the world whose ranks these are."""
+    """Interface to the world of the traced ranks."""
 
     env: simpy.Environment
     crash: BaseException | None
@@ -106,7 +106,7 @@ class Traced:
         self._most_rank = -1
         self._is_compared = False
         self._stopped: list[int] = []
-        """Ranks that had begun when the sample was taken."""
+        """Ranks that had started when the sample was chosen."""
         self._steps: dict[int, int] = {}
         """Number of optimizer steps by rank."""
         self._odd: set[int] = set()
@@ -114,7 +114,7 @@ class Traced:
         self.cuts_unevenly = False
         """Ranks have parts of several sizes of some parameter, the first of each kind the largest."""
         self.apart: set[Any] = set()
-        """Threads in which each rank does its own by rights (checkpoints.py), so that they are not compared."""
+        """Threads in which ranks legitimately do different work (checkpoints.py), so they are not compared."""
 
     def __contains__(self, rank: int) -> bool:
         return self.sample is None or rank in self.sample.traced
@@ -267,7 +267,7 @@ class Traced:
         return [rank for rank in first.values() if rank not in traced][:MOST_CLASSES]
 
     def _retire(self, process: SimProcess) -> None:
-        """Stop tracing *process*: its outcome is not known."""
+        """Stop tracing *process*. Its outcome stays unknown."""
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.finish()

@@ -142,7 +142,7 @@ class Setting:
     faults: Callable[[World], Injected]
     """Creates the injected faults of the world (planted.Faults)."""
     data: ValuePolicy = ValuePolicy.SHAPES
-    """Which values on simulated GPUs are known."""
+    """Policy that decides which values on simulated GPUs are known."""
     on_progress: Callable[[World], None] | None = None
     limits: Limits | None = None
     schedule: Schedule | None = None

@@ -301,11 +301,11 @@ class Collector:
         self._addresses.forget()
 
     def new_ddp(self, ddp: Any) -> None:
-        """Remember a DistributedDataParallel whose constructor is about to broadcast the parameters."""
+        """Store a DistributedDataParallel whose constructor is about to broadcast the parameters."""
         self._new_ddps.append(weakref.ref(ddp))
 
     def _add_ddps(self) -> None:
-        """Record each remembered DistributedDataParallel whose constructor has ended."""
+        """Record each stored DistributedDataParallel whose constructor has ended."""
         while self._new_ddps:
             ddp = self._new_ddps.pop()()
             if ddp is None or getattr(ddp, "process_group", None) is None:

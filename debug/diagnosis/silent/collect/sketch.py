@@ -188,7 +188,7 @@ class Parameters:
         return tracked if tracked is not None and tracked.reference() is parameter else None
 
     def living(self) -> Iterable[tuple[Any, Tracked]]:
-        """Yield the followed parameters that the program still holds."""
+        """Yield the followed parameters that still exist."""
         for tracked in list(self._by_id.values()):
             parameter = tracked.reference()
             if parameter is not None:

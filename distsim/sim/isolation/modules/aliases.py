@@ -54,7 +54,7 @@ class _Aliases:
         self._own: list[str] = []
         """Modules that are searched every time."""
         self._meanings: dict[str, list[Callable[[], Any]]] = {}
-        """Objects to which the names were bound."""
+        """Objects that the names were bound to."""
         self._tag: Callable[[], bytes] = reader([tag_at(sys.modules)] if TAGS_ARE_THERE else [])
         self._tag_listed = b""
         """Version tag of `sys.modules` (words.py) at the last search."""

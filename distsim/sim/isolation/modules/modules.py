@@ -47,9 +47,9 @@ __all__ = [
 # first process entered stands for all; the others go on with the statement after it.
 
 _AGAIN = re.compile(r"already|duplicate|more than once|twice|re-?regist|exists|conflict", re.IGNORECASE)
-"""Words by which a library's registry reports a second registration.
+"""Phrases with which a library's registry reports a second registration.
 
-The operating system uses the same words (`File exists`) for errors that every process would get.
+The operating system uses the same phrases (`File exists`) for errors that every process would get.
 """
 _ANNOTATIONS = 0x1000000
 """CO_FUTURE_ANNOTATIONS, the one future that changes how today's Python compiles (Lib/__future__.py)."""
@@ -160,13 +160,12 @@ class SharedImports:
 
     @property
     def may_be_lent(self) -> bool:
-        """Return whether a process may start with the host's own modules: writes are detected, and nothing in them
-        differs.
-        """
+        """Return whether a process may start with the host's modules: writes to them are detected, and they do not
+        differ between processes."""
         return TAGS_ARE_THERE and not any(name in sys.modules for name in self.apart)
 
     def lend(self) -> int:
-        """Return the number of the host's `sys.modules`, of which there is a copy from now on."""
+        """Return the version of the host's `sys.modules`, and start to keep a copy of it."""
         number: int = _tag.value
         if _copy.number != number:
             _copy.held, _copy.number = dict(sys.modules), number
@@ -270,7 +269,7 @@ def _body(table: dict[str, Any]) -> Any:
 
 
 _tag = ctypes.c_uint64.from_address(tag_at(sys.modules))
-"""The number that each change of `sys.modules` gives it anew, where Python has them (words.py)."""
+"""Return the version number of `sys.modules`, which changes with each write, where Python has one (words.py)."""
 
 
 def _exchange(here: Any, there: Any) -> None:

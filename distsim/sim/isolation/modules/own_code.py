@@ -170,7 +170,7 @@ def _note(error: BaseException, code: CodeType, line: int) -> None:
 # refused. Libraries of `distsim/sim/stand_ins` stand in where a program does not catch the ImportError.
 
 _VERSION = "3.7.0"
-"""Version of Triton that belongs to torch 2.13."""
+"""Version of Triton that torch 2.13 requires."""
 
 
 def needs_gpu(name: str, spec: importlib.machinery.ModuleSpec) -> bool:
@@ -389,7 +389,7 @@ class _Kernel:
 
 
 LAUNCH_OPTIONS = ("grid", "warmup", "num_warps", "num_stages", "num_ctas", "maxnreg", "stream")
-"""Arguments of a launch that are not the kernel's own."""
+"""Arguments of a launch that configure it and are not passed to the kernel."""
 
 
 def launch(kernel: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

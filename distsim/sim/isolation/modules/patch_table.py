@@ -68,12 +68,13 @@ class PatchTable:
         self._modules: list[str] = []
         self._holders: list[Any] = []
         self._held: dict[int, list[int]] = {}
-        """The patches that each of those holds, by number."""
+        """Numbers of the patches of each of these holders."""
         self._unwatched: list[int] = []
         self._watched: set[int] = set()
-        """Patches of holders that are not among them, and holders (`id`) that are."""
+        """Patches of holders that are not watched for writes, and the watched holders (`id`)."""
         self._anew: frozenset[int] | None = None
-        """Holders (`id`) whose own attributes may be others than when this was put in place last; None: all."""
+        """Holders (`id`) whose attributes may have changed since the patches were last applied; None if all may have.
+        """
 
     def look(self) -> list[Patch]:
         """Return the valid patches at the start of a simulation."""
@@ -215,7 +216,7 @@ class _Writes:
         return [int(number) for number in np.flatnonzero(self._now != self._known)]
 
     def seen(self) -> None:
-        """Mark what `found` returned as known."""
+        """Mark the result of `found` as known."""
         self._known = self._now
 
     def begin(self) -> None:
@@ -224,8 +225,10 @@ class _Writes:
 
     @contextlib.contextmanager
     def of_ours(self) -> Iterator[None]:
-        """Return a context in which the patches are taken away; modules without other writes count as unchanged after
-        it."""
+        """Return a context in which the patches are removed.
+
+        Modules that nothing else writes to count as unchanged after it.
+        """
         quiet = _numbers(self._tags_of_ours) == self._begun
         yield
         if len(self._known):

@@ -1,4 +1,4 @@
-"""State of torch.distributed's own Python: meshes, sharding rules, shards, late imports."""
+"""Keeps the state of torch.distributed's Python code (meshes, sharding rules, shards, late imports) per rank."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SharedRules:
         self._holder: Any = None
         """Its class; its module may be gone from `sys.modules` when the simulation ends."""
         self._known: dict[Hashable, Any] = {}
-        """Results by operator and its arguments apart from their mesh."""
+        """Results by operator and its arguments except the mesh."""
 
     def begin(self, module: ModuleType | None) -> None:
         """Set *module* (`MODULE`), or None if it is not imported."""

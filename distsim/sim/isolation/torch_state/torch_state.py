@@ -95,7 +95,7 @@ class Own:
 
     values: dict[Name | Content, Any] = field(default_factory=dict)
     has_classes: bool = False
-    """Whether the changed places include attributes of classes."""
+    """Whether attributes of classes are among the changes."""
 
 
 class Known:
@@ -110,7 +110,7 @@ class Known:
         return seen is not None and seen() is thing
 
     def others(self, things: Sequence[Any]) -> list[Any]:
-        """Return those of *things* that were not added."""
+        """Return the elements of *things* that were not added."""
         seen = self._seen
         return [thing for thing in things if (known := seen.get(id(thing))) is None or known() is not thing]
 
@@ -160,7 +160,7 @@ class TorchState:
         self.importer: Task | None = None  # of a module of torch
         self._finder = TorchFinder(self)
         self.swapped_anyway: frozenset[tuple[int, str]] = frozenset()
-        """(id of a module, name) of places that are swapped at every switch of ranks (global_flags.PLACES)."""
+        """(id of a module, name) of attributes that are swapped at every switch of ranks (global_flags.PLACES)."""
         self._words: Callable[[], object] = object
         self._is_stale = True
         self._is_unmarked = False
@@ -171,7 +171,7 @@ class TorchState:
     # -- the baton
 
     def enter(self, own: Own) -> None:
-        """Put the changes *own* of a process into place, because it begins to run."""
+        """Apply the changes *own* of a process that begins to run."""
         if self._is_stale:
             self._line_up()
         for slot, value in own.values.items():
@@ -228,7 +228,7 @@ class TorchState:
         return containers != shared
 
     def leave(self, own: Own) -> None:
-        """Save what the process changed into *own*, and restore the shared state."""
+        """Save the changes of the process into *own*, and restore the shared state."""
         if self._is_stale:
             self._line_up()
         self._at_enter = None
@@ -250,7 +250,7 @@ class TorchState:
             self._halve(assigned)
 
     def _changed(self) -> list[Name | Content]:
-        """Return the places that changed; all steps are in C."""
+        """Return the attributes that changed. No Python bytecode runs for each of them."""
         spaces, names, shared = self._looked_at
         try:
             changed: list[Name | Content] = [*compress(self._names, map(is_not, map(getitem, spaces, names), shared))]
@@ -419,7 +419,10 @@ class TorchState:
         self._halve(assigned)
 
     def adopt(self, modules: Sequence[ModuleType]) -> None:
-        """Watch *modules*; what they hold now is everyone's. Cut short, none of it counts as known."""
+        """Watch *modules*; their current content is shared by all ranks.
+
+        If this is interrupted, none of it is adopted.
+        """
         classes: list[type] = []
         names: list[Name] = []
         contents: list[Content] = []
@@ -464,7 +467,10 @@ class TorchState:
 
 @functools.lru_cache(1 << 14)
 def _is_shared(name: str, file: str | None) -> bool:
-    """Return whether a module belongs to torch, Python or an installed package; the user's own are per rank."""
+    """Return whether a module belongs to torch, Python or an installed package.
+
+    The user's own modules are kept per rank.
+    """
     if name.partition(".")[0] in ("sys", "distsim", "__main__", "__mp_main__"):
         return False  # import makes new modules of the type that `sys` has
     return not is_own_file(file)
