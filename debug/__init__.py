@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import Literal
+from typing import Any, Literal
 
 from distsim.errors import CollectiveMismatch
 
 __all__ = ["CollectiveMismatch", "install", "remove"]
+
+_TORCH_NAMES = frozenset({"start_debug_server", "stop_debug_server"})
+"""Public names of torch.distributed.debug, whose place this package takes in `import distsim as dist`."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _TORCH_NAMES:
+        return getattr(importlib.import_module("torch.distributed.debug"), name)
+    raise AttributeError(f"module 'distsim.debug' has no attribute {name!r}")
 
 
 def install(

@@ -122,8 +122,21 @@ KEEP_HANDLE = TorchName(
 GET_DDP_LOGGING_DATA = TorchName(
     "torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data", "DDP's logging data", FEATURE
 )
+REGISTER_BUILTIN_COMM_HOOK = TorchName(
+    "torch.nn.parallel.DistributedDataParallel._register_builtin_comm_hook", "DDP's hooks of C++", FEATURE
+)
+REGISTER_COMM_HOOK = TorchName("torch.distributed._register_comm_hook", "DDP's hooks of C++", FEATURE)
+SET_COMM_HOOK_NAME = TorchName(
+    "torch._C._distributed_c10d.Logger._set_comm_hook_name", "the name of DDP's hook in its logging data", OPTIONAL
+)
 SET_RUNTIME_STATS_AND_LOG = TorchName(
     "torch._C._distributed_c10d.Logger.set_runtime_stats_and_log", "DDP's timer of CUDA events", FEATURE
+)
+DEBUG_HANDLERS = TorchName(
+    "torch.distributed.debug._handlers",
+    "the debug server's handlers, which C++ frees after Python has ended",
+    OPTIONAL,
+    since="2.13",
 )
 PREPARE_FOR_BACKWARD = TorchName(
     "torch._C._distributed_c10d.Reducer.prepare_for_backward",

@@ -6,6 +6,7 @@ There is no NCCL and no MPI here to compare with: the expectations are torch's d
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ import torch
 import torch.distributed as dist
 from conformance.arms import Place, own_init, sim
 from conformance.plain import error_of
+
+import distsim
 
 
 @own_init
@@ -85,6 +88,53 @@ def mpi(rank: int, world_size: int, place: Place) -> dict[str, Any]:
     found["bfloat16"] = error_of(dist.all_reduce, torch.ones(1, dtype=torch.bfloat16))
     dist.destroy_process_group()
     return found
+
+
+@own_init
+def unknown(rank: int, world_size: int, place: Place, *backends: str) -> dict[str, str]:
+    found = {}
+    for backend in backends:
+        with pytest.raises(AssertionError, match="Unknown") as raised:
+            dist.init_process_group(backend)
+        found[backend] = str(raised.value)
+    return found
+
+
+UNKNOWN = {
+    "foo": "Unknown backend type foo: use gloo, nccl or mpi, or register it by Backend.register_backend",
+    "cpu:gloo,cuda:ncll": "Unknown backend type ncll: use nccl",
+    "gloo,nccl": "Unknown backend type gloo,nccl: give each device its backend, as in cpu:gloo,cuda:nccl",
+}
+NEWER = ("nccl2", "nccl-lazy", "cpu:gloo,cuda:nccl2")
+"""Names of torch 2.14 and later."""
+
+
+def test_an_unknown_backend_is_one_line_with_a_remedy() -> None:
+    """torch's kind of error; a name of a later release says which."""
+    newer = NEWER if torch.__version__ < "2.14" else ()
+    for found in sim(unknown, *UNKNOWN, *newer):
+        for name in newer:
+            kind = name.rpartition(":")[2]
+            assert found.pop(name) == (
+                f"Unknown backend type {kind}: torch 2.14 and later have it, and this is torch {torch.__version__}: "
+                "use nccl"
+            )
+        assert found == UNKNOWN
+
+
+@pytest.mark.skipif(torch.__version__ < "2.14", reason="torch has no such backends")
+@pytest.mark.parametrize("backend", NEWER)
+def test_the_kinds_of_nccl_are_simulated(backend: str) -> None:
+    """On GPUs, for the job's group and for one that is made later."""
+
+    def main() -> tuple[str, str]:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group(backend)
+        for group in (dist.group.WORLD, dist.new_group(backend=backend)):
+            dist.all_reduce(torch.ones(2, device="cuda"), group=group)
+        return dist.get_backend(), dist.get_backend(group)
+
+    assert distsim.simulate(main, on="dgx-h100:1", nproc_per_node=2).results == [(backend, backend)] * 2
 
 
 @pytest.mark.parametrize("backend", ["nccl", "mpi", "gloo"])

@@ -196,6 +196,13 @@ def ddp_hooks(rank: int, world_size: int) -> dict[str, Any]:
             model.zero_grad()
             model(batch(rank, step)).sum().backward()
         found[name] = gradients(model)
+    for kind in (dist.BuiltinCommHookType.ALLREDUCE, dist.BuiltinCommHookType.FP16_COMPRESS):
+        model = DDP(net())
+        model._register_builtin_comm_hook(kind)
+        model(batch(rank, 0)).sum().backward()
+        pairs = zip(gradients(model), found["allreduce"], strict=True)
+        found[f"C++ {kind.name}"] = [torch.allclose(a, b, atol=1e-2) for a, b in pairs if a is not None]
+        found[f"name of {kind.name}"] = model._get_ddp_logging_data()["comm_hook"]
     # Halves are added in an order that is nobody's business: close is all one may ask.
     pairs = zip(found.pop("fp16"), found["allreduce"], strict=True)
     found["fp16 is close"] = [torch.allclose(a, b, atol=1e-2) for a, b in pairs if a is not None]

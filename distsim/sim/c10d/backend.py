@@ -8,6 +8,7 @@ makes a group (so that "gloo", "nccl" and "mpi" land here), the stores, and `Fut
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import inspect
 import os
@@ -18,6 +19,7 @@ from operator import attrgetter
 from types import CodeType, SimpleNamespace
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
@@ -29,7 +31,7 @@ from distsim.errors import NotSimulated, UsageError
 from distsim.sim.c10d import communicator, stores, work
 from distsim.sim.c10d.communicator import Communicator
 from distsim.sim.c10d.group import SimGroup
-from distsim.sim.c10d.group_api import ShrinkChecked, hook_patches
+from distsim.sim.c10d.group_api import ShrinkChecked, ddp_patches, hook_patches
 from distsim.sim.c10d.operations import algorithms
 from distsim.sim.c10d.rendezvous import Rendezvous, meeting_place, nccl_patches
 from distsim.sim.c10d.symmetric_memory import symmetric_memory_patches
@@ -48,12 +50,9 @@ from distsim.torch_compat.groups import (
     SET_PG_TIMEOUT,
     WORLD,
 )
-from distsim.torch_compat.works import GET_DDP_LOGGING_DATA, SET_RUNTIME_STATS_AND_LOG
 
 __all__ = ["ProcessWorld", "backend_patches", "register_backend"]
 
-_get_ddp_logging_data = GET_DDP_LOGGING_DATA.get()
-_set_runtime_stats_and_log = SET_RUNTIME_STATS_AND_LOG.get()
 _check_p2p_op_list = CHECK_P2P_OP_LIST.get()
 _World = DISTRIBUTED_C10D_WORLD.get()
 _get_default_group = GET_DEFAULT_GROUP.get()
@@ -129,6 +128,10 @@ def register_backend() -> None:
     """Register the backend `sim` in torch."""
     if "SIM" not in _plugins:
         c10d.Backend.register_backend("sim", _create, extended_api=True, devices=["cpu", "cuda"])
+    if torch.__version__ >= "2.14":  # a TorchVersion, which compares by release
+        for name in _NCCL_KINDS:  # a build without NCCL lacks them
+            if name.upper() not in _plugins:
+                c10d.Backend.register_backend(name, _create, extended_api=True, devices=["cuda"])
 
 
 def _new_process_group_helper(
@@ -146,6 +149,7 @@ def _new_process_group_helper(
     if task is None:
         return _real_helper(group_size, group_rank, global_ranks_in_group, backend, store, group_name, *args, **kwargs)
     process = task.process
+    _check_names(str(backend).lower())
     config = c10d.BackendConfig(backend)
     by_device = {device: _family(name) for device, name in config.get_device_backend_map().items()}
     names_asked = dict.fromkeys(by_device.values())
@@ -371,13 +375,28 @@ def _joined(world: Any, process: SimProcess, options: Any, is_default: bool) -> 
     return rendezvous
 
 
+_NCCL_KINDS = ("nccl2", "nccl-lazy", "nccl-legacy")
+"""Backends that torch 2.14 and later have beside `nccl`, where they are built with it."""
+
+
 def _family(backend: str) -> str:
-    """Return the backend whose algorithms *backend* has: from torch 2.14 on there are `nccl2`, `nccl-lazy`,
-    `nccl-legacy`.
-    """
-    plugin = _plugins.get(backend.upper())
-    is_torchs = getattr(getattr(plugin, "creator_fn", None), "__module__", "") == c10d.__name__
-    return "nccl" if is_torchs and backend.startswith("nccl") else str(backend)
+    """Return the backend whose algorithms *backend* has."""
+    return "nccl" if backend in _NCCL_KINDS else str(backend)
+
+
+def _check_names(backend: str) -> None:
+    """Raise torch's error, with a remedy, for a backend that this torch does not know."""
+    if ":" not in backend and "," in backend:
+        raise AssertionError(f"Unknown backend type {backend}: give each device its backend, as in cpu:gloo,cuda:nccl")
+    for name in (part.rpartition(":")[2].strip() for part in backend.split(",")):
+        if name in _SIMULATED or name == "fake" or name.upper() in _plugins or name in c10d.Backend.backend_list:
+            continue
+        if name in _NCCL_KINDS:
+            remedy = f"torch 2.14 and later have it, and this is torch {torch.__version__}: use nccl"
+        else:
+            near = difflib.get_close_matches(name, sorted(_SIMULATED - {"undefined"}), 1)
+            remedy = f"use {near[0]}" if near else "use gloo, nccl or mpi, or register it by Backend.register_backend"
+        raise AssertionError(f"Unknown backend type {name}: {remedy}")
 
 
 _BY_HAND = (
@@ -419,6 +438,7 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
         *in_torch.torch_patches(),
         *stores.meeting_patches(),
         *hook_patches(),
+        *ddp_patches(),
     ]
     for name in _BY_HAND:
         kind = getattr(dist, name, None) or getattr(c10d, name, None)
@@ -432,26 +452,6 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
         patches += _batch_patches()
     if not hasattr(c10d, "set_timeout"):  # the public one of torch 2.14, which asks the group alone
         patches += SET_PG_TIMEOUT.replaced_by(_timeout_setter(SET_PG_TIMEOUT.get()))
-    logged = _get_ddp_logging_data
-
-    @functools.wraps(logged)
-    def logging_data(self: Any) -> Any:
-        data = logged(self)
-        if "backend_name" in data and isinstance(self.process_group, SimGroup):
-            data["backend_name"] = self.process_group.name()  # C++ asked getBackendName
-        return data
-
-    patches += GET_DDP_LOGGING_DATA.replaced_by(logging_data)
-    log = _set_runtime_stats_and_log
-
-    @functools.wraps(log)
-    def set_runtime_stats_and_log(self: Any) -> None:
-        """Ignore the call: its timer of CUDA events is in a library that a build without CUDA lacks."""
-        task = current_task()
-        if task is None or task.process.accelerators is None or not task.process.accelerators.used:
-            log(self)
-
-    patches += SET_RUNTIME_STATS_AND_LOG.replaced_by(set_runtime_stats_and_log)
     replaced = {
         "TCPStore": (dist.TCPStore, stores.TCPStore),
         "FileStore": (dist.FileStore, stores.FileStore),

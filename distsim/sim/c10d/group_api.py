@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,8 +19,15 @@ from distsim.debug.records.arguments import MethodCall
 from distsim.errors import NotSimulated
 from distsim.sim.isolation.process import current_task
 from distsim.torch_compat.groups import FLIGHT_RECORDER_HOOK, HOOK_OP_NAME, NAN_CHECK_HOOK
+from distsim.torch_compat.works import (
+    GET_DDP_LOGGING_DATA,
+    REGISTER_BUILTIN_COMM_HOOK,
+    REGISTER_COMM_HOOK,
+    SET_COMM_HOOK_NAME,
+    SET_RUNTIME_STATS_AND_LOG,
+)
 
-__all__ = ["CallHooks", "Questions", "ShrinkChecked", "add_newer_methods", "hook_patches", "own_timeout"]
+__all__ = ["CallHooks", "Questions", "ShrinkChecked", "add_newer_methods", "ddp_patches", "hook_patches", "own_timeout"]
 
 # -- What groups of torch 2.14 and later have beside those of older releases: hooks on calls, windows, reconfiguration.
 #
@@ -181,6 +189,56 @@ def _attach(real: Callable[..., Any], name: str, advice: str) -> Callable[..., A
         return SimpleNamespace(remove=lambda: None)
 
     return attach
+
+
+# -- DistributedDataParallel's own questions to its group's C++.
+
+
+def ddp_patches() -> list[tuple[Any, str, Any]]:
+    """Return patches (holder, attribute, replacement) for what DDP asks of its group or of CUDA in C++."""
+    return [
+        *GET_DDP_LOGGING_DATA.replaced_by(_logging_data(GET_DDP_LOGGING_DATA.get())),
+        *SET_RUNTIME_STATS_AND_LOG.replaced_by(_runtime_stats(SET_RUNTIME_STATS_AND_LOG.get())),
+        *REGISTER_BUILTIN_COMM_HOOK.replaced_by(_builtin_comm_hook(REGISTER_BUILTIN_COMM_HOOK.get())),
+    ]
+
+
+def _logging_data(real: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(real)
+    def logging_data(self: Any) -> Any:
+        data = real(self)
+        if "backend_name" in data and isinstance(self.process_group, Questions):
+            data["backend_name"] = self.process_group.name()  # C++ asked getBackendName
+        return data
+
+    return logging_data
+
+
+def _runtime_stats(real: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(real)
+    def set_runtime_stats_and_log(self: Any) -> None:
+        """Ignore the call: its timer of CUDA events is in a library that a build without CUDA lacks."""
+        task = current_task()
+        if task is None or task.process.accelerators is None or not task.process.accelerators.used:
+            real(self)
+
+    return set_runtime_stats_and_log
+
+
+def _builtin_comm_hook(real: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    @functools.wraps(real)
+    def register_builtin_comm_hook(self: Any, comm_hook_type: Any) -> None:
+        """Register Python's hook of that kind: C++ asks the group's future for a list that only C++ can make."""
+        if not isinstance(self.process_group, Questions):
+            return real(self, comm_hook_type)
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        kinds = dist.BuiltinCommHookType
+        hooks = {kinds.ALLREDUCE: default_hooks.allreduce_hook, kinds.FP16_COMPRESS: default_hooks.fp16_compress_hook}
+        SET_COMM_HOOK_NAME.get()(self.logger, str(comm_hook_type))
+        REGISTER_COMM_HOOK.get()(self.reducer, self.process_group, hooks[comm_hook_type])
+
+    return register_builtin_comm_hook
 
 
 def add_newer_methods(group: type) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import ctypes
 import gc
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any, Protocol
+
+from distsim.torch_compat.works import DEBUG_HANDLERS
 
 __all__ = ["CtrlC", "Interrupts", "fill_small_blocks", "own_threshold", "paced", "set_aside", "set_more_aside"]
 
@@ -122,6 +126,7 @@ Without a simulation there is no garbage of one, and collecting what torch's imp
 """
 _spared = 0.0
 """Collections of young objects that setting aside has spared: it begins the count of them anew."""
+_keeps_handlers = False
 _is_ours = False
 """Whether the objects that are now frozen were frozen by this module."""
 
@@ -160,6 +165,22 @@ def set_aside() -> Iterator[None]:
     finally:
         _is_ours = False
         gc.unfreeze()
+        _keep_handlers()
+
+
+def _keep_handlers() -> None:
+    """Keep torch's handlers of its debug server alive for ever, if they are imported.
+
+    A static object of C++ frees them after Python has ended (torch 2.13, HandlerRegistry). Python aborts if they then
+    have a `__dict__` to free, and a simulation that looks at a function gives it one.
+    """
+    global _keeps_handlers
+    module = sys.modules.get(DEBUG_HANDLERS.path)
+    if module is not None and not _keeps_handlers:
+        _keeps_handlers = True
+        for value in vars(module).values():
+            if isinstance(value, FunctionType):
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
 @contextmanager
