@@ -25,7 +25,7 @@ class Cost:
     """Bytes read from and written to device memory."""
     kind: str
     """Kind of operator: gemm, attention, conv, norm, softmax, elementwise, reduction, embedding, optimizer, copy,
-    index, random, sort, transfer (over PCIe), peer (over NVLink), custom or none.
+    index, random, sort, h2d or d2h (over PCIe), peer (over NVLink), custom or none.
     """
     memory_bound: bool
 

@@ -248,7 +248,7 @@ class Pricing:
         """Price a copy between host and GPU."""
         host = self.spec.host
         rate = (host.h2d if to_device else host.d2h) if pinned else min(host.pageable, host.h2d)
-        return Cost(host.transfer_floor + nbytes / rate, 1, 0, nbytes, "transfer", True)
+        return Cost(host.transfer_floor + nbytes / rate, 1, 0, nbytes, "h2d" if to_device else "d2h", True)
 
 
 Rule = Callable[[Pricing, OperatorCall], Cost]

@@ -459,7 +459,7 @@ def gpu_events(rank: int, tracks: list[GpuTrack], placed: list[Placed]) -> Itera
 
 def _kernel(rank: int, first: int, device: int, piece: KernelSlice, correlation: int) -> Iterator[Event]:
     args = {"stream": first + piece.stream, "device": device, "correlation": correlation}
-    is_copy = piece.kind == "transfer"
+    is_copy = piece.kind in ("h2d", "d2h")
     name = f"Memcpy of {piece.name}" if is_copy else f"{piece.name} [{piece.kind}]" if piece.kind else piece.name
     category = "gpu_memcpy" if is_copy else "kernel"
     yield slice_event(rank, first + piece.stream, name, category, piece.begun_s, piece.ended_s, args)

@@ -49,7 +49,7 @@ def test_kernels_and_what_launched_them(activities: tuple[ProfilerActivity, ...]
     results, trace = run(activities, tmp_path)
     for rank, (events, averages, elapsed_us, table) in enumerate(results):
         kernels = {name: (time_us, index) for name, on_gpu, time_us, index in events if on_gpu}
-        assert list(kernels) == ["mm_kernel", "ncclDevKernel_AllReduce", "Memcpy (host and device)"]
+        assert list(kernels) == ["mm_kernel", "ncclDevKernel_AllReduce", "Memcpy DtoH"]
         time_us, index = kernels["mm_kernel"]
         assert index == rank
         assert 0 < elapsed_us - time_us < 15  # the first event was there before the launch

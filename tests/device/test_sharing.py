@@ -35,6 +35,28 @@ def took_s(load: Load | None, *, memory_bound: bool, peers_come_s: float = 0.0) 
     return kernel.ended_s - kernel.begun_s
 
 
+@pytest.mark.parametrize(
+    ("kinds", "seconds"),
+    [
+        (("gemm", "h2d"), (1.0, 1.0)),
+        (("gemm", "d2h", "h2d"), (1.0, 1.0, 1.0)),
+        (("h2d", "h2d"), (2.0, 2.0)),
+        (("gemm", "elementwise", "d2h"), (2.0, 2.0, 1.0)),
+    ],
+    ids=str,
+)
+def test_a_copy_over_pcie_runs_on_the_engine_of_its_direction(kinds: Any, seconds: tuple[float, ...]) -> None:
+    """Copies of one direction share the link, and kernels share the SMs; neither slows the other."""
+    env = simpy.Environment()
+    timeline = Timeline(env)
+    kernels = [Kernel(1.0, 0.0, kind=kind) for kind in kinds]
+    for kernel in kernels:
+        timeline.put(timeline.stream(kernel.kind), kernel)
+    timeline.catch_up()
+    timeline.close()
+    assert tuple(kernel.ended_s for kernel in kernels) == pytest.approx(seconds)
+
+
 def test_communication_takes_multiprocessors_and_bandwidth() -> None:
     """A kernel that memory limits is slowed by all of the bandwidth that is taken, one that computes by less of it,
     both by the multiprocessors; alone neither is."""

@@ -263,9 +263,9 @@ def python() -> str:
     """The names that programs use, with their own words."""
     parts = [
         f"{MADE}# Python\n",
-        "`import distsim as dist` has every name of `torch.distributed`, as the same object, and the names below. A name\n"
-        "that both have is distsim's: `dist.debug` is `distsim.debug`, which has the names of torch.distributed.debug,\n"
-        "too.\n",
+        "`import distsim as dist` has every name of `torch.distributed`, as the same object, and the names below. A\n"
+        "name that both have is distsim's: `dist.debug` is `distsim.debug`, which also has the names of\n"
+        "`torch.distributed.debug`.\n",
     ]
     for module, names in NAMES.items():
         for name in names:

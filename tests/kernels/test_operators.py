@@ -223,11 +223,11 @@ def test_a_copy_from_the_host_goes_over_pcie(h100: Gpu) -> None:
     host, device = torch.empty(2**20), meta(2**20, dtype=F32)
     pinned = h100.cost(aten.copy_.default, (device, host, True), {}, device)
     pageable = h100.cost(aten.copy_.default, (device, host), {}, device)
-    assert pinned.kind == pageable.kind == "transfer"
+    assert pinned.kind == pageable.kind == "h2d"
     assert 2**22 / h100.h2d_bytes_per_s < pinned.seconds < pageable.seconds
-    assert h100.cost(aten._to_copy.default, (device,), {"device": "cpu"}, host).kind == "transfer"
+    assert h100.cost(aten._to_copy.default, (device,), {"device": "cpu"}, host).kind == "d2h"
     assert h100.cost(aten.copy_.default, (host, host), {}, host).kernels == 0
-    assert h100.cost(aten._local_scalar_dense.default, (device[:1],), {}, 1.0).kind == "transfer"
+    assert h100.cost(aten._local_scalar_dense.default, (device[:1],), {}, 1.0).kind == "d2h"
 
 
 def test_fsdps_own_copies_have_prices(h100: Gpu) -> None:

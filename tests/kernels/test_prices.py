@@ -217,7 +217,8 @@ def test_bytes_go_through_memory_by_kernels_one_after_the_other() -> None:
 )
 def test_a_copy_goes_at_the_rate_of_its_way(to_device: bool, pinned: bool, seconds: float) -> None:
     """Unpinned memory through the driver's buffer."""
-    assert GPU.transfer(1000, to_device=to_device, pinned=pinned) == Cost(seconds, 1, 0, 1000, "transfer", True)
+    kind = "h2d" if to_device else "d2h"
+    assert GPU.transfer(1000, to_device=to_device, pinned=pinned) == Cost(seconds, 1, 0, 1000, kind, True)
 
 
 def test_a_product_at_a_part_of_its_rate() -> None:

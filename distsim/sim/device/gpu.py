@@ -179,7 +179,7 @@ class Device:
         """Return the cost of a copy over PCIe or C2C."""
         model = self.model
         rate = (model.d2h_bytes_per_s if to_host else model.h2d_bytes_per_s) if pinned else model.pageable_bytes_per_s
-        return Cost(max(model.spec.memory.floor, nbytes / rate), 1, 0, nbytes, "transfer", False)
+        return Cost(max(model.spec.memory.floor, nbytes / rate), 1, 0, nbytes, "d2h" if to_host else "h2d", False)
 
     def communicate(self, stream: StreamTimeline, comm: Comm) -> Mark:
         """Put a communication kernel at the end of *stream*, and return the mark behind it."""

@@ -173,6 +173,8 @@ _enable_profiler = ENABLE_PROFILER.get()
 _prepare_profiler = PREPARE_PROFILER.get()
 _supported_activities = SUPPORTED_ACTIVITIES.get()
 
+_MEMCPY = {"h2d": "Memcpy HtoD", "d2h": "Memcpy DtoH"}
+"""Kineto's names of copies between host and device, by kind of kernel."""
 _NCCL = {
     "all_reduce": "AllReduce",
     "all_gather": "AllGather",
@@ -246,9 +248,9 @@ class ProfileRecorder:
                 title = _NCCL.get(by.op, "SendRecv")
                 name, kind = f"ncclDevKernel_{title}", "kernel"
             else:
-                by, transfer = item, item.kind == "transfer"
-                name = "Memcpy (host and device)" if transfer else f"{operator_name(item.name)}_kernel"
-                kind = "gpu_memcpy" if transfer else "kernel"
+                by, copied = item, _MEMCPY.get(item.kind)
+                name = copied or f"{operator_name(item.name)}_kernel"
+                kind = "gpu_memcpy" if copied else "kernel"
             facts = {"device_type": DeviceType.CUDA, "device_index": device.index, "activity_type": kind}
             facts |= {"device_resource_id": stream.number, "linked_correlation_id": numbers.get(id(by), 0)}
             number = len(numbers) + len(events) + 1_000_000

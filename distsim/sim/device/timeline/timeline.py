@@ -256,10 +256,22 @@ MOST_DONE = 100_000
 
 PEER = "peer"
 """Kind of a copy of a peer's memory over NVLink, by a copy engine: it takes no SM from kernels that compute."""
+HOST_COPIES = ("h2d", "d2h")
+"""Kinds of copies over PCIe. A GPU has one copy engine for each direction, whose copies share the link's bandwidth in
+that direction; kernels that compute are not slowed by them (CUDA C++ Programming Guide, "Overlapping Behavior", with
+asyncEngineCount = 2)."""
 
 
-def _num_computing(running: list[tuple[StreamTimeline, Kernel]]) -> int:
-    return sum(kernel.kind != PEER for _, kernel in running)
+def _beside(running: list[tuple[StreamTimeline, Kernel]]) -> dict[str, int]:
+    """Return the number of running kernels on the SMs, as "", and on each copy engine, by kind."""
+    result = {"": 0}
+    for _, kernel in running:
+        kind = kernel.kind
+        if kind in HOST_COPIES:
+            result[kind] = result.get(kind, 0) + 1
+        elif kind != PEER:
+            result[""] += 1
+    return result
 
 
 def _over(_: Comm) -> None:
@@ -441,9 +453,12 @@ class Timeline:
             LEAST_SHARE, 1.0 - sum(comm.load.memory_bandwidth for comm in self._comms if not comm.waits)
         )
 
-    def _rate(self, kernel: Kernel, computing: int) -> float:
+    def _rate(self, kernel: Kernel, beside: dict[str, int]) -> float:
         if kernel.kind == PEER:
             return 1.0
+        if kernel.kind in HOST_COPIES:
+            return 1.0 / beside[kernel.kind]
+        computing = beside[""]
         if not self._comms:
             return 1.0 / computing
         taken = 1.0 - self._memory_left
@@ -476,10 +491,10 @@ class Timeline:
     def _next_s(self, running: list[tuple[StreamTimeline, Kernel]]) -> float:
         """Return when the next kernel begins or ends."""
         result, at_s = NEVER, self._at_s
-        many = _num_computing(running)
+        beside = _beside(running)
         for stream, kernel in running:
             assert stream.left_s is not None
-            end_s = at_s + stream.left_s / self._rate(kernel, many)
+            end_s = at_s + stream.left_s / self._rate(kernel, beside)
             if end_s < result:
                 result = end_s
         for stream in self._streams:
@@ -493,11 +508,11 @@ class Timeline:
         """Let the running items run up to *to_s*, before which none of them ends."""
         passed_s = to_s - self._at_s
         if passed_s > 0.0:
-            many = _num_computing(running)
+            beside = _beside(running)
             if running:
                 self.account.compute_s += passed_s
                 if self._comms:
-                    used = min(1.0, sum(self._rate(kernel, many) for _, kernel in running))
+                    used = min(1.0, sum(self._rate(kernel, beside) for _, kernel in running))
                     self.account.overlapped(passed_s, used)
             elif self._comms:
                 comm = self._comms[0]
@@ -507,7 +522,7 @@ class Timeline:
             least_s = 1e-15 + 2.0 * math.ulp(to_s)
             for stream, kernel in running:
                 assert stream.left_s is not None
-                rate = self._rate(kernel, many)
+                rate = self._rate(kernel, beside)
                 left_s = stream.left_s - passed_s * rate
                 # What rounding leaves of a kernel that ends just now would be an event of its own, and no time at all.
                 stream.left_s = left_s if left_s > least_s + 1e-12 * kernel.seconds else 0.0
