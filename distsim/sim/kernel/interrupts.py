@@ -150,7 +150,10 @@ def set_aside() -> Iterator[None]:
     the program froze objects itself, nothing changes."""
     global _young_at_last_full, _is_ours
     if gc.get_freeze_count() or not gc.isenabled():
-        yield
+        try:
+            yield
+        finally:
+            _keep_handlers()
         return
     young = gc.get_stats()[0]["collections"] + _spared
     if _young_at_last_full is None:
