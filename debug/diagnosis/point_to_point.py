@@ -54,10 +54,14 @@ def near_miss(index: EvidenceIndex, call: CallRecord) -> NearMiss | None:
         elif meets_me and from_peer and not same_group:
             ranked.append((1, -other.index, NearMiss(other, "group", _strayed(index, call, other))))
         elif from_peer and call.peer is not None and same_group and same_tag and not other.done:
+            if _met_before(index, other):
+                continue  # as always, and ahead of the rank that it waits for
             # the peer is in a send (recv) to somebody else, who does not want it either
             side = "receiver" if call.op == "recv" else "sender"
             ranked.append((2, -other.index, NearMiss(other, side, (other.rank,))))
         elif meets_me and same_group and same_tag and not other.done and call.peer is not None:
+            if _met_before(index, other) and not _another_peer_before(index, call):
+                continue
             side = "sender" if call.op == "recv" else "receiver"
             ranked.append((3, -other.index, NearMiss(other, side, (call.rank,))))
     return min(ranked, key=lambda r: r[:2])[2] if ranked else None
@@ -82,6 +86,25 @@ def _strayed(index: EvidenceIndex, call: CallRecord, other: CallRecord) -> tuple
     """Return the culprit of two ends that differ in tag or group: the one that broke its habit, else both."""
     odd = [r.rank for r in (call, other) if _breaks_habit(index, r)]
     return (odd[0],) if len(odd) == 1 else tuple(sorted((call.rank, other.rank)))
+
+
+def _met_before(index: EvidenceIndex, record: CallRecord) -> bool:
+    """Return whether an earlier message of this line to (from) this rank has met its other end."""
+    return any(r.done and not r.error and r.peer == record.peer for r in _earlier(index, record))
+
+
+def _another_peer_before(index: EvidenceIndex, record: CallRecord) -> bool:
+    """Return whether this line had other peers in its earlier messages, and never this one."""
+    peers = {r.peer for r in _earlier(index, record)}
+    return bool(peers) and record.peer not in peers
+
+
+def _earlier(index: EvidenceIndex, record: CallRecord) -> list[CallRecord]:
+    return [
+        r
+        for r in index.records(record.rank)
+        if r.index < record.index and r.op == record.op and r.site == record.site and r.group.name == record.group.name
+    ]
 
 
 def _breaks_habit(index: EvidenceIndex, record: CallRecord) -> bool:
@@ -123,7 +146,7 @@ def unmatched(case: Case, call: CallRecord, stuck: Sequence[int], cycle: tuple[i
         suggestion = {
             "tag": "Give both ends the same tag.",
             "group": "Give both ends the same group=.",
-        }.get(miss.differs, f"Check the peer's rank at {site_text(other.site)} and at {site_text(call.site)}.")
+        }.get(miss.differs, _peer_advice(call, other, miss.culprits))
         if miss.differs in ("tag", "group") and len(culprits) == 2:
             suggestion += " The records do not show which of the two is wrong."
     elif peer is None:
@@ -159,6 +182,16 @@ def unmatched(case: Case, call: CallRecord, stuck: Sequence[int], cycle: tuple[i
         pair=pair,
         sites={} if miss is None or miss.call.site is None else {miss.call.rank: miss.call.site},
     )
+
+
+def _peer_advice(call: CallRecord, other: CallRecord, culprits: tuple[int, ...]) -> str:
+    """Return which peer to check where a send and a receive name other ranks than each other."""
+    wrong, right = (call, other) if culprits == (call.rank,) else (other, call)
+    does = "receives from" if wrong.op == "recv" else "sends to"
+    peer = "any rank" if wrong.peer is None else f"rank {wrong.peer}"
+    awaited = f"rank {right.rank} waits for {'a message from' if right.op == 'recv' else 'a receive by'} it"
+    at = "" if right.site == wrong.site else f", at {site_text(right.site)}"
+    return f"Check the peer's rank at {site_text(wrong.site)}: rank {wrong.rank} {does} {peer}, and {awaited}{at}."
 
 
 Disagreement = tuple[Mismatch, CallRecord, CallRecord]

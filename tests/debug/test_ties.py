@@ -11,7 +11,7 @@ from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
 from distsim.debug.records import Phase, Site, State
 from distsim.debug.records.kinds import Kind
 from distsim.debug.report.render import render_diagnoses
-from tests.debug.builders import FILE, Step, all_reduce, barrier, coll, group, play, recv, run, send
+from tests.debug.builders import FILE, Step, all_reduce, barrier, coll, group, play, recv, run, send, wait_all
 
 
 def test_without_history_the_lowest_rank_is_the_reference() -> None:
@@ -76,6 +76,28 @@ def test_who_came_first_to_a_message_does_not_matter(first: int, differs: str) -
     (d,) = diagnose(evidence)
     assert (d.kind, d.pair, str(d.call)) == (Kind.P2P_UNMATCHED, (0, 1), "recv #1")
     assert d.culprits == ((0, 1) if differs == "tag" else (0,))
+
+
+def test_a_message_as_always_is_only_ahead() -> None:
+    """A ring in which rank 2 receives from a wrong neighbour: who has sent on, as before, is not at fault."""
+
+    def ring(rank: int) -> list[Step]:
+        left = (rank - 1) % 4 if rank != 2 else 0
+        turn = [send((rank + 1) % 4, 9, is_async=True), recv(left, 9, is_async=True), wait_all()]
+        return [*turn, *turn, *turn]
+
+    (d,) = diagnose(play(4, ring))
+    assert (d.kind, d.culprits) == (Kind.P2P_UNMATCHED, (2,))
+    assert "rank 2 receives from rank 0, and rank 1 waits for a receive by it" in d.suggestion
+    assert d.suggestion.count(":9") == 1
+
+
+def test_a_stage_that_has_fed_the_next_is_not_the_other_end_of_its_circle() -> None:
+    """Ranks 1 and 2 both receive first; rank 0, a message ahead, does not make one of them a wrong peer."""
+    forward = {0: [send(1, 8), send(1, 8)], 1: [recv(0, 7), send(2, 8)], 2: [recv(1, 7)]}
+    steps = {0: forward[0], 1: [*forward[1], recv(2, 11)], 2: [*forward[2], recv(1, 7)]}
+    (d,) = diagnose(play(3, steps))
+    assert (d.kind, d.culprits) == (Kind.DEADLOCK_CYCLE, (1, 2))
 
 
 @pytest.mark.parametrize("first", [0, 1])
