@@ -240,6 +240,10 @@ def numbered(call: CallRecord) -> str:
     return text if call.is_of_two else text.replace(call.op, f"{call.op} #{call.seq}", 1)
 
 
+DEFAULT_PREFIX = re.compile(r"^default_pg/\d+//")
+"""What torch puts before the program's keys in the default group's store."""
+
+
 def wait_text(wait: Wait) -> str:
     """Return the object of a wait as text."""
     if isinstance(wait, CallWait):
@@ -247,7 +251,8 @@ def wait_text(wait: Wait) -> str:
         on = "" if call.is_of_two else f" on {group_text(call.group)}"
         return f"{call_text(call)}{on}"
     if isinstance(wait, StoreWait):
-        keys = ", ".join(repr(k) for k in wait.keys[:3]) + (", ..." if len(wait.keys) > 3 else "")
+        shown = (DEFAULT_PREFIX.sub("", key) for key in wait.keys[:3])
+        keys = ", ".join(map(repr, shown)) + (", ..." if len(wait.keys) > 3 else "")
         purpose = f" ({wait.purpose})" if wait.purpose else ""
         return f"store key{'s' if len(wait.keys) != 1 else ''} {keys}{purpose}"
     return wait.what

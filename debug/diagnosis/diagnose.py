@@ -25,7 +25,7 @@ from distsim.debug.diagnosis.waits.wait_graph import Contradictions, RemoteNeed,
 from distsim.debug.divergence.find import Divergence, find_divergences
 from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.messages import are, capital, exception_text, ranks_text
-from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phase, State
+from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phase, State, StoreWait
 from distsim.debug.records.call import was_refused
 from distsim.debug.records.diagnosis import Call, Diagnosis, Stuck
 from distsim.debug.records.kinds import INCONSISTENT, PROOFS, Kind, Proof
@@ -187,6 +187,7 @@ def _explain_roots(case: Case, hit: set[int], met: list[Diagnosis]) -> list[Diag
     absent: dict[tuple[int, int], tuple[CallRecord, list[int], list[int]]] = {}
     starved: dict[int, tuple[CallRecord, list[int]]] = {}
     alone: dict[str, list[int]] = {}
+    keyless: dict[tuple[object, ...], tuple[list[int], list[int]]] = {}
     for root in case.graph.roots():
         victims = list(case.graph.victims(root))
         if root.mismatch is not None:
@@ -208,6 +209,11 @@ def _explain_roots(case: Case, hit: set[int], met: list[Diagnosis]) -> list[Diag
         state = case.index.states[rank]
         if state.phase is Phase.BLOCKED and rank not in case.graph.too_late and _alone_on_host(case, rank, victims):
             alone.setdefault(case.where(rank), []).append(rank)
+        elif state.phase is Phase.BLOCKED and rank not in case.graph.too_late and _on_store(case, rank):
+            call = case.first_wait([rank])
+            ranks, waiting = keyless.setdefault((case.where(rank), call and (call.group, call.seq)), ([], []))
+            ranks.append(rank)
+            waiting += victims
         elif state.phase is Phase.BLOCKED and rank not in case.graph.too_late:
             result.append(_blocked_alone(case, rank, victims))
         elif state.over or (
@@ -230,6 +236,7 @@ def _explain_roots(case: Case, hit: set[int], met: list[Diagnosis]) -> list[Diag
             ranks.append(rank)
             all_victims += victims
     result += [host_wait(case, ranks, ()) for ranks in alone.values()]
+    result += [host_wait(case, ranks, victims) for ranks, victims in keyless.values()]
     for ranks, victims in gone.values():
         result.append(death(case, ranks, victims))
     for call, ranks, victims in absent.values():
@@ -258,6 +265,12 @@ def _alone_on_host(case: Case, rank: int, victims: Sequence[int]) -> bool:
     """Return whether the rank neither waits for another rank nor is waited for."""
     waits = case.index.waits(rank)
     return not victims and bool(waits) and all(isinstance(wait, HostWait) for wait in waits)
+
+
+def _on_store(case: Case, rank: int) -> bool:
+    """Return whether the rank waits for keys of a store, and for no call."""
+    waits = case.index.waits(rank)
+    return bool(waits) and all(isinstance(wait, StoreWait) for wait in waits)
 
 
 def _blocked_alone(case: Case, rank: int, victims: list[int]) -> Diagnosis:

@@ -103,6 +103,44 @@ else:
     assert found == (key == "vocab"), d.suggestion
 
 
+def test_ranks_that_wait_for_one_unset_key_are_one_diagnosis() -> None:
+    """The key that is set by a similar name is shown; torch's prefix of the default store is not."""
+    p = program("""
+if rank == 0:
+    store.set(f"part_{part}", "1")
+    store.set("run_id", "7")  #@ cause
+else:
+    store.get("run-id")  #@ wait
+dist.barrier()  #@ call
+""")
+
+    def steps(rank: int) -> list[Step]:
+        return [barrier(p.call)] if rank == 0 else [store("default_pg/0//run-id", p.wait)]
+
+    (d,) = diagnose(play(3, steps, sources={FILE: p.text}))
+    assert (d.kind, d.culprits, d.victims) == (Kind.MISSING_RANK, (1, 2), (0,))
+    assert "store key 'run-id'" in d.explanation
+    assert d.suggestion == (
+        f"Use one name for the key: ranks 1,2 wait for 'run-id' at {FILE}:{p.wait}, and {FILE}:{p.cause} sets 'run_id'. "
+        "No rank has set 'run-id'."
+    )
+
+
+def test_an_unset_key_of_an_f_string_is_found() -> None:
+    """The line that sets it under a computed name counts as the one that sets it; a key that no line sets is said."""
+    p = program("""
+if rank == 0:
+    dist.barrier()  #@ call
+    store.set(f"part_{part}", "1")  #@ cause
+else:
+    store.get("part_3")  #@ wait
+""")
+    for key, start in (("part_3", "Set the key 'part_3'"), ("shard", "Set the key on a rank that does not wait")):
+        programs = {0: [barrier(p.call)], 1: [store(key, p.wait)]}
+        (d,) = diagnose(play(2, programs, sources={FILE: p.text}))
+        assert d.suggestion.startswith(start)
+
+
 def _mesh(line: str) -> Diagnosis:
     p = program(f"{line}  #@ call")
 

@@ -8,6 +8,7 @@ processes, such as sets of strings and listings of folders.
 from __future__ import annotations
 
 import ast
+import difflib
 import re
 from dataclasses import replace
 
@@ -211,22 +212,53 @@ def awaited_key(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
     if first is None or not first.keys or any(w is None or w.keys != first.keys for w in waits) or d.call is None:
         return None
     key = first.keys[0].rpartition("/")[2]
-    setters = [
-        Site(file, call.lineno, "")
-        for file, tree in text.trees()
-        for call in ast.walk(tree)
-        if isinstance(call, ast.Call)
-        and getattr(call.func, "attr", "") in ("set", "add", "append", "compare_set")
-        and call.args
-        and getattr(call.args[0], "value", None) == key
-    ]
+    keys_set = _keys_set(text)
+    setters = [site for site, name in keys_set if _names(name, key)]
     if not setters:
-        return None
+        return None if first.purpose else _unset_key(case, d, key, keys_set)
     setter = max(setters, key=lambda site: site.line)
     at = next((site_text(d.sites[r]) for r in d.victims if r in d.sites), d.call.op)
     return Cause(
         f"Set the key '{key}' ({site_text(setter)} does) before {d.call.op} at {at}: {ranks_text(d.culprits)} cannot "
         "get there without it, and the rank that should set it may already wait there.",
+        lines=(setter,),
+    )
+
+
+def _keys_set(text: ProgramText) -> list[tuple[Site, ast.expr]]:
+    """Return the lines of the program that set keys of a store, with the key."""
+    return [
+        (Site(file, call.lineno, ""), call.args[0])
+        for file, tree in text.trees()
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call)
+        and getattr(call.func, "attr", "") in ("set", "add", "append", "compare_set")
+        and len(call.args) > 1
+    ]
+
+
+def _names(name: ast.expr, key: str) -> bool:
+    """Return whether *name* may be *key*: a text, or an f-string whose fixed parts fit."""
+    if isinstance(name, ast.JoinedStr):
+        parts = (re.escape(str(v.value)) if isinstance(v, ast.Constant) else ".*" for v in name.values)
+        return re.fullmatch("".join(parts), key) is not None
+    return isinstance(name, ast.Constant) and name.value == key
+
+
+def _unset_key(case: Case, d: Diagnosis, key: str, keys_set: list[tuple[Site, ast.expr]]) -> Cause:
+    """Return the advice about a key that no line of the program sets by this name."""
+    waiting = f"{ranks_text(d.culprits)} {are(d.culprits, 'waits', 'wait')} for '{key}'"
+    at = next((f" at {site_text(d.sites[r])}" for r in d.culprits if r in d.sites), "")
+    texts = {str(n.value): site for site, n in keys_set if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    near = next(iter(difflib.get_close_matches(key, texts, 1, 0.7)), None)
+    if near is None:
+        return Cause(
+            f"Set the key on a rank that does not wait for it, or wait for the name that is set: {waiting}{at}, and no "
+            "rank has set it."
+        )
+    setter = texts[near]
+    return Cause(
+        f"Use one name for the key: {waiting}{at}, and {site_text(setter)} sets '{near}'. No rank has set '{key}'.",
         lines=(setter,),
     )
 
