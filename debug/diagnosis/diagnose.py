@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from distsim.debug.diagnosis.absence import absent_from_call, death, host_wait, in_flight_exception
 from distsim.debug.diagnosis.causes.find_cause import with_cause
+from distsim.debug.diagnosis.causes.unlike_models import with_unlike_models
 from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.contradiction import contradiction
 from distsim.debug.diagnosis.deadlock import knot
@@ -75,6 +76,7 @@ def diagnose(evidence: Evidence, *, nothing_moves: bool = False) -> list[Diagnos
     meeting = [*apart(case), *stale_addresses(case)]
     diagnoses = [d for d in diagnoses if not follows(d, meeting)]
     diagnoses = merge_findings(case, [*met, *diagnoses, *stragglers(case), *idle_job(case), *meeting])
+    diagnoses = with_unlike_models(case, diagnoses)
     diagnoses += unending(case, diagnoses)
     blocked = [rank for rank, state in index.states.items() if state.phase is Phase.BLOCKED]
     if nothing_moves and blocked and not diagnoses:

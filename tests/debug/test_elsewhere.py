@@ -121,8 +121,8 @@ dist.barrier()  #@ call
     assert (d.kind, d.culprits, d.victims) == (Kind.MISSING_RANK, (1, 2), (0,))
     assert "store key 'run-id'" in d.explanation
     assert d.suggestion == (
-        f"Use one name for the key: ranks 1,2 wait for 'run-id' at {FILE}:{p.wait}, and {FILE}:{p.cause} sets 'run_id'. "
-        "No rank has set 'run-id'."
+        f"Use one name for the key: ranks 1,2 wait for 'run-id' at {FILE}:{p.wait}, and {FILE}:{p.cause} sets "
+        "'run_id'. No rank has set 'run-id'."
     )
 
 

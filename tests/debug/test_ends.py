@@ -435,3 +435,34 @@ def test_a_signal_to_all_ranks_comes_from_outside() -> None:
     assert "All ranks were ended by SIGTERM" in d.explanation
     assert "train.py:10" in d.explanation
     assert "kernel log" not in d.suggestion
+
+
+DDP_COUNT = (
+    "RuntimeError: DDP expects same model across all ranks, but Rank {} has {} params, while rank {} has inconsistent "
+    "{} params."
+)
+DDP_SIZES = (
+    "RuntimeError: [{}]: params[0] in this process with sizes [{}, 16] appears not to match sizes of the same param in "
+    "process 0."
+)
+
+
+def test_every_rank_raises_over_one_odd_model() -> None:
+    """DDP's check raises on every rank: the rank with another number of parameters is named, once."""
+    counts = {0: 4, 1: 2, 2: 4}
+    other = {0: 1, 1: 0, 2: 1}
+    programs = {r: [fail(DDP_COUNT.format(r, counts[r], other[r], counts[other[r]]), 10)] for r in counts}
+    (d,) = diagnose(play(3, programs))
+    assert (d.kind, d.culprits, d.victims, d.exit_code) == (Kind.RANK_RAISED, (1,), (0, 2), 1)
+    assert "4 on ranks 0,2; 2 on rank 1" in d.explanation
+    assert d.suggestion.startswith("Build the model of rank 1 as on ranks 0,2")
+
+
+def test_all_but_rank_0_raise_over_its_odd_model() -> None:
+    """They compare with rank 0 and agree with each other: its model is the odd one. A few that raise are odd."""
+    many = {r: [fail(DDP_SIZES.format(r, 10), 10)] if r else [coll("broadcast", 10, root=0)] for r in range(4)}
+    (d,) = diagnose(play(4, many))
+    assert (d.kind, d.culprits, d.victims) == (Kind.SHAPE_MISMATCH, (0,), (1, 2, 3))
+    few = {r: [fail(DDP_SIZES.format(r, 11), 10)] if r == 2 else [all_reduce(11)] for r in range(4)}
+    (d,) = diagnose(play(4, few))
+    assert (d.kind, d.culprits) == (Kind.RANK_RAISED, (2,))
