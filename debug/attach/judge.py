@@ -121,6 +121,8 @@ def _unmatched(waiting: Mapping[int, Position]) -> Diagnosis | None:
     alone = {rank: peer for rank, peer in alone.items() if waiting[peer].peer is None}
     if not alone:
         return None
+    if (wrong := _wrong_peer(waiting, alone)) is not None:
+        return wrong
     culprits = sorted(set(alone.values()))
     messages = "; ".join(_message(waiting, rank) for rank in list(alone)[:4])
     return _diagnosis(
@@ -128,6 +130,28 @@ def _unmatched(waiting: Mapping[int, Position]) -> Diagnosis | None:
         f"The other end of a message is missing: {messages}, which {are(culprits, 'waits', 'wait')} in "
         f"{_op({rank: waiting[rank] for rank in culprits})}.",
         "Find the call that should be the message's other end, or leave the message out.",
+    )  # fmt: skip
+
+
+def _wrong_peer(waiting: Mapping[int, Position], alone: Mapping[int, int]) -> Diagnosis | None:
+    """Return ranks whose message goes to a rank that does not want it, while another rank waits for one of theirs."""
+    missed: dict[int, int] = {}
+    for rank, position in waiting.items():
+        peer = position.peer
+        if peer in alone and {position.op.lstrip("i"), waiting[peer].op.lstrip("i")} == {"send", "recv"}:
+            missed[peer] = rank
+    culprits = sorted(rank for rank in alone if rank in missed)
+    if not culprits:
+        return None
+    sentences = [
+        f"{_message(waiting, rank)}, which waits in {_op({alone[rank]: waiting[alone[rank]]})}; "
+        f"{_message(waiting, missed[rank])}"
+        for rank in culprits[:4]
+    ]
+    return _diagnosis(
+        Kind.P2P_UNMATCHED, culprits, waiting, waiting,
+        f"The two ends of a message name other ranks than each other: {'; '.join(sentences)}.",
+        f"Check the peer's rank in the call of {ranks_text(culprits)}.",
     )  # fmt: skip
 
 

@@ -51,7 +51,10 @@ DEVICE = re.compile(r"\.(item|tolist|cpu|synchronize)\(")
 REMOTE = re.compile(r"\b(to_here|rpc_sync)\(")
 ON_HOST = ("/torch/utils/data/", "/torch/multiprocessing/")
 """Parts of torch that wait for other processes of the rank's own host."""
-FILES = ("distributed_c10d.py", "_functional_collectives.py", "/rendezvous.py", "/rpc/__init__.py", "/rpc/api.py")
+RPC_END = frozenset({"shutdown", "_wait_all_workers", "_barrier", "_all_gather"})
+"""Functions of torch's rpc/api.py in which a worker waits for all others."""
+STORE = re.compile(r"\b\w*store\w*(?:\(\))?\.(get|wait|multi_get)\(", re.IGNORECASE)
+"""A line of the program that waits for a key of a store."""
 ROOTS = {
     **dict.fromkeys(("broadcast", "scatter", "broadcast_object_list", "scatter_object_list"), ("src", "group_src")),
     **dict.fromkeys(("reduce", "gather", "gather_object"), ("dst", "group_dst")),
@@ -140,6 +143,8 @@ def _place(rank: int, pid: int, thread: Thread, name: str = "") -> Position:
 def _doing(thread: Thread) -> tuple[Doing, str, Frame | None]:
     """Return what the thread does, the name of its call, and its frame."""
     call = next((frame for frame in reversed(thread.frames) if _is_call(frame)), None)
+    if call is not None and call.file.endswith("/rpc/api.py"):
+        return Doing.CALL, "rpc.shutdown", None
     if call is not None and call.function in MEETINGS:
         return Doing.MEETING, call.function.lstrip("_"), None
     if call is not None:
@@ -158,6 +163,8 @@ def _doing(thread: Thread) -> tuple[Doing, str, Frame | None]:
         return Doing.TORCH, text, None
     if remote := REMOTE.search(text):
         return Doing.CALL, remote[1], None
+    if (store := STORE.search(text)) and owner(innermost.file, abroad=True) is Owner.USER:
+        return Doing.CALL, f"store.{store[1]}", None
     if (
         "/torch/" in innermost.file
         and "/torch/utils/data/" not in innermost.file
@@ -168,6 +175,8 @@ def _doing(thread: Thread) -> tuple[Doing, str, Frame | None]:
 
 
 def _is_call(frame: Frame) -> bool:
+    if frame.file.endswith("/rpc/api.py"):
+        return frame.function in RPC_END
     if not frame.file.endswith(
         ("distributed_c10d.py", "_functional_collectives.py", "/rendezvous.py", "/rpc/__init__.py")
     ):

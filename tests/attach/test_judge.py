@@ -57,6 +57,12 @@ def turn(rank: int, step: int, op: str = "all_reduce", line: int = 9) -> Positio
         ),
         pytest.param([at(0, "recv", 4, peer=1), at(1), at(2)], Kind.P2P_UNMATCHED, (1,), id="no other end"),
         pytest.param(
+            [at(0, "barrier", 12), at(1, "send", 4, peer=2), at(2, "barrier", 12), at(3, "recv", 6, peer=1)],
+            Kind.P2P_UNMATCHED,
+            (1,),
+            id="sends past the rank that waits for it",
+        ),
+        pytest.param(
             [at(0, "broadcast", root=0), at(1, "broadcast", root=1), at(2, "broadcast", root=0)],
             Kind.ROOT_MISMATCH,
             (1,),
@@ -210,3 +216,22 @@ def test_a_place_says_what_its_call_was_given(tmp_path: Path) -> None:
         (),
     ]
     assert position_of(StackSample(RankProcess(1, 0), ended=True)) is None
+
+
+def test_waits_for_a_key_and_for_the_end_of_rpc_are_calls(tmp_path: Path) -> None:
+    """Both wait for other ranks; the second is several frames deep in torch, in a lock of Python's."""
+    program = tmp_path / "train.py"
+    program.write_text('name = store.get("run-id")\nrpc.shutdown()\nbatch = queue.get()\n')
+
+    def position(line: int, *inner: Frame) -> Position:
+        thread = Thread("MainThread", (*inner, Frame(str(program), line, "<module>")))
+        found = position_of(StackSample(RankProcess(1, 0), (thread,)))
+        assert found is not None
+        return found
+
+    api = "/x/site-packages/torch/distributed/rpc/api.py"
+    lock = Frame("/usr/lib/python3.11/threading.py", 327, "wait")
+    assert (position(1).doing, position(1).op) == (Doing.CALL, "store.get")
+    ending = position(2, lock, Frame(api, 300, "_all_gather"), Frame(api, 382, "shutdown"))
+    assert (ending.doing, ending.op) == (Doing.CALL, "rpc.shutdown")
+    assert position(3, lock).doing is Doing.HOST
