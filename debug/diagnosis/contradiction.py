@@ -26,6 +26,10 @@ from distsim.debug.records.kinds import Kind, Proof
 
 __all__ = ["contradiction", "explanation", "suggestion"]
 
+UNLIKE = frozenset(
+    {Kind.OP_MISMATCH, Kind.SHAPE_MISMATCH, Kind.DTYPE_MISMATCH, Kind.REDUCE_OP_MISMATCH, Kind.MISSING_RANK}
+)
+"""Kinds of two calls that do not fit, one of which may be meant for another group."""
 MOST_SIDES = 6
 """Maximum number of different values that are listed."""
 
@@ -36,6 +40,12 @@ def contradiction(case: Case, divergence: Divergence, victims: Sequence[int]) ->
     if d.kind is Kind.EXTRA_COLLECTIVE and (other := _awaited_on_another_group(case, d)) is not None:
         diagnosis = group_mismatch(case, d.got, other, d.culprits, [other.rank], [*victims, *d.reference])
         return replace(diagnosis, proof=Proof.MET) if d.met else diagnosis
+    if (
+        d.kind in UNLIKE
+        and d.got.way != d.expected.way
+        and (strayed := _on_a_wrong_group(case, d, victims)) is not None
+    ):
+        return replace(strayed, proof=Proof.MET) if d.met else strayed
     met = d.group_log.meetings.get(d.seq, {})
     sites = {rank: site for rank, record in met.items() if (site := record.site) is not None}
     if d.refused is not None and d.refused.site is not None:
@@ -52,6 +62,37 @@ def contradiction(case: Case, divergence: Divergence, victims: Sequence[int]) ->
         sites=sites,
     )
     return replace(result, proof=Proof.MET) if d.met else result
+
+
+def _on_a_wrong_group(case: Case, d: Divergence, victims: Sequence[int]) -> Diagnosis | None:
+    """Return the diagnosis of the side whose call another group waits for, at its line; None if both are, or none."""
+    if d.got.way == d.expected.way:
+        return None
+    sides = [(d.got, d.culprits, d.reference), *([(d.expected, d.reference, d.culprits)] if d.tie else [])]
+    strayed = [
+        (mine, ranks, others, wait)
+        for mine, ranks, others in sides
+        if (wait := _awaited_at_its_line(case, mine)) is not None
+    ]
+    if len(strayed) != 1:
+        return None
+    mine, ranks, others, wait = strayed[0]
+    return group_mismatch(case, mine, wait, ranks, [wait.rank], [*victims, *others])
+
+
+def _awaited_at_its_line(case: Case, mine: CallRecord) -> CallRecord | None:
+    """Return a call of another rank at the line of *mine*, on a group where this rank has not made it."""
+    for log in case.index.group_logs:
+        if log.group == mine.group or mine.rank not in log.group.ranks:
+            continue
+        for met in log.meetings.values():
+            own = met.get(mine.rank)
+            if own is not None and (own.op, own.way) == (mine.op, mine.way):
+                continue
+            for call in met.values():
+                if not call.done and (call.op, call.way) == (mine.op, mine.way):
+                    return call
+    return None
 
 
 def _awaited_on_another_group(case: Case, d: Divergence) -> CallRecord | None:

@@ -70,7 +70,7 @@ def diagnose(evidence: Evidence, *, nothing_moves: bool = False) -> list[Diagnos
     for i, pair in enumerate(pairs, start=len(divergences)):
         if i not in hit:
             met.append(disagreement(case, pair, ()))
-    met = [_not_made(case, _with_refused(case, d)) for d in met]
+    met = [_not_made(case, _with_refused(case, d)) for d in _one_group_mismatch(met)]
     diagnoses = [_not_made(case, _with_refused(case, d)) for d in diagnoses]
     diagnoses += _unwaited_deaths(case, diagnoses + met)
     meeting = [*apart(case), *stale_addresses(case)]
@@ -352,6 +352,18 @@ def _not_made(case: Case, diagnosis: Diagnosis) -> Diagnosis:
     diagnosis = diagnosis if len(left) == len(diagnosis.stuck) else replace(diagnosis, stuck=left)
     may_go_on = call.seq in refused and Proof.REFUSED in PROOFS[diagnosis.kind] and not case.any_raised(group.ranks)
     return replace(diagnosis, proof=Proof.REFUSED) if may_go_on and diagnosis.proof is Proof.MET else diagnosis
+
+
+def _one_group_mismatch(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
+    """Return *diagnoses* with one group mismatch of the same ranks: two swapped groups contradict two groups' calls."""
+    seen: set[tuple[int, ...]] = set()
+    left = []
+    for d in diagnoses:
+        if d.kind is not Kind.GROUP_MISMATCH or d.culprits not in seen:
+            left.append(d)
+        if d.kind is Kind.GROUP_MISMATCH:
+            seen.add(d.culprits)
+    return left
 
 
 def _refused(case: Case, rank: int, diagnosis: Diagnosis) -> bool:

@@ -324,9 +324,14 @@ def _by_text(log: GroupCalls, mine: CallRecord, other: CallRecord, relation: Rel
     if relation.order is Order.BEFORE:
         if relation.my_guard is not None:
             return Kind.EXTRA_COLLECTIVE
-        if not mine_is_new:
+        if not mine_is_new or (relation.theirs_for_some and _at_its_line_again(log, mine)):
             return Kind.MISSING_RANK  # it is in the next round already
     return None
+
+
+def _at_its_line_again(log: GroupCalls, record: CallRecord) -> bool:
+    """Return whether the rank has called from this line before; a line of DDP makes other calls in its first rounds."""
+    return any(r.seq < record.seq and r.way == record.way for r in log.calls.get(record.rank, ()))
 
 
 def by_site(index: EvidenceIndex, log: GroupCalls, seq: int) -> Divergence | None:

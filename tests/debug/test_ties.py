@@ -100,6 +100,26 @@ def test_a_stage_that_has_fed_the_next_is_not_the_other_end_of_its_circle() -> N
     assert (d.kind, d.culprits) == (Kind.DEADLOCK_CYCLE, (1, 2))
 
 
+@pytest.mark.parametrize("odd", [0, 3])
+@pytest.mark.parametrize("lines", [(13, 14), (13, 13)])
+def test_the_rank_with_swapped_groups_is_named(odd: int, lines: tuple[int, int]) -> None:
+    """Its call meets another line's on the wrong group, and is awaited at its own line on the right one."""
+
+    def steps(rank: int) -> list[Step]:
+        tp = group(*((0, 1) if rank < 2 else (2, 3)), name=f"tp{rank // 2}")
+        dp = group(*((0, 2) if rank % 2 == 0 else (1, 3)), name=f"dp{rank % 2}")
+        if rank == odd:
+            tp, dp = dp, tp
+        return [all_reduce(lines[0], tp, shape=(8,)), all_reduce(lines[1], dp, shape=(32,)), barrier(15)]
+
+    told = diagnose(play(4, steps))
+    if lines[0] == lines[1]:  # one line for both: nothing shows which group was meant
+        assert {d.kind for d in told} == {Kind.SHAPE_MISMATCH}
+        return
+    (d,) = told
+    assert (d.kind, d.culprits, d.exit_code) == (Kind.GROUP_MISMATCH, (odd,), 4)
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_of_two_messages_that_never_come_the_lower_ranks_is_told(first: int) -> None:
     """Two ranks wait for a message of a third that has ended: one diagnosis, whichever waited first."""
