@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from distsim.debug.evidence.watched_source import report_to, watch_imports
+from distsim.debug.evidence.watched_source import report_to, watch_imports, watch_threads
 from distsim.debug.rings.files import RecordedWorld
 from distsim.debug.settings import Attach, Level, Settings, Silent, say_once_a_job, warn_of_unknown_variables
 from distsim.deprecated import in_torch
@@ -170,7 +170,7 @@ def comes_by_hooks(settings: Settings) -> bool:
 
 
 class HandlerHook:
-    """Records exceptions that the program handles itself, in files that are imported after it is installed."""
+    """Records exceptions that end a thread, or that the program handles in files that are imported after it."""
 
     def __init__(self) -> None:
         self._installed = contextlib.ExitStack()
@@ -179,6 +179,7 @@ class HandlerHook:
         """Watch imports from now on."""
         self._installed.enter_context(report_to(_handled))
         self._installed.enter_context(watch_imports())
+        self._installed.enter_context(watch_threads())
 
     def remove(self) -> None:
         """Stop watching."""
@@ -189,9 +190,9 @@ class HandlerHook:
         self.remove()
 
 
-def _handled(error: BaseException, code: CodeType, line: int) -> None:
+def _handled(error: BaseException, code: CodeType, line: int, thread: str = "") -> None:
     if _session is not None:
-        _session.recorder.handled(error, code, line)
+        _session.recorder.handled(error, code, line, thread)
 
 
 def install_started(given: Mapping[str, Any]) -> None:

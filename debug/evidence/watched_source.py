@@ -15,6 +15,7 @@ import ast
 import contextlib
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from importlib.machinery import SourceFileLoader
@@ -25,16 +26,32 @@ from distsim.debug.records import Caught, Site
 from distsim.debug.records.frames import Owner, owner, shown
 from distsim.text.tracebacks import last_line
 
-__all__ = ["CaughtLog", "Change", "caught_here", "compiled", "report_to", "watch_imports"]
+__all__ = [
+    "CaughtLog",
+    "Change",
+    "caught_here",
+    "compiled",
+    "ended_thread",
+    "report_to",
+    "watch_imports",
+    "watch_threads",
+]
 
 CAUGHT = "__distsim_caught__"
-Report = Callable[[BaseException, CodeType, int], None]
-"""Takes an exception, the code that handles it, and the line of its `except`."""
 OUT_OF_MEMORY = re.compile(rb"out of memory|OutOfMemory", re.IGNORECASE)
 MOST_KEPT = 10
 """Different handlers that are kept of a rank: the last ones."""
 LONGEST = 300
 """Letters of an exception that are kept."""
+
+
+class Report(Protocol):
+    """Takes an exception, the code that handles it, and the line of its `except`; or those that raised it, and the name
+    of the thread that it ended.
+    """
+
+    def __call__(self, error: BaseException, code: CodeType, line: int, thread: str = "") -> None: ...
+
 
 _reports: list[Report] = []
 
@@ -81,6 +98,17 @@ def caught_here(line: int) -> None:
             code = sys._getframe(1).f_code
             if owner(code.co_filename) is not Owner.LIBRARY or _crossed_the_user(error):
                 _reports[-1](error, code, line)
+
+
+def ended_thread(error: BaseException, thread: str) -> None:
+    """Report the exception that ended a thread of the program, at the last line of the program that it crossed."""
+    step, place = error.__traceback__, None
+    while step is not None:
+        if owner(step.tb_frame.f_code.co_filename) is Owner.USER:
+            place = step
+        step = step.tb_next
+    if place is not None and _reports and not isinstance(error, SystemExit):
+        _reports[-1](error, place.tb_frame.f_code, place.tb_lineno, thread)
 
 
 def _crossed_the_user(error: BaseException) -> bool:
@@ -162,6 +190,25 @@ def watch_imports() -> Iterator[None]:
             del SourceFileLoader.get_code  # it is inherited
 
 
+@contextlib.contextmanager
+def watch_threads() -> Iterator[None]:
+    """Report the exceptions that end threads from now on."""
+    original = threading.excepthook
+
+    def excepthook(args: threading.ExceptHookArgs) -> None:
+        with contextlib.suppress(Exception):  # nothing of ours may hide the exception
+            if args.exc_value is not None:
+                ended_thread(args.exc_value, "" if args.thread is None else args.thread.name)
+        original(args)
+
+    threading.excepthook = excepthook
+    try:
+        yield
+    finally:
+        if threading.excepthook is excepthook:
+            threading.excepthook = original
+
+
 class CaughtLog:
     """The last exceptions that one rank handled, by handler and type."""
 
@@ -170,19 +217,19 @@ class CaughtLog:
         self._kept: dict[tuple[type[BaseException], CodeType, int], tuple[int, Caught]] = {}
         self._write = write
 
-    def add(self, error: BaseException, code: CodeType, line: int, calls: int) -> None:
-        """Record that the rank has handled *error* after *calls* calls."""
+    def add(self, error: BaseException, code: CodeType, line: int, calls: int, thread: str = "") -> None:
+        """Record that the rank has handled *error* after *calls* calls, or that it ended *thread*."""
         key = (type(error), code, line)
         slot, before = self._kept.pop(key, (len(self._kept), None))
         if before is None:
             if slot == MOST_KEPT:
                 slot, _ = self._kept.pop(next(iter(self._kept)))
             site = Site(shown(code.co_filename), line, code.co_qualname)
-            now = Caught(last_line(error)[:LONGEST], site, 1, calls)
+            now = Caught(last_line(error)[:LONGEST], site, 1, calls, thread)
         else:
             times = before.times + 1
             error_text = before.error if times & (times - 1) else last_line(error)[:LONGEST]  # seldom: it takes long
-            now = Caught(error_text, before.site, times, calls)
+            now = Caught(error_text, before.site, times, calls, thread)
         self._kept[key] = slot, now  # the last one is the newest
         if self._write is not None:
             self._write(slot, now)

@@ -390,7 +390,7 @@ class _Writer:
             "waits": [self._wait(wait) for wait in state.waits],
             "site": _site(state.site),
             "stack": self._stack(state.stack),
-            "caught": [[one.error, one.site.to_json(), one.times, one.calls] for one in state.caught],
+            "caught": [[one.error, one.site.to_json(), one.times, one.calls, one.thread] for one in state.caught],
             **{name: getattr(state, name) for name in _STATE},
         }
 

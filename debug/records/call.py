@@ -264,7 +264,7 @@ class Phase(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Caught:
-    """An exception that the program handled on one rank."""
+    """An exception that the program handled on one rank, or that ended one of its threads."""
 
     error: str
     """`"ValueError: bad batch"`: the last line of its traceback."""
@@ -274,6 +274,8 @@ class Caught:
     """Number of times that the rank caught an exception of this type at this line."""
     calls: int = 0
     """Calls that the rank had made when it last did."""
+    thread: str = ""
+    """Name of the thread that the exception ended; then *site* is the line that raised it."""
 
     @property
     def kind(self) -> str:

@@ -473,7 +473,8 @@ class RingReader:
             content = self.text(at)
             frames = self._frames([content.get("site")]) if isinstance(content, dict) else ()
             if frames and isinstance(error := content.get("error"), str):
-                kept.append(Caught(printable(error), frames[0], self.word(at + 1), self.word(at + 2)))
+                thread = printable(str(content.get("thread", "")))
+                kept.append(Caught(printable(error), frames[0], self.word(at + 1), self.word(at + 2), thread))
         return tuple(sorted(kept, key=lambda one: one.calls))
 
     def signature(self, position: int, fingerprint: int) -> Signature:

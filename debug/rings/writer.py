@@ -207,7 +207,7 @@ class RingWriter:
     def caught(self, slot: int, caught: Caught) -> None:
         """Keep an exception that the program handled in one of `CAUGHT_SLOTS` slots."""
         at = WORDS_AT // 8 + W_CAUGHT + slot * CAUGHT_WORDS
-        content = {"error": caught.error, "site": caught.site.to_json()}
+        content = {"error": caught.error, "site": caught.site.to_json(), "thread": caught.thread}
         self.words[at] = self.entry(TABLE_TEXT, ("caught", caught.error, caught.site), content)
         self.words[at + 1] = caught.times
         self.words[at + 2] = caught.calls

@@ -355,9 +355,9 @@ class Recorder:
             {"error": last, "frames": frames, "traceback": text[-8000:], "origins": origins(error)},
         )
 
-    def handled(self, error: BaseException, code: CodeType, line: int) -> None:
-        """Record that the program has handled an exception at this line of an `except` block."""
-        self.caught.add(error, code, line, self.ring.words[rings.WORDS_AT // 8 + rings.W_COUNT])
+    def handled(self, error: BaseException, code: CodeType, line: int, thread: str = "") -> None:
+        """Record that the program has handled an exception at this line, or that it ended *thread*."""
+        self.caught.add(error, code, line, self.ring.words[rings.WORDS_AT // 8 + rings.W_COUNT], thread)
 
     def end(self, index: int, state: int) -> None:
         """Record the end of a call."""

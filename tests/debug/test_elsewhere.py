@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
-from distsim.debug.records import Phase, RankState, Site
+from distsim.debug.records import Caught, Phase, RankState, Site
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
-from tests.debug.builders import FILE, Step, all_reduce, barrier, coll, play, recv, send, spin, store
+from tests.debug.builders import FILE, Step, all_reduce, barrier, coll, host, play, recv, send, spin, store
 from tests.debug.test_causes import Program, only, program
 
 LOCKED = {
@@ -139,6 +139,27 @@ else:
         programs = {0: [barrier(p.call)], 1: [store(key, p.wait)]}
         (d,) = diagnose(play(2, programs, sources={FILE: p.text}))
         assert d.suggestion.startswith(start)
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("state", ["stuck", "queue"])
+def test_an_exception_that_ended_a_thread_of_a_stuck_rank(everywhere: bool, state: str) -> None:
+    """The rank waits for what the thread would have brought; a thread that ends so on every rank is no cause."""
+    p = program("""
+def produce(q):
+    raise OSError("stale file handle")  #@ cause
+x = q.get()  #@ wait
+dist.all_reduce(x)  #@ call
+""")
+    end = spin(p.wait) if state == "stuck" else host("a queue", p.wait)
+    evidence = play(3, lambda r: [end] if r == 1 else [all_reduce(p.call)], sources={FILE: p.text})
+    ended = Caught("OSError: stale file handle", Site(FILE, p.cause, "produce"), 1, 0, "loader")
+    for rank in range(3) if everywhere else (1,):
+        evidence.ranks[rank].caught = (ended,)
+    (d,) = diagnose(evidence)
+    assert (d.kind, d.culprits) == (Kind.HOST_STUCK, (1,))
+    assert d.suggestion.startswith(f"Fix the OSError at {FILE}:{p.cause} first") != everywhere
+    assert ("ended thread loader of rank 1: OSError: stale file handle" in d.explanation) != everywhere
 
 
 def _mesh(line: str) -> Diagnosis:

@@ -250,3 +250,22 @@ def test_a_condition_that_all_ranks_passed_is_no_cause(outside: str) -> None:
     frames = (*inner, Site(FILE, p.lines["here"], "<module>"), starter)
     others = (*inner, Site(FILE, p.lines[outside], "<module>"), starter)
     assert guard_decision(ProgramText({FILE: p.text}, frozenset()), frames, others) is None
+
+
+def test_a_line_that_makes_another_call_in_its_next_round() -> None:
+    """DDP's second forward begins with a broadcast: the rank is at its line again, past the call under the `if`."""
+    p = program("""
+for step in range(3):
+    model(batch).sum().backward()  #@ each
+    if rank != 2:  #@ cause
+        dist.all_reduce(seen)  #@ call
+dist.barrier()  #@ end
+""")
+
+    def steps(rank: int) -> list[Step]:
+        again = coll("broadcast", p.each, root=0, shape=(3,))
+        return [all_reduce(p.each, shape=(64,)), again if rank == 2 else all_reduce(p.call, shape=(1,))]
+
+    d = only(play(4, steps, sources={FILE: p.text}))
+    assert (d.kind, d.culprits) == (Kind.MISSING_RANK, (2,))
+    assert f"it stands under `if rank != 2` at {FILE}:{p.cause}" in d.suggestion

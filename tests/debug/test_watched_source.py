@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from pathlib import Path
 from types import CodeType
 
 import pytest
 
-from distsim.debug.evidence.watched_source import CaughtLog, caught_here, compiled, report_to, watch_imports
+from distsim.debug.evidence.watched_source import (
+    CaughtLog,
+    caught_here,
+    compiled,
+    report_to,
+    watch_imports,
+    watch_threads,
+)
 from distsim.debug.records import Caught
 
 SOURCE = b'''"""A docstring."""
@@ -154,3 +162,24 @@ def test_a_library_that_speaks_of_memory(note: str, most: int, tmp_path: Path, m
         module.run(names["step"])
         module.run(module.own)
     assert seen == [7] * most
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_exception_that_ends_a_thread_is_reported() -> None:
+    """With the thread's name and the program's line that raised; one that leaves by sys.exit is not."""
+    seen: list[tuple[str, int, str]] = []
+    before = threading.excepthook
+
+    def report(error: BaseException, code: CodeType, line: int, thread: str = "") -> None:
+        seen.append((repr(error), line, thread))
+
+    names: dict[str, object] = {}
+    text = "def fail():\n    raise OSError(7)\ndef leave():\n    raise SystemExit(1)\n"
+    exec(compile(text, "train.py", "exec"), names)
+    with report_to(report), watch_threads():
+        for target in ("fail", "leave"):
+            thread = threading.Thread(target=names[target], name=f"to {target}")  # type: ignore[arg-type]
+            thread.start()
+            thread.join()
+    assert seen == [("OSError(7)", 2, "to fail")]
+    assert threading.excepthook is before

@@ -15,7 +15,7 @@ from distsim.debug.evidence.processes import Numbering, number_processes
 from distsim.debug.evidence.rank_state import Knowledge, build_evidence, origin_of
 from distsim.debug.monitor.host import Host
 from distsim.debug.postmortem import examine, load_rings
-from distsim.debug.records import Group, Phase, Site, State
+from distsim.debug.records import Caught, Group, Phase, Site, State
 from distsim.debug.records.kinds import Kind
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.files import RecordedWorld, WorldKind, ring_path
@@ -59,6 +59,16 @@ def test_a_record_comes_back_whole(tmp_path: Path) -> None:
     assert call.state is State.COMPLETED
     assert call.completed_s is not None
     assert len(reader.unfinished()) == 0
+
+
+def test_an_exception_that_ended_a_thread_comes_back_with_its_thread(tmp_path: Path) -> None:
+    """One that was handled has none."""
+    ring = writer(tmp_path)
+    ended = Caught("OSError: 7", Site("train.py", 3, "produce"), 1, 4, "loader")
+    handled = Caught("KeyError: 'x'", Site("train.py", 9, "step"), 2, 5)
+    for slot, one in enumerate((ended, handled)):
+        ring.caught(slot, one)
+    assert RingReader(ring.path).caught() == (ended, handled)
 
 
 def test_a_call_made_again_differs_in_time_and_numbers_only(tmp_path: Path) -> None:

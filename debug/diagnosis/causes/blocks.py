@@ -402,6 +402,8 @@ def _may_leave_out_calls(case: Case, d: Diagnosis, rank: int, caught: Caught, te
     That is so if it has made fewer calls than another rank in the `try`, or in the rest of the function or loop that
     its handler skips, or if it ended without another call.
     """
+    if caught.thread:
+        return False  # it ended a thread
     handler = _handler(text, caught.site)
     if handler is None or owner(caught.site.file) is Owner.LIBRARY:  # frames of libraries are not on the records
         return caught.kind.endswith(OUT_OF_MEMORY)

@@ -32,7 +32,7 @@ from distsim.debug.diagnosis.causes.loops import (
 from distsim.debug.diagnosis.causes.program_text import ProgramText, shortened, words_of
 from distsim.debug.diagnosis.context import Case, Cause, Sides, met_calls, sides_of
 from distsim.debug.divergence.divergence import HORIZON, signature
-from distsim.debug.messages import are, group_text, ranks_text, site_text
+from distsim.debug.messages import are, group_text, one_line, ranks_text, site_text
 from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, Site, StoreWait
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
@@ -88,8 +88,9 @@ def _cause(case: Case, d: Diagnosis) -> Cause | None:
         return cause
     if d.kind in (Kind.MISSING_RANK, Kind.EXTRA_COLLECTIVE) and (cause := other_group(case, d)) is not None:
         return cause
-    if d.kind is Kind.MISSING_RANK and (cause := awaited_key(case, d, text)) is not None:
-        return cause
+    if d.kind is Kind.MISSING_RANK:
+        if (cause := ended_thread(case, d, text) or awaited_key(case, d, text)) is not None:
+            return cause
     sides = sides_of(case, d)
     if (cause := join_block(case, d, text, sides)) is not None:
         return cause
@@ -168,6 +169,31 @@ def _still_runs(case: Case, d: Diagnosis) -> bool:
     state = case.index.states.get(d.culprits[0])
     running = state is not None and state.phase is Phase.RUNNING and not state.leaving
     return running and d.kind is Kind.MISSING_RANK
+
+
+def ended_thread(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
+    """Return the cause if an exception has ended a thread of the culprits, and of no other rank."""
+    states = case.index.states
+    usual = {(c.site, c.kind) for rank, state in states.items() if rank not in d.culprits for c in state.caught}
+    ended = [
+        (rank, c) for rank in d.culprits for c in states[rank].caught if c.thread and (c.site, c.kind) not in usual
+    ]
+    if not ended:
+        return None
+    rank, last = ended[-1]
+    at, error = site_text(last.site, function=True), one_line(last.error)
+    return Cause(
+        f"Fix the {last.kind.rpartition('.')[2]} at {site_text(last.site)} first: rank {rank} may wait for what its "
+        f"thread {last.thread} would have brought. Let a thread hand its exception on (into the queue, or end the "
+        "process).",
+        f"An exception has ended thread {last.thread} of rank {rank}: {error} at {at}.",
+        (last.site,),
+    )
+
+
+def stuck_rank(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
+    """Return why a rank does not go on outside of calls: one of its threads has ended, or a lock is held."""
+    return ended_thread(case, d, text) or held_lock(case, d, text)
 
 
 def held_lock(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
@@ -342,8 +368,8 @@ def message_loop(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
 
 ELSEWHERE = {
     Kind.NEVER_JOINED: skipped_init,
-    Kind.HOST_STUCK: held_lock,
-    Kind.STRAGGLER: held_lock,
+    Kind.HOST_STUCK: stuck_rank,
+    Kind.STRAGGLER: stuck_rank,
     Kind.GROUP_CREATION_ORDER: unlike_mesh,
     Kind.P2P_UNMATCHED: message_loop,
 }

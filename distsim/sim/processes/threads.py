@@ -19,6 +19,7 @@ from typing import Any
 import simpy
 import torch
 
+from distsim.debug.evidence.watched_source import ended_thread
 from distsim.debug.records import HostWait
 from distsim.sim.c10d.backend import adopt_groups
 from distsim.sim.device.cpu import CpuRates
@@ -214,8 +215,12 @@ def _make_invoke_excepthook() -> Any:
     invoke = _real_make_invoke()
 
     def call(thread: threading.Thread) -> None:
-        if not isinstance(sys.exception(), Unwind):
-            invoke(thread)
+        error = sys.exception()
+        if isinstance(error, Unwind):
+            return
+        if error is not None:
+            ended_thread(error, thread.name)
+        invoke(thread)
 
     return call
 

@@ -158,10 +158,10 @@ def caught_by_ranks() -> Iterator[None]:
         yield
 
 
-def _note(error: BaseException, code: CodeType, line: int) -> None:
+def _note(error: BaseException, code: CodeType, line: int, thread: str = "") -> None:
     process = current_process()
     if process is not None:
-        process.caught.add(error, code, line, process.calls.made)
+        process.caught.add(error, code, line, process.calls.made, thread)
 
 
 # -- Packages that a CUDA installation brings and the machine of a simulation lacks.
