@@ -131,7 +131,7 @@ def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victi
     if refused is not None:
         suggestion = refusal_advice(refused)
     elif running and gave_up:
-        suggestion += " Or pass a longer timeout=."
+        suggestion += f" Or pass a longer timeout={_limit_text(errors)}."
     elif _hung_up(case, ranks, victims):
         sentence += f" Connections to {them} were closed while {they} ran, as destroy_process_group() does."
         suggestion = "Call dist.barrier() before destroy_process_group(), so that no rank leaves too early."
@@ -144,6 +144,12 @@ def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victi
         suggestion=suggestion,
         since_s=call.issued_s,
     )
+
+
+def _limit_text(errors: Sequence[str | None]) -> str:
+    """Return the timeout that the exceptions of gloo and NCCL name, as ` (it was 2 s)`; empty if they name none."""
+    limits = [int(match[1]) for words in errors if words is not None and (match := LIMIT.search(words)) is not None]
+    return f" (it was {max(limits) / 1000:g} s)" if limits else ""
 
 
 def _no_record(case: Case, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
@@ -414,6 +420,7 @@ def _other_group(
     )
 
 
+LIMIT = re.compile(r"(?:waiting |Timeout\(ms\)=|timeout after )(\d+) ?(?:ms)?", re.IGNORECASE)
 _KIND = {
     Phase.RAISED: Kind.RANK_RAISED,
     Phase.FINISHED: Kind.RANK_EXITED,  # with an exit code of its own

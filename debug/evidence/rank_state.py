@@ -53,6 +53,10 @@ HELD_S = 2.0
 """Seconds after which a rank that holds the interpreter lock while others wait is a warning."""
 NOTICED_S = 3.0
 """Maximum seconds until it is noticed that a rank does not move."""
+STUCK_S = 5.0
+"""Minimum seconds for which a rank has not moved, if the others gave up on it. A timeout of two seconds proves nothing
+of a rank that reads a file.
+"""
 SILENT_S = 1.0
 """A heartbeat this old (it beats ten times a second) means that no thread of the process gets the interpreter."""
 HISTORY = 48
@@ -274,7 +278,7 @@ def _settle_given_up(evidence: Evidence) -> None:
             waited_s = max(waited_s, lost.completed_s - lost.issued_s)
     for state in evidence.ranks.values() if waited_s else ():
         still_s = max(state.idle_s or 0.0, state.silent_s or 0.0)
-        if state.phase is Phase.RUNNING and not state.leaving and still_s >= max(1.0, waited_s - NOTICED_S):
+        if state.phase is Phase.RUNNING and not state.leaving and still_s >= max(STUCK_S, waited_s - NOTICED_S):
             state.phase = Phase.HOST_STUCK
             state.since_s = evidence.now_s - still_s
 

@@ -141,6 +141,16 @@ else:
         assert d.suggestion.startswith(start)
 
 
+def test_lists_of_objects_need_one_length() -> None:
+    """The tensor of another shape is torch's own, with the sizes of the objects."""
+    p = program("dist.broadcast_object_list(cfg, src=0)  #@ call")
+    (d,) = diagnose(
+        play(3, lambda r: [coll("broadcast", p.call, root=0, shape=(2 if r == 1 else 3,))], sources={FILE: p.text})
+    )
+    assert (d.kind, d.culprits) == (Kind.SHAPE_MISMATCH, (1,))
+    assert d.suggestion.startswith(f"Give broadcast_object_list at {FILE}:{p.call} a list of the same length")
+
+
 @pytest.mark.parametrize("everywhere", [False, True])
 @pytest.mark.parametrize("state", ["stuck", "queue"])
 def test_an_exception_that_ended_a_thread_of_a_stuck_rank(everywhere: bool, state: str) -> None:

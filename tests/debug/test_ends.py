@@ -402,13 +402,13 @@ def test_ranks_that_their_launcher_ended_are_no_finding_beside_one() -> None:
     assert [d.kind for d in diagnose(replace(alone, ranks=gone))] == [Kind.RANK_KILLED]
 
 
-def third_step(idle_s: float | None, silent_s: float | None = None) -> Evidence:
-    """Rank 1 runs at line 11 of a loop whose call at line 12 both have made twice; rank 0 gave up on it after 30 s."""
+def third_step(idle_s: float | None, silent_s: float | None = None, limit_s: float = 30.0) -> Evidence:
+    """Rank 1 runs at line 11 of a loop whose call at line 12 both have made twice; rank 0 gave up on it."""
     evidence = play(2, lambda r: [all_reduce(12)] * (3 - r) + [run(11)] * r, hang_after_s=60.0)
     call = evidence.records[0][-1]
-    call.error = "RuntimeError: Timed out waiting 30000ms for recv operation to complete"
-    die_inside(evidence, 0, Phase.RAISED, call.issued_s + 30.0, exception=call.error)
-    evidence.now_s = call.issued_s + 30.5
+    call.error = f"RuntimeError: Timed out waiting {limit_s * 1000:.0f}ms for recv operation to complete"
+    die_inside(evidence, 0, Phase.RAISED, call.issued_s + limit_s, exception=call.error)
+    evidence.now_s = call.issued_s + limit_s + 0.5
     evidence.ranks[1].idle_s, evidence.ranks[1].silent_s = idle_s, silent_s
     settle_stuck(evidence)
     return evidence
@@ -426,6 +426,13 @@ def test_a_rank_that_computes_until_the_others_give_up_is_missing() -> None:
     (d,) = diagnose(third_step(0.5))
     assert (d.kind, d.culprits, d.victims) == (Kind.MISSING_RANK, (1,), (0,))
     assert "longer timeout" in d.suggestion
+
+
+def test_a_rank_that_is_idle_for_a_short_timeout_is_missing() -> None:
+    """It may read a file: two seconds prove nothing of it, and the advice shows the limit."""
+    (d,) = diagnose(third_step(2.0, limit_s=2.0))
+    assert (d.kind, d.culprits, d.victims) == (Kind.MISSING_RANK, (1,), (0,))
+    assert d.suggestion.endswith("Or pass a longer timeout= (it was 2 s).")
 
 
 def test_a_signal_to_all_ranks_comes_from_outside() -> None:

@@ -59,6 +59,7 @@ FILE_LOCK = re.compile(r"\bflock\(|\blockf\(|FileLock|InterProcessLock|portalock
 """Locks that processes share, unlike those of `threading`."""
 TAKES_LOCK = re.compile(r"\.acquire\(|with .*lock", re.IGNORECASE)
 UNLOCK = re.compile(r"LOCK_UN|\.release\(")
+OBJECT_LIST = re.compile(r"\b(broadcast_object_list)\(")
 MESH = re.compile(r"\binit_device_mesh\(|\bDeviceMesh\(")
 SET_METHODS = frozenset({"union", "intersection", "difference", "symmetric_difference"})
 KEEPS_ORDER = frozenset({"list", "tuple", "enumerate", "iter", "reversed", "zip", "map", "filter", "fromkeys", "copy"})
@@ -92,6 +93,8 @@ def _cause(case: Case, d: Diagnosis) -> Cause | None:
         if (cause := ended_thread(case, d, text) or awaited_key(case, d, text)) is not None:
             return cause
     sides = sides_of(case, d)
+    if d.kind is Kind.SHAPE_MISMATCH and (cause := object_lists(text, sides)) is not None:
+        return cause
     if (cause := join_block(case, d, text, sides)) is not None:
         return cause
     if d.kind in REORDERED and (cause := unordered_operands(case, d, text, sides)) is not None:
@@ -169,6 +172,18 @@ def _still_runs(case: Case, d: Diagnosis) -> bool:
     state = case.index.states.get(d.culprits[0])
     running = state is not None and state.phase is Phase.RUNNING and not state.leaving
     return running and d.kind is Kind.MISSING_RANK
+
+
+def object_lists(text: ProgramText, sides: Sides) -> Cause | None:
+    """Return the cause if the tensors that differ are the sizes of the objects in the ranks' lists."""
+    lines = [frames[0] for frames in (sides.culprits, sides.others) if frames]
+    calls = {match[1] for site in lines if (match := OBJECT_LIST.search(text.line(site))) is not None}
+    if len(calls) != 1 or sides.op != "broadcast":
+        return None
+    return Cause(
+        f"Give {calls.pop()} at {' and '.join(dict.fromkeys(map(site_text, lines)))} a list of the same length on every "
+        "rank: one entry for each object, None where it is received."
+    )
 
 
 def ended_thread(case: Case, d: Diagnosis, text: ProgramText) -> Cause | None:
