@@ -180,9 +180,10 @@ def object_lists(text: ProgramText, sides: Sides) -> Cause | None:
     calls = {match[1] for site in lines if (match := OBJECT_LIST.search(text.line(site))) is not None}
     if len(calls) != 1 or sides.op != "broadcast":
         return None
+    at = " and ".join(dict.fromkeys(map(site_text, lines)))
     return Cause(
-        f"Give {calls.pop()} at {' and '.join(dict.fromkeys(map(site_text, lines)))} a list of the same length on every "
-        "rank: one entry for each object, None where it is received."
+        f"Give {calls.pop()} at {at} a list of the same length on every rank: one entry for each object, None where it "
+        "is received."
     )
 
 
