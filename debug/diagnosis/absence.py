@@ -140,7 +140,8 @@ def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victi
         ranks,
         victims,
         call=call,
-        explanation=f"{capital(sentence)} {case.waiting(call, ranks, victims)}",
+        explanation=f"{capital(sentence)} {case.waiting(call, ranks, victims)}"
+        f"{case.store_text(victims) if kind is Kind.NEVER_JOINED else ''}",
         suggestion=suggestion,
         since_s=call.issued_s,
     )

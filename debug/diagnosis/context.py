@@ -131,6 +131,13 @@ class Case:
             suggestion=suggestion,
         )
 
+    def store_text(self, ranks: Iterable[int]) -> str:
+        """Return a sentence about the address at which *ranks* wait for others to join; empty if it is not known."""
+        addresses = {self.index.states[rank].meets_at for rank in ranks}
+        return (
+            f" The store of their rendezvous is at {addresses.pop()}." if len(addresses) == 1 and all(addresses) else ""
+        )
+
     def first_wait(self, ranks: Iterable[int]) -> CallRecord | None:
         """Return the collective in which *ranks* first waited, or the lowest rank's message if there are only
         messages.

@@ -166,3 +166,12 @@ def test_nobody_else_is_accused_where_two_processes_are_one_rank() -> None:
     assert (hang.kind, hang.culprits, hang.victims, list(hang.stuck)) == (Kind.NEVER_JOINED, (0,), (), [0])
     assert hang.explanation.startswith("Two processes call themselves rank 0 of 2")
     assert hang.suggestion.startswith("Give each its own")
+
+
+def test_the_address_at_which_the_others_wait_is_said() -> None:
+    """A rank that is elsewhere may be looked for by it: another launcher may have given it another address."""
+    evidence = meeting({0: "a:1", 1: "a:1"}, 61.0)
+    evidence.ranks[2].phase = Phase.ABSENT
+    (hang,) = diagnose(evidence)
+    assert (hang.kind, hang.culprits) == (Kind.NEVER_JOINED, (2,))
+    assert hang.explanation.endswith("The store of their rendezvous is at a:1.")

@@ -202,7 +202,7 @@ def patience(
                     call=call,
                     explanation=f"{late_text}. "
                     f"{num} {'rank waits' if num == 1 else 'ranks wait'} at {site_text(call.site)} for "
-                    f"{evidence.now_s - call.issued_s:.1f} s so far.",
+                    f"{evidence.now_s - call.issued_s:.1f} s so far.{case.store_text(waiting) if unseen else ''}",
                     suggestion=advice(kind, who=some_ranks_text(ranks)),
                     since_s=call.issued_s,
                 )
