@@ -452,6 +452,8 @@ def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis
     call = case.first_wait(ranks)
     who = ranks_text(ranks)
     waiting = case.waiting(call, ranks, victims)
+    if kind is Kind.NEVER_JOINED:
+        waiting += case.store_text(victims)
     if call is None:
         call = case.index.died_inside(ranks[0])
     subject = f"{who} {several(case.where(ranks[0]), ranks)}"
