@@ -138,7 +138,9 @@ def _wrong_peer(waiting: Mapping[int, Position], alone: Mapping[int, int]) -> Di
     missed: dict[int, int] = {}
     for rank, position in waiting.items():
         peer = position.peer
-        if peer in alone and {position.op.lstrip("i"), waiting[peer].op.lstrip("i")} == {"send", "recv"}:
+        if peer is None or peer not in alone:
+            continue
+        if {position.op.lstrip("i"), waiting[peer].op.lstrip("i")} == {"send", "recv"}:
             missed[peer] = rank
     culprits = sorted(rank for rank in alone if rank in missed)
     if not culprits:

@@ -102,13 +102,13 @@ def caught_here(line: int) -> None:
 
 def ended_thread(error: BaseException, thread: str) -> None:
     """Report the exception that ended a thread of the program, at the last line of the program that it crossed."""
-    step, place = error.__traceback__, None
+    step, last = error.__traceback__, None
     while step is not None:
         if owner(step.tb_frame.f_code.co_filename) is Owner.USER:
-            place = step
+            last = step
         step = step.tb_next
-    if place is not None and _reports and not isinstance(error, SystemExit):
-        _reports[-1](error, place.tb_frame.f_code, place.tb_lineno, thread)
+    if last is not None and _reports and not isinstance(error, SystemExit):
+        _reports[-1](error, last.tb_frame.f_code, last.tb_lineno, thread)
 
 
 def _crossed_the_user(error: BaseException) -> bool:

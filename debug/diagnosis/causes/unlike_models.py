@@ -27,29 +27,29 @@ SIZES = re.compile(r"params\[(\d+)\] in this process with (sizes|strides) (\[[^\
 def with_unlike_models(case: Case, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
     """Return *diagnoses* with one for all ranks that raised because their models differ."""
     for pattern, merged_diagnosis in ((COUNT, _by_count), (SIZES, _by_sizes)):
-        found = {
+        raised = {
             rank: match.groups()
             for rank, state in case.index.states.items()
             if state.phase is Phase.RAISED and (match := pattern.search(state.exception or "")) is not None
         }
-        own = [d for d in diagnoses if d.kind is Kind.RANK_RAISED and d.culprits and found.keys() >= set(d.culprits)]
-        merged = merged_diagnosis(case, found, own) if own else None
+        own = [d for d in diagnoses if d.kind is Kind.RANK_RAISED and d.culprits and raised.keys() >= set(d.culprits)]
+        merged = merged_diagnosis(case, raised, own) if own else None
         if merged is not None:
             first = diagnoses.index(own[0])
             return [*diagnoses[:first], merged, *(d for d in diagnoses[first:] if d not in own)]
     return list(diagnoses)
 
 
-def _by_count(case: Case, found: Mapping[int, tuple[str, ...]], own: Sequence[Diagnosis]) -> Diagnosis | None:
+def _by_count(case: Case, raised: Mapping[int, tuple[str, ...]], own: Sequence[Diagnosis]) -> Diagnosis | None:
     """Return the diagnosis of the ranks that have another number of parameters than most."""
     sides: dict[str, list[int]] = defaultdict(list)
-    for rank in sorted(found):
-        sides[found[rank][0]].append(rank)
+    for rank in sorted(raised):
+        sides[raised[rank][0]].append(rank)
     if len(sides) < 2:
         return None  # the other ranks have not raised, or have left no exception
     usual = max(sides, key=lambda count: len(sides[count]))
     odd = sorted(rank for count, ranks in sides.items() if count != usual for rank in ranks)
-    tie = " The ranks are split evenly: the culprit is chosen by rank order." if 2 * len(odd) == len(found) else ""
+    tie = " The ranks are split evenly: the culprit is chosen by rank order." if 2 * len(odd) == len(raised) else ""
     counts = "; ".join(f"{count} on {ranks_text(ranks)}" for count, ranks in sides.items())
     d = next((d for d in own if set(d.culprits) <= set(odd)), own[0])
     return replace(
@@ -61,12 +61,12 @@ def _by_count(case: Case, found: Mapping[int, tuple[str, ...]], own: Sequence[Di
     )
 
 
-def _by_sizes(case: Case, found: Mapping[int, tuple[str, ...]], own: Sequence[Diagnosis]) -> Diagnosis | None:
+def _by_sizes(case: Case, raised: Mapping[int, tuple[str, ...]], own: Sequence[Diagnosis]) -> Diagnosis | None:
     """Return the diagnosis of rank 0 if most ranks have equal parameters, and differ from rank 0."""
-    if 0 in found or 2 * len(found) <= case.index.evidence.world_size or len(set(found.values())) > 1:
+    if 0 in raised or 2 * len(raised) <= case.index.evidence.world_size or len(set(raised.values())) > 1:
         return None
-    number, attribute, value = next(iter(found.values()))
-    ranks = sorted(found)
+    number, attribute, value = next(iter(raised.values()))
+    ranks = sorted(raised)
     each = are(ranks, "", "each ")
     return replace(
         _merged(case, own[0], own, [0]),
