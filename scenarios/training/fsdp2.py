@@ -65,10 +65,11 @@ def main() -> None:
                     loss = cross_entropy(logits, y.flatten(0, 1)) / args.accum
                 else:
                     loss = F.cross_entropy(logits.float(), y.flatten(0, 1)) / args.accum
+                    del logits  # as torchtitan's trainer: backward needs those in float32 alone
                 loss.backward()
             if args.arch == "gpt":
                 measured(logits.detach(), y.flatten(0, 1), metrics)
-            del logits
+                del logits
         nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
         optimizer.step()
         log.step(step, loss.detach() * args.accum)

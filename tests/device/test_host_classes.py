@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import distsim
-from distsim.kernels.gpu import host_of
+from distsim.kernels.gpu import RECORDED_SHARE, host_of
 
 HOST = host_of("2x Intel Xeon Platinum 8480C", 0.0)
 
@@ -53,7 +53,7 @@ def test_a_collective_costs_the_host_more_than_an_operator() -> None:
 
 
 def test_an_autograd_function_in_python_costs_more_than_its_operators() -> None:
-    """A Function of Python costs its class beyond the operators that it calls."""
+    """A Function of Python costs its class beyond the operators that it calls, of which autograd records none."""
 
     def body() -> tuple[float, float]:
         x = torch.ones(8, device="cuda", requires_grad=True)
@@ -63,7 +63,24 @@ def test_an_autograd_function_in_python_costs_more_than_its_operators() -> None:
         return own, host_s(lambda: (x * 2.0).backward(gradient))
 
     own_s, plain_s = distsim.simulate(body, on="dgx-h100:1", nproc_per_node=1).results[0]
-    assert own_s - plain_s == pytest.approx(HOST.function_s, rel=0.05)
+    node_s = (RECORDED_SHARE - 1.0) * HOST.operator_s
+    assert own_s - plain_s == pytest.approx(HOST.function_s - node_s, rel=0.05)
+
+
+def test_an_operator_costs_more_where_autograd_records_or_runs_it() -> None:
+    """A product costs the host half as much again in training as without gradients, and so does its view."""
+
+    def body() -> list[float]:
+        x = torch.ones(8, 8, device="cuda", requires_grad=True)
+        with torch.no_grad():
+            alone = [host_s(lambda: x * 2.0), host_s(lambda: x.view(64))]
+        recorded = [host_s(lambda: x * 2.0), host_s(lambda: x.view(64))]
+        y, gradient = x * 2.0, torch.ones(8, 8, device="cuda")
+        return [*alone, *recorded, host_s(lambda: torch.autograd.grad(y, x, gradient))]
+
+    operator_s, view_s, *training = distsim.simulate(body, on="dgx-h100:1", nproc_per_node=1).results[0]
+    assert [operator_s, view_s] == pytest.approx([HOST.operator_s, HOST.view_s], rel=0.05)
+    assert training == pytest.approx([RECORDED_SHARE * each for each in (operator_s, view_s, operator_s)], rel=0.05)
 
 
 def test_a_step_of_tiny_operators_is_called_host_bound() -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from distsim.kernels import Cost
+from distsim.kernels.gpu import RECORDED_SHARE
 from distsim.sim.device.allocator.host_memory import erase_storage, moved_to_gpu
 from distsim.sim.device.cpu import CpuRates
 from distsim.sim.device.generator import PlainGenerator
@@ -66,6 +67,7 @@ from distsim.torch_compat.device import (
     TORCH_DISPATCH_MODE,
     TORCH_DISPATCH_MODE_KEY,
 )
+from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID
 
 if TYPE_CHECKING:
     from distsim.sim.observe.reading import Reading
@@ -82,6 +84,7 @@ _TorchDispatchModeKey = TORCH_DISPATCH_MODE_KEY.get()
 aten = torch.ops.aten
 HANDLERS: dict[Any, Handler] = {**TRANSFERS, **SPECIAL, **FLEX}
 _default_dtype = torch.get_default_dtype
+_current_graph_task_id = CURRENT_GRAPH_TASK_ID.get()
 _mode_of, _FAKE = _get_dispatch_mode, _TorchDispatchModeKey.FAKE
 
 
@@ -142,7 +145,7 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         task = self._task
         task.world.ticks += 1
         if kind == VIEW:
-            self._launches_view()
+            self._launches_view(args)
             return under_meta(func, args, kwargs)
         self._process.accelerators.operator = func
         done = self._taken_apart(func, kind, args, kwargs)
@@ -151,9 +154,11 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         base = task.cuda_device if device.index is None else device.index
         return self._compute(func, args, kwargs, base, self._plan(func, args, kwargs, base))
 
-    def _launches_view(self) -> None:
+    def _launches_view(self, args: tuple[Any, ...]) -> None:
         accelerators = self._process.accelerators
         fusion, host_s = accelerators.fusion, accelerators.host.view_s
+        if is_recorded(args):
+            host_s *= RECORDED_SHARE
         if fusion is not None and fusion.compiles(self._task):
             fusion.spares(host_s)
         else:
@@ -227,7 +232,8 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
             fusion = None
         if fusion is None:
             self._reads((args, kwargs))
-            self._launches(accelerators.host.operator_s)
+            host_s = accelerators.host.operator_s
+            self._launches(host_s * RECORDED_SHARE if is_recorded(args) else host_s)
         task.quiet_polls = task.time_queries = 0
         gpu = accelerators[base + plan.offset]
         stream = current_stream(task, gpu)
@@ -481,6 +487,20 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         from distsim.sim.observe.reading import reading
 
         return reading(sys._getframe(1))
+
+
+def is_recorded(args: tuple[Any, ...]) -> bool:
+    """Return whether autograd records an operator with these arguments, or a backward pass runs it."""
+    if _current_graph_task_id() != -1:
+        return True
+    if not torch.is_grad_enabled():
+        return False
+    for value in args:
+        if isinstance(value, (list, tuple)):
+            value = value[0] if value else None  # cat, stack
+        if isinstance(value, Tensor) and value.requires_grad:
+            return True
+    return False
 
 
 def _bytes_of(tensor: Tensor) -> int:
