@@ -21,9 +21,9 @@ from distsim.collectives.libraries.nccl_channels import (
     tree_parts,
     tree_piece_bytes,
 )
-from distsim.collectives.libraries.nccl_tuning import Machine, channel_gbps
+from distsim.collectives.libraries.nccl_tuning import Machine, channel_gbps, nvls_channel_gbps, steps_of
 from distsim.collectives.members import Members
-from distsim.collectives.plan import Loads, PlanPhase, TransferCost
+from distsim.collectives.plan import INFINITY, Loads, PlanPhase, TransferCost
 
 __all__ = ["NcclTiming", "Timed", "fabric_table"]
 
@@ -309,7 +309,12 @@ class NcclTiming:
     def nvls(self, group: Members, machine: Machine, op: str, nbytes: float, tree: bool) -> Timed:
         """Time NVLS on one NVSwitch, or NVLSTree."""
         name = self.generation(machine)
-        cost = TransferCost(1.0 / self._of(name, "nvls"), self.net_wire(machine), intra_links=0.0)
+        limit = INFINITY
+        if machine.has_fewer_nvls_channels:
+            busbw = 1e9 * machine.nvls_channels * nvls_channel_gbps(machine)
+            limit = busbw * group.size / steps_of(op, group.size)  # of the buffer
+        wire = 1.0 / self._of(name, "nvls")
+        cost = TransferCost(wire, self.net_wire(machine), edge_bytes_per_s=limit, intra_links=0.0)
         software_s = self._of(name, "nvls_base") * 1e-6
         hop_s = self.hops_s(machine, "tree", "Simple")[1]
         if tree:

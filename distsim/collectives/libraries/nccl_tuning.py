@@ -246,6 +246,8 @@ class Machine:
     """Number of NICs that the ranks of a node use."""
     has_fewer_channels: bool = False
     """Whether the settings leave fewer channels than NCCL would open, so that these may limit LL128 and Simple."""
+    has_fewer_nvls_channels: bool = False
+    """Whether the settings leave NVLS fewer channels than NCCL would open for it, so that these may limit it."""
     slot_bytes: int = 1 << 19
     """Bytes of one of the eight slots of a channel's buffer in protocol Simple."""
 
@@ -384,6 +386,13 @@ def _nvls_bandwidth(op: str, algo: str, machine: Machine) -> float:
         return min(inside, between)
     cap = machine.graph_channels * caps[machine.generation][_column(machine)]
     return min(inside, between * (2.0 if machine.num_nodes == 2 else 1.0), cap)
+
+
+def nvls_channel_gbps(machine: Machine) -> float:
+    """Return the GB/s of busbw that NCCL assumes a channel of NVLS to carry at most (perChMaxNVLSTreeBws of tuning.cc,
+    on one node as on two)."""
+    caps = _V228.nvls_tree or ()
+    return caps[machine.generation][max(1, _column(machine))]
 
 
 def channel_gbps(machine: Machine, proto: str) -> float:
