@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from conformance.api_modules import modules_section
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "api_table.md"
@@ -72,7 +73,7 @@ def page() -> str:
         shown = f"`tests/{row.shown}`"
         since = f" (torch {row.since})".replace(" cuda", ", built for CUDA") if row.since else ""
         lines.append(f"| `{row.name}`{since} | {row.simulated} | {row.guarded} | {row.real} | {shown} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + modules_section()
 
 
 if __name__ == "__main__":

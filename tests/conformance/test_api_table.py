@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.autograd
 import torch.distributed.rpc as rpc
+from conformance.api_modules import RELEASE, has_module, module_rows, public_names
+from conformance.api_modules import resolved as resolved_in_module
 from conformance.api_names import PAGE, ROOT, Row, page, rows
 from sim.running import ranks
 from torch.distributed.device_mesh import DeviceMesh
@@ -132,6 +134,12 @@ def used_in(file: str) -> frozenset[str]:
     return frozenset(found)
 
 
+def imported_in(file: str) -> set[str]:
+    """Names that a file of tests imports."""
+    tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))
+    return {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
+
+
 def test_no_name_is_left_out() -> None:
     """What torch has and the table lacks, by name; and each name once."""
     assert sorted(documented() - set(TABLE)) == []
@@ -190,6 +198,28 @@ def test_what_is_refused_says_so() -> None:
             old.init_master_worker("tcp")
 
     ranks(body, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.__version__.startswith(RELEASE), reason="the table has the names of another release")
+def test_no_name_of_a_submodule_is_left_out() -> None:
+    """What torch has is in the table; in a rank each name is torch's own object, unless its line says otherwise."""
+    listed = {(row.module, row.name) for row in module_rows()}
+    assert {(module, name) for module, names in public_names().items() for name in names} - listed == set()
+    own = {row: resolved_in_module(row) for row in module_rows() if has_module(row)}
+    assert len(own) > 450
+
+    def body() -> list[tuple[str, str]]:
+        return [row[:2] for row, value in own.items() if resolved_in_module(row) is not value]
+
+    assert ranks(body, 1).results == [[row[:2] for row in own if row.simulated == "yes"]]
+
+
+def test_names_of_submodules_are_shown() -> None:
+    """A body of the file that is named uses it."""
+    rows = [row for row in module_rows() if row.shown != "-"]
+    assert len(rows) > 70
+    assert [row[:2] for row in rows if row.name not in used_in(row.shown) | imported_in(row.shown)] == []
 
 
 def test_the_page_is_up_to_date() -> None:
