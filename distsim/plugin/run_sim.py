@@ -26,7 +26,6 @@ from distsim.plugin.on_rank import describe, rank_body
 from distsim.plugin.options import PerRank, PluginOptions
 from distsim.plugin.timeouts import TimedConditions
 from distsim.plugin.verdict import REST, Verdict, columns, from_here, report_silent, traces_of, wants_frames, whole
-from distsim.sim.kernel.interrupts import set_more_aside
 from distsim.sim.kernel.scheduler import Unwind
 from distsim.sim.outcome import SILENT_FAULT, Outcome
 from distsim.sim.run import simulate
@@ -50,8 +49,7 @@ def run_simulated(
 
     errors: dict[int, BaseException] = {}
     ended: dict[int, BaseException] = {}
-    first = functools.cache(set_more_aside)  # the next rank joins when the first one is in the test
-    run, example = rank_body(body, kwargs, options, item.instance, first), in_the_example()
+    run, example = rank_body(body, kwargs, options, item.instance), in_the_example()
 
     def on_rank() -> Any:
         try:

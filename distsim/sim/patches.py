@@ -96,7 +96,7 @@ def simulation(gpus: bool, silent: bool = False) -> Iterator[HostState]:
             noticed(),
             global_hooks(current_collector) if silent else contextlib.nullcontext(),
             caught_by_ranks(),
-            host.torch.watching(_TABLE.is_as_put),
+            host.torch.watching(),
             accepted() if gpus else contextlib.nullcontext(),
         ):
             yield host

@@ -31,7 +31,7 @@ from distsim.sim.isolation.clock import undrawn
 from distsim.sim.isolation.environ import torchruns_environ, without_launchers
 from distsim.sim.isolation.output import HeldOutput, RankStream, open_streams
 from distsim.sim.isolation.process import SimProcess
-from distsim.sim.kernel.interrupts import CtrlC, paced, set_aside, set_more_aside
+from distsim.sim.kernel.interrupts import CtrlC, collector_spares_host
 from distsim.sim.observe.evidence import Lookahead
 from distsim.sim.observe.evidence import evidence as evidence_of
 from distsim.sim.observe.reading import forget_readings, forget_stacks
@@ -247,7 +247,7 @@ def _find(request: RunRequest) -> Program:
 
 
 def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], name: str) -> Outcome:
-    with shown_from(os.getcwd()), set_aside():
+    with shown_from(os.getcwd()):
         return _simulate(request, enter, name)
 
 
@@ -324,7 +324,7 @@ def _attempt(
     stack_bytes = threading.stack_size(_STACK_BYTES)
     try:
         traced = len(slots) if sample is None else len(sample.traced)
-        with CtrlC() as ctrl_c, simulation(cluster.node.num_gpus > 0, silent) as host, paced(traced):
+        with CtrlC() as ctrl_c, simulation(cluster.node.num_gpus > 0, silent) as host, collector_spares_host(traced):
             setting = Setting(
                 cluster,
                 slots,
@@ -412,27 +412,25 @@ def _begin_ranks(
 
 def _run_to_the_end(world: World, request: RunRequest, ctrl_c: CtrlC) -> Evidence:
     """Run until the job ends, hangs or is interrupted, and return the evidence."""
-    with world.core:
+    try:
+        with (
+            world.faults.accesses(),
+            world.memory.watching() if world.memory is not None else contextlib.nullcontext(),
+            world.interrupts.deferred(),
+        ):
+            world.run()
+            if not world.is_enough:
+                finish(world)
+    except KeyboardInterrupt:
+        ctrl_c.pressed = ctrl_c.heeded = True  # a handler of the program's may have raised it
+        world.diagnoses = diagnose(world.evidence())
+    finally:
         try:
-            set_more_aside()
-            with (
-                world.faults.accesses(),
-                world.memory.watching() if world.memory is not None else contextlib.nullcontext(),
-                world.interrupts.deferred(),
-            ):
-                world.run()
-                if not world.is_enough:
-                    finish(world)
-        except KeyboardInterrupt:
-            ctrl_c.pressed = ctrl_c.heeded = True  # a handler of the program's may have raised it
-            world.diagnoses = diagnose(world.evidence())
+            evidence = world.final = world.final_evidence()
         finally:
-            try:
-                evidence = world.final = world.final_evidence()
-            finally:
-                world.end()
-                if request.conditions is not None:
-                    request.conditions.end(world)
+            world.end()
+            if request.conditions is not None:
+                request.conditions.end(world)
     return evidence
 
 

@@ -9,7 +9,17 @@ from __future__ import annotations
 
 from distsim.torch_compat.names import FEATURE, OPTIONAL, SIM, TorchName
 
-__all__ = ["CONTENTS", "FLAGS_IN_C", "FLAG_PAIRS", "GROWING", "MODULES_OF_CLASSES", "NAMES", "RANK_KEYED", "REBOUND"]
+__all__ = [
+    "CLASSES_THAT_TORCH_ASSIGNS",
+    "CONTENTS",
+    "FLAGS_IN_C",
+    "FLAG_PAIRS",
+    "GROWING",
+    "MODULES_OF_CLASSES",
+    "NAMES",
+    "RANK_KEYED",
+    "REBOUND",
+]
 
 SET_DETERMINISTIC_ALGORITHMS = TorchName(
     "torch._C._set_deterministic_algorithms", "torch.use_deterministic_algorithms", SIM
@@ -224,6 +234,9 @@ MODULES_OF_CLASSES = (
     "torch.utils.data",
 )
 """Packages whose classes a program patches (`nn.Linear.forward = f`): each rank sees its own."""
+
+CLASSES_THAT_TORCH_ASSIGNS = frozenset({"DistributedDataParallel"})
+"""Names of classes that torch assigns an attribute of in each step (`_active_ddp_module`), with a guard each."""
 
 _SINCE_2_12 = frozenset(
     {

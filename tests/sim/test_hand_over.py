@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 from sim.running import ranks
 
-from distsim.sim.isolation.torch_state import torch_state
+from distsim.sim.isolation.torch_state.class_guard import CLASSES_ARE_MARKED
 from distsim.sim.isolation.torch_state.torch_state import TorchState
-from distsim.sim.isolation.torch_state.words import TAGS_ARE_THERE
 from distsim.sim.kernel.task import Task
 
 
@@ -138,7 +137,6 @@ def test_no_warning_of_strides() -> None:
     assert outcome.diagnoses == []
 
 
-@pytest.mark.skipif(not TAGS_ARE_THERE, reason="this Python does not number changes of dictionaries (3.14)")
 def test_torchs_state_is_looked_through_only_where_somebody_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six calls take no closer look than three; a rank that writes before each call takes one each time."""
     closely = [0]
@@ -171,11 +169,9 @@ def test_torchs_state_is_looked_through_only_where_somebody_wrote(monkeypatch: p
     assert taken[writing][1] - taken[writing][0] == 3
 
 
-@pytest.mark.parametrize("at_a_glance", [True, False])
-def test_what_a_rank_writes_is_its_own_whatever_it_is(at_a_glance: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name, a dictionary, a list, an attribute of a class: seen by the numbers of dictionaries, and without them."""
-    if not at_a_glance:
-        monkeypatch.setattr(torch_state, "TAGS_ARE_THERE", False)
+@pytest.mark.skipif(not CLASSES_ARE_MARKED, reason="this Python does not mark classes (3.14)")
+def test_what_a_rank_writes_is_its_own_whatever_it_is() -> None:
+    """A name, a dictionary, a list, an attribute of a class."""
 
     def body() -> list[tuple[Any, ...]]:
         dist.init_process_group("gloo")

@@ -25,7 +25,6 @@ import distsim
 from distsim.sim import patches
 from distsim.sim.isolation.torch_state import distributed, torch_state
 from distsim.sim.isolation.torch_state.torch_state import STATE, TorchState
-from distsim.sim.isolation.torch_state.words import TAGS_ARE_THERE
 from distsim.sim.kernel.task import current_process
 
 
@@ -371,12 +370,11 @@ def brackets(rounds: int) -> list[object]:
 
 
 def test_a_class_that_is_assigned_again_and_again() -> None:
-    """An attribute that comes and goes, and more often than a guard can be halved, is each rank's own every time."""
+    """An attribute that comes and goes is each rank's own every time."""
     for rank, seen in enumerate(ranks(brackets, 2, 8).results):
         assert seen == [value for number in range(8) for value in ((rank, number), False)]
 
 
-@pytest.mark.skipif(not TAGS_ARE_THERE, reason="this Python does not number changes of dictionaries (3.14)")
 def test_a_class_assigned_what_it_holds_is_not_looked_at_closely(monkeypatch: pytest.MonkeyPatch) -> None:
     """DDP assigns one of its class twice a forward: nothing is swapped for that at a hand-over."""
     left: list[int] = []

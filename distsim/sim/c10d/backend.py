@@ -37,7 +37,6 @@ from distsim.sim.c10d.rendezvous import Rendezvous, meeting_place, nccl_patches
 from distsim.sim.c10d.symmetric_memory import symmetric_memory_patches
 from distsim.sim.isolation.process import SimProcess, current_task, require_task
 from distsim.sim.isolation.torch_state.torch_state import STATE
-from distsim.sim.kernel.interrupts import fill_small_blocks
 from distsim.sim.observe.reading import call_stack
 from distsim.torch_compat.groups import (
     CHECK_P2P_OP_LIST,
@@ -346,8 +345,6 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
         rendezvous.form(world)
         record.group = rendezvous.in_job(group)
         pg.belongs_to(record.group)
-    if len(process.group_objects) == 1:  # the rank is set up: it begins to make tensors
-        fill_small_blocks()
     return pg
 
 

@@ -25,7 +25,6 @@ from torch.backends import ContextProp
 
 from distsim.sim.isolation.modules.modules import SharedImports
 from distsim.sim.isolation.torch_state.torch_state import STATE, TorchState
-from distsim.sim.kernel.interrupts import own_threshold
 from distsim.sim.kernel.task import current_process
 from distsim.torch_compat.state import (
     FLAG_PAIRS,
@@ -362,7 +361,6 @@ def switch_patches() -> list[tuple[Any, str, Any]]:
         for switch in SWITCHES
         for holder, name in switch.setters
     ]
-    patches.append((gc, "get_threshold", own_threshold))
     for name in ("num_threads", "num_interop_threads"):  # more threads would be another order of additions
         get, put = _remembered(name)
         patches += [(torch, "get_" + name, get), (torch, "set_" + name, put)]

@@ -11,12 +11,11 @@ from __future__ import annotations
 import operator
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 from distsim.sim.isolation.modules.modules import is_own_file
-from distsim.sim.isolation.torch_state.words import TAGS_ARE_THERE, reader, tag_at
 
 __all__ = ["ALIASES", "CLOCKS"]
 
@@ -45,7 +44,6 @@ class _Aliases:
         self._holding: dict[str, tuple[str, ...]] = {}
         """Names that each module had bound."""
         self._listed: list[str] = []
-        self._listed_seen: list[str] = []
         self._there: list[Callable[[], Any]] = []
         self._spaces: list[dict[str, Any]] = []
         self._sizes: list[int] = []
@@ -53,11 +51,8 @@ class _Aliases:
         had."""
         self._own: list[str] = []
         """Modules that are searched every time."""
-        self._meanings: dict[str, list[Callable[[], Any]]] = {}
-        """Objects that the names were bound to."""
-        self._tag: Callable[[], bytes] = reader([tag_at(sys.modules)] if TAGS_ARE_THERE else [])
-        self._tag_listed = b""
-        """Version tag of `sys.modules` (words.py) at the last search."""
+        self._meanings: list[Callable[[], Any]] = []
+        """Objects to which the names were bound."""
         self.changes = 0
         """Counts the looks that have found something new."""
 
@@ -66,28 +61,18 @@ class _Aliases:
         self._names += names
         self._seen.clear()
         self._listed.clear()
-        self._tag_listed = b""
 
-    def look(self, written: Collection[str] | None = None) -> None:
-        """Search new modules at the start of a simulation.
-
-        *written* are the modules in `spaces` that were written to since the last search, if known.
-        """
-        if not (self._is_as_it_was() if written is None else self._is_as_large(written)):
+    def look(self) -> None:
+        """Search new modules at the start of a simulation."""
+        if not self._is_as_it_was():
             self._look_everywhere()
-            self._means_what_it_did(list(self._meanings.keys() | self._holding.keys()))
+            self._means_what_it_did()
             return
         before = [self._holding.get(name) for name in self._own]
         for name in self._own:
             self._look_through(name, sys.modules[name])
-        looked_at = list(self._holding) if written is None else [*self._own, *written]
         is_the_same = before == [self._holding.get(name) for name in self._own]
-        self.changes += not self._means_what_it_did(looked_at) or not is_the_same
-
-    @property
-    def spaces(self) -> dict[str, dict[str, Any]]:
-        """Return the namespaces of modules that are searched only if they were written to, by name."""
-        return dict(zip(self._listed_seen, self._spaces, strict=True))
+        self.changes += not self._means_what_it_did() or not is_the_same
 
     def _look_everywhere(self) -> None:
         self.changes += 1
@@ -100,42 +85,27 @@ class _Aliases:
             del self._holding[name]
         self._own = [name for name in modules if name not in seen]
         self._listed, self._there = list(modules), [_reference(module) for module in modules.values()]
-        self._listed_seen = [name for name in seen if name in modules]
-        self._spaces = [vars(modules[name]) for name in self._listed_seen]
+        self._spaces = [vars(modules[name]) for name in seen if name in modules]
         self._sizes = list(map(len, self._spaces))
-        self._tag_listed = self._tag()
 
     def _is_as_it_was(self) -> bool:
-        return self._has_the_same() and self._sizes == list(map(len, self._spaces))
+        """Return whether `sys.modules` is unchanged and no module has grown."""
+        return (
+            self._listed == list(sys.modules)
+            and all(map(operator.is_, map(operator.call, self._there), list(sys.modules.values())))
+            and self._sizes == list(map(len, self._spaces))
+        )
 
-    def _is_as_large(self, written: Iterable[str]) -> bool:
-        """Return whether no module has grown, if only modules *written* may have."""
-        return self._has_the_same() and all(self._seen[name][1] == len(vars(sys.modules[name])) for name in written)
-
-    def _has_the_same(self) -> bool:
-        """Return whether `sys.modules` is unchanged."""
-        tag = self._tag()
-        if not tag or tag != self._tag_listed:
-            modules = list(sys.modules.values())
-            if self._listed != list(sys.modules) or not all(
-                map(operator.is_, map(operator.call, self._there), modules)
-            ):
-                return False
-            self._tag_listed = tag
-        return True
-
-    def _means_what_it_did(self, names: Iterable[str]) -> bool:
-        """Return whether the names of modules *names* still have their original meaning, because a test may have
-        replaced a module's `sleep`."""
-        stands = True
-        for name in names:
-            space = getattr(sys.modules.get(name), "__dict__", {})
-            current = [space.get(alias) for alias in self._holding.get(name, ())]
-            meant = self._meanings.get(name, ())
-            if len(current) != len(meant) or not all(map(operator.is_, map(operator.call, meant), current)):
-                self._meanings[name] = [*map(_reference, current)]
-                stands = False
-        return stands
+    def _means_what_it_did(self) -> bool:
+        """Return whether the names still have their original meaning, because a test may have replaced a module's
+        `sleep`."""
+        current = [
+            getattr(sys.modules.get(m), "__dict__", {}).get(n) for m, held in self._holding.items() for n in held
+        ]
+        if len(current) == len(self._meanings) and all(map(operator.is_, map(operator.call, self._meanings), current)):
+            return True
+        self._meanings = [*map(_reference, current)]
+        return False
 
     def of(self, *names: str) -> Iterator[tuple[str, Any, str, Any]]:
         """Yield (module name, module, one of *names*, its value in the module)."""

@@ -25,7 +25,6 @@ import torch
 from distsim.debug.records.frames import installed_here
 from distsim.sim.isolation.modules.own_code import needs_gpu, own_code, stand_in, standard_twin
 from distsim.sim.isolation.output import made_for_all
-from distsim.sim.isolation.torch_state.words import TAGS_ARE_THERE, tag_at
 from distsim.sim.kernel.task import current_process
 from distsim.sim.stand_ins import after_import
 
@@ -158,52 +157,14 @@ class SharedImports:
         """Packages that the host may have imported and no process has from it: their parts are each process's own, and
         would be attributes of one for all."""
 
-    @property
-    def may_be_lent(self) -> bool:
-        """Return whether a process may start with the host's modules: writes to them are detected, and they do not
-        differ between processes."""
-        return TAGS_ARE_THERE and not any(name in sys.modules for name in self.apart)
-
-    def lend(self) -> int:
-        """Return the version of the host's `sys.modules`, and start to keep a copy of it."""
-        number: int = _tag.value
-        if _copy.number != number:
-            _copy.held, _copy.number = dict(sys.modules), number
-        return number
-
-    def take_back(self) -> dict[str, Any]:
-        """Restore the host's `sys.modules`, and return the modules that the process added."""
-        changed = _copy.held
-        here, there = _body(sys.modules), _body(changed)
-        _exchange(here, there)
-        _copy.held, _copy.number = {}, 0
-        return changed
-
-
-class _Copy:
-    """Copy of the host's `sys.modules` at state *number*, valid for all simulations until the next import."""
-
-    def __init__(self) -> None:
-        self.held: dict[str, Any] = {}
-        self.number = 0
-
-
-_copy = _Copy()
-
 
 class ModuleTable:
-    """Content of `sys.modules` for one process. It is the host's own table until the process writes to it, which most
-    tests never do."""
+    """Content of `sys.modules` for one process."""
 
     def __init__(self, shared: SharedImports) -> None:
         self._shared = shared
         self._seen = shared.collected
         self._here = _body(sys.modules)
-        self._lent = 0
-        """The number of the host's when it was lent; 0: it has its own."""
-        if shared.may_be_lent:
-            self._there, self._lent = self._here, shared.lend()
-            return
         self._held = dict(sys.modules)
         for name in shared.apart:
             self._held.pop(name, None)
@@ -213,10 +174,6 @@ class ModuleTable:
         """Make `sys.modules` the process's table, with modules that others have imported for all ranks meanwhile."""
         names, host = self._shared.names, sys.modules
         self._shared.collected = len(names)  # what the host imported itself since, it has
-        if self._lent:
-            self._seen = len(names)
-            self._lent = self._shared.lend()
-            return
         if self._seen < len(names):
             for name in names[self._seen :]:
                 if name in host and name not in self._held:
@@ -228,13 +185,7 @@ class ModuleTable:
     def leave(self) -> None:
         """Restore the host's `sys.modules`, and add the modules that were imported for all ranks."""
         names = self._shared.names
-        if self._lent:
-            if self._lent == _tag.value:
-                return
-            self._held, self._lent = self._shared.take_back(), 0
-            self._there = _body(self._held)
-        else:
-            _exchange(self._here, self._there)
+        _exchange(self._here, self._there)
         if self._shared.collected < len(names):
             for name in names[self._shared.collected :]:
                 if name in self._held:
@@ -243,10 +194,8 @@ class ModuleTable:
 
     def follow(self, other: ModuleTable) -> None:
         """Switch processes, like `other.leave()` and `enter()`."""
-        if self._lent and self._lent == other._lent == _tag.value:
-            return
         names = len(self._shared.names)
-        if self._lent or other._lent or self._shared.collected < names or self._seen < names:
+        if self._shared.collected < names or self._seen < names:
             other.leave()
             self.enter()
             return
@@ -266,10 +215,6 @@ def _add_to_package(modules: dict[str, Any], name: str) -> None:
 
 def _body(table: dict[str, Any]) -> Any:
     return _Body.from_address(id(table) + _HEAD_BYTES)
-
-
-_tag = ctypes.c_uint64.from_address(tag_at(sys.modules))
-"""Return the version number of `sys.modules`, which changes with each write, where Python has one (words.py)."""
 
 
 def _exchange(here: Any, there: Any) -> None:
@@ -547,7 +492,7 @@ def import_patches() -> list[tuple[Any, str, Any]]:
             real_run(self, module)
             return
         path, name = str(getattr(self, "path", "")), module.__name__
-        with made_for_all(_deciding[0].is_shared(name)), process.world.core.left():  # it may make threads of its own
+        with made_for_all(_deciding[0].is_shared(name)):
             if path.startswith(_SITE):
                 _deciding[0].bodies.run(module, path, lambda: self.get_code(name), lambda: self.get_source(name))
             elif type(self) is importlib.machinery.SourceFileLoader and is_own_file(path):

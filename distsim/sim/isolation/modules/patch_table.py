@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from itertools import repeat
-from operator import call, setitem
+from operator import call, is_, setitem
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
-import numpy as np
-
 from distsim.sim.isolation.modules.aliases import ALIASES
-from distsim.sim.isolation.torch_state.words import TAGS_ARE_THERE, reader, space_of, tag_at
 from distsim.sim.isolation.wraps import resembling
 from distsim.torch_compat.compiler import GET_BUILTIN_TABLE
 
@@ -63,42 +60,17 @@ class PatchTable:
         self._operators: dict[int, str] = {}
         self._known_operators = -1
         self._is_put = False
-        self._writes = _Writes([], [])
-        """Holders written to since the last search: first the modules of these names, then other holders."""
-        self._modules: list[str] = []
-        self._holders: list[Any] = []
-        self._held: dict[int, list[int]] = {}
-        """Numbers of the patches of each of these holders."""
-        self._unwatched: list[int] = []
-        self._watched: set[int] = set()
-        """Patches of holders that are not watched for writes, and the watched holders (`id`)."""
-        self._anew: frozenset[int] | None = None
-        """Holders (`id`) whose attributes may have changed since the patches were last applied; None if all may have.
-        """
 
     def look(self) -> list[Patch]:
         """Return the valid patches at the start of a simulation."""
-        written = self._writes.found()
-        if written is None:
-            ALIASES.look()
-            stands, self._anew = self._stand(range(len(self._real))), None
-        else:
-            ALIASES.look([self._modules[number] for number in written if number < len(self._modules)])
-            stands = self._stand(self._unwatched + [n for number in written for n in self._held.get(number, ())])
-            self._anew = frozenset(id(self._holders[n]) for number in written for n in self._held.get(number, ()))
-        if self._changes != ALIASES.changes or not stands:
+        ALIASES.look()
+        if self._changes != ALIASES.changes or not self._are_real():
             self._make()
-            self._watch()
-            self._anew = None
-        elif written is not None:
-            self._writes.seen()
         return self.patches
 
-    def is_as_put(self, holder: Any) -> bool:
-        """Return whether *holder*, which is watched, is as it was when patches were installed for the last
-        simulation.
-        """
-        return self._anew is not None and id(holder) in self._watched and id(holder) not in self._anew
+    def _are_real(self) -> bool:
+        """Return whether the originals of all patches are unchanged."""
+        return all(map(is_, map(call, self._readers, self._names, repeat(MISSING)), self._real))
 
     def put(self, *renewals: Callable[[], None]) -> None:
         """Apply the patches after `look`. *renewals* replace values that some patches put there."""
@@ -110,17 +82,12 @@ class PatchTable:
         for renew in renewals:
             renew()
         self._tell_compiler()
-        self._writes.begin()
 
     def take_away(self) -> None:
         """Restore everything that was patched, even if not all patches were applied."""
         if not self._is_put:
             return
         self._is_put = False
-        with self._writes.of_ours():
-            self._take_away()
-
-    def _take_away(self) -> None:
         known = _get_builtin_table()
         for number in self._operators:
             known.pop(number, None)
@@ -134,32 +101,6 @@ class PatchTable:
             else:
                 with contextlib.suppress(AttributeError):
                     delattr(holder, name)
-
-    def _stand(self, numbers: Sequence[int]) -> bool:
-        """Return whether the originals of patches *numbers* are unchanged."""
-        return all(self._readers[n](self._names[n], MISSING) is self._real[n] for n in numbers)
-
-    def _watch(self) -> None:
-        """Find the modules that may have the patched objects under other names, and the holders of patches."""
-        modules = ALIASES.spaces
-        self._modules = list(modules)
-        spaces = {id(space): space for space in modules.values()}
-        if len(spaces) != len(modules):  # two names of one module
-            self._modules = [name for name, space in modules.items() if spaces.pop(id(space), None) is not None]
-            spaces = {id(modules[name]): modules[name] for name in self._modules}
-        holding: dict[int, list[int]] = {}
-        self._unwatched, self._watched = [], set()
-        self._holders = [holder for holder, _, _ in self.patches]
-        for number, holder in enumerate(self._holders):
-            space = None if isinstance(holder, FunctionType | CellType) else space_of(holder)
-            if type(space) is not dict:
-                self._unwatched.append(number)
-            else:
-                spaces[id(space)] = space
-                holding.setdefault(id(space), []).append(number)
-                self._watched.add(id(holder))
-        self._held = {number: holding[at] for number, at in enumerate(spaces) if at in holding}
-        self._writes = _Writes(list(spaces.values()), list(self._held))
 
     def _make(self) -> None:
         entries = {
@@ -192,52 +133,6 @@ class PatchTable:
             pairs = zip(self._real, self.patches, strict=True)
             self._operators = {id(ours): known[id(real)] for real, (_, _, ours) in pairs if id(real) in known}
         known.update(self._operators)
-
-
-class _Writes:
-    """Detects which of *spaces* were written to by others than a patch table, by the version of a dictionary
-    (words.py).
-    """
-
-    def __init__(self, spaces: Sequence[dict[str, Any]], patched: Sequence[int]) -> None:
-        self._spaces = spaces
-        tags = [tag_at(space) for space in spaces] if TAGS_ARE_THERE else []
-        self._tags, self._tags_of_ours = reader(tags), reader([tags[number] for number in patched] if tags else [])
-        self._patched = np.array(patched, dtype=np.intp)
-        """The numbers of those that a patch table writes to: a tenth of all."""
-        self._known = self._now = _numbers(self._tags)
-        self._begun = _numbers(self._tags_of_ours)
-
-    def found(self) -> list[int] | None:
-        """Return the numbers of those written to since the last look; None: that is not known."""
-        if not len(self._known):
-            return None
-        self._now = _numbers(self._tags)
-        return [int(number) for number in np.flatnonzero(self._now != self._known)]
-
-    def seen(self) -> None:
-        """Mark the result of `found` as known."""
-        self._known = self._now
-
-    def begin(self) -> None:
-        """Start to watch for writes, after patches are installed."""
-        self._begun = _numbers(self._tags_of_ours)
-
-    @contextlib.contextmanager
-    def of_ours(self) -> Iterator[None]:
-        """Return a context in which the patches are removed.
-
-        Modules that nothing else writes to count as unchanged after it.
-        """
-        quiet = _numbers(self._tags_of_ours) == self._begun
-        yield
-        if len(self._known):
-            self._known = self._known.copy()
-            self._known[self._patched[quiet]] = _numbers(self._tags_of_ours)[quiet]
-
-
-def _numbers(read: Callable[[], bytes]) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    return np.frombuffer(read(), dtype=np.uint64)
 
 
 def _exhaust(steps: Iterable[Any]) -> None:

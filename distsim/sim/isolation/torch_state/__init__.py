@@ -1,14 +1,14 @@
 """Keeps the process-wide state of torch once per simulated rank.
 
-torch_compat lists the attributes; `torch_state.py` swaps those that a rank changed; `words.py` detects writes;
-`distributed.py` shares state that is equal for every rank.
+torch_compat lists the places; `torch_state.py` swaps what a rank changed; `class_guard.py` finds
+assigned classes; `distributed.py` shares what is equal for every rank.
 """
 
 from __future__ import annotations
 
 __all__ = [
+    "class_guard",
     "distributed",
     "operators",
     "torch_state",
-    "words",
 ]

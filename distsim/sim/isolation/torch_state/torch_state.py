@@ -11,29 +11,23 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, repeat
-from operator import getitem, is_not, ne
+from operator import call, is_not, ne
 from types import ModuleType
 from typing import Any
 
 from distsim.sim.isolation.modules.aliases import ALIASES
 from distsim.sim.isolation.modules.modules import is_own_file
 from distsim.sim.isolation.torch_state import distributed
-from distsim.sim.isolation.torch_state.distributed import TorchFinder, follow, forget_meshes
-from distsim.sim.isolation.torch_state.words import (
+from distsim.sim.isolation.torch_state.class_guard import (
+    CLASSES_ARE_MARKED,
     MISSING,
-    TAGS_ARE_THERE,
-    WORD_BYTES,
     ClassGuard,
-    Kinds,
+    Sentinels,
     guards_of,
     has_guarded_classes,
-    marks_at,
-    marks_of,
-    may_be_guarded,
-    reader,
-    tag_at,
-    unmarked,
+    is_guardable,
 )
+from distsim.sim.isolation.torch_state.distributed import TorchFinder, follow, forget_meshes
 from distsim.sim.kernel.task import Task, current_process, current_task
 from distsim.torch_compat.state import CONTENTS, GROWING, REBOUND
 
@@ -89,13 +83,26 @@ class Content:
             container.update(value)
 
 
+@dataclass(slots=True, eq=False)
+class Columns:
+    """State of all places, in the order of `TorchState`'s columns."""
+
+    values: list[Any]
+    contents: list[Any]
+    sizes: list[int]
+
+
 @dataclass(slots=True)
 class Own:
     """State that one process has changed."""
 
     values: dict[Name | Content, Any] = field(default_factory=dict)
     has_classes: bool = False
-    """Whether attributes of classes are among the changes."""
+    """Whether the changed places include attributes of classes."""
+    expected: Columns | None = None
+    """State of all places while the process runs and writes nothing; None: not known."""
+    base: Columns | None = None
+    """Shared state for which *expected* was worked out."""
 
 
 class Known:
@@ -120,10 +127,10 @@ class Known:
 
 # -- torch's state for the whole process, kept once per simulated rank.
 #
-# A rank that changes none of it costs one look at all places (words.py); what a rank has changed goes with the
-# baton (copy on write). Three ways of noticing: the names that torch binds anew and the containers it
-# changes in place are looked at (torch_compat/state.py); a torch module tells when an attribute of it is
-# assigned; and CPython marks a class, with all that inherit from it, when an attribute of it is.
+# A rank that changes none of it costs one comparison of all places; what a rank has changed goes with the baton (copy
+# on write). Three ways of noticing: the names that torch binds anew and the containers it changes in place are compared
+# (torch_compat/state.py); a torch module tells when an attribute of it is assigned; and CPython takes a mark from a
+# class when an attribute of it is (class_guard.py).
 
 
 def _make_all(modules: Sequence[ModuleType], kind: type[ModuleType]) -> None:
@@ -142,12 +149,11 @@ class TorchState:
     def __init__(self) -> None:
         self._names: list[Name] = []
         self._contents: list[Content] = []
-        self._growing: list[tuple[Any, int, Content]] = []
-        self._guards: list[tuple[type, ClassGuard]] = []
+        self._growing: list[Content] = []
+        self._guards: list[ClassGuard] = []
         self._attributes: dict[tuple[int, str], Name] = {}
         self._watched: list[ModuleType] = []
         self._begun_with: list[ModuleType] = []
-        self._kinds = Kinds([], ModuleType, ModuleType)
         self._adopted = -1
         """Number of module changes when the last simulation began."""
         self._kind = _watched(self)
@@ -160,13 +166,9 @@ class TorchState:
         self.importer: Task | None = None  # of a module of torch
         self._finder = TorchFinder(self)
         self.swapped_anyway: frozenset[tuple[int, str]] = frozenset()
-        """(id of a module, name) of attributes that are swapped at every switch of ranks (global_flags.PLACES)."""
-        self._words: Callable[[], object] = object
+        """(id of a module, name) of places that are swapped at every switch of ranks (global_flags.PLACES)."""
         self._is_stale = True
-        self._is_unmarked = False
-        """Whether a class was adopted that may have no guard, so that writes to it are not detected."""
-        self._at_enter: object = None
-        """State of `_words` when the running process was entered."""
+        """Whether places were added since the columns were built."""
 
     # -- the baton
 
@@ -179,26 +181,25 @@ class TorchState:
                 slot.put(value)
         if own.has_classes:
             self._rest()
-        self._at_enter = self._words()
+        self._expect(own)
 
     def follow(self, leaving: Own, coming: Own) -> None:
         """Switch processes, like `leave` and `enter`; most often no place was written, which is checked quickly."""
-        if self._is_stale or not self._is_unwritten(leaving) or self._plain_changed():
+        if self._is_stale or not self._is_unwritten(leaving):
             self.leave(leaving)
             self.enter(coming)
             return
         before, after = leaving.values, coming.values
-        if not before and not after:
-            return
-        changes = [(slot, slot.shared) for slot, value in before.items() if slot not in after]
-        changes += after.items()
-        changes = [(slot, value) for slot, value in changes if value is not before.get(slot, slot.shared)]
-        for slot, value in changes:
-            slot.put(value)
-        if changes:
-            if leaving.has_classes or coming.has_classes:
+        if before or after:
+            changes = [(slot, slot.shared) for slot, value in before.items() if slot not in after]
+            changes += after.items()
+            changes = [(slot, value) for slot, value in changes if value is not before.get(slot, slot.shared)]
+            for slot, value in changes:
+                slot.put(value)
+            if changes and (leaving.has_classes or coming.has_classes):
                 self._rest()
-            self._at_enter = self._words()
+        if coming.expected is None or coming.base is not self._shared:
+            self._expect(coming)
 
     def _is_unwritten(self, running: Own) -> bool:
         """Return whether nothing has changed since the running process was entered.
@@ -206,34 +207,27 @@ class TorchState:
         Class attributes may have been assigned if they have their old values again: DDP stores the module that is in
         its forward in one.
         """
-        words, before = self._words(), self._at_enter
-        if words == before:
-            return True
-        marks = len(self._guards) * WORD_BYTES
-        if not (isinstance(words, bytes) and isinstance(before, bytes) and words[marks:] == before[marks:]):
+        expected = running.expected
+        if (
+            expected is None
+            or any(map(is_not, map(call, self._readers, self._keys, repeat(MISSING)), expected.values))
+            or self._containers != expected.contents
+            or [*map(len, self._sized)] != expected.sizes
+        ):
             return False
-        if any(isinstance(slot.space, type) for slot in running.values if isinstance(slot, Name)):
-            return False  # it may have assigned what is everyone's, where it had its own
         assigned = self._assigned_classes()
         if any(True for guard in assigned for _ in guard.changes()):
             return False
         for guard in assigned:
             guard.rest()
-        self._halve(assigned)
-        return not self._is_stale
-
-    def _plain_changed(self) -> bool:
-        """Return whether a list or set, which has no version number, differs from the shared one."""
-        containers, shared = self._plain
-        return containers != shared
+        return True
 
     def leave(self, own: Own) -> None:
         """Save the changes of the process into *own*, and restore the shared state."""
         if self._is_stale:
             self._line_up()
-        self._at_enter = None
-        assigned = self._assigned_classes()
-        for guard in assigned:
+        own.expected = None
+        for guard in self._assigned_classes():
             own.has_classes = True
             for cls, name, shared in guard.changes():
                 own.values.setdefault(self._attribute(cls, name, shared), None)
@@ -246,75 +240,46 @@ class TorchState:
             slot.put(slot.shared)
         if own.has_classes:
             self._rest()
-        if assigned:
-            self._halve(assigned)
 
     def _changed(self) -> list[Name | Content]:
-        """Return the attributes that changed. No Python bytecode runs for each of them."""
-        spaces, names, shared = self._looked_at
-        try:
-            changed: list[Name | Content] = [*compress(self._names, map(is_not, map(getitem, spaces, names), shared))]
-        except KeyError:  # a name was taken away
-            changed = [n for n in self._names if n.space.get(n.name) is not n.shared]
-        empty, contents = self._empty
-        if any(empty):
-            changed += compress(contents, empty)
-        containers, held, contents = self._compared
-        changed += compress(contents, map(ne, containers, held))
-        growing, sizes, contents = self._measured
-        changed += compress(contents, map(ne, map(len, growing), sizes))
+        """Return the places that differ from the shared state; all steps are in C."""
+        now, shared = map(call, self._readers, self._keys, repeat(MISSING)), self._shared
+        changed: list[Name | Content] = [*compress(self._slots, map(is_not, now, shared.values))]
+        changed += compress(self._contents, map(ne, self._containers, shared.contents))
+        changed += compress(self._growing, map(ne, map(len, self._sized), shared.sizes))
         return changed
 
-    def _line_up(self) -> None:
-        """Build the columns that `_changed` and `_assigned_classes` compare, and the check that lets them skip."""
-        self._is_stale = False
-        self._line_up_values()
-        sentinels = [sentinel for sentinel, _ in self._guards]
-        self._marks, self._at_rest = marks_of(sentinels)
-        spaces = [slot.space for slot in (*self._names, *self._attributes.values())]
-        spaces += [content.container for content in self._contents] + self._measured[0]
-        marks = marks_at(sentinels)
-        if TAGS_ARE_THERE and len(marks) == len(sentinels) and not self._is_unmarked:
-            dicts = {id(space): space for space in spaces if isinstance(space, dict)}
-            self._words = reader([*marks, *map(tag_at, dicts.values())])
-        else:
-            self._words = object  # never the same again: always looked at closely
+    def _expect(self, own: Own) -> None:
+        """Work out the state of all places with the changes of *own*."""
+        held, own.base = own.values, self._shared
+        own.expected = self._shared
+        if held:
+            own.expected = Columns(
+                [held.get(slot, slot.shared) for slot in self._slots],
+                [held.get(content, content.shared) for content in self._contents],
+                [len(held.get(content, content.shared)) for content in self._growing],
+            )
 
-    def _line_up_values(self) -> None:
-        """Build the column of shared values."""
-        self._looked_at = [n.space for n in self._names], [n.name for n in self._names], [n.shared for n in self._names]
-        empty = [c for c in self._contents if not c.shared]
-        self._empty = [c.container for c in empty], empty
-        held = [c for c in self._contents if c.shared]
-        self._compared = [c.container for c in held], [c.shared for c in held], held
-        self._measured = (
-            [container for container, _, _ in self._growing],
-            [size for _, size, _ in self._growing],
-            [content for _, _, content in self._growing],
+    def _line_up(self) -> None:
+        """Build the columns that are compared at a hand-over."""
+        self._is_stale = False
+        self._slots = [*self._names, *self._attributes.values()]
+        self._readers: list[Callable[[str, Any], Any]] = [
+            (slot.space if type(slot.space) is dict else vars(slot.space)).get for slot in self._slots
+        ]
+        self._keys = [slot.name for slot in self._slots]
+        self._containers = [content.container for content in self._contents]
+        self._sized = [content.container for content in self._growing]
+        self._sentinels = Sentinels(self._guards)
+        self._shared = Columns(
+            [slot.shared for slot in self._slots],
+            [content.shared for content in self._contents],
+            [len(content.shared) for content in self._growing],
         )
-        plain = [content for content in self._contents if not isinstance(content.container, dict)]
-        self._plain = [content.container for content in plain], [content.shared for content in plain]
 
     def _assigned_classes(self) -> list[ClassGuard]:
         """Return the guards of classes with an assigned attribute."""
-        marks = self._marks()
-        if marks == self._at_rest:
-            return []
-        return [self._guards[number][1] for number in unmarked(marks)]
-
-    def _halve(self, assigned: Sequence[ClassGuard]) -> None:
-        """Split the guards of classes that were assigned to, because they will be assigned to again.
-
-        DDP, for example, stores the module whose forward runs in a class. With each split, the guard of such a class
-        watches half as many classes, until it watches only this class and a check is fast.
-        """
-        for guard in (guard for guard in assigned if len(guard.classes) > 1):
-            middle = len(guard.classes) // 2
-            halves = guards_of(list(guard.classes[:middle])) + guards_of(list(guard.classes[middle:]))
-            if sum(len(half.classes) for half in halves) == len(guard.classes):
-                self._guards = [pair for pair in self._guards if pair[1] is not guard]
-                self._guards += [(half.sentinel, half) for half in halves]
-                self._is_stale = True
+        return self._sentinels.assigned()
 
     def _rest(self) -> None:
         for guard in self._assigned_classes():
@@ -325,7 +290,7 @@ class TorchState:
         slot = self._attributes.get(key)
         if slot is None:
             slot = self._attributes[key] = Name(space, name, shared)
-            self._is_stale = self._is_stale or isinstance(space, dict)
+            self._is_stale = True
         return slot
 
     def assigned(self, module: ModuleType, name: str, value: Any) -> None:
@@ -351,36 +316,35 @@ class TorchState:
             before = (vars(space) if is_class else space).get(name, MISSING)
             process.torch_own.values.setdefault(self._attribute(space, name, before), None)
             process.torch_own.has_classes |= is_class
-            self._is_stale, self._is_unmarked = True, self._is_unmarked or is_class
 
     # -- modules
 
     @contextlib.contextmanager
-    def watching(self, is_known: Callable[[type], bool] = lambda cls: False) -> Iterator[TorchState]:
-        """Return a context for a simulation in which torch's modules and other shared objects report writes.
-        *is_known*: whether an assigned class still has the content of the last simulation."""
+    def watching(self) -> Iterator[TorchState]:
+        """Return a context for a simulation in which torch's modules and other shared objects report writes."""
         try:
             for name, shared in self.shared.items():
                 shared.begin(sys.modules.get(name))
-            self._take_as_everyones(is_known)
+            self._take_as_everyones()
             if self._adopted != ALIASES.changes:
                 self.adopt([m for n, m in sys.modules.copy().items() if _is_shared(n, getattr(m, "__file__", None))])
                 self._adopted, self._begun_with, self._watched = ALIASES.changes, self._watched, []
-                self._kinds = Kinds(self._begun_with, ModuleType, self._kind)
-            elif not self._kinds.give():
+            else:
                 _make_all(self._begun_with, self._kind)
             sys.meta_path.insert(0, self._finder)
             yield self
         finally:
             if self._finder in sys.meta_path:
                 sys.meta_path.remove(self._finder)
-            if not self._kinds.take_back():
-                _make_all(self._begun_with, ModuleType)
+            _make_all(self._begun_with, ModuleType)
             _make_all(self._watched, ModuleType)
             self._watched.clear()
-            if self._attributes or self._is_unmarked:
+            if self._attributes:
                 self._attributes.clear()
-                self._is_stale, self._is_unmarked = True, False
+                self._is_stale = True
+            if not CLASSES_ARE_MARKED:
+                for cls, name, value in [change for guard in self._guards for change in guard.changes()]:
+                    Name(cls, name, value).put(value)
             for shared in self.shared.values():
                 shared.end()
             forget_meshes()
@@ -403,20 +367,17 @@ class TorchState:
             self._take_as_everyones()
             self.enter(process.torch_own)
 
-    def _take_as_everyones(self, is_known: Callable[[type], bool] = lambda cls: False) -> None:
+    def _take_as_everyones(self) -> None:
         if self._is_stale:
             self._line_up()
-        changed, assigned = self._changed(), self._assigned_classes()
-        if not changed and not assigned:
-            return
-        for guard in assigned:
-            if not guard.is_as_accepted(is_known):
-                guard.accept()
-        for slot in changed:
+        for slot in self._changed():
             slot.shared = slot.get()
-        self._growing = [(container, len(container), c) for container, _, c in self._growing]
-        self._line_up_values()
-        self._halve(assigned)
+            self._is_stale = True
+        for guard in self._assigned_classes() if CLASSES_ARE_MARKED else self._guards:
+            if any(True for _ in guard.changes()):
+                guard.accept()
+            else:
+                guard.rest()
 
     def adopt(self, modules: Sequence[ModuleType]) -> None:
         """Watch *modules*; their current content is shared by all ranks.
@@ -426,7 +387,7 @@ class TorchState:
         classes: list[type] = []
         names: list[Name] = []
         contents: list[Content] = []
-        growing: list[tuple[Any, int, Content]] = []
+        growing: list[Content] = []
         known: dict[int, Any] = {}
         plain = [module for module in modules if type(module) is ModuleType]
         self._watched += plain
@@ -445,14 +406,13 @@ class TorchState:
                 if container is not None:
                     contents.append(Content(container))
             for path in GROWING.get(module.__name__, ()):
-                content = Content(follow(module, path))
-                growing.append((content.container, len(content.shared), content))
+                growing.append(Content(follow(module, path)))
             if has_guarded_classes(module.__name__):
                 for value in space.values():
                     if issubclass(type(value), type) and id(value) not in known and self._is_new_class(value):
                         known[id(value)] = value
                         classes.append(value)
-        guards = [(guard.sentinel, guard) for guard in guards_of(classes)]
+        guards = guards_of(classes)
         self._names += names
         self._contents += contents
         self._growing += growing
@@ -462,7 +422,7 @@ class TorchState:
             self._known.add(known_class)
 
     def _is_new_class(self, cls: type) -> bool:
-        return cls not in self._known and may_be_guarded(cls) and has_guarded_classes(str(cls.__module__))
+        return cls not in self._known and is_guardable(cls) and has_guarded_classes(str(cls.__module__))
 
 
 @functools.lru_cache(1 << 14)
