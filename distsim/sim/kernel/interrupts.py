@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gc
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FunctionType
 from typing import Any, Protocol
 
 __all__ = ["CtrlC", "Interrupts", "collector_spares_host"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import functools
 import importlib.abc
 import importlib.machinery
 import sys
 from collections.abc import Callable, Hashable, Sequence
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from distsim.sim.kernel.task import current_process
 from distsim.torch_compat.state import RANK_KEYED
+from distsim.torch_compat.works import DEBUG_HANDLERS
 
 __all__ = [
     "FSDP_MODULE",
@@ -25,6 +27,7 @@ __all__ = [
     "TorchFinder",
     "follow",
     "forget_meshes",
+    "keep_debug_handlers",
     "mesh_patches",
 ]
 
@@ -253,3 +256,18 @@ class _TorchLoader(importlib.abc.Loader):
             if module.__name__ in self._state.shared:
                 self._state.shared[module.__name__].begin(module)
             self._state.adopt([sys.modules.get(module.__name__, module)])
+
+
+_kept_handlers: set[str] = set()
+
+
+def keep_debug_handlers() -> None:
+    """Keep torch's handlers of its debug server alive for ever, if they are imported.
+
+    A static object of C++ frees them after Python has ended (torch 2.13, HandlerRegistry). Python aborts if they then
+    have a `__dict__` to free, and a simulation that looks at a function gives it one.
+    """
+    for name, value in vars(sys.modules.get(DEBUG_HANDLERS.path, object)).items():
+        if isinstance(value, FunctionType) and name not in _kept_handlers:
+            _kept_handlers.add(name)
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))

@@ -27,7 +27,7 @@ from distsim.sim.isolation.torch_state.class_guard import (
     has_guarded_classes,
     is_guardable,
 )
-from distsim.sim.isolation.torch_state.distributed import TorchFinder, follow, forget_meshes
+from distsim.sim.isolation.torch_state.distributed import TorchFinder, follow, forget_meshes, keep_debug_handlers
 from distsim.sim.kernel.task import Task, current_process, current_task
 from distsim.torch_compat.state import CONTENTS, GROWING, REBOUND
 
@@ -348,6 +348,7 @@ class TorchState:
             for shared in self.shared.values():
                 shared.end()
             forget_meshes()
+            keep_debug_handlers()
 
     @contextlib.contextmanager
     def everyones(self) -> Iterator[None]:
