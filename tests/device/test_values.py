@@ -439,3 +439,18 @@ def test_an_embedding_bag_of_few_rows_of_equal_length_runs_without_values() -> N
     """A result that the host makes in another shape than a GPU is no value of the tensor."""
     bag = nn.EmbeddingBag(10, 4, mode="sum")
     assert on_gpu(lambda: tuple(bag.cuda()(torch.randint(10, (8, 3), device="cuda")).shape)).results[0] == (8, 4)
+
+
+def test_the_error_of_an_empty_selection_names_the_unknown_mask() -> None:
+    """The remedy is part of torch's message, whose type stays."""
+
+    def position_of_the_largest() -> None:
+        x = torch.randn(4096, 4096, device="cuda") @ torch.ones(4096, 4096, device="cuda")
+        x[x > 2].argmax()
+
+    outcome = on_gpu(position_of_the_largest, check=False)
+    text = outcome.failures[0].message
+    assert "argmax(): Expected reduction dim" in text
+    assert "x[x > 2] at " in text
+    assert "selects nothing, because nobody knows its values" in text
+    assert "--data real" in text

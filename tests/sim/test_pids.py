@@ -265,3 +265,18 @@ def test_forked_children_have_the_pipes_of_their_parent(script: Scripts) -> None
         "    except EOFError: print('end')\n"
     )
     assert ran.of("main") == ["from child", "end"]
+
+
+def test_builtins_of_a_rank_are_of_one_type(script: Scripts) -> None:
+    """Programs add arguments to `print` unless somebody has already: they compare its type with that of `open`."""
+    text = HEAD + (
+        "import builtins\n"
+        "assert type(print) is type(open), type(print)\n"
+        "real = builtins.print\n"
+        "builtins.print = lambda *args, clean=False: real('changed', *args)\n"
+        "assert type(print) is not type(open)\n"
+        "print(os.path.exists('/proc/self'), clean=True)\n"
+    )
+    result = script(text, 2)
+    assert result.outcome.exit_code == 0, result.err
+    assert result.out.count("changed True") == 2

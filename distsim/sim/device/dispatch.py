@@ -36,6 +36,7 @@ from distsim.sim.device.operators.kinds import (
 )
 from distsim.sim.device.operators.plan import (
     LOOKS_LIKE,
+    MISTAKES,
     Given,
     NewTensor,
     OperatorPlan,
@@ -123,7 +124,13 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
         if accelerators is not None and (accelerators.some_used or asks_for_memory(func)):
             device = gpu_of(args, kwargs)
             if device is not None:
-                return self._on_gpu(func, args, kwargs, device)
+                try:
+                    return self._on_gpu(func, args, kwargs, device)
+                except MISTAKES as error:
+                    explained = self.values.explain_empty(error, tensors_in((args, kwargs)))
+                    if explained is None:
+                        raise
+                    raise explained from None
             pinning = PINNING.get(func)
             if pinning is not None:
                 return pinning(partial(self._cpu.run, self._task), args)

@@ -117,66 +117,76 @@ def _led(path: Any) -> Any:
     return path
 
 
-class _Led:
-    """Wrapper of a function of a path. It is an object, because a function would become a method of a class that
-    stores it.
+class _Builtin:
+    """Replacement of a built-in function. It is an object, because a function would become a method of a class that
+    stores it. All are of one class, because programs compare the types of two (`type(print) is type(open)`).
     """
 
-    def __init__(self, real: Callable[..., Any]) -> None:
-        self._real = real
+    def __init__(self, real: Callable[..., Any], function: Callable[..., Any]) -> None:
+        self._function = function
         functools.update_wrapper(self, real)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if args:
-            return self._real(_led(args[0]), *args[1:], **kwargs)
-        return self._real(*args, **kwargs)
+        return self._function(*args, **kwargs)
 
 
-class _Descriptor(_Led):
-    """`os.open`, `os.dup`."""
+def _led_to_path(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Return *real*, a function of a path, for paths with simulated pids."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        number = super().__call__(*args, **kwargs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return real(_led(args[0]), *args[1:], **kwargs) if args else real(*args, **kwargs)
+
+    return call
+
+
+def _noted(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `os.open` or `os.dup`."""
+    call = _led_to_path(real)
+
+    def descriptor(*args: Any, **kwargs: Any) -> Any:
+        number = call(*args, **kwargs)
         note_opened(number)
         return number
 
-
-class _Readlink(_Led):
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        process = current_process()
-        if process is not None and args and args[0] == "/proc/self":
-            return str(pid_of(process))
-        return super().__call__(*args, **kwargs)
+    return descriptor
 
 
-class _Open(_Led):
-    """`open`: `/proc/self/stat` and `status` show the simulated process's number."""
+def _readlink(*args: Any, **kwargs: Any) -> Any:
+    process = current_process()
+    if process is not None and args and args[0] == "/proc/self":
+        return str(pid_of(process))
+    return _real_readlink(*args, **kwargs)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        file = super().__call__(*args, **kwargs)
-        process = current_process()
-        if process is not None and args and not isinstance(args[0], int) and file.writable():
-            note_opened(file.fileno())
-        match = _TELLS_PID.match(args[0]) if process is not None and args and isinstance(args[0], str) else None
-        if process is None or match is None or match[1] not in ("self", str(pid_of(process))):
-            return file
-        with file:
-            shown = file.read()
-        text = shown if isinstance(shown, str) else shown.decode()
-        pid, parent = pid_of(process), parent_pid(process)
-        if match[2] == "stat":
-            text = re.sub(r"^\d+ (\(.*\) \S) \d+ \d+ \d+", rf"{pid} \1 {parent} {pid} {pid}", text, flags=re.DOTALL)
-        else:
-            text = re.sub(r"(?m)^(Tgid|Ngid|Pid):\t.*$", rf"\1:\t{pid}", text)
-            text = re.sub(r"(?m)^PPid:\t.*$", f"PPid:\t{parent}", text)
-        return io.StringIO(text) if isinstance(shown, str) else io.BytesIO(text.encode())
+
+def _open(*args: Any, **kwargs: Any) -> Any:
+    """Open a file. `/proc/self/stat` and `status` show the simulated process's number."""
+    file = _real_open(*args, **kwargs)
+    process = current_process()
+    if process is not None and args and not isinstance(args[0], int) and file.writable():
+        note_opened(file.fileno())
+    match = _TELLS_PID.match(args[0]) if process is not None and args and isinstance(args[0], str) else None
+    if process is None or match is None or match[1] not in ("self", str(pid_of(process))):
+        return file
+    with file:
+        shown = file.read()
+    text = shown if isinstance(shown, str) else shown.decode()
+    pid, parent = pid_of(process), parent_pid(process)
+    if match[2] == "stat":
+        text = re.sub(r"^\d+ (\(.*\) \S) \d+ \d+ \d+", rf"{pid} \1 {parent} {pid} {pid}", text, flags=re.DOTALL)
+    else:
+        text = re.sub(r"(?m)^(Tgid|Ngid|Pid):\t.*$", rf"\1:\t{pid}", text)
+        text = re.sub(r"(?m)^PPid:\t.*$", f"PPid:\t{parent}", text)
+    return io.StringIO(text) if isinstance(shown, str) else io.BytesIO(text.encode())
+
+
+_real_open, _real_readlink = _led_to_path(builtins.open), _led_to_path(os.readlink)
 
 
 def pid_patches() -> list[tuple[Any, str, Any]]:
     """Return patches (holder, attribute, replacement) for everything that names a process by number."""
     getpid = _per_process(os.getpid, pid_of)
     native = _native_id(threading.get_native_id)
-    opened = _Open(builtins.open)
+    opened = _Builtin(builtins.open, _open)
     finalize: Any = multiprocessing.util.Finalize.__call__
     patches: list[tuple[Any, str, Any]] = [
         (os, "getppid", _per_process(os.getppid, parent_pid)),
@@ -187,10 +197,13 @@ def pid_patches() -> list[tuple[Any, str, Any]]:
         (finalize, "__defaults__", tuple(getpid if d is _real_getpid else d for d in finalize.__defaults__)),
         (builtins, "open", opened),
         (io, "open", opened),
-        (os, "readlink", _Readlink(os.readlink)),
+        (builtins, "print", _Builtin(builtins.print, builtins.print)),
+        (os, "readlink", _Builtin(os.readlink, _readlink)),
     ]
-    patches += [(os, name, _Descriptor(getattr(os, name))) for name in ("open", "dup")]
-    patches += [(os, name, _Led(getattr(os, name))) for name in ("stat", "lstat", "listdir", "scandir", "access")]
+    patches += [(os, name, _Builtin(getattr(os, name), _noted(getattr(os, name)))) for name in ("open", "dup")]
+    for name in ("stat", "lstat", "listdir", "scandir", "access"):
+        real = getattr(os, name)
+        patches.append((os, name, _Builtin(real, _led_to_path(real))))
     for name, module, _, value in ALIASES.of("getpid"):
         if value is _real_getpid and name != "posix":
             patches.append((module, "getpid", getpid))

@@ -370,7 +370,9 @@ def _nonzero(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 def _read_for_size(mode: Mode, func: Any, arg: Any) -> Any:
     if isinstance(arg, Tensor) and not arg.is_cpu:
         if arg.dtype is torch.bool and mode.values.host(arg) is None:  # a mask that nobody knows selects nothing
-            mode.values.count(f"{func._overloadpacket.__name__}'s size", mode.where)
+            line = mode.where()
+            mode.values.count(f"{func._overloadpacket.__name__}'s size", lambda: line)
+            mode.values.empty_mask = line
             return torch.zeros(arg.shape, dtype=torch.bool, device="cpu")
         return mode.values.read(arg, f"{func._overloadpacket.__name__}'s size", mode.where)
     return arg

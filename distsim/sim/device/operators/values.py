@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from distsim.errors import NotSimulated
+from distsim.errors import DistsimError, NotSimulated
 from distsim.sim.device.allocator.host_memory import erase, filled
 from distsim.sim.device.operators.plan import limit
 from distsim.sim.kernel.task import MANY_LOOKS
@@ -220,6 +220,9 @@ class ValuePolicy:
 ValuePolicy.SHAPES = ValuePolicy()
 
 
+_EXPLAINED = "distsim:"
+
+
 class Values:
     """Known values on the GPUs of one process."""
 
@@ -230,6 +233,8 @@ class Values:
         """Number of reads of unknown values by (reader, line)."""
         self.written: list[weakref.ref[torch.UntypedStorage]] | None = None
         """Storages that were written to since a capture began; None: nothing is captured."""
+        self.empty_mask: Reading | None = None
+        """The last line at which a mask of unknown values selected nothing."""
         self._counted: Reading | None = None
         self._in_row = 0
         """The last reading that was counted, and how many times in a row."""
@@ -336,6 +341,23 @@ class Values:
                 f"{passes} times; nobody knows it, placeholder {self.placeholder:g})",
                 "end it by a number of steps as well, give a --placeholder that ends it, or compute with --data real",
             )
+
+    def explain_empty(self, error: Exception, tensors: list[Tensor]) -> Exception | None:
+        """Return *error* of an operator on *tensors* with the mask of unknown values that left one of them empty, and
+        a remedy; None if no such mask was used.
+        """
+        line = self.empty_mask
+        if (
+            line is None
+            or isinstance(error, DistsimError)
+            or _EXPLAINED in str(error)
+            or all(tensor.numel() for tensor in tensors)
+        ):
+            return None
+        return type(error)(
+            f"{error} ({_EXPLAINED} {line.expression or 'a mask'} at {line.where} selects nothing, because nobody "
+            "knows its values: skip an empty selection, or compute with --data real)"
+        )
 
     def awaits(self, value: object, num_calls: int, where: Callable[[], Reading]) -> Reading | None:
         """Return the line that reads *value*, if it was equal many times in a row and a loop continues while it is;
