@@ -80,3 +80,30 @@ def test_two_unlike_steps_are_no_mean() -> None:
     assert max(training.step_times_s[1:]) > 2 * min(training.step_times_s[1:])
     assert training.step_time_s == min(training.step_times_s[1:])
     assert training.model_flops == 2 * 2 * 4096**3
+
+
+def test_updates_without_an_optimizer_are_steps() -> None:
+    """One a backward pass, however many parameters it updates; what averages weights beside an optimizer is none."""
+
+    def by_hand() -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(2048, 2048), torch.nn.Linear(2048, 2048)).cuda()
+        for _ in range(4):
+            model.zero_grad()
+            model(torch.ones(64, 2048, device="cuda")).sum().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.data.add_(parameter.grad, alpha=-0.1)
+
+    def averaged() -> None:
+        model, mean = torch.nn.Linear(2048, 2048, device="cuda"), torch.ones(2048, 2048, device="cuda")
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(3):
+            model(torch.ones(64, 2048, device="cuda")).sum().backward()
+            optimizer.step()
+            mean.mul_(0.9).add_(model.weight.detach(), alpha=0.1)
+
+    for program, num_steps in ((by_hand, 4), (averaged, 3)):
+        training = simulate(program, "dgx-h100:1", nproc_per_node=1).training
+        assert training is not None
+        assert training.steps == num_steps

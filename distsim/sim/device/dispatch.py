@@ -57,6 +57,7 @@ from distsim.sim.device.operators.transfers import (
     not_on_host,
 )
 from distsim.sim.device.operators.values import KNOWLEDGE, Values
+from distsim.sim.device.timeline.steps import ended_step
 from distsim.sim.isolation.modules.own_code import no_launch, title_of
 from distsim.sim.isolation.process import RankTask
 from distsim.torch_compat.compiler import leaves_code
@@ -274,8 +275,11 @@ class ComputeMode(TorchDispatchMode):  # type: ignore[misc,valid-type]
                 gpu.launch(stream, cost, task, func)
             else:
                 fusion.launch(gpu, stream, cost, task, func, (args, kwargs), result)
+        steps = accelerators.steps
+        if plan.written and steps.awaits_update and steps.update(func, args, gpu.timeline, stream, task.now_s()):
+            ended_step(task)
         if plan.counted is not None:
-            accelerators.steps.count(plan.counted, args)
+            steps.count(plan.counted, args)
         self._observed(func, args, kwargs, result)
         return result
 

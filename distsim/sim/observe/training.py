@@ -23,7 +23,7 @@ from distsim.debug.records.frames import shown
 from distsim.sim.device.allocator.allocator import OPTIMIZER, Ledger
 from distsim.sim.device.allocator.claims import AllocationSite, Modules, family
 from distsim.sim.device.memory import current_stream
-from distsim.sim.device.timeline.steps import StepEnd, works_on
+from distsim.sim.device.timeline.steps import StepEnd, ended_step, works_on
 from distsim.sim.device.timeline.timeline import Account
 from distsim.sim.isolation.process import current_task
 from distsim.sim.observe.critical_path import Ran, critical_path, operator_name
@@ -77,16 +77,14 @@ def noticed() -> Iterator[None]:
                 steps.modules.end()
         elif task.world.keeps_slices:
             task.process.times.step_ends.setdefault(id(optimizer), []).append(task.now_s())
-        task.world.traced.ended_step(task.process)
-        if accelerators is not None and accelerators.works and accelerators.steps.num_ended == task.world.last_step:
-            for device in accelerators.devices:
-                device.synchronize_all(task)
-            task.world.ended_last_step(task)
+        ended_step(task)
 
     def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
         task = current_task()
         if task is not None and task.process.accelerators is not None:
-            task.process.accelerators.steps.allocates(OPTIMIZER)
+            steps = task.process.accelerators.steps
+            steps.has_optimizer, steps.awaits_update = True, False
+            steps.allocates(OPTIMIZER)
 
     handles = register_optimizer_step_pre_hook(begins), register_optimizer_step_post_hook(stepped)
     try:

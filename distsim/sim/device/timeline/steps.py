@@ -16,10 +16,10 @@ from torch import Tensor
 
 from distsim.kernels.cost import tensors_in
 from distsim.kernels.pricing import math_dtype
-from distsim.sim.device.allocator.allocator import ACTIVATIONS, Ledger
-from distsim.sim.device.allocator.claims import claim_of_optimizer
+from distsim.sim.device.allocator.allocator import ACTIVATIONS, OTHER, PARAMETERS, Ledger
+from distsim.sim.device.allocator.claims import claim_of_optimizer, tag_of
 from distsim.sim.device.timeline.timeline import Comm, Mark, StreamTimeline, Timeline
-from distsim.sim.isolation.process import current_task
+from distsim.sim.isolation.process import RankTask, current_task
 from distsim.torch_compat.works import CURRENT_GRAPH_TASK_ID
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from distsim.kernels import Cost
     from distsim.sim.device.timeline.timeline import Account
 
-__all__ = ["EVENT_FUNCTIONS", "Counted", "InFlight", "StepEnd", "Steps", "counted", "works_on"]
+__all__ = ["EVENT_FUNCTIONS", "Counted", "InFlight", "StepEnd", "Steps", "counted", "ended_step", "works_on"]
 
 # -- Buffers of collectives that nothing has waited for yet: a kernel that uses one races with the collective.
 #
@@ -187,6 +187,11 @@ _REDUCTIONS = frozenset(
      "reduce_scatter_tensor_coalesced"}
 )  # fmt: skip
 
+_UPDATES = frozenset(
+    {aten.add_.Tensor, aten.sub_.Tensor, aten.addcmul_.default, aten.addcdiv_.default, aten._foreach_add_.List,
+     aten._foreach_sub_.List, aten._foreach_addcdiv_.Scalar, aten._foreach_addcdiv_.ScalarList}
+)  # fmt: skip
+"""Operators by which programs without an optimizer update their parameters."""
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))) + os.sep
 _in_backward = CURRENT_GRAPH_TASK_ID.get()
 
@@ -260,6 +265,12 @@ class Steps:
     table.
     """
     ends: weakref.WeakKeyDictionary[Any, list[StepEnd]] = field(default_factory=weakref.WeakKeyDictionary)
+    by_hand: list[StepEnd] = field(default_factory=list)
+    """Steps of a program that updates its parameters without an optimizer: the first update after each backward."""
+    has_optimizer: bool = False
+    """Whether an optimizer has begun a step."""
+    awaits_update: bool = False
+    """Whether backward has run since the last update, and no optimizer has begun a step."""
     _last: list[list[StepEnd]] = field(default_factory=list)
     """The values of `ends`, which outlive their optimizers."""
     ledgers: list[Ledger] = field(default_factory=list)
@@ -280,6 +291,8 @@ class Steps:
         if not self.tokens_or_flops:
             self.allocates(ACTIVATIONS)
         backward = _in_backward() != -1
+        if backward:
+            self.awaits_update = not self.has_optimizer
         if counted.flops:
             self.flops[counted.dtype] = self.flops.get(counted.dtype, 0) + counted.flops
             if backward:
@@ -371,6 +384,13 @@ class Steps:
             claim_of_optimizer(optimizer)
         for ledger in self.ledgers:
             ledger.settle()
+        known = self.ends.get(optimizer)
+        if known is None:
+            known = self.ends[optimizer] = []
+            self._last.append(known)
+        self._mark(known, timeline, stream, now_s)
+
+    def _mark(self, ends: list[StepEnd], timeline: Timeline, stream: StreamTimeline, now_s: float) -> None:
         account = timeline.account
         end = StepEnd(Mark(now_s), {**self.model_flops}, {**self.flops}, {**self.tokens}, self.host_s)
 
@@ -378,26 +398,39 @@ class Steps:
             end.account = account.snapshot()
 
         end.mark.on_reach = reached
-        known = self.ends.get(optimizer)
-        if known is None:
-            known = self.ends[optimizer] = []
-            self._last.append(known)
-        known.append(end)
+        ends.append(end)
         timeline.put(stream, end.mark)
+
+    def update(
+        self, func: Any, args: tuple[Any, ...], timeline: Timeline, stream: StreamTimeline, now_s: float
+    ) -> bool:
+        """Mark the end of a step if *func* updates a parameter that existed before the first forward pass; return
+        whether it does.
+        """
+        target = next(iter(tensors_in(args[:1])), None)
+        if func not in _UPDATES or target is None or _in_backward() != -1 or self._captured_ends is not None:
+            return False
+        tag = tag_of(target)
+        if tag is None or tag.kind not in (OTHER, PARAMETERS) or not target.is_floating_point():
+            return False
+        self.awaits_update = False
+        self._looked_up.clear()
+        self._mark(self.by_hand, timeline, stream, now_s)
+        return True
 
     @property
     def num_ended(self) -> int:
         """Return the number of steps that have ended on the host."""
-        return max((len(ends) for ends in self._last), default=0)
+        return max((len(ends) for ends in self._last), default=len(self.by_hand))
 
     def chosen(self) -> list[StepEnd]:
-        """Return the steps of the optimizer with most steps, or the latest of several."""
+        """Return the steps of the optimizer with most steps, or the latest of several; without one, those by hand."""
         result: list[StepEnd] = []
         for ends in self._last:
             reached = [end for end in ends if end.account is not None]
             if len(reached) > len(result) or (result and len(reached) == len(result) and _later(reached, result)):
                 result = reached
-        return result
+        return result if self._last else [end for end in self.by_hand if end.account is not None]
 
 
 def _is_forward_again() -> bool:
@@ -418,6 +451,16 @@ def _is_forward_again() -> bool:
 def _later(ends: list[StepEnd], others: list[StepEnd]) -> bool:
     mine, other_mark = ends[-1].mark, others[-1].mark
     return (mine.reached_s or 0.0, mine.launched_s) >= (other_mark.reached_s or 0.0, other_mark.launched_s)
+
+
+def ended_step(task: RankTask) -> None:
+    """Report the end of a step of *task*, and end the program after the last step that is wanted."""
+    accelerators = task.process.accelerators
+    task.world.traced.ended_step(task.process)
+    if accelerators is not None and accelerators.works and accelerators.steps.num_ended == task.world.last_step:
+        for device in accelerators.devices:
+            device.synchronize_all(task)
+        task.world.ended_last_step(task)
 
 
 def works_on(optimizer: Any, current: int) -> int:
