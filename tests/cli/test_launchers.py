@@ -44,6 +44,7 @@ def launched(command: str) -> tuple[object, ...]:
         ("mpiexec -n 2 -genv A 1 python t.py", ("t.py", [], None, None, True)),
         ("fabric run --devices 4 --num_nodes 2 t.py -x", ("t.py", ["-x"], "2", "4", True)),
         ("fabric run --devices 0,1 --strategy ddp t.py", ("t.py", [], "1", "2", True)),
+        ("fabric run t.py -x 1 --devices=4 --accelerator gpu", ("t.py", ["-x", "1"], "1", "4", True)),
         ("lightning run model --devices=auto --accelerator=cuda t.py", ("t.py", [], "1", None, True)),
         (
             "tune run --nproc_per_node 2 full_finetune_distributed --config llama3_1/8B_full",

@@ -107,3 +107,15 @@ def test_updates_without_an_optimizer_are_steps() -> None:
         training = simulate(program, "dgx-h100:1", nproc_per_node=1).training
         assert training is not None
         assert training.steps == num_steps
+
+
+def test_tokens_are_counted_in_inference_mode() -> None:
+    """Torch counts no versions of tensors that are made there."""
+
+    def encodes() -> None:
+        table = torch.nn.Embedding(100, 8).cuda()
+        with torch.inference_mode():
+            table(torch.ones(4, 16, dtype=torch.long).cuda())
+            torch.save(table(torch.ones(4, 16, dtype=torch.long, device="cuda")).cpu(), io.BytesIO())
+
+    assert simulate(encodes, "dgx-h100:1", nproc_per_node=1).exit_code == 0

@@ -312,7 +312,7 @@ print(known("made_up"), known("json"))
 def test_what_torch_and_distsim_need_is_shared() -> None:
     """The requirements of both are known, what only others need is not among them."""
     assert {"torch", "functorch", "distsim", "numpy", "sympy", "mpmath", "networkx", "rich", "pydantic"} <= _needed()
-    assert not {"pytest", "fsspec", "lightning", "transformers"} & _needed()
+    assert not {"pytest", "filelock", "fsspec", "lightning", "transformers"} & _needed()
     assert not RankModules().shared.names
 
 
@@ -446,3 +446,16 @@ def test_packages_that_another_folder_brings(tmp_path: Path) -> None:
         text=True,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_locks_of_files_are_each_ranks(script: Scripts) -> None:
+    """filelock releases what another pid has locked: it takes its own process for a forked child."""
+    text = HEAD + (
+        "import filelock, tempfile\n"
+        "with filelock.FileLock(f'{tempfile.mkdtemp()}/lock'):\n"
+        "    dist.barrier()\n"
+        "print('released')\n"
+    )
+    result = script(text, 2)
+    assert result.outcome.exit_code == 0, result.err
+    assert result.out.count("released") == 2

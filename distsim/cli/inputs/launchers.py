@@ -246,17 +246,35 @@ def _hosts(path: str) -> list[str]:
     return [line for line in lines if line.partition("#")[0].strip()]
 
 
+_OF_FABRIC = (
+    "--accelerator --strategy --devices --num-nodes|--num_nodes --node-rank|--node_rank "
+    "--main-address|--main_address --main-port|--main_port --precision"
+)
+
+
+def _flags_first(words: Sequence[str], names: str) -> list[str]:
+    """Return *words* with the flags *names* before the program, which click's parser takes wherever they stand."""
+    known, flags, rest = set(names.replace("|", " ").split()), list[str](), list[str]()
+    left = list(words)
+    while left and left[0] != "--":
+        word = left.pop(0)
+        is_flag = word.partition("=")[0] in known
+        (flags if is_flag else rest).append(word)
+        if is_flag and "=" not in word:
+            flags += left[:1]
+            del left[:1]
+    return [*flags, *rest, *left]
+
+
 def _fabric(command: Launched) -> None:
     """Parse `fabric run` (lightning/fabric/cli.py), which was `lightning run model` up to release 2.3."""
     name = os.path.basename(command.program)
     words = ["run", "model"] if name == "lightning" and command.arguments[1:2] == ["model"] else ["run"]
     if command.arguments[: len(words)] != words:
         raise UsageError(f"{name} {' '.join(command.arguments[:1])}: only {name} {' '.join(words)} starts a program")
-    flags = _Flags(f"{name} {' '.join(words)}").values(
-        "--accelerator --strategy --devices --num-nodes|--num_nodes --node-rank|--node_rank "
-        "--main-address|--main_address --main-port|--main_port --precision"
-    )
-    namespace = flags.of(command.arguments[len(words) :])
+    flags = _Flags(f"{name} {' '.join(words)}").values(_OF_FABRIC)
+    given_words = command.arguments[len(words) :]
+    namespace = flags.of(_flags_first(given_words, _OF_FABRIC) if name == "fabric" else given_words)
     devices = namespace.devices or "1"
     given = {
         "CLI_USED": "1", "ACCELERATOR": namespace.accelerator, "STRATEGY": namespace.strategy, "DEVICES": devices,

@@ -318,7 +318,8 @@ def _load(real: Callable[..., Any]) -> Callable[..., Any]:
 def _unknown(data: Tensor) -> bool:
     """Return whether *data* has unknown values of a GPU that were copied to the host and not written to since."""
     storage = data.untyped_storage()
-    return storage.__dict__.get("_distsim_placeholders") == data._version or still_unknown(storage)
+    version = 0 if data.is_inference() else data._version  # torch does not count the versions of inference tensors
+    return storage.__dict__.get("_distsim_placeholders") == version or still_unknown(storage)
 
 
 def _zeros(data: Tensor) -> Tensor:

@@ -312,7 +312,8 @@ class Steps:
         """Return whether *ids* are new tokens, and were not just looked up in another table of this shape (value
         embeddings).
         """
-        batch, tables = (_identity(ids), ids._version), self._looked_up.get(shape)
+        version = 0 if ids.is_inference() else ids._version
+        batch, tables = (_identity(ids), version), self._looked_up.get(shape)
         if tables is None or tables[0] != batch or _identity(table) in tables[1]:
             self._looked_up[shape] = batch, {_identity(table)}
             return True

@@ -259,9 +259,10 @@ def is_own_file(path: str | None) -> bool:
     return not path.startswith(_SHARED)
 
 
-_OWN_ALL_THE_SAME = frozenset({"fsspec"})
-"""Torch asks for it and does without: only its checkpoint writer of that name imports it. Others register
-their file systems with it while they are imported."""
+_OWN_ALL_THE_SAME = frozenset({"filelock", "fsspec"})
+"""Torch asks for them and does without: only its checkpoint writer and its compiler import them. Others register
+their file systems with fsspec while they are imported; filelock (4.2) takes another pid for that of a forked child, and
+closes its locks there."""
 
 _COMPILED_SHARE = 0.01
 """A package with more extension modules than this, per Python module, is compiled (numpy has 3 in 100, pandas 4,
