@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import distsim
-from distsim.errors import UsageError
+from distsim.errors import NotSimulated, UsageError
 from distsim.sim.isolation.modules import own_code
 
 
@@ -95,6 +95,34 @@ def test_the_rest_of_flash_attn_and_apex() -> None:
         return tuple(out.shape)
 
     assert simulated(body).results == [(2, 128, 8, 64)]
+
+
+def test_apex_trains() -> None:
+    """Its mixed precision, DDP, batch norm over ranks and LARC run a step; what O2 does is refused by name."""
+
+    def body() -> Any:
+        import apex
+        from apex.parallel.LARC import LARC
+
+        torch.distributed.init_process_group("nccl")
+        group = apex.parallel.create_syncbn_process_group(1)
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64)).cuda()
+        model = apex.parallel.convert_syncbn_model(model, process_group=group)
+        optimizer = LARC(torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1), trust_coefficient=0.001)
+        model, optimizer = apex.amp.initialize(model, optimizer, opt_level="O1")
+        model = apex.parallel.DistributedDataParallel(model)
+        out = model(torch.ones(256, 64, device="cuda"))
+        with apex.amp.scale_loss(out.float().sum(), optimizer) as scaled:
+            scaled.backward()
+        optimizer.step()
+        with pytest.raises(NotSimulated, match="opt_level='O2'"):
+            apex.amp.initialize(model, optimizer, opt_level="O2")
+        return optimizer.param_groups[0]["weight_decay"]
+
+    outcome = simulated(body)
+    assert outcome.results == [0.1]
+    assert outcome.training is not None
+    assert outcome.training.steps == 1
 
 
 def test_a_program_that_can_do_without_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.adamw import adamw
 
+from distsim.sim.stand_ins.apex_training import AMP, LARC, PARALLEL
 from distsim.sim.stand_ins.fused import FusedKernel, fused, launch, needs_values, refuse_values
 
 __all__ = ["DEEPSPEED", "MODULES", "MULTI_TENSOR", "FusedAdam", "FusedSGD"]
@@ -393,6 +394,9 @@ MODULES: dict[str, dict[str, Any]] = {
     "apex.optimizers.fused_adam": {"FusedAdam": FusedAdam},
     "apex.optimizers.fused_lamb": {"FusedLAMB": FusedLAMB},
     "apex.multi_tensor_apply": _APPLY,
+    "apex.amp": AMP,
+    "apex.parallel": PARALLEL,
+    "apex.parallel.LARC": {"LARC": LARC},
     "amp_C": MULTI_TENSOR,
     "fused_weight_gradient_mlp_cuda": {
         "wgrad_gemm_accum_fp32": wgrad_gemm_accum, "wgrad_gemm_accum_fp16": wgrad_gemm_accum
