@@ -106,7 +106,7 @@ def test_a_start_script_runs_as_it_is(folder: Path) -> None:
         "nvidia-smi -L | grep -c H100\n"
         "nvidia-smi -L | true\n"
         "torchrun --nproc-per-node $GPUS train.py\n"
-        "CUDA_VISIBLE_DEVICES=0,1 python3 -u train.py\n"
+        "CUDA_VISIBLE_DEVICES=0,1 python3 -um train\n"
         "mpirun -np 2 -x A=1 python -c pass || exit 7\n",
         "--report",
         "r.json",

@@ -324,7 +324,7 @@ def _program_of(flag: str, program: Sequence[str], folder: Path, real: Sequence[
         spec = _own_module(program[0], here)
         if spec is None or any(fnmatch(program[0], one) for one in real) or not uses_torch(_text(spec), here):
             return None
-        return ["-m", *program]
+        return ["python", "-m", *program]
     if flag == "-c":
         source, arguments = program[0], program[1:]
     elif flag == "-" and not sys.stdin.isatty():
