@@ -50,10 +50,15 @@ class Tuning:
 _TREE_SLOW = (0.6, 1.25, 28.0)
 _RING = (0.6, 1.9, 3.4)
 _V218 = Tuning(
-    base_us={"Tree": (6.8, 14.0, 0.0), "Ring": (6.6, 14.0, 8.4), "NVLS": (0, 0, 23.0), "NVLSTree": (0, 0, 23.0)},
+    base_us={
+        "Tree": (6.8, 14.0, 0.0),
+        "Ring": (6.6, 14.0, 8.4),
+        "NVLS": (0.0, 0.0, 23.0),
+        "NVLSTree": (0.0, 0.0, 23.0),
+    },
     nvlink_us={"Tree": (0.6, 1.25, 4.0), "Ring": _RING},
     pci_us={"Tree": (1.0, 1.9, 6.0), "Ring": (1.0, 2.5, 5.7)},
-    net_us={"Tree": (5.0, 8.5, 14.0), "Ring": (2.7, 4.0, 14.0), "NVLS": (0, 0, 18.0), "NVLSTree": (0, 0, 19.0)},
+    net_us={"Tree": (5.0, 8.5, 14.0), "Ring": (2.7, 4.0, 14.0), "NVLS": (0.0, 0.0, 18.0), "NVLSTree": (0.0, 0.0, 19.0)},
     ll_max=((39.0, 39.0, 20.4), (87.7, 22.5, 19.0), (87.7, 22.5, 19.0), (87.7, 22.5, 19.0)),
     ring_ll128=((20.0,) * 3, (20.0,) * 3, (36.7,) * 3, (36.7,) * 3),
     tree_ll128=((20.0,) * 3, (20.0,) * 3, (36.7, 36.7, 29.0), (36.7, 36.7, 29.0)),
@@ -66,7 +71,7 @@ _V218 = Tuning(
 )
 _V216 = replace(
     _V218,
-    base_us={"Tree": (4.4, 4.4, 0.0), "Ring": (3.6, 10.0, 8.4), "NVLS": (0, 0, 40.0)},
+    base_us={"Tree": (4.4, 4.4, 0.0), "Ring": (3.6, 10.0, 8.4), "NVLS": (0.0, 0.0, 40.0)},
     nvlink_us={"Tree": (0.52, 1.25, 28.0), "Ring": (0.47, 1.9, 3.4)},
     pci_us={"Tree": (1.0, 1.9, 28.0), "Ring": (1.0, 2.5, 5.7)},
     net_us={"Tree": (5.0, 8.5, 28.0), "Ring": (2.7, 4.0, 9.6)},
@@ -75,13 +80,13 @@ _V216 = replace(
 _V219 = replace(
     _V218,
     base_us={"Tree": (6.8, 14.0, 0.0), "Ring": (6.6, 14.0, 8.4)},
-    nvlink_us={"Tree": _TREE_SLOW, "Ring": _RING, "NVLS": (0, 0, 23.0), "NVLSTree": (0, 0, 23.0)},
+    nvlink_us={"Tree": _TREE_SLOW, "Ring": _RING, "NVLS": (0.0, 0.0, 23.0), "NVLSTree": (0.0, 0.0, 23.0)},
     pci_us={"Tree": (1.0, 1.9, 28.0), "Ring": (1.0, 2.5, 5.7)},
-    net_us={"Tree": (5.0, 8.5, 28.0), "Ring": (2.7, 4.0, 14.0), "NVLS": (0, 0, 18.0), "NVLSTree": (0, 0, 14.0)},
+    net_us={"Tree": (5.0, 8.5, 28.0), "Ring": (2.7, 4.0, 14.0), "NVLS": (0.0, 0.0, 18.0), "NVLSTree": (0.0, 0.0, 14.0)},
 )
 _V221 = replace(
     _V219,
-    nvlink_us={"Tree": _TREE_SLOW, "Ring": _RING, "NVLS": (0, 0, 25.0), "NVLSTree": (0, 0, 25.0)},
+    nvlink_us={"Tree": _TREE_SLOW, "Ring": _RING, "NVLS": (0.0, 0.0, 25.0), "NVLSTree": (0.0, 0.0, 25.0)},
     ll_max=((39.0, 39.0, 20.4), (87.7, 22.5, 19.0), (141.0, 45.0, 35.0), (141.0, 45.0, 35.0)),
     ring_ll_inside=0.5,
     ring_ll_share=0.5,
@@ -89,9 +94,9 @@ _V221 = replace(
 _V223 = replace(
     _V221,
     base_us={"Tree": (6.8, 14.0, 8.4), "Ring": (6.6, 14.0, 8.4), "PAT": (8.0, 8.0, 8.0)},
-    nvlink_us={**_V221.nvlink_us, "Tree": (0.6, 1.25, 4.0), "PAT": (0, 0, 4.0)},
-    pci_us={"Tree": (1.0, 1.9, 4.0), "Ring": (1.0, 2.5, 5.7), "PAT": (0, 0, 4.0)},
-    net_us={**_V221.net_us, "Tree": (5.0, 8.5, 14.0), "PAT": (0, 0, 14.0)},
+    nvlink_us={**_V221.nvlink_us, "Tree": (0.6, 1.25, 4.0), "PAT": (0.0, 0.0, 4.0)},
+    pci_us={"Tree": (1.0, 1.9, 4.0), "Ring": (1.0, 2.5, 5.7), "PAT": (0.0, 0.0, 4.0)},
+    net_us={**_V221.net_us, "Tree": (5.0, 8.5, 14.0), "PAT": (0.0, 0.0, 14.0)},
     extra_inter_steps=0,
 )
 _V224 = replace(_V223, pat_share=0.75)
@@ -104,7 +109,7 @@ _V225 = replace(
 )
 _V228 = replace(
     _V225,
-    net_us={**_V225.net_us, "NVLSTree": (0, 0, 20.9)},
+    net_us={**_V225.net_us, "NVLSTree": (0.0, 0.0, 20.9)},
     ring_ll128=(*_V225.ring_ll128[:3], (73.4, 34.6, 73.4)),
     tree_ll128=(*_V225.tree_ll128[:3], (55.6, 31.67, 20.0)),
     tree_simple=(*_V225.tree_simple[:3], (70.0, 42.8, 24.0)),
@@ -146,62 +151,12 @@ ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree
 _NVLS_EFFICIENCY = (0.0, 0.0, 0.85, 0.74)
 
 _TREE_CORRECTION = {
-    "LL": (
-        1,
-        1,
-        1,
-        1,
-        0.9,
-        0.8,
-        0.7,
-        0.7,
-        0.7,
-        0.7,
-        0.6,
-        0.5,
-        0.4,
-        0.4,
-        0.5,
-        0.6,
-        0.7,
-        0.8,
-        0.9,
-        1,
-        1,
-        1,
-        1,
-        1,
-    ),
-    "LL128": (
-        1,
-        1,
-        1,
-        1,
-        1,
-        0.9,
-        0.8,
-        0.8,
-        0.8,
-        0.7,
-        0.6,
-        0.6,
-        0.6,
-        0.6,
-        0.6,
-        0.6,
-        0.8,
-        0.9,
-        0.9,
-        0.9,
-        0.9,
-        1,
-        1,
-        1,
-    ),
-    "Simple": (
-        *(0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5),
-        *(0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9, 0.9),
-    ),
+    proto: tuple(map(float, row.split()))
+    for proto, row in {
+        "LL": "1 1 1 1 0.9 0.8 0.7 0.7 0.7 0.7 0.6 0.5 0.4 0.4 0.5 0.6 0.7 0.8 0.9 1 1 1 1 1",
+        "LL128": "1 1 1 1 1 0.9 0.8 0.8 0.8 0.7 0.6 0.6 0.6 0.6 0.6 0.6 0.8 0.9 0.9 0.9 0.9 1 1 1",
+        "Simple": "0.9 0.9 0.9 0.9 0.9 0.9 0.9 0.8 0.7 0.6 0.6 0.5 0.5 0.5 0.5 0.6 0.7 0.8 0.7 0.7 0.8 0.9 0.9 0.9",
+    }.items()
 }
 _CORRECTED = 23
 """Powers of two that are: up to 256 MiB."""
@@ -325,7 +280,7 @@ def _excluded(op: str, algo: str, proto: str, machine: Machine) -> str:
     if algo == "PAT":
         if op not in ("all_gather", "reduce_scatter"):
             return f"{op} has no PAT"
-        if machine.num_ranks > machine.num_nodes or machine.num_nodes == 1:
+        if machine.num_ranks > machine.num_nodes:
             return "PAT needs one GPU per node"
     if proto == "LL128" and not machine.ll128:
         return "LL128 is not safe on this path"
