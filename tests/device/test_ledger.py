@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from distsim.sim.device.allocator.allocator import ACTIVATIONS, GRADIENTS, KINDS, MOST_POINTS, OTHER, Ledger
@@ -107,3 +108,45 @@ def test_a_site_is_the_users_line_with_the_operator_and_its_tensor() -> None:
         (__file__, line, "add", "float32[2,3]"),
         (__file__, line, "buffer", ""),
     ]
+
+
+NEW = [
+    # names are kept, bytes of a second step after one of 100 -> whether its kinds are those of the peak
+    (False, 99, False, "less"),
+    (False, 100, False, "the first of two alike stands"),
+    (False, 101, True, "more"),
+    (True, 99, False, "less, with or without names"),
+    (True, 100, True, "with names the later of two alike stands"),
+]
+
+
+@pytest.mark.parametrize(("named", "nbytes", "is_new", "reason"), NEW)
+def test_which_of_two_steps_has_the_peak(named: bool, nbytes: int, is_new: bool, reason: str) -> None:
+    """The larger one; names of modules decide between equals."""
+    ledger = Ledger()
+    ledger.died(ledger.born(100))
+    ledger.settle()
+    ledger.kind, ledger.named = ACTIVATIONS, named
+    ledger.died(ledger.born(nbytes))
+    assert ledger.has_risen is is_new
+    ledger.settle()
+    assert (ledger.peak[ACTIVATIONS] > 0) is is_new, reason
+
+
+def test_a_ledger_begins_with_nothing() -> None:
+    """One byte is its first peak, and of no module."""
+    ledger = Ledger()
+    assert (set(ledger.peak.values()), ledger.peak_modules, ledger.has_risen) == ({0}, {}, False)
+    ledger.born(1)
+    ledger.settle()
+    assert (ledger.peak_bytes, ledger.peak[OTHER], ledger.peak_modules) == (1, 1, {"": 1})
+
+
+@pytest.mark.parametrize(("events", "points"), [(2, 2), (240, 240), (242, 121), (480, 240), (482, 161)])
+def test_a_curve_has_at_most_240_points(events: int, points: int) -> None:
+    """Of so many allocations and frees each."""
+    ledger = Ledger()
+    for _ in range(events // 2):
+        ledger.died(ledger.born(1))
+    ledger.settle()
+    assert len(ledger.peak_curve) == points
