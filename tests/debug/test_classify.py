@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.divergence import divergence as rules
+from distsim.debug.divergence import find
+from distsim.debug.divergence.source_order import Order, Relation
+from distsim.debug.matching.agreement import Mismatch
 from distsim.debug.matching.index import GroupCalls
 from distsim.debug.records import CallRecord
 from distsim.debug.records.kinds import Kind
@@ -227,3 +232,145 @@ def test_threads_that_raced_keep_each_its_own_order(
     """Of the calls that both have made, twelve at most."""
     mine, other_calls = (calls(letters, threads=threads) for letters, threads in (own, others))
     assert rules.threads_raced(mine, other_calls, by_site=by_site) is raced
+
+
+# --- what the program's text says ----------------------------------------------------------------------
+
+ROUND = [
+    # which of the calls is made in every round of their common loop; in which loops; under a condition -> kind
+    ({"theirs_each_round": True, "still_in_loop": True}, ROUNDS, "it goes round more often"),
+    ({"theirs_each_round": True, "my_guard": 3}, EXTRA, "theirs is made anyway, and mine on a condition"),
+    ({"theirs_each_round": True}, None, "both without a condition: nothing is known"),
+    ({"theirs_each_round": True, "mine_each_round": True, "still_in_loop": True}, None, "both in every round"),
+    ({"mine_each_round": True, "left_loop": True}, ROUNDS, "they go round more often"),
+    ({"mine_each_round": True}, None, "theirs is not in an inner loop"),
+    ({"mine_each_round": True, "my_guard": 3}, None, "what is made in every round has no condition"),
+    ({"left_loop": True, "still_in_loop": True, "my_guard": 3}, None, "neither in every round"),
+    ({"mine_each_round": True, "theirs_each_round": True, "left_loop": True}, None, "both in every round"),
+]
+
+
+@pytest.mark.parametrize(("fields", "kind", "reason"), ROUND)
+def test_one_call_is_made_in_every_round(fields: dict[str, Any], kind: Kind | None, reason: str) -> None:
+    """Who is at the other call has not left it out."""
+    assert find._by_round(Relation(Order.AFTER, **fields)) is kind, reason
+
+
+NEITHER, MINE, THEIRS, BOTH = "", "m", "t", "mt"
+AFTER, BEFORE, APART = Order.AFTER, Order.BEFORE, Order.EXCLUSIVE
+TEXT = [
+    # order of the lines, which call the other rank has made before, what else is known -> kind
+    (AFTER, NEITHER, {}, MISSING, "mine is behind theirs, which it passed"),
+    (BEFORE, NEITHER, {}, None, "it has not come to theirs"),
+    (AFTER, NEITHER, {"mine_for_some": True}, EXTRA, "mine is for some ranks"),
+    (AFTER, NEITHER, {"mine_for_some": True, "theirs_for_some": True}, MISSING, "both are for some ranks"),
+    (AFTER, THEIRS, {"left_loop": True}, ROUNDS, "it made theirs, and has left the loop of it"),
+    (AFTER, THEIRS, {"certain": False}, ROUNDS, "by line numbers alone that is as likely"),
+    (AFTER, THEIRS, {}, MISSING, "theirs is in no loop: it was passed this time"),
+    (AFTER, BOTH, {"left_loop": True}, MISSING, "they have made mine as well"),
+    (AFTER, NEITHER, {"left_loop": True}, MISSING, "it never made theirs"),
+    (BEFORE, THEIRS, {"left_loop": True}, None, "mine comes first"),
+    (BEFORE, MINE, {"still_in_loop": True}, ROUNDS, "they made mine, and it goes round once more"),
+    (BEFORE, MINE, {"certain": False}, ROUNDS, "by line numbers alone that is as likely"),
+    (BEFORE, MINE, {}, MISSING, "it is in the next round already"),
+    (BEFORE, BOTH, {"still_in_loop": True}, MISSING, "it has made theirs as well"),
+    (AFTER, MINE, {"still_in_loop": True}, MISSING, "mine comes last"),
+    (AFTER, NEITHER, {"certain": False}, None, "line numbers alone say nothing"),
+    (BEFORE, NEITHER, {"my_guard": 3}, EXTRA, "mine is on a condition"),
+    (BEFORE, MINE, {"my_guard": 3}, EXTRA, "also where they made it before"),
+    (AFTER, THEIRS, {"passed": True, "my_guard": 3}, EXTRA, "it made theirs in this round; they are in the next"),
+    (AFTER, THEIRS, {"passed": True}, MISSING, "mine is on no condition"),
+    (AFTER, THEIRS, {"my_guard": 3}, MISSING, "theirs is on a condition, too"),
+    (AFTER, BOTH, {"passed": True, "my_guard": 3}, MISSING, "they have made mine as well"),
+    (AFTER, NEITHER, {"passed": True, "my_guard": 3}, MISSING, "it never made theirs"),
+    (APART, NEITHER, {"swapped": True}, ORDER, "two branches with both calls, in two orders"),
+    (APART, NEITHER, {}, None, "two branches with one call each"),
+    (Order.SAME, NEITHER, {"my_guard": 3}, None, "one line"),
+]
+
+
+@pytest.mark.parametrize(("order", "made", "fields", "kind", "reason"), TEXT)
+def test_what_the_text_says_of_two_calls(
+    order: Order, made: str, fields: dict[str, Any], kind: Kind | None, reason: str
+) -> None:
+    """Without any later call. Rank 0 is at `c`, rank 1 at `b`; each may have made the other's call before."""
+    mine, theirs = calls("xc")[1], calls("xb", rank=1)[1]
+    mine.seq = theirs.seq = 2
+    log = GroupCalls(0, mine.group, calls={0: [*calls("b" if THEIRS in made else "x"), mine]})
+    log.calls[1] = [*calls("c" if MINE in made else "x", rank=1), theirs]
+    assert find._by_text(log, mine, theirs, Relation(order, **fields)) is kind, reason
+
+
+BEFORE_NOW = [
+    ("b", "b", True, "at that line"),
+    ("B", "b", False, "at another line"),
+    ("", "b", False, "no call"),
+    ("d", "b", False, "another operation"),
+]
+
+
+@pytest.mark.parametrize(("past", "letter", "called", "reason"), BEFORE_NOW)
+def test_a_call_that_a_rank_has_made_before(past: str, letter: str, called: bool, reason: str) -> None:
+    """By operation and line, and before the call of that number."""
+    record = calls(f"x{letter}")[1]
+    record.seq = 2
+    log = GroupCalls(0, record.group, calls={0: calls(past)})
+    assert find._called_before(log, record, 0) is called, reason
+    assert find._called_before(log, record, 1) is False, "a rank without calls"
+    record.seq = 1
+    assert find._called_before(log, record, 0) is False, "at the same time is not before"
+    record.site, record.seq = None, 2
+    assert find._called_before(log, record, 0) is False, "a line that is not known"
+
+
+@pytest.mark.parametrize(
+    ("letters", "threads", "raced"),
+    [
+        ("ab", ("MainThread", "worker"), True),
+        ("aa", ("MainThread", "worker"), False),
+        ("ab", ("MainThread", "MainThread"), False),
+        ("ab", ("worker-0", "worker-12"), False),
+        ("ab", ("Thread-1 (load)", "Thread-2 (save)"), True),
+    ],
+)
+def test_calls_of_two_threads(letters: str, threads: tuple[str, str], raced: bool) -> None:
+    """At two lines; threads of one part of the program differ in a number alone."""
+    mine, other = (calls(letter, threads=threads[:1])[0] for letter in letters)
+    mine.thread, other.thread = threads
+    assert find._from_two_threads(mine, other) is raced
+
+
+CREATORS = [
+    # operation of each rank -> culprits, others
+    ("nna", (2,), (0, 1), "the one that does not create"),
+    ("naa", (1, 2), (0,), "however many they are"),
+    ("aan", (0, 1), (2,), "or of which rank"),
+    ("nnn", (1,), (0, 2), "all create: as the vote has it"),
+]
+
+
+@pytest.mark.parametrize(("ops", "culprits", "others", "reason"), CREATORS)
+def test_who_did_not_create_a_group(ops: str, culprits: tuple[int, ...], others: tuple[int, ...], reason: str) -> None:
+    """Where new_group met another call."""
+    made = {rank: calls("a")[0] for rank in range(len(ops))}
+    for rank, letter in enumerate(ops):
+        made[rank].rank, made[rank].op = rank, "new_group" if letter == "n" else "all_reduce"
+    mismatch = Mismatch(ONE, made[0].group, 1, (1,), (0, 2), "", {}, False, made)
+    assert find._creators(mismatch) == (culprits, others), reason
+
+
+UNEVEN = [
+    ("all_to_all_single", [((2, 2), (2, 2))], False, "equal splits"),
+    ("all_to_all_single", [((2, 2), (2, 2)), ((2, 2), (1, 3))], True, "one rank's output splits"),
+    ("all_to_all_single", [((1, 3), (2, 2))], True, "the first one's input splits"),
+    ("all_to_all", [(None, None)], False, "none"),
+    ("all_gather", [((1, 3), None)], False, "another operation"),
+]
+
+
+@pytest.mark.parametrize(("op", "splits", "uneven", "reason"), UNEVEN)
+def test_calls_whose_equal_arguments_are_not_enough(op: str, splits: Any, uneven: bool, reason: str) -> None:
+    """An exchange by uneven splits."""
+    group = calls("a")[0].group
+    records = [CallRecord(0, group, 1, op, input_splits=sent, output_splits=taken) for sent, taken in splits]
+    assert find._uneven(records) is uneven, reason
