@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler
 
 from distsim.debug.diagnosis.silent.collect import collector as rules
-from distsim.debug.diagnosis.silent.collect import hooks, sketch
 from distsim.debug.diagnosis.silent.collect.collector import (
     EVERY,
     FEW,
@@ -23,11 +21,9 @@ from distsim.debug.diagnosis.silent.collect.collector import (
     TURNS,
     Collector,
 )
-from distsim.debug.diagnosis.silent.collect.sketch import WIDTH, Addresses, Parameters, ShardedModules, array_of
+from distsim.debug.diagnosis.silent.collect.sketch import WIDTH, sketch
 from distsim.debug.diagnosis.silent.facts import ParameterFact, StepFact, TrainingPhase
 from distsim.debug.records.signature import REDUCE_OPS
-
-F64 = torch.float64
 
 
 def tracked_of(collector: Collector, count: int, numel: int = 1) -> list[Any]:
@@ -102,9 +98,9 @@ def test_a_step_has_its_parameters_before_and_after() -> None:
         step = step_of(collector, optimizer)
         assert (step.optimizer, step.number, step.parameters, step.without_gradient) == (0, number, (0, 1), 0)
         assert (step.owns_state, step.has_closure, collector.num_steps) == (True, False, number)
-        np.testing.assert_allclose(step.before[0], sketch.sketch(before))
-        np.testing.assert_allclose(step.after[0], sketch.sketch(model.weight))
-        np.testing.assert_allclose(step.gradients[0], sketch.sketch(model.weight.grad), rtol=1e-6)
+        np.testing.assert_allclose(step.before[0], sketch(before))
+        np.testing.assert_allclose(step.after[0], sketch(model.weight))
+        np.testing.assert_allclose(step.gradients[0], sketch(model.weight.grad), rtol=1e-6)
         assert [len(local) for local in step.local.values()] == [number, number]
         np.testing.assert_allclose(sum(step.local[0]), step.gradients[0], rtol=1e-5)
         assert list(step.state[1]) == ([] if number == 1 else ["momentum_buffer"])
@@ -440,294 +436,115 @@ def test_entries_of_an_optimizers_state(state: Any, entries: dict[str, float]) -
     assert Collector(0)._state_of(object(), parameter) == {}
 
 
-# --- losses, clipping, dropout, data --------------------------------------------------------------------
+# --- DistributedDataParallel and DTensors ---------------------------------------------------------------
 
-LOGITS = torch.arange(8.0).view(4, 2).requires_grad_()
-TARGET = torch.tensor([0, 1, -100, 1])
-LOSSES = [
-    # function, arguments -> reduction, targets, whether they are tokens
-    ("cross_entropy", (LOGITS, TARGET), {}, ("mean", 3, True), "one is ignored"),
-    ("cross_entropy", (LOGITS, TARGET.abs() % 3), {"ignore_index": 1}, ("mean", 1, True), "three are"),
-    ("cross_entropy", (LOGITS, TARGET), {"reduction": "sum"}, ("sum", 3, True), "a sum"),
-    ("cross_entropy", (LOGITS, TARGET), {"reduction": "none"}, ("none", 3, True), "no scalar"),
-    ("cross_entropy", (LOGITS, TARGET, torch.ones(2)), {}, ("none", 0, False), "weights of classes"),
-    ("cross_entropy", (LOGITS, torch.ones(4, 2) / 2), {}, ("mean", 4, False), "probabilities of classes"),
-    ("nll_loss", (LOGITS, TARGET), {}, ("mean", 3, True), "as cross entropy"),
-    ("mse_loss", (LOGITS, torch.ones(4, 2)), {}, ("mean", 8, False), "each number"),
-    ("mse_loss", (LOGITS, torch.ones(4, 2)), {"reduction": "sum"}, ("sum", 8, False), "a sum"),
-    ("mse_loss", (LOGITS, torch.ones(4, 2)), {"weight": torch.ones(4, 2)}, ("none", 0, False), "weights"),
-    ("l1_loss", (LOGITS, torch.ones(4, 2)), {}, ("none", 0, False), "not counted"),
-    ("mse_loss", (LOGITS.detach(), torch.ones(4, 2)), {}, None, "nothing to learn from"),
+
+class Ddp(nn.Module):
+    """As much of DistributedDataParallel as the collector reads."""
+
+    def __init__(self, module: nn.Module, process_group: Any = "dp", ignored: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.module, self.process_group, self.parameters_to_ignore = module, process_group, ignored
+
+
+@pytest.fixture
+def two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "get_process_group_ranks", lambda group: [0, 1])
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_parameters_of_ddp() -> None:
+    """Known once its constructor has ended, but for those that it ignores; a hook may approximate gradients."""
+    collector = Collector(0)
+    whole, failed = Ddp(model_of(), ignored=("bias",)), Ddp(model_of(), process_group=None)
+    for ddp in (failed, whole, Ddp(model_of())):  # nobody holds the third
+        collector.new_ddp(ddp)
+    del ddp
+    collector.compress(whole)
+    facts = collector.facts.parameters
+    assert [(fact.name, fact.ddp, fact.compressed) for fact in facts] == [("weight", (0, 1), True), ("bias", (), False)]
+    collector.new_ddp(failed)
+    step_of(collector, torch.optim.SGD(whole.parameters(), lr=0.5))
+    assert len(collector.facts.parameters) == 2
+
+
+BUFFERS = [
+    # depth of the module, in training, with gradients, closely -> whether its buffers are recorded
+    (2, True, True, True, True, "a model inside DDP"),
+    (1, True, True, True, False, "a model that is called by itself"),
+    (3, True, True, True, False, "a part of a model"),
+    (2, False, True, True, False, "in evaluation"),
+    (2, True, False, True, False, "without gradients"),
+    (2, True, True, False, False, "between the steps that are looked at closely"),
 ]
 
 
-def patched(collector: Collector, name: str) -> Any:
-    """torch's function with the hook that reports to *collector*."""
-    every = hooks.function_patches(lambda: collector)
-    return next(wrapper for _, attribute, wrapper in every if attribute == name)
-
-
-@pytest.mark.parametrize(("name", "args", "kwargs", "fact", "reason"), LOSSES)
-def test_targets_of_a_loss(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], fact: Any, reason: str) -> None:
-    """Reduction, number of targets, and whether some may be ignored."""
-    collector = Collector(0)
-    patched(collector, name)(*args, **kwargs)
-    assert collector.failure is None
-    facts = [(one.reduction, one.targets, one.counts_tokens) for one in collector.window.losses]
-    assert facts == ([] if fact is None else [fact]), reason
-
-
-BACKWARDS = [
-    (lambda loss: loss, 1.0, 1, "the loss itself"),
-    (lambda loss: loss / 4, 0.25, 1, "a part of it"),
-    (lambda loss: (loss * 2).squeeze().to(F64).view(1).mean(), 2.0, 1, "a multiple, shaped and converted"),
-    (lambda loss: loss + LOGITS.sum(), 1.0, 2, "a sum with another: one more, unknown"),
-    (lambda loss: loss.exp(), None, 2, "a function of it: one more, unknown"),
-]
-
-
-@pytest.mark.parametrize(("of", "weight", "count", "reason"), BACKWARDS)
-def test_the_weight_of_a_loss(of: Any, weight: float | None, count: int, reason: str) -> None:
-    """The gradient that arrives at it; a backward pass from elsewhere is an unknown loss."""
-    collector = Collector(0)
-    loss = patched(collector, "mse_loss")(LOGITS, torch.ones(4, 2))
-    total = of(loss)
-    patched(collector, "backward")(total)
-    assert collector.failure is None
-    assert len(collector.window.losses) == count, reason
-    if weight is not None:
-        assert collector.window.losses[0].weight == weight
-    assert collector.roots == {}
-
-
-def test_a_loss_that_is_used_twice_has_both_weights() -> None:
-    """As micro-batches of one graph have."""
-    collector = Collector(0)
-    loss = patched(collector, "mse_loss")(LOGITS, torch.ones(4, 2))
-    for part in (loss / 4, loss / 2):
-        part.backward(retain_graph=True)
-    assert collector.window.losses[0].weight == 0.75
-
-
-@pytest.mark.parametrize(
-    ("p", "training", "looks_closely", "device", "recorded"),
-    [
-        (0.5, True, True, "cpu", True),
-        (0.5, False, True, "cpu", False),
-        (0.0, True, True, "cpu", False),
-        (1.0, True, True, "cpu", False),
-        (0.5, True, False, "cpu", False),
-        (0.5, True, True, "meta", False),
-    ],
-)
-def test_a_dropout_is_recorded(p: float, training: bool, looks_closely: bool, device: str, recorded: bool) -> None:
-    """Where it draws and the input is known: the same state of the generator has the same number."""
-    collector = Collector(0)
-    collector.looks_closely = looks_closely
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        patched(collector, "dropout")(torch.ones(3, 2, device=device), p, training)
-    facts = collector.window.dropouts
-    assert len(facts) == (3 if recorded else 0)
-    if recorded:
-        assert facts[0].state == facts[1].state != facts[2].state
-        assert facts[0].shape == (3, 2)
-        assert facts[0].site is not None
-
-
-@pytest.mark.parametrize(
-    ("total", "norm", "is_plain"),
-    [
-        (torch.tensor(2.5), 2.5, True),
-        (torch.tensor([2.5]), 2.5, True),
-        (torch.ones(2), None, True),
-        (torch.empty((), device="meta"), None, True),
-        (nn.Parameter(torch.tensor(2.5)), 2.5, False),
-    ],
-)
-def test_a_norm_by_which_gradients_are_clipped(total: Any, norm: float | None, is_plain: bool) -> None:
-    """One number that is known, and whether it is a plain tensor."""
-    collector = Collector(0)
-    for _ in range(MOST_FACTS + 1):
-        hooks._clipped(collector, total, [], 1)
-    assert len(collector.window.clips) == MOST_FACTS
-    fact = collector.window.clips[0]
-    assert (fact.limit, fact.norm, fact.is_plain) == (1.0, norm, is_plain)
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_an_epoch_of_a_distributed_sampler(shuffle: bool) -> None:
-    """Only where it shuffles: its epoch is then its order."""
-    collector = Collector(0)
-    sampler: Any = DistributedSampler(range(4), num_replicas=2, rank=0, shuffle=shuffle)  # type: ignore[arg-type]
-    for epoch in (0, 3):
-        sampler.set_epoch(epoch)
-        hooks._iterates(collector, DataLoader(range(4), sampler=sampler))  # type: ignore[arg-type]
-    hooks._iterates(collector, DataLoader(range(4)))  # type: ignore[arg-type]
-    assert [(fact.sampler, fact.epoch) for fact in collector.window.epochs] == ([(0, 0), (0, 3)] if shuffle else [])
-
-
-# --- sketches and parameters ----------------------------------------------------------------------------
-
-
-def test_weights_of_a_sketch_are_the_same_in_every_process() -> None:
-    """Also once more of them were needed; of mean 0 and mean square 1."""
-    first = sketch._signs_of(4).copy()
-    many = sketch._signs_of(100_000)
-    np.testing.assert_array_equal(first, many[:4])
-    np.testing.assert_allclose(first, [0.7495, -0.9234, 0.5973, -0.9825], atol=1e-4)
-    assert abs(float(many.mean())) < 0.01
-    assert float((many**2).mean()) == pytest.approx(1.0, rel=0.01)
-    assert 0.48 <= float(np.abs(many).min()) < float(np.abs(many).max()) <= 1.442
-
-
-@pytest.mark.parametrize("size", [1, 15, 16, 17, 32, 35])
-def test_a_sketch_by_hand(size: int) -> None:
-    """Number i counts for sum i % 16, with the weight of row i // 16."""
-    values = np.arange(1, size + 1, dtype=np.float32)
-    signs = sketch._signs_of(3)
-    by_hand = np.zeros(WIDTH)
-    for index, value in enumerate(values):
-        by_hand[index % WIDTH] += signs[index // WIDTH] * value
-    np.testing.assert_allclose(sketch.sketch_array(values), by_hand, rtol=1e-5)
-
-
-def test_values_that_are_read_in_place() -> None:
-    """A parameter and a tensor by its strides; not what torch would have to compute, and no class of somebody's own."""
-    tensor = torch.arange(12.0).view(3, 4)
-    for view in (tensor, tensor.t(), tensor[:, 1:], nn.Parameter(tensor), tensor[1, 2]):
-        values = array_of(view)
-        assert values is not None
-        assert values.tolist() == view.tolist()
-    assert array_of(torch._neg_view(tensor)) is None
-    assert array_of(tensor.as_subclass(type("Other", (torch.Tensor,), {}))) is None
-    assert array_of(torch.ones(2, dtype=torch.bool)).tolist() == [True, True]  # type: ignore[union-attr]
-    assert [sketch.is_constant(torch.full((3,), 2.0)), sketch.is_constant(torch.tensor([2.0, 2.0, 1.0]))] == [
-        True,
-        False,
-    ]
-    assert not sketch.is_constant(torch.empty(0))
-    assert sketch.sketch(torch.ones(2), read=lambda tensor: np.zeros(0)) is None
-
-
-def parameters() -> Parameters:
-    return Parameters(array_of, lambda tracked, gradient: None)
-
-
-def test_parameters_are_followed_once_under_their_names() -> None:
-    """One that is frozen only once an optimizer has it, under its name in the model; an unknown one as asked."""
-    followed, model = parameters(), nn.Sequential(model_of(), nn.Linear(2, 2))
-    model[1].bias.requires_grad_(False)
-    for _ in range(2):
-        followed.add_model(model)
-    assert [(fact.name, fact.module, fact.shape) for fact in followed.facts] == [
-        ("0.weight", "0", (2, 3)),
-        ("0.bias", "0", (2,)),
-        ("1.weight", "1", (2, 2)),
-    ]
-    assert followed.get(model[1].bias) is None
-    assert followed.of_optimizer(model[1].bias, "x").index == 3
-    assert followed.of_optimizer(nn.Parameter(torch.ones(1)), "x").index == 4
-    assert followed.of_optimizer(model[0].weight, "x").index == 0
-    assert [(fact.name, fact.module, fact.constant) for fact in followed.facts[3:]] == [
-        ("1.bias", "1", False),
-        ("x", "", True),
-    ]
-    assert [tracked.index for _, tracked in followed.living()] == [0, 1, 2, 3]
-
-
-def test_names_of_parameters_and_buffers() -> None:
-    """A shared part once; buffers that a checkpoint has, of no norm."""
-    shared = model_of()
-    model = nn.Module()
-    model.one, model.other, model.norm = shared, shared, nn.BatchNorm1d(2)
-    model.register_buffer("kept", torch.ones(1))
-    model.register_buffer("left_out", torch.ones(1), persistent=False)
-    model.one.register_buffer("inner", torch.ones(1))
-    assert [name for name, _, _ in sketch.parameters_of(model)] == [
-        "one.weight",
-        "one.bias",
-        "norm.weight",
-        "norm.bias",
-    ]
-    assert [name for name, _ in sketch.buffers_of(model)] == ["kept", "one.inner"]
-
-
-REPLICATE, SHARD = (SimpleNamespace(is_replicate=lambda answer=answer: answer) for answer in (True, False))
-MESH = [
-    # shape of the mesh, coordinate, placements -> ranks with the same part
-    ((4,), [1], (REPLICATE,), (10, 11, 12, 13)),
-    ((4,), [1], (SHARD,), (11,)),
-    ((2, 3), [0, 2], (REPLICATE, SHARD), (12, 15)),
-    ((2, 3), [1, 2], (SHARD, REPLICATE), (13, 14, 15)),
-    ((2, 3), [1, 1], (SHARD, SHARD), (14,)),
-    ((2, 3), [1, 1], (REPLICATE, REPLICATE), (10, 11, 12, 13, 14, 15)),
-    ((2, 3), None, (SHARD, SHARD), ()),
-]
-
-
-@pytest.mark.parametrize(("shape", "coordinate", "placements", "ranks"), MESH)
-def test_ranks_that_hold_the_same_part(shape: Any, coordinate: Any, placements: Any, ranks: tuple[int, ...]) -> None:
-    """By what the mesh replicates; none for a rank outside of it."""
-    mesh = SimpleNamespace(
-        mesh=torch.arange(10, 10 + int(np.prod(shape))).view(shape), get_coordinate=lambda: coordinate
+@pytest.mark.usefixtures("two_ranks")
+@pytest.mark.parametrize(("depth", "training", "mode", "closely", "recorded", "reason"), BUFFERS)
+def test_buffers_under_ddp(depth: int, training: bool, mode: bool, closely: bool, recorded: bool, reason: str) -> None:
+    """Those of floating point that DDP broadcasts and that are not too large."""
+    collector, model = Collector(0), model_of()
+    for name, buffer in (("kept", torch.ones(2)), ("ignored", torch.ones(2)), ("count", torch.ones(2).int())):
+        model.register_buffer(name, buffer)
+    model.register_buffer("large", torch.ones(rules.MOST_ELEMENTS + 1))
+    model.register_buffer("unknown", torch.ones(2, device="meta"))
+    model.train(training)
+    ddp = Ddp(model, ignored=("ignored",))
+    collector.new_ddp(ddp)
+    collector.looks_closely = closely
+    with torch.set_grad_enabled(mode):
+        for module in (ddp, nn.ReLU(), nn.ReLU())[: depth - 1]:
+            collector.enter_module(module, (), sys._getframe())
+        if depth == 1:
+            collector._add_ddps()
+        collector.enter_module(model, (), sys._getframe())
+    assert [(fact.name, fact.ranks) for fact in collector.window.buffers] == ([("kept", (0, 1))] if recorded else []), (
+        reason
     )
-    assert sketch.mesh_ranks(mesh, placements) == ranks
-
-
-def test_tensors_are_recognized_by_their_memory() -> None:
-    """By address and number of elements, as it is now."""
-    followed, model = parameters(), model_of()
-    followed.add_model(model)
-    addresses = Addresses(followed)
-    assert addresses.gradient_of(torch.ones(6)) is None
-    model(torch.ones(1, 3)).sum().backward()
-    weight, gradient = model.weight, model.weight.grad
-    assert addresses.gradient_of(gradient) is None, "the index is older"
-    addresses.forget()
-    assert addresses.gradient_of(gradient) is addresses.value_of(weight.detach().view(6)) is followed.get(weight)
-    assert addresses.gradient_of(weight) is addresses.value_of(gradient) is None
-    assert addresses.value_of(weight[0]) is None, "a part of it"
-    assert addresses.value_of(torch.eye(2).to_sparse()) is None
-    assert addresses.value_of(torch.empty(6, device="meta")) is None
-    weight.grad = None
-    assert addresses.gradient_of(gradient) is None
 
 
 class DTensor:
-    """A parameter that fully_shard has sharded over ranks 2 and 1."""
+    """A DTensor on a mesh of two ranks."""
 
-    is_leaf, requires_grad = True, True
-    placements = (SHARD,)
+    def __init__(self, kind: str) -> None:
+        self.placements = [SimpleNamespace(is_replicate=lambda: kind != "shard", is_partial=lambda: kind == "partial")]
+        self.device_mesh = SimpleNamespace(mesh=torch.tensor([0, 1]), get_coordinate=lambda: [0])
+        self._local_tensor = torch.ones(3)
 
-    def __init__(self) -> None:
-        self.device_mesh = SimpleNamespace(mesh=torch.tensor([2, 1]), get_coordinate=lambda: [0])
+
+@pytest.mark.parametrize(
+    ("kind", "closely", "recorded"),
+    [("replicate", True, 1), ("replicate", False, 0), ("partial", True, 0), ("shard", True, 0)],
+)
+def test_inputs_that_are_declared_as_replicated(kind: str, closely: bool, recorded: int) -> None:
+    """What several ranks hold alike and is no sum to come."""
+    collector, model = Collector(0, sketch_of=lambda tensor: np.ones(WIDTH, dtype=np.float32)), model_of()
+    collector.looks_closely = closely
+    collector.enter_module(model, (), sys._getframe())
+    collector.leave_module(model, (DTensor(kind), torch.ones(2)))
+    facts = [(fact.module, fact.ranks, fact.shape) for fact in collector.window.placements]
+    assert facts == [("Linear", (0, 1), (3,))] * recorded
 
 
-def test_writes_to_gathered_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the version of the gathered tensor, from the second forward pass on."""
-    monkeypatch.setattr(sketch, "local_part", lambda tensor: torch.ones(1) if isinstance(tensor, DTensor) else tensor)
-    shard, gathered = DTensor(), nn.Parameter(torch.ones(2))
-    followed = parameters()
-    followed.add(shard, "w", "")
-    sharded = ShardedModules(followed)
-    module = nn.Module()
-    held: dict[str, Any] = {"w": shard}
-    monkeypatch.setattr(sketch, "parameters_of", lambda model: [(name, one, "") for name, one in held.items()])
-    sharded.enter(module)
-    assert list(sharded.written(module)) == [], "not gathered"
-    held["w"] = gathered
-    sharded.enter(module)
-    assert list(sharded.written(module)) == [], "nothing to compare with"
-    assert followed.facts[0].fsdp == (1, 2)
-    assert list(sharded.written(module)) == []
-    with torch.no_grad():
-        gathered.add_(1)
-    assert list(sharded.written(module)) == ["w"]
-    assert list(sharded.written(module)) == []
-    held["w"] = nn.Parameter(torch.ones(2))
-    with torch.no_grad():
-        held["w"].add_(1).add_(1).add_(1)
-    assert list(sharded.written(module)) == [], "another tensor"
-    assert list(sharded.written(nn.Module())) == []
-    assert followed.facts[0].mesh == (2,)
+class ZeroRedundancyOptimizer(torch.optim.SGD):
+    """Named as torch's."""
+
+
+def test_an_optimizer_that_shards_its_state() -> None:
+    """By its class, or one above it."""
+    optimizers = (torch.optim.SGD, ZeroRedundancyOptimizer, type("Mine", (ZeroRedundancyOptimizer,), {}))
+    assert [step_of(Collector(0), kind(model_of().parameters(), lr=0.5)).owns_state for kind in optimizers] == [1, 0, 0]
+
+
+def test_three_steps_by_hand_are_enough() -> None:
+    """Then their parameters are no longer sketched."""
+    collector, model = Collector(0), model_of(bias=False)
+    for _ in range(FIRST_STEPS + 2):
+        collector.enter_module(model, (torch.ones(1, 3),), sys._getframe())
+        output = model(torch.ones(1, 3)).sum()
+        collector.leave_module(model, (torch.ones(1, 3),))
+        output.backward()
+        with torch.no_grad():
+            model.weight += 1
+    collector.enter_module(model, (torch.ones(1, 3),), sys._getframe())
+    assert [step.number for step in collector.facts.steps] == [1, 2, 3]

@@ -227,11 +227,7 @@ class Collector:
         for name, buffer in buffers_of(module) if torch.is_grad_enabled() else ():
             if name in ignored or not buffer.is_floating_point() or buffer.numel() > MOST_ELEMENTS:
                 continue
-            if (
-                torch.is_grad_enabled()
-                and self.keeps(self.window.buffers)
-                and (vector := self.sketch(buffer)) is not None
-            ):
+            if self.keeps(self.window.buffers) and (vector := self.sketch(buffer)) is not None:
                 self.window.buffers.append(BufferFact(name, ranks, vector))
 
     def leave_module(self, module: Any, args: Sequence[Any]) -> None:
