@@ -10,7 +10,8 @@ import torch
 
 from distsim.errors import UsageError
 from distsim.kernels import Gpu, kernel_cost
-from distsim.kernels.gpu import _COSTS
+from distsim.kernels.cost import nbytes
+from distsim.kernels.gpu import _COSTS, has_custom_cost
 from tests.kernels.shapes import meta
 
 
@@ -85,3 +86,95 @@ def test_aten_can_be_said_otherwise() -> None:
     kernel_cost("aten::relu", bytes=7)
     cost = Gpu.named("h100").cost(torch.ops.aten.relu.default, (meta(8),), {}, meta(8))
     assert cost.nbytes == 7
+
+
+NAMES = [
+    ("my::op", "my::op", "a name"),
+    (torch.ops.aten.relu, "aten::relu", "all overloads"),
+    (torch.ops.aten.add.Tensor, "aten::add.Tensor", "one overload"),
+    (torch.ops.aten.relu.default, "aten::relu", "the overload that has no name"),
+]
+
+
+@pytest.mark.parametrize(("operator", "name", "reason"), NAMES)
+def test_the_name_under_which_a_cost_is_kept(operator: Any, name: str, reason: str) -> None:
+    """By namespace and name, and by its overload where it has one."""
+    before = set(_COSTS)
+    kernel_cost(operator)
+    assert set(_COSTS) - before == {name}, reason
+    assert _COSTS[name] == (0, None)
+    base, _, overload = name.partition(".")
+    assert has_custom_cost(base, overload or "default") is True
+    assert has_custom_cost(base, "out") is ("." not in name)
+    assert has_custom_cost("aten::sin", "default") is False
+
+
+@pytest.mark.parametrize("name", ["op", "a::b::c", 3])
+def test_what_is_no_name_of_an_operator(name: Any) -> None:
+    """A namespace and a name, once each."""
+    with pytest.raises(UsageError, match="expected an operator"):
+        kernel_cost(name)
+
+
+def test_amounts_of_nothing_and_of_less() -> None:
+    """Zero is an amount, less is not."""
+    kernel_cost("my::op", flops=0, bytes=0)
+    for amounts in ({"flops": -1}, {"bytes": -0.5}):
+        with pytest.raises(UsageError, match="of 0 or more, got -"):
+            kernel_cost("my::op", **amounts)
+
+
+LAUNCHES = [
+    # flops, bytes -> what it takes beyond the floor
+    (None, None, 800, 0, True, "without a cost what it moves"),
+    (0, 0, 0, 0, True, "nothing: the floor alone"),
+    (10**12, 0, 0, 10**12, False, "flops at the rate of products"),
+    (10**9, 10**9, 10**9, 10**9, True, "the longer one"),
+]
+
+
+@pytest.mark.parametrize(("flops", "moved", "nbytes", "counted", "memory_bound", "reason"), LAUNCHES)
+def test_the_cost_of_a_launch(
+    flops: int | None, moved: int | None, nbytes: int, counted: int, memory_bound: bool, reason: str
+) -> None:
+    """The longer of its flops and its bytes, beside the kernel's floor."""
+    gpu, given = Gpu.named("h100"), flops is not None
+    if given:
+        kernel_cost("cuda::mine", flops=flops, bytes=moved)
+    cost, is_given = gpu.launch_cost("cuda::mine", (meta(8),), {"other": [meta(8)]}, 800)
+    spec = gpu.spec
+    bytes_s = nbytes / (spec.chip.memory_bandwidth * spec.memory.elementwise)
+    math_s = counted / (spec.chip.peak("bf16") * spec.gemm.sustained("bf16"))
+    assert cost.seconds == pytest.approx(spec.memory.floor + max(bytes_s, math_s)), reason
+    assert (cost.memory_bound, cost.kernels, cost.nbytes, cost.flops) == (memory_bound, 1, nbytes, counted)
+    assert is_given is given
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "number"),
+    [((2, 3), (3, 1), 6), ((2, 3), (0, 1), 3), ((2, 3), (0, 0), 1), ((0, 3), (0, 1), 0), ((0,), (1,), 0), ((), (), 1)],
+)
+def test_bytes_that_a_tensor_has_in_memory(size: Any, stride: Any, number: int) -> None:
+    """Once for all that it repeats; nothing has no bytes, however it is laid out."""
+    tensor = torch.empty_strided(size, stride, dtype=torch.bfloat16, device="meta")
+    assert nbytes([tensor, {"again": (tensor,)}, 7]) == 2 * 2 * number
+
+
+@pytest.mark.parametrize(
+    ("memory", "bandwidth", "expected"),
+    [
+        (None, None, None),
+        (1.05, None, None),
+        (0.95, None, None),
+        (1.11, None, 1.11),
+        (0.5, 1e12, 0.5),
+        (1.05, 1e12, None),
+    ],
+)
+def test_memory_of_another_card(memory: float | None, bandwidth: float | None, expected: float | None) -> None:
+    """A tenth more or less is the same card, which is sold by a round number."""
+    plain = Gpu.named("h100")
+    gpu = Gpu.named("h100", memory=memory and memory * plain.memory_bytes, memory_bandwidth=bandwidth)
+    assert gpu.memory_bytes == int((expected or 1) * plain.memory_bytes)
+    assert gpu.memory_bandwidth == (bandwidth or plain.memory_bandwidth)
+    assert (gpu.spec is plain.spec) is (expected is None and bandwidth is None)
