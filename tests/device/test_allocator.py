@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 
+from distsim.sim.device.allocator import ExpandableAllocator, is_expandable
 from distsim.sim.device.allocator.allocator import MIB, Allocator, Block, Full, rounded
 
 GIB = 1 << 30
@@ -238,3 +244,75 @@ def test_retries_are_set_back_with_the_totals() -> None:
     assert (allocator.num_retries, allocator.num_out_of_memory) == (1, 1)
     allocator.reset_totals()
     assert (allocator.num_retries, allocator.num_out_of_memory) == (0, 0)
+
+
+def expandable(pages: int = 4) -> ExpandableAllocator:
+    """A device of some pages of 20 MiB."""
+    return ExpandableAllocator(pages * 20 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ("expandable_segments:True", True),
+        ("max_split_size_mb:128, expandable_segments:True", True),
+        ("expandable_segments:False", False),
+        ("", False),
+    ],
+)
+def test_the_environment_asks_for_expandable_segments(settings: str, expected: bool) -> None:
+    """By both names of the variable."""
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        assert is_expandable({name: settings}) is expected
+
+
+def test_an_expandable_segment_grows_by_pages() -> None:
+    """Allocations lie one behind the other, and only pages that are needed are reserved."""
+    memory = expandable()
+    blocks = [memory.allocate(15 * MIB) for _ in range(3)]
+    assert addresses(*blocks) == [0, 15 * MIB, 30 * MIB]
+    assert memory.reserved == 60 * MIB
+    small = memory.allocate(512)
+    assert memory.reserved == 62 * MIB
+    assert not 0 <= small.address < 80 * MIB
+    assert len(memory.segments) == 2
+
+
+def test_free_pages_between_blocks_are_used_again() -> None:
+    """Three free pages apart from each other hold 50 MiB, for which separate segments would have no room."""
+    plain, memory = Allocator(6 * 20 * MIB), expandable(6)
+    for one in (plain, memory):
+        blocks = [one.allocate(20 * MIB) for _ in range(6)]
+        for block in blocks[::2]:
+            one.free(block)
+    memory.allocate(50 * MIB)
+    assert (memory.reserved, memory.allocated, memory.num_retries) == (120 * MIB, 110 * MIB, 1)
+    with pytest.raises(Full):
+        plain.allocate(64 * MIB)
+    memory.empty_cache()
+    assert sum(size for _, size, _ in memory._pools[False].free) == memory.reserved - memory.allocated
+
+
+@hypothesis.given(st.lists(st.integers(1, 60 * MIB), max_size=40), st.randoms(use_true_random=False))
+@hypothesis.settings(max_examples=30, deadline=None)
+def test_an_expandable_device_is_full_only_if_its_pages_are(sizes: list[int], chance: Any) -> None:
+    """Blocks never share an address, every page is counted once, and nothing is left when all is given back."""
+    memory, held = expandable(8), list[Block]()
+    for size in sizes:
+        try:
+            held.append(memory.allocate(size))
+        except Full:
+            assert memory.allocated + size > 4 * 20 * MIB
+        if held and chance.random() < 0.5:
+            memory.free(held.pop(chance.randrange(len(held))))
+        if chance.random() < 0.1:
+            memory.empty_cache()
+        ends = sorted((block.address, block.address + block.size) for block in held)
+        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(ends))
+        free = sum(size for pool in memory._pools.values() for _, size, _ in pool.free)
+        assert memory.reserved == memory.allocated + free
+        assert memory.reserved <= memory.capacity
+    for block in held:
+        memory.free(block)
+    memory.empty_cache()
+    assert (memory.reserved, memory.allocated, memory.segments) == (0, 0, {})

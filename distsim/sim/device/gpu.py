@@ -20,7 +20,7 @@ from distsim.debug.records import CallRecord, CallWait, HostWait, State, Wait
 from distsim.errors import NotSimulated
 from distsim.kernels import Cost
 from distsim.kernels.gpu import HostCpu, host_of
-from distsim.sim.device.allocator import Allocator, Block, Full
+from distsim.sim.device.allocator import Allocator, Block, ExpandableAllocator, Full, is_expandable
 from distsim.sim.device.allocator.claims import Shortage, shortage, site_reader
 from distsim.sim.device.generator import CudaGenerator
 from distsim.sim.device.operators.values import Values
@@ -115,7 +115,8 @@ class Device:
         self.model = model
         self.torch_device = torch.device("cuda", index)
         self.timeline = Timeline(process.world.env)
-        self.memory = Allocator(model.memory_bytes - model.context_bytes)
+        kind = ExpandableAllocator if is_expandable(os.environ) else Allocator
+        self.memory = kind(model.memory_bytes - model.context_bytes)
         self.shortage: Shortage | None = None
         """Shortage of the last OutOfMemoryError."""
         self._accelerators: Accelerators = process.accelerators

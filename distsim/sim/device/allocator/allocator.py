@@ -352,6 +352,8 @@ def _less(number: Tally, nbytes: Tally, size: int) -> None:
 class Allocator:
     """One device's memory as one process sees it. *capacity*: bytes that are left to it."""
 
+    is_expandable = False
+
     def __init__(self, capacity: int) -> None:
         self.capacity = self.allowed = capacity
         """`allowed`: what torch.cuda.set_per_process_memory_fraction leaves of it."""
@@ -409,11 +411,11 @@ class Allocator:
         small = size <= SMALL
         block = self._take(size, stream, small)
         if block is None:
-            block = self._grow(_segment(size), stream, small)
+            block = self._new(size, stream, small)
             if block is None:
                 self.empty_cache()
                 self.num_retries += 1
-                block = self._grow(_segment(size), stream, small)
+                block = self._new(size, stream, small)
                 if block is None:
                     self.num_out_of_memory += 1
                     if self.history is not None:
@@ -421,7 +423,7 @@ class Allocator:
                         self.history.add("oom", 0, nbytes, stream, self.history.stack(False), device_free=free)
                     raise Full(nbytes)
         left = block.size - size
-        if left >= MIN_BLOCK if small else left > SMALL:
+        if self._is_split(left, small):
             rest = Block(block.address + size, left, stream, small, block, block.after)
             if block.after is not None:
                 block.after.before = rest
@@ -506,8 +508,17 @@ class Allocator:
         self._split_less(block)
         return block
 
-    def _grow(self, size: int, stream: int, small: bool) -> Block | None:
-        if not self.is_unlimited and self.reserved + size > min(self.capacity, self.allowed):
+    def _is_split(self, left: int, small: bool) -> bool:
+        """Return whether *left* bytes of a block that are not needed become a block of their own (`should_split`)."""
+        return left >= MIN_BLOCK if small else left > SMALL
+
+    def _fits(self, nbytes: int) -> bool:
+        return self.is_unlimited or self.reserved + nbytes <= min(self.capacity, self.allowed)
+
+    def _new(self, nbytes: int, stream: int, small: bool) -> Block | None:
+        """Return the block of a new segment for *nbytes*; None if the device is full."""
+        size = _segment(nbytes)
+        if not self._fits(size):
             return None
         block = self.segments[self._next] = Block(self._next, size, stream, small)
         if self.history is not None:

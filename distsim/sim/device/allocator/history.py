@@ -66,9 +66,9 @@ def _as_dicts(frames: Frames) -> list[dict[str, Any]]:
     return [{"filename": file, "line": line, "name": name} for file, line, name in frames]
 
 
-def segments_of(first_blocks: Mapping[int, Any], index: int) -> list[dict[str, Any]]:
+def segments_of(first_blocks: Mapping[int, Any], index: int, is_expandable: bool = False) -> list[dict[str, Any]]:
     """Return the segments of GPU *index* as torch's memorySnapshot has them, of the first blocks by address."""
-    return [_segment(first, index) for _, first in sorted(first_blocks.items())]
+    return [_segment(first, index) | {"is_expandable": is_expandable} for _, first in sorted(first_blocks.items())]
 
 
 def _segment(first: Any, index: int) -> dict[str, Any]:
@@ -99,7 +99,6 @@ def _segment(first: Any, index: int) -> dict[str, Any]:
         "stream": first.stream,
         "segment_type": "small" if first.small else "large",
         "segment_pool_id": POOL,
-        "is_expandable": False,
         "frames": [],
         "blocks": blocks,
     }

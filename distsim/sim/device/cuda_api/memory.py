@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distsim.sim.device.allocator import Tallies
+from distsim.sim.device.allocator import Tallies, is_expandable
 from distsim.sim.device.allocator.history import History, segments_of
 from distsim.sim.device.allocator.host_memory import still_unknown
 from distsim.sim.device.cuda_api.tensors import (
@@ -157,14 +157,18 @@ def _snapshot(task: RankTask, pool: Any = None) -> dict[str, Any]:
     segments: list[dict[str, Any]] = []
     for device in accelerators.devices:
         device.put_held_back()
-        segments += segments_of(device.memory.segments, device.index)
+        segments += segments_of(device.memory.segments, device.index, device.memory.is_expandable)
         if device.memory.history is not None and (pool is None or len(pool) < 3 or pool[2]):
             device.memory.history.add("snapshot", 0, 0, 0)
             traces[device.index] = device.memory.history.trace()
     return {
         "segments": segments,
         "device_traces": traces,
-        "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "max_split_size": -1, "expandable_segments": False},
+        "allocator_settings": {
+            "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
+            "max_split_size": -1,
+            "expandable_segments": is_expandable(os.environ),
+        },
         "external_annotations": [],
     }
 
